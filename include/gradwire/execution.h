@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "gradwire/status.h"
+
+namespace gradwire {
+
+struct Kernels;
+class ThreadPool;
+
+// How the work of a call is done: which SIMD target and how many threads. Never what comes out: the
+// bytes are the same for every target and any number of threads.
+//
+// One Execution serves one call at a time; make one for each thread that encodes or decodes.
+class Execution {
+ public:
+  // target: "auto" (the best that this CPU has) or one of simd_targets(). threads: 1 to 256, the
+  // caller's own thread among them. kInvalidArgument names what there is.
+  static Result<Execution> create(std::string_view target = "auto", int threads = 1);
+
+  Execution(Execution&&) noexcept;
+  Execution& operator=(Execution&&) noexcept;
+  ~Execution();
+
+  [[nodiscard]] const Kernels& kernels() const noexcept { return *kernels_; }
+  [[nodiscard]] std::string_view target() const noexcept;
+  [[nodiscard]] int threads() const noexcept;
+
+  // Calls body(i) once for every i in [0, count), in no order, and returns when all are done.
+  void for_each(size_t count, const std::function<void(size_t)>& body);
+
+ private:
+  Execution(const Kernels* kernels, std::unique_ptr<ThreadPool> pool);
+
+  const Kernels* kernels_;
+  std::unique_ptr<ThreadPool> pool_;  // null: the caller's thread alone
+};
+
+// Names of what this CPU can run, best first, "scalar" (the definition) last.
+[[nodiscard]] std::vector<std::string_view> simd_targets();
+
+}  // namespace gradwire

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "gradwire/codec.h"
+#include "gradwire/execution.h"
+#include "gradwire/status.h"
+
+namespace gradwire {
+
+// A frame: one encoded tensor segment with its header (spec/format.md). Can be decoded alone.
+inline constexpr uint64_t kFrameHeaderSize = 32;
+
+// kNonFinite marks an input that held NaN or Inf: no payload, decodes to NaN everywhere.
+enum class FrameContent : uint8_t { kValues, kNonFinite };
+
+struct Frame {
+  std::shared_ptr<const Codec> codec;
+  Dtype dtype = Dtype::kFloat32;
+  FrameContent content = FrameContent::kValues;
+  uint64_t n = 0;
+  uint32_t checksum = 0;
+  std::span<const std::byte> payload;  // inside the bytes that were parsed
+};
+
+struct EncodedFrame {
+  uint64_t size = 0;  // bytes
+  // Ok, or kNonFinite naming the element: then the frame is a marker and the residual is as it was.
+  Status non_finite;
+};
+
+// Room that encode_frame needs for n values.
+[[nodiscard]] uint64_t max_frame_size(const Codec& codec, uint64_t n) noexcept;
+
+// Encodes x (plus residual) with its header into `frame`.
+//   kBufferTooSmall: frame is smaller than max_frame_size; kLimitExceeded; kLengthMismatch.
+Result<EncodedFrame> encode_frame(const Codec& codec, std::span<const float> x,
+                                  ResidualView residual, const DrawContext& draw,
+                                  std::span<std::byte> frame, Execution& execution);
+
+// Checks everything but the payload's content, in the order of spec/format.md. Takes no memory that
+// depends on n.
+Result<Frame> parse_frame(std::span<const std::byte> bytes);
+
+// Decodes into (kStore) or onto (kAdd) out. kLengthMismatch unless out.size() == frame.n.
+Status decode_frame(const Frame& frame, std::span<float> out, DecodeMode mode,
+                    Execution& execution);
+
+}  // namespace gradwire

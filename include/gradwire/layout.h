@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gradwire/codec.h"
+#include "gradwire/status.h"
+
+namespace gradwire {
+
+// A tensor of a bucket; tensors lie one behind the other.
+struct TensorInfo {
+  std::string name;
+  std::vector<uint64_t> dims;
+
+  [[nodiscard]] uint64_t numel() const noexcept;
+};
+
+enum class RuleScope : uint8_t { kBoth, kPush, kPull };
+
+// Gives the tensors whose names match `pattern` (as a shell matches file names) a codec.
+struct LayoutRule {
+  std::string pattern;
+  std::string codec;
+  RuleScope scope = RuleScope::kBoth;
+};
+
+struct LayoutOptions {
+  std::string codec = "3lc";
+  std::string pull_codec;            // empty: as codec
+  std::vector<LayoutRule> rules;     // the first that matches wins, before everything below
+  std::vector<std::string> exclude;  // name patterns that go raw
+  uint64_t min_numel = 256;  // smaller tensors go raw, as do those of fewer than 2 dimensions
+};
+
+// A piece of a tensor: what is encoded by itself.
+struct Segment {
+  uint32_t tensor;         // index in Layout::tensors
+  uint64_t tensor_offset;  // first value in the tensor
+  uint64_t bucket_offset;  // first value in the bucket
+  uint64_t n;
+  uint32_t owner;  // rank that sums it
+  std::shared_ptr<const Codec> push_codec;
+  std::shared_ptr<const Codec> pull_codec;
+  std::string raw_reason;  // why it goes raw though the codec is another; empty otherwise
+};
+
+// How a bucket is cut into segments, who owns each, and which codec it takes. Every rank computes
+// the same layout from the same tensors, world size and options.
+class Layout {
+ public:
+  // kInvalidArgument, kUnknownCodec, kBadParameter.
+  static Result<Layout> create(std::vector<TensorInfo> tensors, uint32_t world_size,
+                               const LayoutOptions& options);
+
+  [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
+  [[nodiscard]] const std::vector<Segment>& segments() const noexcept { return segments_; }
+  [[nodiscard]] uint32_t world_size() const noexcept { return world_size_; }
+  [[nodiscard]] uint64_t numel() const noexcept { return numel_; }
+
+  // One line a fact, the same on ranks that can work together: what peers compare.
+  [[nodiscard]] std::string describe() const;
+
+ private:
+  Layout() = default;
+
+  std::vector<TensorInfo> tensors_;
+  std::vector<Segment> segments_;
+  uint32_t world_size_ = 0;
+  uint64_t numel_ = 0;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "gradwire/codec.h"
+
+namespace gradwire {
+
+// What error feedback keeps for one segment between steps (3LC, section 3.1: the error accumulation
+// buffer). Read and written as float32, whatever type keeps it.
+class Residual {
+ public:
+  Residual() = default;
+  // n zeros. kNone keeps nothing and has size 0.
+  Residual(ResidualType type, uint64_t n);
+
+  [[nodiscard]] ResidualType type() const noexcept { return type_; }
+  [[nodiscard]] uint64_t size() const noexcept { return f32_.size() + bf16_.size(); }
+  [[nodiscard]] ResidualView view() noexcept;
+
+  // The values, or none of size 0 for kNone.
+  [[nodiscard]] std::vector<float> values() const;
+  // values.size() == size().
+  void assign(std::span<const float> values) noexcept;
+  // residual[first + i] += factor * values[i].
+  void add(uint64_t first, std::span<const float> values, float factor) noexcept;
+  // Every value times factor, for inputs whose unit changed (a gradient scaler's new scale).
+  void scale(float factor) noexcept;
+  // Sum of the squares, in double, in the order of the values.
+  [[nodiscard]] double squared_norm() const noexcept;
+
+ private:
+  [[nodiscard]] float at(uint64_t i) const noexcept;
+  void set(uint64_t i, float value) noexcept;
+
+  ResidualType type_ = ResidualType::kNone;
+  std::vector<float> f32_;
+  std::vector<uint16_t> bf16_;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,35 @@
+"""gradwire compresses what distributed training sends.
+
+    frame = gradwire.encode(x, "3lc:s=1.75")
+    y = gradwire.decode(frame)
+
+`Compressor` adds error feedback over steps; `gradwire.torch` is the hook for PyTorch DDP.
+"""
+
+from gradwire._core import (
+    Compressor,
+    GradwireError,
+    NonFiniteWarning,
+    __version__,
+    codecs,
+    decode,
+    decode_into,
+    encode,
+    inspect,
+    max_encoded_size,
+    simd_targets,
+)
+
+__all__ = [
+    "Compressor",
+    "GradwireError",
+    "NonFiniteWarning",
+    "__version__",
+    "codecs",
+    "decode",
+    "decode_into",
+    "encode",
+    "inspect",
+    "max_encoded_size",
+    "simd_targets",
+]

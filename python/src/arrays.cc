@@ -1,0 +1,138 @@
+#include "arrays.h"
+
+#include <algorithm>
+#include <string>
+
+#include <nanobind/stl/string.h>
+
+#include "errors.h"
+
+namespace gradwire::python {
+namespace {
+
+namespace nb = nanobind;
+
+std::string class_name(nb::handle object) {
+  return nb::cast<std::string>(nb::str(nb::handle(object.type()).attr("__name__")));
+}
+
+std::string dtype_name(nb::dlpack::dtype dtype) {
+  const auto code = static_cast<nb::dlpack::dtype_code>(dtype.code);
+  const std::string bits = std::to_string(dtype.bits);
+  switch (code) {
+    case nb::dlpack::dtype_code::Int:
+      return "int" + bits;
+    case nb::dlpack::dtype_code::UInt:
+      return "uint" + bits;
+    case nb::dlpack::dtype_code::Float:
+      return "float" + bits;
+    case nb::dlpack::dtype_code::Bfloat:
+      return "bfloat" + bits;
+    case nb::dlpack::dtype_code::Complex:
+      return "complex" + bits;
+    case nb::dlpack::dtype_code::Bool:
+      return "bool";
+    default:
+      return "an unknown dtype";
+  }
+}
+
+[[noreturn]] void refuse(StatusCode code, const std::string& message) {
+  raise(Status(code, message));
+}
+
+template <typename Array>
+bool is_contiguous(const Array& array) {
+  int64_t expected = 1;
+  for (size_t i = array.ndim(); i-- > 0;) {
+    if (array.shape(i) == 0) return true;
+    if (array.shape(i) != 1 && array.stride(i) != expected) return false;
+    expected *= static_cast<int64_t>(array.shape(i));
+  }
+  return true;
+}
+
+// `wanted` names the array in messages: "a float32 array".
+template <typename Array>
+Array take_array(nb::handle object, nb::dlpack::dtype dtype, const std::string& wanted) {
+  Array array;
+  if (!nb::try_cast<Array>(object, array, false)) {
+    PyErr_Clear();
+    nb::ndarray<nb::ro> readable;
+    if (nb::try_cast<nb::ndarray<nb::ro>>(object, readable, false)) {
+      refuse(StatusCode::kInvalidArgument, "the output must be writable; this array is read-only");
+    }
+    PyErr_Clear();
+    refuse(StatusCode::kInvalidArgument,
+           "expected " + wanted + " (buffer protocol or DLPack), got " + class_name(object));
+  }
+  if (array.dtype() != dtype) {
+    refuse(StatusCode::kUnsupportedDtype,
+           "expected " + wanted + ", got dtype " + dtype_name(array.dtype()));
+  }
+  if (array.device_type() != nb::device::cpu::value) {
+    refuse(StatusCode::kInvalidArgument,
+           "the array is not in CPU memory; this build works on CPU tensors");
+  }
+  if (!is_contiguous(array)) {
+    refuse(StatusCode::kInvalidArgument,
+           "the array is not C-contiguous; pass a contiguous copy (numpy.ascontiguousarray, "
+           "tensor.contiguous())");
+  }
+  return array;
+}
+
+}  // namespace
+
+FloatInput::FloatInput(nb::handle object)
+    : array_(take_array<nb::ndarray<nb::ro>>(object, nb::dtype<float>(), "a float32 array")) {}
+
+std::span<const float> FloatInput::values() const {
+  return {static_cast<const float*>(array_.data()), array_.size()};
+}
+
+FloatOutput::FloatOutput(nb::handle object)
+    : array_(take_array<nb::ndarray<>>(object, nb::dtype<float>(), "a float32 array")) {}
+
+std::span<float> FloatOutput::values() const {
+  return {static_cast<float*>(array_.data()), array_.size()};
+}
+
+ByteInput::ByteInput(nb::handle object) {
+  if (PyObject_CheckBuffer(object.ptr()) != 0) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
+      PyErr_Clear();
+      refuse(StatusCode::kInvalidArgument, "the bytes must be contiguous");
+    }
+    bytes_ = {static_cast<const std::byte*>(buffer_.buf), static_cast<size_t>(buffer_.len)};
+    return;
+  }
+  array_ = take_array<nb::ndarray<nb::ro>>(object, nb::dtype<uint8_t>(), "bytes or a uint8 array");
+  bytes_ = {static_cast<const std::byte*>(array_.data()), array_.size()};
+}
+
+ByteInput::~ByteInput() {
+  if (buffer_.obj != nullptr) PyBuffer_Release(&buffer_);
+}
+
+ByteOutput::ByteOutput(nb::handle object)
+    : array_(take_array<nb::ndarray<>>(object, nb::dtype<uint8_t>(), "a uint8 array")) {}
+
+std::span<std::byte> ByteOutput::bytes() const {
+  return {static_cast<std::byte*>(array_.data()), array_.size()};
+}
+
+NumpyFloats new_floats(size_t n) {
+  auto values = std::make_unique_for_overwrite<float[]>(n);
+  float* data = values.get();
+  nb::capsule owner(values.release(), [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  return NumpyFloats(data, {n}, owner);
+}
+
+NumpyFloats to_numpy(const std::vector<float>& values) {
+  NumpyFloats array = new_floats(values.size());
+  std::copy(values.begin(), values.end(), array.data());
+  return array;
+}
+
+}  // namespace gradwire::python

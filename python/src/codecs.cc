@@ -1,0 +1,316 @@
+// encode, decode, inspect, Compressor.
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "arrays.h"
+#include "errors.h"
+#include "frame/packet.h"
+#include "gradwire/compressor.h"
+#include "gradwire/frame.h"
+#include "module.h"
+
+namespace gradwire::python {
+namespace {
+
+namespace nb = nanobind;
+
+double bits_per_value(uint64_t bytes, uint64_t n) {
+  return n == 0 ? 0.0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(n);
+}
+
+// Fills a new bytes object of at most `room` bytes: fill(span) returns the size it used.
+template <typename Fill>
+nb::bytes make_bytes(uint64_t room, const Fill& fill) {
+  PyObject* bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(room));
+  if (bytes == nullptr) throw nb::python_error();
+  nb::object holder = nb::steal(bytes);
+  const uint64_t size = fill(
+      std::span(reinterpret_cast<std::byte*>(PyBytes_AS_STRING(bytes)), static_cast<size_t>(room)));
+  bytes = holder.release().ptr();
+  if (_PyBytes_Resize(&bytes, static_cast<Py_ssize_t>(size)) != 0) throw nb::python_error();
+  return nb::steal<nb::bytes>(bytes);
+}
+
+nb::bytes encode(nb::handle x, const std::string& text, uint64_t seed, uint64_t step,
+                 uint64_t stream, int threads, const std::string& target) {
+  const FloatInput input(x);
+  const auto codec = value_or_raise(Codec::parse(text));
+  Execution execution = value_or_raise(Execution::create(target, threads));
+  if (input.values().size() > kMaxNumel) {
+    raise(Status(StatusCode::kLimitExceeded, "more values than the limit of 2^40"));
+  }
+  EncodedFrame encoded;
+  nb::bytes frame =
+      make_bytes(max_frame_size(*codec, input.values().size()), [&](std::span<std::byte> room) {
+        const DrawContext draw = {.seed = seed, .stream = stream, .step = step};
+        Result<EncodedFrame> result = [&] {
+          const nb::gil_scoped_release release;
+          return encode_frame(*codec, input.values(), {}, draw, room, execution);
+        }();
+        encoded = value_or_raise(std::move(result));
+        return encoded.size;
+      });
+  if (!encoded.non_finite.ok()) warn_non_finite(encoded.non_finite);
+  return frame;
+}
+
+NumpyFloats decode(nb::handle data, int threads, const std::string& target, uint64_t max_numel) {
+  const ByteInput input(data);
+  Execution execution = value_or_raise(Execution::create(target, threads));
+  const Frame frame = value_or_raise(parse_frame(input.bytes()));
+  if (frame.n > max_numel) {
+    raise(Status(StatusCode::kLimitExceeded, "the frame holds " + std::to_string(frame.n) +
+                                                 " values, max_numel is " +
+                                                 std::to_string(max_numel)));
+  }
+  NumpyFloats out = new_floats(frame.n);
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = decode_frame(frame, {out.data(), frame.n}, DecodeMode::kStore, execution);
+  }
+  raise_if_error(status);
+  return out;
+}
+
+void decode_into(nb::handle data, nb::handle out, bool accumulate, int threads,
+                 const std::string& target) {
+  const ByteInput input(data);
+  const FloatOutput output(out);
+  Execution execution = value_or_raise(Execution::create(target, threads));
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    Result<Frame> frame = parse_frame(input.bytes());
+    status = frame.ok()
+                 ? decode_frame(frame.value(), output.values(),
+                                accumulate ? DecodeMode::kAdd : DecodeMode::kStore, execution)
+                 : frame.status();
+  }
+  raise_if_error(status);
+}
+
+nb::dict inspect_frame(std::span<const std::byte> bytes) {
+  const Frame frame = value_or_raise(parse_frame(bytes));
+  nb::dict result;
+  result["kind"] = "frame";
+  result["version"] = 1;
+  result["codec"] = wire_text(*frame.codec);
+  result["dtype"] = "float32";
+  result["numel"] = frame.n;
+  result["payload_bytes"] = frame.payload.size();
+  result["frame_bytes"] = bytes.size();
+  result["bits_per_value"] = bits_per_value(bytes.size(), frame.n);
+  result["non_finite"] = frame.content == FrameContent::kNonFinite;
+  result["checksum"] = frame.checksum;
+  return result;
+}
+
+nb::dict inspect_packet(std::span<const std::byte> bytes) {
+  const Packet packet = value_or_raise(parse_packet(bytes));
+  nb::list frames;
+  for (const PacketFrame& frame : packet.frames) {
+    nb::dict entry;
+    entry["codec"] = wire_text(*value_or_raise(Codec::from_wire(frame.codec)));
+    entry["dtype"] = "float32";
+    entry["numel"] = frame.n;
+    entry["payload_bytes"] = frame.payload.size();
+    entry["bits_per_value"] = bits_per_value(frame.payload.size(), frame.n);
+    frames.append(entry);
+  }
+  nb::dict result;
+  result["kind"] = "packet";
+  result["version"] = 1;
+  result["role"] = packet.header.role == PacketRole::kPush ? "push" : "pull";
+  result["source"] = packet.header.source;
+  result["step"] = packet.header.step;
+  result["layout_digest"] = packet.header.layout_digest;
+  result["non_finite"] = packet.non_finite.has_value();
+  result["packet_bytes"] = bytes.size();
+  result["checksum"] = packet.checksum;
+  result["frames"] = frames;
+  return result;
+}
+
+nb::dict inspect(nb::handle data) {
+  const ByteInput input(data);
+  const std::span<const std::byte> bytes = input.bytes();
+  const bool packet = bytes.size() >= 2 && bytes[0] == std::byte{'G'} && bytes[1] == std::byte{'P'};
+  return packet ? inspect_packet(bytes) : inspect_frame(bytes);
+}
+
+nb::list parameter_dicts(std::span<const CodecParameter> parameters) {
+  nb::list list;
+  for (const CodecParameter& parameter : parameters) {
+    nb::dict entry;
+    entry["name"] = std::string(parameter.name);
+    entry["default"] = std::string(parameter.default_value);
+    entry["values"] = std::string(parameter.values);
+    entry["help"] = std::string(parameter.help);
+    list.append(entry);
+  }
+  return list;
+}
+
+nb::list list_codecs() {
+  nb::list list;
+  for (const CodecInfo* info : codecs()) {
+    nb::dict entry;
+    entry["name"] = std::string(info->name);
+    entry["summary"] = std::string(info->summary);
+    entry["source"] = std::string(info->source);
+    entry["error_feedback"] = info->error_feedback;
+    nb::list parameters = parameter_dicts(info->parameters);
+    for (nb::handle common : parameter_dicts(common_parameters())) parameters.append(common);
+    entry["parameters"] = parameters;
+    list.append(entry);
+  }
+  return list;
+}
+
+// A Compressor with the threads and the target that it was made for.
+class PyCompressor {
+ public:
+  PyCompressor(const std::string& codec, uint64_t numel, uint64_t seed, uint64_t stream,
+               int threads, const std::string& target)
+      : compressor_(value_or_raise(
+            Compressor::create(value_or_raise(Codec::parse(codec)), numel, seed, stream))),
+        execution_(value_or_raise(Execution::create(target, threads))) {}
+
+  nb::bytes encode(nb::handle x, uint64_t step) {
+    const FloatInput input(x);
+    return make_bytes(compressor_.max_encoded_size(), [&](std::span<std::byte> room) {
+      return encode_to(input.values(), step, room);
+    });
+  }
+
+  uint64_t encode_into(nb::handle x, nb::handle out, uint64_t step) {
+    const FloatInput input(x);
+    const ByteOutput output(out);
+    return encode_to(input.values(), step, output.bytes());
+  }
+
+  [[nodiscard]] std::string codec() const { return compressor_.codec().text(); }
+  [[nodiscard]] uint64_t numel() const { return compressor_.n(); }
+  [[nodiscard]] uint64_t max_encoded_size() const { return compressor_.max_encoded_size(); }
+
+  [[nodiscard]] nb::object residual() const {
+    if (compressor_.residual().type() == ResidualType::kNone) return nb::none();
+    return nb::cast(to_numpy(compressor_.residual().values()));
+  }
+
+  [[nodiscard]] nb::dict state_dict() const {
+    nb::dict state;
+    state["codec"] = codec();
+    state["numel"] = numel();
+    state["residual"] = residual();
+    return state;
+  }
+
+  void load_state_dict(const nb::dict& state) {
+    const auto theirs = nb::cast<std::string>(state["codec"]);
+    const auto n = nb::cast<uint64_t>(state["numel"]);
+    if (theirs != codec() || n != numel()) {
+      raise(Status(StatusCode::kInvalidArgument, "the state is of '" + theirs + "' with " +
+                                                     std::to_string(n) +
+                                                     " values, this compressor is '" + codec() +
+                                                     "' with " + std::to_string(numel())));
+    }
+    const nb::object residual = state["residual"];
+    if (residual.is_none()) return;
+    const FloatInput values(residual);
+    if (values.values().size() != compressor_.residual().size()) {
+      raise(Status(StatusCode::kLengthMismatch,
+                   "the state's residual has " + std::to_string(values.values().size()) +
+                       " values, expected " + std::to_string(compressor_.residual().size())));
+    }
+    compressor_.residual().assign(values.values());
+  }
+
+ private:
+  uint64_t encode_to(std::span<const float> x, uint64_t step, std::span<std::byte> room) {
+    Result<EncodedFrame> result = [&] {
+      const nb::gil_scoped_release release;
+      return compressor_.encode(x, step, room, execution_);
+    }();
+    const EncodedFrame encoded = value_or_raise(std::move(result));
+    if (!encoded.non_finite.ok()) warn_non_finite(encoded.non_finite);
+    return encoded.size;
+  }
+
+  Compressor compressor_;
+  Execution execution_;
+};
+
+}  // namespace
+
+std::string wire_text(const Codec& codec) {
+  // What a frame tells: error feedback is the sender's own affair.
+  std::string text = codec.text();
+  for (const char* key : {",ef=off", ":ef=off"}) {
+    if (const size_t at = text.find(key); at != std::string::npos) text.erase(at, 7);
+  }
+  return text;
+}
+
+void bind_codecs(nb::module_& module) {
+  module.def(
+      "encode", &encode, nb::arg("x"), nb::arg("codec"), nb::kw_only(), nb::arg("seed") = 0,
+      nb::arg("step") = 0, nb::arg("stream") = 0, nb::arg("threads") = 1,
+      nb::arg("target") = "auto",
+      "Encodes a float32 array of any shape into one frame (bytes), without a residual.\n\n"
+      "x: C-contiguous float32 array on the CPU (buffer protocol or DLPack). codec: its text, "
+      "e.g. '3lc:s=1.75'. seed, step, stream: what stochastic codecs draw from. Raises "
+      "GradwireError; warns NonFiniteWarning naming the element where x holds NaN or Inf "
+      "and the codec can't carry it: the frame is then a marker that decodes to NaN.");
+  module.def("decode", &decode, nb::arg("frame"), nb::kw_only(), nb::arg("threads") = 1,
+             nb::arg("target") = "auto", nb::arg("max_numel") = uint64_t{1} << 31,
+             "Decodes a frame into a new one-dimensional float32 array. Raises GradwireError; "
+             "frames of more than max_numel values are refused before memory is taken.");
+  module.def("decode_into", &decode_into, nb::arg("frame"), nb::arg("out"),
+             nb::arg("accumulate") = false, nb::kw_only(), nb::arg("threads") = 1,
+             nb::arg("target") = "auto",
+             "Decodes a frame into `out`, or adds it to `out` where accumulate is true. out: "
+             "writable C-contiguous float32 array with as many values as the frame. Raises "
+             "GradwireError; after corrupt_payload the values of `out` are unspecified.");
+  module.def("inspect", &inspect, nb::arg("data"),
+             "Header of a frame or a packet as a dict, after its checksum has been checked.");
+  module.def("codecs", &list_codecs, "All codecs with parameters, defaults and sources.");
+  module.def(
+      "max_encoded_size",
+      [](const std::string& codec, uint64_t numel) {
+        const auto parsed = value_or_raise(Codec::parse(codec));
+        if (numel > kMaxNumel) {
+          raise(Status(StatusCode::kLimitExceeded, "more values than the limit of 2^40"));
+        }
+        return max_frame_size(*parsed, numel);
+      },
+      nb::arg("codec"), nb::arg("numel"), "Bytes that a frame of numel values takes at most.");
+
+  nb::class_<PyCompressor>(module, "Compressor",
+                           "A codec and its residual for one stream of tensors of numel values: "
+                           "error feedback over the steps of a training.")
+      .def(nb::init<const std::string&, uint64_t, uint64_t, uint64_t, int, const std::string&>(),
+           nb::arg("codec"), nb::arg("numel"), nb::kw_only(), nb::arg("seed") = 0,
+           nb::arg("stream") = 0, nb::arg("threads") = 1, nb::arg("target") = "auto")
+      .def("encode", &PyCompressor::encode, nb::arg("x"), nb::arg("step") = 0,
+           "Encodes x plus the residual into a frame and keeps what was not sent. Where x holds "
+           "NaN or Inf: warns NonFiniteWarning, returns a marker, keeps the residual as it was.")
+      .def("encode_into", &PyCompressor::encode_into, nb::arg("x"), nb::arg("out"),
+           nb::arg("step") = 0,
+           "As encode, into a uint8 array of at least max_encoded_size bytes; returns the size.")
+      .def_prop_ro("codec", &PyCompressor::codec, "Canonical text of the codec.")
+      .def_prop_ro("numel", &PyCompressor::numel)
+      .def_prop_ro("max_encoded_size", &PyCompressor::max_encoded_size)
+      .def_prop_ro("residual", &PyCompressor::residual,
+                   "A copy of the residual as float32 [numel]; None without error feedback.")
+      .def("state_dict", &PyCompressor::state_dict)
+      .def("load_state_dict", &PyCompressor::load_state_dict, nb::arg("state"));
+}
+
+}  // namespace gradwire::python

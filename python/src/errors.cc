@@ -1,0 +1,43 @@
+#include "errors.h"
+
+#include <string>
+
+#include <nanobind/stl/string.h>
+
+namespace gradwire::python {
+namespace {
+
+namespace nb = nanobind;
+
+// Held by the interpreter's module dictionary as long as the extension is loaded.
+PyObject* error_type = nullptr;
+PyObject* warning_type = nullptr;
+
+}  // namespace
+
+void bind_errors(nb::module_& module) {
+  error_type = PyErr_NewExceptionWithDoc(
+      "gradwire.GradwireError",
+      "What gradwire refused, and why. `code` is the name of the status, as in spec/format.md: "
+      "'bad_parameter', 'checksum_mismatch', ...",
+      PyExc_ValueError, nullptr);
+  warning_type = PyErr_NewExceptionWithDoc(
+      "gradwire.NonFiniteWarning",
+      "The input held NaN or Inf: the frame is a marker that decodes to NaN, the residual is kept.",
+      PyExc_RuntimeWarning, nullptr);
+  module.attr("GradwireError") = nb::handle(error_type);
+  module.attr("NonFiniteWarning") = nb::handle(warning_type);
+}
+
+void raise(const Status& status) {
+  nb::object error = nb::handle(error_type)(status.message());
+  error.attr("code") = std::string(status_name(status.code()));
+  PyErr_SetObject(error_type, error.ptr());
+  throw nb::python_error();
+}
+
+void warn_non_finite(const Status& status) {
+  if (PyErr_WarnEx(warning_type, status.message().c_str(), 1) != 0) throw nb::python_error();
+}
+
+}  // namespace gradwire::python

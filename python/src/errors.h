@@ -1,0 +1,30 @@
+#pragma once
+
+#include <utility>
+
+#include <nanobind/nanobind.h>
+
+#include "gradwire/status.h"
+
+namespace gradwire::python {
+
+// Adds GradwireError and NonFiniteWarning to the module.
+void bind_errors(nanobind::module_& module);
+
+// Raises GradwireError (a ValueError) with the message; `.code` is the status' name.
+[[noreturn]] void raise(const Status& status);
+
+// Warns NonFiniteWarning; raises where the user made warnings errors.
+void warn_non_finite(const Status& status);
+
+inline void raise_if_error(const Status& status) {
+  if (!status.ok()) raise(status);
+}
+
+template <typename T>
+T value_or_raise(Result<T> result) {
+  if (!result.ok()) raise(result.status());
+  return std::move(result).value();
+}
+
+}  // namespace gradwire::python

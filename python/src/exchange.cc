@@ -1,0 +1,257 @@
+// Layout and ShardedExchange: what the PyTorch engine drives.
+
+#include "gradwire/exchange.h"
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "arrays.h"
+#include "errors.h"
+#include "gradwire/layout.h"
+#include "module.h"
+
+namespace gradwire::python {
+namespace {
+
+namespace nb = nanobind;
+
+RuleScope parse_scope(const std::string& text) {
+  if (text == "both") return RuleScope::kBoth;
+  if (text == "push") return RuleScope::kPush;
+  if (text == "pull") return RuleScope::kPull;
+  raise(Status(StatusCode::kInvalidArgument,
+               "'" + text + "' is no role; valid ones are: push, pull, both"));
+}
+
+const char* role_text(RuleScope role) { return role == RuleScope::kPush ? "push" : "pull"; }
+
+std::vector<LayoutRule> parse_rules(nb::sequence rules) {
+  std::vector<LayoutRule> parsed;
+  for (nb::handle entry : rules) {
+    const nb::tuple rule(entry);
+    if (rule.size() < 2 || rule.size() > 3) {
+      raise(Status(StatusCode::kInvalidArgument,
+                   "a rule is (name pattern, codec) or (name pattern, codec, role)"));
+    }
+    parsed.push_back({.pattern = nb::cast<std::string>(rule[0]),
+                      .codec = nb::cast<std::string>(rule[1]),
+                      .scope = rule.size() == 3 ? parse_scope(nb::cast<std::string>(rule[2]))
+                                                : RuleScope::kBoth});
+  }
+  return parsed;
+}
+
+std::vector<std::string> parse_strings(nb::sequence strings) {
+  std::vector<std::string> parsed;
+  for (nb::handle entry : strings) parsed.push_back(nb::cast<std::string>(entry));
+  return parsed;
+}
+
+class PyLayout {
+ public:
+  PyLayout(nb::sequence tensors, uint32_t world_size, std::string codec,
+           std::optional<std::string> pull_codec, nb::sequence rules, nb::sequence exclude,
+           uint64_t min_numel) {
+    std::vector<TensorInfo> infos;
+    for (nb::handle entry : tensors) {
+      const nb::tuple tensor(entry);
+      TensorInfo info{.name = nb::cast<std::string>(tensor[0]), .dims = {}};
+      for (nb::handle dim : nb::sequence(tensor[1])) info.dims.push_back(nb::cast<uint64_t>(dim));
+      infos.push_back(std::move(info));
+    }
+    const LayoutOptions options = {.codec = std::move(codec),
+                                   .pull_codec = pull_codec.value_or(""),
+                                   .rules = parse_rules(rules),
+                                   .exclude = parse_strings(exclude),
+                                   .min_numel = min_numel};
+    layout_ = std::make_shared<const Layout>(
+        value_or_raise(Layout::create(std::move(infos), world_size, options)));
+  }
+
+  [[nodiscard]] const std::shared_ptr<const Layout>& layout() const { return layout_; }
+
+  [[nodiscard]] nb::list segments() const {
+    nb::list list;
+    for (const Segment& segment : layout_->segments()) {
+      nb::dict entry;
+      entry["name"] = layout_->tensors()[segment.tensor].name;
+      entry["bucket_offset"] = segment.bucket_offset;
+      entry["tensor_offset"] = segment.tensor_offset;
+      entry["numel"] = segment.n;
+      entry["owner"] = segment.owner;
+      entry["push_codec"] = segment.push_codec->text();
+      entry["pull_codec"] = segment.pull_codec->text();
+      entry["reason"] = segment.raw_reason;
+      list.append(entry);
+    }
+    return list;
+  }
+
+ private:
+  std::shared_ptr<const Layout> layout_;
+};
+
+class PyShardedExchange {
+ public:
+  PyShardedExchange(const PyLayout& layout, uint32_t rank, int threads, const std::string& target,
+                    uint64_t seed)
+      : exchange_(value_or_raise(ShardedExchange::create(
+            layout.layout(), rank, value_or_raise(Execution::create(target, threads)), seed))) {}
+
+  ShardedExchange& exchange() { return *exchange_; }
+
+  void start(nb::handle bucket, uint64_t step) {
+    bucket_ = FloatOutput(bucket);
+    Status status;
+    {
+      const nb::gil_scoped_release release;
+      status = exchange_->start(bucket_.values(), step);
+    }
+    raise_if_error(status);
+  }
+
+  void receive(uint32_t peer, nb::handle message) {
+    const ByteInput input(message);
+    Status status;
+    {
+      const nb::gil_scoped_release release;
+      status = exchange_->receive(peer, input.bytes());
+    }
+    raise_if_error(status);
+  }
+
+ private:
+  std::unique_ptr<ShardedExchange> exchange_;
+  FloatOutput bucket_;  // kept alive while the exchange works in it
+};
+
+nb::list take_outgoing(nb::handle self) {
+  nb::list list;
+  for (const OutgoingMessage& message :
+       nb::cast<PyShardedExchange&>(self).exchange().take_outgoing()) {
+    const NumpyBytes bytes(reinterpret_cast<const uint8_t*>(message.bytes.data()),
+                           {message.bytes.size()}, self);
+    list.append(nb::make_tuple(message.peer, nb::cast(bytes)));
+  }
+  return list;
+}
+
+nb::object non_finite(PyShardedExchange& self) {
+  const std::optional<NonFiniteInput>& input = self.exchange().non_finite();
+  if (!input) return nb::none();
+  nb::dict entry;
+  entry["rank"] = input->rank;
+  entry["tensor"] = input->tensor;
+  entry["element"] = input->element;
+  return entry;
+}
+
+nb::list export_residuals(PyShardedExchange& self) {
+  nb::list list;
+  for (const ResidualPiece& piece : self.exchange().export_residuals()) {
+    nb::dict entry;
+    entry["kind"] = role_text(piece.role);
+    entry["name"] = piece.tensor;
+    entry["offset"] = piece.offset;
+    entry["values"] = nb::cast(to_numpy(piece.values));
+    list.append(entry);
+  }
+  return list;
+}
+
+void import_residual(PyShardedExchange& self, const std::string& kind, const std::string& name,
+                     uint64_t offset, nb::handle values) {
+  const FloatInput input(values);
+  raise_if_error(
+      self.exchange().import_residual({.role = parse_scope(kind),
+                                       .tensor = name,
+                                       .offset = offset,
+                                       .values = {input.values().begin(), input.values().end()}}));
+}
+
+nb::dict stats(PyShardedExchange& self) {
+  const ExchangeStats& stats = self.exchange().stats();
+  nb::dict entry;
+  entry["steps"] = stats.steps;
+  entry["non_finite_steps"] = stats.non_finite_steps;
+  entry["push_bytes"] = stats.push_bytes_sent;
+  entry["pull_bytes"] = stats.pull_bytes_sent;
+  entry["pull_packet_bytes"] = stats.pull_bytes_encoded;
+  entry["push_bytes_received"] = stats.push_bytes_received;
+  entry["pull_bytes_received"] = stats.pull_bytes_received;
+  entry["received_bytes"] = stats.push_bytes_received + stats.pull_bytes_received;
+  entry["values_pushed"] = stats.values_pushed;
+  entry["values_pulled"] = stats.values_pulled;
+  entry["encode_seconds"] = stats.encode_seconds;
+  entry["decode_seconds"] = stats.decode_seconds;
+  entry["error_norm_sum"] = stats.error_norm_sum;
+  entry["error_norm_samples"] = stats.error_norm_samples;
+  return entry;
+}
+
+}  // namespace
+
+void bind_exchange(nb::module_& module) {
+  nb::class_<PyLayout>(module, "Layout",
+                       "How a bucket is cut into segments, who owns each, and their codecs.\n\n"
+                       "tensors: (name, dims) in the order in which they lie in the bucket.")
+      .def(nb::init<nb::sequence, uint32_t, std::string, std::optional<std::string>, nb::sequence,
+                    nb::sequence, uint64_t>(),
+           nb::arg("tensors"), nb::arg("world_size"), nb::arg("codec"), nb::kw_only(),
+           nb::arg("pull_codec") = nb::none(), nb::arg("rules") = nb::tuple(),
+           nb::arg("exclude") = nb::tuple(), nb::arg("min_numel") = 256)
+      .def_prop_ro("segments", &PyLayout::segments)
+      .def_prop_ro("numel", [](const PyLayout& self) { return self.layout()->numel(); })
+      .def("describe", [](const PyLayout& self) { return self.layout()->describe(); });
+
+  nb::class_<PyShardedExchange>(
+      module, "ShardedExchange",
+      "Two-phase all-reduce to the average, without input or output: start, then send what "
+      "outgoing() gives and receive from awaiting() until done.")
+      .def(nb::init<const PyLayout&, uint32_t, int, const std::string&, uint64_t>(),
+           nb::arg("layout"), nb::arg("rank"), nb::kw_only(), nb::arg("threads") = 1,
+           nb::arg("target") = "auto", nb::arg("seed") = 0)
+      .def("describe", [](PyShardedExchange& self) { return self.exchange().describe(); })
+      .def(
+          "check_peer",
+          [](PyShardedExchange& self, uint32_t peer, const std::string& text) {
+            raise_if_error(self.exchange().check_peer(peer, text));
+          },
+          nb::arg("peer"), nb::arg("text"),
+          "Raises GradwireError (peer_mismatch) naming both ranks and where they differ.")
+      .def("start", &PyShardedExchange::start, nb::arg("bucket"), nb::arg("step"),
+           "Begins a step: encodes the pushes. bucket: float32 [layout.numel], worked in until "
+           "done.")
+      .def(
+          "outgoing", [](nb::handle self) { return take_outgoing(self); },
+          "[(peer, uint8 array)]: messages to send now, each handed out once, valid until the "
+          "next start.")
+      .def(
+          "awaiting", [](PyShardedExchange& self) { return self.exchange().awaiting(); },
+          "Ranks from which a message is due now.")
+      .def("receive", &PyShardedExchange::receive, nb::arg("peer"), nb::arg("message"))
+      .def_prop_ro("done", [](PyShardedExchange& self) { return self.exchange().done(); })
+      .def_prop_ro("non_finite", &non_finite)
+      .def(
+          "retract", [](PyShardedExchange& self) { self.exchange().retract(); },
+          "Puts what the last step sent back into the residuals, after a step that nobody applied.")
+      .def(
+          "scale_residuals",
+          [](PyShardedExchange& self, float factor) { self.exchange().scale_residuals(factor); },
+          nb::arg("factor"))
+      .def("export_residuals", &export_residuals)
+      .def("import_residual", &import_residual, nb::arg("kind"), nb::arg("name"), nb::arg("offset"),
+           nb::arg("values"))
+      .def("stats", &stats);
+}
+
+}  // namespace gradwire::python

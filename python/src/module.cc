@@ -1,0 +1,39 @@
+#include "module.h"
+
+#include <string>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "errors.h"
+#include "gradwire/execution.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_core, module) {
+  using namespace gradwire::python;
+  module.doc() = "The compiled core of gradwire.";
+  module.attr("__version__") = GRADWIRE_VERSION;
+  bind_errors(module);
+  bind_codecs(module);
+  bind_exchange(module);
+  module.def(
+      "simd_targets",
+      [] {
+        nb::list names;
+        for (std::string_view name : gradwire::simd_targets()) names.append(std::string(name));
+        return names;
+      },
+      "SIMD targets of this CPU, best first; 'scalar' is the definition.");
+  module.def(
+      "build_info",
+      [] {
+        nb::dict info;
+        info["compiler"] = GRADWIRE_COMPILER;
+        info["build_type"] = GRADWIRE_BUILD_TYPE;
+        info["flags"] = "-ffp-contract=off";
+        info["highway"] = GRADWIRE_HIGHWAY;
+        return info;
+      },
+      "Compiler, build type, flags that matter for the bytes, version of Highway.");
+}

@@ -1,0 +1,75 @@
+#include "codecs/checks.h"
+
+#include <cmath>
+#include <string>
+
+#include "stages/element.h"
+
+namespace gradwire {
+namespace {
+
+float residual_at(const ResidualView& residual, uint64_t i) {
+  switch (residual.type()) {
+    case ResidualType::kNone:
+      return 0.0f;
+    case ResidualType::kFloat32:
+      return residual.f32()[i];
+    case ResidualType::kBfloat16:
+      return widen_bf16(residual.bf16()[i]);
+  }
+  return 0.0f;
+}
+
+}  // namespace
+
+Status check_payload_room(const Codec& codec, uint64_t n, uint64_t room) {
+  if (n > kMaxNumel) {
+    return {StatusCode::kLimitExceeded,
+            std::to_string(n) + " values are more than the limit of " + std::to_string(kMaxNumel)};
+  }
+  const uint64_t needed = codec.max_payload_size(n);
+  if (room >= needed) return {};
+  return {StatusCode::kBufferTooSmall, std::string(codec.info().name) + ": " + std::to_string(n) +
+                                           " values need room for " + std::to_string(needed) +
+                                           " bytes of payload, got " + std::to_string(room)};
+}
+
+Status check_payload_size(const CodecInfo& info, uint64_t n, uint64_t width, uint64_t size) {
+  if (n <= kMaxNumel && size == n * width) return {};
+  return {StatusCode::kCorruptPayload, std::string(info.name) + ": " + std::to_string(n) +
+                                           " values of " + std::to_string(width) +
+                                           " bytes don't make a payload of " +
+                                           std::to_string(size) + " bytes"};
+}
+
+Status check_no_wire_parameters(const CodecInfo& info, const WireCodec& wire) {
+  if (wire.param_a == 0 && wire.param_b == 0) return {};
+  return {StatusCode::kReservedBits,
+          std::string(info.name) + ": reserved bits are set in the parameters"};
+}
+
+Status check_residual_size(const CodecInfo& info, uint64_t n, const ResidualView& residual) {
+  if (residual.type() == ResidualType::kNone || residual.size() == n) return {};
+  return {StatusCode::kLengthMismatch, std::string(info.name) + ": the residual has " +
+                                           std::to_string(residual.size()) + " values, the input " +
+                                           std::to_string(n)};
+}
+
+uint64_t find_non_finite(std::span<const float> x, const ResidualView& residual) {
+  for (uint64_t i = 0; i < x.size(); ++i) {
+    if (!std::isfinite(x[i] + residual_at(residual, i))) return i;
+  }
+  return x.size();
+}
+
+Status non_finite_element(const CodecInfo& info, std::span<const float> x,
+                          const ResidualView& residual) {
+  const uint64_t i = find_non_finite(x, residual);
+  const bool from_input = i < x.size() && !std::isfinite(x[i]);
+  return {StatusCode::kNonFinite, std::string(info.name) + ": element " + std::to_string(i) +
+                                      " is " +
+                                      (from_input ? (std::isnan(x[i]) ? "NaN" : "infinite")
+                                                  : "infinite once the residual is added")};
+}
+
+}  // namespace gradwire

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "gradwire/codec.h"
+#include "gradwire/status.h"
+
+namespace gradwire {
+
+// Checks at the edge of a codec; behind them its kernels can't fail.
+
+// kBufferTooSmall unless `room` bytes hold any payload of n values.
+Status check_payload_room(const Codec& codec, uint64_t n, uint64_t room);
+
+// kCorruptPayload unless a payload of `size` bytes is n values of `width` bytes.
+Status check_payload_size(const CodecInfo& info, uint64_t n, uint64_t width, uint64_t size);
+
+// kReservedBits unless both parameters are zero.
+Status check_no_wire_parameters(const CodecInfo& info, const WireCodec& wire);
+
+// kLengthMismatch unless the residual is absent or as long as x.
+Status check_residual_size(const CodecInfo& info, uint64_t n, const ResidualView& residual);
+
+// kNonFinite naming the first element of x + residual that is NaN or Inf. Called when an absmax has
+// shown that there is one.
+Status non_finite_element(const CodecInfo& info, std::span<const float> x,
+                          const ResidualView& residual);
+
+// Index of the first element of x + residual that is NaN or Inf; x.size() where all are finite.
+[[nodiscard]] uint64_t find_non_finite(std::span<const float> x, const ResidualView& residual);
+
+}  // namespace gradwire

@@ -1,0 +1,120 @@
+#include "codecs/parameters.h"
+
+#include <charconv>
+
+namespace gradwire {
+namespace {
+
+std::string valid_keys(const CodecInfo& info) {
+  std::string keys;
+  for (std::span<const CodecParameter> list : {info.parameters, common_parameters()}) {
+    for (const CodecParameter& parameter : list) {
+      if (!keys.empty()) keys += ", ";
+      keys += std::string(parameter.name) + "=" + std::string(parameter.values);
+    }
+  }
+  return keys;
+}
+
+bool is_valid_key(const CodecInfo& info, std::string_view key) {
+  for (std::span<const CodecParameter> list : {info.parameters, common_parameters()}) {
+    for (const CodecParameter& parameter : list) {
+      if (parameter.name == key) return true;
+    }
+  }
+  return false;
+}
+
+template <typename T>
+bool parse_whole(const std::string& text, T& value) {
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end;
+}
+
+}  // namespace
+
+Result<Parameters> Parameters::parse(const CodecInfo& info, std::string_view list) {
+  Parameters parameters;
+  parameters.codec_ = info.name;
+  while (!list.empty()) {
+    const size_t comma = list.find(',');
+    const std::string_view item = list.substr(0, comma);
+    list = comma == std::string_view::npos ? std::string_view() : list.substr(comma + 1);
+    const size_t equals = item.find('=');
+    const std::string_view key = item.substr(0, equals);
+    if (equals == std::string_view::npos || !is_valid_key(info, key)) {
+      return Status(StatusCode::kBadParameter, "codec '" + parameters.codec_ +
+                                                   "' has no parameter '" + std::string(key) +
+                                                   "'; valid ones are: " + valid_keys(info));
+    }
+    if (parameters.has(key)) {
+      return Status(StatusCode::kBadParameter, "codec '" + parameters.codec_ + "': parameter '" +
+                                                   std::string(key) + "' is given twice");
+    }
+    parameters.values_.emplace_back(key, item.substr(equals + 1));
+  }
+  return parameters;
+}
+
+bool Parameters::has(std::string_view key) const noexcept { return find(key) != nullptr; }
+
+const std::string* Parameters::find(std::string_view key) const noexcept {
+  for (const auto& [name, value] : values_) {
+    if (name == key) return &value;
+  }
+  return nullptr;
+}
+
+Status Parameters::bad_value(std::string_view key, const std::string& value,
+                             const std::string& valid) const {
+  return Status(StatusCode::kBadParameter, "codec '" + codec_ + "': " + std::string(key) + "=" +
+                                               value + " is not valid; give " + valid);
+}
+
+Result<size_t> Parameters::choice(std::string_view key,
+                                  std::initializer_list<std::string_view> choices,
+                                  size_t otherwise) const {
+  const std::string* text = find(key);
+  if (text == nullptr) return otherwise;
+  std::string valid;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (choices.begin()[i] == *text) return i;
+    valid += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ");
+    valid += choices.begin()[i];
+  }
+  return bad_value(key, *text, valid);
+}
+
+Result<float> Parameters::number(std::string_view key, float low, float high,
+                                 float otherwise) const {
+  const std::string* text = find(key);
+  if (text == nullptr) return otherwise;
+  float value = 0;
+  if (!parse_whole(*text, value) || !(value >= low && value < high)) {
+    return bad_value(key, *text,
+                     "a number in [" + format_number(low) + ", " + format_number(high) + ")");
+  }
+  return value;
+}
+
+Result<uint32_t> Parameters::count(std::string_view key, uint32_t multiple, uint32_t high,
+                                   uint32_t otherwise) const {
+  const std::string* text = find(key);
+  if (text == nullptr) return otherwise;
+  uint32_t value = 0;
+  if (!parse_whole(*text, value) || value == 0 || value % multiple != 0 || value > high) {
+    return bad_value(key, *text,
+                     "a multiple of " + std::to_string(multiple) + " from " +
+                         std::to_string(multiple) + " to " + std::to_string(high));
+  }
+  return value;
+}
+
+std::string format_number(float value) {
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof text, value);
+  return std::string(text, end);
+}
+
+}  // namespace gradwire

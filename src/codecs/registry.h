@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+
+#include "codecs/parameters.h"
+#include "gradwire/codec.h"
+
+namespace gradwire {
+
+// What a codec's folder contributes. Codecs are listed in codecs.def, not self-registered: a static
+// library would drop a registration that nobody refers to.
+struct CodecEntry {
+  const CodecInfo* info;
+  Result<std::shared_ptr<const Codec>> (*create)(const Parameters& parameters,
+                                                 ResidualType residual_type);
+  Result<std::shared_ptr<const Codec>> (*from_wire)(const WireCodec& wire);
+};
+
+namespace codec_entries {
+#define GW_CODEC(symbol) extern const CodecEntry symbol;
+#include "codecs/codecs.def"
+#undef GW_CODEC
+}  // namespace codec_entries
+
+}  // namespace gradwire

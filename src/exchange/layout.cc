@@ -1,0 +1,166 @@
+#include "gradwire/layout.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "base/return_if_error.h"
+
+namespace gradwire {
+namespace {
+
+// A tensor is cut only where both pieces keep this many values: a piece costs a scale and a header
+// entry, and its last byte padding.
+constexpr uint64_t kSmallestPiece = 4096;
+// Cuts fall on whole blocks of the kernels (64 packed bytes).
+constexpr uint64_t kCutUnit = 320;
+
+struct TensorCodecs {
+  std::shared_ptr<const Codec> push;
+  std::shared_ptr<const Codec> pull;
+  std::string raw_reason;
+};
+
+bool matches(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
+// Why a tensor goes raw by default; empty if it does not.
+std::string raw_reason(const TensorInfo& tensor, const LayoutOptions& options) {
+  for (const std::string& pattern : options.exclude) {
+    if (matches(pattern, tensor.name)) return "excluded by '" + pattern + "'";
+  }
+  if (tensor.dims.size() < 2) return "fewer than two dimensions";
+  if (tensor.numel() < options.min_numel) {
+    return "fewer than min_numel=" + std::to_string(options.min_numel) + " values";
+  }
+  return {};
+}
+
+Result<TensorCodecs> choose_codecs(const TensorInfo& tensor, const LayoutOptions& options) {
+  TensorCodecs chosen;
+  std::string push = options.codec;
+  std::string pull = options.pull_codec.empty() ? options.codec : options.pull_codec;
+  const std::string reason = raw_reason(tensor, options);
+  if (!reason.empty() && (push != "raw" || pull != "raw")) {
+    chosen.raw_reason = reason;
+    push = pull = "raw";
+  }
+  const auto rule_for = [&](RuleScope scope) -> const LayoutRule* {
+    for (const LayoutRule& rule : options.rules) {
+      const bool in_scope = rule.scope == RuleScope::kBoth || rule.scope == scope;
+      if (in_scope && matches(rule.pattern, tensor.name)) return &rule;
+    }
+    return nullptr;
+  };
+  if (const LayoutRule* rule = rule_for(RuleScope::kPush)) {
+    push = rule->codec;
+    chosen.raw_reason = push == "raw" ? "rule '" + rule->pattern + "'" : "";
+  }
+  if (const LayoutRule* rule = rule_for(RuleScope::kPull)) pull = rule->codec;
+  Result<std::shared_ptr<const Codec>> push_codec = Codec::parse(push);
+  if (!push_codec.ok()) return push_codec.status();
+  Result<std::shared_ptr<const Codec>> pull_codec = Codec::parse(pull);
+  if (!pull_codec.ok()) return pull_codec.status();
+  chosen.push = push_codec.value();
+  chosen.pull = pull_codec.value();
+  return chosen;
+}
+
+// Where in [0, numel] the bucket is cut for the next rank, at or near `wanted`: inside a large
+// tensor, else at the nearer end of the tensor.
+uint64_t find_cut(const std::vector<TensorInfo>& tensors, uint64_t wanted) {
+  uint64_t begin = 0;
+  for (const TensorInfo& tensor : tensors) {
+    const uint64_t end = begin + tensor.numel();
+    if (wanted >= end) {
+      begin = end;
+      continue;
+    }
+    const uint64_t cut = begin + (wanted - begin) / kCutUnit * kCutUnit;
+    if (cut - begin >= kSmallestPiece && end - cut >= kSmallestPiece) return cut;
+    return wanted - begin < end - wanted ? begin : end;
+  }
+  return begin;
+}
+
+std::string dims_text(const TensorInfo& tensor) {
+  std::string text;
+  for (uint64_t dim : tensor.dims) text += (text.empty() ? "" : "x") + std::to_string(dim);
+  return "[" + text + "]";
+}
+
+}  // namespace
+
+uint64_t TensorInfo::numel() const noexcept {
+  uint64_t n = 1;
+  for (uint64_t dim : dims) n *= dim;
+  return n;
+}
+
+Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_size,
+                              const LayoutOptions& options) {
+  if (world_size == 0 || world_size > std::numeric_limits<uint16_t>::max()) {
+    return Status(StatusCode::kInvalidArgument,
+                  "world size must be 1 to 65535, got " + std::to_string(world_size));
+  }
+  // Whatever no tensor uses must be valid too: a typo would otherwise show only on other models.
+  for (const std::string& codec : {options.codec, options.pull_codec}) {
+    if (codec.empty()) continue;
+    if (auto parsed = Codec::parse(codec); !parsed.ok()) return parsed.status();
+  }
+  for (const LayoutRule& rule : options.rules) {
+    if (auto parsed = Codec::parse(rule.codec); !parsed.ok()) return parsed.status();
+  }
+
+  Layout layout;
+  layout.world_size_ = world_size;
+  for (const TensorInfo& tensor : tensors) layout.numel_ += tensor.numel();
+  std::vector<uint64_t> cuts;  // end of each rank's shard
+  for (uint64_t rank = 1; rank <= world_size; ++rank) {
+    const uint64_t wanted =
+        layout.numel_ / world_size * rank + layout.numel_ % world_size * rank / world_size;
+    cuts.push_back(rank == world_size ? layout.numel_ : find_cut(tensors, wanted));
+  }
+
+  uint64_t position = 0;
+  uint32_t owner = 0;
+  for (uint32_t t = 0; t < tensors.size(); ++t) {
+    Result<TensorCodecs> codecs = choose_codecs(tensors[t], options);
+    if (!codecs.ok()) return codecs.status();
+    const uint64_t begin = position;
+    const uint64_t end = begin + tensors[t].numel();
+    while (position < end) {
+      while (cuts[owner] <= position) ++owner;
+      const uint64_t stop = std::min(end, cuts[owner]);
+      layout.segments_.push_back({.tensor = t,
+                                  .tensor_offset = position - begin,
+                                  .bucket_offset = position,
+                                  .n = stop - position,
+                                  .owner = owner,
+                                  .push_codec = codecs.value().push,
+                                  .pull_codec = codecs.value().pull,
+                                  .raw_reason = codecs.value().raw_reason});
+      position = stop;
+    }
+  }
+  layout.tensors_ = std::move(tensors);
+  return layout;
+}
+
+std::string Layout::describe() const {
+  std::string text = "format 1\nworld size " + std::to_string(world_size_) + "\nvalues " +
+                     std::to_string(numel_) + "\ntensors " + std::to_string(tensors_.size()) + "\n";
+  for (const Segment& segment : segments_) {
+    const TensorInfo& tensor = tensors_[segment.tensor];
+    text += "tensor " + tensor.name + " " + dims_text(tensor) + " values " +
+            std::to_string(segment.tensor_offset) + ".." +
+            std::to_string(segment.tensor_offset + segment.n) + " owner " +
+            std::to_string(segment.owner) + " push " + segment.push_codec->text() + " pull " +
+            segment.pull_codec->text() + "\n";
+  }
+  return text;
+}
+
+}  // namespace gradwire

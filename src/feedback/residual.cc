@@ -1,0 +1,61 @@
+#include "gradwire/residual.h"
+
+#include "stages/element.h"
+
+namespace gradwire {
+
+Residual::Residual(ResidualType type, uint64_t n) : type_(type) {
+  if (type == ResidualType::kFloat32) f32_.resize(n);
+  if (type == ResidualType::kBfloat16) bf16_.resize(n);
+}
+
+ResidualView Residual::view() noexcept {
+  switch (type_) {
+    case ResidualType::kNone:
+      return {};
+    case ResidualType::kFloat32:
+      return ResidualView(std::span(f32_));
+    case ResidualType::kBfloat16:
+      return ResidualView(std::span(bf16_));
+  }
+  return {};
+}
+
+float Residual::at(uint64_t i) const noexcept {
+  return type_ == ResidualType::kFloat32 ? f32_[i] : widen_bf16(bf16_[i]);
+}
+
+void Residual::set(uint64_t i, float value) noexcept {
+  if (type_ == ResidualType::kFloat32) {
+    f32_[i] = value;
+  } else {
+    bf16_[i] = narrow_bf16(value);
+  }
+}
+
+std::vector<float> Residual::values() const {
+  std::vector<float> values(size());
+  for (uint64_t i = 0; i < values.size(); ++i) values[i] = at(i);
+  return values;
+}
+
+void Residual::assign(std::span<const float> values) noexcept {
+  for (uint64_t i = 0; i < size(); ++i) set(i, values[i]);
+}
+
+void Residual::add(uint64_t first, std::span<const float> values, float factor) noexcept {
+  if (type_ == ResidualType::kNone) return;
+  for (uint64_t i = 0; i < values.size(); ++i) set(first + i, at(first + i) + factor * values[i]);
+}
+
+void Residual::scale(float factor) noexcept {
+  for (uint64_t i = 0; i < size(); ++i) set(i, at(i) * factor);
+}
+
+double Residual::squared_norm() const noexcept {
+  double sum = 0;
+  for (uint64_t i = 0; i < size(); ++i) sum += double{at(i)} * double{at(i)};
+  return sum;
+}
+
+}  // namespace gradwire

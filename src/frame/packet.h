@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "gradwire/codec.h"
+#include "gradwire/execution.h"
+#include "gradwire/status.h"
+
+namespace gradwire {
+
+// A packet: the frames that one rank sends another in one step, with a compact header for each
+// (spec/format.md).
+inline constexpr uint64_t kPacketHeaderSize = 32;
+
+enum class PacketRole : uint8_t { kPush = 0, kPull = 1 };
+
+// Where an input was first seen to hold NaN or Inf.
+struct NonFiniteOrigin {
+  uint32_t rank = 0;
+  uint32_t segment = 0;  // index in the layout
+  uint64_t element = 0;  // index in the segment
+};
+
+struct PacketHeader {
+  PacketRole role = PacketRole::kPush;
+  uint16_t source = 0;  // rank
+  uint64_t step = 0;
+  uint64_t layout_digest = 0;
+};
+
+struct PacketFrame {
+  WireCodec codec;
+  uint64_t n = 0;
+  std::span<const std::byte> payload;  // inside the bytes that were parsed
+};
+
+struct Packet {
+  PacketHeader header;
+  uint32_t checksum = 0;
+  std::optional<NonFiniteOrigin> non_finite;  // then there are no frames
+  std::vector<PacketFrame> frames;
+};
+
+// Checks everything but the payloads' content, in the order of spec/format.md. Takes no memory
+// beyond what the bytes at hand account for.
+Result<Packet> parse_packet(std::span<const std::byte> bytes);
+
+// Writes packets of one shape, again and again, into memory taken once.
+class PacketWriter {
+ public:
+  struct Segment {
+    std::shared_ptr<const Codec> codec;
+    uint64_t n;
+  };
+
+  // kLimitExceeded: more than 255 different codecs, or more frames than a packet holds.
+  static Result<PacketWriter> create(std::vector<Segment> segments);
+
+  void begin(const PacketHeader& header);
+  // Encodes the next segment. Statuses as Codec::encode.
+  Status add(std::span<const float> x, ResidualView residual, const DrawContext& draw,
+             Execution& execution);
+  // The payload of the i-th segment added since begin. Valid until the next begin.
+  [[nodiscard]] std::span<const std::byte> payload(size_t i) const;
+  [[nodiscard]] size_t added() const noexcept { return payload_sizes_.size(); }
+  // The packet, once every segment has been added. Valid until the next begin.
+  [[nodiscard]] std::span<const std::byte> finish();
+  // The packet that says that this step's input is not finite; whatever was added is dropped.
+  [[nodiscard]] std::span<const std::byte> finish_non_finite(const NonFiniteOrigin& origin);
+
+ private:
+  PacketWriter() = default;
+
+  std::vector<Segment> segments_;
+  std::vector<WireCodec> codec_table_;
+  std::vector<uint8_t> codec_index_;     // of each segment
+  std::vector<uint64_t> payload_sizes_;  // of the segments added so far
+  std::vector<std::byte> buffer_;
+  std::vector<std::byte> marker_;
+  uint64_t payloads_begin_ = 0;  // room for the largest header in front of the payloads
+  uint64_t payloads_end_ = 0;
+  PacketHeader header_;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,111 @@
+#pragma once
+
+// The arithmetic of one element. These functions are the definition of every stage: the scalar
+// kernels loop over them, CUDA kernels call them, and SIMD code must give the same bits.
+// Compile with -ffp-contract=off (nvcc: --fmad=false) and without flush-to-zero.
+
+#include <cfloat>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define GW_HOST_DEVICE __host__ __device__
+#else
+#define GW_HOST_DEVICE
+#endif
+
+namespace gradwire {
+
+// Sign-cleared bits from here on up are infinities and NaNs.
+inline constexpr uint32_t kNonFiniteBits = 0x7f800000u;
+// Five trits make a byte: 81a + 27b + 9c + 3d + e of trit + 1. Larger bytes are no trits.
+inline constexpr int kTritsPerByte = 5;
+inline constexpr uint8_t kZeroByte = 121;
+inline constexpr uint8_t kLargestPackedByte = 242;
+// Zero runs: kRunBase + (k - kShortestRun) stands for k bytes kZeroByte, k = 2..14.
+inline constexpr uint8_t kRunBase = 243;
+inline constexpr int kShortestRun = 2;
+inline constexpr int kLongestRun = 14;
+
+GW_HOST_DEVICE inline uint32_t bits_of(float x) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+GW_HOST_DEVICE inline float float_of(uint32_t bits) {
+  float x = 0.0f;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// Bits of |x|. As unsigned integers they are ordered like |x|, with Inf and then NaN on top.
+GW_HOST_DEVICE inline uint32_t magnitude_bits(float x) { return bits_of(x) & 0x7fffffffu; }
+
+// 3LC's multiplier m = min(sparsity * max|b|, FLT_MAX), from the finite result of an absmax.
+GW_HOST_DEVICE inline float ternary_multiplier(uint32_t absmax_bits, float sparsity) {
+  const float m = sparsity * float_of(absmax_bits);
+  return m > FLT_MAX ? FLT_MAX : m;
+}
+
+// The trit of b: +1 above h, -1 below -h, else 0 (so are ties and NaN). h = m / 2 (3LC,
+// section 3.1).
+GW_HOST_DEVICE inline int ternary_trit(float b, float h) { return (b > h) - (b < -h); }
+
+// The value that a trit decodes to; +0 where it is 0.
+GW_HOST_DEVICE inline float ternary_value(int trit, float m) {
+  return trit == 0 ? 0.0f : static_cast<float>(trit) * m;
+}
+
+// What b leaves for the next step.
+GW_HOST_DEVICE inline float ternary_residual(float b, int trit, float m) {
+  return trit == 0 ? b : b - static_cast<float>(trit) * m;
+}
+
+// `sum` with a trit added; the same bits where the trit is 0.
+GW_HOST_DEVICE inline float ternary_accumulate(float sum, int trit, float m) {
+  return trit == 0 ? sum : sum + static_cast<float>(trit) * m;
+}
+
+// Weight of the trit at place 0..4 of a packed byte: 81, 27, 9, 3, 1.
+GW_HOST_DEVICE constexpr int trit_weight(int place) {
+  int weight = 1;
+  for (int i = place; i < kTritsPerByte - 1; ++i) weight *= 3;
+  return weight;
+}
+
+// The trit at place 0..4 of a packed byte <= 242.
+GW_HOST_DEVICE constexpr int trit_at(uint8_t packed, int place) {
+  return packed / trit_weight(place) % 3 - 1;
+}
+
+// Packed bytes that one code of the zero-run coding stands for.
+GW_HOST_DEVICE constexpr int run_length_of(uint8_t code) {
+  return code < kRunBase ? 1 : code - kRunBase + kShortestRun;
+}
+
+// Bytes that n values are packed into.
+GW_HOST_DEVICE constexpr uint64_t packed_size(uint64_t n) {
+  return n / kTritsPerByte + (n % kTritsPerByte != 0 ? 1 : 0);
+}
+
+// The code of a zero run of k = 1..14 bytes; a lone zero byte stays.
+GW_HOST_DEVICE constexpr uint8_t run_code(int k) {
+  return k < kShortestRun ? kZeroByte : static_cast<uint8_t>(kRunBase + (k - kShortestRun));
+}
+
+// bfloat16 is the upper half of a float.
+GW_HOST_DEVICE inline float widen_bf16(uint16_t x) {
+  return float_of(static_cast<uint32_t>(x) << 16);
+}
+
+// Rounds half to even; a NaN becomes the quiet NaN 0x7fc0 with its sign.
+GW_HOST_DEVICE inline uint16_t narrow_bf16(float x) {
+  const uint32_t bits = bits_of(x);
+  if (magnitude_bits(x) > kNonFiniteBits) {
+    return static_cast<uint16_t>((bits >> 16 & 0x8000u) | 0x7fc0u);
+  }
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+}  // namespace gradwire

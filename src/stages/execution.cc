@@ -1,0 +1,52 @@
+#include "gradwire/execution.h"
+
+#include <string>
+
+#include "base/thread_pool.h"
+#include "stages/kernels.h"
+
+namespace gradwire {
+namespace {
+
+constexpr int kMaxThreads = 256;
+
+}  // namespace
+
+Result<Execution> Execution::create(std::string_view target, int threads) {
+  const Kernels* kernels = find_kernels(target);
+  if (kernels == nullptr) {
+    std::string names = "auto";
+    for (std::string_view name : simd_targets()) names += ", " + std::string(name);
+    return Status(StatusCode::kInvalidArgument,
+                  "SIMD target '" + std::string(target) +
+                      "' is not available here; valid ones are: " + names);
+  }
+  if (threads < 1 || threads > kMaxThreads) {
+    return Status(StatusCode::kInvalidArgument,
+                  "threads must be 1 to 256, got " + std::to_string(threads));
+  }
+  return Execution(kernels, threads == 1 ? nullptr : std::make_unique<ThreadPool>(threads));
+}
+
+Execution::Execution(const Kernels* kernels, std::unique_ptr<ThreadPool> pool)
+    : kernels_(kernels), pool_(std::move(pool)) {}
+Execution::Execution(Execution&&) noexcept = default;
+Execution& Execution::operator=(Execution&&) noexcept = default;
+Execution::~Execution() = default;
+
+std::string_view Execution::target() const noexcept { return kernels_->name; }
+
+int Execution::threads() const noexcept { return pool_ ? pool_->threads() : 1; }
+
+void Execution::for_each(size_t count, const std::function<void(size_t)>& body) {
+  if (pool_) return pool_->for_each(count, body);
+  for (size_t i = 0; i < count; ++i) body(i);
+}
+
+std::vector<std::string_view> simd_targets() {
+  std::vector<std::string_view> names;
+  for (const Kernels* kernels : available_kernels()) names.emplace_back(kernels->name);
+  return names;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,216 @@
+#include <algorithm>
+#include <cstring>
+
+#include "stages/element.h"
+#include "stages/kernel_tables.h"
+
+namespace gradwire {
+namespace {
+
+const char* compiled_target() { return "scalar"; }
+
+uint32_t absmax(const float* x, size_t n) {
+  uint32_t max = 0;
+  for (size_t i = 0; i < n; ++i) max = std::max(max, magnitude_bits(x[i]));
+  return max;
+}
+
+uint32_t absmax_f32(const float* x, const float* r, size_t n) {
+  uint32_t max = 0;
+  for (size_t i = 0; i < n; ++i) max = std::max(max, magnitude_bits(x[i] + r[i]));
+  return max;
+}
+
+uint32_t absmax_bf16(const float* x, const uint16_t* r, size_t n) {
+  uint32_t max = 0;
+  for (size_t i = 0; i < n; ++i) max = std::max(max, magnitude_bits(x[i] + widen_bf16(r[i])));
+  return max;
+}
+
+// Packs trit(i) for i < n, zero trits behind.
+template <typename TritAt>
+void pack_trits(size_t n, uint8_t* packed, TritAt trit) {
+  for (size_t first = 0; first < n; first += kTritsPerByte) {
+    const size_t count = std::min<size_t>(kTritsPerByte, n - first);
+    int byte = kZeroByte;
+    for (size_t place = 0; place < count; ++place) {
+      byte += trit(first + place) * trit_weight(static_cast<int>(place));
+    }
+    *packed++ = static_cast<uint8_t>(byte);
+  }
+}
+
+void ternary_pack(const float* x, size_t n, float m, uint8_t* packed) {
+  const float h = m * 0.5f;
+  pack_trits(n, packed, [=](size_t i) { return ternary_trit(x[i], h); });
+}
+
+void ternary_pack_f32(const float* x, float* r, size_t n, float m, uint8_t* packed) {
+  const float h = m * 0.5f;
+  pack_trits(n, packed, [=](size_t i) {
+    const float b = x[i] + r[i];
+    const int trit = ternary_trit(b, h);
+    r[i] = ternary_residual(b, trit, m);
+    return trit;
+  });
+}
+
+void ternary_pack_bf16(const float* x, uint16_t* r, size_t n, float m, uint8_t* packed) {
+  const float h = m * 0.5f;
+  pack_trits(n, packed, [=](size_t i) {
+    const float b = x[i] + widen_bf16(r[i]);
+    const int trit = ternary_trit(b, h);
+    r[i] = narrow_bf16(ternary_residual(b, trit, m));
+    return trit;
+  });
+}
+
+size_t zero_run_encode(const uint8_t* packed, size_t n, uint8_t* out) {
+  size_t size = 0;
+  for (size_t i = 0; i < n;) {
+    if (packed[i] != kZeroByte) {
+      out[size++] = packed[i++];
+      continue;
+    }
+    const size_t last = std::min<size_t>(n, i + kLongestRun);
+    int run = 0;
+    while (i < last && packed[i] == kZeroByte) ++i, ++run;
+    out[size++] = run_code(run);
+  }
+  return size;
+}
+
+// Calls byte(i, value) for each packed byte i < n that is not in a zero run, and zeros(i, k) for
+// each run. false, after a part of the calls, if the codes don't stand for exactly n bytes or a
+// call returns false.
+template <typename Byte, typename Zeros>
+bool for_each_code(const uint8_t* codes, size_t size, size_t n, Byte byte, Zeros zeros) {
+  size_t i = 0;
+  for (size_t at = 0; at < size; ++at) {
+    const uint8_t code = codes[at];
+    const size_t length = static_cast<size_t>(run_length_of(code));
+    if (length > n - i) return false;
+    if (code < kRunBase) {
+      if (!byte(i, code)) return false;
+    } else {
+      zeros(i, length);
+    }
+    i += length;
+  }
+  return i == n;
+}
+
+bool zero_run_decode(const uint8_t* codes, size_t size, uint8_t* packed, size_t n) {
+  return for_each_code(
+      codes, size, n,
+      [=](size_t i, uint8_t value) {
+        packed[i] = value;
+        return true;
+      },
+      [=](size_t i, size_t length) { std::memset(packed + i, kZeroByte, length); });
+}
+
+// Calls put(value index, trit) for the trits of packed byte i; false if the byte is invalid.
+template <typename Put>
+bool unpack_byte(uint8_t byte, size_t i, size_t n, Put put) {
+  if (byte > kLargestPackedByte) return false;
+  for (int place = 0; place < kTritsPerByte; ++place) {
+    const size_t at = i * kTritsPerByte + static_cast<size_t>(place);
+    const int trit = trit_at(byte, place);
+    if (at < n) {
+      put(at, trit);
+    } else if (trit != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <typename Put>
+bool unpack_each(const uint8_t* packed, size_t n, Put put) {
+  for (size_t i = 0; i < packed_size(n); ++i) {
+    if (!unpack_byte(packed[i], i, n, put)) return false;
+  }
+  return true;
+}
+
+bool unpack(const uint8_t* packed, size_t n, float m, float* out) {
+  return unpack_each(packed, n, [=](size_t i, int trit) { out[i] = ternary_value(trit, m); });
+}
+
+bool unpack_add(const uint8_t* packed, size_t n, float m, float* out) {
+  return unpack_each(packed, n,
+                     [=](size_t i, int trit) { out[i] = ternary_accumulate(out[i], trit, m); });
+}
+
+bool zero_run_unpack(const uint8_t* codes, size_t size, size_t n, float m, float* out) {
+  return for_each_code(
+      codes, size, packed_size(n),
+      [=](size_t i, uint8_t value) {
+        return unpack_byte(value, i, n,
+                           [=](size_t at, int trit) { out[at] = ternary_value(trit, m); });
+      },
+      [=](size_t i, size_t length) {
+        const size_t end = std::min(n, (i + length) * kTritsPerByte);
+        std::fill(out + i * kTritsPerByte, out + end, 0.0f);
+      });
+}
+
+bool zero_run_unpack_add(const uint8_t* codes, size_t size, size_t n, float m, float* out) {
+  return for_each_code(
+      codes, size, packed_size(n),
+      [=](size_t i, uint8_t value) {
+        return unpack_byte(value, i, n, [=](size_t at, int trit) {
+          out[at] = ternary_accumulate(out[at], trit, m);
+        });
+      },
+      [](size_t, size_t) {});
+}
+
+void narrow_bf16_all(const float* x, size_t n, uint16_t* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = narrow_bf16(x[i]);
+}
+
+void widen_bf16_all(const uint16_t* x, size_t n, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = widen_bf16(x[i]);
+}
+
+void widen_add_bf16(const uint16_t* x, size_t n, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i] += widen_bf16(x[i]);
+}
+
+void add_f32(const float* x, size_t n, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i] += x[i];
+}
+
+void divide(float* x, size_t n, float divisor) {
+  for (size_t i = 0; i < n; ++i) x[i] /= divisor;
+}
+
+constexpr Kernels kScalar = {
+    .name = "scalar",
+    .compiled_target = compiled_target,
+    .absmax = absmax,
+    .absmax_f32 = absmax_f32,
+    .absmax_bf16 = absmax_bf16,
+    .ternary_pack = ternary_pack,
+    .ternary_pack_f32 = ternary_pack_f32,
+    .ternary_pack_bf16 = ternary_pack_bf16,
+    .zero_run_encode = zero_run_encode,
+    .zero_run_decode = zero_run_decode,
+    .unpack = unpack,
+    .unpack_add = unpack_add,
+    .zero_run_unpack = zero_run_unpack,
+    .zero_run_unpack_add = zero_run_unpack_add,
+    .narrow_bf16 = narrow_bf16_all,
+    .widen_bf16 = widen_bf16_all,
+    .widen_add_bf16 = widen_add_bf16,
+    .add_f32 = add_f32,
+    .divide = divide,
+};
+
+}  // namespace
+
+const Kernels& scalar_kernels() { return kScalar; }
+
+}  // namespace gradwire

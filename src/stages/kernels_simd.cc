@@ -1,0 +1,135 @@
+// Compiles the *-inl.h files once for each SIMD target that the compiler can make.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "stages/element.h"
+#include "stages/kernel_tables.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "stages/kernels_simd.cc"
+#define HWY_WANT_AVX3_DL  // Highway before 1.1 makes this target on demand only
+#include "hwy/foreach_target.h"
+// clang-format off
+#include "hwy/highway.h"
+#include "stages/absmax-inl.h"
+#include "stages/arithmetic-inl.h"
+#include "stages/bfloat16-inl.h"
+#include "stages/ternary-inl.h"
+#include "stages/unpack-inl.h"
+#include "stages/zero_run-inl.h"
+// clang-format on
+
+// Highway's fallbacks without vectors are left out: stages/kernels_scalar.cc takes their place.
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire {
+namespace HWY_NAMESPACE {
+
+// "N_AVX3_DL" -> "avx3_dl"
+constexpr std::array<char, 32> lower_case_target() {
+  constexpr std::string_view text = HWY_STR(HWY_NAMESPACE);
+  std::array<char, 32> name{};
+  for (size_t i = 2; i < text.size(); ++i) {
+    const char c = text[i];
+    name[i - 2] = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  }
+  return name;
+}
+
+constexpr std::array<char, 32> kTargetName = lower_case_target();
+
+const char* compiled_target() { return kTargetName.data(); }
+
+extern constexpr Kernels kTable = {
+    .name = kTargetName.data(),
+    .compiled_target = compiled_target,
+    .absmax = absmax,
+    .absmax_f32 = absmax_f32,
+    .absmax_bf16 = absmax_bf16,
+    .ternary_pack = ternary_pack,
+    .ternary_pack_f32 = ternary_pack_f32,
+    .ternary_pack_bf16 = ternary_pack_bf16,
+    .zero_run_encode = zero_run_encode,
+    .zero_run_decode = zero_run_decode,
+    .unpack = unpack,
+    .unpack_add = unpack_add,
+    .zero_run_unpack = zero_run_unpack,
+    .zero_run_unpack_add = zero_run_unpack_add,
+    .narrow_bf16 = narrow_bf16,
+    .widen_bf16 = widen_bf16,
+    .widen_add_bf16 = widen_add_bf16,
+    .add_f32 = add_f32,
+    .divide = divide,
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire
+HWY_AFTER_NAMESPACE();
+
+#endif
+
+#if HWY_ONCE
+
+namespace gradwire {
+
+void append_simd_kernels(std::vector<const Kernels*>& tables) {
+  const int64_t supported = hwy::SupportedTargets();
+  const auto append = [&](int64_t target, const Kernels& table) {
+    if ((supported & target) != 0) tables.push_back(&table);
+  };
+  // Best first. A target unknown to this version of Highway counts as 0 here.
+#if HWY_TARGETS & HWY_AVX3_SPR
+  append(HWY_AVX3_SPR, N_AVX3_SPR::kTable);
+#endif
+#if HWY_TARGETS & HWY_AVX3_ZEN4
+  append(HWY_AVX3_ZEN4, N_AVX3_ZEN4::kTable);
+#endif
+#if HWY_TARGETS & HWY_AVX3_DL
+  append(HWY_AVX3_DL, N_AVX3_DL::kTable);
+#endif
+#if HWY_TARGETS & HWY_AVX3
+  append(HWY_AVX3, N_AVX3::kTable);
+#endif
+#if HWY_TARGETS & HWY_AVX2
+  append(HWY_AVX2, N_AVX2::kTable);
+#endif
+#if HWY_TARGETS & HWY_SSE4
+  append(HWY_SSE4, N_SSE4::kTable);
+#endif
+#if HWY_TARGETS & HWY_SSSE3
+  append(HWY_SSSE3, N_SSSE3::kTable);
+#endif
+#if HWY_TARGETS & HWY_SSE2
+  append(HWY_SSE2, N_SSE2::kTable);
+#endif
+#if HWY_TARGETS & HWY_SVE2_128
+  append(HWY_SVE2_128, N_SVE2_128::kTable);
+#endif
+#if HWY_TARGETS & HWY_SVE_256
+  append(HWY_SVE_256, N_SVE_256::kTable);
+#endif
+#if HWY_TARGETS & HWY_SVE2
+  append(HWY_SVE2, N_SVE2::kTable);
+#endif
+#if HWY_TARGETS & HWY_SVE
+  append(HWY_SVE, N_SVE::kTable);
+#endif
+#if HWY_TARGETS & HWY_NEON_BF16
+  append(HWY_NEON_BF16, N_NEON_BF16::kTable);
+#endif
+#if HWY_TARGETS & HWY_NEON
+  append(HWY_NEON, N_NEON::kTable);
+#endif
+#if HWY_TARGETS & HWY_NEON_WITHOUT_AES
+  append(HWY_NEON_WITHOUT_AES, N_NEON_WITHOUT_AES::kTable);
+#endif
+}
+
+}  // namespace gradwire
+
+#endif  // HWY_ONCE

@@ -1,0 +1,73 @@
+#pragma once
+
+// Constant tables of the SIMD kernels, made at compile time from stages/element.h's definitions.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "stages/element.h"
+
+namespace gradwire {
+
+// 1, 2, ..., 64
+struct Numbers {
+  alignas(64) uint8_t of[64] = {};
+  constexpr Numbers() {
+    for (int i = 0; i < 64; ++i) of[i] = static_cast<uint8_t>(i + 1);
+  }
+};
+inline constexpr Numbers kNumbers;
+
+// The code that ends a zero run at its byte number 1, 2, ..., 127 when full 14s are split off.
+struct CodeOfPlace {
+  alignas(64) uint8_t of[128] = {};
+  constexpr CodeOfPlace() {
+    for (int place = 1; place < 128; ++place) of[place] = run_code((place - 1) % kLongestRun + 1);
+  }
+};
+inline constexpr CodeOfPlace kCodeOfPlace;
+
+// places[mask]: the set bits of mask in ascending order, zeros behind.
+struct Kept {
+  alignas(64) uint8_t places[256][8] = {};
+  constexpr Kept() {
+    for (int mask = 0; mask < 256; ++mask) {
+      int count = 0;
+      for (int bit = 0; bit < 8; ++bit) {
+        if ((mask >> bit & 1) != 0) places[mask][count++] = static_cast<uint8_t>(bit);
+      }
+    }
+  }
+};
+inline constexpr Kept kKept;
+
+// rows[byte]: its five trits as floats, kZero for trit 0, zeros behind; all zero for bytes > 242.
+// With -0 as zero, adding a row (times m >= 0) leaves the elements of zero trits as they are.
+struct TritRows {
+  alignas(64) float rows[256][8] = {};
+  constexpr explicit TritRows(float zero) {
+    for (int byte = 0; byte <= kLargestPackedByte; ++byte) {
+      for (int place = 0; place < kTritsPerByte; ++place) {
+        const int trit = trit_at(static_cast<uint8_t>(byte), place);
+        rows[byte][place] = trit == 0 ? zero : static_cast<float>(trit);
+      }
+    }
+  }
+};
+inline constexpr TritRows kRowsToStore(0.0f);
+inline constexpr TritRows kRowsToAdd(-0.0f);
+
+// Bits 0..3: how many packed bytes a code stands for. Bit 4: set for bytes with a trit not 0.
+struct CodeInfo {
+  uint8_t of[256] = {};
+  constexpr CodeInfo() {
+    for (int code = 0; code < 256; ++code) {
+      const bool literal = code <= kLargestPackedByte && code != kZeroByte;
+      of[code] =
+          static_cast<uint8_t>(run_length_of(static_cast<uint8_t>(code)) | (literal ? 16 : 0));
+    }
+  }
+};
+inline constexpr CodeInfo kCodeInfo;
+
+}  // namespace gradwire

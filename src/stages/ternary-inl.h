@@ -1,0 +1,227 @@
+// Ternary quantization and packing, for one SIMD target. Contracts: stages/kernels.h.
+//
+// The work goes by blocks of 320 values = 64 packed bytes. Compare masks give two bit streams, one
+// bit a value: where b > h and where b < -h. Five bits of each make a byte of trits:
+// 121 + weights(positive) - weights(negative).
+
+#if defined(GRADWIRE_STAGES_TERNARY_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GRADWIRE_STAGES_TERNARY_INL_H_
+#undef GRADWIRE_STAGES_TERNARY_INL_H_
+#else
+#define GRADWIRE_STAGES_TERNARY_INL_H_
+#endif
+
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "stages/element.h"
+#include "stages/load-inl.h"
+
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr size_t kBlockBytes = 64;
+constexpr size_t kBlockValues = kBlockBytes * kTritsPerByte;
+
+// Bit streams of a block in the order of the values, lowest bit first. The slack is for vector
+// loads that begin inside; what it holds doesn't matter.
+struct SignBits {
+  static constexpr size_t kWords = kBlockValues / 64;
+  alignas(64) uint64_t positive[kWords + 3] = {};
+  alignas(64) uint64_t negative[kWords + 3] = {};
+};
+
+template <class D>
+HWY_INLINE uint64_t bits_of_mask(D d, hn::Mask<D> mask) {
+  uint8_t bytes[8] = {};
+  hn::StoreMaskBits(d, mask, bytes);
+  uint64_t bits = 0;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return bits;
+}
+
+// weights(g) for 16 values of the bits 0..3 of g; bit 4 adds 1.
+alignas(16) constexpr uint8_t kWeights[16] = {0,  81,  27,  108, 9,  90,  36,  117,
+                                              3,  84,  30,  111, 12, 93,  39,  120};
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+
+// The 64 groups of five bits of a stream, each in the low bits of a byte with garbage above.
+HWY_INLINE __m512i spread_bits(const uint64_t* bits) {
+  // Five bytes to each 64-bit lane, then 8 unaligned bytes from each lane.
+  alignas(64) static constexpr uint8_t kFives[64] = {
+      0,  1,  2,  3,  4,  0, 0, 0, 5,  6,  7,  8,  9,  0, 0, 0, 10, 11, 12, 13, 14, 0,
+      0,  0,  15, 16, 17, 18, 19, 0, 0, 0, 20, 21, 22, 23, 24, 0, 0, 0, 25, 26, 27, 28,
+      29, 0,  0,  0,  30, 31, 32, 33, 34, 0, 0, 0, 35, 36, 37, 38, 39, 0, 0, 0};
+  const __m512i fives = _mm512_permutexvar_epi8(_mm512_load_si512(kFives), _mm512_load_si512(bits));
+  const __m512i offsets = _mm512_set1_epi64(0x231e19140f0a0500);  // 0, 5, ..., 35
+  return _mm512_multishift_epi64_epi8(offsets, fives);
+}
+
+// weights(g) for all 32 g, twice: vpermb looks at six bits of an index.
+struct WeightTable {
+  alignas(64) uint8_t of[64] = {};
+  constexpr WeightTable() {
+    for (int g = 0; g < 64; ++g) of[g] = static_cast<uint8_t>(kWeights[g & 15] + (g >> 4 & 1));
+  }
+};
+inline constexpr WeightTable kWeightTable;
+
+HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
+  const __m512i table = _mm512_load_si512(kWeightTable.of);
+  const __m512i plus = _mm512_permutexvar_epi8(spread_bits(bits.positive), table);
+  const __m512i minus = _mm512_permutexvar_epi8(spread_bits(bits.negative), table);
+  const __m512i zero = _mm512_set1_epi8(kZeroByte);
+  _mm512_storeu_si512(packed, _mm512_sub_epi8(_mm512_add_epi8(zero, plus), minus));
+}
+
+#else
+
+// weights() of 16 groups of five bits: the bits from byte `bits` on.
+template <class D8>
+HWY_INLINE hn::Vec<D8> weights_of_bits(D8 d8, const uint8_t* bits) {
+  const hn::RepartitionToWide<D8> d16;
+  // Each 16-bit lane gets the two bytes that hold its two groups. These begin at bit 0, 2, 4 or 6,
+  // which a product moves to bit 6.
+  alignas(16) static constexpr uint8_t kPairs[16] = {0, 1, 1, 2, 2, 3, 3, 4,
+                                                     5, 6, 6, 7, 7, 8, 8, 9};
+  alignas(16) static constexpr uint16_t kMoves[8] = {64, 16, 4, 1, 64, 16, 4, 1};
+  const auto pairs = hn::TableLookupBytes(hn::LoadU(d8, bits), hn::Load(d8, kPairs));
+  const auto moved = hn::Mul(hn::BitCast(d16, pairs), hn::Load(d16, kMoves));
+  const auto lower = hn::And(hn::ShiftRight<6>(moved), hn::Set(d16, 0x001f));
+  const auto upper = hn::And(hn::ShiftRight<3>(moved), hn::Set(d16, 0x1f00));
+  const auto groups = hn::Or(lower, upper);
+  const auto places0to3 = hn::BitCast(d8, hn::And(groups, hn::Set(d16, 0x0f0f)));
+  const auto place4 = hn::And(hn::ShiftRight<4>(groups), hn::Set(d16, 0x0101));
+  return hn::Add(hn::TableLookupBytes(hn::Load(d8, kWeights), places0to3),
+                 hn::BitCast(d8, place4));
+}
+
+HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
+  const hn::Full128<uint8_t> d8;
+  const uint8_t* positive = reinterpret_cast<const uint8_t*>(bits.positive);
+  const uint8_t* negative = reinterpret_cast<const uint8_t*>(bits.negative);
+  for (size_t i = 0; i < kBlockBytes / 16; ++i) {
+    const auto plus = weights_of_bits(d8, positive + 10 * i);
+    const auto minus = weights_of_bits(d8, negative + 10 * i);
+    hn::StoreU(hn::Sub(hn::Add(hn::Set(d8, kZeroByte), plus), minus), d8, packed + 16 * i);
+  }
+}
+
+#endif
+
+// The residual of a block, as ternary_block sees it.
+struct NoResidual {
+  template <class D>
+  HWY_INLINE hn::Vec<D> add(D, hn::Vec<D> x, size_t) const {
+    return x;
+  }
+  template <class D>
+  HWY_INLINE void set(D, hn::Vec<D>, size_t) const {}
+};
+
+struct ResidualF32 {
+  float* r;
+  template <class D>
+  HWY_INLINE hn::Vec<D> add(D d, hn::Vec<D> x, size_t i) const {
+    return hn::Add(x, hn::LoadU(d, r + i));
+  }
+  template <class D>
+  HWY_INLINE void set(D d, hn::Vec<D> v, size_t i) const {
+    hn::StoreU(v, d, r + i);
+  }
+};
+
+struct ResidualBf16 {
+  uint16_t* r;
+  template <class D>
+  HWY_INLINE hn::Vec<D> add(D d, hn::Vec<D> x, size_t i) const {
+    return hn::Add(x, load_widened(d, r + i));
+  }
+  template <class D>
+  HWY_INLINE void set(D d, hn::Vec<D> v, size_t i) const {
+    store_narrowed(d, v, r + i);
+  }
+};
+
+// 320 values to 64 bytes.
+template <class Residual>
+HWY_INLINE void ternary_block(const float* x, Residual residual, float m, uint8_t* packed) {
+  const hn::CappedTag<float, 16> d;  // so that the lanes divide 64
+  const size_t lanes = hn::Lanes(d);
+  const auto high = hn::Set(d, m * 0.5f);
+  const auto low = hn::Set(d, -(m * 0.5f));
+  const auto step = hn::Set(d, m);
+  SignBits bits;
+  for (size_t word = 0; word < SignBits::kWords; ++word) {
+    uint64_t positive = 0;
+    uint64_t negative = 0;
+    HWY_UNROLL(16)
+    for (size_t bit = 0; bit < 64; bit += lanes) {
+      const size_t i = 64 * word + bit;
+      const auto b = residual.add(d, hn::LoadU(d, x + i), i);
+      const auto above = hn::Gt(b, high);
+      const auto below = hn::Lt(b, low);
+      const auto change = hn::Or(hn::IfThenElseZero(above, step),
+                                 hn::IfThenElseZero(below, hn::Neg(step)));
+      residual.set(d, hn::Sub(b, change), i);
+      positive |= bits_of_mask(d, above) << bit;
+      negative |= bits_of_mask(d, below) << bit;
+    }
+    bits.positive[word] = positive;
+    bits.negative[word] = negative;
+  }
+  pack_sign_bits(bits, packed);
+}
+
+void ternary_pack(const float* x, size_t n, float m, uint8_t* packed) {
+  for (; n >= kBlockValues; n -= kBlockValues, x += kBlockValues, packed += kBlockBytes) {
+    ternary_block(x, NoResidual{}, m, packed);
+  }
+  if (n == 0) return;
+  float last_x[kBlockValues] = {};
+  uint8_t last_packed[kBlockBytes];
+  std::memcpy(last_x, x, n * sizeof *x);
+  ternary_block(last_x, NoResidual{}, m, last_packed);
+  std::memcpy(packed, last_packed, packed_size(n));
+}
+
+// A last, short block is done on a copy with zeros behind.
+template <class Residual, typename T>
+HWY_INLINE void ternary_pack_with(const float* x, T* r, size_t n, float m, uint8_t* packed) {
+  for (; n >= kBlockValues; n -= kBlockValues) {
+    ternary_block(x, Residual{r}, m, packed);
+    x += kBlockValues;
+    r += kBlockValues;
+    packed += kBlockBytes;
+  }
+  if (n == 0) return;
+  float last_x[kBlockValues] = {};
+  T last_r[kBlockValues] = {};
+  uint8_t last_packed[kBlockBytes];
+  std::memcpy(last_x, x, n * sizeof *x);
+  std::memcpy(last_r, r, n * sizeof *r);
+  ternary_block(last_x, Residual{last_r}, m, last_packed);
+  std::memcpy(r, last_r, n * sizeof *r);
+  std::memcpy(packed, last_packed, packed_size(n));
+}
+
+void ternary_pack_f32(const float* x, float* r, size_t n, float m, uint8_t* packed) {
+  ternary_pack_with<ResidualF32>(x, r, n, m, packed);
+}
+
+void ternary_pack_bf16(const float* x, uint16_t* r, size_t n, float m, uint8_t* packed) {
+  ternary_pack_with<ResidualBf16>(x, r, n, m, packed);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire
+HWY_AFTER_NAMESPACE();
+
+#endif
+#endif

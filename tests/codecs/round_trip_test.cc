@@ -1,0 +1,211 @@
+// Properties that every codec of the registry has, over sizes, targets and threads.
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+#include "gradwire/codec.h"
+#include "gradwire/execution.h"
+
+namespace gradwire {
+namespace {
+
+constexpr uint64_t kChunk = 40960;
+const std::vector<uint64_t> kSizes = {0,          1,      4,          5,          6,
+                                      39,         319,    320,        321,        4095,
+                                      kChunk - 1, kChunk, kChunk + 1, 2 * kChunk, 3 * kChunk + 7};
+
+std::vector<std::string> specs() {
+  std::vector<std::string> all;
+  for (const CodecInfo* info : codecs()) all.emplace_back(info->name);
+  for (const char* text :
+       {"bf16:ef=on", "3lc:s=1.75", "3lc:s=1.9,coder=none", "3lc:bucket=5", "3lc:bucket=320",
+        "3lc:bucket=40960,coder=none", "3lc:bucket=50000", "3lc:residual=bf16", "3lc:ef=off"}) {
+    all.emplace_back(text);
+  }
+  return all;
+}
+
+std::vector<float> heavy_tailed(uint64_t n, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& value : x) value = normal(random) * std::exp(normal(random));
+  return x;
+}
+
+struct Residuals {
+  std::vector<float> f32;
+  std::vector<uint16_t> bf16;
+
+  Residuals(const Codec& codec, uint64_t n) {
+    if (codec.residual_type() == ResidualType::kFloat32) f32.resize(n);
+    if (codec.residual_type() == ResidualType::kBfloat16) bf16.resize(n);
+  }
+  ResidualView view(const Codec& codec) {
+    switch (codec.residual_type()) {
+      case ResidualType::kNone:
+        return {};
+      case ResidualType::kFloat32:
+        return ResidualView(std::span(f32));
+      case ResidualType::kBfloat16:
+        return ResidualView(std::span(bf16));
+    }
+    return {};
+  }
+};
+
+std::vector<std::byte> encode(const Codec& codec, const std::vector<float>& x, Residuals& residuals,
+                              Execution& execution) {
+  std::vector<std::byte> payload(codec.max_payload_size(x.size()));
+  Result<uint64_t> size = codec.encode(x, residuals.view(codec), {}, payload, execution);
+  EXPECT_TRUE(size.ok()) << size.status().message();
+  EXPECT_LE(size.value(), payload.size());
+  payload.resize(size.value());
+  return payload;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::bit_cast<uint32_t>(a[i]) != std::bit_cast<uint32_t>(b[i])) return false;
+  }
+  return a.size() == b.size();
+}
+
+TEST(EveryCodec, GivesTheSameBytesOnEveryTargetAndAnyThreads) {
+  Execution scalar = Execution::create("scalar").value();
+  for (const std::string& spec : specs()) {
+    const auto codec = Codec::parse(spec).value();
+    for (uint64_t n : kSizes) {
+      // Two steps, so that the second starts from a residual.
+      const std::vector<float> first = heavy_tailed(n, n);
+      const std::vector<float> second = heavy_tailed(n, n + 1);
+      Residuals expected_residuals(*codec, n);
+      encode(*codec, first, expected_residuals, scalar);
+      const auto expected = encode(*codec, second, expected_residuals, scalar);
+      for (std::string_view target : simd_targets()) {
+        for (int threads : {1, 3}) {
+          Execution execution = Execution::create(target, threads).value();
+          Residuals residuals(*codec, n);
+          encode(*codec, first, residuals, execution);
+          ASSERT_EQ(encode(*codec, second, residuals, execution), expected)
+              << spec << " " << n << " " << target << " " << threads;
+          ASSERT_TRUE(same_bits(residuals.f32, expected_residuals.f32)) << spec << " " << target;
+          ASSERT_EQ(residuals.bf16, expected_residuals.bf16) << spec << " " << target;
+        }
+      }
+    }
+  }
+}
+
+TEST(EveryCodec, DecodeAddAddsWhatDecodeGives) {
+  for (const std::string& spec : specs()) {
+    const auto codec = Codec::parse(spec).value();
+    for (uint64_t n : kSizes) {
+      const std::vector<float> x = heavy_tailed(n, 3 * n);
+      const std::vector<float> sum = heavy_tailed(n, 5 * n);
+      for (std::string_view target : simd_targets()) {
+        Execution execution = Execution::create(target, 2).value();
+        Residuals residuals(*codec, n);
+        const auto payload = encode(*codec, x, residuals, execution);
+        std::vector<float> decoded(n, std::numeric_limits<float>::quiet_NaN());
+        ASSERT_TRUE(codec->decode(payload, decoded, DecodeMode::kStore, execution).ok());
+        std::vector<float> added = sum;
+        ASSERT_TRUE(codec->decode(payload, added, DecodeMode::kAdd, execution).ok());
+        for (uint64_t i = 0; i < n; ++i) ASSERT_EQ(added[i], sum[i] + decoded[i]) << spec;
+        if (codec->residual_type() != ResidualType::kFloat32) continue;
+        for (uint64_t i = 0; i < n; ++i) ASSERT_EQ(residuals.f32[i], x[i] - decoded[i]) << spec;
+      }
+    }
+  }
+}
+
+TEST(EveryCodec, NeedsItsWholeRoom) {
+  Execution execution = Execution::create().value();
+  for (const std::string& spec : specs()) {
+    const auto codec = Codec::parse(spec).value();
+    const std::vector<float> x = heavy_tailed(1000, 1);
+    Residuals residuals(*codec, x.size());
+    std::vector<std::byte> payload(codec->max_payload_size(x.size()) - 1);
+    EXPECT_EQ(codec->encode(x, residuals.view(*codec), {}, payload, execution).status().code(),
+              StatusCode::kBufferTooSmall)
+        << spec;
+  }
+}
+
+TEST(EveryCodec, RefusesAPayloadOfAnotherLength) {
+  Execution execution = Execution::create().value();
+  for (const std::string& spec : specs()) {
+    const auto codec = Codec::parse(spec).value();
+    const std::vector<float> x = heavy_tailed(1000, 1);
+    Residuals residuals(*codec, x.size());
+    auto payload = encode(*codec, x, residuals, execution);
+    std::vector<float> out(x.size());
+    payload.push_back(std::byte{121});
+    EXPECT_EQ(codec->decode(payload, out, DecodeMode::kStore, execution).code(),
+              StatusCode::kCorruptPayload)
+        << spec;
+    payload.resize(payload.size() - 2);
+    EXPECT_EQ(codec->decode(payload, out, DecodeMode::kStore, execution).code(),
+              StatusCode::kCorruptPayload)
+        << spec;
+  }
+}
+
+TEST(EveryCodec, WithAResidualNamesNonFiniteInputAndKeepsTheResidual) {
+  for (const std::string& spec : specs()) {
+    const auto codec = Codec::parse(spec).value();
+    if (codec->residual_type() == ResidualType::kNone) continue;
+    for (float bad :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      Execution execution = Execution::create("auto", 2).value();
+      const uint64_t n = kChunk + 100;
+      Residuals residuals(*codec, n);
+      encode(*codec, heavy_tailed(n, 1), residuals, execution);
+      const Residuals before = residuals;
+      std::vector<float> x = heavy_tailed(n, 2);
+      x[kChunk + 7] = bad;
+      std::vector<std::byte> payload(codec->max_payload_size(n));
+      const Status status =
+          codec->encode(x, residuals.view(*codec), {}, payload, execution).status();
+      EXPECT_EQ(status.code(), StatusCode::kNonFinite) << spec;
+      EXPECT_NE(status.message().find("element 40967"), std::string::npos) << status.message();
+      EXPECT_TRUE(same_bits(residuals.f32, before.f32)) << spec;
+      EXPECT_EQ(residuals.bf16, before.bf16) << spec;
+    }
+  }
+}
+
+TEST(ThreeLc, SendsNothingWhereAllIsZero) {
+  Execution execution = Execution::create().value();
+  for (const char* spec : {"3lc", "3lc:bucket=5", "3lc:coder=none"}) {
+    const auto codec = Codec::parse(spec).value();
+    Residuals residuals(*codec, 1000);
+    EXPECT_TRUE(encode(*codec, std::vector<float>(1000, -0.0f), residuals, execution).empty());
+    std::vector<float> out(1000, 7.0f);
+    ASSERT_TRUE(codec->decode({}, out, DecodeMode::kStore, execution).ok());
+    EXPECT_TRUE(same_bits(out, std::vector<float>(1000, 0.0f)));
+  }
+}
+
+// Section 3.1 of the paper: |x - decoded| <= m / 2 < max |x|.
+TEST(ThreeLc, ErrorStaysBelowTheLargestMagnitude) {
+  Execution execution = Execution::create().value();
+  for (const char* spec : {"3lc", "3lc:s=1.5", "3lc:s=1.99"}) {
+    const auto codec = Codec::parse(spec).value();
+    const std::vector<float> x = heavy_tailed(10000, 9);
+    float largest = 0;
+    for (float value : x) largest = std::max(largest, std::fabs(value));
+    Residuals residuals(*codec, x.size());
+    encode(*codec, x, residuals, execution);
+    for (float left : residuals.f32) ASSERT_LT(std::fabs(left), largest) << spec;
+  }
+}
+
+}  // namespace
+}  // namespace gradwire

@@ -1,0 +1,112 @@
+#include "gradwire/layout.h"
+
+#include <set>
+
+#include "gtest/gtest.h"
+
+namespace gradwire {
+namespace {
+
+const std::vector<TensorInfo> kTensors = {
+    {"conv.weight", {64, 64, 3, 3}}, {"conv.bias", {64}}, {"fc.weight", {200, 100}},
+    {"tiny.weight", {5, 5}},         {"empty", {0, 7}},   {"last.weight", {10, 84}}};
+
+Layout make(uint32_t world, const LayoutOptions& options = {}) {
+  return Layout::create(kTensors, world, options).value();
+}
+
+TEST(Layout, SegmentsCoverTheBucketOnceInOrderOfTheirOwners) {
+  for (uint32_t world : {1u, 2u, 3u, 4u, 7u, 16u, 32u, 1000u}) {
+    const Layout layout = make(world);
+    uint64_t position = 0;
+    uint32_t owner = 0;
+    for (const Segment& segment : layout.segments()) {
+      EXPECT_EQ(segment.bucket_offset, position);
+      EXPECT_GT(segment.n, 0u);
+      EXPECT_GE(segment.owner, owner);
+      EXPECT_LT(segment.owner, world);
+      owner = segment.owner;
+      position += segment.n;
+    }
+    EXPECT_EQ(position, layout.numel());
+  }
+}
+
+TEST(Layout, SharesAreBalancedAndSmallTensorsWhole) {
+  const Layout layout = make(4);
+  std::vector<uint64_t> shares(4);
+  for (const Segment& segment : layout.segments()) {
+    shares[segment.owner] += segment.n;
+    if (segment.n < 4096) {
+      EXPECT_EQ(segment.n, kTensors[segment.tensor].numel());
+    }
+  }
+  for (uint64_t share : shares) {
+    EXPECT_GT(share, layout.numel() / 4 - 4096);
+    EXPECT_LT(share, layout.numel() / 4 + 4096);
+  }
+}
+
+TEST(Layout, DefaultRulesSendSmallAndFlatTensorsRaw) {
+  const Layout layout = make(1);
+  for (const Segment& segment : layout.segments()) {
+    const std::string& name = kTensors[segment.tensor].name;
+    const bool raw = name == "conv.bias" || name == "tiny.weight";
+    EXPECT_EQ(segment.push_codec->text(), raw ? "raw" : "3lc:s=1") << name;
+    EXPECT_EQ(segment.raw_reason.empty(), !raw) << name;
+  }
+}
+
+TEST(Layout, RulesComeFirstThenExclusions) {
+  LayoutOptions options;
+  options.codec = "3lc:s=1.75";
+  options.pull_codec = "3lc:s=1";
+  options.exclude = {"last.*"};
+  options.rules = {{"conv.bias", "bf16", RuleScope::kBoth}, {"fc.*", "raw", RuleScope::kPull}};
+  const Layout layout = make(1, options);
+  for (const Segment& segment : layout.segments()) {
+    const std::string& name = kTensors[segment.tensor].name;
+    const std::string push = segment.push_codec->text();
+    const std::string pull = segment.pull_codec->text();
+    if (name == "conv.weight") {
+      EXPECT_EQ(push + " " + pull, "3lc:s=1.75 3lc:s=1");
+    }
+    if (name == "conv.bias") {
+      EXPECT_EQ(push + " " + pull, "bf16 bf16");
+    }
+    if (name == "fc.weight") {
+      EXPECT_EQ(push + " " + pull, "3lc:s=1.75 raw");
+    }
+    if (name == "last.weight") {
+      EXPECT_EQ(push + " " + pull, "raw raw");
+      EXPECT_EQ(segment.raw_reason, "excluded by 'last.*'");
+    }
+  }
+}
+
+TEST(Layout, RefusesWhatNoRankCouldUse) {
+  LayoutOptions options;
+  options.codec = "4lc";
+  EXPECT_EQ(Layout::create(kTensors, 2, options).status().code(), StatusCode::kUnknownCodec);
+  options.codec = "3lc";
+  options.rules = {{"nothing-matches", "3lc:s=9", RuleScope::kBoth}};
+  EXPECT_EQ(Layout::create(kTensors, 2, options).status().code(), StatusCode::kBadParameter);
+  EXPECT_EQ(Layout::create(kTensors, 0, {}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Layout::create(kTensors, 65536, {}).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(Layout, DescriptionsDifferWhereLayoutsDo) {
+  std::set<std::string> seen;
+  EXPECT_TRUE(seen.insert(make(2).describe()).second);
+  EXPECT_FALSE(seen.insert(make(2).describe()).second);
+  EXPECT_TRUE(seen.insert(make(3).describe()).second);
+  LayoutOptions options;
+  options.codec = "3lc:s=1.5";
+  EXPECT_TRUE(seen.insert(make(2, options).describe()).second);
+  options = {};
+  options.min_numel = 10;
+  EXPECT_TRUE(seen.insert(make(2, options).describe()).second);
+}
+
+}  // namespace
+}  // namespace gradwire

@@ -1,0 +1,60 @@
+#include "tests/stages/guarded.h"
+#include "tests/stages/inputs.h"
+
+namespace gradwire {
+namespace {
+
+// The same bits, or both NaN.
+bool same_number(float a, float b) {
+  return (std::isnan(a) && std::isnan(b)) || std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+}
+
+class Arithmetic : public StageTest {};
+GRADWIRE_FOR_EACH_TABLE(Arithmetic);
+
+TEST_P(Arithmetic, AddsWithinItsSpans) {
+  Guarded<float> x(41000);
+  Guarded<float> out(41000);
+  for (size_t n : lengths()) {
+    const Edge edge = kEdges[n % 2];
+    const auto a = any_numbers(n, static_cast<uint32_t>(n));
+    const auto b = gradient_like(n, 1);
+    auto want = b;
+    for (size_t i = 0; i < n; ++i) want[i] = b[i] + a[i];
+    kernels().add_f32(x.take_copy(a, edge), n, out.take_copy(b, edge));
+    ASSERT_SAME_BITS(out.copy(), want) << n;
+    ASSERT_TRUE(out.outside_untouched()) << n;
+  }
+}
+
+// A product with the reciprocal would differ in the last bit for some of these.
+TEST_P(Arithmetic, DividesTrulyWithinItsSpan) {
+  Guarded<float> x(41000);
+  for (size_t n : lengths()) {
+    const Edge edge = kEdges[n % 2];
+    const auto a = gradient_like(n, static_cast<uint32_t>(n));
+    const float divisor = static_cast<float>(n % 32 + 1);
+    auto want = a;
+    for (float& value : want) value = value / divisor;
+    kernels().divide(x.take_copy(a, edge), n, divisor);
+    ASSERT_SAME_BITS(x.copy(), want) << n;
+    ASSERT_TRUE(x.outside_untouched()) << n;
+  }
+}
+
+TEST_P(Arithmetic, SpecialNumbers) {
+  for (float b : special_numbers()) {
+    auto sums = special_numbers();
+    auto quotients = special_numbers();
+    kernels().add_f32(std::vector<float>(sums.size(), b).data(), sums.size(), sums.data());
+    kernels().divide(quotients.data(), quotients.size(), b);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const float a = special_numbers()[i];
+      ASSERT_TRUE(same_number(sums[i], a + b)) << a << " + " << b;
+      ASSERT_TRUE(same_number(quotients[i], a / b)) << a << " / " << b;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gradwire

@@ -1,0 +1,68 @@
+#include "stages/kernels.h"
+
+#include <cctype>
+#include <cstring>
+#include <set>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "hwy/targets.h"
+
+namespace gradwire {
+namespace {
+
+std::set<std::string> names() {
+  std::set<std::string> all;
+  for (const Kernels* table : available_kernels()) all.insert(table->name);
+  return all;
+}
+
+TEST(Kernels, ScalarIsLastAndEveryNameIsItsOwn) {
+  ASSERT_FALSE(available_kernels().empty());
+  EXPECT_STREQ(available_kernels().back()->name, "scalar");
+  EXPECT_EQ(names().size(), available_kernels().size());
+}
+
+TEST(Kernels, TheBestIsChosenByAuto) {
+  EXPECT_EQ(find_kernels("auto"), available_kernels().front());
+}
+
+TEST(Kernels, UnknownNamesAreNotFound) {
+  EXPECT_EQ(find_kernels(""), nullptr);
+  EXPECT_EQ(find_kernels("SCALAR"), nullptr);
+  EXPECT_EQ(find_kernels("avx"), nullptr);
+}
+
+TEST(Kernels, ANameGivesTheCodeCompiledForIt) {
+  for (const Kernels* table : available_kernels()) {
+    ASSERT_EQ(find_kernels(table->name), table);
+    EXPECT_STREQ(table->compiled_target(), table->name);
+  }
+}
+
+// No table borrows the code of another one.
+TEST(Kernels, EachTableHasItsOwnCode) {
+  std::set<decltype(Kernels::absmax_f32)> absmax;
+  std::set<decltype(Kernels::ternary_pack_f32)> pack;
+  std::set<decltype(Kernels::zero_run_encode)> encode;
+  std::set<decltype(Kernels::zero_run_unpack_add)> unpack;
+  for (const Kernels* table : available_kernels()) {
+    EXPECT_TRUE(absmax.insert(table->absmax_f32).second) << table->name;
+    EXPECT_TRUE(pack.insert(table->ternary_pack_f32).second) << table->name;
+    EXPECT_TRUE(encode.insert(table->zero_run_encode).second) << table->name;
+    EXPECT_TRUE(unpack.insert(table->zero_run_unpack_add).second) << table->name;
+  }
+}
+
+// Highway's own detection of the CPU: what it finds must be offered.
+TEST(Kernels, EveryTargetOfThisCpuIsThere) {
+  for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    if (target == HWY_SCALAR || target == HWY_EMU128) continue;
+    std::string name = hwy::TargetName(target);
+    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    EXPECT_TRUE(names().contains(name)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace gradwire
