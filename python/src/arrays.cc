@@ -37,6 +37,24 @@ std::string dtype_name(nb::dlpack::dtype dtype) {
   }
 }
 
+// The dtype where the object tells one: nanobind has no word for those it can't take (big-endian,
+// records, text).
+std::string told_dtype(nb::handle object) {
+  const nb::object dtype = nb::getattr(object, "dtype", nb::none());
+  return dtype.is_none() ? "" : nb::cast<std::string>(nb::str(dtype));
+}
+
+// nanobind reads the strides of every buffer, but ctypes arrays leave them out: a memoryview fills
+// them in.
+nb::object with_strides(nb::handle object) {
+  if (nb::hasattr(object, "__dlpack__") || PyObject_CheckBuffer(object.ptr()) == 0) {
+    return nb::borrow(object);
+  }
+  nb::object view = nb::steal(PyMemoryView_FromObject(object.ptr()));
+  if (!view.is_valid()) throw nb::python_error();
+  return view;
+}
+
 [[noreturn]] void refuse(StatusCode code, const std::string& message) {
   raise(Status(code, message));
 }
@@ -54,7 +72,8 @@ bool is_contiguous(const Array& array) {
 
 // `wanted` names the array in messages: "a float32 array".
 template <typename Array>
-Array take_array(nb::handle object, nb::dlpack::dtype dtype, const std::string& wanted) {
+Array take_array(nb::handle given, nb::dlpack::dtype dtype, const std::string& wanted) {
+  const nb::object object = with_strides(given);
   Array array;
   if (!nb::try_cast<Array>(object, array, false)) {
     PyErr_Clear();
@@ -63,8 +82,11 @@ Array take_array(nb::handle object, nb::dlpack::dtype dtype, const std::string& 
       refuse(StatusCode::kInvalidArgument, "the output must be writable; this array is read-only");
     }
     PyErr_Clear();
+    if (const std::string told = told_dtype(given); !told.empty()) {
+      refuse(StatusCode::kUnsupportedDtype, "expected " + wanted + ", got dtype " + told);
+    }
     refuse(StatusCode::kInvalidArgument,
-           "expected " + wanted + " (buffer protocol or DLPack), got " + class_name(object));
+           "expected " + wanted + " (buffer protocol or DLPack), got " + class_name(given));
   }
   if (array.dtype() != dtype) {
     refuse(StatusCode::kUnsupportedDtype,

@@ -3,8 +3,6 @@
 #include <cmath>
 #include <string>
 
-#include "stages/element.h"
-
 namespace gradwire {
 namespace {
 
@@ -55,21 +53,17 @@ Status check_residual_size(const CodecInfo& info, uint64_t n, const ResidualView
                                            std::to_string(n)};
 }
 
-uint64_t find_non_finite(std::span<const float> x, const ResidualView& residual) {
+Status check_finite(const CodecInfo& info, std::span<const float> x, const ResidualView& residual,
+                    uint32_t limit) {
   for (uint64_t i = 0; i < x.size(); ++i) {
-    if (!std::isfinite(x[i] + residual_at(residual, i))) return i;
+    if (magnitude_bits(x[i] + residual_at(residual, i)) < limit) continue;
+    const char* what = std::isnan(x[i])   ? " is NaN"
+                       : std::isinf(x[i]) ? " is infinite"
+                                          : " is too large once the residual is added";
+    return {StatusCode::kNonFinite,
+            std::string(info.name) + ": element " + std::to_string(i) + what};
   }
-  return x.size();
-}
-
-Status non_finite_element(const CodecInfo& info, std::span<const float> x,
-                          const ResidualView& residual) {
-  const uint64_t i = find_non_finite(x, residual);
-  const bool from_input = i < x.size() && !std::isfinite(x[i]);
-  return {StatusCode::kNonFinite, std::string(info.name) + ": element " + std::to_string(i) +
-                                      " is " +
-                                      (from_input ? (std::isnan(x[i]) ? "NaN" : "infinite")
-                                                  : "infinite once the residual is added")};
+  return {};
 }
 
 }  // namespace gradwire

@@ -6,6 +6,7 @@
 
 #include "gradwire/codec.h"
 #include "gradwire/status.h"
+#include "stages/element.h"
 
 namespace gradwire {
 
@@ -23,12 +24,9 @@ Status check_no_wire_parameters(const CodecInfo& info, const WireCodec& wire);
 // kLengthMismatch unless the residual is absent or as long as x.
 Status check_residual_size(const CodecInfo& info, uint64_t n, const ResidualView& residual);
 
-// kNonFinite naming the first element of x + residual that is NaN or Inf. Called when an absmax has
-// shown that there is one.
-Status non_finite_element(const CodecInfo& info, std::span<const float> x,
-                          const ResidualView& residual);
-
-// Index of the first element of x + residual that is NaN or Inf; x.size() where all are finite.
-[[nodiscard]] uint64_t find_non_finite(std::span<const float> x, const ResidualView& residual);
+// kNonFinite naming the first element of x + residual whose magnitude bits are at least `limit`: by
+// default NaN and Inf. Ok where there is none.
+Status check_finite(const CodecInfo& info, std::span<const float> x, const ResidualView& residual,
+                    uint32_t limit = kNonFiniteBits);
 
 }  // namespace gradwire

@@ -193,6 +193,33 @@ TEST(ThreeLc, SendsNothingWhereAllIsZero) {
   }
 }
 
+// Where the input cancels the residual nothing is sent, and nothing is owed any more.
+TEST(ThreeLc, AResidualThatTheInputCancelsIsGone) {
+  Execution execution = Execution::create().value();
+  for (const char* spec : {"3lc", "3lc:bucket=5", "3lc:coder=none", "3lc:residual=bf16"}) {
+    const auto codec = Codec::parse(spec).value();
+    Residuals residuals(*codec, 1000);
+    std::fill(residuals.f32.begin(), residuals.f32.end(), 2.0f);
+    std::fill(residuals.bf16.begin(), residuals.bf16.end(), uint16_t{0x4000});  // 2
+    EXPECT_TRUE(encode(*codec, std::vector<float>(1000, -2.0f), residuals, execution).empty());
+    for (float left : residuals.f32) ASSERT_EQ(left, 0.0f) << spec;
+    for (uint16_t left : residuals.bf16) ASSERT_EQ(left, 0) << spec;
+  }
+}
+
+TEST(Bf16, ASumThatRoundsToInfinityLeavesTheResidual) {
+  Execution execution = Execution::create().value();
+  const auto codec = Codec::parse("bf16:ef=on").value();
+  Residuals residuals(*codec, 2);
+  residuals.f32 = {1.0f, 0.0f};
+  std::vector<std::byte> payload(4);
+  const std::vector<float> x = {0.5f, std::bit_cast<float>(0x7f7f8000u)};
+  const Status status = codec->encode(x, residuals.view(*codec), {}, payload, execution).status();
+  EXPECT_EQ(status.code(), StatusCode::kNonFinite);
+  EXPECT_NE(status.message().find("element 1 is too large"), std::string::npos);
+  EXPECT_EQ(residuals.f32[0], 1.0f);
+}
+
 // Section 3.1 of the paper: |x - decoded| <= m / 2 < max |x|.
 TEST(ThreeLc, ErrorStaysBelowTheLargestMagnitude) {
   Execution execution = Execution::create().value();

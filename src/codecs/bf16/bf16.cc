@@ -21,6 +21,9 @@ constexpr CodecInfo kInfo = {
 
 // Values a step that threads take one by one.
 constexpr uint64_t kPieceSize = 65536;
+// From these magnitude bits on, a float32 rounds to an infinite bfloat16: no finite residual is
+// left.
+constexpr uint32_t kRoundsToInfinity = 0x7f7f8000u;
 
 template <typename Body>
 void for_each_piece(uint64_t n, Execution& execution, const Body& body) {
@@ -53,7 +56,7 @@ class Bf16Codec final : public Codec {
       });
       return x.size() * sizeof(uint16_t);
     }
-    if (find_non_finite(x, residual) != x.size()) return non_finite_element(kInfo, x, residual);
+    GW_RETURN_IF_ERROR(check_finite(kInfo, x, residual, kRoundsToInfinity));
     for_each_piece(x.size(), execution, [&](uint64_t begin, uint64_t n) {
       for (uint64_t i = begin; i < begin + n; ++i) encode_with_residual(x[i], residual, i, out);
     });

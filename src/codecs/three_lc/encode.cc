@@ -99,7 +99,8 @@ Result<uint64_t> encode_three_lc(const ThreeLcParameters& parameters, std::span<
   if (!write_scales(shape, parameters.sparsity, x, residual, payload.data(), largest, execution)) {
     return Status(StatusCode::kNonFinite, {});
   }
-  if (largest == 0) return 0;  // m = 0: nothing is sent but the header
+  // m = 0: nothing is sent but the header. A residual that the input has just cancelled is now 0.
+  if (largest == 0 && residual.type() == ResidualType::kNone) return 0;
 
   // Each chunk goes to the place where it would stand if none before it had shrunk; so threads
   // don't wait for each other, and no scratch is needed.
@@ -115,6 +116,7 @@ Result<uint64_t> encode_three_lc(const ThreeLcParameters& parameters, std::span<
       sole_size = size;
     }
   });
+  if (largest == 0) return 0;
   if (parameters.coder == TernaryCoder::kNone) return shape.max_size();
   if (!shape.has_sizes) return shape.chunks_offset() + sole_size;
 

@@ -64,7 +64,7 @@ class ThreeLcCodec final : public Codec {
     GW_RETURN_IF_ERROR(check_residual_size(kInfo, x.size(), residual));
     if (x.empty()) return 0;
     Result<uint64_t> size = encode_three_lc(parameters_, x, residual, payload, execution);
-    if (!size.ok()) return non_finite_element(kInfo, x, residual);
+    if (!size.ok()) return check_finite(kInfo, x, residual);
     return size;
   }
 
