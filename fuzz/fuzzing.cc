@@ -1,0 +1,73 @@
+#include "fuzzing.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace gradwire::fuzzing {
+namespace {
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+}
+
+}  // namespace
+
+void require(bool condition, std::string_view what) {
+  if (condition) return;
+  std::fprintf(stderr, "fuzzing: %.*s\n", static_cast<int>(what.size()), what.data());
+  std::abort();
+}
+
+std::vector<Execution>& executions() {
+  static std::vector<Execution> all = [] {
+    std::vector<Execution> made;
+    for (const std::string_view target : simd_targets()) {
+      for (const int threads : {1, 2}) {
+        Result<Execution> execution = Execution::create(target, threads);
+        require(execution.ok(), "a listed SIMD target can't be used");
+        made.push_back(std::move(execution).value());
+      }
+    }
+    return made;
+  }();
+  return all;
+}
+
+std::vector<std::byte> exact_copy(std::span<const uint8_t> data) {
+  std::vector<std::byte> copy(data.size());
+  if (!data.empty()) std::memcpy(copy.data(), data.data(), data.size());
+  copy.shrink_to_fit();
+  return copy;
+}
+
+void check_decoders(const Codec& codec, std::span<const std::byte> payload, uint64_t n) {
+  const std::vector<float> before(n, 1.0f);
+  std::vector<float> first_stored;
+  std::vector<float> first_sum;
+  StatusCode first_code = StatusCode::kOk;
+  bool first = true;
+  for (Execution& execution : executions()) {
+    std::vector<float> stored(n);
+    std::vector<float> sum = before;
+    const StatusCode code = codec.decode(payload, stored, DecodeMode::kStore, execution).code();
+    const StatusCode sum_code = codec.decode(payload, sum, DecodeMode::kAdd, execution).code();
+    require(code == StatusCode::kOk || code == StatusCode::kCorruptPayload, "unexpected status");
+    require(code == sum_code, "storing and adding differ in their status");
+    if (code != StatusCode::kOk) require(same_bits(sum, before), "a refused payload was added");
+    if (first) {
+      first_stored = std::move(stored);
+      first_sum = std::move(sum);
+      first_code = code;
+      first = false;
+      continue;
+    }
+    require(code == first_code, "two targets differ in their status");
+    if (code != StatusCode::kOk) continue;
+    require(same_bits(stored, first_stored), "two targets decode other values");
+    require(same_bits(sum, first_sum), "two targets decode other sums");
+  }
+}
+
+}  // namespace gradwire::fuzzing

@@ -1,0 +1,56 @@
+"""Makes seeds for the fuzzers from the golden files: python fuzz/make_corpus.py FOLDER.
+
+FOLDER gets one folder a fuzzer. What lies there already is kept, so that a corpus can grow.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
+
+# In a round trip's n: the tensor is long (fuzz/round_trip.cc).
+LONG = 3 << 30
+# First byte of a round trip's choices: codec and coder, buckets, residual (fuzz/round_trip.cc).
+ROUND_TRIPS = {
+    "raw": 0,
+    "bf16-f32": 1 | 2 << 5,
+    "3lc": 2,
+    "3lc-f32": 2 | 2 << 5,
+    "3lc-bf16": 2 | 1 << 5,
+    "3lc-none-f32": 2 | 8 | 2 << 5,
+    "3lc-bucket-f32": 2 | 16 | 2 << 5,
+}
+
+
+def copy_all(pattern: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(GOLDEN.glob(pattern)):
+        (folder / f"{path.parent.name}-{path.name}").write_bytes(path.read_bytes())
+
+
+def write_round_trips(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(GOLDEN.glob("encode/*.f32")):
+        values = path.read_bytes()[:1024]
+        residual = values[4:] + values[:4]
+        lengths = [len(values) // 4]
+        if path.stem == "gradient":
+            lengths.append(LONG | 40961)
+        for name, choice in ROUND_TRIPS.items():
+            for n in lengths:
+                choices = struct.pack("<BBHI", choice, 192, 6, n)
+                (folder / f"{path.stem}-{name}-{n}").write_bytes(choices + values + residual)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    copy_all("*/*.frame", folder / "decode_frame")
+    copy_all("*/*.packet", folder / "decode_packet")
+    write_round_trips(folder / "round_trip")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+// Encodes a tensor with every SIMD target, with one thread and two, without and with each kind of
+// residual: all must give the same bytes and the same residual. Then decodes, and checks that what
+// the decoder sees and what the residual keeps make up the input.
+//
+// Input: 8 bytes of choices, then float32 that are repeated until there are n of them: the first
+// half of the values, then of the residual.
+
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "base/endian.h"
+#include "fuzzing.h"
+#include "gradwire/frame.h"
+
+namespace {
+
+using namespace gradwire;
+using namespace gradwire::fuzzing;
+
+constexpr size_t kChoicesSize = 8;
+
+struct Choices {
+  std::string codec;
+  uint64_t n;
+  ResidualType residual;
+};
+
+Choices read_choices(const std::byte* bytes) {
+  const auto flags = load_le<uint8_t>(bytes);
+  const auto bucket = load_le<uint16_t>(bytes + 2);
+  const auto sparsity = load_le<uint8_t>(bytes + 1);
+  Choices choices;
+  if (flags % 8 == 0) {
+    choices.codec = "raw";
+  } else if (flags % 8 == 1) {
+    choices.codec = "bf16:ef=on";
+  } else {
+    choices.codec = "3lc:s=" + std::to_string(1.0 + sparsity / 256.0);
+    if ((flags & 8) != 0) choices.codec += ",coder=none";
+    if ((flags & 16) != 0) choices.codec += ",bucket=" + std::to_string(5 * (bucket + 1));
+  }
+  // A quarter of the inputs are long: several chunks cost time.
+  const auto n = load_le<uint32_t>(bytes + 4);
+  choices.n = n % (n >> 30 == 3 ? kMaxFuzzedNumel : 4096);
+  choices.residual = flags % 8 == 0 || (flags >> 5) % 4 == 0 ? ResidualType::kNone
+                     : (flags >> 5) % 4 == 1                 ? ResidualType::kBfloat16
+                                                             : ResidualType::kFloat32;
+  return choices;
+}
+
+std::vector<float> repeat(std::span<const std::byte> bytes, uint64_t n) {
+  std::vector<float> values(n);
+  const size_t period = bytes.size() / sizeof(float);
+  for (uint64_t i = 0; period > 0 && i < n; ++i) {
+    values[i] = load_le_f32(bytes.data() + i % period * sizeof(float));
+  }
+  return values;
+}
+
+struct Encoded {
+  std::vector<std::byte> frame;
+  bool finite = true;
+  std::vector<float> residual;
+
+  friend bool operator==(const Encoded& a, const Encoded& b) {
+    return a.frame == b.frame && a.finite == b.finite && a.residual.size() == b.residual.size() &&
+           (a.residual.empty() || std::memcmp(a.residual.data(), b.residual.data(),
+                                              a.residual.size() * sizeof(float)) == 0);
+  }
+};
+
+// `residual` is rounded to bf16 first where the type says so.
+Encoded encode(const Codec& codec, std::span<const float> x, std::vector<float> residual,
+               ResidualType type, Execution& execution) {
+  std::vector<uint16_t> halves;
+  ResidualView view;
+  if (type == ResidualType::kBfloat16) {
+    for (float r : residual)
+      halves.push_back(load_le<uint16_t>(reinterpret_cast<std::byte*>(&r) + 2));
+    view = ResidualView(std::span<uint16_t>(halves));
+  } else if (type == ResidualType::kFloat32) {
+    view = ResidualView(std::span<float>(residual));
+  }
+  Encoded encoded;
+  encoded.frame.resize(max_frame_size(codec, x.size()));
+  const Result<EncodedFrame> result =
+      encode_frame(codec, x, view, DrawContext{}, encoded.frame, execution);
+  require(result.ok(), "a tensor can't be encoded");
+  require(result.value().size <= encoded.frame.size(), "max_frame_size is exceeded");
+  encoded.frame.resize(result.value().size);
+  encoded.finite = result.value().non_finite.ok();
+  for (size_t i = 0; i < halves.size(); ++i) {
+    const uint32_t bits = static_cast<uint32_t>(halves[i]) << 16;
+    std::memcpy(&residual[i], &bits, sizeof bits);
+  }
+  if (type != ResidualType::kNone) encoded.residual = std::move(residual);
+  return encoded;
+}
+
+// q*m is what was sent: where it is 0 all of x + r is kept, else the difference.
+void check_residual(std::span<const float> x, std::span<const float> before,
+                    std::span<const float> sent, std::span<const float> after) {
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float both = x[i] + before[i];
+    const float kept = sent[i] == 0.0f ? both : both - sent[i];
+    require(std::isfinite(after[i]), "a residual is not finite");
+    require(kept == after[i], "the residual is not what was not sent");
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < kChoicesSize) return 0;
+  const std::vector<std::byte> bytes = exact_copy({data, size});
+  const Choices choices = read_choices(bytes.data());
+  const std::span<const std::byte> rest = std::span(bytes).subspan(kChoicesSize);
+  const size_t half = rest.size() / 2 / sizeof(float) * sizeof(float);
+  const std::vector<float> x = repeat(rest.first(half), choices.n);
+  const std::vector<float> residual = repeat(rest.subspan(half), choices.n);
+  const Result<std::shared_ptr<const Codec>> codec = Codec::parse(choices.codec);
+  require(codec.ok(), "a valid codec string is refused");
+
+  const Encoded scalar = encode(*codec.value(), x, residual, choices.residual, executions().back());
+  for (Execution& execution : executions()) {
+    require(encode(*codec.value(), x, residual, choices.residual, execution) == scalar,
+            "two targets encode to other bytes or residuals");
+  }
+
+  const Result<Frame> frame = parse_frame(scalar.frame);
+  require(frame.ok() && frame.value().n == choices.n, "a frame that was just made is refused");
+  require((frame.value().content == FrameContent::kNonFinite) == !scalar.finite,
+          "the marker and the encoder's status differ");
+  if (!scalar.finite) return 0;
+  check_decoders(*frame.value().codec, frame.value().payload, choices.n);
+  std::vector<float> sent(choices.n);
+  require(decode_frame(frame.value(), sent, DecodeMode::kStore, executions().back()).ok(),
+          "a payload that was just made is refused");
+  if (choices.residual == ResidualType::kFloat32) {
+    check_residual(x, residual, sent, scalar.residual);
+  }
+  return 0;
+}

@@ -1,0 +1,319 @@
+"""Writes tests/golden/ anew, with spec/reference.py and spec/reference_encoder.py alone.
+
+Run by hand when the format changes on purpose; look at the difference before you keep it. No test
+runs it, and it asks the C++ code nothing: golden files are a second opinion, not a recording.
+What the index means stands in tests/golden/README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "spec"))
+
+import reference as spec  # noqa: E402
+import reference_encoder as encoder  # noqa: E402
+from golden_errors import (  # noqa: E402
+    FULL_CHUNK,
+    SIGNALLING_NAN,
+    frame_errors,
+    packet_errors,
+    scales,
+    three_lc,
+    two_chunks,
+)
+
+GOLDEN = ROOT / "tests" / "golden"
+NAN, INF, MAX = math.nan, math.inf, spec.FLT_MAX
+TINY = 2.0**-149  # the smallest denormal
+
+
+def gradient(seed: int, count: int) -> list[float]:
+    """Heavy-tailed values around zero, as gradients are."""
+    draw = random.Random(seed)
+    return [spec.f32(draw.gauss(0, 1) ** 3 * 1e-3) for _ in range(count)]
+
+
+def zero_runs() -> list[float]:
+    """Ones, with 1, 2, ... 30 packed bytes of zeros between them."""
+    return [value for run in range(1, 31) for value in [1.0] * 5 + [0.0] * (5 * run)]
+
+
+INPUTS: dict[str, list[float]] = {
+    "gradient": gradient(1, 1021),
+    "spike": [0.0] * 700 + [-2.0] + [0.0] * 320,
+    "runs": zero_runs(),
+    "zero": [0.0, -0.0, 0.0],
+    "ties": [1.0, 0.5, -0.5, 0.50000006, -0.50000006, 0.49999997, -0.49999997, -1.0],
+    "ties-175": [1.0, 0.875, -0.875, 0.87500006, -0.87500006, 0.87499994, 0.0, -0.0, 0.5, -1.0],
+    "denormals": [TINY, -TINY, 0.0, 2 * TINY, 3 * TINY, -4 * TINY, 5 * TINY],
+    "tiny": [TINY, -0.0, -TINY],
+    "huge": [MAX, -MAX, MAX / 2, -MAX / 2, 0.75 * MAX, 1.0],
+    "rounding": [1.00390625, 1.01171875, 1.00390637, -1.00390625, 3.3895314e38, 3.3961776e38, -MAX],
+    "special": [NAN, INF, -INF, -0.0, TINY, MAX, 1.0],
+    "nan": [1.0, NAN, 2.0],
+    "infinity": [1.0, 2.0, -INF],
+    "blocks": [0.0] * 5 + [1.0, -0.25] + [0.0] * 3 + [-0.0] * 5 + [-8.0],
+}
+
+# codec, input, number of values
+PLAIN: list[tuple[str, str, int]] = [
+    *(("raw", "gradient", n) for n in (0, 1, 39)),
+    *(("bf16", "gradient", n) for n in (0, 1, 39, 320)),
+    ("raw", "special", 8),
+    ("bf16", "special", 8),
+    ("bf16", "rounding", 7),
+    *(("3lc:s=1.75", "gradient", n) for n in (0, 1, 4, 5, 6, 39, 320, 40960, 40961, 81925)),
+    *(("3lc:s=1.75,coder=none", "gradient", n) for n in (0, 1, 4, 5, 6, 39, 320, 40961)),
+    *((f"3lc{key}", "gradient", 320) for key in ("", ":coder=none", ":s=1.5", ":s=1.9")),
+    ("3lc:s=1.9999999", "gradient", 1021),
+    ("3lc:s=1.000030517578125", "gradient", 6),
+    ("3lc:s=1.75,bucket=5", "gradient", 39),
+    ("3lc:s=1.75,bucket=5,coder=none", "gradient", 39),
+    ("3lc:bucket=320", "gradient", 1021),
+    ("3lc:s=1.9,bucket=320", "gradient", 320),
+    ("3lc:s=1.75,bucket=12345", "gradient", 81925),
+    ("3lc:s=1.75,bucket=40960", "gradient", 40961),
+    ("3lc:bucket=4294967295", "gradient", 39),
+    ("3lc", "runs", 2475),
+    ("3lc", "spike", 81925),
+    ("3lc:bucket=320", "spike", 40961),
+    ("3lc", "zero", 39),
+    ("3lc:bucket=5", "zero", 39),
+    ("3lc:bucket=5", "blocks", 16),
+    ("3lc", "ties", 8),
+    ("3lc:s=1.75", "ties-175", 10),
+    *((f"3lc:s={s}", "denormals", 7) for s in ("1", "1.25", "1.75")),
+    *((f"3lc:s={s}", "tiny", 3) for s in ("1", "1.25", "1.5", "1.75")),
+    *((f"3lc:s={s}", "huge", 6) for s in ("1", "1.9")),
+    ("3lc", "nan", 3),
+    ("3lc:s=1.75,bucket=5,coder=none", "infinity", 39),
+]
+
+# name, codec, input, residual before
+FEEDBACK: list[tuple[str, str, list[float], list[float]]] = [
+    ("first", "3lc:s=1.75", gradient(2, 320), [0.0] * 320),
+    ("later", "3lc:s=1.75", gradient(3, 320), gradient(4, 320)),
+    ("half", "3lc:s=1.75,residual=bf16", gradient(5, 320), gradient(6, 320)),
+    ("bucket", "3lc:s=1.9,bucket=35,coder=none", gradient(7, 101), gradient(8, 101)),
+    ("bucket-half", "3lc:bucket=35,residual=bf16", gradient(9, 101), gradient(10, 101)),
+    ("bf16", "bf16:ef=on", gradient(11, 39), gradient(12, 39)),
+    ("bf16-half", "bf16:ef=on,residual=bf16", gradient(13, 39), gradient(14, 39)),
+    ("bf16-overflow", "bf16:ef=on", [MAX, 1.0], [0.0, 0.125]),
+    ("cancelled", "3lc", [1.0, -2.0, -0.0, 0.0], [-1.0, 2.0, 0.0, -0.0]),
+    ("cancelled-bucket", "3lc:bucket=5", [1.0] * 5 + [3.0], [-1.0] * 5 + [0.5]),
+    ("signed-zero", "3lc", [-0.0, -0.0, 0.0, 1.0], [-0.0, 0.0, -0.0, 0.0]),
+    ("denormals", "3lc:s=1.25", [TINY, -TINY, 4 * TINY], [TINY, 3 * TINY, -TINY]),
+    ("huge", "3lc:s=1.9", [0.75 * MAX, -MAX, 0.4 * MAX], [0.0, 0.0, 0.05 * MAX]),
+    ("overflow", "3lc", [0.75 * MAX, 1.0], [0.5 * MAX, 0.25]),
+    ("nan", "3lc:s=1.75", [1.0, NAN], [0.5, -0.25]),
+    ("empty", "3lc", [], []),
+]
+
+
+class Writer:
+    """Writes files below tests/golden and gathers the index."""
+
+    def __init__(self) -> None:
+        self.index: dict[str, list[dict[str, Any]]] = {"encode": [], "decode": [], "errors": []}
+
+    def file(self, name: str, data: bytes) -> str:
+        path = GOLDEN / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return name
+
+    def add(self, kind: str, **case: Any) -> None:
+        names = [known["name"] for known in self.index[kind]]
+        assert case["name"] not in names, case["name"]
+        self.index[kind].append(case)
+
+
+def take(values: bytes, n: int) -> bytes:
+    """The first n values of a file that is repeated as often as needed."""
+    return (values * (4 * n // len(values) + 1))[: 4 * n]
+
+
+def file_name(text: str) -> str:
+    return text.replace(":", "-").replace("=", "").replace(",", "-").replace(".", "_")
+
+
+def write_encode(out: Writer) -> None:
+    tensors = {name: spec.to_bytes(values) for name, values in INPUTS.items()}
+    tensors["special"] += SIGNALLING_NAN
+    for name, tensor in tensors.items():
+        out.file(f"encode/{name}.f32", tensor)
+    for codec, source, n in PLAIN:
+        name = f"{file_name(codec)}-{source}-{n}"
+        out.add(
+            "encode",
+            name=name,
+            codec=codec,
+            n=n,
+            input=f"encode/{source}.f32",
+            frame=out.file(
+                f"encode/{name}.frame", encoder.encode_frame(take(tensors[source], n), codec)
+            ),
+        )
+    for title, codec, values, residual in FEEDBACK:
+        name = f"feedback-{title}"
+        before = spec.to_bytes(residual)
+        if "residual=bf16" in codec:
+            before = spec.widen_bf16(encoder.narrow_tensor(before))
+        tensor = spec.to_bytes(values)
+        frame, after = encoder.encode_with_residual(tensor, codec, before)
+        out.add(
+            "encode",
+            name=name,
+            codec=codec,
+            n=len(values),
+            input=out.file(f"encode/{name}.f32", tensor),
+            residual_in=out.file(f"encode/{name}.in.f32", before),
+            residual_out=out.file(f"encode/{name}.out.f32", after),
+            frame=out.file(f"encode/{name}.frame", frame),
+        )
+
+
+def decode_frames() -> dict[str, bytes]:
+    gradients = spec.to_bytes(gradient(20, 39))
+    spike = take(spec.to_bytes(INPUTS["spike"]), 40961)
+    marker = [
+        encoder.seal_frame(codec, 0, 0, 3, b"", spec.NON_FINITE_FLAG) for codec in spec.CODEC_NAMES
+    ]
+    return {
+        "raw": encoder.encode_frame(gradients, "raw"),
+        "raw-any-bits": encoder.seal_frame(
+            spec.RAW, 0, 0, 3, SIGNALLING_NAN + bytes.fromhex("00000080000080ff")
+        ),
+        "bf16": encoder.encode_frame(gradients, "bf16"),
+        "bf16-any-bits": encoder.seal_frame(
+            spec.BF16, 0, 0, 4, bytes.fromhex("817f 80ff 0080 0100")
+        ),
+        "3lc": encoder.encode_frame(gradients, "3lc"),
+        "3lc-bucket": encoder.encode_frame(gradients, "3lc:s=1.5,bucket=10"),
+        "3lc-none": encoder.encode_frame(gradients, "3lc:s=1.5,coder=none"),
+        "3lc-two-chunks": encoder.encode_frame(spike, "3lc"),
+        "3lc-no-values": three_lc(0, b""),
+        "3lc-nothing-sent": three_lc(7, b""),
+        "3lc-nothing-sent-buckets": three_lc(7, b"", bucket=5),
+        "3lc-every-code": three_lc(5 * (243 + sum(range(2, 15))), scales(0.25) + bytes(range(256))),
+        "3lc-lone-zero-bytes": three_lc(20, scales(2.0) + bytes([121, 121, 121, 0])),
+        "3lc-short-runs-first": three_lc(5 * 18, scales(2.0) + bytes([243, 255, 121, 242])),
+        "3lc-run-split": three_lc(5 * 16, scales(2.0) + bytes([244, 121, 252, 121])),
+        "3lc-two-chunks-not-greedy": three_lc(
+            40966, two_chunks(FULL_CHUNK[::-1], bytes([121, 121]))
+        ),
+        "3lc-only-zeros-but-scale": three_lc(5, scales(3.0) + bytes([121])),
+        "3lc-a-scale-of-zero": three_lc(10, scales(0.0, 4.0) + bytes([121, 0]), bucket=5),
+        "3lc-trits-times-zero": three_lc(10, scales(0.0, 4.0) + bytes([0, 242]), bucket=5),
+        "3lc-smallest-scale": three_lc(5, scales(TINY) + bytes([6])),
+        "3lc-largest-scale": three_lc(5, scales(MAX) + bytes([236])),
+        "3lc-told-s-is-ignored": three_lc(5, scales(1.5) + bytes([100]), told=16383),
+        "3lc-bucket-beyond-n": three_lc(6, scales(1.5) + bytes([100, 40]), bucket=0xFFFFFFFF),
+        "marker-raw": marker[0],
+        "marker-bf16": marker[1],
+        "marker-3lc": marker[2],
+        "marker-no-values": encoder.seal_frame(spec.THREE_LC, 1, 0, 0, b"", spec.NON_FINITE_FLAG),
+    }
+
+
+def packets() -> dict[str, spec.Packet]:
+    texts = [("3lc:s=1.75", 39), ("raw", 3), ("3lc:s=1.75", 320), ("bf16", 5), ("3lc", 0)]
+    frames = tuple(
+        spec.parse_frame(encoder.encode_frame(spec.to_bytes(gradient(30 + i, n)), codec))
+        for i, (codec, n) in enumerate(texts)
+    )
+    marker = spec.Packet(spec.PULL, 2, 8, 1, (), spec.NonFiniteReport(3, 7, 2**32 + 5))
+    return {
+        "push": spec.Packet(spec.PUSH, 3, 1000, 0x0123456789ABCDEF, frames),
+        "pull-no-frames": spec.Packet(spec.PULL, 65535, 2**64 - 1, 0, ()),
+        "non-finite": marker,
+    }
+
+
+def write_decode(out: Writer) -> None:
+    for name, frame in decode_frames().items():
+        values = spec.decode_frame(frame)
+        n = len(values) // 4
+        out.add(
+            "decode",
+            name=name,
+            frame=out.file(f"decode/{name}.frame", frame),
+            n=n,
+            values=out.file(f"decode/{name}.f32", values[: 4 * period(values)]),
+        )
+    for name, packet in packets().items():
+        data = encoder.encode_packet(packet)
+        assert spec.parse_packet(data) == packet
+        report = vars(packet.report) if packet.report else None
+        frames = [
+            {
+                "codec": spec.CODEC_NAMES[frame.codec],
+                "n": frame.n,
+                "payload_bytes": len(frame.payload),
+                "values": out.file(f"decode/packet-{name}-{i}.f32", spec.decode(frame)),
+            }
+            for i, frame in enumerate(packet.frames)
+        ]
+        out.add(
+            "decode",
+            name=f"packet-{name}",
+            packet=out.file(f"decode/{name}.packet", data),
+            role=("push", "pull")[packet.kind],
+            source=packet.source,
+            step=packet.step,
+            layout_digest=f"{packet.layout_digest:016x}",
+            non_finite=report,
+            frames=frames,
+        )
+
+
+def period(values: bytes) -> int:
+    """The shortest start that gives all values when it is repeated; all of them for few."""
+    n = len(values) // 4
+    if n <= 2048:
+        return n
+    return next(p for p in range(1, n + 1) if take(values[: 4 * p], n) == values)
+
+
+def status_of(form: str, data: bytes) -> str:
+    try:
+        if form == "frame":
+            spec.decode_frame(data)
+        else:
+            spec.parse_packet(data)
+    except spec.FormatError as error:
+        return error.status
+    return "ok"
+
+
+def write_errors(out: Writer) -> None:
+    for form, cases in (("frame", frame_errors()), ("packet", packet_errors())):
+        for name, (status, data) in cases.items():
+            assert status_of(form, data) == status, (name, status_of(form, data))
+            file = out.file(f"errors/{name}.{form}", data)
+            out.add("errors", name=f"{form}-{name}", **{form: file}, status=status)
+
+
+def main() -> None:
+    for folder in ("encode", "decode", "errors"):
+        shutil.rmtree(GOLDEN / folder, ignore_errors=True)
+    out = Writer()
+    write_encode(out)
+    write_decode(out)
+    write_errors(out)
+    out.file("index.json", (json.dumps(out.index, indent=1) + "\n").encode())
+    counts = ", ".join(f"{len(cases)} {kind}" for kind, cases in out.index.items())
+    size = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())
+    print(f"{counts}, {size} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""gradwire against the golden files, for every SIMD target and number of threads."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+
+import numpy as np
+import pytest
+
+import gradwire
+from golden import FOLDER, Case, array, cases, read, read_values, spec
+
+EXECUTIONS = [(target, threads) for target in gradwire.simd_targets() for threads in (1, 2)]
+PLAIN = [case for case in cases("encode") if "residual_in" not in case]
+FEEDBACK = [case for case in cases("encode") if "residual_in" in case]
+FRAMES = [case for case in cases("decode") if "frame" in case]
+PACKETS = [case for case in cases("decode") if "packet" in case]
+
+
+def name_of(case: Case) -> str:
+    return str(case["name"])
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::gradwire.NonFiniteWarning")
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=name_of)
+def test_encode(case: Case) -> None:
+    x = array(read_values(case["input"], case["n"]))
+    expected = read(case["frame"])
+    for target, threads in EXECUTIONS:
+        frame = gradwire.encode(x, case["codec"], target=target, threads=threads)
+        assert frame == expected, (target, threads)
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=name_of)
+def test_decode_what_was_encoded(case: Case) -> None:
+    frame = read(case["frame"])
+    expected = spec.decode_frame(frame)
+    for target, threads in EXECUTIONS:
+        values = gradwire.decode(frame, target=target, threads=threads)
+        assert values.tobytes() == expected, (target, threads)
+
+
+@pytest.mark.parametrize("case", FEEDBACK, ids=name_of)
+def test_encode_with_residual(case: Case) -> None:
+    x = array(read(case["input"]))
+    for target, threads in EXECUTIONS:
+        compressor = gradwire.Compressor(case["codec"], x.size, target=target, threads=threads)
+        state = compressor.state_dict()
+        state["residual"] = array(read(case["residual_in"]))
+        compressor.load_state_dict(state)
+        frame = compressor.encode(x)
+        assert frame == read(case["frame"]), (target, threads)
+        assert compressor.residual is not None
+        assert compressor.residual.tobytes() == read(case["residual_out"]), (target, threads)
+
+
+@pytest.mark.parametrize("case", FRAMES, ids=name_of)
+def test_decode(case: Case) -> None:
+    frame = read(case["frame"])
+    expected = read_values(case["values"], case["n"])
+    for target, threads in EXECUTIONS:
+        values = gradwire.decode(frame, target=target, threads=threads)
+        assert values.tobytes() == expected, (target, threads)
+        stored = np.full(case["n"], 7.0, np.float32)
+        gradwire.decode_into(frame, stored, target=target, threads=threads)
+        assert stored.tobytes() == expected, (target, threads)
+
+
+@pytest.mark.parametrize("case", FRAMES, ids=name_of)
+def test_decode_onto_a_sum(case: Case) -> None:
+    frame = read(case["frame"])
+    values = array(read_values(case["values"], case["n"]))
+    start = array(struct.pack("<5f", -0.0, 0.0, 1.5, -2.0, 3e38))
+    start = np.resize(start, case["n"])
+    # Where a trit is 0 nothing is added, not +0.0; it would turn -0.0 into 0.0.
+    ternary = gradwire.inspect(frame)["codec"].startswith("3lc")
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = start + values
+    if ternary:
+        expected[values.view(np.uint32) == 0] = start[values.view(np.uint32) == 0]
+    finite = ~np.isnan(expected)
+    for target, threads in EXECUTIONS:
+        total = start.copy()
+        gradwire.decode_into(frame, total, accumulate=True, target=target, threads=threads)
+        assert np.array_equal(np.isnan(total), ~finite)
+        assert total[finite].tobytes() == expected[finite].tobytes(), (target, threads)
+
+
+@pytest.mark.parametrize("case", PACKETS, ids=name_of)
+def test_inspect_packet(case: Case) -> None:
+    told = gradwire.inspect(read(case["packet"]))
+    assert told["kind"] == "packet"
+    for key in ("role", "source", "step"):
+        assert told[key] == case[key]
+    assert bool(told["non_finite"]) == bool(case["non_finite"])
+    assert len(told["frames"]) == len(case["frames"])
+    for frame, expected in zip(told["frames"], case["frames"], strict=True):
+        assert frame["codec"].partition(":")[0] == expected["codec"]
+        assert (frame["numel"], frame["payload_bytes"]) == (
+            expected["n"],
+            expected["payload_bytes"],
+        )
+
+
+@pytest.mark.parametrize("case", [case for case in cases("errors") if "frame" in case], ids=name_of)
+def test_frame_is_refused(case: Case) -> None:
+    frame = read(case["frame"])
+    for target, threads in EXECUTIONS:
+        with pytest.raises(gradwire.GradwireError) as refusal:
+            gradwire.decode(frame, target=target, threads=threads)
+        assert refusal.value.code == case["status"], (target, threads)
+        assert str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases("errors") if "packet" in case], ids=name_of
+)
+def test_packet_is_refused(case: Case) -> None:
+    data = read(case["packet"])
+    if data[:2] != b"GP":  # inspect tells frames from packets by these; what is neither is refused
+        with pytest.raises(gradwire.GradwireError):
+            gradwire.inspect(data)
+        return
+    with pytest.raises(gradwire.GradwireError) as refusal:
+        gradwire.inspect(data)
+    assert refusal.value.code == case["status"]
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=name_of)
+def test_non_finite_input_is_warned_of(case: Case) -> None:
+    x = array(read_values(case["input"], case["n"]))
+    marked = gradwire.inspect(read(case["frame"]))["non_finite"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gradwire.encode(x, case["codec"])
+    assert bool(caught) == marked
+    if marked:
+        assert caught[0].category is gradwire.NonFiniteWarning
+        assert str(int(np.flatnonzero(~np.isfinite(x))[0])) in str(caught[0].message)
+
+
+def test_the_folder_holds_what_the_index_names_and_nothing_else() -> None:
+    named = {
+        entry[key]
+        for kind in ("encode", "decode", "errors")
+        for case in cases(kind)
+        for entry in (case, *case.get("frames", ()))
+        for key in ("input", "frame", "packet", "values", "residual_in", "residual_out")
+        if key in entry
+    }
+    there = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file()}
+    assert there == named | {"README.md", "index.json"}
+    assert sum((FOLDER / name).stat().st_size for name in there) < 300_000

@@ -1,0 +1,281 @@
+"""gradwire against the plain Python reference: random tensors, and frames broken in many ways."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import gradwire
+from golden import array, encoder, spec
+
+pytestmark = pytest.mark.filterwarnings("ignore::gradwire.NonFiniteWarning")
+settings.register_profile("differential", deadline=None, max_examples=150, derandomize=True)
+settings.load_profile("differential")
+
+MAX_NUMEL = 2**16  # larger claims are refused by both sides alike
+
+
+def sparsity_text(bits: int) -> str:
+    """A float32 in [1, 2) from its 23 fraction bits."""
+    return repr(float(np.uint32(0x3F800000 | bits).view(np.float32)))
+
+
+sparsities = st.one_of(
+    st.sampled_from(["1", "1.5", "1.75", "1.9"]), st.integers(0, 2**23 - 1).map(sparsity_text)
+)
+buckets = st.one_of(st.just(0), st.integers(1, 30).map(lambda k: 5 * k))
+
+
+@st.composite
+def three_lc(draw: st.DrawFn) -> str:
+    text = f"3lc:s={draw(sparsities)},coder={draw(st.sampled_from(['zre', 'none']))}"
+    bucket = draw(buckets)
+    return text + (f",bucket={bucket}" if bucket else "")
+
+
+codecs = st.one_of(st.sampled_from(["raw", "bf16"]), three_lc(), three_lc(), three_lc())
+finite = st.one_of(
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
+    st.floats(-1, 1, width=32),
+    st.sampled_from([0.0, -0.0, 0.5, -1.0, 2.0**-149, -(2.0**-126), spec.FLT_MAX, -spec.FLT_MAX]),
+)
+
+
+class Run(NamedTuple):
+    """Some values, then zeros."""
+
+    values: list[float]
+    zeros: int
+
+
+def tensors(elements: st.SearchStrategy[float]) -> st.SearchStrategy[bytes]:
+    """Runs of values between runs of zeros, long enough for every code."""
+    runs = st.builds(Run, st.lists(elements, max_size=12), st.integers(0, 100))
+    flat = st.lists(runs, max_size=6).map(
+        lambda parts: [x for part in parts for x in part.values + [0.0] * part.zeros]
+    )
+    return flat.map(spec.to_bytes)
+
+
+any_float = st.one_of(finite, finite, finite, st.floats(width=32))
+targets = st.sampled_from(gradwire.simd_targets())
+
+
+@given(tensor=st.one_of(tensors(finite), tensors(any_float)), codec=codecs, target=targets)
+def test_encode_and_decode(tensor: bytes, codec: str, target: str) -> None:
+    frame = gradwire.encode(array(tensor), codec, target=target)
+    assert frame == encoder.encode_frame(tensor, codec)
+    assert gradwire.decode(frame, target=target).tobytes() == spec.decode_frame(frame)
+
+
+@pytest.mark.parametrize("n", [40955, 40959, 40960, 40961, 81920, 81921])
+@pytest.mark.parametrize("codec", ["3lc:s=1.75", "3lc:coder=none", "3lc:s=1.9,bucket=4100"])
+def test_several_chunks(codec: str, n: int) -> None:
+    x = (np.random.default_rng(n).standard_normal(n) ** 3).astype(np.float32)
+    frame = encoder.encode_frame(x.tobytes(), codec)
+    assert gradwire.encode(x, codec, threads=2) == frame
+    assert gradwire.decode(frame, threads=2).tobytes() == spec.decode_frame(frame)
+
+
+def three_tensors(draw: st.DrawFn) -> list[bytes]:
+    n = draw(st.integers(0, 90))
+    return [
+        spec.to_bytes(draw(st.lists(any_float if step else finite, min_size=n, max_size=n)))
+        for step in range(3)
+    ]
+
+
+@given(
+    steps=st.composite(three_tensors)(),
+    codec=st.one_of(three_lc(), st.just("bf16:ef=on")),
+    half=st.booleans(),
+    target=targets,
+)
+def test_residuals_over_steps(steps: list[bytes], codec: str, half: bool, target: str) -> None:
+    codec += ",residual=bf16" if half else ""
+    n = len(steps[0]) // 4
+    compressor = gradwire.Compressor(codec, n, target=target)
+    residual = bytes(4 * n)
+    for step, tensor in enumerate(steps):
+        expected, residual = encoder.encode_with_residual(tensor, codec, residual)
+        assert compressor.encode(array(tensor), step=step) == expected
+        assert compressor.residual is not None
+        assert compressor.residual.tobytes() == residual
+
+
+class Outcome(NamedTuple):
+    """What a decoder makes of bytes: the status, and the values where it is ok."""
+
+    status: str
+    values: bytes = b""
+
+
+def reference_outcome(frame: bytes) -> Outcome:
+    try:
+        return Outcome("ok", spec.decode_frame(frame, MAX_NUMEL))
+    except spec.FormatError as error:
+        return Outcome(error.status)
+
+
+def gradwire_outcome(frame: bytes, target: str, threads: int = 1) -> Outcome:
+    try:
+        values = gradwire.decode(frame, target=target, threads=threads, max_numel=MAX_NUMEL)
+    except gradwire.GradwireError as error:
+        return Outcome(error.code)
+    return Outcome("ok", values.tobytes())
+
+
+def check_all_targets(frame: bytes) -> None:
+    expected = reference_outcome(frame)
+    for target in gradwire.simd_targets():
+        assert gradwire_outcome(frame, target) == expected, target
+
+
+def resealed(frame: bytes) -> bytes:
+    """The frame with true payload length and checksum, so that later checks are reached."""
+    if len(frame) < spec.HEADER_SIZE:
+        return frame
+    after = struct.pack("<Q", len(frame) - spec.HEADER_SIZE) + frame[spec.HEADER_SIZE :]
+    return frame[:20] + struct.pack("<I", spec.checksum(frame[:20], after)) + after
+
+
+def mutate(draw: st.DrawFn, data: bytes) -> bytes:
+    """A few bytes changed, removed or inserted."""
+    changed = bytearray(data)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(len(changed) - 1, 0)))
+        match draw(st.sampled_from(["flip", "set", "remove", "insert", "cut"])):
+            case "flip":
+                changed[at : at + 1] = bytes(
+                    byte ^ 1 << draw(st.integers(0, 7)) for byte in changed[at : at + 1]
+                )
+            case "set":
+                changed[at : at + 1] = bytes([draw(st.sampled_from([0, 1, 121, 243, 255]))])
+            case "remove":
+                del changed[at]
+            case "insert":
+                changed.insert(at, draw(st.integers(0, 255)))
+            case "cut":
+                del changed[at:]
+        if not changed:
+            break
+    return bytes(changed)
+
+
+@st.composite
+def broken_frames(draw: st.DrawFn) -> bytes:
+    frame = encoder.encode_frame(draw(tensors(any_float)), draw(codecs))
+    broken = mutate(draw, frame)
+    return resealed(broken) if draw(st.integers(0, 3)) else broken
+
+
+@settings(max_examples=1000)
+@given(frame=broken_frames())
+def test_broken_frames(frame: bytes) -> None:
+    check_all_targets(frame)
+
+
+@st.composite
+def made_up_payloads(draw: st.DrawFn) -> bytes:
+    """A 3lc frame of true form around codes from nowhere."""
+    bucket = draw(st.sampled_from([0, 0, 5, 10]))
+    coder = draw(st.sampled_from([spec.NONE, spec.ZRE, spec.ZRE]))
+    codes = draw(st.lists(st.one_of(st.integers(0, 255), st.just(121)), max_size=12))
+    packed = sum(code - 241 if code > 242 and coder == spec.ZRE else 1 for code in codes)
+    n = max(5 * packed - draw(st.integers(0, 4)), 0) + draw(st.sampled_from([0, 0, 0, 1]))
+    count = spec.ceil_div(n, bucket) if bucket else 1
+    scales = draw(
+        st.lists(
+            st.sampled_from([1.0, 0.0, 2.0**-149, spec.FLT_MAX, -0.0]),
+            min_size=count,
+            max_size=count,
+        )
+    )
+    payload = spec.to_bytes(scales) + bytes(codes)
+    return encoder.seal_frame(spec.THREE_LC, coder, bucket, n, payload)
+
+
+@settings(max_examples=500)
+@given(frame=made_up_payloads())
+def test_made_up_payloads(frame: bytes) -> None:
+    check_all_targets(frame)
+
+
+def two_chunk_frame() -> bytes:
+    x: npt.NDArray[np.float32] = np.random.default_rng(5).standard_normal(41000, np.float32) ** 3
+    return encoder.encode_frame(x.tobytes(), "3lc:s=1.75")
+
+
+TWO_CHUNKS = two_chunk_frame()
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_broken_sizes_and_chunks(data: st.DataObject) -> None:
+    front = data.draw(st.booleans(), label="in the scale or sizes")
+    last = 40 if front else len(TWO_CHUNKS) - 1
+    at = data.draw(st.integers(32, last), label="at")
+    byte = data.draw(st.integers(0, 255), label="byte")
+    frame = resealed(TWO_CHUNKS[:at] + bytes([byte]) + TWO_CHUNKS[at + 1 :])
+    expected = reference_outcome(frame)
+    for target in gradwire.simd_targets():
+        assert gradwire_outcome(frame, target, threads=2) == expected, target
+
+
+@st.composite
+def packets(draw: st.DrawFn) -> bytes:
+    if draw(st.integers(0, 4)) == 0:
+        report = spec.NonFiniteReport(*draw(st.tuples(*[st.integers(0, 2**32 - 1)] * 3)))
+        return encoder.encode_packet(spec.Packet(spec.PULL, 1, 2, 3, (), report))
+    texts = draw(st.lists(st.tuples(tensors(finite), codecs), max_size=4))
+    frames = tuple(spec.parse_frame(encoder.encode_frame(*text)) for text in texts)
+    return encoder.encode_packet(spec.Packet(spec.PUSH, 9, 2**40, 2**63, frames))
+
+
+def packet_status(data: bytes) -> str:
+    try:
+        spec.parse_packet(data)
+    except spec.FormatError as error:
+        return error.status
+    return "ok"
+
+
+def inspect_status(data: bytes) -> str:
+    try:
+        gradwire.inspect(data)
+    except gradwire.GradwireError as error:
+        return str(error.code)
+    return "ok"
+
+
+@given(data=packets())
+def test_packets(data: bytes) -> None:
+    packet = spec.parse_packet(data)
+    told = gradwire.inspect(data)
+    assert [told["source"], told["step"]] == [packet.source, packet.step]
+    assert [
+        (frame["codec"].partition(":")[0], frame["numel"], frame["payload_bytes"])
+        for frame in told["frames"]
+    ] == [(spec.CODEC_NAMES[f.codec], f.n, len(f.payload)) for f in packet.frames]
+
+
+@st.composite
+def broken_packets(draw: st.DrawFn) -> bytes:
+    broken = b"GP" + mutate(draw, draw(packets())[2:])
+    if len(broken) < spec.HEADER_SIZE or draw(st.integers(0, 3)) == 0:
+        return broken
+    checksum = struct.pack("<I", spec.checksum(broken[:28], broken[32:]))
+    return broken[:28] + checksum + broken[32:]
+
+
+@settings(max_examples=1000)
+@given(data=broken_packets())
+@example(data=b"GP")
+def test_broken_packets(data: bytes) -> None:
+    assert inspect_status(data) == packet_status(data)
