@@ -1,0 +1,269 @@
+"""Measures encode and decode_add next to memcpy, in one process, after checking them.
+
+GB/s are 10^9 bytes of float32 input a second: what comes out of a decoder counts as its input.
+Each number is a median over repetitions; repetitions of the operation and of memcpy take turns, so
+that both meet the same machine. memcpy is NumPy's copyto of the same number of values into a buffer
+that was written before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import cycle
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gradwire
+from gradwire.bench_data import BenchData, Floats
+from gradwire.bench_reference import reference_decoded
+
+OPERATIONS = ("encode", "decode_add")
+SIZES = (200_000, 25_600_000)
+CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
+
+# One timed repetition lasts at least this long, so that the clock and the loop do not count.
+_REPETITION_SECONDS = 0.002
+_LEAST_REPETITIONS = 7
+_WINDOWS = 64
+# Steps before anything is timed: by then a residual has its usual size. They are done on at most
+# so many values, and what comes out is repeated, as the data are.
+_WARM_UP_STEPS = 400
+_WARM_UP_NUMEL = 1_000_000
+_FRAMES = 8
+_FRAME_BYTES = 1 << 28
+# Below this size starting threads costs more than copying: a parallel memcpy says nothing.
+_PARALLEL_MEMCPY_BYTES = 1 << 24
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the report."""
+
+    codec: str
+    numel: int
+    operation: str
+    target: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Rates in 10^9 bytes of float32 a second.
+
+    parallel_memcpy: with as many threads as the case, None where it has one or the size is small.
+    call_overhead: seconds that the same call takes on a single value; all of Python's part and
+    more. It is part of `seconds`.
+    checked: what the result was compared with before timing.
+    """
+
+    case: Case
+    seconds: float
+    repetitions: int
+    gb_per_s: float
+    memcpy_gb_per_s: float
+    parallel_memcpy_gb_per_s: float | None
+    share_of_memcpy: float
+    bits_per_value: float
+    call_overhead: float
+    checked: str
+
+
+class CheckError(Exception):
+    """A codec gave another result than it must; nothing was timed."""
+
+
+class Workload:
+    """The inputs of all cases of one codec and size: windows, a warmed-up residual, frames."""
+
+    def __init__(self, codec: str, numel: int, data: BenchData, seed: int) -> None:
+        self.codec = codec
+        self.numel = numel
+        self.windows = data.windows(numel, _WINDOWS, seed)
+        self.state = _warm_up(codec, numel, data, seed)
+        # The bytes do not depend on the number of threads, so all may help here.
+        compressor = self.compressor("auto", len(os.sched_getaffinity(0)))
+        out = np.zeros(compressor.max_encoded_size, np.uint8)
+        self.frames: list[NDArray[np.uint8]] = []
+        for window in self.windows[:_FRAMES]:
+            size = compressor.encode_into(window, out)
+            self.frames.append(out[:size].copy())
+            if len(self.frames) >= 2 and size * (len(self.frames) + 1) > _FRAME_BYTES:
+                break
+        self.frame_sizes = [frame.size for frame in self.frames]
+
+    def compressor(self, target: str, threads: int) -> gradwire.Compressor:
+        """A compressor with the warmed-up residual."""
+        compressor = gradwire.Compressor(self.codec, self.numel, target=target, threads=threads)
+        compressor.load_state_dict(self.state)
+        return compressor
+
+
+def _warm_up(codec: str, numel: int, data: BenchData, seed: int) -> dict[str, Any]:
+    """The state of a compressor of `numel` values whose residual has grown up."""
+    state = gradwire.Compressor(codec, numel).state_dict()
+    if state["residual"] is None:
+        return state
+    short = min(numel, _WARM_UP_NUMEL)
+    windows = data.windows(short, _WINDOWS, seed + 1)
+    compressor = gradwire.Compressor(codec, short)
+    out = np.zeros(compressor.max_encoded_size, np.uint8)
+    for step in range(_WARM_UP_STEPS):
+        compressor.encode_into(windows[step % _WINDOWS], out)
+    grown = compressor.residual
+    assert grown is not None
+    return state | {"residual": np.resize(grown, numel)}
+
+
+def check(work: Workload, target: str, threads: int) -> str:
+    """Compares one step of `target` with the definition; returns with what. Raises CheckError.
+
+    Frame and residual must be those of the scalar target on one thread; what decodes must be, bit
+    for bit, what bench_reference computes from input and residual, where it knows the codec.
+    """
+    x = work.windows[0]
+    compressor = work.compressor(target, threads)
+    before = compressor.residual
+    frame = compressor.encode(x)
+    scalar = work.compressor("scalar", 1)
+    where = f"{work.codec}, {work.numel} values, target {target}, {threads} threads"
+    if frame != scalar.encode(x):
+        raise CheckError(f"{where}: not the bytes of the scalar target")
+    if not _same_bits(compressor.residual, scalar.residual):
+        raise CheckError(f"{where}: not the residual of the scalar target")
+    decoded = np.ones(work.numel, np.float32)
+    gradwire.decode_into(frame, decoded, target=target, threads=threads)
+    total = np.ones(work.numel, np.float32)
+    gradwire.decode_into(frame, total, accumulate=True, target=target, threads=threads)
+    if not _same_bits(total, np.float32(1) + decoded):
+        raise CheckError(f"{where}: decode_add is not decode and add")
+    whole = x if before is None else x + before
+    expected = reference_decoded(work.codec, whole)
+    if expected is None:
+        return "scalar target"
+    if not _same_bits(decoded, expected):
+        raise CheckError(f"{where}: decodes to other values than the reference")
+    return "reference"
+
+
+def measure(work: Workload, case: Case, seconds: float) -> Measurement:
+    """Checks, then times one case for about `seconds`."""
+    checked = check(work, case.target, case.threads)
+    sizes: list[int] = []
+    operation = _operation(work, case, sizes)
+    source, copy = work.windows[1], np.zeros(case.numel, np.float32)
+    turns = [operation, lambda: np.copyto(copy, source)]
+    with ThreadPoolExecutor(case.threads) as pool:
+        if case.threads > 1 and copy.nbytes >= _PARALLEL_MEMCPY_BYTES:
+            turns.append(lambda: _parallel_copy(pool, case.threads, copy, source))
+        times = _interleave(turns, seconds)
+    rates = [4e-9 * case.numel / median(samples) for samples in times]
+    return Measurement(
+        case=case,
+        seconds=median(times[0]),
+        repetitions=len(times[0]),
+        gb_per_s=rates[0],
+        memcpy_gb_per_s=rates[1],
+        parallel_memcpy_gb_per_s=rates[2] if len(rates) > 2 else None,
+        share_of_memcpy=rates[0] / rates[1],
+        bits_per_value=_bits_per_value(sizes or work.frame_sizes, case.numel),
+        call_overhead=_call_overhead(case),
+        checked=checked,
+    )
+
+
+def cases(
+    codecs: Sequence[str],
+    sizes: Sequence[int],
+    operations: Sequence[str],
+    targets: Sequence[str],
+    threads: Sequence[int],
+) -> Iterator[Case]:
+    """All combinations, those of one codec and size together."""
+    for numel in sizes:
+        for codec in codecs:
+            for operation in operations:
+                for target in targets:
+                    for count in threads:
+                        yield Case(codec, numel, operation, target, count)
+
+
+def _bits_per_value(frame_sizes: Sequence[int], numel: int) -> float:
+    return 8 * sum(frame_sizes) / (len(frame_sizes) * numel)
+
+
+def _operation(work: Workload, case: Case, sizes: list[int]) -> Call:
+    """One call of the case's operation; encoding notes the bytes of each frame in `sizes`."""
+    if case.operation == "encode":
+        compressor = work.compressor(case.target, case.threads)
+        out = np.zeros(compressor.max_encoded_size, np.uint8)
+        windows = cycle(work.windows)
+
+        def encode() -> None:
+            sizes.append(compressor.encode_into(next(windows), out))
+
+        return encode
+    total = np.zeros(case.numel, np.float32)
+    frames = cycle(work.frames)
+
+    def decode_add() -> None:
+        gradwire.decode_into(
+            next(frames), total, accumulate=True, target=case.target, threads=case.threads
+        )
+
+    return decode_add
+
+
+def _interleave(calls: Sequence[Call], seconds: float) -> list[list[float]]:
+    """Runs the calls in turn until each has its share of `seconds`; seconds a call, for each."""
+    counts = [_calls_a_repetition(call) for call in calls]
+    times: list[list[float]] = [[] for _ in calls]
+    deadline = time.perf_counter() + seconds
+    while len(times[0]) < _LEAST_REPETITIONS or time.perf_counter() < deadline:
+        for call, count, samples in zip(calls, counts, times, strict=True):
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            samples.append((time.perf_counter() - start) / count)
+    return times
+
+
+def _calls_a_repetition(call: Call) -> int:
+    call()
+    start = time.perf_counter()
+    call()
+    elapsed = time.perf_counter() - start
+    return max(1, round(_REPETITION_SECONDS / max(elapsed, 1e-7)))
+
+
+def _parallel_copy(pool: ThreadPoolExecutor, threads: int, target: Floats, source: Floats) -> None:
+    cuts = [target.size * part // threads for part in range(threads + 1)]
+    list(
+        pool.map(
+            lambda part: np.copyto(
+                target[cuts[part] : cuts[part + 1]], source[cuts[part] : cuts[part + 1]]
+            ),
+            range(threads),
+        )
+    )
+
+
+def _call_overhead(case: Case) -> float:
+    tiny = BenchData("one", "one value", np.ones(1, np.float32))
+    work = Workload(case.codec, 1, tiny, 0)
+    single = Case(case.codec, 1, case.operation, case.target, case.threads)
+    return median(_interleave([_operation(work, single, [])], 0.02)[0])
+
+
+def _same_bits(a: Floats | None, b: Floats | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return bool(np.array_equal(a.view(np.uint32), b.view(np.uint32)))

@@ -1,0 +1,103 @@
+"""Values to measure on: recorded gradients, or made ones with a heavy tail.
+
+Both are one *period* of about a million values, repeated to the wanted length. A measured call
+takes a window of it that starts at a random place, so that a residual meets other values in each
+call, as it does in training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.machine import find_checkout
+from gradwire.tensor_files import FLOAT32, TensorFileError, read_tensor_file
+
+Floats = NDArray[np.float32]
+
+RECORDED = Path("bench") / "data" / "resnet20_gradients.safetensors"
+
+# A window starts at a multiple of a cache line, at most this many values in. Few enough that 200 k
+# values and their margin stay in a second-level cache.
+_MARGIN = 1 << 15
+_ALIGNMENT = 16
+
+_SYNTHETIC_PERIOD = 1 << 20
+
+
+@dataclass(frozen=True)
+class BenchData:
+    """`period`: float32, one-dimensional. `description`: what it is, in a sentence."""
+
+    name: str
+    description: str
+    period: Floats
+
+    def windows(self, numel: int, count: int, seed: int) -> list[Floats]:
+        """`count` views of `numel` values each, of one array of little more than `numel`."""
+        base = np.resize(self.period, numel + _MARGIN)
+        starts = np.random.default_rng([seed, numel]).integers(0, _MARGIN // _ALIGNMENT, count)
+        return [base[s : s + numel] for s in (int(start) * _ALIGNMENT for start in starts)]
+
+
+def load_data(choice: str, seed: int) -> BenchData:
+    """`choice`: "recorded", "synthetic", or the path of a safetensors file of float32 gradients.
+
+    "auto" takes the recorded gradients where the source tree is at hand, synthetic ones elsewhere;
+    the description says which. Raises OSError, TensorFileError.
+    """
+    if choice == "synthetic":
+        return _synthetic(seed)
+    checkout = find_checkout()
+    recorded = checkout / RECORDED if checkout else None
+    if choice == "auto":
+        return _load(recorded) if recorded and recorded.is_file() else _synthetic(seed)
+    if choice != "recorded":
+        return _load(Path(choice))
+    if recorded is None or not recorded.is_file():
+        raise TensorFileError(
+            f"{RECORDED} is not here: it belongs to the source tree of gradwire. Give its path, or "
+            "take synthetic data"
+        )
+    return _load(recorded)
+
+
+def _synthetic(seed: int) -> BenchData:
+    rng = np.random.default_rng(seed)
+    normal, spread = rng.standard_normal((2, _SYNTHETIC_PERIOD), dtype=np.float32)
+    return BenchData(
+        "synthetic",
+        "synthetic: x = 0.01 * g * exp(h / 2), g and h standard normal, independent for each "
+        f"value (period {_SYNTHETIC_PERIOD}, seed {seed})",
+        np.float32(0.01) * normal * np.exp(np.float32(0.5) * spread),
+    )
+
+
+def _load(path: Path) -> BenchData:
+    content = read_tensor_file(path)
+    tensors = [t for t in content.tensors if t.dtype == FLOAT32[content.kind]]
+    scaled = [_scale(tensor.float32()) for tensor in tensors if tensor.data]
+    if not scaled:
+        raise TensorFileError(f"{path}: no float32 values in it")
+    period = np.concatenate(scaled)
+    if not np.isfinite(period).all():
+        raise TensorFileError(f"{path}: it holds NaN or Inf")
+    how = content.metadata.get("how", "no word on how it was made")
+    return BenchData(
+        str(path.name),
+        f"{path.name}: {how}; {len(tensors)} tensors, {period.size} values, each tensor divided "
+        "by its largest magnitude",
+        period,
+    )
+
+
+def _scale(values: Floats) -> Floats:
+    """Divides by the largest magnitude; leaves alone what has none or is not finite.
+
+    In training each tensor has a scale of its own; a benchmark's one long tensor has one for all.
+    """
+    largest = np.abs(values).max()
+    return values / largest if np.isfinite(largest) and largest > 0 else values

@@ -1,0 +1,256 @@
+"""``gradwire bench``."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import gradwire
+from gradwire.bench import (
+    CODECS,
+    OPERATIONS,
+    SIZES,
+    Case,
+    CheckError,
+    Measurement,
+    Workload,
+    cases,
+    measure,
+)
+from gradwire.bench_data import BenchData, load_data
+from gradwire.cli.output import (
+    CommandError,
+    JsonOption,
+    describe_compilation,
+    human_bytes,
+    print_json,
+    print_pairs,
+    print_table,
+    significant,
+)
+from gradwire.machine import describe_build, describe_machine, find_commit
+
+_MULTIPLES = {"k": 10**3, "M": 10**6}
+_LARGEST_SIZE = 2**31
+
+
+def bench(
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--codec",
+            "-c",
+            help=f"Codec to measure (repeatable). Default: {', '.join(CODECS)}.",
+            show_default=False,
+        ),
+    ] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Number of float32 values, such as 5000, 200k or 25.6M (repeatable). "
+            "Default: 200k, 25.6M.",
+            show_default=False,
+        ),
+    ] = None,
+    operation: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="encode (with the residual, where the codec keeps one) or decode_add "
+            "(repeatable). Default: both.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="SIMD target (repeatable), or all. `gradwire info` lists them. Default: the best.",
+            show_default=False,
+        ),
+    ] = None,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Thread count (repeatable). Default: 1, 2.", show_default=False),
+    ] = None,
+    data: Annotated[
+        str,
+        typer.Option(
+            help="recorded (gradients of a real training run, in the source tree), synthetic "
+            "(made, with a heavy tail), a .safetensors or .npy file, or auto: recorded where the "
+            "source tree is at hand, else synthetic."
+        ),
+    ] = "auto",
+    seconds: Annotated[
+        float, typer.Option(min=0.01, help="Time for each line of the table.")
+    ] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of its windows.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure encode and decode_add next to memcpy.
+
+    Each result is checked before it is timed. GB/s count the float32 side, 4 bytes a value, and
+    10^9 bytes are a GB. memcpy copies as many values in the same process, on one thread.
+    """
+    planned = list(
+        cases(
+            codec or CODECS,
+            [_parse_size(text) for text in size] if size else SIZES,
+            _choose("--operation", operation, OPERATIONS),
+            _choose_targets(target),
+            threads or (1, 2),
+        )
+    )
+    for name in dict.fromkeys(case.codec for case in planned):
+        gradwire.max_encoded_size(name, 0)  # A wrong codec is an error before anything is timed.
+    values = load_data(data, seed)
+    header = _header(values)
+    if not as_json:
+        _print_header(header)
+    measured = _measure_all(planned, values, seconds, seed)
+    if as_json:
+        print_json(header | {"results": [_as_row(m, measured) for m in measured]})
+    else:
+        _print_measurements([_as_row(m, measured) for m in measured])
+
+
+def _measure_all(
+    planned: list[Case], values: BenchData, seconds: float, seed: int
+) -> list[Measurement]:
+    measured: list[Measurement] = []
+    work: Workload | None = None
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as (
+        progress
+    ):
+        task = progress.add_task("", total=len(planned))
+        for case in planned:
+            progress.update(task, description=f"{case.codec} {case.operation} {case.numel}")
+            if work is None or (work.codec, work.numel) != (case.codec, case.numel):
+                work = None  # Frees the last one's memory before the next one takes its own.
+                work = Workload(case.codec, case.numel, values, seed)
+            try:
+                measured.append(measure(work, case, seconds))
+            except CheckError as error:
+                raise CommandError(f"check failed: {error}") from None
+            progress.advance(task)
+    return measured
+
+
+def _parse_size(text: str) -> int:
+    multiple = _MULTIPLES.get(text[-1:], 1)
+    try:
+        size = float(text.rstrip("kM")) * multiple
+    except ValueError:
+        size = math.nan
+    if not (1 <= size <= _LARGEST_SIZE and size == int(size)):
+        raise CommandError(
+            f"--size {text}: not a number of values from 1 to 2^31, such as 5000, 200k, 25.6M"
+        )
+    return int(size)
+
+
+def _choose(option: str, given: list[str] | None, valid: tuple[str, ...]) -> tuple[str, ...]:
+    for name in given or ():
+        if name not in valid:
+            raise CommandError(f"{option} {name}: valid are {', '.join(valid)}")
+    return tuple(given) if given else valid
+
+
+def _choose_targets(given: list[str] | None) -> tuple[str, ...]:
+    available = tuple(gradwire.simd_targets())
+    if not given:
+        return available[:1]
+    if "all" in given:
+        return available
+    return _choose("--target", given, available)
+
+
+def _header(values: BenchData) -> dict[str, Any]:
+    return {
+        "machine": describe_machine(),
+        "build": describe_build(),
+        "commit": find_commit(),
+        "command": shlex.join(["gradwire", *sys.argv[1:]]),
+        "data": values.description,
+    }
+
+
+def _print_header(header: dict[str, Any]) -> None:
+    machine, build = header["machine"], header["build"]
+    caches = ", ".join(f"{name} {size}" for name, size in machine["caches"].items())
+    print_pairs(
+        [
+            ("machine", f"{machine['cpu']}, {machine['cores']} cores, {caches}"),
+            ("system", f"{machine['system']}, memory {human_bytes(machine['memory_bytes'])}"),
+            ("build", f"gradwire {build['version']}, {describe_compilation(build)}"),
+            ("commit", header["commit"] or "unknown"),
+            ("command", header["command"]),
+            ("data", header["data"]),
+        ]
+    )
+
+
+def _as_row(measurement: Measurement, measured: list[Measurement]) -> dict[str, Any]:
+    row = asdict(measurement)
+    row = row.pop("case") | row
+    one_thread = Case(**(asdict(measurement.case) | {"threads": 1}))
+    base = next((m for m in measured if m.case == one_thread), None) if row["threads"] > 1 else None
+    row["speed_up"] = base.seconds / measurement.seconds if base else None
+    row["call_overhead_share"] = measurement.call_overhead / measurement.seconds
+    return row
+
+
+def _print_measurements(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        (
+            "codec",
+            "operation",
+            "target",
+            "values",
+            "threads",
+            "GB/s",
+            "memcpy GB/s",
+            "of memcpy",
+            "speed-up",
+            "bits/value",
+            "call overhead",
+            "checked with",
+        ),
+        [
+            (
+                row["codec"],
+                row["operation"],
+                row["target"],
+                f"{row['numel']:,}",
+                row["threads"],
+                significant(row["gb_per_s"]),
+                significant(row["memcpy_gb_per_s"]) + _parallel(row),
+                f"{row['share_of_memcpy']:.2f}",
+                significant(row["speed_up"]),
+                significant(row["bits_per_value"]),
+                f"{100 * row['call_overhead_share']:.1f} %",
+                row["checked"],
+            )
+            for row in rows
+        ],
+        left=frozenset({0, 1, 2, 11}),
+    )
+    if any(row["parallel_memcpy_gb_per_s"] for row in rows):
+        print("In brackets: memcpy on as many threads, the limit that memory sets.")
+
+
+def _parallel(row: dict[str, Any]) -> str:
+    rate = row["parallel_memcpy_gb_per_s"]
+    return f" ({significant(rate)})" if rate else ""

@@ -1,0 +1,45 @@
+"""``gradwire codecs``."""
+
+from __future__ import annotations
+
+import gradwire
+from gradwire.cli.output import JsonOption, print_json, print_table
+
+
+def codecs(as_json: JsonOption = False) -> None:
+    """List the codecs and their parameters.
+
+    A codec is written as its name and, after a colon, parameters: 3lc:s=1.75,coder=zre
+    """
+    listed = gradwire.codecs()
+    if as_json:
+        print_json({"codecs": listed})
+        return
+    print_table(
+        ("codec", "error feedback", "what it does", "source"),
+        [
+            (
+                codec["name"],
+                "on" if codec["error_feedback"] else "off",
+                codec["summary"],
+                codec["source"],
+            )
+            for codec in listed
+        ],
+        left=frozenset({0, 1, 2, 3}),
+    )
+    print_table(
+        ("codec", "parameter", "default", "values", "what it sets"),
+        [
+            (
+                codec["name"],
+                parameter["name"],
+                parameter["default"],
+                parameter["values"],
+                parameter["help"],
+            )
+            for codec in listed
+            for parameter in codec["parameters"]
+        ],
+        left=frozenset({0, 1, 2, 3, 4}),
+    )

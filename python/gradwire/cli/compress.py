@@ -1,0 +1,224 @@
+"""``gradwire compress``."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import gradwire
+from gradwire.cli.output import (
+    CommandError,
+    JsonOption,
+    human_bytes,
+    print_json,
+    print_table,
+    significant,
+    warn,
+)
+from gradwire.cli.output_file import claim_output, write_file
+from gradwire.container import Container, StoredTensor, serialize
+from gradwire.tensor_files import FLOAT32, Tensor, TensorFile, read_tensor_file
+
+SUFFIX = ".gw"
+
+_SLICE = 1 << 20
+
+
+def compress(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE", help="[b].npy[/b] or [b].safetensors[/b] files.", show_default=False
+        ),
+    ],
+    codec: Annotated[
+        str, typer.Option("--codec", "-c", help="Codec and parameters; see `gradwire codecs`.")
+    ] = "3lc:s=1.00",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write: a file, or a directory if there are several inputs. "
+            "Default: beside each input, with .gw added to its name.",
+            show_default=False,
+        ),
+    ] = None,
+    plain: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plain",
+            metavar="PATTERN",
+            help="Store tensors whose name matches as they are (shell pattern, repeatable).",
+            show_default=False,
+        ),
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads; the bytes do not depend on it.")
+    ] = 1,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Report each tensor, not only each file.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compress .npy and .safetensors files.
+
+    float32 tensors are encoded and lose precision as the codec has it; all others are stored as
+    they are. Names and shapes are kept. The error is measured by decoding what was written.
+    """
+    gradwire.max_encoded_size(codec, 0)  # A wrong codec is an error before any file is read.
+    reports = []
+    for path in files:
+        target = claim_output(path, output, path.name + SUFFIX, len(files), force)
+        content = read_tensor_file(path)
+        stored, rows = _encode_tensors(path, content, codec, plain or [], threads)
+        written = write_file(target, serialize(Container(content.kind, stored, content.metadata)))
+        report = _report(path, target, written, codec, rows)
+        reports.append(report)
+        if not as_json:
+            _print_report(report, verbose)
+    if as_json:
+        print_json({"files": reports})
+
+
+def _encode_tensors(
+    path: Path, content: TensorFile, codec: str, plain: Sequence[str], threads: int
+) -> tuple[tuple[StoredTensor, ...], list[dict[str, Any]]]:
+    """Returns what to store, and for each tensor what the report says of it."""
+    stored = []
+    rows = []
+    for tensor in content.tensors:
+        row: dict[str, Any] = {
+            "name": tensor.name,
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "bytes": len(tensor.data),
+            "reason": _reason_for_plain(tensor, FLOAT32[content.kind], plain),
+        }
+        if row["reason"]:
+            kept = StoredTensor(tensor.name, tensor.dtype, tensor.shape, "plain", tensor.data)
+        else:
+            frame = _encode(path, tensor, codec, threads)
+            kept = StoredTensor(tensor.name, tensor.dtype, tensor.shape, "frame", frame)
+            row |= _errors(tensor.float32(), gradwire.decode(frame, threads=threads))
+        row |= {"storage": kept.storage, "stored_bytes": len(kept.data)}
+        stored.append(kept)
+        rows.append(row)
+    return tuple(stored), rows
+
+
+def _reason_for_plain(tensor: Tensor, float32: str, patterns: Sequence[str]) -> str:
+    """Why the tensor is stored as it is; "" if it is encoded."""
+    if tensor.dtype != float32:
+        return f"dtype {tensor.dtype}"
+    for pattern in patterns:
+        if tensor.name == pattern or fnmatchcase(tensor.name, pattern):
+            return f"--plain {pattern}"
+    return ""
+
+
+def _encode(path: Path, tensor: Tensor, codec: str, threads: int) -> bytes:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = gradwire.encode(tensor.float32(), codec, threads=threads)
+    if gradwire.inspect(frame)["non_finite"]:
+        # A marker frame would turn the whole tensor into NaN: here that is a loss, not a message.
+        name = f" tensor {tensor.name!r}:" if tensor.name else ""
+        advice = f"--plain '{tensor.name}'" if tensor.name else "--codec raw"
+        raise CommandError(
+            f"{path}:{name} {caught[0].message}; {codec} cannot carry that, {advice} stores it as "
+            "it is"
+        )
+    return frame
+
+
+def _errors(x: np.ndarray, decoded: np.ndarray) -> dict[str, Any]:
+    """Squared norms of the values and of the error, in float64, and the largest error.
+
+    NaN and Inf, which some codecs carry, count as no value and no error.
+    """
+    energy = error = largest = 0.0
+    for start in range(0, x.size, _SLICE):
+        finite = np.isfinite(x[start : start + _SLICE])
+        part = x[start : start + _SLICE][finite].astype(np.float64)
+        difference = part - decoded[start : start + _SLICE][finite]
+        energy += float(np.dot(part, part))
+        error += float(np.dot(difference, difference))
+        largest = max(largest, float(np.abs(difference).max(initial=0)))
+    return {"squared_norm": energy, "squared_error": error, "max_error": largest}
+
+
+def _report(
+    path: Path, target: Path, written: int, codec: str, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    encoded = [row for row in rows if row["storage"] == "frame"]
+    energy = sum(row["squared_norm"] for row in encoded)
+    error = sum(row["squared_error"] for row in encoded)
+    for row in encoded:
+        row["relative_error"] = _relative(row.pop("squared_error"), row.pop("squared_norm"))
+        values = row["bytes"] // 4
+        row["bits_per_value"] = 8 * row["stored_bytes"] / values if values else None
+    size = path.stat().st_size
+    return {
+        "input": str(path),
+        "output": str(target),
+        "codec": codec,
+        "bytes": size,
+        "stored_bytes": written,
+        "ratio": size / written,
+        "relative_error": _relative(error, energy),
+        "max_error": max((row["max_error"] for row in encoded), default=None),
+        "tensors": rows,
+    }
+
+
+def _relative(squared_error: float, squared_norm: float) -> float | None:
+    """|x - decoded| / |x|; 0 for no error, no value where only zeros came out wrong."""
+    if squared_error == 0:
+        return 0.0
+    ratio = squared_error / squared_norm if squared_norm else math.inf
+    return math.sqrt(ratio) if math.isfinite(ratio) else None
+
+
+def _print_report(report: dict[str, Any], verbose: bool) -> None:
+    rows = report["tensors"]
+    if verbose:
+        print_table(
+            ("tensor", "shape", "dtype", "stored as", "bytes", "bits/value", "ratio", "rel. error"),
+            [
+                (
+                    row["name"] or "-",
+                    "x".join(map(str, row["shape"])) or "scalar",
+                    row["dtype"],
+                    f"is ({row['reason']})" if row["reason"] else report["codec"],
+                    row["stored_bytes"],
+                    significant(row.get("bits_per_value")),
+                    significant(
+                        row["bytes"] / row["stored_bytes"] if row["stored_bytes"] else None
+                    ),
+                    significant(row.get("relative_error")),
+                )
+                for row in rows
+            ],
+            left=frozenset({0, 1, 2, 3}),
+        )
+    print(
+        f"{report['input']} -> {report['output']}: {human_bytes(report['bytes'])} -> "
+        f"{human_bytes(report['stored_bytes'])}, ratio {significant(report['ratio'])}, "
+        f"relative error {significant(report['relative_error'])}"
+    )
+    as_they_are = [row for row in rows if row["reason"]]
+    if as_they_are and not verbose:
+        reasons = sorted({row["reason"] for row in as_they_are})
+        warn(
+            f"{report['input']}: {len(as_they_are)} of {len(rows)} tensors stored as they are "
+            f"({', '.join(reasons)})"
+        )

@@ -1,0 +1,69 @@
+"""``gradwire info``."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from gradwire.cli.output import (
+    JsonOption,
+    describe_compilation,
+    human_bytes,
+    print_json,
+    print_pairs,
+)
+from gradwire.machine import describe_build, describe_machine, find_commit
+from gradwire.train.network import why_not_shaped
+
+# What each optional package is for.
+_PACKAGES = {
+    "numpy": "arrays",
+    "torch": "the DDP hook, `gradwire train`",
+    "matplotlib": "`gradwire train --plots`",
+    "safetensors": ".safetensors files",
+}
+
+
+def info(as_json: JsonOption = False) -> None:
+    """Show version, SIMD targets, CPU and what was found installed.
+
+    Slow links between processes of this machine need rights that it tries out.
+    """
+    report: dict[str, Any] = {
+        "build": describe_build(),
+        "commit": find_commit(),
+        "machine": describe_machine(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "why_not_shaped": why_not_shaped(),
+    }
+    if as_json:
+        print_json(report)
+        return
+    build, machine = report["build"], report["machine"]
+    print_pairs(
+        [
+            ("gradwire", f"{build['version']}, commit {report['commit'] or 'unknown'}"),
+            ("built with", describe_compilation(build)),
+            ("SIMD targets", f"{', '.join(build['simd_targets'])} (best first)"),
+            ("CPU", machine["cpu"]),
+            ("cores", f"{machine['cores']} may be used"),
+            ("caches", ", ".join(f"{name} {size}" for name, size in machine["caches"].items())),
+            ("memory", human_bytes(machine["memory_bytes"])),
+            ("system", f"{machine['system']}, Python {machine['python']}"),
+            *(
+                (name, f"{version or 'not installed'} ({_PACKAGES[name]})")
+                for name, version in report["packages"].items()
+            ),
+            (
+                "slow links",
+                report["why_not_shaped"] or "`gradwire train --bandwidth` can make them",
+            ),
+        ]
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,123 @@
+"""``gradwire inspect``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import gradwire
+from gradwire.cli.output import (
+    CommandError,
+    JsonOption,
+    print_json,
+    print_pairs,
+    print_table,
+    significant,
+)
+from gradwire.container import ContainerError, is_container, parse
+
+
+def inspect(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A frame, a packet or a compressed file.", show_default=False
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is in a frame, a packet or a compressed file.
+
+    Checks lengths and checksums; decodes nothing.
+    """
+    data = file.read_bytes()
+    if data[:2] not in (b"GW", b"GP", b"GC"):
+        raise CommandError(
+            f"{file}: neither a frame ('GW') nor a packet ('GP') nor a compressed file ('GC')"
+            f"{_hint(data)}"
+        )
+    try:
+        found = _inspect_container(data) if is_container(data) else gradwire.inspect(data)
+    except (ContainerError, gradwire.GradwireError) as error:
+        raise CommandError(f"{file}: {error}") from None
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _hint(data: bytes) -> str:
+    """What the file is, where its first bytes tell."""
+    if data[:6] == b"\x93NUMPY":
+        return "; it is a .npy file, `gradwire compress` reads those"
+    if data[8:9] == b"{":
+        return "; it may be a .safetensors file, `gradwire compress` reads those"
+    return ""
+
+
+def _inspect_container(data: bytes) -> dict[str, Any]:
+    container = parse(data)
+    tensors = []
+    for stored in container.tensors:
+        entry: dict[str, Any] = {
+            "name": stored.name,
+            "dtype": stored.dtype,
+            "shape": list(stored.shape),
+            "storage": stored.storage,
+            "stored_bytes": len(stored.data),
+        }
+        if stored.storage == "frame":
+            frame = gradwire.inspect(stored.data)
+            if frame["numel"] != stored.numel:
+                raise ContainerError(
+                    "length_mismatch",
+                    f"tensor {stored.name!r}: the frame holds {frame['numel']} values, the shape "
+                    f"{list(stored.shape)} needs {stored.numel}",
+                )
+            entry |= {key: frame[key] for key in ("codec", "bits_per_value", "non_finite")}
+        tensors.append(entry)
+    return {
+        "kind": "container",
+        "version": 1,
+        "restores": container.kind,
+        "metadata": container.metadata,
+        "container_bytes": len(data),
+        "tensors": tensors,
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    parts = found.get("tensors", found.get("frames"))
+    print_pairs(
+        (key.replace("_", " "), _text(value))
+        for key, value in found.items()
+        if key not in ("tensors", "frames") and value != {}
+    )
+    if not parts:
+        return
+    columns = list(dict.fromkeys(key for part in parts for key in part))
+    print_table(
+        [column.replace("_", " ") for column in columns],
+        [[_text(part.get(column)) for column in columns] for part in parts],
+        left=frozenset(
+            index
+            for index, column in enumerate(columns)
+            if column in ("name", "dtype", "shape", "storage", "codec")
+        ),
+    )
+
+
+def _text(value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return significant(value)
+    if isinstance(value, list):
+        return "x".join(map(str, value)) or "scalar"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    return str(value)

@@ -1,0 +1,85 @@
+"""What the commands print: JSON, tables, errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
+
+# Wide enough for every table of ours; a pipe or a file has no width of its own.
+_WIDTH_WITHOUT_TERMINAL = 160
+
+
+class CommandError(Exception):
+    """The command cannot do what it was asked; the message is for the user."""
+
+
+def print_json(document: object) -> None:
+    """Prints `document` to stdout. NaN and Inf are refused: no JSON parser has to read them."""
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], left: frozenset[int] = frozenset({0})
+) -> None:
+    """Prints a table; the columns in `left` are text, the others numbers. Cells are not markup."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(columns):
+        table.add_column(
+            name,
+            justify="left" if index in left else "right",
+            overflow="fold",
+            no_wrap=index not in left,
+        )
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console().print(table)
+
+
+def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
+    """Prints one `name  value` line each, the values under each other."""
+    lines = list(pairs)
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, value in lines:
+        print(f"{name:<{width}}  {value}")
+
+
+def warn(message: str) -> None:
+    """Tells the user on stderr, so that --json stays one document."""
+    print(f"gradwire: {message}", file=sys.stderr)
+
+
+def console() -> Console:
+    """A console on the present stdout."""
+    if sys.stdout.isatty():
+        return Console()
+    return Console(width=_WIDTH_WITHOUT_TERMINAL)
+
+
+def human_bytes(size: int) -> str:
+    """1536 -> "1.5 kB": powers of 1000."""
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 999.5 or unit == "GB":
+            return f"{size} B" if unit == "B" else f"{amount:.3g} {unit}"
+        amount /= 1000
+    raise AssertionError("unreachable")
+
+
+def describe_compilation(build: dict[str, Any]) -> str:
+    """How the compiled module was made, of what describe_build returns."""
+    return f"{build['compiler']}, {build['build_type']}, {build['flags']}"
+
+
+def significant(value: Any) -> str:
+    """Three significant digits; a dash where there is no value."""
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,86 @@
+"""What this machine and this build are, for reports that are worthless without it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import gradwire
+from gradwire import _core
+
+
+def describe_machine() -> dict[str, Any]:
+    """CPU model, cores this process may use, caches of core 0, memory in bytes, system."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "caches": _caches(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def describe_build() -> dict[str, Any]:
+    """Version, compiler and flags of the compiled module, SIMD targets of this CPU (best first)."""
+    return {
+        "version": gradwire.__version__,
+        **_core.build_info(),
+        "simd_targets": gradwire.simd_targets(),
+    }
+
+
+def find_checkout() -> Path | None:
+    """The root of the gradwire source tree around this package or the working directory."""
+    for folder in (Path(__file__).resolve(), Path.cwd() / "_"):
+        for parent in folder.parents:
+            if (parent / "src" / "codecs" / "codecs.def").is_file():
+                return parent
+    return None
+
+
+def find_commit() -> str | None:
+    """The git commit of that source tree; "-dirty" follows where tracked files differ from it."""
+    checkout = find_checkout()
+    if checkout is None:
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _caches() -> dict[str, str]:
+    """{"L1d": "32K", "L2": "1024K"}; empty where the system does not tell."""
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level = (index / "level").read_text().strip()
+            kind = (index / "type").read_text().strip()
+            size = (index / "size").read_text().strip()
+        except OSError:
+            continue
+        if kind != "Instruction":
+            found[f"L{level}{'d' if kind == 'Data' and level == '1' else ''}"] = size
+    return found

@@ -1,0 +1,173 @@
+"""Reading and writing `.npy` and `.safetensors` files as named tensors of raw bytes.
+
+The bytes are in C order; a tensor whose dtype gradwire does not encode passes through untouched,
+also one that NumPy has no type for (bfloat16, float8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gradwire.container import Kind
+
+FLOAT32: dict[Kind, str] = {"npy": "<f4", "safetensors": "F32"}
+
+# safetensors' names in files, and those that its writer takes.
+_WRITER_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+
+class TensorFileError(ValueError):
+    """A file cannot be read or written; the message names it and says why."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """`dtype` is a name in the file kind's own vocabulary; `data` are the values in C order."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+    def float32(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The values, one-dimensional, without a copy. Only where `dtype` is the kind's float32."""
+        return np.frombuffer(self.data, dtype="<f4")
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """The content of one file. An npy file is one tensor named ""."""
+
+    kind: Kind
+    tensors: tuple[Tensor, ...]
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def kind_of(path: Path) -> Kind:
+    """The kind of file that `path` names by its ending."""
+    if path.suffix == ".npy":
+        return "npy"
+    if path.suffix == ".safetensors":
+        return "safetensors"
+    hint = " (load it and save each array as .npy)" if path.suffix == ".npz" else ""
+    raise TensorFileError(f"{path}: not a .npy or .safetensors file{hint}")
+
+
+def read_tensor_file(path: Path) -> TensorFile:
+    """Reads a whole file. TensorFileError says what is wrong with it."""
+    kind = kind_of(path)
+    if kind == "npy":
+        with path.open("rb") as file:
+            return TensorFile(kind, (_read_npy(path, file),))
+    return _read_safetensors(path)
+
+
+def write_tensor_file(content: TensorFile, file: BinaryIO) -> None:
+    """Writes `content` in its own kind."""
+    if content.kind == "npy":
+        _write_npy(file, content.tensors[0])
+    else:
+        _write_safetensors(file, content)
+
+
+def _read_npy(path: Path, file: BinaryIO) -> Tensor:
+    try:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+        if file.read(1):
+            raise ValueError("bytes follow the array")
+    except (ValueError, EOFError) as error:
+        raise TensorFileError(f"{path}: cannot read it as .npy: {error}") from None
+    descr: Any = np.lib.format.dtype_to_descr(array.dtype)  # a list for records
+    if not isinstance(descr, str):
+        raise TensorFileError(f"{path}: arrays of records (dtype {array.dtype}) are not supported")
+    # tobytes copies, and puts a Fortran-ordered array into C order.
+    return Tensor("", descr, array.shape, array.tobytes())
+
+
+def _write_npy(file: BinaryIO, tensor: Tensor) -> None:
+    try:
+        dtype = np.dtype(tensor.dtype)
+        array = np.frombuffer(tensor.data, dtype=dtype).reshape(tensor.shape)
+    except (TypeError, ValueError) as error:
+        raise TensorFileError(f"the file's dtype {tensor.dtype!r} does not fit: {error}") from None
+    np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def _read_safetensors(path: Path) -> TensorFile:
+    safetensors = _import_safetensors()
+    try:
+        # The file is read once, by deserialize; safe_open maps it and reads the header alone.
+        with safetensors.safe_open(path, framework="np") as header:
+            metadata: Mapping[str, str] = header.metadata() or {}
+        parts = safetensors.deserialize(path.read_bytes())
+    except safetensors.SafetensorError as error:
+        raise TensorFileError(f"{path}: cannot read it as .safetensors: {error}") from None
+    tensors = []
+    for name, part in sorted(parts, key=lambda item: item[0]):
+        if part["dtype"] not in _WRITER_DTYPES:
+            raise TensorFileError(
+                f"{path}: tensor {name!r} has dtype {part['dtype']}, not supported"
+            )
+        tensors.append(Tensor(name, part["dtype"], tuple(part["shape"]), memoryview(part["data"])))
+    return TensorFile("safetensors", tuple(tensors), dict(metadata))
+
+
+def _write_safetensors(file: BinaryIO, content: TensorFile) -> None:
+    safetensors = _import_safetensors()
+    # The writer takes addresses: the arrays must live until it has returned.
+    arrays = {tensor.name: np.frombuffer(tensor.data, dtype=np.uint8) for tensor in content.tensors}
+    specs = {}
+    for tensor in content.tensors:
+        if tensor.dtype not in _WRITER_DTYPES:
+            raise TensorFileError(f"tensor {tensor.name!r} has dtype {tensor.dtype}, not supported")
+        specs[tensor.name] = safetensors.TensorSpec(
+            dtype=_WRITER_DTYPES[tensor.dtype],
+            shape=list(tensor.shape),
+            data_ptr=arrays[tensor.name].ctypes.data,
+            data_len=len(tensor.data),
+        )
+    try:
+        file.write(safetensors.serialize(specs, content.metadata or None))
+    except safetensors.SafetensorError as error:
+        raise TensorFileError(f"cannot write .safetensors: {error}") from None
+
+
+def _import_safetensors() -> ModuleType:
+    try:
+        import safetensors
+    except ImportError:
+        raise TensorFileError(
+            ".safetensors files need the safetensors package: pip install 'gradwire[safetensors]'"
+        ) from None
+    if not hasattr(safetensors, "TensorSpec"):
+        raise TensorFileError(
+            f"the safetensors package found is {safetensors.__version__}, gradwire needs 0.8 or "
+            "newer: pip install 'gradwire[safetensors]'"
+        )
+    return safetensors
