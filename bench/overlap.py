@@ -1,0 +1,202 @@
+"""What it is worth that communication runs while backward does: step time with and without.
+
+    python bench/overlap.py [--codec 3lc:s=1.75] [--bandwidth 100mbit] [--json overlap.json]
+
+Two ranks on this machine, each behind a rate-limited link of its own if this process may build one
+(else over the loopback, and it says so), train the same model in several buckets: blocks of steps
+with overlap and without take turns, so that both see the same noise. Medians over all steps. That
+both arrive at the same parameters, bit for bit, is checked first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from gradwire.machine import describe_machine, find_commit
+from gradwire.train import network
+
+RANKS = 2
+PORT = 29500
+LAYERS, WIDTH, BATCH = 8, 768, 128
+BUCKET_MB = 2.5
+WARM_UP, BLOCK = 4, 5
+RATES = {"none": None, "10mbit": 10**7, "100mbit": 10**8, "1gbit": 10**9}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--codec", default="3lc:s=1.75")
+    parser.add_argument("--bandwidth", default="100mbit", choices=list(RATES))
+    parser.add_argument("--blocks", type=int, default=6, help="of each kind")
+    parser.add_argument("--json", type=Path, help="write the result here too")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        arguments.result.write_text(json.dumps(measure(arguments)))
+        return
+    result = run_ranks(arguments)
+    print(json.dumps(result, indent=2))
+    print(in_words(result))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def run_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Starts the ranks, waits for them, and puts rank 0's numbers into the frame of the machine."""
+    rate = RATES[arguments.bandwidth]
+    reason = "not asked for" if rate is None else network.why_not_shaped()
+    shaped = reason is None
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        ranks = [start_rank(arguments, rank, result, shaped) for rank in range(RANKS)]
+        try:
+            if shaped:
+                assert rate is not None
+                with network.ShapedNetwork(rate) as switch:
+                    for rank, process in enumerate(ranks):
+                        switch.attach(rank, process)
+                    finish(ranks)
+            else:
+                finish(ranks)
+            measured = json.loads(result.read_text())
+        finally:
+            for process in ranks:
+                process.kill()
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": find_commit(),
+        "machine": describe_machine(),
+        "codec": arguments.codec,
+        "link": arguments.bandwidth if shaped else f"loopback, not limited: {reason}",
+        "ranks": RANKS,
+        **measured,
+    }
+
+
+def start_rank(
+    arguments: argparse.Namespace, rank: int, result: Path, shaped: bool
+) -> subprocess.Popen[bytes]:
+    """The rank waits for a line on its standard input: its network is there."""
+    own = result if rank == 0 else result.with_name(f"rank{rank}.json")
+    command = [sys.executable, __file__, "--rank", str(rank), "--result", str(own)]
+    command += ["--codec", arguments.codec, "--blocks", str(arguments.blocks)]
+    environment = os.environ | {
+        "MASTER_ADDR": network.address(0) if shaped else "127.0.0.1",
+        "MASTER_PORT": str(PORT),
+        "GLOO_SOCKET_IFNAME": network.INTERFACE if shaped else "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = network.in_own_namespace(command) if shaped else command
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+
+
+def finish(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for process in ranks:
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.close()
+    codes = [process.wait() for process in ranks]
+    if any(codes):
+        raise SystemExit(f"the ranks ended with {codes}")
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """One rank's part."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from gradwire.torch import GradwireState, Overlap, gradwire_hook
+
+    class Training:
+        """A model, and the time of each of its steps."""
+
+        def __init__(self, overlap: Overlap) -> None:
+            torch.manual_seed(0)
+            layers = [
+                layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())
+            ]
+            self.model = nn.Sequential(*layers)
+            self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=BUCKET_MB)
+            self.state = GradwireState(arguments.codec, overlap=overlap, start_iter=0)
+            self.ddp.register_comm_hook(self.state, gradwire_hook)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001)
+            self.steps = 0
+            self.step_seconds: list[float] = []
+            self.wire_seconds: list[float] = []
+            self.buckets = 0
+            self.early = 0.0
+
+        def run(self, steps: int) -> None:
+            for _ in range(steps):
+                torch.manual_seed(2 * self.steps + dist.get_rank())
+                inputs = torch.randn(BATCH, WIDTH)
+                dist.barrier()
+                begin = time.perf_counter()
+                self.optimizer.zero_grad()
+                self.ddp(inputs).square().mean().backward()
+                backward_ended = time.perf_counter()
+                self.optimizer.step()
+                self.step_seconds.append(time.perf_counter() - begin)
+                last = self.state.last_step()
+                self.wire_seconds.append(last["wire_seconds"])
+                self.buckets = len(last["buckets"])
+                self.early = backward_ended - last["buckets"][0].started
+                self.steps += 1
+
+        def digest(self) -> str:
+            content = b"".join(p.detach().numpy().tobytes() for p in self.model.parameters())
+            return hashlib.sha256(content).hexdigest()
+
+    sys.stdin.readline()
+    dist.init_process_group("gloo", rank=arguments.rank, world_size=RANKS)
+    trainings = {overlap: Training(overlap) for overlap in Overlap}
+    for training in trainings.values():
+        training.run(WARM_UP)
+    digests = {training.digest() for training in trainings.values()}
+    if len(digests) != 1:
+        raise SystemExit("with and without overlap the parameters differ")
+    for _ in range(arguments.blocks):
+        for training in trainings.values():
+            training.run(BLOCK)
+    dist.barrier()
+    result: dict[str, Any] = {
+        "values": sum(p.numel() for p in trainings[Overlap.ON].model.parameters()),
+        "buckets": trainings[Overlap.ON].buckets,
+    }
+    for overlap, training in trainings.items():
+        result[f"overlap_{overlap.value}"] = {
+            "step_ms": 1e3 * statistics.median(training.step_seconds[WARM_UP:]),
+            "wire_ms": 1e3 * statistics.median(training.wire_seconds[WARM_UP:]),
+            "first_bucket_before_end_of_backward_ms": 1e3 * training.early,
+        }
+        training.state.close()
+    dist.destroy_process_group()
+    return result
+
+
+def in_words(result: dict[str, Any]) -> str:
+    on, off = result["overlap_on"], result["overlap_off"]
+    saved = off["step_ms"] - on["step_ms"]
+    return (
+        f"{result['codec']}, {result['buckets']} buckets, link {result['link']}: a step takes "
+        f"{on['step_ms']:.1f} ms with overlap, {off['step_ms']:.1f} ms without "
+        f"({saved / off['step_ms']:.0%} saved, of {off['wire_ms']:.1f} ms on the wire)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Compressed gradient exchange for PyTorch's DistributedDataParallel.
+
+state = GradwireState(codec="3lc:s=1.75")
+model.register_comm_hook(state, gradwire_hook)
+...
+print(state.stats())
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "gradwire.torch needs PyTorch: pip install 'gradwire[torch]'", name="torch"
+    ) from error
+
+from gradwire.torch.checkpoint import reshard
+from gradwire.torch.errors import (
+    CommunicationError,
+    NonFiniteStepWarning,
+    PeerLostError,
+    PeerMismatchError,
+    PeerSilentError,
+    PeerStoppedError,
+    ResidualDroppedWarning,
+)
+from gradwire.torch.hook import gradwire_hook
+from gradwire.torch.state import GradwireState, Overlap
+from gradwire.torch.stats import BucketTiming, RawTensor, Stats
+
+__all__ = [
+    "BucketTiming",
+    "CommunicationError",
+    "GradwireState",
+    "NonFiniteStepWarning",
+    "Overlap",
+    "PeerLostError",
+    "PeerMismatchError",
+    "PeerSilentError",
+    "PeerStoppedError",
+    "RawTensor",
+    "ResidualDroppedWarning",
+    "Stats",
+    "gradwire_hook",
+    "reshard",
+]

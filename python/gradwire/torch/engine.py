@@ -1,0 +1,80 @@
+"""Drives an exchange over a wire: a loop that knows nothing of the algorithm.
+
+The exchange says which bytes go to whom and from whom bytes are due; the wire moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire.torch.errors import PeerMismatchError
+from gradwire.torch.wire import Bytes, Kind, Wire
+
+
+class Exchange(Protocol):
+    """What the loop needs of `gradwire._core.ShardedExchange`, or of any other algorithm."""
+
+    @property
+    def done(self) -> bool: ...
+    def describe(self) -> str: ...
+    def check_peer(self, peer: int, text: str) -> None: ...
+    def start(self, bucket: npt.NDArray[np.float32], step: int) -> None: ...
+    def outgoing(self) -> Iterable[tuple[int, Bytes]]: ...
+    def awaiting(self) -> Iterable[int]: ...
+    def receive(self, peer: int, message: Bytes) -> None: ...
+
+
+def agree(exchange: Exchange, wire: Wire) -> None:
+    """Compares the exchange with that of every peer, before it is used for the first time.
+
+    Raises PeerMismatchError on every rank that differs from another, naming both.
+    """
+    text = np.frombuffer(exchange.describe().encode(), dtype=np.uint8).copy()
+    for peer in wire.peers:
+        wire.send(peer, Kind.HELLO, text)
+    others = {}
+    for peer in wire.peers:
+        others[peer] = _receive(wire, peer, Kind.HELLO).tobytes().decode()
+        wire.release(peer)
+    wire.flush()  # a peer that differs must get to know it before this rank stops
+    for peer, other in others.items():
+        try:
+            exchange.check_peer(peer, other)
+        except ValueError as error:
+            raise PeerMismatchError(str(error), (peer,)) from error
+
+
+def exchange_bucket(
+    exchange: Exchange, wire: Wire, bucket: npt.NDArray[np.float32], step: int
+) -> None:
+    """Averages `bucket` (in place) over all ranks of the wire."""
+    exchange.start(bucket, step)
+    _send_all(exchange, wire)
+    while not exchange.done:
+        for peer in exchange.awaiting():
+            exchange.receive(peer, _receive(wire, peer, Kind.PACKET))
+            wire.release(peer)
+            _send_all(exchange, wire)
+    wire.flush()
+
+
+def _send_all(exchange: Exchange, wire: Wire) -> None:
+    for peer, message in exchange.outgoing():
+        wire.send(peer, Kind.PACKET, message)
+
+
+def _receive(wire: Wire, peer: int, expected: Kind) -> Bytes:
+    kind, message = wire.receive(peer)
+    if kind is not expected:
+        raise PeerMismatchError(
+            f"rank {wire.rank} and rank {peer} are not at the same bucket: rank {peer} sent a "
+            f"{kind.name.lower()} where rank {wire.rank} expects a {expected.name.lower()}; the "
+            "two cut their gradients into different buckets, or did not take the same number of "
+            "steps",
+            (peer,),
+        )
+    return message

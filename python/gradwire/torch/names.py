@@ -1,0 +1,54 @@
+"""The names of a bucket's parameters.
+
+DDP hands the hook tensors, not names; rules, reports and checkpoints speak of names. So the state
+looks once for the DDP module in which it is registered and asks that.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+NamedShape = tuple[str, list[int]]
+
+
+def find_registered_module(state: object) -> DistributedDataParallel:
+    """The one DDP module with which `state` was registered as a hook's state.
+
+    Raises RuntimeError if there is none or more than one.
+    """
+    found = [
+        candidate
+        for candidate in gc.get_objects()
+        if issubclass(type(candidate), DistributedDataParallel)
+        and any(registered is state for _, registered in candidate._comm_hooks)
+    ]
+    if len(found) != 1:
+        raise RuntimeError(
+            f"the GradwireState is registered in {len(found)} DistributedDataParallel modules; "
+            "it needs exactly one: model.register_comm_hook(state, gradwire_hook), and a state of "
+            "its own for each model"
+        )
+    return found[0]
+
+
+class ParameterNames:
+    """Looks parameters up by identity; asks the module again when it sees an unknown one."""
+
+    def __init__(self, state: object) -> None:
+        self._state = state
+        self._names: dict[int, str] = {}
+        self._module: DistributedDataParallel | None = None
+
+    def shapes(self, parameters: Sequence[torch.Tensor]) -> list[NamedShape]:
+        """Name and dimensions of each parameter, in the given order."""
+        if any(id(parameter) not in self._names for parameter in parameters):
+            # Held, so that no other parameter can take the place, and the id, of a known one.
+            self._module = find_registered_module(self._state)
+            self._names = {
+                id(parameter): name for name, parameter in self._module.module.named_parameters()
+            }
+        return [(self._names[id(parameter)], list(parameter.shape)) for parameter in parameters]

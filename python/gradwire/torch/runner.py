@@ -1,0 +1,261 @@
+"""Runs the buckets of a training: one exchange for each, residuals, skipped steps, counters.
+
+Everything here happens in the communication thread, or while it is idle.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gradwire._core import Layout, ShardedExchange
+from gradwire.torch.engine import agree, exchange_bucket
+from gradwire.torch.errors import NonFiniteStepWarning, ResidualDroppedWarning
+from gradwire.torch.names import NamedShape
+from gradwire.torch.residuals import Residual, ResidualPool
+from gradwire.torch.stats import (
+    COUNTED_BY_EXCHANGE,
+    BucketTiming,
+    RawTensor,
+    StepCounters,
+    Totals,
+)
+from gradwire.torch.wire import Wire
+
+RAW = "raw"
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How tensors are encoded and with what; the arguments of GradwireState of the same names."""
+
+    codec: str
+    pull_codec: str | None
+    rules: Sequence[tuple[str, ...]]
+    exclude: Sequence[str]
+    min_numel: int
+    threads: int
+    target: str
+    seed: int
+
+    def check(self) -> None:
+        """Raises GradwireError for what no bucket could be encoded with."""
+        self.exchange(self.layout([("probe", [1])], 1, raw=False), 0)
+
+    def text(self) -> str:
+        return self.codec if self.pull_codec is None else f"{self.codec}, pull {self.pull_codec}"
+
+    def layout(self, tensors: Sequence[NamedShape], world_size: int, raw: bool) -> Layout:
+        if raw:
+            return Layout(tensors, world_size, RAW)
+        return Layout(
+            tensors,
+            world_size,
+            self.codec,
+            pull_codec=self.pull_codec,
+            rules=self.rules,
+            exclude=self.exclude,
+            min_numel=self.min_numel,
+        )
+
+    def exchange(self, layout: Layout, rank: int) -> ShardedExchange:
+        return ShardedExchange(
+            layout, rank, threads=self.threads, target=self.target, seed=self.seed
+        )
+
+
+@dataclass(frozen=True)
+class BucketJob:
+    """A bucket to average in place. `tensors` lie one behind the other in `values` (f32, flat)."""
+
+    step: int
+    index: int
+    last: bool  # of its step
+    raw: bool
+    tensors: list[NamedShape]
+    values: torch.Tensor
+    loss_scale: float | None
+    queued: float
+    hook_seconds: float
+    hook_cpu_seconds: float
+
+
+class _Bucket:
+    """The exchange of one bucket, as long as the bucket keeps its tensors and its coding."""
+
+    def __init__(self, job: BucketJob, coding: Coding, wire: Wire) -> None:
+        self.tensors = job.tensors
+        self.raw = job.raw
+        self.layout = coding.layout(job.tensors, wire.world_size, job.raw)
+        self.exchange = coding.exchange(self.layout, wire.rank)
+        self.counted = self.exchange.stats()
+
+    def fits(self, job: BucketJob) -> bool:
+        return self.raw == job.raw and self.tensors == job.tensors
+
+    def residuals(self) -> list[Residual]:
+        return [Residual(**entry) for entry in self.exchange.export_residuals()]
+
+    def adopt(self, residuals: list[Residual]) -> None:
+        """Takes over what another exchange kept for these tensors."""
+        kept = {residual.name for residual in self.residuals()}
+        for residual in residuals:
+            if residual.name not in kept and residual.values.any():
+                warnings.warn(
+                    f"the {residual.kind} residual of {residual.name} is left out: the tensor's "
+                    "codec keeps none now",
+                    ResidualDroppedWarning,
+                    stacklevel=2,
+                )
+            self.exchange.import_residual(
+                residual.kind, residual.name, residual.offset, residual.values
+            )
+
+    def count_into(self, step: StepCounters) -> None:
+        """Adds what the exchange did since the last call."""
+        before, self.counted = self.counted, self.exchange.stats()
+        for name in COUNTED_BY_EXCHANGE:
+            increase = self.counted[name] - before[name]
+            setattr(step, name, getattr(step, name) + increase)
+        step.values += self.layout.numel
+
+
+class BucketRunner:
+    """Averages buckets in the order in which they come, which is the same on every rank."""
+
+    def __init__(self, coding: Coding, wire: Wire) -> None:
+        self.totals = Totals()
+        self.last_step = StepCounters()
+        self._coding = coding
+        self._wire = wire
+        self._unplaced = ResidualPool()
+        self._buckets: dict[int, _Bucket] = {}
+        self._step = StepCounters(step=-1)
+        self._done: list[int] = []  # bucket indices of the step under way
+        self._sent_before = 0
+        self.loss_scale: float | None = None
+        self._warned = False
+        self._released: tuple[RawTensor, ...] | None = None  # what went raw, then
+
+    def run(self, job: BucketJob) -> None:
+        """Averages the bucket in place; afterwards it holds the same bits on every rank."""
+        started = time.perf_counter()
+        if job.step != self._step.step:
+            self._begin_step(job)
+        bucket = self._bucket_for(job)
+        ready = time.perf_counter()
+        waited, cpu = self._wire.traffic.waited_seconds, time.thread_time()
+        exchange_bucket(bucket.exchange, self._wire, job.values.numpy(), job.step)
+        finished = time.perf_counter()
+        waited = self._wire.traffic.waited_seconds - waited
+
+        step = self._step
+        self._done.append(job.index)
+        bucket.count_into(step)
+        step.setup_seconds += ready - started
+        step.wire_seconds += waited
+        step.own_seconds += job.hook_seconds + finished - ready - waited
+        step.own_cpu_seconds += job.hook_cpu_seconds + time.thread_time() - cpu
+        step.buckets.append(BucketTiming(job.index, job.queued, started, finished))
+        if bucket.exchange.non_finite is not None:
+            self._note_non_finite(bucket)
+        if job.last:
+            self._end_step()
+
+    def residuals(self) -> list[Residual]:
+        """All that this rank keeps for later steps."""
+        self._settle()
+        placed = [r for bucket in self._buckets.values() for r in bucket.residuals()]
+        return placed + list(self._unplaced)
+
+    def replace_residuals(self, residuals: list[Residual], loss_scale: float | None) -> None:
+        """Forgets all residuals and goes on with these."""
+        self._buckets.clear()
+        self._done.clear()
+        self._unplaced.clear()
+        self._unplaced.add(residuals)
+        self.loss_scale = loss_scale
+
+    def release(self) -> None:
+        """Lets go of all exchanges; residuals and counters stay. No step can be taken then."""
+        raw_tensors, residuals = self.raw_tensors(), self.residuals()
+        self._buckets.clear()
+        self._unplaced.clear()
+        self._unplaced.add(residuals)
+        self._released = raw_tensors
+
+    def raw_tensors(self) -> tuple[RawTensor, ...]:
+        """What goes raw although the codec is another."""
+        if self._released is not None:
+            return self._released
+        found: dict[tuple[str, str], int] = {}
+        for bucket in list(self._buckets.values()):
+            for segment in bucket.layout.segments:
+                if segment["reason"]:
+                    key = (segment["name"], segment["reason"])
+                    found[key] = found.get(key, 0) + segment["numel"]
+        return tuple(RawTensor(name, numel, reason) for (name, reason), numel in found.items())
+
+    def _begin_step(self, job: BucketJob) -> None:
+        self._settle()
+        self._rescale(job.loss_scale)
+        self._step = StepCounters(step=job.step, raw=job.raw)
+        self._done.clear()
+        traffic = self._wire.traffic
+        self._sent_before = traffic.sent_bytes + traffic.framing_bytes
+
+    def _end_step(self) -> None:
+        traffic = self._wire.traffic
+        sent = traffic.sent_bytes + traffic.framing_bytes - self._sent_before
+        self._step.control_bytes = sent - self._step.push_bytes - self._step.pull_bytes
+        self.totals.add(self._step, len(self._wire.peers))
+        self.last_step = self._step
+
+    def _bucket_for(self, job: BucketJob) -> _Bucket:
+        bucket = self._buckets.get(job.index)
+        if bucket is not None and bucket.fits(job):
+            return bucket
+        # The gradients are cut anew: what this step has not come to yet makes room.
+        for index in self._buckets.keys() - set(self._done):
+            self._unplaced.add(self._buckets.pop(index).residuals())
+        bucket = _Bucket(job, self._coding, self._wire)
+        agree(bucket.exchange, self._wire)
+        if not job.raw:
+            bucket.adopt(self._unplaced.take(name for name, _ in job.tensors))
+        self._buckets[job.index] = bucket
+        return bucket
+
+    def _settle(self) -> None:
+        """After a skipped step: what was sent in it, and applied nowhere, is owed again."""
+        if self._step.skipped:
+            for index in self._done:
+                self._buckets[index].exchange.retract()
+            self._done.clear()
+
+    def _rescale(self, loss_scale: float | None) -> None:
+        """Residuals are sums of scaled gradients: they follow the gradient scaler's scale."""
+        before, self.loss_scale = self.loss_scale, loss_scale
+        if before is None or loss_scale is None or before == loss_scale:
+            return
+        for bucket in self._buckets.values():
+            bucket.exchange.scale_residuals(loss_scale / before)
+        self._unplaced.scale(loss_scale / before)
+
+    def _note_non_finite(self, bucket: _Bucket) -> None:
+        self._step.skipped = True
+        where = bucket.exchange.non_finite
+        if self._warned or where is None:
+            return
+        self._warned = True
+        warnings.warn(
+            f"step {self._step.step}: the gradient of rank {where['rank']} is not finite at "
+            f"element {where['element']} of {where['tensor']}; the bucket is NaN on every rank, so "
+            "that a gradient scaler skips the step, and the residuals are kept. Further steps like "
+            "this are only counted (stats().skipped_steps)",
+            NonFiniteStepWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,294 @@
+"""`GradwireState`: the configuration of the hook, its counters and its checkpoint."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from gradwire.torch import checkpoint
+from gradwire.torch.names import ParameterNames
+from gradwire.torch.runner import BucketJob, Coding
+from gradwire.torch.session import Session
+from gradwire.torch.stats import Stats, StepCounters, Totals, bits, summarize
+
+_EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
+
+
+class Overlap(Enum):
+    """Whether a bucket's communication runs while `backward()` goes on."""
+
+    ON = "on"
+    OFF = "off"  # the hook waits for each bucket; to measure what overlap is worth
+
+
+class LossScaler(Protocol):
+    """What is needed of `torch.amp.GradScaler`."""
+
+    def get_scale(self) -> float: ...
+
+
+class GradwireState:
+    """State of `gradwire_hook` for one DistributedDataParallel model.
+
+        state = GradwireState(codec="3lc:s=1.75")
+        model.register_comm_hook(state, gradwire_hook)
+
+    Every rank must be given the same arguments (checked with the peers before the first use).
+
+    codec          codec of pushes and pulls, as text; `pull_codec` overrides it for pulls
+    rules          (pattern, codec) or (pattern, codec, "push" | "pull" | "both"): tensors whose
+                   name matches the pattern take that codec; the first match wins
+    exclude        name patterns of tensors that go raw
+    min_numel      tensors with fewer values go raw, as do all one-dimensional ones
+    start_iter     so many first iterations go raw, while gradients change fastest
+    process_group  the group given to DDP; None: the default group
+    threads        threads for encoding and decoding on this rank
+    target         SIMD target, see `gradwire.simd_targets()`
+    seed           of the random numbers of codecs that draw any
+    timeout        seconds to wait for a rank that is connected but silent. A rank that evaluates
+                   alone between two steps must be done by then
+    scaler         the GradScaler, if gradients are scaled: residuals follow its scale
+    overlap        see Overlap
+
+    Raises GradwireError for an unknown codec or a bad parameter, ValueError for other arguments.
+
+    A parameter that no rank used in an iteration (find_unused_parameters) still sends what its
+    residual holds, and DDP leaves its gradient alone: that amount is not applied.
+    """
+
+    def __init__(
+        self,
+        codec: str = "3lc:s=1.75",
+        *,
+        pull_codec: str | None = None,
+        rules: Sequence[tuple[str, ...]] = (),
+        exclude: Sequence[str] = (),
+        min_numel: int = 256,
+        start_iter: int = 2,
+        process_group: dist.ProcessGroup | None = None,
+        threads: int = 1,
+        target: str = "auto",
+        seed: int = 0,
+        timeout: float = 600.0,
+        scaler: LossScaler | None = None,
+        overlap: Overlap = Overlap.ON,
+    ) -> None:
+        if start_iter < 0:
+            raise ValueError(f"start_iter is {start_iter}; it must not be negative")
+        if not (math.isfinite(timeout) and timeout > 0):
+            raise ValueError(f"timeout is {timeout}; a positive number of seconds is needed")
+        self._coding = Coding(
+            codec, pull_codec, tuple(rules), tuple(exclude), min_numel, threads, target, seed
+        )
+        self._coding.check()
+        self._start_iter = start_iter
+        self._process_group = process_group
+        self._timeout = timeout
+        self._scaler = scaler
+        self._overlap = overlap
+        self._names = ParameterNames(self)
+        self._iterations = 0
+        self._session: Session | None = None
+        self._loaded: checkpoint.StateDict | None = None
+
+    # What the hook does ------------------------------------------------------------------------
+
+    def average(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined] # PyTorch hides it from checkers
+    ) -> Future[torch.Tensor]:
+        """Starts averaging the bucket over all ranks; the future holds its own buffer.
+
+        Raises TypeError for gradients that are not float32 on the CPU, and the first error of the
+        communication again if there was one.
+        """
+        queued, cpu = time.perf_counter(), time.thread_time()
+        if self.error is not None:
+            raise self.error
+        values = bucket.buffer()
+        _check_gradients(values)
+        if self._session is None:
+            self._session = self._connect()
+            queued, cpu = time.perf_counter(), time.thread_time()
+        tensors = self._names.shapes(bucket.parameters())
+        if bucket.index() == 0:
+            self._iterations += 1
+        step = self._iterations - 1
+        future = self._session.submit(
+            BucketJob(
+                step=step,
+                index=bucket.index(),
+                last=bucket.is_last(),
+                raw=step < self._start_iter,
+                tensors=tensors,
+                values=values,
+                loss_scale=None if self._scaler is None else self._scaler.get_scale(),
+                queued=queued,
+                hook_seconds=time.perf_counter() - queued,
+                hook_cpu_seconds=time.thread_time() - cpu,
+            )
+        )
+        if self._overlap is Overlap.OFF:
+            future.wait()
+        # DDP takes an exception only from a future's callback.
+        return future.then(_value)
+
+    # What it did -------------------------------------------------------------------------------
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended the communication; after it no step can be taken."""
+        return None if self._session is None else self._session.error
+
+    def stats(self) -> Stats:
+        """Sums over all complete steps of this rank, and what goes raw and why."""
+        session = self._session
+        return summarize(
+            session.runner.totals if session else Totals(),
+            codec=self._coding.text(),
+            world_size=session.world_size if session else 1,
+            raw_tensors=session.runner.raw_tensors() if session else (),
+        )
+
+    def last_step(self) -> dict[str, Any]:
+        """The last complete step of this rank: bytes, bits a value (None: no value), timings."""
+        session = self._session
+        step = session.runner.last_step if session else StepCounters()
+        return {
+            "step": step.step,
+            "raw": step.raw,
+            "skipped": step.skipped,
+            "push_bytes": step.push_bytes,
+            "pull_bytes": step.pull_bytes,
+            "control_bytes": step.control_bytes,
+            "received_bytes": step.received_bytes,
+            "push_bits_per_value": bits(step.push_bytes, step.values_pushed),
+            "pull_bits_per_value": bits(step.pull_packet_bytes, step.values_pulled),
+            "wire_seconds": step.wire_seconds,
+            "own_seconds": step.own_seconds,
+            "own_cpu_seconds": step.own_cpu_seconds,
+            "buckets": list(step.buckets),
+        }
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The error to show for one that came out of the training: names the ranks that are gone.
+
+        A rank may die while DDP itself communicates, which broadcasts buffers before each forward;
+        that error does not say whose connection closed. Returns `error` if every rank is there.
+        """
+        session = self._session
+        verdict = session.explain(_EXPLAIN_SECONDS) if session is not None else None
+        return error if verdict is None else verdict
+
+    # Checkpoint --------------------------------------------------------------------------------
+
+    def state_dict(self) -> checkpoint.StateDict:
+        """This rank's residuals and counters of iterations; every rank saves its own."""
+        session = self._idle_session()
+        if session is None and self._loaded is not None:
+            return self._loaded
+        rank, world_size = self._place()
+        return {
+            "format": checkpoint.FORMAT,
+            "codec": self._coding.text(),
+            "rank": rank,
+            "world_size": world_size,
+            "iterations": self._iterations,
+            "loss_scale": session.runner.loss_scale if session else None,
+            "residuals": checkpoint.residuals_to_list(
+                session.runner.residuals() if session else ()
+            ),
+        }
+
+    def load_state_dict(self, state: checkpoint.StateDict) -> None:
+        """Goes on from a saved state; every rank must load its own, at the same iteration.
+
+        The result is that of the uninterrupted run, bit for bit, if DDP cuts its gradients into the
+        same buckets. (It cuts them anew after the first iteration, unless find_unused_parameters is
+        on.) With other buckets nothing is lost, but other values share a scale.
+        Raises ValueError if it was saved by another rank or for another world size: see `reshard`.
+        """
+        residuals = checkpoint.residuals_of(state)
+        place = self._place()
+        if (state["rank"], state["world_size"]) != place:
+            raise ValueError(
+                f"the state is that of rank {state['rank']} of {state['world_size']}, this is rank "
+                f"{place[0]} of {place[1]}; gradwire.torch.reshard makes states for another world"
+            )
+        session = self._idle_session()
+        self._iterations = int(state["iterations"])
+        if session is None:
+            self._loaded = state
+        else:
+            session.runner.replace_residuals(residuals, state["loss_scale"])
+
+    def close(self) -> None:
+        """Ends the communication thread and its process group. Happens by itself at exit."""
+        if self._session is not None:
+            self._finalizer()
+
+    # -------------------------------------------------------------------------------------------
+
+    def _place(self) -> tuple[int, int]:
+        if not dist.is_initialized():
+            return 0, 1
+        return dist.get_rank(self._process_group), dist.get_world_size(self._process_group)
+
+    def _idle_session(self) -> Session | None:
+        if self._session is not None and not self._session.drain(self._timeout):
+            raise RuntimeError("a step is under way; residuals can be had between two steps only")
+        return self._session
+
+    def _connect(self) -> Session:
+        """Called in the first bucket of every rank: its order is the same on all of them."""
+        ranks = dist.get_process_group_ranks(self._process_group or dist.group.WORLD)
+        group = dist.new_group(
+            ranks,
+            timeout=timedelta(seconds=self._timeout),
+            backend="gloo",
+            # In a part of the world only its members get here.
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+            group_desc="gradwire",
+            sort_ranks=False,
+        )
+        session = Session(self._coding, group, ranks, self._timeout)
+        if self._loaded is not None:
+            session.runner.replace_residuals(
+                checkpoint.residuals_of(self._loaded), self._loaded["loss_scale"]
+            )
+            self._loaded = None
+        self._finalizer = weakref.finalize(self, _finish, session)
+        return session
+
+
+def _check_gradients(values: torch.Tensor) -> None:
+    if values.device.type != "cpu":
+        raise TypeError(
+            f"gradwire_hook averages gradients on the CPU; this bucket is on {values.device}"
+        )
+    if values.dtype != torch.float32:
+        raise TypeError(f"gradwire_hook averages float32 gradients; this bucket is {values.dtype}")
+
+
+def _value(future: Future[torch.Tensor]) -> torch.Tensor:
+    return future.value()
+
+
+def _finish(session: Session) -> None:
+    """At exit, or when the state goes away."""
+    unhandled = getattr(sys, "last_value", None)
+    if unhandled is not None and session.error is None:
+        verdict = session.explain(seconds=1.0)
+        if verdict is not None:
+            print(f"gradwire: {verdict}", file=sys.stderr)
+    session.close(seconds=1.0)

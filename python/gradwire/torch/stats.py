@@ -1,0 +1,244 @@
+"""What the hook did: counted bucket by bucket, reported as `Stats`.
+
+Bytes are those of whole packets, as the exchange counts them. Bits a value: 8 * push bytes over the
+values pushed (a rank does not push the shard it owns), and 8 * bytes of the pull packets, each
+taken once (every peer gets the same one), over the values owned. So raw is a little more than 32.
+
+Own seconds are all that the hook and its thread took but for waiting for the wire, by the clock:
+on a busy machine that includes waiting for a processor. Own CPU seconds do not, and they leave out
+helper threads (`threads` above 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BucketTiming:
+    """When one bucket was handed over, begun and done; seconds of `time.perf_counter`."""
+
+    index: int
+    queued: float
+    started: float
+    finished: float
+
+
+# Counters that an exchange keeps under the same names.
+COUNTED_BY_EXCHANGE = (
+    "push_bytes",
+    "pull_bytes",
+    "pull_packet_bytes",
+    "received_bytes",
+    "values_pushed",
+    "values_pulled",
+    "encode_seconds",
+    "decode_seconds",
+    "error_norm_sum",
+    "error_norm_samples",
+)
+_SUMMED = (
+    *COUNTED_BY_EXCHANGE,
+    "control_bytes",
+    "values",
+    "wire_seconds",
+    "own_seconds",
+    "own_cpu_seconds",
+    "setup_seconds",
+)
+
+
+@dataclass
+class StepCounters:
+    """One step of this rank, all buckets together."""
+
+    step: int = -1
+    raw: bool = False  # one of the first `start_iter` iterations
+    skipped: bool = False  # a gradient was not finite
+    push_bytes: int = 0
+    pull_bytes: int = 0
+    pull_packet_bytes: int = 0  # each pull packet once
+    received_bytes: int = 0
+    control_bytes: int = 0  # sent beside the packets: length words, comparison of layouts
+    values: int = 0  # in the buckets
+    values_pushed: int = 0
+    values_pulled: int = 0  # in the pull packets, each once
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    own_seconds: float = 0.0
+    own_cpu_seconds: float = 0.0
+    setup_seconds: float = 0.0  # comparing layouts with the peers
+    error_norm_sum: float = 0.0
+    error_norm_samples: int = 0
+    buckets: list[BucketTiming] = field(default_factory=list)
+
+
+@dataclass
+class Totals(StepCounters):
+    """The sum over all steps so far."""
+
+    steps: int = 0
+    raw_steps: int = 0
+    skipped_steps: int = 0
+    raw_bytes: int = 0  # what the same pushes and pulls take as float32
+    compressed_seconds: float = 0.0  # own and wire, in steps that are not raw
+    fastest_raw_seconds: float | None = None
+
+    def add(self, step: StepCounters, peers: int) -> None:
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(step, name))
+        self.steps += 1
+        self.raw_steps += step.raw
+        self.skipped_steps += step.skipped
+        self.raw_bytes += 4 * (step.values_pushed + peers * step.values_pulled)
+        seconds = step.own_seconds + step.wire_seconds
+        if not step.raw:
+            self.compressed_seconds += seconds
+        elif self.fastest_raw_seconds is None or seconds < self.fastest_raw_seconds:
+            self.fastest_raw_seconds = seconds
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.push_bytes + self.pull_bytes + self.control_bytes
+
+    @property
+    def error_norm(self) -> float | None:
+        samples = self.error_norm_samples
+        return self.error_norm_sum / samples if samples else None
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """A parameter that is sent uncompressed, and why."""
+
+    name: str
+    numel: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A summary for this rank. Bytes are those it sent itself, where not said otherwise."""
+
+    codec: str
+    world_size: int
+    steps: int
+    raw_steps: int
+    skipped_steps: int
+    push_bytes: int
+    pull_bytes: int
+    control_bytes: int
+    received_bytes: int
+    values: int
+    ratio: float | None  # raw bytes / bytes sent, all included; None: nothing was sent
+    bits_per_value_push: float | None
+    bits_per_value_pull: float | None
+    encode_seconds: float
+    wire_seconds: float
+    decode_seconds: float
+    own_seconds: float
+    own_cpu_seconds: float
+    setup_seconds: float
+    error_norm: float | None  # norm of what the push codecs left out / norm of their input
+    raw_tensors: tuple[RawTensor, ...]
+    remarks: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def report(self) -> str:
+        """A table for people."""
+        per_step = 1e3 / self.steps if self.steps else 0.0
+        ratio = "nothing sent" if self.ratio is None else f"{self.ratio:.2f} x less than raw"
+        error = "-" if self.error_norm is None else f"{self.error_norm:.4f} of the input"
+        rows = [
+            ("codec", self.codec),
+            ("steps", f"{self.steps} ({self.raw_steps} raw, {self.skipped_steps} not finite)"),
+            ("values", f"{self.values:,}"),
+            ("pushed", f"{self.push_bytes:,} bytes, {_bits(self.bits_per_value_push)}"),
+            ("pulled", f"{self.pull_bytes:,} bytes, {_bits(self.bits_per_value_pull)}"),
+            ("beside", f"{self.control_bytes:,} bytes (lengths, comparison of layouts)"),
+            ("received", f"{self.received_bytes:,} bytes"),
+            ("ratio", ratio),
+            ("encode", f"{self.encode_seconds * per_step:.3f} ms a step"),
+            ("wire", f"{self.wire_seconds * per_step:.3f} ms a step"),
+            ("decode", f"{self.decode_seconds * per_step:.3f} ms a step"),
+            (
+                "own work",
+                f"{self.own_seconds * per_step:.3f} ms a step, all but the wire "
+                f"({self.own_cpu_seconds * per_step:.3f} ms of CPU)",
+            ),
+            ("error norm", error),
+        ]
+        lines = [f"{label:<11}{text}" for label, text in rows]
+        if self.raw_tensors:
+            numel = sum(tensor.numel for tensor in self.raw_tensors)
+            lines.append(f"{'raw':<11}{len(self.raw_tensors)} tensors, {numel:,} values:")
+            lines += [f"  {t.name} ({t.numel:,}): {t.reason}" for t in self.raw_tensors]
+        lines += [f"note: {remark}" for remark in self.remarks]
+        return "\n".join(lines)
+
+    __str__ = report
+
+
+def summarize(
+    totals: Totals,
+    *,
+    codec: str,
+    world_size: int,
+    raw_tensors: tuple[RawTensor, ...],
+) -> Stats:
+    return Stats(
+        codec=codec,
+        world_size=world_size,
+        steps=totals.steps,
+        raw_steps=totals.raw_steps,
+        skipped_steps=totals.skipped_steps,
+        push_bytes=totals.push_bytes,
+        pull_bytes=totals.pull_bytes,
+        control_bytes=totals.control_bytes,
+        received_bytes=totals.received_bytes,
+        values=totals.values,
+        ratio=totals.raw_bytes / totals.sent_bytes if totals.sent_bytes else None,
+        bits_per_value_push=bits(totals.push_bytes, totals.values_pushed),
+        bits_per_value_pull=bits(totals.pull_packet_bytes, totals.values_pulled),
+        encode_seconds=totals.encode_seconds,
+        wire_seconds=totals.wire_seconds,
+        decode_seconds=totals.decode_seconds,
+        own_seconds=totals.own_seconds,
+        own_cpu_seconds=totals.own_cpu_seconds,
+        setup_seconds=totals.setup_seconds,
+        error_norm=totals.error_norm,
+        raw_tensors=raw_tensors,
+        remarks=tuple(_remarks(totals)),
+    )
+
+
+def bits(num_bytes: int, values: int) -> float | None:
+    """Bits a value, or None where there was no value."""
+    return 8 * num_bytes / values if values else None
+
+
+def _bits(value: float | None) -> str:
+    return "no value" if value is None else f"{value:.3f} bits a value"
+
+
+def _remarks(totals: Totals) -> list[str]:
+    compressed = totals.steps - totals.raw_steps
+    remarks = []
+    if compressed and totals.sent_bytes and totals.raw_bytes < totals.sent_bytes:
+        remarks.append(
+            f"compression does not pay: {totals.sent_bytes:,} bytes sent, raw would have been "
+            f"{totals.raw_bytes:,}"
+        )
+    if compressed and totals.sent_bytes and totals.fastest_raw_seconds is not None:
+        mean = totals.compressed_seconds / compressed
+        if mean > totals.fastest_raw_seconds:
+            remarks.append(
+                f"compression does not pay on this network: own work and wire take "
+                f"{mean * 1e3:.3f} ms a step, the fastest raw iteration took "
+                f"{totals.fastest_raw_seconds * 1e3:.3f} ms"
+            )
+    return remarks

@@ -1,0 +1,183 @@
+"""Messages between this rank and its peers, over point-to-point operations of a Gloo group.
+
+A message is one 8-byte word (length in the low 56 bits, kind in the high 8) and its bytes. Word and
+bytes travel together as long as they fit into `HEAD_BYTES`; only what is beyond follows as a second
+transfer. A receive of `HEAD_BYTES` is always posted for every peer, so a sender never waits for the
+receiver's thread, and a message that fits costs one transfer: half the time of a length followed by
+a payload. (Gloo delivers a shorter message into a larger buffer, and refuses a longer one.)
+
+Refused: `all_to_all_single` for sizes and payload. With two ranks it took twice as long, and its
+errors do not say which rank is gone.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+Bytes = npt.NDArray[np.uint8]
+
+HEAD_BYTES = 65536
+_WORD = struct.Struct("<Q")
+_LENGTH_BITS = 56
+_PROBE_TAG = 1
+
+
+class Kind(IntEnum):
+    """What a message holds."""
+
+    PACKET = 0  # bytes that an exchange made
+    HELLO = 1  # the description of an exchange, in UTF-8
+
+
+class WireBrokenError(Exception):
+    """The connection to `peer` (a rank of the group) failed, or it was silent for the timeout."""
+
+    def __init__(self, peer: int, silent: bool, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.peer = peer
+        self.silent = silent
+        self.cause = cause
+
+
+@dataclass
+class Traffic:
+    """Counters of one wire, all of them only growing."""
+
+    sent_bytes: int = 0  # message bytes without the word
+    received_bytes: int = 0
+    framing_bytes: int = 0  # the words sent
+    waited_seconds: float = 0.0  # blocked on the wire
+
+
+class Wire:
+    """One FIFO of messages to and from every peer of `group`. For one thread at a time."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
+        self.rank = group.rank()
+        self.world_size = group.size()
+        self.peers = [peer for peer in range(self.world_size) if peer != self.rank]
+        self.traffic = Traffic()
+        self._group: dist.ProcessGroup | None = group
+        self._timeout = timeout
+        self._sends: list[tuple[int, dist.Work, Bytes]] = []
+        self._heads = {peer: np.empty(HEAD_BYTES, dtype=np.uint8) for peer in self.peers}
+        self._posted: dict[int, dist.Work | Exception] = {}
+        for peer in self.peers:
+            self._post(peer)
+
+    def send(self, peer: int, kind: Kind, payload: Bytes) -> None:
+        """Starts sending. `payload` (one-dimensional) must not change before the next `flush`."""
+        length = payload.size
+        head = np.empty(min(HEAD_BYTES, _WORD.size + length), dtype=np.uint8)
+        _WORD.pack_into(head, 0, length | kind << _LENGTH_BITS)
+        in_head = head.size - _WORD.size
+        head[_WORD.size :] = payload[:in_head]
+        self._start_send(peer, head)
+        if length > in_head:
+            self._start_send(peer, payload[in_head:])
+        self.traffic.sent_bytes += length
+        self.traffic.framing_bytes += _WORD.size
+
+    def receive(self, peer: int) -> tuple[Kind, Bytes]:
+        """Waits for the next message of `peer`; its bytes stay valid until `release(peer)`."""
+        posted = self._posted.pop(peer)
+        if isinstance(posted, Exception):
+            raise WireBrokenError(peer, silent=False, cause=posted)
+        self._wait(peer, posted)
+        head = self._heads[peer]
+        (word,) = _WORD.unpack_from(head)
+        length = word & ((1 << _LENGTH_BITS) - 1)
+        kind = Kind(word >> _LENGTH_BITS)
+        self.traffic.received_bytes += length
+        in_head = HEAD_BYTES - _WORD.size
+        if length <= in_head:
+            return kind, head[_WORD.size : _WORD.size + length]
+        message = np.empty(length, dtype=np.uint8)
+        message[:in_head] = head[_WORD.size :]
+        self._wait(peer, self._start_receive(peer, message[in_head:]))
+        return kind, message
+
+    def release(self, peer: int) -> None:
+        """The bytes of the last message are done with: makes room for the next one."""
+        self._post(peer)
+
+    def flush(self) -> None:
+        """Waits until everything sent is with the system, so that it arrives even if we leave."""
+        sends, self._sends = self._sends, []
+        for peer, work, _ in sends:
+            self._wait(peer, work)
+
+    def closed_peers(self) -> tuple[int, ...]:
+        """The peers whose connection is found closed, without waiting for any."""
+        closed = []
+        for peer in self.peers:
+            try:
+                self._start_receive(peer, np.empty(1, dtype=np.uint8), tag=_PROBE_TAG)
+            except WireBrokenError:
+                closed.append(peer)
+        return tuple(closed)
+
+    def drop(self) -> None:
+        """Lets go of the group; what was not flushed may not arrive. The wire is of no use then."""
+        self._posted.clear()
+        self._sends.clear()
+        self._group = None
+
+    def _post(self, peer: int) -> None:
+        # A peer may rightly leave after its last message: what fails here counts in `receive`.
+        try:
+            self._posted[peer] = self._start_receive(peer, self._heads[peer])
+        except WireBrokenError as broken:
+            self._posted[peer] = RuntimeError(str(broken.cause))
+
+    def _start_send(self, peer: int, data: Bytes) -> None:
+        assert self._group is not None, "the wire was dropped"
+        try:
+            work = dist.isend(_as_tensor(data), group=self._group, group_dst=peer)
+        except RuntimeError as error:
+            raise WireBrokenError(peer, silent=False, cause=error) from error
+        assert work is not None
+        self._sends.append((peer, work, data))
+
+    def _start_receive(self, peer: int, data: Bytes, tag: int = 0) -> dist.Work:
+        assert self._group is not None, "the wire was dropped"
+        try:
+            work = dist.irecv(_as_tensor(data), group=self._group, group_src=peer, tag=tag)
+        except RuntimeError as error:
+            raise WireBrokenError(peer, silent=False, cause=error) from error
+        assert work is not None
+        return work
+
+    def _wait(self, peer: int, work: dist.Work) -> None:
+        start = time.perf_counter()
+        try:
+            work.wait(timedelta(seconds=self._timeout))
+        except RuntimeError as error:
+            # Gloo reports both as RuntimeError; only a timeout takes that long.
+            silent = time.perf_counter() - start >= 0.99 * self._timeout
+            raise WireBrokenError(peer, silent, error) from error
+        finally:
+            self.traffic.waited_seconds += time.perf_counter() - start
+
+
+class _Writable:
+    """The same memory without the mark that it is read-only, which tensors do not know."""
+
+    def __init__(self, data: Bytes) -> None:
+        address = data.__array_interface__["data"][0]
+        self.__array_interface__ = data.__array_interface__ | {"data": (address, False)}
+        self._data = data  # keeps the memory
+
+
+def _as_tensor(data: Bytes) -> torch.Tensor:
+    """Shares the memory of `data`. It is only read if the caller only reads it."""
+    return torch.from_numpy(data if data.flags.writeable else np.asarray(_Writable(data)))

@@ -1,0 +1,140 @@
+"""Processes that stay and share one import of PyTorch, which takes seconds.
+
+`Cluster(7).run(4, job, *args)` runs `job(*args)` in the first four processes, each of them a rank
+of a fresh default group over Gloo on the loopback, and returns what they returned, by rank.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank that raised: the exception's text, its traceback and when, by `time.monotonic`."""
+
+    message: str
+    trace: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Died:
+    """A rank whose process ended without an answer."""
+
+    exit_code: int | None
+
+
+class Cluster:
+    """`fragile`: a process whose job failed leaves, as a program would."""
+
+    def __init__(self, size: int, fragile: bool = False) -> None:
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["gradwire.torch"])
+        self._members = []
+        for _ in range(size):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, fragile), daemon=True)
+            process.start()
+            there.close()
+            self._members.append((process, here))
+
+    def start(self, world_size: int, job: Callable[..., Any], *args: Any) -> None:
+        """Begins without waiting for the answers, which `collect` returns."""
+        port = _free_port()
+        for rank, (_, connection) in enumerate(self._members[:world_size]):
+            connection.send((rank, world_size, port, job, args))
+
+    def collect(self, world_size: int, seconds: float = 90.0) -> list[Any]:
+        """What each rank returned, or how it failed. Raises TimeoutError if one is stuck."""
+        answers: dict[int, Any] = {}
+        end = time.monotonic() + seconds
+        while len(answers) < world_size:
+            pending = {
+                connection: rank
+                for rank, (_, connection) in enumerate(self._members[:world_size])
+                if rank not in answers
+            }
+            ready = wait(list(pending), timeout=max(0.0, end - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"ranks {sorted(pending.values())} gave no answer")
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = pending[connection]
+                try:
+                    answers[rank] = connection.recv()
+                except EOFError:
+                    process = self._members[rank][0]
+                    process.join(10)
+                    answers[rank] = Died(process.exitcode)
+        return [answers[rank] for rank in range(world_size)]
+
+    def run(self, world_size: int, job: Callable[..., Any], *args: Any) -> list[Any]:
+        self.start(world_size, job, *args)
+        answers = self.collect(world_size)
+        for rank, answer in enumerate(answers):
+            assert not isinstance(answer, Died), f"rank {rank} died: {answer}"
+            assert not isinstance(answer, Failed), f"rank {rank}:\n{answer.trace}"
+        return answers
+
+    def pid(self, rank: int) -> int:
+        pid = self._members[rank][0].pid
+        assert pid is not None
+        return pid
+
+    def close(self, seconds: float = 20.0) -> list[int | None]:
+        """Lets every process leave by itself; returns the exit codes (None: it did not leave)."""
+        for _, connection in self._members:
+            connection.close()
+        codes = []
+        for process, _ in self._members:
+            process.join(seconds)
+            codes.append(process.exitcode)
+            if process.is_alive():
+                process.kill()
+        return codes
+
+
+def _serve(connection: Connection, fragile: bool) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    while True:
+        try:
+            rank, world_size, port, job, args = connection.recv()
+        except EOFError:
+            return
+        try:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"tcp://127.0.0.1:{port}",
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=60),
+            )
+            answer = job(*args)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            answer = Failed(message, traceback.format_exc(), time.monotonic())
+        connection.send(answer)
+        if isinstance(answer, Failed) and fragile:
+            return
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,325 @@
+"""What the ranks of a cluster run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.torch import GradwireState, NonFiniteStepWarning, Overlap, gradwire_hook
+from gradwire.torch.wire import Kind, Wire
+from training import (
+    Options,
+    Trained,
+    batch,
+    digest,
+    load,
+    make_model,
+    make_optimizer,
+    save,
+    train,
+)
+
+Owed = dict[str, dict[str, np.ndarray]]
+
+
+def train_each(all_options: list[Options]) -> list[Trained]:
+    return [train(options) for options in all_options]
+
+
+def train_and_lose_a_rank(options: Options, victim: int, at_step: int) -> None:
+    """The victim kills itself between two of its buckets' hooks."""
+
+    def on_step(step: int) -> None:
+        if dist.get_rank() == victim and step == at_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(options, on_step)
+
+
+def train_and_fall_silent(options: Options, victim: int, at_step: int, seconds: float) -> None:
+    def on_step(step: int) -> None:
+        if dist.get_rank() == victim and step == at_step:
+            time.sleep(seconds)
+
+    train(options, on_step)
+
+
+def train_unlike(options_by_rank: list[Options]) -> Trained:
+    return train(options_by_rank[dist.get_rank()])
+
+
+def train_with_buffers_and_lose_a_rank(victim: int, at_step: int) -> str:
+    """With buffers DDP itself communicates before each forward, and may see the loss first."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    ddp = DistributedDataParallel(model)
+    state = GradwireState()
+    ddp.register_comm_hook(state, gradwire_hook)
+    try:
+        for step in range(100):
+            if dist.get_rank() == victim and step == at_step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            ddp(torch.randn(4, 8)).sum().backward()
+            time.sleep(0.05)
+    except RuntimeError as error:
+        raise state.explain(error) from error
+    return "nobody was lost"
+
+
+@dataclass
+class Scaled:
+    """A training with a gradient scaler, seen from one rank. Lists have an entry for each step."""
+
+    digests: list[str]  # parameters after the step
+    scales: list[float]  # of the loss
+    own: list[dict[str, np.ndarray]]  # this rank's own scaled gradient
+    averaged: list[dict[str, np.ndarray]]  # what the hook made of it
+    owed: list[Owed]  # before the step; one more entry for the end
+    skipped: list[bool]  # as last_step() tells
+    skipped_steps: int
+    warnings: list[str]
+
+
+def train_scaled(
+    steps: int, poisoned_step: int, poisoned_name: str, state_options: dict[str, Any]
+) -> Scaled:
+    """In one step the last rank has an infinite gradient for one parameter."""
+    rank = dist.get_rank()
+    model = make_model()
+    alone = make_model()
+    optimizer = make_optimizer(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
+    state = GradwireState(**state_options, scaler=scaler)
+    ddp.register_comm_hook(state, gradwire_hook)
+    result = Scaled([], [], [], [], [], [], 0, [])
+
+    def poison(gradient: torch.Tensor) -> torch.Tensor:
+        if step == poisoned_step and rank == dist.get_world_size() - 1:
+            gradient = gradient.clone()
+            gradient.view(-1)[3] = float("inf")
+        return gradient
+
+    model.get_parameter(poisoned_name).register_hook(poison)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(steps):
+            inputs, labels = batch(rank, step)
+            result.scales.append(scaler.get_scale())
+            result.owed.append(owed(state))
+            alone.load_state_dict(model.state_dict())
+            alone.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(alone(inputs), labels)).backward()
+            result.own.append(gradients(alone))
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(ddp(inputs), labels)).backward()
+            result.averaged.append(gradients(model))
+            scaler.step(optimizer)
+            scaler.update()
+            result.digests.append(digest(model))
+            result.skipped.append(state.last_step()["skipped"])
+        result.owed.append(owed(state))
+    result.skipped_steps = state.stats().skipped_steps
+    result.warnings = [str(w.message) for w in caught if w.category is NonFiniteStepWarning]
+    return result
+
+
+def gradients(model: nn.Module) -> dict[str, np.ndarray]:
+    return {
+        name: p.grad.flatten().numpy().copy()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+
+
+def owed(state: GradwireState) -> Owed:
+    """Residuals of this rank by kind and parameter name, flattened, as far as they reach."""
+    return owed_in(state.state_dict())
+
+
+def owed_in(state: dict[str, Any]) -> Owed:
+    result: Owed = {"push": {}, "pull": {}}
+    for entry in state["residuals"]:
+        values = entry["values"].double().numpy()
+        kept = result[entry["kind"]].get(entry["name"], np.zeros(0))
+        end = entry["offset"] + values.size
+        if kept.size < end:
+            kept = np.concatenate([kept, np.zeros(end - kept.size)])
+        kept[entry["offset"] : end] += values
+        result[entry["kind"]][entry["name"]] = kept
+    return result
+
+
+def total_owed(ranks: list[Owed]) -> dict[str, np.ndarray]:
+    """What is owed to each parameter: the mean of the push residuals plus the pull residual."""
+    names = {name for rank in ranks for kind in rank.values() for name in kind}
+    size = {n: max(k[n].size for rank in ranks for k in rank.values() if n in k) for n in names}
+    total = {name: np.zeros(size[name]) for name in names}
+    for rank in ranks:
+        for kind, share in (("push", 1 / len(ranks)), ("pull", 1.0)):
+            for name, values in rank[kind].items():
+                total[name][: values.size] += share * values
+    return total
+
+
+@dataclass
+class Placed:
+    """Residuals after a step with zero gradients, and what that step applied."""
+
+    state: dict[str, Any]
+    applied: dict[str, np.ndarray]
+
+
+def place_residuals(options: Options) -> Placed:
+    """Loads saved residuals into a fresh hook and lets it take one step that adds nothing."""
+    assert options.residuals is not None
+    assert options.state is not None
+    model = make_model()
+    ddp = DistributedDataParallel(model, **options.ddp)
+    state = GradwireState(**options.state)
+    state.load_state_dict(load(options.residuals[dist.get_rank()]))
+    ddp.register_comm_hook(state, gradwire_hook)
+    (0.0 * ddp(batch(0, 0)[0]).sum()).backward()
+    return Placed(load(save(state.state_dict())), gradients(model))
+
+
+@dataclass
+class Counted:
+    """A training, and what passed this rank's wire meanwhile, counted message by message."""
+
+    trained: Trained
+    sent: dict[str, int]  # bytes of pushes, pulls and hellos
+    messages: int
+    received: int  # bytes of packets
+
+
+def train_and_count(all_options: list[Options]) -> list[Counted]:
+    return [_count(options) for options in all_options]
+
+
+def _count(options: Options) -> Counted:
+    counted = Counted(None, {"push": 0, "pull": 0, "hello": 0}, 0, 0)  # type: ignore[arg-type]
+    send, receive = Wire.send, Wire.receive
+
+    def counting_send(wire: Wire, peer: int, kind: Kind, payload: np.ndarray) -> None:
+        what = "hello" if kind is Kind.HELLO else gradwire.inspect(payload)["role"]
+        counted.sent[what] += payload.size
+        counted.messages += 1
+        send(wire, peer, kind, payload)
+
+    def counting_receive(wire: Wire, peer: int) -> tuple[Kind, np.ndarray]:
+        kind, payload = receive(wire, peer)
+        counted.received += payload.size if kind is Kind.PACKET else 0
+        return kind, payload
+
+    with mock.patch.multiple(Wire, send=counting_send, receive=counting_receive):
+        counted.trained = train(options)
+    return counted
+
+
+@dataclass
+class Timed:
+    """Seconds after the step began, for each of its buckets and for backward as a whole."""
+
+    hook_called: list[float]
+    hook_returned: list[float]
+    done: list[float]
+    backward_ended: float
+
+
+def time_buckets(
+    overlap: Overlap, late_rank: int, late_seconds: float, slow_seconds: float
+) -> Timed:
+    """One step in which a rank comes late, and backward rests before its last bucket is full."""
+    model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(6)])
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.07)
+    state = GradwireState(start_iter=0, overlap=overlap)
+    called: list[float] = []
+    returned: list[float] = []
+
+    def timed_hook(state, bucket):  # type: ignore[no-untyped-def]
+        called.append(time.perf_counter())
+        future = gradwire_hook(state, bucket)
+        returned.append(time.perf_counter())
+        return future
+
+    ddp.register_comm_hook(state, timed_hook)
+    for step in range(3):
+        output = ddp(torch.ones(4, 128))
+        if step == 2:
+            dist.barrier()
+            model.get_parameter("1.weight").register_hook(lambda _: time.sleep(slow_seconds))
+            if dist.get_rank() == late_rank:
+                time.sleep(late_seconds)
+            called.clear()
+            returned.clear()
+        begin = time.perf_counter()
+        output.sum().backward()
+        end = time.perf_counter()
+    done = [bucket.finished - begin for bucket in state.last_step()["buckets"]]
+    return Timed([at - begin for at in called], [at - begin for at in returned], done, end - begin)
+
+
+def close_and_go_on() -> tuple[bool, bool, str]:
+    """What a closed state still tells: statistics and residuals, but it takes no step."""
+    ddp = DistributedDataParallel(make_model())
+    state = GradwireState(start_iter=0)
+    ddp.register_comm_hook(state, gradwire_hook)
+    ddp(batch(0, 0)[0]).sum().backward()
+    stats, residuals = state.stats(), save(state.state_dict())
+    state.close()
+    same = state.stats() == stats, save(state.state_dict()) == residuals
+    try:
+        ddp(batch(0, 0)[0]).sum().backward()
+    except RuntimeError as error:
+        return *same, str(error)
+    return *same, "it went on"
+
+
+def train_in_part(members: list[int]) -> str | None:
+    """Two models at once, in a group of some of the ranks."""
+    group = dist.new_group(members)
+    result = _train_two_models(group) if dist.get_rank() in members else None
+    dist.barrier()  # rank 0 has the store
+    return result
+
+
+def _train_two_models(group: dist.ProcessGroup) -> str:
+    models = [make_model(), make_model()]
+    ddps = [DistributedDataParallel(m, process_group=group, bucket_cap_mb=0.05) for m in models]
+    states = [GradwireState(codec, process_group=group) for codec in ("3lc:s=1.75", "bf16")]
+    for ddp, state in zip(ddps, states, strict=True):
+        ddp.register_comm_hook(state, gradwire_hook)
+    optimizers = [make_optimizer(model) for model in models]
+    for step in range(5):
+        inputs, labels = batch(dist.get_rank(), step)
+        for ddp, optimizer in zip(ddps, optimizers, strict=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(ddp(inputs), labels).backward()
+            optimizer.step()
+    assert digest(models[0]) != digest(models[1])
+    return digest(models[0]) + digest(models[1])
+
+
+def misuse(what: str) -> None:
+    model = nn.Linear(4, 4)
+    if what == "float64":
+        model = model.double()
+    ddp = DistributedDataParallel(model)
+    state = GradwireState()
+    ddp.register_comm_hook(state, gradwire_hook)
+    if what == "shared state":
+        other = DistributedDataParallel(nn.Linear(4, 4))
+        other.register_comm_hook(state, gradwire_hook)
+    ddp(torch.ones(2, 4, dtype=model.weight.dtype)).sum().backward()

@@ -1,0 +1,105 @@
+"""A gradient scaler and a gradient that is not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import jobs
+from cluster import Cluster
+from jobs import Scaled
+
+WORLD = 3
+STEPS = 10
+POISONED = 5
+NAME = "second.weight"
+
+
+@pytest.fixture(scope="module")
+def ranks(cluster: Cluster) -> list[Scaled]:
+    options = {"codec": "3lc:s=1.75", "start_iter": 2}
+    return cluster.run(WORLD, jobs.train_scaled, STEPS, POISONED, NAME, options)
+
+
+def test_every_rank_skips_the_same_step(ranks: list[Scaled]) -> None:
+    for rank in ranks:
+        changed = [a != b for a, b in zip(rank.digests, rank.digests[1:], strict=False)]
+        assert changed == [step != POISONED for step in range(1, STEPS)]
+        assert rank.digests == ranks[0].digests
+        assert rank.scales[POISONED + 1] == rank.scales[POISONED] / 2
+        assert rank.skipped == [step == POISONED for step in range(STEPS)]
+        assert rank.skipped_steps == 1
+
+
+def test_the_bucket_is_nan_on_every_rank(ranks: list[Scaled]) -> None:
+    for rank in ranks:
+        assert np.isnan(rank.averaged[POISONED][NAME]).all()
+        finite = [name for name, g in rank.averaged[POISONED].items() if np.isfinite(g).all()]
+        assert finite, "other buckets are not touched"
+        for name in finite:
+            np.testing.assert_array_equal(
+                rank.averaged[POISONED][name], ranks[0].averaged[POISONED][name]
+            )
+
+
+def test_every_rank_warns_once_and_names_the_element(ranks: list[Scaled]) -> None:
+    for rank in ranks:
+        assert len(rank.warnings) == 1
+        assert f"step {POISONED}: the gradient of rank {WORLD - 1}" in rank.warnings[0]
+        assert f"element 3 of {NAME}" in rank.warnings[0]
+
+
+def test_what_was_sent_in_the_skipped_step_is_owed_again(ranks: list[Scaled]) -> None:
+    """Nobody applied it: all finite gradients of that step must be in the residuals, once."""
+    before = jobs.total_owed([rank.owed[POISONED] for rank in ranks])
+    after = jobs.total_owed([rank.owed[POISONED + 1] for rank in ranks])
+    checked = 0
+    for name in before:
+        if np.isnan(ranks[0].averaged[POISONED][name]).any():
+            continue
+        checked += 1
+        mean = np.mean([rank.own[POISONED][name].astype(np.float64) for rank in ranks], axis=0)
+        expected = before[name] + mean
+        np.testing.assert_allclose(
+            after[name], expected, rtol=1e-4, atol=1e-4 * abs(expected).max()
+        )
+    assert checked
+
+
+def test_the_residuals_of_the_poisoned_bucket_are_kept(ranks: list[Scaled]) -> None:
+    for rank in ranks[:-1]:  # finite: their gradients are owed, beside what was
+        before, after = rank.owed[POISONED]["push"], rank.owed[POISONED + 1]["push"]
+        place = before[NAME] != 0
+        assert place.any()
+        expected = (before[NAME] + rank.own[POISONED][NAME][: before[NAME].size])[place]
+        np.testing.assert_allclose(
+            after[NAME][place], expected, rtol=1e-4, atol=1e-4 * abs(expected).max()
+        )
+    last = ranks[-1]
+    np.testing.assert_array_equal(
+        last.owed[POISONED]["push"][NAME], last.owed[POISONED + 1]["push"][NAME]
+    )
+    for rank in ranks:
+        if NAME in rank.owed[POISONED]["pull"]:
+            np.testing.assert_array_equal(
+                rank.owed[POISONED]["pull"][NAME], rank.owed[POISONED + 1]["pull"][NAME]
+            )
+
+
+def test_residuals_follow_the_scale(ranks: list[Scaled]) -> None:
+    """In every other step: owed before + mean gradient = owed after + applied, at one scale."""
+    grown = 0
+    for step in range(2, STEPS):
+        if step == POISONED:
+            continue
+        factor = ranks[0].scales[step] / ranks[0].scales[step - 1]
+        grown += factor > 1
+        # `owed` is seen before the hook has noticed the new scale.
+        before = jobs.total_owed([rank.owed[step] for rank in ranks])
+        after = jobs.total_owed([rank.owed[step + 1] for rank in ranks])
+        for name, value in before.items():
+            mean = np.mean([rank.own[step][name].astype(np.float64) for rank in ranks], axis=0)
+            expected = value * factor + mean
+            found = after[name] + ranks[0].averaged[step][name]
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * abs(expected).max())
+    assert grown, "the scale must have grown at least once"

@@ -1,0 +1,112 @@
+"""Residuals survive a restart, another bucketing, and another number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gradwire.torch
+import jobs
+from cluster import Cluster
+from training import Options, load, save
+
+WORLD = 4
+STATE = {"codec": "3lc:s=1.75"}
+# With this DDP cuts its gradients once; else it does so again after the first step of a restart.
+CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
+
+
+def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster) -> None:
+    runs = [Options(9, STATE, CUT_ONCE), Options(5, STATE, CUT_ONCE)]
+    ranks = cluster.run(WORLD, jobs.train_each, runs)
+    whole, stopped = ranks[0]
+    residuals = [rank[1].residuals for rank in ranks]
+    rest = Options(4, STATE, CUT_ONCE, start=5, residuals=residuals, weights=stopped.weights)
+    forgetful = Options(4, STATE | {"start_iter": 0}, CUT_ONCE, start=5, weights=stopped.weights)
+    for continued, without_residuals in cluster.run(WORLD, jobs.train_each, [rest, forgetful]):
+        assert continued.digest == whole.digest
+        assert without_residuals.digest != whole.digest
+
+
+def test_new_buckets_lose_nothing(cluster: Cluster) -> None:
+    """From buckets of one size to those of another, where other ranks own the values."""
+    small, large = {"bucket_cap_mb": 0.02}, {"bucket_cap_mb": 0.2}
+    trained = cluster.run(WORLD, jobs.train_each, [Options(5, STATE, small)])
+    residuals = [rank[0].residuals for rank in trained]
+    placed = cluster.run(WORLD, jobs.place_residuals, Options(1, STATE, large, residuals=residuals))
+    assert_same_total([load(saved) for saved in residuals], placed)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+def test_reshard_keeps_what_is_owed(cluster: Cluster, world_size: int) -> None:
+    trained = cluster.run(WORLD, jobs.train_each, [Options(5, STATE)])
+    states = [load(rank[0].residuals) for rank in trained]
+    resharded = gradwire.torch.reshard(states, world_size)
+    assert [state["rank"] for state in resharded] == list(range(world_size))
+    before, through = owed_by(states), owed_by(resharded)
+    for name, value in before.items():
+        np.testing.assert_allclose(through[name], value, rtol=1e-6, atol=1e-7 * abs(value).max())
+    options = Options(1, STATE, residuals=[save(state) for state in resharded])
+    assert_same_total(states, cluster.run(world_size, jobs.place_residuals, options))
+
+
+def assert_same_total(before: list[dict[str, Any]], placed: list[jobs.Placed]) -> None:
+    """What was owed is owed still, or was applied, for every element."""
+    after = owed_by([rank.state for rank in placed])
+    for name, owed in owed_by(before).items():
+        assert owed.any()
+        found = after[name] + placed[0].applied[name]
+        np.testing.assert_allclose(found, owed, rtol=1e-5, atol=1e-6 * abs(owed).max())
+
+
+def test_reshard_to_the_same_world_changes_nothing() -> None:
+    states = [_state(rank, 2) for rank in range(2)]
+    assert gradwire.torch.reshard(states, 2) == states
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        ([(0, 2)], "states of all ranks"),
+        ([(1, 2), (0, 2)], "states of all ranks"),
+        ([(0, 3), (1, 3)], "states of all ranks"),
+    ],
+)
+def test_reshard_refuses_an_incomplete_set(states: list[tuple[int, int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gradwire.torch.reshard([_state(*place) for place in states], 4)
+
+
+def test_reshard_refuses_states_of_different_moments() -> None:
+    states = [_state(0, 2), _state(1, 2) | {"iterations": 6}]
+    with pytest.raises(ValueError, match="different moments: iterations"):
+        gradwire.torch.reshard(states, 3)
+
+
+def test_loading_another_ranks_state_is_refused() -> None:
+    state = gradwire.torch.GradwireState()
+    with pytest.raises(ValueError, match="rank 1 of 2"):
+        state.load_state_dict(_state(1, 2))
+    with pytest.raises(ValueError, match="format"):
+        state.load_state_dict({"something": "else"})
+
+
+def _state(rank: int, world_size: int) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "codec": "3lc",
+        "rank": rank,
+        "world_size": world_size,
+        "iterations": 5,
+        "loss_scale": None,
+        "residuals": [
+            {"kind": "push", "name": "w", "offset": 0, "values": torch.ones(4) * (rank + 1)}
+        ],
+    }
+
+
+def owed_by(states: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    return jobs.total_owed([jobs.owed_in(state) for state in states])

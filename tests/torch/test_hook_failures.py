@@ -1,0 +1,80 @@
+"""Ranks that die, fall silent or are set up differently: an error on every other rank, no hang."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+import jobs
+from cluster import Cluster, Died, Failed
+from training import Options
+
+WORLD = 3
+
+
+@pytest.mark.parametrize("victim", range(WORLD))
+def test_a_killed_rank_is_named_by_all_others(fragile_cluster: Cluster, victim: int) -> None:
+    """Rank 0 also hosts the store in which the others look for the culprit."""
+    fragile_cluster.start(
+        WORLD, jobs.train_and_lose_a_rank, Options(steps=1000, state={}), victim, 5
+    )
+    answers = fragile_cluster.collect(WORLD, seconds=60)
+    died = time.monotonic()
+    assert isinstance(answers[victim], Died)
+    for rank, answer in enumerate(answers):
+        if rank == victim:
+            continue
+        assert isinstance(answer, Failed)
+        assert f"rank {victim} is gone" in answer.message, answer.trace
+        assert "PeerLostError" in answer.message
+        assert died - answer.at < 30
+    codes = fragile_cluster.close()
+    assert [code for rank, code in enumerate(codes) if rank != victim] == [0, 0]
+
+
+def test_a_rank_lost_between_two_steps_is_named(fragile_cluster: Cluster) -> None:
+    """Whoever notices first: DDP's broadcast of buffers, or the hook."""
+    fragile_cluster.start(WORLD, jobs.train_with_buffers_and_lose_a_rank, 1, 4)
+    answers = fragile_cluster.collect(WORLD, seconds=60)
+    for rank in (0, 2):
+        assert isinstance(answers[rank], Failed)
+        assert "rank 1 is gone" in answers[rank].message, answers[rank].trace
+
+
+def test_a_silent_rank_is_named(fragile_cluster: Cluster) -> None:
+    options = Options(steps=1000, state={"timeout": 2.0})
+    fragile_cluster.start(WORLD, jobs.train_and_fall_silent, options, 2, 5, 20.0)
+    answers = fragile_cluster.collect(2, seconds=60)
+    for answer in answers:
+        assert isinstance(answer, Failed)
+        assert "rank 2 sent nothing" in answer.message, answer.trace
+        assert "waited 2 s" in answer.message or "closed" in answer.message
+
+
+SHOWS_ITS_BUCKETS = {"find_unused_parameters": True}  # else rank 0 decides for all
+DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "codec": ({"codec": "3lc:s=1.75"}, {}, "push 3lc:s=1.75", "push 3lc:s=1.5"),
+    "rules": ({"codec": "3lc:s=1.5", "exclude": ["conv.*"]}, {}, "push raw", "push 3lc:s=1.5"),
+    "start_iter": ({"codec": "3lc:s=1.5", "start_iter": 0}, {}, "push raw", "push 3lc:s=1.5"),
+    "buckets": ({"codec": "3lc:s=1.5"}, {"bucket_cap_mb": 25}, "'values ", "'values "),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_ranks_that_differ_are_named(fragile_cluster: Cluster, what: str) -> None:
+    state, ddp, *words = DIFFERENT[what]
+    usual = Options(
+        steps=5, state={"codec": "3lc:s=1.5"}, ddp={"bucket_cap_mb": 0.05} | SHOWS_ITS_BUCKETS
+    )
+    other = Options(steps=5, state=state, ddp=usual.ddp | ddp)
+    fragile_cluster.start(WORLD, jobs.train_unlike, [usual, other, usual])
+    answers = fragile_cluster.collect(WORLD, seconds=60)
+    for rank, answer in enumerate(answers):
+        assert isinstance(answer, Failed)
+        pair = "ranks 1 and 0" if rank == 1 else f"ranks {rank} and 1"
+        assert f"PeerMismatchError: {pair} can't exchange" in answer.message, answer.trace
+        for word in words:
+            assert word in answer.message, (rank, answer.message)
+    assert fragile_cluster.close() == [0, 0, 0]

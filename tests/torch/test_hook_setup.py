@@ -1,0 +1,118 @@
+"""Groups, wrong uses, torchrun, and leaving in the middle."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gradwire
+import gradwire.torch
+import jobs
+from cluster import Cluster, Failed
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_a_part_of_the_world_and_two_models(cluster: Cluster) -> None:
+    digests = cluster.run(4, jobs.train_in_part, [1, 3])
+    assert digests[0] is digests[2] is None
+    assert digests[1] == digests[3] is not None
+
+
+def test_a_closed_state_keeps_what_it_knows(cluster: Cluster) -> None:
+    for same_stats, same_residuals, message in cluster.run(2, jobs.close_and_go_on):
+        assert same_stats
+        assert same_residuals
+        assert "the GradwireState was closed" in message
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("float64", "TypeError: gradwire_hook averages float32 gradients; this bucket is torch.fl"),
+        ("shared state", "registered in 2 DistributedDataParallel modules"),
+    ],
+)
+def test_wrong_uses_are_refused(fragile_cluster: Cluster, what: str, message: str) -> None:
+    fragile_cluster.start(1, jobs.misuse, what)
+    (answer,) = fragile_cluster.collect(1)
+    assert isinstance(answer, Failed)
+    assert message in answer.trace
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"codec": "3cl"}, gradwire.GradwireError, "3lc"),
+        ({"codec": "3lc:s=2"}, gradwire.GradwireError, r"\[1, 2\)"),
+        ({"pull_codec": "no"}, gradwire.GradwireError, "bf16"),
+        ({"rules": [("*", "3lc", "sideways")]}, gradwire.GradwireError, "push, pull, both"),
+        ({"target": "mmx"}, gradwire.GradwireError, "scalar"),
+        ({"start_iter": -1}, ValueError, "start_iter is -1"),
+        ({"timeout": 0.0}, ValueError, "timeout is 0"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(
+    arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        gradwire.torch.GradwireState(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_example_runs_under_torchrun() -> None:
+    result = _torchrun(str(REPOSITORY / "examples/ddp.py"))
+    assert result.returncode == 0, result.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", result.stdout)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert "3lc:s=1.75" in result.stdout
+    assert "x less than raw" in result.stdout
+    assert "leaked" not in result.stderr
+
+
+LEAVES_IN_THE_MIDDLE = """
+import sys, time, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from gradwire.torch import GradwireState, gradwire_hook
+
+dist.init_process_group("gloo")
+model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+ddp.register_comm_hook(GradwireState(), gradwire_hook)
+for step in range(3):
+    output = ddp(torch.ones(2, 64)).sum()
+    if step == 2 and dist.get_rank() == 1:
+        time.sleep(60)  # torchrun ends it
+    if step == 2:
+        def stop(gradient):
+            raise RuntimeError("an error of the program")
+        model[0].weight.register_hook(stop)
+    output.backward()
+"""
+
+
+def test_a_rank_leaves_though_its_communication_waits(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES_IN_THE_MIDDLE)
+    begin = time.monotonic()
+    result = _torchrun(str(script))
+    assert time.monotonic() - begin < 45
+    assert result.returncode != 0
+    assert "an error of the program" in result.stderr
+
+
+def _torchrun(script: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    return subprocess.run(
+        [*command, "--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PATH": "/usr/bin:/bin"},
+    )

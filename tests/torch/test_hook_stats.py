@@ -1,0 +1,86 @@
+"""What the report says is what went over the wire."""
+
+from __future__ import annotations
+
+import pytest
+
+import jobs
+from cluster import Cluster
+from jobs import Counted
+from training import Options
+
+WORLD = 3
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def ranks(cluster: Cluster) -> list[list[Counted]]:
+    runs = [Options(STEPS, {"codec": "3lc:s=1.75"}), Options(STEPS, {"codec": "raw"})]
+    return cluster.run(WORLD, jobs.train_and_count, runs)
+
+
+@pytest.mark.parametrize("run", [0, 1], ids=["3lc", "raw"])
+def test_bytes_are_those_of_the_wire(ranks: list[list[Counted]], run: int) -> None:
+    for rank in ranks:
+        stats, counted = rank[run].trained.stats, rank[run]
+        assert stats["push_bytes"] == counted.sent["push"] > 0
+        assert stats["pull_bytes"] == counted.sent["pull"] > 0
+        assert stats["received_bytes"] == counted.received
+        # A word of 8 bytes with each message, and the layouts that were compared.
+        assert stats["control_bytes"] == counted.sent["hello"] + 8 * counted.messages
+        last = rank[run].trained.last_steps
+        assert sum(step["push_bytes"] for step in last) == stats["push_bytes"]
+        assert sum(step["pull_bytes"] for step in last) == stats["pull_bytes"]
+        assert sum(step["control_bytes"] for step in last) == stats["control_bytes"]
+    assert sum(rank[run].received for rank in ranks) == sum(
+        rank[run].sent["push"] + rank[run].sent["pull"] for rank in ranks
+    )
+
+
+def test_bits_and_ratio(ranks: list[list[Counted]]) -> None:
+    values = sum(p.size for p in ranks[0][0].trained.parameters.values())
+    for compressed, raw in ranks:
+        stats = compressed.trained.stats
+        assert stats["steps"] == STEPS
+        assert stats["raw_steps"] == 2
+        assert stats["values"] == STEPS * values
+        assert stats["codec"] == "3lc:s=1.75"
+        for step in raw.trained.last_steps:
+            assert 32 < step["push_bits_per_value"] < 33
+            assert 32 < step["pull_bits_per_value"] < 33
+        for step in compressed.trained.last_steps:
+            bound = (32, 33) if step["raw"] else (0.1, 2.0)
+            assert bound[0] < step["push_bits_per_value"] < bound[1]
+            assert bound[0] < step["pull_bits_per_value"] < bound[1]
+        assert 0.9 < raw.trained.stats["ratio"] < 1
+    pushed = 4 * (WORLD - 1) * STEPS * values  # all ranks together, as float32; as much is pulled
+    sent = sum(sum(c.sent.values()) + 8 * c.messages for c, _ in ranks)
+    ratios = [c.trained.stats["ratio"] for c, _ in ranks]
+    assert min(ratios) < 2 * pushed / sent < max(ratios)
+
+
+def test_times_and_losses(ranks: list[list[Counted]]) -> None:
+    for compressed, raw in ranks:
+        stats = compressed.trained.stats
+        for key in ("encode_seconds", "decode_seconds", "wire_seconds", "own_seconds"):
+            assert 0 < stats[key] < 60
+        assert stats["own_seconds"] > stats["encode_seconds"]
+        assert 0.05 < stats["error_norm"] < 2
+        assert raw.trained.stats["error_norm"] == 0
+
+
+def test_what_goes_raw_is_listed_with_the_reason(ranks: list[list[Counted]]) -> None:
+    compressed, raw = ranks[0]
+    listed = {t["name"]: (t["numel"], t["reason"]) for t in compressed.trained.stats["raw_tensors"]}
+    assert listed["second.bias"] == (144, "fewer than two dimensions")
+    assert "second.weight" not in listed
+    assert raw.trained.stats["raw_tensors"] == ()
+
+
+def test_the_report_can_be_read(ranks: list[list[Counted]]) -> None:
+    compressed, raw = ranks[0]
+    report = compressed.trained.report
+    assert "3lc:s=1.75" in report
+    assert f"{compressed.trained.stats['push_bytes']:,} bytes" in report
+    assert "second.bias (144): fewer than two dimensions" in report
+    assert "compression does not pay" in raw.trained.report, "raw with its headers never does"

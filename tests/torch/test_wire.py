@@ -1,0 +1,45 @@
+"""Messages of every size arrive whole and in order."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import torch.distributed as dist
+
+from cluster import Cluster
+from gradwire.torch.wire import HEAD_BYTES, Kind, Wire
+
+# Around the size at which a second transfer is needed (the head holds an 8-byte word as well).
+SIZES = (0, 1, 1000, HEAD_BYTES - 9, HEAD_BYTES - 8, HEAD_BYTES - 7, 3 * HEAD_BYTES, 1_000_003)
+
+
+def message(sender: int, number: int, size: int) -> np.ndarray:
+    return np.random.default_rng([sender, number]).integers(0, 256, size, dtype=np.uint8)
+
+
+def exchange_messages() -> list[int]:
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
+    wire = Wire(group, timeout=30.0)
+    for number, size in enumerate(SIZES):
+        for peer in wire.peers:
+            data = message(wire.rank, number, size)
+            data.flags.writeable = False
+            wire.send(peer, Kind.PACKET if number % 2 else Kind.HELLO, data)
+    for peer in reversed(wire.peers):
+        for number, size in enumerate(SIZES):
+            kind, data = wire.receive(peer)
+            assert kind is (Kind.PACKET if number % 2 else Kind.HELLO)
+            np.testing.assert_array_equal(data, message(peer, number, size))
+            wire.release(peer)
+    wire.flush()
+    dist.barrier()
+    assert wire.closed_peers() == ()
+    dist.barrier()
+    traffic = wire.traffic
+    return [traffic.sent_bytes, traffic.received_bytes, traffic.framing_bytes]
+
+
+def test_messages_arrive(cluster: Cluster) -> None:
+    for counted in cluster.run(3, exchange_messages):
+        assert counted == [2 * sum(SIZES), 2 * sum(SIZES), 2 * 8 * len(SIZES)]

@@ -1,0 +1,161 @@
+"""A small training, run by real ranks in the tests and by one process in the simulation."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.torch import GradwireState, gradwire_hook
+
+BATCH = 8
+INPUTS = 48
+CLASSES = 5
+NamedShapes = list[tuple[str, list[int]]]
+
+
+class TwoPaths(nn.Module):
+    """Layers large enough to be cut across ranks, a convolution, a branch that may be unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(INPUTS, 160)
+        self.second = nn.Linear(160, 144)
+        self.conv = nn.Conv1d(9, 12, 3)
+        self.branch = nn.Linear(144, 24)
+        self.last = nn.Linear(12 * 14, CLASSES)
+
+    def forward(self, x: torch.Tensor, use_branch: bool = True) -> torch.Tensor:
+        x = torch.relu(self.second(torch.relu(self.first(x))))
+        result = self.last(torch.relu(self.conv(x.view(-1, 9, 16))).flatten(1))
+        if use_branch:
+            result = result + self.branch(x)[:, :CLASSES]
+        return result
+
+
+def make_model() -> TwoPaths:
+    torch.manual_seed(7)
+    return TwoPaths()
+
+
+def batch(rank: int, step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + 10 * rank + micro)
+    return (
+        torch.randn(BATCH, INPUTS, generator=generator),
+        torch.randint(0, CLASSES, (BATCH,), generator=generator),
+    )
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the ranks train. `state` are arguments of GradwireState; None: DDP without the hook."""
+
+    steps: int = 10
+    state: dict[str, Any] | None = field(default_factory=dict)
+    ddp: dict[str, Any] = field(default_factory=lambda: {"bucket_cap_mb": 0.05})
+    micro_batches: int = 1  # all but the last under no_sync
+    branch_every: int = 1  # the branch is used in every n-th step
+    start: int = 0  # first step, for a restart
+    residuals: list[bytes] | None = None  # saved states of the hook by rank, for a restart
+    weights: bytes | None = None  # saved model and optimizer, for a restart
+
+
+@dataclass
+class Trained:
+    """What one rank brings back. `buckets[step]` are the tensors of each bucket, in order."""
+
+    digest: str
+    parameters: dict[str, np.ndarray]
+    buckets: list[list[NamedShapes]]
+    losses: list[float]
+    stats: dict[str, Any]  # empty without the hook
+    report: str
+    last_steps: list[dict[str, Any]]
+    residuals: bytes | None
+    weights: bytes
+
+
+def save(content: dict[str, Any]) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def load(content: bytes) -> dict[str, Any]:
+    result: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
+    return result
+
+
+def digest(model: nn.Module) -> str:
+    return hashlib.sha256(
+        b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    ).hexdigest()
+
+
+def train(options: Options, on_step: Callable[[int], None] = lambda step: None) -> Trained:
+    rank = dist.get_rank()
+    model = make_model()
+    optimizer = make_optimizer(model)
+    if options.weights is not None:
+        weights = load(options.weights)
+        model.load_state_dict(weights["model"])
+        optimizer.load_state_dict(weights["optimizer"])
+    ddp = DistributedDataParallel(model, **options.ddp)
+    log: list[list[NamedShapes]] = []
+    state = None
+    if options.state is not None:
+        state = GradwireState(**options.state)
+        if options.residuals is not None:
+            state.load_state_dict(load(options.residuals[rank]))
+        ddp.register_comm_hook(state, recording_hook(model, log))
+    losses, last_steps = [], []
+    for step in range(options.start, options.start + options.steps):
+        on_step(step)
+        log.append([])
+        optimizer.zero_grad()
+        use_branch = step % options.branch_every == 0
+        for micro in range(options.micro_batches):
+            inputs, labels = batch(rank, step, micro)
+            is_last = micro == options.micro_batches - 1
+            with contextlib.nullcontext() if is_last else ddp.no_sync():
+                loss = nn.functional.cross_entropy(ddp(inputs, use_branch), labels)
+                loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if state is not None:
+            last_steps.append(state.last_step())
+    return Trained(
+        digest=digest(model),
+        parameters={name: p.detach().numpy().copy() for name, p in model.named_parameters()},
+        buckets=log,
+        losses=losses,
+        stats={} if state is None else state.stats().as_dict(),
+        report="" if state is None else state.stats().report(),
+        last_steps=last_steps,
+        residuals=None if state is None else save(state.state_dict()),
+        weights=save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}),
+    )
+
+
+def recording_hook(model: nn.Module, log: list[list[NamedShapes]]) -> Callable[..., Any]:
+    """gradwire_hook that notes which tensors each bucket holds."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def] # DDP wants none or evaluated ones
+        log[-1].append([(names[id(p)], list(p.shape)) for p in bucket.parameters()])
+        return gradwire_hook(state, bucket)
+
+    return hook
