@@ -1,0 +1,39 @@
+"""How long a run will take, guessed before it starts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwire.train.settings import PLAIN_DDP, TrainSettings
+
+_SAMPLE = 40960
+
+
+def estimate_seconds(
+    settings: TrainSettings, parameters: int, step_seconds: float, evaluation_seconds: float
+) -> dict[str, float]:
+    """Seconds of each codec's run, evaluations included.
+
+    step_seconds, evaluation_seconds: as measured by the workers (loop.Trainer.measure_speed). The
+    wire: bytes of a push and a pull over the bandwidth, as many bits a value as the codec makes of
+    normally distributed values; all values, though small tensors will go raw.
+    """
+    evaluations = -(-settings.steps // settings.eval_every)
+    shares = 2 * (settings.workers - 1) / settings.workers
+    estimates = {}
+    for codec in settings.codecs:
+        wire = 0.0
+        if settings.bandwidth is not None:
+            wire = shares * parameters * typical_bits_per_value(codec) / settings.bandwidth
+        estimates[codec] = settings.steps * (step_seconds + wire) + evaluations * evaluation_seconds
+    return estimates
+
+
+def typical_bits_per_value(codec: str) -> float:
+    """Of normally distributed values."""
+    if codec == PLAIN_DDP:
+        return 32.0
+    import gradwire
+
+    values = np.random.default_rng(0).standard_normal(_SAMPLE).astype(np.float32)
+    return 8 * len(gradwire.encode(values, codec)) / _SAMPLE

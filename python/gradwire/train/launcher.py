@@ -1,0 +1,254 @@
+"""Starts the workers of this machine, follows them and ends them.
+
+Whatever happens, nothing stays behind: workers and switch are killed when the launcher leaves the
+`with` block, also on Ctrl-C; they end by themselves when the launcher dies (see worker.py and
+network.py); and with them the kernel removes their namespaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import IO, Any
+
+from gradwire.train import network
+from gradwire.train.settings import TrainSettings
+
+Event = dict[str, Any]
+OnEvent = Callable[[int, Event], None]  # rank, event
+
+_STDERR_LINES_KEPT = 30
+_SECONDS_TO_LEAVE = 20.0  # for a worker that has delivered everything
+_POLL_SECONDS = 0.05
+
+
+class WorkerError(Exception):
+    """A worker ended before its work was done. The message says which, how, and what it wrote."""
+
+
+class Workers:
+    """The processes of all ranks. A context manager: when it is left they are gone.
+
+    To be entered in the main thread: a worker ends when the thread that started it does.
+    """
+
+    def __init__(self, settings: TrainSettings, shaped: bool) -> None:
+        self._settings = settings
+        self._shaped = shaped
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._readers: list[list[threading.Thread]] = []
+        self._events: queue.Queue[tuple[int, Event]] = queue.Queue()
+        self._errors: dict[int, str] = {}
+        self._stderr = [deque[str](maxlen=_STDERR_LINES_KEPT) for _ in range(settings.workers)]
+        self._place = ["while it started"] * settings.workers
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> Workers:
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self._kill)
+            for rank in range(self._settings.workers):
+                self._start(rank)
+            if self._shaped:
+                assert self._settings.bandwidth is not None
+                shaper = network.ShapedNetwork(self._settings.bandwidth)
+                switch = cleanup.enter_context(shaper)
+                for rank, process in enumerate(self._processes):
+                    switch.attach(rank, process)
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cleanup.close()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """By rank."""
+        return [process.pid for process in self._processes]
+
+    def run(self, on_event: OnEvent) -> list[list[Event]]:
+        """Lets the workers do everything. Returns each codec's records (RankRecord), by rank.
+
+        on_event gets what worker.py lists, and {"event": "stderr", "line"}. Raises WorkerError as
+        soon as a worker fails.
+        """
+        ranks = range(self._settings.workers)
+        for rank in ranks:
+            self._tell(
+                rank,
+                {
+                    "settings": self._settings.to_json(),
+                    "rank": rank,
+                    "address": network.address(0) if self._shaped else "127.0.0.1",
+                    "interface": network.INTERFACE if self._shaped else None,
+                },
+            )
+        records: dict[str, dict[int, Event]] = {codec: {} for codec in self._settings.codecs}
+        for rank, event in self._until_all_ended():
+            if event["event"] == "store":
+                for other in ranks[1:]:
+                    self._tell(other, {"port": event["port"]})
+            elif event["event"] == "record":
+                records[event["record"]["codec"]][rank] = event["record"]
+            on_event(rank, event)
+        for codec, by_rank in records.items():
+            for rank in ranks:
+                if rank not in by_rank:
+                    raise WorkerError(f"worker {rank} ended without a result for {codec}")
+        return [[by_rank[rank] for rank in ranks] for by_rank in records.values()]
+
+    def _start(self, rank: int) -> None:
+        command = [sys.executable, "-m", "gradwire.train.worker"]
+        process = subprocess.Popen(
+            network.in_own_namespace(command) if self._shaped else command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={
+                # Errors come as exceptions; what c10d only logs is that a namespace has no DNS.
+                "TORCH_CPP_LOG_LEVEL": "ERROR",
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                # Threads that spin while they wait would take the CPU from the other workers.
+                "OMP_WAIT_POLICY": "passive",
+                "PYTHONUNBUFFERED": "1",
+                "GLOO_SOCKET_IFNAME": network.INTERFACE if self._shaped else "lo",
+            },
+            process_group=0,  # Ctrl-C in a terminal reaches the launcher alone
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        readers = [
+            threading.Thread(target=self._read_events, args=(rank, process.stdout), daemon=True),
+            threading.Thread(target=self._read_stderr, args=(rank, process.stderr), daemon=True),
+        ]
+        for reader in readers:
+            reader.start()
+        self._processes.append(process)
+        self._readers.append(readers)
+
+    def _read_events(self, rank: int, pipe: IO[bytes]) -> None:
+        for line in pipe:
+            # A killed worker may leave half a line.
+            with contextlib.suppress(ValueError):
+                self._events.put((rank, json.loads(line)))
+
+    def _read_stderr(self, rank: int, pipe: IO[bytes]) -> None:
+        for line in pipe:
+            text = line.decode(errors="replace").rstrip()
+            self._events.put((rank, {"event": "stderr", "line": text}))
+
+    def _tell(self, rank: int, values: Event) -> None:
+        pipe = self._processes[rank].stdin
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):  # it is gone: the next look will tell how
+            pipe.write(json.dumps(values).encode() + b"\n")
+            pipe.flush()
+
+    def _until_all_ended(self) -> Iterator[tuple[int, Event]]:
+        """Events until every worker has left with status 0."""
+        deadline = None
+        finished: set[int] = set()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                rank, event = self._events.get(timeout=_POLL_SECONDS)
+                self._note(rank, event)
+                if event["event"] == "record" and event["record"]["codec"] == self._last_codec:
+                    finished.add(rank)
+                yield rank, event
+            self._raise_if_one_failed()
+            running = [rank for rank, p in enumerate(self._processes) if p.poll() is None]
+            if not running:
+                break
+            if len(finished) == len(self._processes):
+                deadline = deadline or time.monotonic() + _SECONDS_TO_LEAVE
+                if time.monotonic() > deadline:
+                    raise WorkerError(f"workers {running} have finished but do not end")
+        yield from self._drain(range(len(self._processes)))
+
+    @property
+    def _last_codec(self) -> str:
+        return self._settings.codecs[-1]
+
+    def _drain(self, ranks: range | list[int]) -> Iterator[tuple[int, Event]]:
+        """What ended workers wrote and nobody has read."""
+        for rank in ranks:
+            for reader in self._readers[rank]:
+                reader.join(timeout=1.0)
+        while not self._events.empty():
+            rank, event = self._events.get()
+            self._note(rank, event)
+            yield rank, event
+
+    def _note(self, rank: int, event: Event) -> None:
+        if event["event"] == "stderr":
+            self._stderr[rank].append(event["line"])
+        elif event["event"] == "error":
+            self._errors[rank] = event["message"]
+        elif event["event"] == "ready":
+            self._place[rank] = "before the first step"
+        elif event["event"] == "begin":
+            self._place[rank] = f"in the run of {event['codec']}"
+        elif event["event"] == "step":
+            self._place[rank] = f"in the run of {event['codec']}, after step {event['step']}"
+
+    def _raise_if_one_failed(self) -> None:
+        failed = [rank for rank, process in enumerate(self._processes) if process.poll()]
+        if not failed:
+            return
+        # When one was killed, others may have failed because of it in the same moment.
+        first = min(failed, key=self._status)
+        for _ in self._drain(failed):
+            pass
+        if first in self._errors:
+            raise WorkerError(self._errors[first])
+        lines = "".join(f"\n  | {line}" for line in self._stderr[first])
+        raise WorkerError(
+            f"worker {first} {describe_end(self._status(first))} {self._place[first]}; "
+            f"the others were stopped. Its last lines:{lines or ' none'}"
+        )
+
+    def _status(self, rank: int) -> int:
+        status = self._processes[rank].poll()
+        assert status is not None
+        return status
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+        for readers in self._readers:
+            for reader in readers:
+                reader.join(timeout=1.0)
+        for process in self._processes:
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+def describe_end(status: int) -> str:
+    """How a process ended, from subprocess's return code."""
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        return f"was killed by signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:  # real-time signals have no names
+        return f"was killed by signal {-status}"

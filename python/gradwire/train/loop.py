@@ -1,0 +1,271 @@
+"""One training run of one rank with one codec, and what is measured meanwhile.
+
+The training clock starts and stops behind a barrier of all ranks. It stands still while rank 0
+evaluates (the others wait in the next barrier), and the counters of the network interface are read
+at the same moments, so neither time nor bytes of an evaluation are in the results.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.train import models
+from gradwire.train.data import Batches, Data, ImageSet
+from gradwire.train.network import Bytes, read_interface_bytes
+from gradwire.train.records import Evaluation, RankRecord
+from gradwire.train.schedule import learning_rate
+from gradwire.train.settings import MOMENTUM, PLAIN_DDP, WEIGHT_DECAY, TrainSettings
+
+if TYPE_CHECKING:
+    from gradwire.torch import GradwireState
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+_EVALUATION_BATCH = 250
+_SECONDS_BETWEEN_STEP_EVENTS = 0.25
+
+
+class DivergedError(Exception):
+    """The loss became NaN or infinite."""
+
+
+class TrainingClock:
+    """Seconds, and bytes of an interface, of the stretches between start and stop."""
+
+    def __init__(self, interface: str | None) -> None:
+        self._interface = interface
+        self._started = 0.0
+        self._bytes_at_start = Bytes(0, 0)
+        self._running = False
+        self._seconds = 0.0
+        self._bytes = Bytes(0, 0)
+
+    def start(self) -> None:
+        dist.barrier()
+        self._bytes_at_start = self._counted()
+        self._started = time.perf_counter()
+        self._running = True
+
+    def stop(self) -> None:
+        dist.barrier()
+        self._seconds = self.seconds
+        self._running = False
+        passed = self._counted().since(self._bytes_at_start)
+        self._bytes = Bytes(self._bytes.sent + passed.sent, self._bytes.received + passed.received)
+
+    @property
+    def seconds(self) -> float:
+        passed = time.perf_counter() - self._started if self._running else 0.0
+        return self._seconds + passed
+
+    @property
+    def link(self) -> Bytes | None:
+        return None if self._interface is None else self._bytes
+
+    def _counted(self) -> Bytes:
+        return Bytes(0, 0) if self._interface is None else read_interface_bytes(self._interface)
+
+
+class Trainer:
+    """A rank's data, kept for all codecs. One CPU thread, as every rank of a machine should."""
+
+    def __init__(
+        self, settings: TrainSettings, data: Data, rank: int, world: int, interface: str | None
+    ) -> None:
+        torch.set_num_threads(1)
+        self._settings = settings
+        self._data = data
+        self._rank = rank
+        self._world = world
+        self._interface = interface
+        self._batches = Batches(data, settings.batch, world, rank, settings.seed)
+
+    def measure_speed(self) -> dict[str, Any]:
+        """Seconds of a step's computation and of one evaluation, for an estimate. Takes about five
+        steps of time and changes nothing."""
+        model = self._model()
+        images, labels = self._batch(0)
+        seconds = []
+        for _ in range(4):
+            start = time.perf_counter()
+            loss = functional.cross_entropy(model(images), labels)
+            loss.backward()
+            seconds.append(time.perf_counter() - start)
+        sample = ImageSet(
+            self._data.test.images[:_EVALUATION_BATCH], self._data.test.labels[:_EVALUATION_BATCH]
+        )
+        start = time.perf_counter()
+        self._accuracy(model, sample, threads=1)
+        evaluation = (time.perf_counter() - start) * len(self._data.test) / len(sample)
+        # All ranks of this machine measure at once, but rank 0 evaluates alone, on all CPUs.
+        cpus = len(os.sched_getaffinity(0))
+        return {
+            "parameters": models.parameter_count(model),
+            "step_seconds": sorted(seconds[1:])[1],
+            "evaluation_seconds": evaluation * min(1.0, cpus / self._world) / cpus,
+        }
+
+    def run(self, codec: str, on_event: OnEvent) -> RankRecord:
+        """Trains a fresh model. Needs an initialised process group.
+
+        Raises DivergedError, and RuntimeError if a rank is gone.
+        """
+        model = _distribute(self._model())
+        state = _register_hook(model, codec, self._settings)
+        try:
+            return self._train(model, codec, state, on_event)
+        except RuntimeError as error:
+            if state is None:
+                raise
+            raise state.explain(error) from error
+
+    def _train(
+        self,
+        model: DistributedDataParallel,
+        codec: str,
+        state: GradwireState | None,
+        on_event: OnEvent,
+    ) -> RankRecord:
+        settings = self._settings
+        optimizer = torch.optim.SGD(
+            model.parameters(), settings.learning_rate, MOMENTUM, weight_decay=WEIGHT_DECAY
+        )
+        record = RankRecord(codec, self._rank)
+        clock = TrainingClock(self._interface)
+        last_event = -math.inf
+        clock.start()
+        for step in range(settings.steps):
+            rate = learning_rate(step, settings.steps, settings.learning_rate, self._world)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            images, labels = self._batch(step)
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            self._note_step(record, step, loss.item(), state)
+            if clock.seconds - last_event >= _SECONDS_BETWEEN_STEP_EVENTS:
+                last_event = clock.seconds
+                on_event(_step_event(record, clock.seconds))
+            done = step + 1
+            if done % settings.eval_every == 0 or done == settings.steps:
+                clock.stop()
+                if self._rank == 0:
+                    self._evaluate(model.module, record, clock.seconds, on_event)
+                if done < settings.steps:
+                    clock.start()
+        record.seconds = clock.seconds
+        record.link = clock.link
+        record.parameters_digest = parameters_digest(model.module)
+        if state is not None:
+            record.hook = state.stats().as_dict()
+        dist.barrier()  # rank 0 may still evaluate; nobody leaves before
+        if state is not None:
+            state.close()
+        return record
+
+    def _model(self) -> nn.Module:
+        data, settings = self._data, self._settings
+        return models.build(settings.model, data.channels, data.side, data.classes, settings.seed)
+
+    def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = self._batches.at(step)
+        return torch.from_numpy(images), torch.from_numpy(labels)
+
+    def _note_step(
+        self, record: RankRecord, step: int, loss: float, state: GradwireState | None
+    ) -> None:
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"the loss of {record.codec} is {loss} at step {step} on rank {self._rank}; "
+                f"a smaller --lr may help (now {self._settings.learning_rate:g})"
+            )
+        record.losses.append(loss)
+        if state is not None:
+            sent = state.last_step()
+            record.push_bytes.append(sent["push_bytes"])
+            record.pull_bytes.append(sent["pull_bytes"])
+
+    def _evaluate(
+        self, model: nn.Module, record: RankRecord, seconds: float, on_event: OnEvent
+    ) -> None:
+        """With all CPUs: the other ranks wait meanwhile."""
+        cpus = len(os.sched_getaffinity(0))
+        accuracy = self._accuracy(model, self._data.test, cpus)
+        record.evaluations.append(Evaluation(len(record.losses), seconds, accuracy))
+        on_event(_step_event(record, seconds) | {"accuracy": accuracy})
+
+    def _accuracy(self, model: nn.Module, images: ImageSet, threads: int) -> float:
+        """Share of right answers."""
+        frozen = copy.deepcopy(model).eval()
+        right = 0
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            for start in range(0, len(images), _EVALUATION_BATCH):
+                part = slice(start, start + _EVALUATION_BATCH)
+                pixels = torch.from_numpy(self._data.normalise(images.images[part]))
+                answers = frozen(pixels).argmax(dim=1)
+                right += int((answers == torch.from_numpy(images.labels[part])).sum())
+        torch.set_num_threads(1)
+        return right / len(images)
+
+
+def _distribute(model: nn.Module) -> DistributedDataParallel:
+    """Every rank keeps the batch norm statistics of its own batches; PyTorch 2.13 gives the option
+    a new name."""
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
+        return DistributedDataParallel(model, forward_sync_buffers=False)
+    return DistributedDataParallel(model, broadcast_buffers=False)
+
+
+def parameters_digest(model: nn.Module) -> str:
+    """SHA-256 of all parameters: equal on all ranks if the replicas are."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _register_hook(
+    model: DistributedDataParallel, codec: str, settings: TrainSettings
+) -> GradwireState | None:
+    """The GradwireState of the model, None for plain DDP."""
+    if codec == PLAIN_DDP:
+        return None
+    from gradwire.torch import GradwireState, gradwire_hook
+
+    state = GradwireState(
+        codec=codec,
+        rules=[
+            (rule.pattern, rule.codec) + (() if rule.role is None else (rule.role,))
+            for rule in settings.rules
+        ],
+        exclude=list(settings.exclude),
+        start_iter=settings.start_iter,
+        threads=settings.threads,
+    )
+    model.register_comm_hook(state, gradwire_hook)
+    return state
+
+
+def _step_event(record: RankRecord, seconds: float) -> dict[str, Any]:
+    return {
+        "event": "step",
+        "codec": record.codec,
+        "step": len(record.losses),
+        "seconds": seconds,
+        "loss": record.losses[-1],
+    }

@@ -1,0 +1,221 @@
+"""A rate-limited network between processes of one machine, which vanishes with them.
+
+    worker 0 [eth0 10.77.0.1]--veth--[port0 \\
+    worker 1 [eth0 10.77.0.2]--veth--[port1  switch: a bridge]
+    ...
+
+Every worker lives in a network namespace of its own, the bridge in another. A namespace exists as
+long as a process is in it (none is given a name), so when the processes end, however they end, the
+kernel removes namespaces, links, addresses and queues. Nothing is ever configured in the namespace
+of the machine itself.
+
+Rates: a token bucket (`tbf`) on both ends of every link, so that what a worker sends *and* what it
+receives is limited. The bucket holds one millisecond of the rate, at least three full Ethernet
+frames: enough for the whole rate on a busy machine (measured at 1 Gbit/s with both cores busy:
+954 Mbit/s of TCP payload; with half of it 901), and too little to let a compressed gradient pass
+at once. tbf cuts segments that are larger than the bucket by itself. The queue holds 10 ms of the
+rate, at least 256 KiB, so that several workers that send to one are not slowed by losses.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+INTERFACE = "eth0"  # what a worker's end of its link is called, in its namespace
+TOOLS = ("ip", "tc", "unshare", "nsenter")
+_ETHERNET_FRAME = 1514
+_SUBNET_BITS = 16
+
+
+class NetworkError(Exception):
+    """The shaped network could not be built; the message has what the failing tool said."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What an interface has counted since it exists: Ethernet frames without their checksum."""
+
+    sent: int
+    received: int
+
+    def since(self, earlier: Bytes) -> Bytes:
+        return Bytes(self.sent - earlier.sent, self.received - earlier.received)
+
+
+def address(rank: int) -> str:
+    """IPv4 address of a worker, in the namespaces only."""
+    return f"10.77.{(rank + 1) >> 8}.{(rank + 1) & 255}"
+
+
+def bucket_bytes(bits_per_second: int) -> int:
+    """Size of the token bucket."""
+    return max(bits_per_second // 8 // 1000, 3 * _ETHERNET_FRAME)
+
+
+def queue_bytes(bits_per_second: int) -> int:
+    """Bytes that may wait for tokens before packets are dropped."""
+    return max(bits_per_second // 8 // 100, 256 * 1024)
+
+
+def why_not_shaped() -> str | None:
+    """None if this process may build a shaped network, else the reason and the remedy.
+
+    Tries it: a veth pair with a queue in a namespace that ends with the trial.
+    """
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        return (
+            f"{', '.join(missing)} not found; on Debian and Ubuntu: "
+            "apt-get install iproute2 util-linux"
+        )
+    trial = (
+        "ip link add port0 type veth peer name port1 && ip link add br0 type bridge && "
+        "tc qdisc add dev port0 root tbf rate 1mbit burst 5000 limit 10000"
+    )
+    result = subprocess.run(
+        ["unshare", "--net", "sh", "-c", trial], capture_output=True, text=True, check=False
+    )
+    if result.returncode == 0:
+        return None
+    said = (result.stderr.strip().splitlines() or ["no message"])[0]
+    return (
+        f"no right to make network namespaces ({said}); run as root, or put "
+        "`unshare --user --map-root-user` before the command"
+    )
+
+
+def in_own_namespace(command: Sequence[str]) -> list[str]:
+    """The command that runs `command` (same process id) in a network namespace of its own."""
+    return ["unshare", "--net", "--", *command]
+
+
+def read_interface_bytes(interface: str) -> Bytes:
+    """Counters of an interface in the namespace of the calling process."""
+    with open("/proc/self/net/dev", encoding="ascii") as table:
+        for line in table:
+            name, colon, counters = line.partition(":")
+            if colon and name.strip() == interface:
+                fields = counters.split()
+                return Bytes(sent=int(fields[8]), received=int(fields[0]))
+    raise NetworkError(f"there is no interface {interface} here")
+
+
+class ShapedNetwork:
+    """A switch and the links of the workers attached to it. A context manager."""
+
+    def __init__(self, bits_per_second: int) -> None:
+        self._rate = bits_per_second
+        self._switch: subprocess.Popen[bytes] | None = None
+        self._namespace: int = -1
+
+    def __enter__(self) -> ShapedNetwork:
+        # `cat` holds the switch's namespace. It ends when its input does, that is when this
+        # process ends in whatever way: nobody else has the other end of the pipe.
+        self._switch = subprocess.Popen(
+            in_own_namespace(["cat"]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            process_group=0,
+        )
+        try:
+            self._namespace = open_namespace(self._switch)
+            self._in_switch(
+                "ip", ["link add br0 type bridge", "link set dev br0 addrgenmode none up"]
+            )
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the switch. Links to it vanish with its namespace."""
+        if self._namespace >= 0:
+            os.close(self._namespace)
+            self._namespace = -1
+        if self._switch is not None:
+            self._switch.kill()
+            self._switch.communicate()
+            self._switch = None
+
+    def attach(self, rank: int, worker: subprocess.Popen[bytes]) -> None:
+        """Gives a worker started with in_own_namespace its link: INTERFACE, address(rank)."""
+        namespace = open_namespace(worker)
+        try:
+            port, shape = f"port{rank}", self._shape()
+            self._in_switch(
+                "ip",
+                [
+                    f"link add {port} type veth peer name {INTERFACE} "
+                    f"netns /proc/self/fd/{namespace}",
+                    f"link set dev {port} addrgenmode none master br0 up",
+                ],
+                namespace,
+            )
+            self._in_switch("tc", [f"qdisc add dev {port} root {shape}"])
+            _run_in(
+                namespace,
+                "ip",
+                [
+                    "link set dev lo up",
+                    f"address add {address(rank)}/{_SUBNET_BITS} dev {INTERFACE}",
+                    f"link set dev {INTERFACE} addrgenmode none up",
+                ],
+            )
+            _run_in(namespace, "tc", [f"qdisc add dev {INTERFACE} root {shape}"])
+        finally:
+            os.close(namespace)
+
+    def _shape(self) -> str:
+        burst, limit = bucket_bytes(self._rate), queue_bytes(self._rate)
+        return f"tbf rate {self._rate}bit burst {burst} limit {limit}"
+
+    def _in_switch(self, tool: str, lines: list[str], *descriptors: int) -> None:
+        _run_in(self._namespace, tool, lines, *descriptors)
+
+
+def open_namespace(process: subprocess.Popen[bytes], timeout: float = 10.0) -> int:
+    """A descriptor of the process's network namespace, once it has left ours.
+
+    Checked, because whatever is configured through it must never reach the machine's own. The
+    descriptor stays right if the process ends and its id is given to another.
+    """
+    ours = os.stat("/proc/self/ns/net").st_ino
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            descriptor = os.open(f"/proc/{process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        if os.fstat(descriptor).st_ino != ours:
+            return descriptor
+        os.close(descriptor)
+        time.sleep(0.005)
+    raise NetworkError(f"process {process.pid} did not get a network namespace of its own")
+
+
+def _run_in(namespace: int, tool: str, lines: list[str], *descriptors: int) -> None:
+    """Runs lines of an `ip` or `tc` batch in a namespace."""
+    result = subprocess.run(
+        ["nsenter", f"--net=/proc/self/fd/{namespace}", "--", tool, "-batch", "-"],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        pass_fds=(namespace, *descriptors),
+        check=False,
+    )
+    if result.returncode != 0:
+        raise NetworkError(f"{tool}: {result.stderr.strip()} (in: {'; '.join(lines)})")

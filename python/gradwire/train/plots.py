@@ -1,0 +1,129 @@
+"""The report as pictures (PNG): accuracy over time, loss over steps, bits a value over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gradwire.train.report import Report
+from gradwire.train.settings import format_bandwidth
+
+# Okabe and Ito's palette: told apart also with colour blindness.
+_COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
+_LINES = ("-", "--", "-.", ":")
+_SIZE_INCHES = (8.0, 5.0)
+_DPI = 150
+_POINTS_OF_A_SMOOTH_LINE = 40
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Writes accuracy.png, loss.png and bits.png; bits.png only if a codec of ours ran."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawings = {"accuracy.png": draw_accuracy, "loss.png": draw_loss}
+    if any(result.push_bits for result in report.results):
+        drawings["bits.png"] = draw_bits
+    written = []
+    with mpl.rc_context({"font.size": 11, "axes.grid": True, "grid.alpha": 0.3}):
+        for name, draw in drawings.items():
+            figure = draw(report)
+            figure.savefig(folder / name, dpi=_DPI)
+            written.append(folder / name)
+    return written
+
+
+def draw_accuracy(report: Report) -> Figure:
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    axes = figure.subplots()
+    for index, result in enumerate(report.results):
+        axes.plot(
+            [e["seconds"] for e in result.evaluations],
+            [100 * e["accuracy"] for e in result.evaluations],
+            marker="o",
+            markersize=4,
+            label=f"{result.codec} ({result.accuracy:.1%} after {result.seconds:.0f} s)",
+            color=_colour(index),
+            linestyle=_line(index),
+        )
+    kind = "modelled" if report.conditions.modelled else "measured"
+    _finish(axes, report, f"training time, {kind} (s)", "test accuracy (%)")
+    return figure
+
+
+def draw_loss(report: Report) -> Figure:
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    axes = figure.subplots()
+    for index, result in enumerate(report.results):
+        window = max(1, len(result.loss) // _POINTS_OF_A_SMOOTH_LINE)
+        smooth = moving_average(result.loss, window)
+        colour, line = _colour(index), _line(index)
+        axes.plot(range(1, len(result.loss) + 1), result.loss, alpha=0.15, color=colour)
+        axes.plot(
+            range(window, len(result.loss) + 1),
+            smooth,
+            label=result.codec,
+            color=colour,
+            linestyle=line,
+        )
+    window = max(1, report.settings.steps // _POINTS_OF_A_SMOOTH_LINE)
+    _finish(axes, report, "step", f"training loss (nats, mean of {window} steps and all workers)")
+    return figure
+
+
+def draw_bits(report: Report) -> Figure:
+    """Two panels, push and pull, one logarithmic scale."""
+    figure = Figure(figsize=(_SIZE_INCHES[0], 1.4 * _SIZE_INCHES[1]), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, sharey=True)
+    for index, result in enumerate(report.results):
+        if not result.push_bits:
+            continue
+        colour, line = _colour(index), _line(index)
+        for axes, bits in ((above, result.push_bits), (below, result.pull_bits)):
+            label = f"{result.codec} (mean {sum(bits) / len(bits):.2f})"
+            axes.plot(range(1, len(bits) + 1), bits, label=label, color=colour, linestyle=line)
+    for axes, role in ((above, "push: gradients to their owner"), (below, "pull: results back")):
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(lambda value, position: f"{value:g}")
+        _finish(
+            axes, report, "step" if axes is below else "", f"bits a value, {role.split(':')[0]}"
+        )
+        axes.set_title(role, loc="left", fontsize=11)
+    figure.suptitle(_title(report), fontsize=11)
+    return figure
+
+
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """Means of every `window` consecutive values: len(values) - window + 1 of them."""
+    total = sum(values[:window])
+    means = [total / window]
+    for entering, leaving in zip(values[window:], values, strict=False):
+        total += entering - leaving
+        means.append(total / window)
+    return means
+
+
+def _colour(index: int) -> str:
+    return _COLOURS[index % len(_COLOURS)]
+
+
+def _line(index: int) -> str:
+    return _LINES[index % len(_LINES)]
+
+
+def _finish(axes: Axes, report: Report, across: str, up: str) -> None:
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.set_title(_title(report), loc="left", fontsize=11)
+    axes.legend()
+
+
+def _title(report: Report) -> str:
+    settings = report.settings
+    links = "unshaped links"
+    if report.conditions.shaped or report.conditions.modelled:
+        links = f"{format_bandwidth(settings.bandwidth)} links"
+    modelled = " (modelled)" if report.conditions.modelled else ""
+    return f"{settings.model} on {settings.data}, {settings.workers} workers, {links}{modelled}"

@@ -1,0 +1,83 @@
+"""What the user sees of a run: bars on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Display:
+    """Shows the events of rank 0. A context manager."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self.console = console
+        self._steps = steps
+        self._live = console.is_terminal
+        self._last_line = -math.inf
+        self._accuracy: dict[str, float] = {}
+        self._task: TaskID | None = None
+        self._progress = Progress(
+            TextColumn("{task.description:<14}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not self._live,
+        )
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line that stays."""
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, event: dict[str, Any]) -> None:
+        """An event of rank 0; those that are not about progress are passed over."""
+        if event["event"] == "begin":
+            self._task = self._progress.add_task(event["codec"], total=self._steps, state="")
+            self._last_line = -math.inf
+        elif event["event"] == "step":
+            self._show_step(event)
+
+    def _show_step(self, event: dict[str, Any]) -> None:
+        codec, step = event["codec"], event["step"]
+        if "accuracy" in event:
+            self._accuracy[codec] = event["accuracy"]
+        state = f"loss {event['loss']:.3f}"
+        if codec in self._accuracy:
+            state += f"  accuracy {self._accuracy[codec]:.1%}"
+        if self._task is not None:
+            self._progress.update(self._task, completed=step, state=state)
+        now = time.monotonic()
+        finished = step == self._steps and "accuracy" in event
+        if not self._live and (finished or now - self._last_line >= _SECONDS_BETWEEN_LINES):
+            self._last_line = now
+            self.say(f"{codec:<14} step {step}/{self._steps}  {event['seconds']:.1f} s  {state}")

@@ -1,0 +1,251 @@
+"""What all ranks measured, put together: a table for people, JSON for programs.
+
+Times. *measured*: the training clock (loop.py) on links of the asked bandwidth, or on whatever
+network there is. *modelled*: links could not be shaped, the run went over loopback, and its wire
+part is replaced by the bytes divided by the bandwidth:
+
+    modelled = max over ranks (seconds - wire_seconds)
+             + max over ranks (max(bytes sent, bytes received)) * 8 / bandwidth
+
+wire_seconds is what the hook's thread waited for messages. The rank that waited least is the one
+that computed longest, hence the maximum. This takes links as full duplex and nothing as overlapped.
+Plain DDP does not tell how long it waited (0 is subtracted) nor what it sent: a ring all-reduce's
+2 (N - 1) / N * 4 bytes a parameter are assumed for each step.
+
+Bytes. Pushed and pulled: what a worker (mean of all) sent of gradients and of results, packets
+whole: headers, raw tensors, everything. By symmetry it receives as much. Uncompressed, each of the
+two is 4 (N - 1) / N bytes a parameter and step; bits a value and ratio compare with that, whichever
+tensors went raw. The ratio also counts the few bytes sent beside the packets. Link: what the
+worker's own network interface counted, so with Ethernet, IP and TCP headers, acknowledgements and
+DDP's own messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from gradwire.train.network import Bytes
+from gradwire.train.records import RankRecord
+from gradwire.train.settings import TrainSettings, format_bandwidth
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the links of a run were. `shaped`: limited to settings.bandwidth. `note`: why not, in
+    words for the user. modelled: not shaped, but a bandwidth was asked for."""
+
+    shaped: bool
+    modelled: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CodecResult:
+    """One codec's run. Bytes are the mean of all workers, None where unknown (plain DDP) or where
+    nothing was sent (one worker). Lists over steps are means of all workers."""
+
+    codec: str
+    accuracy: float
+    seconds: float
+    measured_seconds: float
+    speedup: float
+    push_bytes: float | None
+    pull_bytes: float | None
+    push_bits_per_value: float | None
+    pull_bits_per_value: float | None
+    ratio: float | None
+    link: Bytes | None
+    replicas_identical: bool
+    evaluations: list[dict[str, float]]
+    loss: list[float]
+    push_bits: list[float]
+    pull_bits: list[float]
+    hook_of_rank: list[dict[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class Report:
+    settings: TrainSettings
+    parameters: int
+    conditions: Conditions
+    results: list[CodecResult]
+
+    def to_json(self, machine: dict[str, Any]) -> dict[str, Any]:
+        """Plain values. machine: where it ran and what ran, as it shall appear."""
+        conditions = asdict(self.conditions)
+        bandwidth = format_bandwidth(self.settings.bandwidth)
+        return {
+            "kind": "gradwire-train",
+            "machine": machine,
+            "settings": self.settings.to_json(),
+            "parameters": self.parameters,
+            "times": "modelled" if self.conditions.modelled else "measured",
+            "links": {"bandwidth": bandwidth, **conditions},
+            "results": [asdict(result) for result in self.results],
+        }
+
+
+def assemble(
+    settings: TrainSettings,
+    parameters: int,
+    conditions: Conditions,
+    records: Sequence[Sequence[RankRecord]],
+) -> Report:
+    """records: for each codec those of all ranks, in order."""
+    results: list[CodecResult] = []
+    for ranks in records:
+        measured = max(record.seconds for record in ranks)
+        seconds = measured
+        if conditions.modelled:
+            seconds = model_seconds(settings, parameters, ranks)
+        first = results[0].seconds if results else seconds
+        results.append(_result(parameters, ranks, measured, seconds, first / seconds))
+    return Report(settings, parameters, conditions, results)
+
+
+def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[RankRecord]) -> float:
+    """The formula at the top of this file."""
+    assert settings.bandwidth is not None
+    busy, volume = 0.0, 0.0
+    for record in ranks:
+        hook = record.hook
+        if hook is None:
+            waited = 0.0
+            sent = received = 2 * _uncompressed_bytes(parameters, ranks)
+        else:
+            waited = hook["wire_seconds"]
+            sent = hook["push_bytes"] + hook["pull_bytes"]
+            received = hook["received_bytes"]
+        busy = max(busy, record.seconds - waited)
+        volume = max(volume, sent, received)
+    return busy + volume * 8 / settings.bandwidth
+
+
+def _uncompressed_bytes(parameters: int, ranks: Sequence[RankRecord]) -> float:
+    """Of pushes alone (or pulls alone), of a worker, in the whole run, without compression."""
+    return 4.0 * parameters * (len(ranks) - 1) / len(ranks) * len(ranks[0].losses)
+
+
+def _result(
+    parameters: int, ranks: Sequence[RankRecord], measured: float, seconds: float, speedup: float
+) -> CodecResult:
+    plain = _uncompressed_bytes(parameters, ranks)
+    hooks = [record.hook for record in ranks if record.hook is not None]
+    push = pull = push_bits = pull_bits = ratio = None
+    if hooks and plain > 0:
+        push = _mean([hook["push_bytes"] for hook in hooks])
+        pull = _mean([hook["pull_bytes"] for hook in hooks])
+        push_bits, pull_bits = 32 * push / plain, 32 * pull / plain
+        beside = _mean([hook["control_bytes"] for hook in hooks])
+        ratio = 2 * plain / (push + pull + beside)
+    links = [record.link for record in ranks if record.link is not None]
+    scale = seconds / measured
+    return CodecResult(
+        codec=ranks[0].codec,
+        accuracy=ranks[0].evaluations[-1].accuracy,
+        seconds=seconds,
+        measured_seconds=measured,
+        speedup=speedup,
+        push_bytes=push,
+        pull_bytes=pull,
+        push_bits_per_value=push_bits,
+        pull_bits_per_value=pull_bits,
+        ratio=ratio,
+        link=Bytes(
+            round(_mean([link.sent for link in links])),
+            round(_mean([link.received for link in links])),
+        )
+        if links
+        else None,
+        replicas_identical=len({record.parameters_digest for record in ranks}) == 1,
+        evaluations=[asdict(e) | {"seconds": e.seconds * scale} for e in ranks[0].evaluations],
+        loss=[_mean(step) for step in zip(*(r.losses for r in ranks), strict=True)],
+        push_bits=_bits_of_steps([record.push_bytes for record in ranks], parameters),
+        pull_bits=_bits_of_steps([record.pull_bytes for record in ranks], parameters),
+        hook_of_rank=[record.hook for record in ranks],
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _bits_of_steps(ranks: Sequence[Sequence[int]], parameters: int) -> list[float]:
+    """Bits a value of each step from the bytes that each rank sent in it."""
+    values = parameters * (len(ranks) - 1)  # that all ranks together send
+    if values == 0:
+        return []
+    return [8 * sum(step) / values for step in zip(*ranks, strict=True)]
+
+
+# The table
+
+
+def table(report: Report) -> Table:
+    """Fits into 80 columns. Bytes in megabytes (10^6)."""
+    links = _has_links(report)
+    time = "modelled\nseconds" if report.conditions.modelled else "wall\nseconds"
+    titles = ["test\naccuracy", time, "speed-\nup", "pushed\nMB", "pulled\nMB"]
+    titles += ["bits\npush", "bits\npull", "\nratio"] + ["link\nMB"] * links
+    shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    shown.add_column("codec", no_wrap=True)
+    for title in titles:
+        shown.add_column(title, justify="right", no_wrap=True)
+    for result in report.results:
+        cells = [
+            f"{result.accuracy:.2%}",
+            f"{result.seconds:.1f}",
+            f"{result.speedup:.2f}",
+            _megabytes(result.push_bytes),
+            _megabytes(result.pull_bytes),
+            _number(result.push_bits_per_value),
+            _number(result.pull_bits_per_value),
+            _number(result.ratio),
+        ]
+        if links:
+            cells.append(_megabytes(None if result.link is None else result.link.sent))
+        shown.add_row(*(Text(cell) for cell in [result.codec, *cells]))
+    return shown
+
+
+def footnotes(report: Report) -> list[str]:
+    """What a reader of the table has to know besides."""
+    notes = [
+        "MB: what a worker sent, mean of all. bits: of a value. "
+        "ratio: float32 bytes / bytes sent, all inclusive."
+        + " link: what its network interface counted, with every header."
+        * _has_links(report)
+    ]
+    if report.conditions.modelled:
+        bandwidth = format_bandwidth(report.settings.bandwidth)
+        notes.append(
+            f"MODELLED times: the links were not shaped. Computation was measured over loopback, "
+            f"the wire is bytes * 8 / {bandwidth}; nothing overlaps."
+        )
+    different = [result.codec for result in report.results if not result.replicas_identical]
+    if different:
+        notes.append(f"REPLICAS DIFFER between the ranks after: {', '.join(different)}")
+    else:
+        notes.append("Parameters are bit-identical on all ranks after every run.")
+    return notes
+
+
+def _has_links(report: Report) -> bool:
+    return any(result.link is not None for result in report.results)
+
+
+def _megabytes(count: float | None) -> str:
+    return "-" if count is None else _number(count / 1e6)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    places = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{places}f}"

@@ -1,0 +1,207 @@
+"""The shaped network: as fast as it should be, and gone when its processes are.
+
+All traffic stays within the namespaces that a test makes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gradwire.train import network
+
+why_not = network.why_not_shaped() if sys.platform == "linux" else "Linux only"
+needs_namespaces = pytest.mark.skipif(why_not is not None, reason=f"LINKS NOT TESTED: {why_not}")
+
+# Share of the rate that is left for TCP's payload in full frames.
+PAYLOAD = (1500 - 20 - 32) / 1514
+
+RECEIVER = """
+import socket, sys, threading, time
+server = socket.create_server(("0.0.0.0", 5000))
+print("listening", flush=True)
+connections = [server.accept()[0] for _ in range(int(sys.argv[1]))]
+start, total = time.perf_counter(), 0
+def receive(connection):
+    global total
+    while data := connection.recv(1 << 16):
+        total += len(data)
+threads = [threading.Thread(target=receive, args=(c,)) for c in connections]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(total * 8 / (time.perf_counter() - start), flush=True)
+"""
+SENDER = """
+import socket, sys
+sys.stdin.readline()
+connection = socket.create_connection((sys.argv[1], 5000))
+connection.sendall(bytes(int(sys.argv[2])))
+"""
+
+
+def start(program: str, *arguments: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(
+        network.in_own_namespace(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+def namespaces() -> set[int]:
+    """Network namespaces that any process is in."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found.add((process / "ns/net").stat().st_ino)
+        except OSError:
+            continue
+    return found
+
+
+def namespaces_of_children(process: int) -> set[int]:
+    """Those of a process's children that are not the one of this test."""
+    ids = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return {Path(f"/proc/{i}/ns/net").stat().st_ino for i in ids} - {
+        Path("/proc/self/ns/net").stat().st_ino
+    }
+
+
+def interfaces() -> list[str]:
+    """Of this process's namespace."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    return sorted(line.partition(":")[0].strip() for line in lines if ":" in line)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_addresses_differ_and_are_private() -> None:
+    addresses = [network.address(rank) for rank in range(600)]
+    assert addresses[0] == "10.77.0.1"
+    assert addresses[254:257] == ["10.77.0.255", "10.77.1.0", "10.77.1.1"]
+    assert len(set(addresses)) == 600
+
+
+@pytest.mark.parametrize("rate", [64_000, 10_000_000, 100_000_000, 10_000_000_000])
+def test_the_bucket_holds_frames_and_the_queue_holds_segments(rate: int) -> None:
+    assert network.bucket_bytes(rate) >= 3 * 1514
+    assert network.queue_bytes(rate) >= 256 * 1024
+    assert network.bucket_bytes(rate) * 8 <= max(rate / 1000, 3 * 1514 * 8)
+
+
+def test_counters_of_an_interface_that_is_not_there() -> None:
+    with pytest.raises(network.NetworkError, match="no interface nosuch"):
+        network.read_interface_bytes("nosuch")
+    assert network.read_interface_bytes("lo").sent >= 0
+
+
+def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    reason = network.why_not_shaped()
+    assert reason is not None
+    assert "ip, tc, unshare, nsenter not found" in reason
+    assert "iproute2" in reason
+
+
+def test_without_the_right_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for tool in network.TOOLS:
+        path = tmp_path / tool
+        path.write_text("#!/bin/sh\necho 'Operation not permitted' >&2\nexit 1\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reason = network.why_not_shaped()
+    assert reason is not None
+    assert "Operation not permitted" in reason
+    assert "run as root" in reason
+
+
+def measure_rate(rate: int, senders: int) -> float:
+    """Bits a second of payload that reach one process from others, about a second's worth."""
+    receiver = start(RECEIVER, senders)
+    sending = [start(SENDER, network.address(0), rate // 8 // senders) for _ in range(senders)]
+    assert receiver.stdout is not None
+    try:
+        with network.ShapedNetwork(rate) as net:
+            for rank, process in enumerate([receiver, *sending]):
+                net.attach(rank, process)
+            assert receiver.stdout.readline() == b"listening\n"
+            for process in sending:
+                assert process.stdin is not None
+                process.stdin.write(b"go\n")
+                process.stdin.flush()
+            return float(receiver.stdout.readline())
+    finally:
+        for process in [receiver, *sending]:
+            process.kill()
+            process.communicate()
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("rate", "senders"), [(100_000_000, 1), (100_000_000, 2), (10_000_000, 1)])
+def test_links_have_the_rate(rate: int, senders: int) -> None:
+    """One sender: its own queue and the receiver's limit it. Two: only the receiver's can.
+
+    Never faster. Slower only if the machine is busy with other things, hence several tries.
+    """
+    fastest = 0.0
+    for _ in range(4):
+        fastest = max(fastest, measure_rate(rate, senders))
+        if fastest >= 0.85 * PAYLOAD * rate:
+            break
+    assert 0.85 * PAYLOAD * rate <= fastest <= 1.03 * PAYLOAD * rate
+
+
+@needs_namespaces
+def test_the_machine_is_left_as_it_was() -> None:
+    before = interfaces()
+    worker = subprocess.Popen(network.in_own_namespace(["cat"]), stdin=subprocess.PIPE)
+    with network.ShapedNetwork(10_000_000) as net:
+        net.attach(0, worker)
+        made = namespaces_of_children(os.getpid())
+        assert len(made) == 2
+        assert interfaces() == before
+    worker.communicate()
+    assert wait_until(lambda: not made & namespaces())
+    assert interfaces() == before
+
+
+@needs_namespaces
+def test_a_process_in_the_machines_namespace_is_refused() -> None:
+    before = interfaces()
+    outside = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    try:
+        with pytest.raises(network.NetworkError, match="namespace of its own"):
+            network.open_namespace(outside, timeout=0.2)
+    finally:
+        outside.communicate()
+    assert interfaces() == before
+
+
+@needs_namespaces
+def test_the_switch_ends_when_its_owner_is_killed() -> None:
+    program = (
+        "import sys, time; from gradwire.train import network\n"
+        "with network.ShapedNetwork(10**7) as net:\n"
+        "    print('up', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"up\n"
+    made = namespaces_of_children(owner.pid)
+    assert len(made) == 1
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.communicate()
+    assert wait_until(lambda: not made & namespaces())

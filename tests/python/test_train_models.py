@@ -1,0 +1,59 @@
+"""The models: their sizes as in the papers, the same weights from the same seed."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from gradwire.train import models
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "side", "parameters"),
+    [
+        ("lenet", 1, 28, 61_706),
+        ("lenet", 1, 32, 61_706),
+        ("lenet", 3, 32, 62_006),
+        ("resnet20", 3, 32, 269_722),
+        ("resnet20", 1, 28, 269_434),
+        ("resnet56", 3, 32, 853_018),
+        ("resnet110", 3, 32, 1_727_962),
+    ],
+)
+def test_sizes(name: str, channels: int, side: int, parameters: int) -> None:
+    model = models.build(name, channels, side, classes=10, seed=0)
+    assert models.parameter_count(model) == parameters
+    logits = model(torch.zeros(2, channels, side, side))
+    assert logits.shape == (2, 10)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_block_that_shrinks_keeps_every_second_pixel() -> None:
+    block = models.BasicBlock(4, 8, stride=2)
+    images = torch.arange(4.0 * 6 * 6).reshape(1, 4, 6, 6)
+    kept = block.shortcut(images)
+    assert kept.shape == (1, 8, 3, 3)
+    assert torch.equal(kept[:, 2:6], images[:, :, ::2, ::2])
+    assert not kept[:, :2].any()
+    assert not kept[:, 6:].any()
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet20"])
+def test_weights_come_from_the_seed_alone(name: str) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = models.build(name, 1, 28, classes=10, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    again = models.build(name, 1, 28, classes=10, seed=1)
+    other = models.build(name, 1, 28, classes=10, seed=2)
+
+    def weights(model: torch.nn.Module) -> torch.Tensor:
+        return torch.cat([parameter.flatten() for parameter in model.parameters()])
+
+    assert torch.equal(weights(first), weights(again))
+    assert not torch.equal(weights(first), weights(other))

@@ -1,0 +1,191 @@
+"""From records of ranks to the table, the JSON and the plots."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from gradwire.train import report
+from gradwire.train.network import Bytes
+from gradwire.train.records import Evaluation, RankRecord
+from gradwire.train.report import Conditions, Report
+from gradwire.train.settings import TrainSettings
+
+PARAMETERS = 1000
+SETTINGS = TrainSettings(codecs=("raw", "3lc"), workers=2, bandwidth=1_000_000, steps=4)
+SHAPED = Conditions(shaped=True, modelled=False)
+MODELLED = Conditions(shaped=False, modelled=True, note="no right")
+
+
+def record(codec: str, rank: int, seconds: float, push: int, pull: int) -> RankRecord:
+    """4 steps of 2 ranks; in each the rank sends `push` and `pull` bytes."""
+    return RankRecord(
+        codec,
+        rank,
+        seconds=seconds,
+        losses=[4.0 + rank, 3.0, 2.0, 1.0],
+        push_bytes=[push] * 4,
+        pull_bytes=[pull] * 4,
+        evaluations=[Evaluation(2, seconds / 2, 0.4), Evaluation(4, seconds, 0.75)]
+        if rank == 0
+        else [],
+        hook={
+            "push_bytes": 4 * push,
+            "pull_bytes": 4 * pull,
+            "control_bytes": 8,
+            "received_bytes": 4 * (push + pull),
+            "wire_seconds": 0.5 + 0.25 * rank,
+        },
+        link=Bytes(10_000 + rank, 20_000),
+        parameters_digest="same",
+    )
+
+
+def records(seconds: float = 8.0) -> list[list[RankRecord]]:
+    raw = [record("raw", rank, seconds, push=2000, pull=2000) for rank in range(2)]
+    small = [record("3lc", rank, seconds / 4, push=100 + 100 * rank, pull=50) for rank in range(2)]
+    return [raw, small]
+
+
+def test_bytes_bits_and_ratio() -> None:
+    raw, small = report.assemble(SETTINGS, PARAMETERS, SHAPED, records()).results
+    assert (raw.push_bits_per_value, raw.pull_bits_per_value) == (32.0, 32.0)
+    assert raw.ratio == pytest.approx(16000 / 16008)
+    assert small.push_bytes == 600
+    assert small.push_bits_per_value == pytest.approx(32 * 600 / 8000)
+    assert small.push_bits == pytest.approx([32 * 150 / 2000] * 4)
+    assert small.pull_bits == pytest.approx([32 * 50 / 2000] * 4)
+    assert small.ratio == pytest.approx(16000 / (600 + 200 + 8))
+    assert raw.link == Bytes(10_000, 20_000)  # the mean of both, rounded to even
+    assert raw.loss == [4.5, 3.0, 2.0, 1.0]
+
+
+def test_speed_up_is_against_the_first_codec() -> None:
+    raw, small = report.assemble(SETTINGS, PARAMETERS, SHAPED, records()).results
+    assert (raw.speedup, small.speedup) == (1.0, 4.0)
+    assert (small.seconds, small.measured_seconds) == (2.0, 2.0)
+    assert small.accuracy == 0.75
+
+
+def test_modelled_times_replace_the_wire() -> None:
+    raw, small = report.assemble(SETTINGS, PARAMETERS, MODELLED, records(seconds=8.0)).results
+    assert raw.measured_seconds == 8.0
+    assert raw.seconds == pytest.approx(8.0 - 0.5 + 16000 * 8 / 1e6)
+    assert small.seconds == pytest.approx(2.0 - 0.5 + 1000 * 8 / 1e6)
+    assert raw.evaluations[0]["seconds"] == pytest.approx(raw.seconds / 2)
+
+
+def test_modelled_plain_ddp_takes_a_ring_all_reduce() -> None:
+    ranks = [replace(r, codec="ddp", hook=None, push_bytes=[], pull_bytes=[]) for r in records()[0]]
+    (ddp,) = report.assemble(SETTINGS, PARAMETERS, MODELLED, [ranks]).results
+    assert ddp.seconds == pytest.approx(8.0 + 4 * (2 * 0.5 * 4 * PARAMETERS) * 8 / 1e6)
+    assert ddp.push_bytes is None
+    assert ddp.ratio is None
+
+
+def test_one_worker_sends_nothing() -> None:
+    alone = record("raw", 0, 1.0, push=0, pull=0)
+    (result,) = report.assemble(replace(SETTINGS, workers=1), PARAMETERS, SHAPED, [[alone]]).results
+    assert result.ratio is None
+    assert result.push_bits == []
+
+
+def printed(shown: Report) -> str:
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(report.table(shown))
+    assert "…" not in capture.get()
+    return "\n".join([capture.get(), *report.footnotes(shown)])
+
+
+def test_the_table() -> None:
+    large = [replace(r, codec="3lc:s=1.00", seconds=2345.6) for r in records()[0]]
+    text = printed(report.assemble(SETTINGS, PARAMETERS, SHAPED, [*records(), large]))
+    lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert lines["3lc"] == [
+        *("3lc", "75.00%", "2.0", "4.00", "0.001", "0.000", "2.40", "0.800", "19.8", "0.010"),
+    ]
+    assert "wall" in text
+    assert "modelled" not in text.lower()
+    assert "bit-identical" in text
+
+
+def test_modelled_times_are_marked_everywhere() -> None:
+    modelled = report.assemble(SETTINGS, PARAMETERS, MODELLED, records())
+    text = printed(modelled)
+    assert "MODELLED" in text
+    assert "modelled" in text
+    assert "wall" not in text
+    document = modelled.to_json({})
+    assert document["times"] == "modelled"
+    assert document["links"]["note"] == "no right"
+    assert document["links"]["shaped"] is False
+
+
+def test_replicas_that_differ_are_named() -> None:
+    both = records()
+    both[1][1].parameters_digest = "other"
+    shown = report.assemble(SETTINGS, PARAMETERS, SHAPED, both)
+    assert "DIFFER between the ranks after: 3lc" in printed(shown)
+
+
+def test_json_is_json() -> None:
+    shown = report.assemble(SETTINGS, PARAMETERS, SHAPED, records())
+    document = json.loads(json.dumps(shown.to_json({"cpu": "x"}), allow_nan=False))
+    assert document["results"][1]["ratio"] == shown.results[1].ratio
+    assert TrainSettings.from_json(document["settings"]) == SETTINGS
+
+
+def test_a_record_survives_the_way_to_the_launcher() -> None:
+    for sent in (record("raw", 0, 1.5, 7, 9), RankRecord("ddp", 3)):
+        assert RankRecord.from_json(json.loads(json.dumps(sent.to_json()))) == sent
+
+
+def test_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    from gradwire.train import plots
+
+    shown = report.assemble(SETTINGS, PARAMETERS, MODELLED, records())
+    written = plots.write(shown, tmp_path / "new")
+    assert [path.name for path in written] == ["accuracy.png", "loss.png", "bits.png"]
+    for path in written:
+        head = path.read_bytes()[:24]
+        assert head[:8] == b"\x89PNG\r\n\x1a\n"
+        assert min(struct.unpack(">II", head[16:])) >= 700
+
+    (axes,) = plots.draw_accuracy(shown).axes
+    assert [np.asarray(line.get_xdata())[-1] for line in axes.get_lines()] == [
+        pytest.approx(result.seconds) for result in shown.results
+    ]
+    assert axes.get_xlabel() == "training time, modelled (s)"
+
+    def drawn(axes: Axes) -> list[float]:
+        return [float(y) for y in np.asarray(axes.get_lines()[1].get_ydata())]
+
+    push, pull = plots.draw_bits(shown).axes
+    assert drawn(push) == pytest.approx(shown.results[1].push_bits)
+    assert drawn(pull) == pytest.approx(shown.results[1].pull_bits)
+
+
+def test_plots_without_our_hook_have_no_bits(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from gradwire.train import plots
+
+    ranks = [replace(r, codec="ddp", hook=None, push_bytes=[], pull_bytes=[]) for r in records()[0]]
+    shown = report.assemble(SETTINGS, PARAMETERS, SHAPED, [ranks])
+    assert [path.name for path in plots.write(shown, tmp_path)] == ["accuracy.png", "loss.png"]
+
+
+def test_moving_average() -> None:
+    from gradwire.train.plots import moving_average
+
+    assert moving_average([1.0, 2.0, 3.0, 6.0], 2) == [1.5, 2.5, 4.5]
+    assert moving_average([1.0, 2.0], 1) == [1.0, 2.0]

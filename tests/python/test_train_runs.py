@@ -1,0 +1,281 @@
+"""`gradwire train` with real processes: results, failures, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from small_data import write_fashion_mnist
+
+pytest.importorskip("torch")
+
+from gradwire.train import launcher, network
+from gradwire.train.launcher import WorkerError, Workers
+from gradwire.train.settings import TrainSettings
+
+GRADWIRE = str(Path(sys.executable).with_name("gradwire"))
+LENET_PARAMETERS = 61_706
+FOREVER = 10**6  # steps
+EIGHT_STEPS = ["--steps", "8", "--eval-every", "4", "--codec", "raw", "--codec", "3lc:s=1.5"]
+
+why_not = network.why_not_shaped() if sys.platform == "linux" else "Linux only"
+needs_namespaces = pytest.mark.skipif(why_not is not None, reason=f"LINKS NOT TESTED: {why_not}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fashion_mnist(tmp_path_factory.mktemp("data") / "fashion-mnist", 2000, 500)
+
+
+def _training(folder: Path) -> list[str]:
+    return [GRADWIRE, "train", "--workers", "2", "--batch", "8", "--data-dir", str(folder)]
+
+
+@pytest.fixture
+def training(folder: Path) -> list[str]:
+    """A command for two workers; options are to be appended."""
+    return _training(folder)
+
+
+def processes_of(launcher_id: int) -> dict[int, int]:
+    """Descendants of a process and the network namespace of each."""
+    found: dict[int, int] = {}
+    waiting = [launcher_id]
+    while waiting:
+        parent = waiting.pop()
+        for thread in Path(f"/proc/{parent}/task").glob("*"):
+            for child in map(int, (thread / "children").read_text().split()):
+                found[child] = Path(f"/proc/{child}/ns/net").stat().st_ino
+                waiting.append(child)
+    return found
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def seconds_until_gone(processes: dict[int, int], limit: float = 30.0) -> float:
+    """Also of their namespaces."""
+    own = Path("/proc/self/ns/net").stat().st_ino
+    start = time.monotonic()
+    while time.monotonic() - start < limit:
+        used = set()
+        for entry in Path("/proc").glob("[0-9]*/ns/net"):
+            try:
+                used.add(entry.stat().st_ino)
+            except OSError:
+                continue
+        if not any(map(is_running, processes)) and not (set(processes.values()) - {own}) & used:
+            return time.monotonic() - start
+        time.sleep(0.05)
+    return float("inf")
+
+
+class Running:
+    """A `gradwire train` that has begun to take steps."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(
+            [*command, "--steps", str(FOREVER), "--eval-every", "2", "--codec", "3lc"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("3lc"):  # a step
+                break
+        self.descendants = processes_of(self.process.pid)
+
+    def end(self) -> str:
+        """Waits for it to end; returns its stderr."""
+        return self.process.communicate(timeout=30)[1]
+
+
+@pytest.fixture
+def running(training: list[str], request: pytest.FixtureRequest) -> Iterator[Running]:
+    started = Running([*training, "--bandwidth", "100mbit" if why_not is None else "none"])
+    yield started
+    started.process.kill()
+    started.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def modelled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
+    """The report of a run that was refused its 10 Mbit/s links, and what it said."""
+    refusing = tmp_path_factory.mktemp("bin") / "unshare"
+    refusing.write_text("#!/bin/sh\necho 'Operation not permitted' >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    path = {"PATH": f"{refusing.parent}:{os.environ['PATH']}"}
+    return report_of([*_training(folder), "--bandwidth", "10mbit", *EIGHT_STEPS], path)
+
+
+@pytest.fixture(scope="module")
+def shaped(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, Path]:
+    """The report of a run behind links of 100 Mbit/s, what it said, the folder of its plots."""
+    plots = tmp_path_factory.mktemp("plots")
+    links = ["--bandwidth", "100mbit", "--plots", str(plots)]
+    return *report_of([*_training(folder), *links, *EIGHT_STEPS, "--codec", "ddp"]), plots
+
+
+def report_of(command: list[str], environment: dict[str, str] | None = None) -> Any:
+    result = subprocess.run(
+        [*command, "--json", "-"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(environment or {})},
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), result.stderr
+
+
+@needs_namespaces
+def test_a_shaped_run_counts_what_its_links_count(shaped: tuple[Any, str, Path]) -> None:
+    report, said, plots = shaped
+    raw, small, ddp = report["results"]
+    assert report["times"] == "measured"
+    assert report["links"] == {
+        "bandwidth": "100mbit",
+        "shaped": True,
+        "modelled": False,
+        "note": "",
+    }
+    plain = LENET_PARAMETERS * 4 * 8 // 2  # bytes that a worker pushes in 8 steps: half of all
+    for result in report["results"]:
+        assert result["replicas_identical"]
+        assert [e["step"] for e in result["evaluations"]] == [4, 8]
+        assert len(result["loss"]) == 8
+    assert plain < raw["push_bytes"] < 1.02 * plain
+    assert plain < raw["pull_bytes"] < 1.02 * plain
+    # The interface also sees headers (5 %), acknowledgements and barriers.
+    for result, most in ((raw, 1.15), (small, 2.5)):
+        counted = result["push_bytes"] + result["pull_bytes"]
+        assert counted < result["link"]["sent"] < most * counted
+    assert 2 * plain < ddp["link"]["sent"] < 2 * plain * 1.15
+    assert 0.97 < raw["ratio"] < 1.0
+    assert small["ratio"] > 10
+    # 100 Mbit/s: the raw bytes cannot have gone faster.
+    assert raw["seconds"] > 2 * plain * 8 / 100e6
+    written = sorted(path.name for path in plots.iterdir())
+    assert written == ["accuracy.png", "bits.png", "loss.png"]
+    for word in ("100mbit", "estimate", "raw", "3lc:s=1.5", "speed-up", "bit-identical"):
+        assert word in said
+
+
+def test_without_the_right_times_are_modelled(modelled: tuple[Any, str]) -> None:
+    report, said = modelled
+    raw, small = report["results"]
+    assert report["times"] == "modelled"
+    assert "not permitted" in report["links"]["note"]
+    assert "WARNING" in said
+    assert "MODELLED" in said
+    assert raw["link"] is None
+    wire = (raw["push_bytes"] + raw["pull_bytes"]) * 8 / 10e6
+    assert wire < raw["seconds"] < wire + raw["measured_seconds"]
+    assert raw["seconds"] != raw["measured_seconds"]
+    assert small["speedup"] == raw["seconds"] / small["seconds"]
+
+
+@needs_namespaces
+def test_links_change_times_and_nothing_else(
+    shaped: tuple[Any, str, Path], modelled: tuple[Any, str]
+) -> None:
+    """Two runs with one seed, on different networks: the same losses, the same bytes."""
+    for one, other in zip(shaped[0]["results"], modelled[0]["results"], strict=False):
+        for name in ("codec", "accuracy", "loss", "push_bits", "pull_bits"):
+            assert one[name] == other[name]
+
+
+def test_under_torchrun_it_joins_the_ranks_that_are_there(folder: Path) -> None:
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--no-python"]
+    command = [GRADWIRE, "train", "--batch", "4", "--steps", "4", "--data-dir", str(folder)]
+    codecs = ["--codec", "ddp", "--codec", "3lc"]
+    report, said = report_of([*run, "--standalone", *command, *codecs])
+    assert report["settings"]["workers"] == 3
+    assert [result["codec"] for result in report["results"]] == ["ddp", "3lc"]
+    assert all(result["replicas_identical"] for result in report["results"])
+    assert len(report["results"][1]["hook_of_rank"]) == 3
+    assert said.count("speed-up") == 1  # one rank reports
+
+
+def test_a_killed_worker_is_named_and_the_others_end(running: Running) -> None:
+    workers = [p for p in running.descendants if "worker" in Path(f"/proc/{p}/cmdline").read_text()]
+    assert len(workers) == 2
+    os.kill(max(workers), signal.SIGKILL)
+    said = running.end()
+    assert running.process.returncode == 1
+    assert "worker 1 was killed by signal 9 (SIGKILL) in the run of 3lc, after step" in said
+    assert seconds_until_gone(running.descendants) < 5
+
+
+def test_ctrl_c_ends_everything(running: Running) -> None:
+    assert len(running.descendants) >= 2
+    os.kill(running.process.pid, signal.SIGINT)
+    running.end()
+    assert running.process.returncode == 130
+    assert seconds_until_gone(running.descendants) < 5
+
+
+def test_everything_ends_with_a_killed_launcher(running: Running) -> None:
+    assert len(running.descendants) >= 2
+    os.kill(running.process.pid, signal.SIGKILL)
+    running.end()
+    assert seconds_until_gone(running.descendants) < 10
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--model", "vgg"], "valid are lenet, resnet20, resnet56, resnet110"),
+        (["--data", "mnist"], "valid are fashion-mnist, cifar10"),
+        (["--bandwidth", "fast"], "valid are 10mbit, 100mbit, 1gbit, none"),
+        (["--codec", "4lc"], "valid names are"),
+        (["--rules", "fc*"], "PATTERN=CODEC"),
+        (["--data-dir", "/nonexistent"], "dataset-fashion-mnist"),
+    ],
+)
+def test_what_cannot_be_run_is_said_at_once(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gradwire.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *options])
+    assert ended.value.code in (1, 2)
+    printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert said in printed
+
+
+def test_the_message_of_a_worker_that_cannot_go_on(tmp_path: Path) -> None:
+    """The launcher passes on what the worker says, in place of a traceback."""
+    settings = TrainSettings(
+        codecs=("ddp",), workers=1, bandwidth=None, data_dir=tmp_path, steps=1, eval_every=1
+    )
+    with (
+        pytest.raises(WorkerError, match="dataset-fashion-mnist") as caught,
+        Workers(settings, shaped=False) as workers,
+    ):
+        workers.run(lambda rank, event: None)
+    assert "Traceback" not in str(caught.value)
+    assert not any(map(is_running, workers.process_ids))
+
+
+def test_a_signal_without_a_name_is_described() -> None:
+    assert launcher.describe_end(3) == "ended with exit status 3"
+    assert launcher.describe_end(-9) == "was killed by signal 9 (SIGKILL)"
+    assert launcher.describe_end(-40) == "was killed by signal 40"
