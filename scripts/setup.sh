@@ -1,0 +1,195 @@
+#!/usr/bin/env bash
+# Prepares this checkout: system packages, .venv with the versions of constraints.txt, and gradwire
+# built and installed into it (editable: Python files count as they are; C++ is built again by the
+# next start of this script). What is there already is skipped; nothing changed takes a second or two.
+#
+# As root on Debian it installs the missing packages. Without root it names them and stops.
+#
+# Usage: scripts/setup.sh [--demo] [--python PATH] [--torch-index URL]
+#   --demo             only what building and the demo need, not the developer's tools
+#   --python PATH      interpreter for a new .venv (default: the first of python3, python3.14 ..
+#                      python3.11, /usr/bin/python3 with version >= 3.11, venv and headers)
+#   --torch-index URL  package index for PyTorch (default: pip's own sources if they have the CPU
+#                      build, else https://download.pytorch.org/whl/cpu)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/progress.sh
+source scripts/progress.sh
+
+build_packages=(g++ ccache libhwy-dev libxxhash-dev)
+demo_packages=(dataset-fashion-mnist iproute2 util-linux)
+developer_packages=(clang clang-tidy git libbenchmark-dev libclang-rt-dev libgtest-dev shellcheck)
+python_packages=(python3 python3-dev python3-venv)
+
+packages=("${build_packages[@]}" "${demo_packages[@]}" "${developer_packages[@]}")
+wanted_python=""
+torch_index=""
+while (($# > 0)); do
+  case $1 in
+    --demo) packages=("${build_packages[@]}" "${demo_packages[@]}") ;;
+    --python) wanted_python=${2:?--python needs a path} && shift ;;
+    --torch-index) torch_index=${2:?--torch-index needs a URL} && shift ;;
+    -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
+    *) echo "setup.sh: unknown option $1 (see --help)" >&2 && exit 2 ;;
+  esac
+  shift
+done
+
+start=${EPOCHREALTIME/[.,]/}
+logs=build/logs
+venv=.venv
+
+is_suitable_python() {
+  command -v "$1" >/dev/null && "$1" - 2>/dev/null <<'PYTHON'
+import ensurepip, os, sys, sysconfig, venv
+assert sys.version_info >= (3, 11)
+assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+PYTHON
+}
+
+# Prints the interpreter for a new environment, nothing if there is none.
+find_python() {
+  local candidate
+  for candidate in ${wanted_python:-python3 python3.14 python3.13 python3.12 python3.11 \
+    /usr/bin/python3}; do
+    if is_suitable_python "$candidate"; then
+      command -v "$candidate"
+      return
+    fi
+  done
+}
+
+# Sets `missing` to those of the named packages that dpkg does not have.
+find_missing() {
+  local known installed package
+  missing=()
+  # dpkg-query fails when one of them is unknown to it, which is no error here.
+  known=$(dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' "$@" 2>/dev/null || true)
+  installed=" $(sed -n 's/^ii *//p' <<<"$known" | tr '\n' ' ') "
+  for package in "$@"; do
+    [[ $installed == *" $package "* ]] || missing+=("$package")
+  done
+}
+
+install_system_packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    echo "  not a Debian system: taking for granted what these packages hold: ${packages[*]}"
+    return
+  fi
+  local missing
+  find_missing "${packages[@]}"
+  ((${#missing[@]} == 0)) && return
+  if ((EUID != 0)); then
+    echo "setup.sh: system packages are missing and only root can install them. As root:" >&2
+    echo "    apt-get install -y --no-install-recommends ${missing[*]}" >&2
+    exit 1
+  fi
+  export DEBIAN_FRONTEND=noninteractive
+  local apt=(apt-get -q -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
+  # An index that is out of date is the commonest reason for a failing install; an update that
+  # fails (one mirror of several is away) need not be one.
+  run_step "apt-get update" "$logs/apt-update.log" "${apt[@]}" update ||
+    echo "  going on with the package lists that are there"
+  run_step "apt-get install ${missing[*]}" "$logs/apt-install.log" \
+    "${apt[@]}" install -y --no-install-recommends "${missing[@]}"
+}
+
+create_environment() {
+  "$venv/bin/python" -c 'import pip' 2>/dev/null && return
+  local python
+  python=$(find_python)
+  if [[ -z $python ]]; then
+    echo "setup.sh: no ${wanted_python:-Python} of version 3.11 or newer with venv and headers" \
+      "(on Debian: ${python_packages[*]})" >&2
+    exit 1
+  fi
+  run_step "virtual environment of $python" "$logs/venv.log" "$python" -m venv --clear "$venv"
+}
+
+# Prints the names in constraints.txt whose version is not the installed one. A local version
+# (2.13.0+cpu) counts as the version.
+list_outdated() {
+  "$venv/bin/python" - constraints.txt <<'PYTHON'
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+for line in open(sys.argv[1], encoding="utf-8"):
+    name, _, wanted = line.partition("#")[0].strip().partition("==")
+    try:
+        found = version(name) if name else ""
+    except PackageNotFoundError:
+        found = "none"
+    if found.partition("+")[0] != wanted:
+        print(name)
+PYTHON
+}
+
+# PyPI's PyTorch for x86-64 Linux brings gigabytes of CUDA libraries, so it is installed alone,
+# first, exactly as pinned, and from an index with the CPU build.
+install_torch() {
+  local pin offered index=()
+  pin=$(grep -E '^torch==' constraints.txt)
+  if [[ -n $torch_index ]]; then
+    index=(--extra-index-url "$torch_index")
+  else
+    offered=$("$venv/bin/python" -m pip index versions torch 2>/dev/null || true)
+    [[ $offered == *"${pin#torch==}+cpu"* ]] ||
+      index=(--extra-index-url https://download.pytorch.org/whl/cpu)
+  fi
+  run_step "$pin${index[1]:+ from ${index[1]}} (some 200 MB)" "$logs/pip-torch.log" \
+    "${pip[@]}" "${index[@]}" -c constraints.txt "$pin"
+}
+
+install_python_packages() {
+  local outdated
+  outdated=$(list_outdated)
+  [[ -z $outdated ]] && return
+  if grep -qx torch <<<"$outdated"; then
+    install_torch
+  fi
+  run_step "$(wc -l <<<"$outdated") packages of constraints.txt" "$logs/pip-packages.log" \
+    "${pip[@]}" -r constraints.txt
+}
+
+# A digest of everything the built module comes from, with the place and the interpreter.
+digest_sources() {
+  local path paths=()
+  for path in CMakeLists.txt cmake include src python/CMakeLists.txt python/src pyproject.toml \
+    constraints.txt; do
+    [[ -e $path ]] && paths+=("$path")
+  done
+  {
+    pwd
+    "$venv/bin/python" -VV
+    find "${paths[@]}" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+    find python/gradwire -name '*.py' | LC_ALL=C sort
+  } | sha256sum
+}
+
+install_gradwire() {
+  local stamp=$venv/.gradwire-built digest
+  digest=$(digest_sources)
+  if [[ -f $stamp && $(<"$stamp") == "$digest" ]] &&
+    "$venv/bin/python" -c 'import gradwire._core' 2>/dev/null; then
+    return
+  fi
+  rm -f "$stamp"
+  run_step "building and installing gradwire" "$logs/pip-gradwire.log" \
+    "${pip[@]}" -v --no-build-isolation --no-deps --editable .
+  "$venv/bin/python" -c 'import gradwire._core'
+  echo "$digest" >"$stamp"
+}
+
+echo "setup: $(pwd)"
+if ! "$venv/bin/python" -c 'import pip' 2>/dev/null && [[ -z $(find_python) ]]; then
+  packages+=("${python_packages[@]}")
+fi
+install_system_packages
+create_environment
+# cmake, ninja and nanobind of the environment are the ones to build with.
+PATH="$PWD/$venv/bin:$PATH"
+pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off)
+install_python_packages
+install_gradwire
+read_clock "$start"
+echo "setup: ready after $clock s; commands are in $venv/bin"

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# Everything that must hold before a change goes in, from set-up to the last test. Stops at the
+# first stage that fails, after its log; ends with the seconds of each stage. Needs no terminal.
+#
+# Usage: scripts/test.sh [--list] [--verbose] [STAGE...]
+#   STAGE      run these only, in the order given (default: all but those marked "on request")
+#   --verbose  show a stage's output while it runs
+#   --list     print the stages
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/progress.sh
+source scripts/progress.sh
+
+stages=(
+  "setup     system packages, Python packages, gradwire itself (scripts/setup.sh)"
+  "includes  the layers' arrows point one way"
+  "gcc       build with g++, warnings are errors; ctest"
+  "lint      formatters and linters (scripts/lint.sh)"
+  "clang     build with clang++, warnings are errors, fuzzers too; ctest"
+  "asan      AddressSanitizer and UndefinedBehaviorSanitizer; ctest"
+  "wheel     the built package alone, in an environment without PyTorch"
+  "pytest    the Python tests"
+)
+on_request=(
+  "tsan      ThreadSanitizer; ctest"
+  "release   build as users get it; ctest"
+)
+
+venv=$PWD/.venv
+
+build_and_ctest() {
+  cmake --preset "$1"
+  cmake --build --preset "$1" -j "$(nproc)"
+  ctest --preset "$1" -j "$(nproc)"
+}
+
+stage_setup() { scripts/setup.sh; }
+stage_includes() { scripts/check_includes.py; }
+stage_gcc() { build_and_ctest gcc; }
+stage_lint() { scripts/lint.sh; }
+stage_clang() { build_and_ctest clang; }
+stage_asan() { build_and_ctest asan; }
+stage_tsan() { build_and_ctest tsan; }
+stage_release() { build_and_ctest release; }
+stage_pytest() {
+  scripts/setup.sh # the module that is tested is the one these sources give
+  "$venv/bin/python" -m pytest --durations=10 tests
+}
+
+# The wheel must stand alone: whatever the source tree or PyTorch would lend it is not there.
+stage_wheel() {
+  local pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
+  rm -rf build/wheel
+  "${pip[@]}" wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
+  "$venv/bin/python" -m venv --without-pip build/wheel/venv
+  "${pip[@]}" --python build/wheel/venv install -q -c constraints.txt build/wheel/gradwire-*.whl
+  cd build/wheel
+  venv/bin/python - <<'PYTHON'
+import importlib.metadata
+import importlib.resources
+import importlib.util
+
+import gradwire
+import numpy as np
+
+assert importlib.util.find_spec("torch") is None, "this environment has PyTorch"
+assert "build/wheel/venv" in gradwire.__file__, gradwire.__file__
+assert gradwire.__version__ == importlib.metadata.version("gradwire")
+assert importlib.resources.files("gradwire").joinpath("py.typed").is_file()
+x = np.array([1, 0, -1], np.float32)
+for codec in gradwire.codecs():
+    frame = gradwire.encode(x, codec["name"])
+    assert gradwire.decode(frame).shape == x.shape, codec["name"]
+assert np.array_equal(gradwire.decode(gradwire.encode(x, "3lc:s=1")), x)
+PYTHON
+  venv/bin/gradwire codecs --json
+}
+
+chosen=()
+verbose=no
+while (($# > 0)); do
+  case $1 in
+    --list)
+      printf '%s\n' "${stages[@]}"
+      printf '%s (on request)\n' "${on_request[@]}"
+      exit 0
+      ;;
+    --verbose) verbose=yes ;;
+    --inline) # how a stage runs itself: in a shell of its own, so that errexit holds in it
+      PATH="$venv/bin:$PATH"
+      "stage_${2:?}"
+      exit 0
+      ;;
+    -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
+    *)
+      if [[ $1 == -* || $(type -t "stage_$1") != function ]]; then
+        echo "test.sh: unknown stage or option $1 (see --list, --help)" >&2
+        exit 2
+      fi
+      chosen+=("$1")
+      ;;
+  esac
+  shift
+done
+((${#chosen[@]} > 0)) || mapfile -t chosen < <(printf '%s\n' "${stages[@]%% *}")
+
+summary=()
+start=${EPOCHREALTIME/[.,]/}
+finish() {
+  local verdict=$1
+  read_clock "$start"
+  printf '\n' && printf '%s\n' "${summary[@]}"
+  printf '%-10s %7s s   %s\n' "all" "$clock" "$verdict"
+}
+for stage in "${chosen[@]}"; do
+  status=0
+  if [[ $verbose == yes ]]; then
+    stage_start=${EPOCHREALTIME/[.,]/}
+    printf '  --> %s\n' "$stage"
+    "$0" --inline "$stage" </dev/null || status=$?
+    read_clock "$stage_start"
+  else
+    run_step "$stage" "build/logs/test-$stage.log" "$0" --inline "$stage" || status=$?
+  fi
+  if ((status != 0)); then
+    summary+=("$(printf '%-10s %7s s   FAILED' "$stage" "$clock")")
+    finish "FAILED in stage $stage"
+    exit 1
+  fi
+  summary+=("$(printf '%-10s %7s s   ok' "$stage" "$clock")")
+done
+finish ok

@@ -1,0 +1,253 @@
+"""The scripts that guard the repository: each must reject what it is there to reject."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECK_INCLUDES = ROOT / "scripts" / "check_includes.py"
+
+CLEAN_TREE = {
+    "include/gradwire/status.h": "#pragma once\n#include <cstdint>\n",
+    "include/gradwire/codec.h": '#include "gradwire/status.h"\n',
+    "src/base/endian.h": '#include "gradwire/status.h"\n',
+    "src/stages/kernels.h": '#include "base/endian.h"\n#include <vector>\n',
+    "src/stages/simd.cc": '#define HWY_TARGET_INCLUDE "stages/simd.cc"\n#include "hwy/highway.h"\n',
+    "src/codecs/codecs.def": "",
+    "src/codecs/registry.cc": '#include "codecs/codecs.def"\n#include "stages/kernels.h"\n',
+    "src/frame/header.h": '#include "codecs/codecs.def"\n',
+    "src/feedback/residual.h": '#include "frame/header.h"\n',
+    "src/exchange/sharded.h": '#include "feedback/residual.h"\n',
+    "src/engines/loopback/ranks.h": '#include "exchange/sharded.h"\n',
+    "python/src/module.cc": '#include "engines/loopback/ranks.h"\n#include <nanobind/nanobind.h>\n',
+    "tests/base/endian_test.cc": '#include "base/endian.h"\n#include "tests_data.h"\n',
+    "tests/base/tests_data.h": '#include "frame/header.h"\n',
+}
+
+
+def make_tree(root: Path, changes: dict[str, str]) -> None:
+    for name, text in (CLEAN_TREE | changes).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def run_check(root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(CHECK_INCLUDES), str(root)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_arrows_accept_a_clean_tree(tmp_path: Path) -> None:
+    make_tree(tmp_path, {})
+    result = run_check(tmp_path)
+    assert result.returncode == 0, result.stdout
+    assert f"{len(CLEAN_TREE)} files" in result.stdout
+
+
+def test_arrows_of_this_repository() -> None:
+    result = run_check(ROOT)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "line", "reason"),
+    [
+        # A folder includes what stands below it, for each neighbouring pair and one far pair.
+        ("include/gradwire/bad.h", '#include "base/endian.h"\n', 1, "include may not include base"),
+        ("src/base/bad.h", '#include "stages/kernels.h"\n', 1, "base may not include stages"),
+        ("src/stages/bad.h", '#include "codecs/codecs.def"\n', 1, "stages may not include codecs"),
+        ("src/codecs/raw/bad.cc", '#include "frame/header.h"\n', 1, "codecs may not include frame"),
+        (
+            "src/frame/bad.h",
+            '#include "feedback/residual.h"\n',
+            1,
+            "frame may not include feedback",
+        ),
+        ("src/feedback/bad.h", '#include "exchange/sharded.h"\n', 1, "feedback may not include ex"),
+        ("src/exchange/bad.h", '#include "engines/loopback/ranks.h"\n', 1, "exchange may not incl"),
+        ("src/base/far.h", '#include "engines/loopback/ranks.h"\n', 1, "base may not include engi"),
+        # Nothing includes the outside.
+        ("src/engines/bad.cc", '#include "../../tests/base/tests_data.h"\n', 1, "include tests"),
+        # Other spellings of the same arrow.
+        ("src/base/angle.h", "#include <stages/kernels.h>\n", 1, "base may not include stages"),
+        ("src/base/dots.h", '#include "../stages/kernels.h"\n', 1, "base may not include stages"),
+        ("src/base/bare.h", '#include "kernels.h"\n', 1, "base may not include stages"),
+        (
+            "src/base/space.h",
+            '\n\n  #  include\t"stages/kernels.h"\n',
+            3,
+            "base may not include st",
+        ),
+        (
+            "src/base/after.h",
+            '/* a\n*/ #include "stages/kernels.h"\n',
+            2,
+            "base may not include st",
+        ),
+        ("src/base/tail.h", '#include "stages/kernels.h"  // why\n', 1, "base may not include sta"),
+        ("src/base/splice.h", '\n#inc\\\nlude "stages/kernels.h"\n', 2, "base may not include sta"),
+        ("src/base/digits.h", "int n = 1'0;\n#include \"stages/kernels.h\"\n// '\n", 2, "base may"),
+        ("src/base/simd.cc", '#define HWY_TARGET_INCLUDE "stages/simd.cc"\n', 1, "base may not in"),
+        ("src/base/list.def", '#include "stages/kernels.h"\n', 1, "base may not include stages"),
+        # What cannot be followed is not assumed to be fine.
+        ("src/base/macro.h", "#include SOME_HEADER\n", 1, "cannot be followed"),
+        ("src/misc/new.h", "", 1, "folders of src/ are"),
+        ("src/loose.h", "", 1, "folders of src/ are"),
+    ],
+)
+def test_arrows_reject(tmp_path: Path, file: str, text: str, line: int, reason: str) -> None:
+    make_tree(tmp_path, {file: text})
+    result = run_check(tmp_path)
+    assert result.returncode == 1
+    assert f"{file}:{line}: " in result.stdout
+    assert reason in result.stdout
+    assert "1 offending lines" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '// #include "stages/kernels.h"\n',
+        '/*\n#include "stages/kernels.h"\n*/\n',
+        'const char* text = R"(\n#include "stages/kernels.h"\n)";\n',
+        '#if __has_include("stages/kernels.h")\n#endif\n',
+    ],
+)
+def test_arrows_pass_over_what_is_no_include(tmp_path: Path, text: str) -> None:
+    make_tree(tmp_path, {"src/base/quiet.h": text})
+    result = run_check(tmp_path)
+    assert result.returncode == 0, result.stdout
+
+
+def test_arrows_of_an_empty_tree_prove_nothing(tmp_path: Path) -> None:
+    assert run_check(tmp_path).returncode == 1
+
+
+def run_bash(script: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_step_that_fails_shows_its_log_and_stops(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "step.log"
+    result = run_bash(
+        f"source scripts/progress.sh; run_step good '{log}' echo quiet;"
+        f"run_step bad '{log}' bash -c 'echo the reason >&2; exit 7'; echo not reached"
+    )
+    assert result.returncode == 7
+    assert "quiet" not in result.stdout
+    assert "the reason" in result.stdout
+    assert "FAILED bad after" in result.stdout
+    assert "not reached" not in result.stdout
+
+
+def test_test_script_refuses_unknown_stages_and_lists_the_known() -> None:
+    listed = run_bash("scripts/test.sh --list").stdout
+    assert re.findall(r"^(setup|includes|gcc|clang|lint|pytest) ", listed, re.M) == [
+        *("setup", "includes", "gcc", "lint", "clang", "pytest")
+    ]
+    result = run_bash("scripts/test.sh includes no-such-stage")
+    assert result.returncode == 2
+    assert "no-such-stage" in result.stderr
+    assert "-->" not in result.stdout, "a stage ran before the arguments were read"
+
+
+def test_test_script_stops_at_the_first_failure(tmp_path: Path) -> None:
+    """In a copy without sources the include check fails: the stage behind it must not start."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("test.sh", "progress.sh", "check_includes.py"):
+        copy = tmp_path / "scripts" / name
+        copy.write_bytes((ROOT / "scripts" / name).read_bytes())
+        copy.chmod(0o755)
+    result = run_bash("scripts/test.sh includes lint", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "check_includes: no source files" in result.stdout
+    assert re.search(r"^includes +\d+\.\d s +FAILED$", result.stdout, re.M)
+    assert not re.search(r"^lint ", result.stdout, re.M)
+    assert "FAILED in stage includes" in result.stdout
+
+
+def test_pins_are_exact_and_satisfy_the_package() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert pins[0].startswith("torch=="), "torch is installed first"
+    versions: dict[str, str] = {}
+    for pin in pins:
+        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.]*", pin), pin
+        name, _, version = pin.partition("==")
+        versions[name.lower().replace("_", "-")] = version
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        pyproject = tomllib.load(file)
+    wanted = pyproject["build-system"]["requires"] + pyproject["project"]["dependencies"]
+    for extra in pyproject["project"]["optional-dependencies"].values():
+        wanted += extra
+    for text in wanted:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(versions[requirement.name.lower()]), text
+
+
+def test_one_version_everywhere() -> None:
+    import gradwire
+
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        packaged = tomllib.load(file)["project"]["version"]
+    cmake = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    project = re.search(r"^project\(.*?\bVERSION\s+([0-9.]+)", cmake, re.M | re.S)
+    assert project is not None
+    assert project.group(1) == packaged
+    assert gradwire.__version__ == packaged
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {packaged} " in changelog
+
+
+def test_fresh_clone_check_reads_the_commands_of_the_readme(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    for name in ("check_fresh.sh", "progress.sh"):
+        copy = tmp_path / "scripts" / name
+        copy.write_bytes((ROOT / "scripts" / name).read_bytes())
+        copy.chmod(0o755)
+    (tmp_path / ".gitignore").write_text("/ran\n")
+    (tmp_path / "scripts" / "hello.sh").write_text("#!/bin/sh\necho hello from $PWD > ran\n")
+    (tmp_path / "scripts" / "hello.sh").chmod(0o755)
+    (tmp_path / "scripts" / "fail.sh").write_text("#!/bin/sh\ngrep hello ran\nexit 9\n")
+    (tmp_path / "scripts" / "fail.sh").chmod(0o755)
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        "scripts/prose.sh is not a command\n"
+        "```sh\ngit clone somewhere\nscripts/hello.sh  # says hello\n```\n"
+        "```python\nscripts/python.sh\n```\n"
+    )
+    commit = "git add -A && git -c user.name=t -c user.email=t@example.org commit -qm message"
+    assert run_bash(f"git init -q && {commit}", cwd=tmp_path).returncode == 0
+
+    listed = run_bash("scripts/check_fresh.sh --list", cwd=tmp_path)
+    assert listed.stdout == "scripts/hello.sh\n", listed.stderr
+    passed = run_bash(f"TMPDIR={tmp_path} scripts/check_fresh.sh", cwd=tmp_path)
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert not list(tmp_path.glob("gradwire-fresh-*")), "the clone is removed"
+    assert not (tmp_path / "ran").exists(), "it ran in the checkout, not in a clone"
+
+    readme.write_text("```sh\nscripts/hello.sh\nscripts/fail.sh\nscripts/never.sh\n```\n")
+    assert run_bash(commit, cwd=tmp_path).returncode == 0
+    failed = run_bash(f"TMPDIR={tmp_path} scripts/check_fresh.sh", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "hello from" in failed.stdout
+    assert "FAILED: scripts/fail.sh" in failed.stdout
+    assert "$ scripts/never.sh" not in failed.stdout
