@@ -96,6 +96,9 @@ Array take_array(nb::handle given, nb::dlpack::dtype dtype, const std::string& w
     refuse(StatusCode::kInvalidArgument,
            "the array is not in CPU memory; this build works on CPU tensors");
   }
+  if (reinterpret_cast<uintptr_t>(array.data()) % (dtype.bits / 8) != 0) {
+    refuse(StatusCode::kInvalidArgument, "the array is not aligned; pass a copy (array.copy())");
+  }
   if (!is_contiguous(array)) {
     refuse(StatusCode::kInvalidArgument,
            "the array is not C-contiguous; pass a contiguous copy (numpy.ascontiguousarray, "

@@ -12,6 +12,8 @@ namespace nb = nanobind;
 
 NB_MODULE(_core, module) {
   using namespace gradwire::python;
+  // Users keep objects until the interpreter leaves; that is no leak to report to them.
+  nb::set_leak_warnings(false);
   module.doc() = "The compiled core of gradwire.";
   module.attr("__version__") = GRADWIRE_VERSION;
   bind_errors(module);

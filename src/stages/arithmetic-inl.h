@@ -24,7 +24,7 @@ void add_f32(const float* x, size_t n, float* out) {
   for (; i + lanes <= n; i += lanes) {
     hn::StoreU(hn::Add(hn::LoadU(d, out + i), hn::LoadU(d, x + i)), d, out + i);
   }
-  for (; i < n; ++i) out[i] += x[i];
+  for (; i < n; ++i) out[i] += load_unaligned(x + i);
 }
 
 void divide(float* x, size_t n, float divisor) {

@@ -23,7 +23,7 @@ void narrow_bf16(const float* x, size_t n, uint16_t* out) {
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) store_narrowed(d, hn::LoadU(d, x + i), out + i);
-  for (; i < n; ++i) out[i] = gradwire::narrow_bf16(x[i]);
+  for (; i < n; ++i) store_unaligned(out + i, gradwire::narrow_bf16(x[i]));
 }
 
 void widen_bf16(const uint16_t* x, size_t n, float* out) {
@@ -31,7 +31,7 @@ void widen_bf16(const uint16_t* x, size_t n, float* out) {
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) hn::StoreU(load_widened(d, x + i), d, out + i);
-  for (; i < n; ++i) out[i] = gradwire::widen_bf16(x[i]);
+  for (; i < n; ++i) out[i] = gradwire::widen_bf16(load_unaligned(x + i));
 }
 
 void widen_add_bf16(const uint16_t* x, size_t n, float* out) {
@@ -41,7 +41,7 @@ void widen_add_bf16(const uint16_t* x, size_t n, float* out) {
   for (; i + lanes <= n; i += lanes) {
     hn::StoreU(hn::Add(hn::LoadU(d, out + i), load_widened(d, x + i)), d, out + i);
   }
-  for (; i < n; ++i) out[i] += gradwire::widen_bf16(x[i]);
+  for (; i < n; ++i) out[i] += gradwire::widen_bf16(load_unaligned(x + i));
 }
 
 }  // namespace

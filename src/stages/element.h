@@ -27,6 +27,19 @@ inline constexpr uint8_t kRunBase = 243;
 inline constexpr int kShortestRun = 2;
 inline constexpr int kLongestRun = 14;
 
+// What comes from a payload or goes there lies at any address.
+template <typename T>
+GW_HOST_DEVICE inline T load_unaligned(const T* from) {
+  T value;
+  memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <typename T>
+GW_HOST_DEVICE inline void store_unaligned(T* to, T value) {
+  memcpy(to, &value, sizeof value);
+}
+
 GW_HOST_DEVICE inline uint32_t bits_of(float x) {
   uint32_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
@@ -48,8 +61,7 @@ GW_HOST_DEVICE inline float ternary_multiplier(uint32_t absmax_bits, float spars
   return m > FLT_MAX ? FLT_MAX : m;
 }
 
-// The trit of b: +1 above h, -1 below -h, else 0 (so are ties and NaN). h = m / 2 (3LC,
-// section 3.1).
+// The trit of b: +1 above h, -1 below -h, else 0 (so are ties and NaN). h = m / 2 (3LC, section 3.1).
 GW_HOST_DEVICE inline int ternary_trit(float b, float h) { return (b > h) - (b < -h); }
 
 // The value that a trit decodes to; +0 where it is 0.

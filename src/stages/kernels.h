@@ -3,7 +3,8 @@
 // The loops behind the codecs, once for each SIMD target. All targets give the same bytes; "scalar"
 // (loops over stages/element.h) is the definition.
 //
-// For every function: spans may be unaligned, n = 0 is fine, nothing outside the spans is read or
+// For every function: bytes, and what add_f32 and the bfloat16 conversions read and write beside
+// float32 outputs, may be unaligned; n = 0 is fine, nothing outside the spans is read or
 // written (what follows may belong to another thread), nothing is allocated, no state is kept.
 // Spans don't overlap. Floats follow IEEE 754; the payload bits of a NaN are not promised.
 //
@@ -48,8 +49,7 @@ struct Kernels {
   // if a byte is above 242 or a padding trit is not 0.
   bool (*unpack)(const uint8_t* packed, size_t n, float m, float* out);
   bool (*unpack_add)(const uint8_t* packed, size_t n, float m, float* out);
-  // The same from zero-run codes, without the packed bytes in between; false as zero_run_decode
-  // too.
+  // The same from zero-run codes, without the packed bytes in between; false as zero_run_decode too.
   bool (*zero_run_unpack)(const uint8_t* codes, size_t size, size_t n, float m, float* out);
   bool (*zero_run_unpack_add)(const uint8_t* codes, size_t size, size_t n, float m, float* out);
 
@@ -58,8 +58,8 @@ struct Kernels {
   void (*widen_bf16)(const uint16_t* x, size_t n, float* out);
   void (*widen_add_bf16)(const uint16_t* x, size_t n, float* out);  // out += x
 
-  void (*add_f32)(const float* x, size_t n, float* out);  // out += x
-  void (*divide)(float* x, size_t n, float divisor);      // x /= divisor, a true division
+  void (*add_f32)(const float* x, size_t n, float* out);   // out += x
+  void (*divide)(float* x, size_t n, float divisor);       // x /= divisor, a true division
 };
 
 // Longest input of zero_run_encode: the packed bytes of one chunk.

@@ -139,8 +139,8 @@ bool unpack(const uint8_t* packed, size_t n, float m, float* out) {
 }
 
 bool unpack_add(const uint8_t* packed, size_t n, float m, float* out) {
-  return unpack_each(packed, n,
-                     [=](size_t i, int trit) { out[i] = ternary_accumulate(out[i], trit, m); });
+  return unpack_each(
+      packed, n, [=](size_t i, int trit) { out[i] = ternary_accumulate(out[i], trit, m); });
 }
 
 bool zero_run_unpack(const uint8_t* codes, size_t size, size_t n, float m, float* out) {
@@ -168,19 +168,19 @@ bool zero_run_unpack_add(const uint8_t* codes, size_t size, size_t n, float m, f
 }
 
 void narrow_bf16_all(const float* x, size_t n, uint16_t* out) {
-  for (size_t i = 0; i < n; ++i) out[i] = narrow_bf16(x[i]);
+  for (size_t i = 0; i < n; ++i) store_unaligned(out + i, narrow_bf16(x[i]));
 }
 
 void widen_bf16_all(const uint16_t* x, size_t n, float* out) {
-  for (size_t i = 0; i < n; ++i) out[i] = widen_bf16(x[i]);
+  for (size_t i = 0; i < n; ++i) out[i] = widen_bf16(load_unaligned(x + i));
 }
 
 void widen_add_bf16(const uint16_t* x, size_t n, float* out) {
-  for (size_t i = 0; i < n; ++i) out[i] += widen_bf16(x[i]);
+  for (size_t i = 0; i < n; ++i) out[i] += widen_bf16(load_unaligned(x + i));
 }
 
 void add_f32(const float* x, size_t n, float* out) {
-  for (size_t i = 0; i < n; ++i) out[i] += x[i];
+  for (size_t i = 0; i < n; ++i) out[i] += load_unaligned(x + i);
 }
 
 void divide(float* x, size_t n, float divisor) {

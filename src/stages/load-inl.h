@@ -7,8 +7,11 @@
 #define GRADWIRE_STAGES_LOAD_INL_H_
 #endif
 
+#include <cstring>
+
 #include "hwy/highway.h"
 #include "stages/element.h"
+#include "stages/tables.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
@@ -39,6 +42,42 @@ HWY_INLINE void store_narrowed(D d, hn::Vec<D> v, uint16_t* to) {
   const auto is_nan = hn::RebindMask(d32, hn::IsNaN(v));
   const auto upper = hn::ShiftRight<16>(hn::IfThenElse(is_nan, nan, rounded));
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di32, upper)), d16, to);
+}
+
+// One bit for each lane of a mask, the first lane lowest; at most 64 lanes.
+template <class D>
+HWY_INLINE uint64_t bits_of_mask(D d, hn::Mask<D> mask) {
+  uint8_t bytes[8] = {};
+  hn::StoreMaskBits(d, mask, bytes);
+  uint64_t bits = 0;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return bits;
+}
+
+// Appends those of 16 bytes that have a bit in `keep` to a list, where up to 16 are written.
+template <class D8>
+HWY_INLINE void store_kept(D8 d8, hn::Vec<D8> v, size_t keep, uint8_t* list, size_t& count) {
+  const hn::Half<D8> half;
+  const auto lower = hn::ZeroExtendVector(d8, hn::LoadU(half, kKept.places[keep & 255]));
+  const auto upper = hn::ZeroExtendVector(d8, hn::LoadU(half, kKept.places[keep >> 8 & 255]));
+  hn::StoreU(hn::LowerHalf(half, hn::TableLookupBytes(v, lower)), half, list + count);
+  count += hwy::PopCount(keep & 255);
+  const auto from = hn::Add(upper, hn::Set(d8, 8));
+  hn::StoreU(hn::LowerHalf(half, hn::TableLookupBytes(v, from)), half, list + count);
+  count += hwy::PopCount(keep >> 8 & 255);
+}
+
+// Appends those of 8 lanes that have a bit in `keep` to a list, where 8 are written.
+template <class V16>
+HWY_INLINE void store_kept_16(V16 v, size_t keep, uint16_t* list, size_t& count) {
+  const hn::Full128<uint16_t> d16;
+  const hn::Full128<uint8_t> d8;
+  const auto lanes = hn::PromoteTo(d16, hn::LoadU(hn::Half<decltype(d8)>(), kKept.places[keep]));
+  // The bytes 2 * lane and 2 * lane + 1.
+  const auto bytes = hn::Add(hn::Mul(lanes, hn::Set(d16, 0x0202)), hn::Set(d16, 0x0100));
+  hn::StoreU(hn::BitCast(d16, hn::TableLookupBytes(hn::BitCast(d8, v), hn::BitCast(d8, bytes))), d16,
+             list + count);
+  count += hwy::PopCount(keep);
 }
 
 }  // namespace

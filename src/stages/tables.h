@@ -57,17 +57,18 @@ struct TritRows {
 inline constexpr TritRows kRowsToStore(0.0f);
 inline constexpr TritRows kRowsToAdd(-0.0f);
 
-// Bits 0..3: how many packed bytes a code stands for. Bit 4: set for bytes with a trit not 0.
-struct CodeInfo {
-  uint8_t of[256] = {};
-  constexpr CodeInfo() {
-    for (int code = 0; code < 256; ++code) {
-      const bool literal = code <= kLargestPackedByte && code != kZeroByte;
-      of[code] =
-          static_cast<uint8_t>(run_length_of(static_cast<uint8_t>(code)) | (literal ? 16 : 0));
+// For 32 lanes of 16 bits: the place of the first 16 bits of each lane's group of eight, in a
+// vector of 64-bit sums of the groups.
+struct Eights {
+  alignas(64) uint16_t lower[32] = {};
+  alignas(64) uint16_t upper[32] = {};
+  constexpr Eights() {
+    for (int i = 0; i < 32; ++i) {
+      lower[i] = static_cast<uint16_t>(i / 8 * 4);
+      upper[i] = static_cast<uint16_t>(16 + i / 8 * 4);
     }
   }
 };
-inline constexpr CodeInfo kCodeInfo;
+inline constexpr Eights kEights;
 
 }  // namespace gradwire

@@ -27,22 +27,12 @@ namespace {
 constexpr size_t kBlockBytes = 64;
 constexpr size_t kBlockValues = kBlockBytes * kTritsPerByte;
 
-// Bit streams of a block in the order of the values, lowest bit first. The slack is for vector
-// loads that begin inside; what it holds doesn't matter.
+// Bit streams of a block in the order of the values, lowest bit first. The slack is for vectors
+// that reach behind the end; what it holds doesn't matter.
 struct SignBits {
-  static constexpr size_t kWords = kBlockValues / 64;
-  alignas(64) uint64_t positive[kWords + 3] = {};
-  alignas(64) uint64_t negative[kWords + 3] = {};
+  alignas(64) uint8_t positive[64];
+  alignas(64) uint8_t negative[64];
 };
-
-template <class D>
-HWY_INLINE uint64_t bits_of_mask(D d, hn::Mask<D> mask) {
-  uint8_t bytes[8] = {};
-  hn::StoreMaskBits(d, mask, bytes);
-  uint64_t bits = 0;
-  std::memcpy(&bits, bytes, sizeof bits);
-  return bits;
-}
 
 // weights(g) for 16 values of the bits 0..3 of g; bit 4 adds 1.
 alignas(16) constexpr uint8_t kWeights[16] = {0,  81,  27,  108, 9,  90,  36,  117,
@@ -51,7 +41,7 @@ alignas(16) constexpr uint8_t kWeights[16] = {0,  81,  27,  108, 9,  90,  36,  1
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
 
 // The 64 groups of five bits of a stream, each in the low bits of a byte with garbage above.
-HWY_INLINE __m512i spread_bits(const uint64_t* bits) {
+HWY_INLINE __m512i spread_bits(const uint8_t* bits) {
   // Five bytes to each 64-bit lane, then 8 unaligned bytes from each lane.
   alignas(64) static constexpr uint8_t kFives[64] = {
       0,  1,  2,  3,  4,  0, 0, 0, 5,  6,  7,  8,  9,  0, 0, 0, 10, 11, 12, 13, 14, 0,
@@ -103,11 +93,9 @@ HWY_INLINE hn::Vec<D8> weights_of_bits(D8 d8, const uint8_t* bits) {
 
 HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
   const hn::Full128<uint8_t> d8;
-  const uint8_t* positive = reinterpret_cast<const uint8_t*>(bits.positive);
-  const uint8_t* negative = reinterpret_cast<const uint8_t*>(bits.negative);
   for (size_t i = 0; i < kBlockBytes / 16; ++i) {
-    const auto plus = weights_of_bits(d8, positive + 10 * i);
-    const auto minus = weights_of_bits(d8, negative + 10 * i);
+    const auto plus = weights_of_bits(d8, bits.positive + 10 * i);
+    const auto minus = weights_of_bits(d8, bits.negative + 10 * i);
     hn::StoreU(hn::Sub(hn::Add(hn::Set(d8, kZeroByte), plus), minus), d8, packed + 16 * i);
   }
 }
@@ -116,6 +104,8 @@ HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
 
 // The residual of a block, as ternary_block sees it.
 struct NoResidual {
+  explicit NoResidual(float*) {}
+  HWY_INLINE NoResidual from(size_t) const { return *this; }
   template <class D>
   HWY_INLINE hn::Vec<D> add(D, hn::Vec<D> x, size_t) const {
     return x;
@@ -126,6 +116,7 @@ struct NoResidual {
 
 struct ResidualF32 {
   float* r;
+  HWY_INLINE ResidualF32 from(size_t i) const { return {r + i}; }
   template <class D>
   HWY_INLINE hn::Vec<D> add(D d, hn::Vec<D> x, size_t i) const {
     return hn::Add(x, hn::LoadU(d, r + i));
@@ -138,6 +129,7 @@ struct ResidualF32 {
 
 struct ResidualBf16 {
   uint16_t* r;
+  HWY_INLINE ResidualBf16 from(size_t i) const { return {r + i}; }
   template <class D>
   HWY_INLINE hn::Vec<D> add(D d, hn::Vec<D> x, size_t i) const {
     return hn::Add(x, load_widened(d, r + i));
@@ -148,66 +140,84 @@ struct ResidualBf16 {
   }
 };
 
-// 320 values to 64 bytes.
+// b less what the masked trits decode to.
+template <class D>
+HWY_INLINE hn::Vec<D> subtract_trits(D, hn::Vec<D> b, hn::Mask<D> above, hn::Mask<D> below,
+                                     hn::Vec<D> m) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  const __m512 less = _mm512_mask_sub_ps(b.raw, above.raw, b.raw, m.raw);
+  return hn::Vec<D>{_mm512_mask_add_ps(less, below.raw, less, m.raw)};
+#else
+  return hn::Sub(b, hn::Or(hn::IfThenElseZero(above, m), hn::IfThenElseZero(below, hn::Neg(m))));
+#endif
+}
+
+// Compares 320 values and updates their residuals.
 template <class Residual>
-HWY_INLINE void ternary_block(const float* x, Residual residual, float m, uint8_t* packed) {
-  const hn::CappedTag<float, 16> d;  // so that the lanes divide 64
+HWY_INLINE void quantize_block(const float* x, Residual residual, float m, SignBits& bits) {
+  const hn::CappedTag<float, 16> d;
   const size_t lanes = hn::Lanes(d);
   const auto high = hn::Set(d, m * 0.5f);
   const auto low = hn::Set(d, -(m * 0.5f));
   const auto step = hn::Set(d, m);
-  SignBits bits;
-  for (size_t word = 0; word < SignBits::kWords; ++word) {
-    uint64_t positive = 0;
-    uint64_t negative = 0;
-    HWY_UNROLL(16)
-    for (size_t bit = 0; bit < 64; bit += lanes) {
-      const size_t i = 64 * word + bit;
-      const auto b = residual.add(d, hn::LoadU(d, x + i), i);
-      const auto above = hn::Gt(b, high);
-      const auto below = hn::Lt(b, low);
-      const auto change = hn::Or(hn::IfThenElseZero(above, step),
-                                 hn::IfThenElseZero(below, hn::Neg(step)));
-      residual.set(d, hn::Sub(b, change), i);
-      positive |= bits_of_mask(d, above) << bit;
-      negative |= bits_of_mask(d, below) << bit;
+  const auto quantize = [&](size_t i, auto& above, auto& below) HWY_ATTR {
+    const auto b = residual.add(d, hn::LoadU(d, x + i), i);
+    above = hn::Gt(b, high);
+    below = hn::Lt(b, low);
+    residual.set(d, subtract_trits(d, b, above, below, step), i);
+  };
+  hn::Mask<decltype(d)> above, below;
+  if (lanes >= 8) {
+    HWY_UNROLL(4)
+    for (size_t i = 0; i < kBlockValues; i += lanes) {
+      quantize(i, above, below);
+      hn::StoreMaskBits(d, above, bits.positive + i / 8);
+      hn::StoreMaskBits(d, below, bits.negative + i / 8);
     }
-    bits.positive[word] = positive;
-    bits.negative[word] = negative;
+  } else {
+    hn::Mask<decltype(d)> above4, below4;
+    for (size_t i = 0; i < kBlockValues; i += 8) {
+      quantize(i, above, below);
+      quantize(i + 4, above4, below4);
+      bits.positive[i / 8] = static_cast<uint8_t>(bits_of_mask(d, above) | bits_of_mask(d, above4) << 4);
+      bits.negative[i / 8] = static_cast<uint8_t>(bits_of_mask(d, below) | bits_of_mask(d, below4) << 4);
+    }
   }
-  pack_sign_bits(bits, packed);
 }
 
-void ternary_pack(const float* x, size_t n, float m, uint8_t* packed) {
-  for (; n >= kBlockValues; n -= kBlockValues, x += kBlockValues, packed += kBlockBytes) {
-    ternary_block(x, NoResidual{}, m, packed);
+// 320 values to 64 bytes each. A block is packed when the next one has been compared: vectors
+// loaded right behind the small stores of the bits would wait for them.
+template <class Residual>
+HWY_INLINE void ternary_blocks(const float* x, Residual residual, size_t blocks, float m,
+                               uint8_t* packed) {
+  SignBits bits[2];
+  for (size_t block = 0; block < blocks; ++block) {
+    quantize_block(x + block * kBlockValues, residual.from(block * kBlockValues), m,
+                   bits[block & 1]);
+    if (block != 0) pack_sign_bits(bits[~block & 1], packed + (block - 1) * kBlockBytes);
   }
-  if (n == 0) return;
-  float last_x[kBlockValues] = {};
-  uint8_t last_packed[kBlockBytes];
-  std::memcpy(last_x, x, n * sizeof *x);
-  ternary_block(last_x, NoResidual{}, m, last_packed);
-  std::memcpy(packed, last_packed, packed_size(n));
+  if (blocks != 0) pack_sign_bits(bits[~blocks & 1], packed + (blocks - 1) * kBlockBytes);
 }
 
 // A last, short block is done on a copy with zeros behind.
 template <class Residual, typename T>
 HWY_INLINE void ternary_pack_with(const float* x, T* r, size_t n, float m, uint8_t* packed) {
-  for (; n >= kBlockValues; n -= kBlockValues) {
-    ternary_block(x, Residual{r}, m, packed);
-    x += kBlockValues;
-    r += kBlockValues;
-    packed += kBlockBytes;
-  }
-  if (n == 0) return;
+  const size_t blocks = n / kBlockValues;
+  const size_t done = blocks * kBlockValues;
+  ternary_blocks(x, Residual{r}, blocks, m, packed);
+  if (done == n) return;
   float last_x[kBlockValues] = {};
   T last_r[kBlockValues] = {};
   uint8_t last_packed[kBlockBytes];
-  std::memcpy(last_x, x, n * sizeof *x);
-  std::memcpy(last_r, r, n * sizeof *r);
-  ternary_block(last_x, Residual{last_r}, m, last_packed);
-  std::memcpy(r, last_r, n * sizeof *r);
-  std::memcpy(packed, last_packed, packed_size(n));
+  std::memcpy(last_x, x + done, (n - done) * sizeof *x);
+  if (r != nullptr) std::memcpy(last_r, r + done, (n - done) * sizeof *r);
+  ternary_blocks(last_x, Residual{last_r}, 1, m, last_packed);
+  if (r != nullptr) std::memcpy(r + done, last_r, (n - done) * sizeof *r);
+  std::memcpy(packed + blocks * kBlockBytes, last_packed, packed_size(n - done));
+}
+
+void ternary_pack(const float* x, size_t n, float m, uint8_t* packed) {
+  ternary_pack_with<NoResidual>(x, static_cast<float*>(nullptr), n, m, packed);
 }
 
 void ternary_pack_f32(const float* x, float* r, size_t n, float m, uint8_t* packed) {

@@ -86,16 +86,6 @@ HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
 
 constexpr size_t kRunBlock = 16;
 
-// Moves the bytes with a bit in `keep` (of 8) to the front; the bytes from 8 * half of v.
-template <class D8>
-HWY_INLINE void store_kept(D8 d8, hn::Vec<D8> v, size_t half, size_t keep, RunState& state) {
-  const hn::Half<D8> d_half;
-  const auto places = hn::ZeroExtendVector(d8, hn::LoadU(d_half, kKept.places[keep]));
-  const auto from = hn::Add(places, hn::Set(d8, static_cast<uint8_t>(8 * half)));
-  hn::StoreU(hn::LowerHalf(d_half, hn::TableLookupBytes(v, from)), d_half, state.out);
-  state.out += hwy::PopCount(keep);
-}
-
 HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
   const hn::Full128<uint8_t> d8;
   const auto bytes = hn::LoadU(d8, packed);
@@ -123,8 +113,9 @@ HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
   const size_t run_ends = zeros & ~(zeros >> 1 | 0x8000u);
   const size_t keep = (~zeros & 0xffffu) | run_ends | full;
   const auto merged = hn::IfThenElse(is_zero, codes, bytes);
-  store_kept(d8, merged, 0, keep & 0xffu, state);
-  store_kept(d8, merged, 1, keep >> 8, state);
+  size_t count = 0;
+  store_kept(d8, merged, keep, state.out, count);
+  state.out += count;
 
   const size_t literals = ~zeros & 0xffffu;
   const size_t open = literals == 0 ? carried + 16

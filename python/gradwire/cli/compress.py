@@ -29,6 +29,8 @@ from gradwire.tensor_files import FLOAT32, Tensor, TensorFile, read_tensor_file
 SUFFIX = ".gw"
 
 _SLICE = 1 << 20
+# A relative error above it (half of the squared norm) is said aloud.
+_LARGE_ERROR = math.sqrt(0.5)
 
 
 def compress(
@@ -39,8 +41,14 @@ def compress(
         ),
     ],
     codec: Annotated[
-        str, typer.Option("--codec", "-c", help="Codec and parameters; see `gradwire codecs`.")
-    ] = "3lc:s=1.00",
+        str,
+        typer.Option(
+            "--codec",
+            "-c",
+            help="Codec and parameters, such as bf16 or 3lc:s=1.75; see `gradwire codecs`.",
+            show_default=False,
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -215,6 +223,11 @@ def _print_report(report: dict[str, Any], verbose: bool) -> None:
         f"{human_bytes(report['stored_bytes'])}, ratio {significant(report['ratio'])}, "
         f"relative error {significant(report['relative_error'])}"
     )
+    if (report["relative_error"] or 0) > _LARGE_ERROR:
+        warn(
+            f"{report['input']}: most of the values' energy is lost. In training, error feedback "
+            "makes up for it in later steps; a file has none"
+        )
     as_they_are = [row for row in rows if row["reason"]]
     if as_they_are and not verbose:
         reasons = sorted({row["reason"] for row in as_they_are})

@@ -15,8 +15,8 @@ def claim_output(source: Path, output: Path | None, name: str, inputs: int, forc
     """Returns the file to write for `source`.
 
     `output` is what the user gave: nothing (then `name` beside the source), a directory (then
-    `name` in it), or a file, which only a lone input may have. CommandError if the file exists,
-    unless `force`.
+    `name` in it), or a file, which only a lone input may have. CommandError if the directory is
+    not there, or the file is, unless `force`.
     """
     if output is None:
         target = source.with_name(name)
@@ -26,6 +26,8 @@ def claim_output(source: Path, output: Path | None, name: str, inputs: int, forc
         raise CommandError(f"--output {output}: with {inputs} inputs it must be a directory")
     else:
         target = output
+    if not target.parent.is_dir():
+        raise CommandError(f"{target.parent}: no such directory")
     if target.exists() and not force:
         raise CommandError(f"{target} exists; --force overwrites it")
     return target

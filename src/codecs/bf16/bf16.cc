@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 
 #include "base/return_if_error.h"
 #include "codecs/checks.h"
@@ -85,7 +84,7 @@ class Bf16Codec final : public Codec {
     const bool wide = residual.type() == ResidualType::kFloat32;
     const float sum = x + (wide ? residual.f32()[i] : widen_bf16(residual.bf16()[i]));
     const uint16_t sent = narrow_bf16(sum);
-    std::memcpy(out + i, &sent, sizeof sent);  // the payload may be unaligned
+    store_unaligned(out + i, sent);
     const float left = sum - widen_bf16(sent);
     if (wide) {
       residual.f32()[i] = left;
