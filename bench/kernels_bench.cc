@@ -20,6 +20,7 @@
 
 #include "benchmark/benchmark.h"
 #include "hwy/aligned_allocator.h"
+
 #include "stages/element.h"
 #include "stages/kernels.h"
 
@@ -39,7 +40,7 @@ constexpr Data kData[] = {
     {"s=1.00", 1.00f, 0.09, 0.01},  // shaped like gradients with residual
     {"s=1.75", 1.75f, 0.09, 0.01},  // the same values
     {"zero", 1.00f, 0.0, 0.0},
-    {"dense", 1.00f, 0.5, 0.125},   // uniform
+    {"dense", 1.00f, 0.5, 0.125},  // uniform
 };
 
 // Memory aligned to a cache line, as tensors are; std::vector's is not.
@@ -162,55 +163,60 @@ struct Operation {
 
 const Operation kOperations[] = {
     {"encode", encode},
-    {"absmax_f32", [](const Kernels& k, const Data&, Workload& w) {
+    {"absmax_f32",
+     [](const Kernels& k, const Data&, Workload& w) {
        benchmark::DoNotOptimize(k.absmax_f32(w.x.data(), w.r.data(), w.x.size()));
      }},
-    {"absmax_bf16", [](const Kernels& k, const Data&, Workload& w) {
+    {"absmax_bf16",
+     [](const Kernels& k, const Data&, Workload& w) {
        benchmark::DoNotOptimize(k.absmax_bf16(w.x.data(), w.r16.data(), w.x.size()));
      }},
-    {"ternary_pack_f32", [](const Kernels& k, const Data& data, Workload& w) {
+    {"ternary_pack_f32",
+     [](const Kernels& k, const Data& data, Workload& w) {
        k.ternary_pack_f32(w.x.data(), w.r.data(), w.x.size(), data.sparsity, w.packed.data());
      }},
-    {"ternary_pack_bf16", [](const Kernels& k, const Data& data, Workload& w) {
+    {"ternary_pack_bf16",
+     [](const Kernels& k, const Data& data, Workload& w) {
        k.ternary_pack_bf16(w.x.data(), w.r16.data(), w.x.size(), data.sparsity, w.packed.data());
      }},
-    {"zero_run_encode", [](const Kernels& k, const Data&, Workload& w) {
+    {"zero_run_encode",
+     [](const Kernels& k, const Data&, Workload& w) {
        for (size_t first = 0; first < w.packed.size(); first += kMaxRunInput) {
-         benchmark::DoNotOptimize(k.zero_run_encode(
-             &w.packed[first], std::min(kMaxRunInput, w.packed.size() - first), w.frame.bytes.data()));
+         benchmark::DoNotOptimize(k.zero_run_encode(&w.packed[first],
+                                                    std::min(kMaxRunInput, w.packed.size() - first),
+                                                    w.frame.bytes.data()));
        }
      }},
-    {"decode_add", [](const Kernels& k, const Data&, Workload& w) {
-       decode(k, w, &Kernels::zero_run_unpack_add);
-     }},
-    {"decode", [](const Kernels& k, const Data&, Workload& w) {
-       decode(k, w, &Kernels::zero_run_unpack);
-     }},
-    {"unpack_add", [](const Kernels& k, const Data& data, Workload& w) {
+    {"decode_add", [](const Kernels& k, const Data&,
+                      Workload& w) { decode(k, w, &Kernels::zero_run_unpack_add); }},
+    {"decode",
+     [](const Kernels& k, const Data&, Workload& w) { decode(k, w, &Kernels::zero_run_unpack); }},
+    {"unpack_add",
+     [](const Kernels& k, const Data& data, Workload& w) {
        k.unpack_add(w.packed.data(), w.x.size(), data.sparsity, w.out.data());
      }},
-    {"unpack", [](const Kernels& k, const Data& data, Workload& w) {
+    {"unpack",
+     [](const Kernels& k, const Data& data, Workload& w) {
        k.unpack(w.packed.data(), w.x.size(), data.sparsity, w.out.data());
      }},
-    {"narrow_bf16", [](const Kernels& k, const Data&, Workload& w) {
-       k.narrow_bf16(w.x.data(), w.x.size(), w.r16.data());
-     }},
-    {"widen_add_bf16", [](const Kernels& k, const Data&, Workload& w) {
+    {"narrow_bf16", [](const Kernels& k, const Data&,
+                       Workload& w) { k.narrow_bf16(w.x.data(), w.x.size(), w.r16.data()); }},
+    {"widen_add_bf16",
+     [](const Kernels& k, const Data&, Workload& w) {
        k.widen_add_bf16(w.r16_before.data(), w.x.size(), w.out.data());
      }},
-    {"add_f32", [](const Kernels& k, const Data&, Workload& w) {
-       k.add_f32(w.r_before.data(), w.x.size(), w.out.data());
-     }},
-    {"divide", [](const Kernels& k, const Data&, Workload& w) {
-       k.divide(w.out.data(), w.x.size(), 1.0000001f);
-     }},
+    {"add_f32", [](const Kernels& k, const Data&,
+                   Workload& w) { k.add_f32(w.r_before.data(), w.x.size(), w.out.data()); }},
+    {"divide", [](const Kernels& k, const Data&,
+                  Workload& w) { k.divide(w.out.data(), w.x.size(), 1.0000001f); }},
 };
 
 bool same_bytes(const Kernels& k, const Operation& operation, const Data& data, size_t n) {
   Workload got(n, data), want(n, data);
   const auto run = [&](const Kernels& table, Workload& w) {
     encode(*find_kernels("scalar"), data, w);
-    find_kernels("scalar")->ternary_pack_f32(w.x.data(), w.r.data(), n, data.sparsity, w.packed.data());
+    find_kernels("scalar")->ternary_pack_f32(w.x.data(), w.r.data(), n, data.sparsity,
+                                             w.packed.data());
     w.reset();
     operation.run(table, data, w);
   };
@@ -286,11 +292,10 @@ void register_all() {
         for (const Data& data : kData) {
           const std::string name = std::string(operation.name) + "/" + k->name + "/" +
                                    std::to_string(n) + "/" + data.name;
-          benchmark::RegisterBenchmark(
-              name.c_str(),
-              [&operation, k, n, &data](benchmark::State& state) {
-                run(state, *k, operation, n, data);
-              })
+          benchmark::RegisterBenchmark(name.c_str(),
+                                       [&operation, k, n, &data](benchmark::State& state) {
+                                         run(state, *k, operation, n, data);
+                                       })
               ->UseManualTime()
               ->Iterations(n < 1000000 ? 2000 : 15)
               ->Unit(benchmark::kMicrosecond);

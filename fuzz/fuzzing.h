@@ -26,7 +26,7 @@ void require(bool condition, std::string_view what);
 inline constexpr uint64_t kMaxFuzzedNumel = 1 << 17;
 
 // Decodes a payload into and onto memory with every execution. They must agree in the status and,
-// where it is ok, in every bit; a payload that is refused must leave a sum untouched.
+// where it is ok, in every bit.
 void check_decoders(const Codec& codec, std::span<const std::byte> payload, uint64_t n);
 
 }  // namespace gradwire::fuzzing

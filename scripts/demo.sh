@@ -15,4 +15,4 @@ esac
 
 scripts/setup.sh --demo
 exec .venv/bin/gradwire train --workers 4 --bandwidth 10mbit --model lenet --data fashion-mnist \
-  --steps 400 --json results/demo/report.json --plots results/demo "$@"
+  --steps 450 --json results/demo/report.json --plots results/demo "$@"

@@ -34,13 +34,13 @@ bool parse_whole(const std::string& text, T& value) {
 
 }  // namespace
 
-Result<Parameters> Parameters::parse(const CodecInfo& info, std::string_view list) {
+Result<Parameters> Parameters::parse(const CodecInfo& info, std::string_view text) {
   Parameters parameters;
   parameters.codec_ = info.name;
-  while (!list.empty()) {
-    const size_t comma = list.find(',');
-    const std::string_view item = list.substr(0, comma);
-    list = comma == std::string_view::npos ? std::string_view() : list.substr(comma + 1);
+  while (!text.empty()) {
+    text.remove_prefix(1);  // the colon, or the comma behind the item before
+    const std::string_view item = text.substr(0, text.find(','));
+    text.remove_prefix(item.size());
     const size_t equals = item.find('=');
     const std::string_view key = item.substr(0, equals);
     if (equals == std::string_view::npos || !is_valid_key(info, key)) {

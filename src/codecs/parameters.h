@@ -16,8 +16,9 @@ namespace gradwire {
 // The key=value list behind a codec's name. Every failure is kBadParameter and lists what is valid.
 class Parameters {
  public:
-  // Accepts the keys of `info` and the common ones, each at most once.
-  static Result<Parameters> parse(const CodecInfo& info, std::string_view list);
+  // Accepts the keys of `info` and the common ones, each at most once. `text` is the codec's text
+  // from its colon on, or empty.
+  static Result<Parameters> parse(const CodecInfo& info, std::string_view text);
 
   [[nodiscard]] bool has(std::string_view key) const noexcept;
 

@@ -48,13 +48,10 @@ Result<ResidualType> parse_residual_type(const CodecInfo& info, const Parameters
 }  // namespace
 
 Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text) {
-  const size_t colon = text.find(':');
-  const std::string_view name = text.substr(0, colon);
+  const std::string_view name = text.substr(0, text.find(':'));
   for (const CodecEntry* entry : kEntries) {
     if (entry->info->name != name) continue;
-    const std::string_view list =
-        colon == std::string_view::npos ? std::string_view() : text.substr(colon + 1);
-    Result<Parameters> parameters = Parameters::parse(*entry->info, list);
+    Result<Parameters> parameters = Parameters::parse(*entry->info, text.substr(name.size()));
     if (!parameters.ok()) return parameters.status();
     Result<ResidualType> residual_type = parse_residual_type(*entry->info, parameters.value());
     if (!residual_type.ok()) return residual_type.status();

@@ -8,6 +8,7 @@
 #endif
 
 #include "hwy/highway.h"
+
 #include "stages/element.h"
 #include "stages/load-inl.h"
 
@@ -46,8 +47,7 @@ uint32_t absmax(const float* x, size_t n) {
 uint32_t absmax_f32(const float* x, const float* r, size_t n) {
   return absmax_of(
       n,
-      [=](auto d, size_t i)
-          HWY_ATTR { return hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, r + i)); },
+      [=](auto d, size_t i) HWY_ATTR { return hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, r + i)); },
       [=](size_t i) { return x[i] + r[i]; });
 }
 

@@ -8,6 +8,7 @@
 #endif
 
 #include "hwy/highway.h"
+
 #include "stages/load-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128

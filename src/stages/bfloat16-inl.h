@@ -8,6 +8,7 @@
 #endif
 
 #include "hwy/highway.h"
+
 #include "stages/element.h"
 #include "stages/load-inl.h"
 

@@ -17,9 +17,9 @@ Result<Execution> Execution::create(std::string_view target, int threads) {
   if (kernels == nullptr) {
     std::string names = "auto";
     for (std::string_view name : simd_targets()) names += ", " + std::string(name);
-    return Status(StatusCode::kInvalidArgument, "SIMD target '" + std::string(target) +
-                                                    "' is not available here; valid ones are: " +
-                                                    names);
+    return Status(StatusCode::kInvalidArgument,
+                  "SIMD target '" + std::string(target) +
+                      "' is not available here; valid ones are: " + names);
   }
   if (threads < 1 || threads > kMaxThreads) {
     return Status(StatusCode::kInvalidArgument,

@@ -49,7 +49,8 @@ struct Kernels {
   // if a byte is above 242 or a padding trit is not 0.
   bool (*unpack)(const uint8_t* packed, size_t n, float m, float* out);
   bool (*unpack_add)(const uint8_t* packed, size_t n, float m, float* out);
-  // The same from zero-run codes, without the packed bytes in between; false as zero_run_decode too.
+  // The same from zero-run codes, without the packed bytes in between; false as zero_run_decode
+  // too.
   bool (*zero_run_unpack)(const uint8_t* codes, size_t size, size_t n, float m, float* out);
   bool (*zero_run_unpack_add)(const uint8_t* codes, size_t size, size_t n, float m, float* out);
 
@@ -58,8 +59,8 @@ struct Kernels {
   void (*widen_bf16)(const uint16_t* x, size_t n, float* out);
   void (*widen_add_bf16)(const uint16_t* x, size_t n, float* out);  // out += x
 
-  void (*add_f32)(const float* x, size_t n, float* out);   // out += x
-  void (*divide)(float* x, size_t n, float divisor);       // x /= divisor, a true division
+  void (*add_f32)(const float* x, size_t n, float* out);  // out += x
+  void (*divide)(float* x, size_t n, float divisor);      // x /= divisor, a true division
 };
 
 // Longest input of zero_run_encode: the packed bytes of one chunk.

@@ -139,8 +139,8 @@ bool unpack(const uint8_t* packed, size_t n, float m, float* out) {
 }
 
 bool unpack_add(const uint8_t* packed, size_t n, float m, float* out) {
-  return unpack_each(
-      packed, n, [=](size_t i, int trit) { out[i] = ternary_accumulate(out[i], trit, m); });
+  return unpack_each(packed, n,
+                     [=](size_t i, int trit) { out[i] = ternary_accumulate(out[i], trit, m); });
 }
 
 bool zero_run_unpack(const uint8_t* codes, size_t size, size_t n, float m, float* out) {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "hwy/highway.h"
+
 #include "stages/element.h"
 #include "stages/tables.h"
 
@@ -75,8 +76,8 @@ HWY_INLINE void store_kept_16(V16 v, size_t keep, uint16_t* list, size_t& count)
   const auto lanes = hn::PromoteTo(d16, hn::LoadU(hn::Half<decltype(d8)>(), kKept.places[keep]));
   // The bytes 2 * lane and 2 * lane + 1.
   const auto bytes = hn::Add(hn::Mul(lanes, hn::Set(d16, 0x0202)), hn::Set(d16, 0x0100));
-  hn::StoreU(hn::BitCast(d16, hn::TableLookupBytes(hn::BitCast(d8, v), hn::BitCast(d8, bytes))), d16,
-             list + count);
+  hn::StoreU(hn::BitCast(d16, hn::TableLookupBytes(hn::BitCast(d8, v), hn::BitCast(d8, bytes))),
+             d16, list + count);
   count += hwy::PopCount(keep);
 }
 

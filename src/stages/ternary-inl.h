@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "hwy/highway.h"
+
 #include "stages/element.h"
 #include "stages/load-inl.h"
 
@@ -35,8 +36,8 @@ struct SignBits {
 };
 
 // weights(g) for 16 values of the bits 0..3 of g; bit 4 adds 1.
-alignas(16) constexpr uint8_t kWeights[16] = {0,  81,  27,  108, 9,  90,  36,  117,
-                                              3,  84,  30,  111, 12, 93,  39,  120};
+alignas(16) constexpr uint8_t kWeights[16] = {0, 81, 27, 108, 9,  90, 36, 117,
+                                              3, 84, 30, 111, 12, 93, 39, 120};
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
 
@@ -44,9 +45,9 @@ alignas(16) constexpr uint8_t kWeights[16] = {0,  81,  27,  108, 9,  90,  36,  1
 HWY_INLINE __m512i spread_bits(const uint8_t* bits) {
   // Five bytes to each 64-bit lane, then 8 unaligned bytes from each lane.
   alignas(64) static constexpr uint8_t kFives[64] = {
-      0,  1,  2,  3,  4,  0, 0, 0, 5,  6,  7,  8,  9,  0, 0, 0, 10, 11, 12, 13, 14, 0,
-      0,  0,  15, 16, 17, 18, 19, 0, 0, 0, 20, 21, 22, 23, 24, 0, 0, 0, 25, 26, 27, 28,
-      29, 0,  0,  0,  30, 31, 32, 33, 34, 0, 0, 0, 35, 36, 37, 38, 39, 0, 0, 0};
+      0,  1, 2,  3,  4,  0,  0,  0,  5,  6, 7,  8,  9,  0,  0,  0,  10, 11, 12, 13, 14, 0,
+      0,  0, 15, 16, 17, 18, 19, 0,  0,  0, 20, 21, 22, 23, 24, 0,  0,  0,  25, 26, 27, 28,
+      29, 0, 0,  0,  30, 31, 32, 33, 34, 0, 0,  0,  35, 36, 37, 38, 39, 0,  0,  0};
   const __m512i fives = _mm512_permutexvar_epi8(_mm512_load_si512(kFives), _mm512_load_si512(bits));
   const __m512i offsets = _mm512_set1_epi64(0x231e19140f0a0500);  // 0, 5, ..., 35
   return _mm512_multishift_epi64_epi8(offsets, fives);
@@ -87,8 +88,7 @@ HWY_INLINE hn::Vec<D8> weights_of_bits(D8 d8, const uint8_t* bits) {
   const auto groups = hn::Or(lower, upper);
   const auto places0to3 = hn::BitCast(d8, hn::And(groups, hn::Set(d16, 0x0f0f)));
   const auto place4 = hn::And(hn::ShiftRight<4>(groups), hn::Set(d16, 0x0101));
-  return hn::Add(hn::TableLookupBytes(hn::Load(d8, kWeights), places0to3),
-                 hn::BitCast(d8, place4));
+  return hn::Add(hn::TableLookupBytes(hn::Load(d8, kWeights), places0to3), hn::BitCast(d8, place4));
 }
 
 HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
@@ -179,8 +179,10 @@ HWY_INLINE void quantize_block(const float* x, Residual residual, float m, SignB
     for (size_t i = 0; i < kBlockValues; i += 8) {
       quantize(i, above, below);
       quantize(i + 4, above4, below4);
-      bits.positive[i / 8] = static_cast<uint8_t>(bits_of_mask(d, above) | bits_of_mask(d, above4) << 4);
-      bits.negative[i / 8] = static_cast<uint8_t>(bits_of_mask(d, below) | bits_of_mask(d, below4) << 4);
+      bits.positive[i / 8] =
+          static_cast<uint8_t>(bits_of_mask(d, above) | bits_of_mask(d, above4) << 4);
+      bits.negative[i / 8] =
+          static_cast<uint8_t>(bits_of_mask(d, below) | bits_of_mask(d, below4) << 4);
     }
   }
 }

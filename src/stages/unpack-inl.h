@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "hwy/highway.h"
+
 #include "stages/element.h"
 #include "stages/load-inl.h"
 #include "stages/tables.h"
@@ -44,8 +45,8 @@ struct TritLists {
 
 // Bytes 121 +- d with d = 81, 27, 9, 3 or 1 have one trit that isn't zero. d ^ d >> 4 tells these d
 // apart by its lower half: at that place the tables hold d, and the trit's place in the byte.
-alignas(16) constexpr uint8_t kLoneWeights[16] = {255, 1,   255, 3,   81,  255, 255, 255,
-                                                  255, 9,   27,  255, 255, 255, 255, 255};
+alignas(16) constexpr uint8_t kLoneWeights[16] = {255, 1, 255, 3,   81,  255, 255, 255,
+                                                  255, 9, 27,  255, 255, 255, 255, 255};
 alignas(16) constexpr uint8_t kLonePlaces[16] = {0, 4, 0, 3, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0};
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
@@ -77,20 +78,19 @@ HWY_INLINE void list_trits(const uint8_t* codes, size_t count, TritLists& lists)
   size_t mixed_count = 0;
   const __m512i zero_byte = _mm512_set1_epi8(kZeroByte);
   const __m512i five = _mm512_set1_epi16(kTritsPerByte);
-  const __m512i weights = _mm512_broadcast_i32x4(
-      _mm_load_si128(reinterpret_cast<const __m128i*>(kLoneWeights)));
-  const __m512i places = _mm512_broadcast_i32x4(
-      _mm_load_si128(reinterpret_cast<const __m128i*>(kLonePlaces)));
+  const __m512i weights =
+      _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kLoneWeights)));
+  const __m512i places =
+      _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kLonePlaces)));
   const __m512i eights_lower = _mm512_load_si512(kEights.lower);
   const __m512i eights_upper = _mm512_load_si512(kEights.upper);
   __m512i packed = _mm512_setzero_si512();  // so far, in all 64-bit lanes
   for (size_t i = 0; i < count; i += kListStep) {
     const __m512i code = _mm512_loadu_si512(codes + i);
     // Prefix sums of the lengths: in eights by a product (at most 8 * 14), then over the eights.
-    const __m512i length =
-        _mm512_max_epu8(_mm512_subs_epu8(code, _mm512_set1_epi8(static_cast<char>(
-                                                   kRunBase - kShortestRun))),
-                        _mm512_set1_epi8(1));
+    const __m512i length = _mm512_max_epu8(
+        _mm512_subs_epu8(code, _mm512_set1_epi8(static_cast<char>(kRunBase - kShortestRun))),
+        _mm512_set1_epi8(1));
     const __m512i within = _mm512_mullo_epi64(length, _mm512_set1_epi64(0x0101010101010101));
     const __m512i eight = _mm512_srli_epi64(within, 56);
     __m512i sum = eight;
@@ -108,9 +108,10 @@ HWY_INLINE void list_trits(const uint8_t* codes, size_t count, TritLists& lists)
     const __m512i over = _mm512_subs_epu8(code, zero_byte);
     const __m512i under = _mm512_subs_epu8(zero_byte, code);
     const __m512i d = _mm512_or_si512(over, under);
-    const __m512i key = _mm512_and_si512(_mm512_xor_si512(d, _mm512_srli_epi16(d, 4)),
-                                         _mm512_set1_epi8(15));
-    const uint64_t lone = _cvtmask64_u64(_mm512_cmpeq_epi8_mask(_mm512_shuffle_epi8(weights, key), d));
+    const __m512i key =
+        _mm512_and_si512(_mm512_xor_si512(d, _mm512_srli_epi16(d, 4)), _mm512_set1_epi8(15));
+    const uint64_t lone =
+        _cvtmask64_u64(_mm512_cmpeq_epi8_mask(_mm512_shuffle_epi8(weights, key), d));
     const uint64_t below = _cvtmask64_u64(_mm512_test_epi8_mask(under, under));
     const uint64_t literal = _cvtmask64_u64(_mm512_mask_cmplt_epu8_mask(
         _mm512_test_epi8_mask(d, d), code, _mm512_set1_epi8(static_cast<char>(kRunBase))));
@@ -154,8 +155,8 @@ HWY_INLINE void list_trits(const uint8_t* codes, size_t count, TritLists& lists)
   for (size_t i = 0; i < count; i += kListStep) {
     const auto code = hn::LoadU(d8, codes + i);
     // Prefix sums of the lengths, at most 16 * 14.
-    const auto length = hn::Max(hn::SaturatedSub(code, hn::Set(d8, kRunBase - kShortestRun)),
-                                hn::Set(d8, 1));
+    const auto length =
+        hn::Max(hn::SaturatedSub(code, hn::Set(d8, kRunBase - kShortestRun)), hn::Set(d8, 1));
     auto sum = length;
     sum = hn::Add(sum, hn::ShiftLeftBytes<1>(d8, sum));
     sum = hn::Add(sum, hn::ShiftLeftBytes<2>(d8, sum));
@@ -176,11 +177,11 @@ HWY_INLINE void list_trits(const uint8_t* codes, size_t count, TritLists& lists)
     const auto key = hn::And(hn::Xor(d, d_shifted), hn::Set(d8, 15));
     const auto is_lone = hn::Eq(hn::TableLookupBytes(hn::Load(d8, kLoneWeights), key), d);
     const size_t lone = static_cast<size_t>(bits_of_mask(d8, is_lone));
-    const size_t above = static_cast<size_t>(
-        bits_of_mask(d8, hn::Eq(under, hn::Zero(d8))));
+    const size_t above = static_cast<size_t>(bits_of_mask(d8, hn::Eq(under, hn::Zero(d8))));
     const size_t zeros = static_cast<size_t>(bits_of_mask(d8, hn::Eq(code, zero_byte)));
-    const size_t literal = ~zeros & static_cast<size_t>(bits_of_mask(
-        d8, hn::Eq(hn::Min(code, hn::Set(d8, kLargestPackedByte)), code)));
+    const size_t literal =
+        ~zeros & static_cast<size_t>(bits_of_mask(
+                     d8, hn::Eq(hn::Min(code, hn::Set(d8, kLargestPackedByte)), code)));
     const auto place = hn::TableLookupBytes(hn::Load(d8, kLonePlaces), key);
     const auto lone_lower = hn::Add(lower, hn::PromoteTo(d16, hn::LowerHalf(d8_half, place)));
     const auto lone_upper = hn::Add(upper, hn::PromoteTo(d16, hn::UpperHalf(d8_half, place)));

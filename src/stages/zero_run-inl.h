@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "hwy/highway.h"
+
 #include "stages/element.h"
 #include "stages/load-inl.h"
 #include "stages/tables.h"
@@ -58,8 +59,7 @@ HWY_INLINE __m512i last_set(__m512i numbers) {
 
 HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
   const __m512i bytes = _mm512_loadu_si512(packed);
-  const uint64_t zeros =
-      _cvtmask64_u64(_mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(kZeroByte)));
+  const uint64_t zeros = _cvtmask64_u64(_mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(kZeroByte)));
   close_run(state, ~zeros & 1);
   const size_t carried = state.run * (zeros & 1);
 
@@ -77,8 +77,7 @@ HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
   _mm512_storeu_si512(state.out, _mm512_maskz_compress_epi8(_cvtu64_mask64(keep), merged));
   state.out += hwy::PopCount(keep);
 
-  const size_t open =
-      ~zeros == 0 ? carried + 64 : hwy::Num0BitsAboveMS1Bit_Nonzero64(~zeros);
+  const size_t open = ~zeros == 0 ? carried + 64 : hwy::Num0BitsAboveMS1Bit_Nonzero64(~zeros);
   state.run = open % kLongestRun;
 }
 
@@ -108,8 +107,8 @@ HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
   place = hn::Sub(place, hn::IfThenElseZero(hn::Gt(place, longest), longest));
   place = hn::Sub(place, hn::IfThenElseZero(hn::Gt(place, longest), longest));
   const auto codes = hn::TableLookupBytes(hn::Load(d8, kCodeOfPlace.of), place);
-  const size_t full = static_cast<size_t>(
-      bits_of_mask(d8, hn::And(is_zero, hn::Eq(place, longest))));
+  const size_t full =
+      static_cast<size_t>(bits_of_mask(d8, hn::And(is_zero, hn::Eq(place, longest))));
   const size_t run_ends = zeros & ~(zeros >> 1 | 0x8000u);
   const size_t keep = (~zeros & 0xffffu) | run_ends | full;
   const auto merged = hn::IfThenElse(is_zero, codes, bytes);
@@ -118,9 +117,9 @@ HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
   state.out += count;
 
   const size_t literals = ~zeros & 0xffffu;
-  const size_t open = literals == 0 ? carried + 16
-                                    : hwy::Num0BitsAboveMS1Bit_Nonzero32(
-                                          static_cast<uint32_t>(literals)) - 16;
+  const size_t open =
+      literals == 0 ? carried + 16
+                    : hwy::Num0BitsAboveMS1Bit_Nonzero32(static_cast<uint32_t>(literals)) - 16;
   state.run = open % kLongestRun;
 }
 

@@ -43,6 +43,8 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
   expect("4lc", "unknown_codec", "raw, bf16, 3lc");
   expect("3lc:t=1", "bad_parameter", "coder=zre|none");
   expect("3lc:s", "bad_parameter", "s=[1, 2)");
+  expect("3lc:", "bad_parameter", "no parameter ''");
+  expect("3lc:s=1,", "bad_parameter", "no parameter ''");
   expect("3lc:s=", "bad_parameter", "[1, 2)");
   expect("3lc:s=1,s=1", "bad_parameter", "twice");
   for (const char* s : {"0.999", "2", "nan", "inf", "-1", "1.5x", "1e9"}) {
@@ -59,12 +61,13 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
 }
 
 TEST(CodecParse, WireParametersComeBack) {
-  for (const char* text :
-       {"raw", "bf16", "3lc", "3lc:s=1.75", "3lc:s=1.5,coder=none", "3lc:s=1.25,bucket=1000"}) {
+  for (const char* text : {"raw", "bf16", "3lc", "3lc:s=1.75", "3lc:s=1.9", "3lc:s=1.5,coder=none",
+                           "3lc:s=1.25,bucket=1000"}) {
     const auto codec = Codec::parse(text).value();
     const Result<std::shared_ptr<const Codec>> back = Codec::from_wire(codec->wire());
     ASSERT_TRUE(back.ok());
     EXPECT_EQ(back.value()->wire(), codec->wire()) << text;
+    EXPECT_EQ(back.value()->text(), codec->text());
   }
 }
 

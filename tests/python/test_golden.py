@@ -95,6 +95,7 @@ def test_inspect_packet(case: Case) -> None:
     assert told["kind"] == "packet"
     for key in ("role", "source", "step"):
         assert told[key] == case[key]
+    assert told["layout_digest"] == int(case["layout_digest"], 16)
     assert bool(told["non_finite"]) == bool(case["non_finite"])
     assert len(told["frames"]) == len(case["frames"])
     for frame, expected in zip(told["frames"], case["frames"], strict=True):

@@ -175,7 +175,7 @@ def broken_frames(draw: st.DrawFn) -> bytes:
     return resealed(broken) if draw(st.integers(0, 3)) else broken
 
 
-@settings(max_examples=1000)
+@settings(max_examples=600)
 @given(frame=broken_frames())
 def test_broken_frames(frame: bytes) -> None:
     check_all_targets(frame)
@@ -274,7 +274,7 @@ def broken_packets(draw: st.DrawFn) -> bytes:
     return broken[:28] + checksum + broken[32:]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=600)
 @given(data=broken_packets())
 @example(data=b"GP")
 def test_broken_packets(data: bytes) -> None:

@@ -19,13 +19,13 @@ TEST_P(Absmax, OfNothingIsZero) {
 TEST_P(Absmax, GoldenValues) {
   const float x[] = {1.0f, -3.0f, 2.0f, -0.0f};
   const float r[] = {0.5f, 1.0f, 1.0f, 0.0f};
-  const uint16_t r16[] = {0x3f00, 0x3f80, 0x3f80, 0};  // 0.5, 1, 1, 0
-  EXPECT_EQ(kernels().absmax(x, 4), 0x40400000u);              // 3
-  EXPECT_EQ(kernels().absmax_f32(x, r, 4), 0x40400000u);       // 2 + 1
-  EXPECT_EQ(kernels().absmax_f32(x, r, 2), 0x40000000u);       // |-3 + 1|
+  const uint16_t r16[] = {0x3f00, 0x3f80, 0x3f80, 0};     // 0.5, 1, 1, 0
+  EXPECT_EQ(kernels().absmax(x, 4), 0x40400000u);         // 3
+  EXPECT_EQ(kernels().absmax_f32(x, r, 4), 0x40400000u);  // 2 + 1
+  EXPECT_EQ(kernels().absmax_f32(x, r, 2), 0x40000000u);  // |-3 + 1|
   EXPECT_EQ(kernels().absmax_bf16(x, r16, 4), 0x40400000u);
-  EXPECT_EQ(kernels().absmax_bf16(x, r16, 1), 0x3fc00000u);    // 1 + 0.5
-  EXPECT_EQ(kernels().absmax(x + 3, 1), 0u);                   // -0
+  EXPECT_EQ(kernels().absmax_bf16(x, r16, 1), 0x3fc00000u);  // 1 + 0.5
+  EXPECT_EQ(kernels().absmax(x + 3, 1), 0u);                 // -0
 }
 
 TEST_P(Absmax, SeesEveryElementAndNothingElse) {
@@ -70,8 +70,9 @@ TEST_P(Absmax, ShowsEveryNonFiniteElement) {
     for (size_t i = 0; i < n; ++i) {
       x[i] = bad;
       const bool is_nan = std::isnan(bad);
-      for (uint32_t bits : {kernels().absmax(x.data(), n), kernels().absmax_f32(x.data(), r.data(), n),
-                            kernels().absmax_bf16(x.data(), r16.data(), n)}) {
+      for (uint32_t bits :
+           {kernels().absmax(x.data(), n), kernels().absmax_f32(x.data(), r.data(), n),
+            kernels().absmax_bf16(x.data(), r16.data(), n)}) {
         ASSERT_GE(bits, kNonFiniteBits);
         ASSERT_EQ(bits > kNonFiniteBits, is_nan);
       }

@@ -6,7 +6,8 @@ namespace {
 
 // The same bits, or both NaN.
 bool same_number(float a, float b) {
-  return (std::isnan(a) && std::isnan(b)) || std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+  return (std::isnan(a) && std::isnan(b)) ||
+         std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
 }
 
 class Arithmetic : public StageTest {};

@@ -72,7 +72,8 @@ TEST_P(Bfloat16, EqualsScalarForAllLengthsWithinTheSpans) {
     auto want_sum = gradient_like(n, 1);
     wide.take_copy(want_sum, edge);
     scalar().widen_add_bf16(want.data(), n, want_sum.data());
-    kernels().widen_add_bf16(narrow.take_copy(want, edge), n, wide.take_copy(gradient_like(n, 1), edge));
+    kernels().widen_add_bf16(narrow.take_copy(want, edge), n,
+                             wide.take_copy(gradient_like(n, 1), edge));
     ASSERT_SAME_BITS(wide.copy(), want_sum) << n;
     ASSERT_TRUE(wide.outside_untouched()) << n;
   }

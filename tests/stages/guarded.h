@@ -3,7 +3,6 @@
 // Spans for tests at the edge of what may be touched: a read or write behind the end (or before
 // the start) of one hits an inaccessible page and ends the test program.
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include <sys/mman.h>
 
 namespace gradwire {
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+
 #include "stages/kernels.h"
 
 namespace gradwire {
@@ -28,11 +29,10 @@ inline std::string table_name(const testing::TestParamInfo<const Kernels*>& info
   return info.param->name;
 }
 
-#define GRADWIRE_FOR_EACH_TABLE(suite)                                                        \
-  INSTANTIATE_TEST_SUITE_P(Targets, suite,                                                    \
-                           testing::ValuesIn(available_kernels().begin(),                     \
-                                             available_kernels().end()),                      \
-                           table_name)
+#define GRADWIRE_FOR_EACH_TABLE(suite)                                                           \
+  INSTANTIATE_TEST_SUITE_P(                                                                      \
+      Targets, suite, testing::ValuesIn(available_kernels().begin(), available_kernels().end()), \
+      table_name)
 
 // Every length up to 700 (two blocks of 320 values and more), and some around whole chunks.
 inline std::vector<size_t> lengths() {
@@ -66,9 +66,9 @@ inline std::vector<float> any_numbers(size_t n, uint32_t seed) {
 inline std::vector<float> special_numbers() {
   using limits = std::numeric_limits<float>;
   std::vector<float> values;
-  for (float magnitude : {0.0f, limits::denorm_min(), std::nextafter(FLT_MIN, 0.0f), FLT_MIN, 1e-20f,
-                          0.5f, 1.0f, std::nextafter(1.0f, 2.0f), 2.0f, FLT_MAX / 2, FLT_MAX,
-                          limits::infinity()}) {
+  for (float magnitude :
+       {0.0f, limits::denorm_min(), std::nextafter(FLT_MIN, 0.0f), FLT_MIN, 1e-20f, 0.5f, 1.0f,
+        std::nextafter(1.0f, 2.0f), 2.0f, FLT_MAX / 2, FLT_MAX, limits::infinity()}) {
     values.push_back(magnitude);
     values.push_back(-magnitude);
   }

@@ -47,12 +47,12 @@ GRADWIRE_FOR_EACH_TABLE(Ternary);
 // Trits + 1 in base 3, the first the most significant: written out by hand.
 TEST_P(Ternary, GoldenBytes) {
   const std::vector<float> x = {
-      4,  0,  0, 0,  -4,  // 2 1 1 1 0 = 162 + 27 + 9 + 3 + 0 = 201
-      0,  0,  0, 0,  0,   // 1 1 1 1 1 = 121
-      4,  4,  4, 4,  4,   // 242
-      -4, -4, -4, -4, -4, // 0
-      0,  4,  -4, 0, 4,   // 1 2 0 1 2 = 81 + 54 + 0 + 3 + 2 = 140
-      -4, 0,              // 0 1 1 1 1, padded = 27 + 9 + 3 + 1 = 40
+      4,  0,  0,  0,  -4,  // 2 1 1 1 0 = 162 + 27 + 9 + 3 + 0 = 201
+      0,  0,  0,  0,  0,   // 1 1 1 1 1 = 121
+      4,  4,  4,  4,  4,   // 242
+      -4, -4, -4, -4, -4,  // 0
+      0,  4,  -4, 0,  4,   // 1 2 0 1 2 = 81 + 54 + 0 + 3 + 2 = 140
+      -4, 0,               // 0 1 1 1 1, padded = 27 + 9 + 3 + 1 = 40
   };
   std::vector<uint8_t> packed(6);
   kernels().ternary_pack(x.data(), x.size(), 4.0f, packed.data());

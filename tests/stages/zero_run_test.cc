@@ -29,7 +29,8 @@ class ZeroRun : public StageTest {
  protected:
   Bytes encode(const Bytes& packed) {
     uint8_t* out = out_.take(packed.size(), Edge::kEnd);
-    const size_t size = kernels().zero_run_encode(in_.take_copy(packed, Edge::kEnd), packed.size(), out);
+    const size_t size =
+        kernels().zero_run_encode(in_.take_copy(packed, Edge::kEnd), packed.size(), out);
     EXPECT_TRUE(out_.outside_untouched());
     EXPECT_LE(size, packed.size());
     return Bytes(out, out + size);
@@ -138,8 +139,10 @@ TEST_P(ZeroRun, AnyCodes) {
     const Bytes codes = any_bytes(seed % 150, seed % 2 == 0 ? 0 : 235, 255, seed);
     Bytes want;
     for (uint8_t code : codes) {
-      if (code < 243) want.push_back(code);
-      else want.insert(want.end(), static_cast<size_t>(code) - 241, 121);
+      if (code < 243)
+        want.push_back(code);
+      else
+        want.insert(want.end(), static_cast<size_t>(code) - 241, 121);
     }
     ASSERT_TRUE(decode(codes, want.size())) << seed;
     ASSERT_EQ(decoded_, want) << seed;

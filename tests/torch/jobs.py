@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import threading
 import time
 import warnings
+import weakref
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -285,6 +288,23 @@ def close_and_go_on() -> tuple[bool, bool, str]:
     except RuntimeError as error:
         return *same, str(error)
     return *same, "it went on"
+
+
+def drop_a_model() -> list[str]:
+    """What of a model and its hook is still there when nobody refers to them."""
+    ddp = DistributedDataParallel(make_model())
+    state = GradwireState()
+    ddp.register_comm_hook(state, gradwire_hook)
+    for step in range(3):
+        ddp(batch(0, step)[0]).sum().backward()
+    watched: dict[str, weakref.ref[Any]] = {
+        "model": weakref.ref(ddp),
+        "state": weakref.ref(state),
+    }
+    del ddp, state
+    gc.collect()
+    kept = [name for name, reference in watched.items() if reference() is not None]
+    return kept + [thread.name for thread in threading.enumerate() if thread.name == "gradwire"]
 
 
 def train_in_part(members: list[int]) -> str | None:

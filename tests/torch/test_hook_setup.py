@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +30,10 @@ def test_a_closed_state_keeps_what_it_knows(cluster: Cluster) -> None:
         assert same_stats
         assert same_residuals
         assert "the GradwireState was closed" in message
+
+
+def test_nothing_stays_of_a_model_that_is_dropped(cluster: Cluster) -> None:
+    assert cluster.run(2, jobs.drop_a_model) == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -114,5 +119,5 @@ def _torchrun(script: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=120,
         check=False,
-        env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PATH": "/usr/bin:/bin"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )

@@ -46,7 +46,7 @@ def train(
         typer.Option(
             "--lr",
             help="First learning rate of one worker; multiplied by the number of workers, falls to "
-            "a hundredth along a cosine. Default 0.1, for lenet 0.01.",
+            "a hundredth along a cosine. Default 0.1, for lenet 0.005.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, batches and random codecs.")] = 0,

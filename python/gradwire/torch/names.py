@@ -7,6 +7,7 @@ looks once for the DDP module in which it is registered and asks that.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -39,16 +40,16 @@ class ParameterNames:
     """Looks parameters up by identity; asks the module again when it sees an unknown one."""
 
     def __init__(self, state: object) -> None:
-        self._state = state
+        self._state = weakref.ref(state)
         self._names: dict[int, str] = {}
-        self._module: DistributedDataParallel | None = None
+        self._parameters: list[torch.Tensor] = []
 
     def shapes(self, parameters: Sequence[torch.Tensor]) -> list[NamedShape]:
         """Name and dimensions of each parameter, in the given order."""
         if any(id(parameter) not in self._names for parameter in parameters):
-            # Held, so that no other parameter can take the place, and the id, of a known one.
-            self._module = find_registered_module(self._state)
-            self._names = {
-                id(parameter): name for name, parameter in self._module.module.named_parameters()
-            }
+            named = dict(find_registered_module(self._state()).module.named_parameters())
+            self._names = {id(parameter): name for name, parameter in named.items()}
+            # Held, so that no other parameter can take the place, and the id, of a known one. Not
+            # the module: it holds the state where Python's garbage collector cannot see it.
+            self._parameters = list(named.values())
         return [(self._names[id(parameter)], list(parameter.shape)) for parameter in parameters]

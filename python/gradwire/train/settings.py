@@ -17,8 +17,10 @@ DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
 PLAIN_DDP = "ddp"  # in the place of a codec: DDP's own all-reduce, without our hook
 
 # First learning rate of one worker. 0.1 is 3LC's and He et al.'s, for networks with batch
-# normalisation. LeNet has none: with a base of 0.05 and 4 workers it never leaves 10 % accuracy.
-BASE_LEARNING_RATE = {"lenet": 0.01, "resnet20": 0.1, "resnet56": 0.1, "resnet110": 0.1}
+# normalisation. LeNet has none: on Fashion-MNIST with 4 workers it never leaves 10 % accuracy from
+# 0.05 on, and 3lc:s=1.75, whose residuals delay the gradients, falls back to 10 % within 2000 steps
+# at 0.01. At 0.005 it reaches 83 % in them (without compression: 88 %).
+BASE_LEARNING_RATE = {"lenet": 0.005, "resnet20": 0.1, "resnet56": 0.1, "resnet110": 0.1}
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4

@@ -109,8 +109,10 @@ Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire) {
     return Status(StatusCode::kReservedBits,
                   "3lc: bucket " + std::to_string(wire.param_b) + " is not a multiple of 5");
   }
+  // The unit is coarser than a float: rounded to four decimals, s reads as it was given.
+  const float told = static_cast<float>(wire.param_a >> kSparsityShift) / kSparsityUnit;
   const ThreeLcParameters parameters = {
-      .sparsity = 1.0f + static_cast<float>(wire.param_a >> kSparsityShift) / kSparsityUnit,
+      .sparsity = std::min(1.0f + std::round(told * 1e4f) / 1e4f, 1.9999f),
       .coder = static_cast<TernaryCoder>(coder),
       .bucket = wire.param_b};
   return std::shared_ptr<const Codec>(
