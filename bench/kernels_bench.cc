@@ -8,8 +8,9 @@
 //
 // Run:  kernels_bench --benchmark_filter='encode/avx3_dl/'
 
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -29,18 +30,19 @@ namespace {
 
 constexpr size_t kChunkValues = kMaxRunInput * kTritsPerByte;
 
+enum class Shape { kGradient, kUniform, kZero };
+
 struct Data {
   const char* name;
   float sparsity;
-  // Shares of values beyond h for s = 1.00 and s = 1.75; sparse ones are heavy-tailed.
-  double beyond_half, beyond_most;
+  Shape shape;
 };
 
 constexpr Data kData[] = {
-    {"s=1.00", 1.00f, 0.09, 0.01},  // shaped like gradients with residual
-    {"s=1.75", 1.75f, 0.09, 0.01},  // the same values
-    {"zero", 1.00f, 0.0, 0.0},
-    {"dense", 1.00f, 0.5, 0.125},  // uniform
+    {"s=1.00", 1.00f, Shape::kGradient},
+    {"s=1.75", 1.75f, Shape::kGradient},
+    {"dense", 1.00f, Shape::kUniform},
+    {"zero", 1.00f, Shape::kZero},
 };
 
 // Memory aligned to a cache line, as tensors are; std::vector's is not.
@@ -56,37 +58,36 @@ class Buffer {
   T* begin() { return data(); }
   T* end() { return data() + size_; }
   T& operator[](size_t i) { return data_[i]; }
-  void copy_from(const Buffer& other) { std::copy_n(other.data(), size_, data()); }
 
  private:
   size_t size_;
   hwy::AlignedFreeUniquePtr<T[]> data_;
 };
 
-// Values whose maximum is 1. A block of 512 has its own share of large ones, varying log-normally,
-// as layers and filters have; the rest is gauss * exp(gauss), small.
-void make_values(const Data& data, Buffer<float>& values) {
+// Values up to 1. Those shaped like gradients have exponentially distributed magnitudes, and each
+// block of 512 has its own scale, varying log-normally, as layers and filters have.
+void make_values(Shape shape, Buffer<float>& values) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
-  std::uniform_real_distribution<float> uniform;
-  if (data.beyond_half == 0.0) return;
-  const size_t n = values.size();
-  const bool is_dense = data.beyond_half >= 0.5;
-  double factor = 1.0;
-  for (size_t i = 0; i < n; ++i) {
-    if (i % 512 == 0 && !is_dense) factor = std::exp(normal(random) - 0.5);
-    const double at = static_cast<double>(uniform(random));
-    float magnitude = std::min(0.49f, std::abs(0.05f * normal(random) * std::exp(normal(random))));
-    if (is_dense) {
-      magnitude = uniform(random);
-    } else if (at < data.beyond_most * factor) {
-      magnitude = 0.876f + 0.124f * uniform(random);
-    } else if (at < data.beyond_half * factor) {
-      magnitude = 0.51f + 0.36f * uniform(random);
-    }
-    values[i] = (random() & 1) != 0 ? magnitude : -magnitude;
+  std::exponential_distribution<float> exponential;
+  std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
+  float scale = 1.0f;
+  for (size_t i = 0; i < values.size() && shape != Shape::kZero; ++i) {
+    if (i % 512 == 0) scale = 0.125f * std::exp(0.7f * normal(random) - 0.25f);
+    const float sign = (random() & 1) != 0 ? 1.0f : -1.0f;
+    values[i] = shape == Shape::kUniform ? uniform(random)
+                                         : sign * std::min(1.0f, scale * exponential(random));
   }
-  values[n / 2] = 1.0f;
+}
+
+// The residuals after many steps with the same values up to 1: anywhere below half the multiplier,
+// which by then is s * (m / 2 + 1).
+void make_residuals(const Data& data, Buffer<float>& residuals) {
+  if (data.shape == Shape::kZero) return;
+  std::mt19937 random(2);
+  const float m = data.sparsity / (1.0f - data.sparsity / 2);
+  std::uniform_real_distribution<float> uniform(-m / 2, m / 2);
+  for (float& r : residuals) r = uniform(random);
 }
 
 struct Frame {
@@ -95,52 +96,48 @@ struct Frame {
   std::vector<size_t> sizes;  // of each chunk
 };
 
+// Steps of a compressor with error feedback: each encode changes the residuals.
 struct Workload {
-  Buffer<float> x, r_before, r, out;
-  Buffer<uint16_t> r16_before, r16;
+  Buffer<float> x, r, out;
+  Buffer<uint16_t> r16;
   Buffer<uint8_t> packed;
   Frame frame;
 
   Workload(size_t n, const Data& data)
       : x(n),
-        r_before(n),
         r(n),
         out(n),
-        r16_before(n),
         r16(n),
         packed(packed_size(n)),
         frame{0.0f, Buffer<uint8_t>(packed_size(n)), {}} {
-    make_values(data, x);
-    for (size_t i = 0; i < n; ++i) r_before[i] = 0.25f * x[i], x[i] *= 0.75f;
-    find_kernels("scalar")->narrow_bf16(r_before.data(), n, r16_before.data());
-    reset();
-  }
-
-  // Back to the state before a step.
-  void reset() {
-    r.copy_from(r_before);
-    r16.copy_from(r16_before);
+    make_values(data.shape, x);
+    make_residuals(data, r);
+    find_kernels("scalar")->narrow_bf16(r.data(), n, r16.data());
   }
 };
 
-// As the codec does it: maximum from the end to the start, then packing from the start on, where
-// the second pass finds the last part of the first one in cache.
-void encode(const Kernels& k, const Data& data, Workload& w) {
+// The codec's two passes: the maximum from the end to the start, then encoding from the start on,
+// where the second pass finds the last part of the first one in cache.
+uint32_t absmax_of_chunks(const Kernels& k, const Workload& w) {
   const size_t n = w.x.size();
   uint32_t bits = 0;
-  for (size_t first = (n - 1) / kChunkValues * kChunkValues + kChunkValues; first > 0;) {
-    first -= kChunkValues;
+  for (size_t chunk = (n + kChunkValues - 1) / kChunkValues; chunk-- > 0;) {
+    const size_t first = chunk * kChunkValues;
     const size_t count = std::min(kChunkValues, n - first);
-    bits = std::max(bits, k.absmax_f32(&w.x[first], &w.r[first], count));
+    bits = std::max(bits, k.absmax_f32(w.x.data() + first, w.r.data() + first, count));
   }
+  return bits;
+}
+
+void encode(const Kernels& k, const Data& data, Workload& w) {
+  const size_t n = w.x.size();
   Frame& frame = w.frame;
-  frame.m = ternary_multiplier(bits, data.sparsity);
+  frame.m = ternary_multiplier(absmax_of_chunks(k, w), data.sparsity);
   frame.sizes.clear();
   uint8_t* end = frame.bytes.data();
   for (size_t first = 0; first < n; first += kChunkValues) {
     const size_t count = std::min(kChunkValues, n - first);
-    k.ternary_pack_f32(&w.x[first], &w.r[first], count, frame.m, w.packed.data());
-    frame.sizes.push_back(k.zero_run_encode(w.packed.data(), packed_size(count), end));
+    frame.sizes.push_back(k.ternary_encode_f32(&w.x[first], &w.r[first], count, frame.m, end));
     end += frame.sizes.back();
   }
 }
@@ -163,21 +160,19 @@ struct Operation {
 
 const Operation kOperations[] = {
     {"encode", encode},
-    {"absmax_f32",
-     [](const Kernels& k, const Data&, Workload& w) {
-       benchmark::DoNotOptimize(k.absmax_f32(w.x.data(), w.r.data(), w.x.size()));
-     }},
+    {"absmax_f32", [](const Kernels& k, const Data&,
+                      Workload& w) { benchmark::DoNotOptimize(absmax_of_chunks(k, w)); }},
     {"absmax_bf16",
      [](const Kernels& k, const Data&, Workload& w) {
        benchmark::DoNotOptimize(k.absmax_bf16(w.x.data(), w.r16.data(), w.x.size()));
      }},
     {"ternary_pack_f32",
-     [](const Kernels& k, const Data& data, Workload& w) {
-       k.ternary_pack_f32(w.x.data(), w.r.data(), w.x.size(), data.sparsity, w.packed.data());
+     [](const Kernels& k, const Data&, Workload& w) {
+       k.ternary_pack_f32(w.x.data(), w.r.data(), w.x.size(), w.frame.m, w.packed.data());
      }},
     {"ternary_pack_bf16",
-     [](const Kernels& k, const Data& data, Workload& w) {
-       k.ternary_pack_bf16(w.x.data(), w.r16.data(), w.x.size(), data.sparsity, w.packed.data());
+     [](const Kernels& k, const Data&, Workload& w) {
+       k.ternary_pack_bf16(w.x.data(), w.r16.data(), w.x.size(), w.frame.m, w.packed.data());
      }},
     {"zero_run_encode",
      [](const Kernels& k, const Data&, Workload& w) {
@@ -192,36 +187,36 @@ const Operation kOperations[] = {
     {"decode",
      [](const Kernels& k, const Data&, Workload& w) { decode(k, w, &Kernels::zero_run_unpack); }},
     {"unpack_add",
-     [](const Kernels& k, const Data& data, Workload& w) {
-       k.unpack_add(w.packed.data(), w.x.size(), data.sparsity, w.out.data());
+     [](const Kernels& k, const Data&, Workload& w) {
+       k.unpack_add(w.packed.data(), w.x.size(), w.frame.m, w.out.data());
      }},
-    {"unpack",
-     [](const Kernels& k, const Data& data, Workload& w) {
-       k.unpack(w.packed.data(), w.x.size(), data.sparsity, w.out.data());
-     }},
+    {"unpack", [](const Kernels& k, const Data&,
+                  Workload& w) { k.unpack(w.packed.data(), w.x.size(), w.frame.m, w.out.data()); }},
     {"narrow_bf16", [](const Kernels& k, const Data&,
                        Workload& w) { k.narrow_bf16(w.x.data(), w.x.size(), w.r16.data()); }},
     {"widen_add_bf16",
      [](const Kernels& k, const Data&, Workload& w) {
-       k.widen_add_bf16(w.r16_before.data(), w.x.size(), w.out.data());
+       k.widen_add_bf16(w.r16.data(), w.x.size(), w.out.data());
      }},
     {"add_f32", [](const Kernels& k, const Data&,
-                   Workload& w) { k.add_f32(w.r_before.data(), w.x.size(), w.out.data()); }},
+                   Workload& w) { k.add_f32(w.r.data(), w.x.size(), w.out.data()); }},
     {"divide", [](const Kernels& k, const Data&,
                   Workload& w) { k.divide(w.out.data(), w.x.size(), 1.0000001f); }},
 };
 
+// Encodes into the frame, and leaves the whole packed bytes for the operations on them.
+void prepare(const Kernels& k, const Data& data, Workload& w) {
+  encode(k, data, w);
+  k.ternary_pack_f32(w.x.data(), w.r.data(), w.x.size(), w.frame.m, w.packed.data());
+}
+
 bool same_bytes(const Kernels& k, const Operation& operation, const Data& data, size_t n) {
+  const Kernels& scalar = *find_kernels("scalar");
   Workload got(n, data), want(n, data);
-  const auto run = [&](const Kernels& table, Workload& w) {
-    encode(*find_kernels("scalar"), data, w);
-    find_kernels("scalar")->ternary_pack_f32(w.x.data(), w.r.data(), n, data.sparsity,
-                                             w.packed.data());
-    w.reset();
-    operation.run(table, data, w);
-  };
-  run(k, got);
-  run(*find_kernels("scalar"), want);
+  prepare(scalar, data, got);
+  prepare(scalar, data, want);
+  operation.run(k, data, got);
+  operation.run(scalar, data, want);
   const auto same = [](const auto& a, const auto& b) {
     return std::memcmp(a.data(), b.data(), a.size() * sizeof *a.data()) == 0;
   };
@@ -229,14 +224,22 @@ bool same_bytes(const Kernels& k, const Operation& operation, const Data& data, 
          same(got.packed, want.packed) && got.frame.sizes == want.frame.sizes;
 }
 
-using Seconds = std::chrono::duration<double>;
+// The time of this thread, in which nothing else on the machine counts.
+double now() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
 
+// Time of a call, on average of `calls` in a row.
 template <typename Function>
-double seconds_of(Function function) {
-  const auto start = std::chrono::steady_clock::now();
-  function();
-  benchmark::ClobberMemory();
-  return Seconds(std::chrono::steady_clock::now() - start).count();
+double seconds_of(int calls, Function function) {
+  const double start = now();
+  for (int i = 0; i < calls; ++i) {
+    function();
+    benchmark::ClobberMemory();
+  }
+  return (now() - start) / calls;
 }
 
 double median(std::vector<double> values) {
@@ -252,30 +255,17 @@ void run(benchmark::State& state, const Kernels& k, const Operation& operation, 
     return;
   }
   Workload w(n, data);
-  const bool keeps_state = std::string(operation.name).find("pack_") == std::string::npos &&
-                           std::string(operation.name) != "encode";
-  encode(k, data, w);
-  // Packed bytes for the operations on them.
-  w.reset();
-  k.ternary_pack_f32(w.x.data(), w.r.data(), n, w.frame.m, w.packed.data());
-  w.reset();
+  prepare(k, data, w);
   Buffer<float> copied(n);
   // In turns, but several at a time where all is in cache, so that each finds its own data there.
   const int turn = n < 1000000 ? 16 : 1;
   std::vector<double> times, memcpy_times;
-  int in_turn = 0;
   for (auto _ : state) {
-    if (!keeps_state) w.reset();
-    const double time = seconds_of([&] { operation.run(k, data, w); });
-    state.SetIterationTime(time);
-    times.push_back(time);
-    if (++in_turn < turn) continue;
-    for (; in_turn > 0; --in_turn) {
-      memcpy_times.push_back(
-          seconds_of([&] { std::memcpy(copied.data(), w.x.data(), n * sizeof(float)); }));
-    }
+    memcpy_times.push_back(
+        seconds_of(turn, [&] { std::memcpy(copied.data(), w.x.data(), n * sizeof(float)); }));
+    times.push_back(seconds_of(turn, [&] { operation.run(k, data, w); }));
+    state.SetIterationTime(times.back());
   }
-  if (memcpy_times.empty()) return;
   const double gigabytes = static_cast<double>(n * sizeof(float)) * 1e-9;
   size_t frame_bytes = 0;
   for (size_t size : w.frame.sizes) frame_bytes += size;
@@ -297,7 +287,7 @@ void register_all() {
                                          run(state, *k, operation, n, data);
                                        })
               ->UseManualTime()
-              ->Iterations(n < 1000000 ? 2000 : 15)
+              ->Iterations(n < 1000000 ? 125 : 15)
               ->Unit(benchmark::kMicrosecond);
         }
       }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The main job, from nothing to a table: sets up what is missing, then trains LeNet on Fashion-MNIST
 # with 4 workers, each behind a 10 Mbit/s link, once with each of raw, bf16, 3lc:s=1.00 and
-# 3lc:s=1.75. Takes about 4 minutes on 2 cores after the set-up. Writes results/demo/report.json and
+# 3lc:s=1.75. Takes under 5 minutes on 2 cores after the set-up. Writes results/demo/report.json and
 # accuracy.png, loss.png, bits.png beside it. The links need root; without it times are modelled.
 #
 # Usage: scripts/demo.sh [OPTION...]

@@ -9,6 +9,7 @@
 
 #include "hwy/highway.h"
 
+#include "stages/element.h"
 #include "stages/load-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128

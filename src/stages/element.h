@@ -31,13 +31,13 @@ inline constexpr int kLongestRun = 14;
 template <typename T>
 GW_HOST_DEVICE inline T load_unaligned(const T* from) {
   T value;
-  memcpy(&value, from, sizeof value);
+  std::memcpy(&value, from, sizeof value);
   return value;
 }
 
 template <typename T>
 GW_HOST_DEVICE inline void store_unaligned(T* to, T value) {
-  memcpy(to, &value, sizeof value);
+  std::memcpy(to, &value, sizeof value);
 }
 
 GW_HOST_DEVICE inline uint32_t bits_of(float x) {

@@ -40,6 +40,11 @@ struct Kernels {
   // Zero-run coding of n bytes (n <= 8192) into `out`, which has room for n. Returns the size.
   // `out` may be written up to n bytes, behind the returned size too.
   size_t (*zero_run_encode)(const uint8_t* packed, size_t n, uint8_t* out);
+  // Both steps at once for n <= 5 * 8192 values; `codes` has room for ceil(n / 5) bytes. Where
+  // memory is the limit this hides the zero-run coding's time.
+  size_t (*ternary_encode)(const float* x, size_t n, float m, uint8_t* codes);
+  size_t (*ternary_encode_f32)(const float* x, float* r, size_t n, float m, uint8_t* codes);
+  size_t (*ternary_encode_bf16)(const float* x, uint16_t* r, size_t n, float m, uint8_t* codes);
   // Decodes `size` codes to exactly n packed bytes. false, with `packed` partly written, if the
   // codes stand for another number of bytes. Any sequence of run codes will do.
   bool (*zero_run_decode)(const uint8_t* codes, size_t size, uint8_t* packed, size_t n);

@@ -80,6 +80,24 @@ size_t zero_run_encode(const uint8_t* packed, size_t n, uint8_t* out) {
   return size;
 }
 
+size_t ternary_encode(const float* x, size_t n, float m, uint8_t* codes) {
+  uint8_t packed[kMaxRunInput];
+  ternary_pack(x, n, m, packed);
+  return zero_run_encode(packed, packed_size(n), codes);
+}
+
+size_t ternary_encode_f32(const float* x, float* r, size_t n, float m, uint8_t* codes) {
+  uint8_t packed[kMaxRunInput];
+  ternary_pack_f32(x, r, n, m, packed);
+  return zero_run_encode(packed, packed_size(n), codes);
+}
+
+size_t ternary_encode_bf16(const float* x, uint16_t* r, size_t n, float m, uint8_t* codes) {
+  uint8_t packed[kMaxRunInput];
+  ternary_pack_bf16(x, r, n, m, packed);
+  return zero_run_encode(packed, packed_size(n), codes);
+}
+
 // Calls byte(i, value) for each packed byte i < n that is not in a zero run, and zeros(i, k) for
 // each run. false, after a part of the calls, if the codes don't stand for exactly n bytes or a
 // call returns false.
@@ -197,6 +215,9 @@ constexpr Kernels kScalar = {
     .ternary_pack_f32 = ternary_pack_f32,
     .ternary_pack_bf16 = ternary_pack_bf16,
     .zero_run_encode = zero_run_encode,
+    .ternary_encode = ternary_encode,
+    .ternary_encode_f32 = ternary_encode_f32,
+    .ternary_encode_bf16 = ternary_encode_bf16,
     .zero_run_decode = zero_run_decode,
     .unpack = unpack,
     .unpack_add = unpack_add,

@@ -19,6 +19,7 @@
 #include "stages/arithmetic-inl.h"
 #include "stages/bfloat16-inl.h"
 #include "stages/ternary-inl.h"
+#include "stages/ternary_encode-inl.h"
 #include "stages/unpack-inl.h"
 #include "stages/zero_run-inl.h"
 // clang-format on
@@ -55,6 +56,9 @@ extern constexpr Kernels kTable = {
     .ternary_pack_f32 = ternary_pack_f32,
     .ternary_pack_bf16 = ternary_pack_bf16,
     .zero_run_encode = zero_run_encode,
+    .ternary_encode = ternary_encode,
+    .ternary_encode_f32 = ternary_encode_f32,
+    .ternary_encode_bf16 = ternary_encode_bf16,
     .zero_run_decode = zero_run_decode,
     .unpack = unpack,
     .unpack_add = unpack_add,

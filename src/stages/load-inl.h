@@ -22,6 +22,15 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace {
 
+// Vectors of packed bytes, as the zero-run coder takes them.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+using PackedTag = hn::FixedTag<uint8_t, 64>;
+#else
+using PackedTag = hn::FixedTag<uint8_t, 16>;
+#endif
+using PackedVec = hn::Vec<PackedTag>;
+constexpr size_t kPackedLanes = hn::MaxLanes(PackedTag());
+
 // As many bfloat16 as d has lanes, widened.
 template <class D>
 HWY_INLINE hn::Vec<D> load_widened(D d, const uint16_t* from) {

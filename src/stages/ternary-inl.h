@@ -62,12 +62,12 @@ struct WeightTable {
 };
 inline constexpr WeightTable kWeightTable;
 
-HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
+// The 64 packed bytes of a block.
+HWY_INLINE PackedVec packed_vector(const SignBits& bits, size_t) {
   const __m512i table = _mm512_load_si512(kWeightTable.of);
   const __m512i plus = _mm512_permutexvar_epi8(spread_bits(bits.positive), table);
   const __m512i minus = _mm512_permutexvar_epi8(spread_bits(bits.negative), table);
-  const __m512i zero = _mm512_set1_epi8(kZeroByte);
-  _mm512_storeu_si512(packed, _mm512_sub_epi8(_mm512_add_epi8(zero, plus), minus));
+  return PackedVec{_mm512_sub_epi8(_mm512_add_epi8(_mm512_set1_epi8(kZeroByte), plus), minus)};
 }
 
 #else
@@ -91,16 +91,21 @@ HWY_INLINE hn::Vec<D8> weights_of_bits(D8 d8, const uint8_t* bits) {
   return hn::Add(hn::TableLookupBytes(hn::Load(d8, kWeights), places0to3), hn::BitCast(d8, place4));
 }
 
-HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
-  const hn::Full128<uint8_t> d8;
-  for (size_t i = 0; i < kBlockBytes / 16; ++i) {
-    const auto plus = weights_of_bits(d8, bits.positive + 10 * i);
-    const auto minus = weights_of_bits(d8, bits.negative + 10 * i);
-    hn::StoreU(hn::Sub(hn::Add(hn::Set(d8, kZeroByte), plus), minus), d8, packed + 16 * i);
-  }
+// Bytes i to i + 15 of the 64 packed bytes of a block.
+HWY_INLINE PackedVec packed_vector(const SignBits& bits, size_t i) {
+  const PackedTag d8;
+  const auto plus = weights_of_bits(d8, bits.positive + i / 8 * 5);
+  const auto minus = weights_of_bits(d8, bits.negative + i / 8 * 5);
+  return hn::Sub(hn::Add(hn::Set(d8, kZeroByte), plus), minus);
 }
 
 #endif
+
+HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
+  for (size_t i = 0; i < kBlockBytes; i += kPackedLanes) {
+    hn::StoreU(packed_vector(bits, i), PackedTag(), packed + i);
+  }
+}
 
 // The residual of a block, as ternary_block sees it.
 struct NoResidual {
@@ -152,9 +157,10 @@ HWY_INLINE hn::Vec<D> subtract_trits(D, hn::Vec<D> b, hn::Mask<D> above, hn::Mas
 #endif
 }
 
-// Compares 320 values and updates their residuals.
+// Compares 64 values and updates their residuals; 8 bytes of each stream.
 template <class Residual>
-HWY_INLINE void quantize_block(const float* x, Residual residual, float m, SignBits& bits) {
+HWY_INLINE void quantize_64(const float* x, Residual residual, float m, uint8_t* positive,
+                            uint8_t* negative) {
   const hn::CappedTag<float, 16> d;
   const size_t lanes = hn::Lanes(d);
   const auto high = hn::Set(d, m * 0.5f);
@@ -168,54 +174,70 @@ HWY_INLINE void quantize_block(const float* x, Residual residual, float m, SignB
   };
   hn::Mask<decltype(d)> above, below;
   if (lanes >= 8) {
-    HWY_UNROLL(4)
-    for (size_t i = 0; i < kBlockValues; i += lanes) {
+    HWY_UNROLL(8)
+    for (size_t i = 0; i < 64; i += lanes) {
       quantize(i, above, below);
-      hn::StoreMaskBits(d, above, bits.positive + i / 8);
-      hn::StoreMaskBits(d, below, bits.negative + i / 8);
+      hn::StoreMaskBits(d, above, positive + i / 8);
+      hn::StoreMaskBits(d, below, negative + i / 8);
     }
   } else {
     hn::Mask<decltype(d)> above4, below4;
-    for (size_t i = 0; i < kBlockValues; i += 8) {
+    HWY_UNROLL(8)
+    for (size_t i = 0; i < 64; i += 8) {
       quantize(i, above, below);
       quantize(i + 4, above4, below4);
-      bits.positive[i / 8] =
-          static_cast<uint8_t>(bits_of_mask(d, above) | bits_of_mask(d, above4) << 4);
-      bits.negative[i / 8] =
-          static_cast<uint8_t>(bits_of_mask(d, below) | bits_of_mask(d, below4) << 4);
+      positive[i / 8] = static_cast<uint8_t>(bits_of_mask(d, above) | bits_of_mask(d, above4) << 4);
+      negative[i / 8] = static_cast<uint8_t>(bits_of_mask(d, below) | bits_of_mask(d, below4) << 4);
     }
   }
 }
 
-// 320 values to 64 bytes each. A block is packed when the next one has been compared: vectors
-// loaded right behind the small stores of the bits would wait for them.
 template <class Residual>
+HWY_INLINE void quantize_block(const float* x, Residual residual, float m, SignBits& bits) {
+  for (size_t i = 0; i < kBlockValues; i += 64) {
+    quantize_64(x + i, residual.from(i), m, bits.positive + i / 8, bits.negative + i / 8);
+  }
+}
+
+// Calls take(block, bytes) for each block of 320 values with its 64 packed bytes, in order. A block
+// is packed when the next one has been compared: vectors loaded right behind the small stores of
+// the bits would wait for them.
+template <class Residual, typename Take>
 HWY_INLINE void ternary_blocks(const float* x, Residual residual, size_t blocks, float m,
-                               uint8_t* packed) {
+                               Take take) {
   SignBits bits[2];
   for (size_t block = 0; block < blocks; ++block) {
     quantize_block(x + block * kBlockValues, residual.from(block * kBlockValues), m,
                    bits[block & 1]);
-    if (block != 0) pack_sign_bits(bits[~block & 1], packed + (block - 1) * kBlockBytes);
+    if (block != 0) take(block - 1, bits[~block & 1]);
   }
-  if (blocks != 0) pack_sign_bits(bits[~blocks & 1], packed + (blocks - 1) * kBlockBytes);
+  if (blocks != 0) take(blocks - 1, bits[~blocks & 1]);
 }
 
 // A last, short block is done on a copy with zeros behind.
 template <class Residual, typename T>
+HWY_INLINE void ternary_last_block(const float* x, T* r, size_t n, float m, uint8_t* packed) {
+  float last_x[kBlockValues] = {};
+  T last_r[kBlockValues] = {};
+  SignBits bits;
+  std::memcpy(last_x, x, n * sizeof *x);
+  if (r != nullptr) std::memcpy(last_r, r, n * sizeof *r);
+  quantize_block(last_x, Residual{last_r}, m, bits);
+  if (r != nullptr) std::memcpy(r, last_r, n * sizeof *r);
+  pack_sign_bits(bits, packed);
+}
+
+template <class Residual, typename T>
 HWY_INLINE void ternary_pack_with(const float* x, T* r, size_t n, float m, uint8_t* packed) {
   const size_t blocks = n / kBlockValues;
   const size_t done = blocks * kBlockValues;
-  ternary_blocks(x, Residual{r}, blocks, m, packed);
+  ternary_blocks(x, Residual{r}, blocks, m, [=](size_t block, const SignBits& bits) HWY_ATTR {
+    pack_sign_bits(bits, packed + block * kBlockBytes);
+  });
   if (done == n) return;
-  float last_x[kBlockValues] = {};
-  T last_r[kBlockValues] = {};
-  uint8_t last_packed[kBlockBytes];
-  std::memcpy(last_x, x + done, (n - done) * sizeof *x);
-  if (r != nullptr) std::memcpy(last_r, r + done, (n - done) * sizeof *r);
-  ternary_blocks(last_x, Residual{last_r}, 1, m, last_packed);
-  if (r != nullptr) std::memcpy(r + done, last_r, (n - done) * sizeof *r);
-  std::memcpy(packed + blocks * kBlockBytes, last_packed, packed_size(n - done));
+  uint8_t last[kBlockBytes];
+  ternary_last_block<Residual>(x + done, r == nullptr ? r : r + done, n - done, m, last);
+  std::memcpy(packed + blocks * kBlockBytes, last, packed_size(n - done));
 }
 
 void ternary_pack(const float* x, size_t n, float m, uint8_t* packed) {

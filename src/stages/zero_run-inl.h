@@ -41,8 +41,6 @@ HWY_INLINE void close_run(RunState& state, size_t ends) {
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
 
-constexpr size_t kRunBlock = 64;
-
 // For each byte the number (1..64) of the last byte up to it that is set, 0 where none is.
 HWY_INLINE __m512i last_set(__m512i numbers) {
   numbers = _mm512_max_epu8(numbers, _mm512_bslli_epi128(numbers, 1));
@@ -57,8 +55,8 @@ HWY_INLINE __m512i last_set(__m512i numbers) {
   return _mm512_max_epu8(numbers, _mm512_max_epu8(one_up, two_up));
 }
 
-HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
-  const __m512i bytes = _mm512_loadu_si512(packed);
+HWY_INLINE void encode_vector(PackedVec packed, RunState& state) {
+  const __m512i bytes = packed.raw;
   const uint64_t zeros = _cvtmask64_u64(_mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(kZeroByte)));
   close_run(state, ~zeros & 1);
   const size_t carried = state.run * (zeros & 1);
@@ -83,11 +81,8 @@ HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
 
 #else
 
-constexpr size_t kRunBlock = 16;
-
-HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
-  const hn::Full128<uint8_t> d8;
-  const auto bytes = hn::LoadU(d8, packed);
+HWY_INLINE void encode_vector(PackedVec bytes, RunState& state) {
+  const PackedTag d8;
   const auto is_zero = hn::Eq(bytes, hn::Set(d8, kZeroByte));
   const size_t zeros = static_cast<size_t>(bits_of_mask(d8, is_zero));
   close_run(state, ~zeros & 1);
@@ -125,14 +120,11 @@ HWY_INLINE void encode_block(const uint8_t* packed, RunState& state) {
 
 #endif
 
-size_t zero_run_encode(const uint8_t* packed, size_t n, uint8_t* out) {
-  // What is written never overtakes what was read, so whole vectors can be stored to `out`.
-  RunState state = {out, 0};
-  size_t i = 0;
-  for (; i + kRunBlock <= n; i += kRunBlock) encode_block(packed + i, state);
-  for (; i < n; ++i) {
+// Encodes the last bytes, fewer than a vector, and ends the run that is open. Returns the end.
+HWY_INLINE uint8_t* encode_end(const uint8_t* packed, size_t n, RunState state) {
+  for (size_t i = 0; i < n; ++i) {
     if (packed[i] != kZeroByte) {
-      if (state.run != 0) *state.out++ = run_code(static_cast<int>(state.run));
+      close_run(state, 1);
       state.run = 0;
       *state.out++ = packed[i];
     } else if (++state.run == kLongestRun) {
@@ -140,8 +132,18 @@ size_t zero_run_encode(const uint8_t* packed, size_t n, uint8_t* out) {
       state.run = 0;
     }
   }
-  if (state.run != 0) *state.out++ = run_code(static_cast<int>(state.run));
-  return static_cast<size_t>(state.out - out);
+  if (state.run != 0) close_run(state, 1);
+  return state.out;
+}
+
+size_t zero_run_encode(const uint8_t* packed, size_t n, uint8_t* out) {
+  // What is written never overtakes what was read, so whole vectors can be stored to `out`.
+  RunState state = {out, 0};
+  size_t i = 0;
+  for (; i + kPackedLanes <= n; i += kPackedLanes) {
+    encode_vector(hn::LoadU(PackedTag(), packed + i), state);
+  }
+  return static_cast<size_t>(encode_end(packed + i, n - i, state) - out);
 }
 
 bool zero_run_decode(const uint8_t* codes, size_t size, uint8_t* packed, size_t n) {

@@ -1,4 +1,4 @@
-"""A small data set in Fashion-MNIST's files, so that these tests need no package and little time."""
+"""A small data set in Fashion-MNIST's files: these tests need no package and little time."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -25,6 +27,18 @@ TEST_P(Arithmetic, AddsWithinItsSpans) {
     kernels().add_f32(x.take_copy(a, edge), n, out.take_copy(b, edge));
     ASSERT_SAME_BITS(out.copy(), want) << n;
     ASSERT_TRUE(out.outside_untouched()) << n;
+  }
+}
+
+// Payloads of frames lie at any address.
+TEST_P(Arithmetic, AddsFromOddAddresses) {
+  for (size_t n = 0; n < 70; ++n) {
+    const auto x = gradient_like(n, 2);
+    std::vector<uint8_t> bytes(4 * n + 1);
+    if (n != 0) std::memcpy(bytes.data() + 1, x.data(), 4 * n);
+    std::vector<float> out(n, 1.0f);
+    kernels().add_f32(reinterpret_cast<const float*>(bytes.data() + 1), n, out.data());
+    for (size_t i = 0; i < n; ++i) ASSERT_EQ(out[i], 1.0f + x[i]) << n;
   }
 }
 

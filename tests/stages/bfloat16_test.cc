@@ -51,6 +51,25 @@ TEST_P(Bfloat16, WideningAdds) {
   EXPECT_SAME_BITS(out, std::vector<float>(50, 1.25f));
 }
 
+// Payloads of frames lie at any address.
+TEST_P(Bfloat16, NarrowValuesAtOddAddresses) {
+  for (size_t n = 0; n < 70; ++n) {
+    const auto x = gradient_like(n, 1);
+    std::vector<uint8_t> bytes(2 * n + 1);
+    auto* narrow = reinterpret_cast<uint16_t*>(bytes.data() + 1);
+    kernels().narrow_bf16(x.data(), n, narrow);
+    std::vector<float> wide(n), sum = x, want(n), want_sum = x;
+    kernels().widen_bf16(narrow, n, wide.data());
+    kernels().widen_add_bf16(narrow, n, sum.data());
+    for (size_t i = 0; i < n; ++i) {
+      want[i] = widen_bf16(narrow_bf16(x[i]));
+      want_sum[i] += want[i];
+    }
+    ASSERT_SAME_BITS(wide, want) << n;
+    ASSERT_SAME_BITS(sum, want_sum) << n;
+  }
+}
+
 TEST_P(Bfloat16, EqualsScalarForAllLengthsWithinTheSpans) {
   Guarded<float> wide(41000);
   Guarded<uint16_t> narrow(41000);

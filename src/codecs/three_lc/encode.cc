@@ -35,6 +35,20 @@ void ternary_pack(const Kernels& kernels, std::span<const float> x, const Residu
   }
 }
 
+uint64_t ternary_encode(const Kernels& kernels, std::span<const float> x,
+                        const ResidualView& residual, uint64_t begin, uint64_t n, float m,
+                        uint8_t* codes) {
+  switch (residual.type()) {
+    case ResidualType::kNone:
+      return kernels.ternary_encode(x.data() + begin, n, m, codes);
+    case ResidualType::kFloat32:
+      return kernels.ternary_encode_f32(x.data() + begin, residual.f32() + begin, n, m, codes);
+    case ResidualType::kBfloat16:
+      return kernels.ternary_encode_bf16(x.data() + begin, residual.bf16() + begin, n, m, codes);
+  }
+  return 0;
+}
+
 void raise_to(std::atomic<uint32_t>& maximum, uint32_t value) {
   uint32_t seen = maximum.load(std::memory_order_relaxed);
   while (value > seen && !maximum.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
@@ -78,7 +92,12 @@ bool write_scales(const ThreeLcShape& shape, float sparsity, std::span<const flo
 uint64_t encode_chunk(const ThreeLcShape& shape, TernaryCoder coder, uint64_t chunk,
                       std::span<const float> x, const ResidualView& residual,
                       const std::byte* scales, uint8_t* slot, const Kernels& kernels) {
-  const uint64_t size = packed_size(shape.chunk_values(chunk));
+  const uint64_t values = shape.chunk_values(chunk);
+  if (coder == TernaryCoder::kZeroRun && shape.scales == 1) {
+    return ternary_encode(kernels, x, residual, chunk * kChunkValues, values, load_le_f32(scales),
+                          slot);
+  }
+  const uint64_t size = packed_size(values);
   alignas(64) uint8_t packed[kChunkBytes];
   uint8_t* destination = coder == TernaryCoder::kNone ? slot : packed;
   for_each_scale_in_chunk(shape, chunk, [&](uint64_t scale, uint64_t begin, uint64_t n) {
