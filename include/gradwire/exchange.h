@@ -112,8 +112,9 @@ class ShardedExchange final : public Exchange {
   bool done() const override;
   const std::optional<NonFiniteInput>& non_finite() const override;
 
-  // Puts what the last step sent back into the residuals: for a step whose result nobody applied.
-  // Then residual + applied is again the sum of all finite inputs. Once a step, when done.
+  // For a step whose result nobody applied: what the last step sent goes back into the residuals of
+  // those who sent it, or, where an owner had averaged it, into the owner's. Once a step, when
+  // done.
   void retract();
   // For inputs whose unit changed by `factor` (a gradient scaler's new scale over its old one).
   void scale_residuals(float factor);
@@ -121,8 +122,9 @@ class ShardedExchange final : public Exchange {
   [[nodiscard]] std::vector<ResidualPiece> export_residuals() const;
   // Adds a piece to the residuals. Where this layout gives its values another role (the owner
   // changed), they are carried over at the weight that keeps mean(push residuals) + pull residual:
-  // a push residual counts 1/N in the average, the owner's pull residual counts whole. Values whose
-  // segment keeps no residual are dropped. kInvalidArgument: no such tensor or range.
+  // a push residual counts 1/N in the average, the owner's pull residual counts whole. A lone
+  // rank pays what it took over with its next step. Values whose segment keeps no residual are
+  // dropped. kInvalidArgument: no such tensor or range.
   Status import_residual(const ResidualPiece& piece);
 
   [[nodiscard]] const ExchangeStats& stats() const noexcept;

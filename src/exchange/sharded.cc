@@ -53,7 +53,10 @@ Status ShardedExchange::start(std::span<float> bucket, uint64_t step) {
                 " values, the bucket " + std::to_string(bucket.size())};
   }
   state.begin_step(bucket, step);
-  if (state.world_size() == 1) return {};
+  if (state.world_size() == 1) {
+    if (state.keeps_residuals) state.pay_residuals();
+    return {};
+  }
   GW_RETURN_IF_ERROR(state.encode_pushes());
   return {};
 }
@@ -142,11 +145,15 @@ Status ShardedExchange::import_residual(const ResidualPiece& piece) {
     const uint64_t last = std::min(segment.tensor_offset + segment.n, end);
     if (first >= last) continue;
     const bool pull_here = state.owns(segment);
+    Residual& residual = state.residuals[i];
+    if (state.world_size() == 1 && residual.type() != segment.pull_codec->residual_type()) {
+      residual = Residual(segment.pull_codec->residual_type(), segment.n);
+      state.keeps_residuals = true;
+    }
     const bool pull_there = piece.role == RuleScope::kPull;
     const float factor = pull_here == pull_there ? 1.0f : pull_here ? 1.0f / world : world;
-    state.residuals[i].add(first - segment.tensor_offset,
-                           std::span(piece.values).subspan(first - piece.offset, last - first),
-                           factor);
+    residual.add(first - segment.tensor_offset,
+                 std::span(piece.values).subspan(first - piece.offset, last - first), factor);
   }
   return {};
 }

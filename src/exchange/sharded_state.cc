@@ -56,6 +56,7 @@ ShardedExchange::State::State(std::shared_ptr<const Layout> layout_in, uint32_t 
       owned(layout->world_size()),
       push_arrivals(layout->world_size()),
       pull_arrivals(layout->world_size()),
+      voided(layout->world_size()),
       early_pushes(layout->world_size()) {}
 
 Status ShardedExchange::State::make_writers() {
@@ -105,6 +106,7 @@ void ShardedExchange::State::begin_step(std::span<float> new_bucket, uint64_t ne
   pushes_missing = pulls_missing = world_size() - 1;
   std::fill(push_arrivals.begin(), push_arrivals.end(), Arrival::kMissing);
   std::fill(pull_arrivals.begin(), pull_arrivals.end(), Arrival::kMissing);
+  std::fill(voided.begin(), voided.end(), false);
   next_push = rank == 0 ? 1 : 0;
   poison.reset();
   non_finite.reset();
@@ -150,6 +152,16 @@ Result<std::optional<NonFiniteOrigin>> ShardedExchange::State::encode(uint32_t o
     (role == PacketRole::kPush ? stats.values_pushed : stats.values_pulled) += segment.n;
   }
   return std::optional<NonFiniteOrigin>();
+}
+
+void ShardedExchange::State::pay_residuals() {
+  if (find_non_finite(owned[rank])) return;  // the step will be skipped
+  for (uint32_t i : owned[rank]) {
+    const std::vector<float> owed = residuals[i].values();
+    execution.kernels().add_f32(owed.data(), owed.size(), values(layout->segments()[i]).data());
+    residuals[i] = Residual();
+  }
+  keeps_residuals = false;
 }
 
 Status ShardedExchange::State::encode_pushes() {
@@ -320,6 +332,7 @@ Status ShardedExchange::State::take_pull(uint32_t peer, const Packet& packet) {
   --pulls_missing;
   if (packet.non_finite) {
     note_non_finite(*packet.non_finite);
+    voided[peer] = true;
     std::ranges::fill(shard(peer), std::numeric_limits<float>::quiet_NaN());
     return {};
   }
@@ -365,7 +378,10 @@ void ShardedExchange::State::put_back(uint32_t owner) {
 }
 
 void ShardedExchange::State::retract() {
-  for (uint32_t owner = 0; owner < world_size(); ++owner) put_back(owner);
+  // What an owner took up of a push is in its average, and comes back with the pull it took back.
+  for (uint32_t owner = 0; owner < world_size(); ++owner) {
+    if (owner == rank || voided[owner]) put_back(owner);
+  }
 }
 
 }  // namespace gradwire

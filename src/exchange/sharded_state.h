@@ -31,6 +31,8 @@ struct ShardedExchange::State {
   [[nodiscard]] std::span<float> shard(uint32_t owner) const;
 
   void begin_step(std::span<float> new_bucket, uint64_t new_step);
+  // A lone rank sends nothing and owes nothing, unless it took over residuals of other ranks.
+  void pay_residuals();
   Status encode_pushes();
   Status check_header(uint32_t peer, const PacketHeader& header) const;
   // Are these the frames of the segments that `owner` owns?
@@ -55,6 +57,7 @@ struct ShardedExchange::State {
   uint32_t pulls_missing = 0;
   std::vector<Arrival> push_arrivals;
   std::vector<Arrival> pull_arrivals;
+  std::vector<bool> voided;  // owners whose pull was a marker: the pushes to them came to nothing
   std::vector<std::vector<std::byte>> early_pushes;  // came before a lower rank's
   uint32_t next_push = 0;                            // the rank to be added next
   std::optional<NonFiniteOrigin> poison;             // first marker among the pushes

@@ -262,10 +262,42 @@ TEST(Sharded, ResidualsSurviveAnotherWorldSize) {
         }
       }
     }
-    if (new_world == 1) continue;  // a lone rank sends nothing and keeps nothing
     const std::vector<double> before = old.owed();
     const std::vector<double> after = now.owed();
     for (uint64_t i = 0; i < before.size(); ++i) ASSERT_NEAR(after[i], before[i], 1e-5);
+    if (new_world > 1) continue;
+    // A lone rank owes nothing after its next step.
+    Buckets buckets = random_buckets(1, now.numel(), 9);
+    const std::vector<float> input = buckets[0];
+    ASSERT_TRUE(now.step(buckets, 0).ok());
+    for (uint64_t i = 0; i < before.size(); ++i) {
+      ASSERT_NEAR(buckets[0][i], input[i] + before[i], 1e-5);
+    }
+    EXPECT_TRUE(now.rank(0).export_residuals().empty());
+  }
+}
+
+// Another bucket of the same step may be the one that is not finite: then this one's result is
+// finite, but nobody applies it.
+TEST(Sharded, AFiniteResultThatNobodyAppliedIsOwedOnce) {
+  for (uint32_t world : {2u, 3u, 5u}) {
+    Cluster cluster(world, "3lc:s=1.75");
+    std::vector<double> in(cluster.numel());
+    for (uint64_t step = 0; step < 3; ++step) {
+      Buckets buckets = random_buckets(world, cluster.numel(), step);
+      for (const auto& bucket : buckets) {
+        for (uint64_t i = 0; i < in.size(); ++i) in[i] += double{bucket[i]} / world;
+      }
+      ASSERT_TRUE(cluster.step(buckets, step).ok());
+      for (uint32_t r = 0; r < world; ++r) cluster.rank(r).retract();
+    }
+    const std::vector<double> owed = cluster.owed();
+    for (const Segment& segment : cluster.layout().segments()) {
+      if (segment.push_codec->residual_type() == ResidualType::kNone) continue;
+      for (uint64_t i = segment.bucket_offset; i < segment.bucket_offset + segment.n; ++i) {
+        ASSERT_NEAR(owed[i], in[i], 1e-5) << world;
+      }
+    }
   }
 }
 

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -57,42 +57,33 @@ class Cluster:
         for rank, (_, connection) in enumerate(self._members[:world_size]):
             connection.send((rank, world_size, port, job, args))
 
-    def collect(self, world_size: int, seconds: float = 90.0) -> list[Any]:
-        """What each rank returned, or how it failed. Raises TimeoutError if one is stuck."""
+    def collect(self, ranks: Iterable[int], seconds: float = 90.0) -> dict[int, Any]:
+        """What these ranks returned, or how they failed. Raises TimeoutError if one is stuck."""
+        pending = {self._members[rank][1]: rank for rank in ranks}
         answers: dict[int, Any] = {}
         end = time.monotonic() + seconds
-        while len(answers) < world_size:
-            pending = {
-                connection: rank
-                for rank, (_, connection) in enumerate(self._members[:world_size])
-                if rank not in answers
-            }
+        while pending:
             ready = wait(list(pending), timeout=max(0.0, end - time.monotonic()))
             if not ready:
                 raise TimeoutError(f"ranks {sorted(pending.values())} gave no answer")
             for connection in ready:
                 assert isinstance(connection, Connection)
-                rank = pending[connection]
+                rank = pending.pop(connection)
                 try:
                     answers[rank] = connection.recv()
                 except EOFError:
                     process = self._members[rank][0]
                     process.join(10)
                     answers[rank] = Died(process.exitcode)
-        return [answers[rank] for rank in range(world_size)]
+        return answers
 
     def run(self, world_size: int, job: Callable[..., Any], *args: Any) -> list[Any]:
         self.start(world_size, job, *args)
-        answers = self.collect(world_size)
-        for rank, answer in enumerate(answers):
+        answers = self.collect(range(world_size))
+        for rank, answer in sorted(answers.items()):
             assert not isinstance(answer, Died), f"rank {rank} died: {answer}"
             assert not isinstance(answer, Failed), f"rank {rank}:\n{answer.trace}"
-        return answers
-
-    def pid(self, rank: int) -> int:
-        pid = self._members[rank][0].pid
-        assert pid is not None
-        return pid
+        return [answers[rank] for rank in range(world_size)]
 
     def close(self, seconds: float = 20.0) -> list[int | None]:
         """Lets every process leave by itself; returns the exit codes (None: it did not leave)."""

@@ -41,20 +41,12 @@ def train_each(all_options: list[Options]) -> list[Trained]:
     return [train(options) for options in all_options]
 
 
-def train_and_lose_a_rank(options: Options, victim: int, at_step: int) -> None:
-    """The victim kills itself between two of its buckets' hooks."""
+def train_and_signal(options: Options, victim: int, at_step: int, number: int) -> None:
+    """The victim sends itself a signal (SIGKILL, SIGSTOP) before a step."""
 
     def on_step(step: int) -> None:
         if dist.get_rank() == victim and step == at_step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    train(options, on_step)
-
-
-def train_and_fall_silent(options: Options, victim: int, at_step: int, seconds: float) -> None:
-    def on_step(step: int) -> None:
-        if dist.get_rank() == victim and step == at_step:
-            time.sleep(seconds)
+            os.kill(os.getpid(), number)
 
     train(options, on_step)
 

@@ -45,7 +45,7 @@ def test_nothing_stays_of_a_model_that_is_dropped(cluster: Cluster) -> None:
 )
 def test_wrong_uses_are_refused(fragile_cluster: Cluster, what: str, message: str) -> None:
     fragile_cluster.start(1, jobs.misuse, what)
-    (answer,) = fragile_cluster.collect(1)
+    answer = fragile_cluster.collect([0])[0]
     assert isinstance(answer, Failed)
     assert message in answer.trace
 

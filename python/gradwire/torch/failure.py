@@ -62,6 +62,7 @@ class FailureBoard:
         """Leaves this rank's own error for the others; they cannot be told without a store."""
         with contextlib.suppress(StoreUnreachableError):
             self._write(Report(error=f"{type(error).__name__}: {error}"))
+            self._leave()
 
     def diagnose(self, lost: tuple[int, ...], silent: bool, when: str) -> CommunicationError:
         """The error to raise where the connections to the ranks `lost` broke.
@@ -75,23 +76,22 @@ class FailureBoard:
             reports = self._read()
         except StoreUnreachableError as error:
             return self._without_store(lost, silent, when, str(error))
+        with contextlib.suppress(StoreUnreachableError):
+            self._leave()
         return _judge(reports, lost, when)
 
     def linger(self, culprits: frozenset[int]) -> None:
         """To be called when this rank's connections are closed, before the program gets to know.
 
-        Rank 0 may host the store: it stays until every rank but the culprits has left a report.
+        Rank 0 may host the store: it stays until every rank but the culprits is through with it.
         """
         if not self._may_host_store:
             return
         end = time.monotonic() + LINGER_SECONDS
-        survivors = set(self._ranks) - culprits
-        try:
-            while time.monotonic() < end and not survivors <= self._read().keys():
+        keys = [_left_key(rank) for rank in self._ranks if rank not in culprits]
+        with contextlib.suppress(StoreUnreachableError):  # then nobody can read it any more
+            while time.monotonic() < end and not self._ask(lambda: self._store.check(keys)):
                 time.sleep(0.1)
-        except StoreUnreachableError:
-            return  # nobody can read it any more
-        time.sleep(GRACE_SECONDS)  # the last one still has to read
 
     def _without_store(
         self, lost: tuple[int, ...], silent: bool, when: str, why: str
@@ -111,6 +111,10 @@ class FailureBoard:
 
     def _write(self, report: Report) -> None:
         self._ask(lambda: self._store.set(_key(self._rank), json.dumps(asdict(report))))
+
+    def _leave(self) -> None:
+        """Tells rank 0 that this rank needs the store no more."""
+        self._ask(lambda: self._store.set(_left_key(self._rank), ""))
 
     def _read(self) -> dict[int, Report]:
         def collect() -> dict[int, Report]:
@@ -160,6 +164,10 @@ def _name(ranks: tuple[int, ...]) -> str:
 
 def _key(rank: int) -> str:
     return f"gradwire/stopped/{rank}"
+
+
+def _left_key(rank: int) -> str:
+    return f"gradwire/left/{rank}"
 
 
 def _parse(data: bytes) -> Report:

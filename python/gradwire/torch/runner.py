@@ -102,6 +102,10 @@ class _Bucket:
 
     def adopt(self, residuals: list[Residual]) -> None:
         """Takes over what another exchange kept for these tensors."""
+        for residual in residuals:
+            self.exchange.import_residual(
+                residual.kind, residual.name, residual.offset, residual.values
+            )
         kept = {residual.name for residual in self.residuals()}
         for residual in residuals:
             if residual.name not in kept and residual.values.any():
@@ -111,9 +115,6 @@ class _Bucket:
                     ResidualDroppedWarning,
                     stacklevel=2,
                 )
-            self.exchange.import_residual(
-                residual.kind, residual.name, residual.offset, residual.values
-            )
 
     def count_into(self, step: StepCounters) -> None:
         """Adds what the exchange did since the last call."""

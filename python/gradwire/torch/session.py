@@ -59,13 +59,14 @@ class Session:
         assert isinstance(self.error, CommunicationError)
         return self.error
 
-    def close(self, seconds: float) -> None:
-        """Ends the thread; a wait for a peer that lasts longer than `seconds` is left behind."""
-        if self._thread.stop(seconds):
+    def close(self, seconds: float) -> bool:
+        """Ends the thread; False: a wait for a peer lasts longer than `seconds`, and is left."""
+        stopped = self._thread.stop(seconds)
+        if stopped:
             self._disconnect()
-            self.runner.release()
         if self.error is None:
             self.error = CommunicationError("the GradwireState was closed")
+        return stopped
 
     def _run(self, job: BucketJob, future: Future[torch.Tensor]) -> None:
         if self.error is None:

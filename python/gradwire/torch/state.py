@@ -22,6 +22,7 @@ from gradwire.torch.session import Session
 from gradwire.torch.stats import Stats, StepCounters, Totals, bits, summarize
 
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
+_LEAVE_SECONDS = 1.0  # for the thread to end; what it waits for then does not come
 
 
 class Overlap(Enum):
@@ -233,9 +234,15 @@ class GradwireState:
             session.runner.replace_residuals(residuals, state["loss_scale"])
 
     def close(self) -> None:
-        """Ends the communication thread and its process group. Happens by itself at exit."""
-        if self._session is not None:
-            self._finalizer()
+        """Ends the communication thread and its process group; what is known by then stays.
+
+        Happens by itself at exit, and when nobody refers to the model any more.
+        """
+        session = self._session
+        if session is None or not self._finalizer.detach():
+            return  # there is nothing to close, or it is closed
+        if session.close(_LEAVE_SECONDS):
+            session.runner.release()
 
     # -------------------------------------------------------------------------------------------
 
@@ -288,7 +295,7 @@ def _finish(session: Session) -> None:
     """At exit, or when the state goes away."""
     unhandled = getattr(sys, "last_value", None)
     if unhandled is not None and session.error is None:
-        verdict = session.explain(seconds=1.0)
+        verdict = session.explain(_LEAVE_SECONDS)
         if verdict is not None:
             print(f"gradwire: {verdict}", file=sys.stderr)
-    session.close(seconds=1.0)
+    session.close(_LEAVE_SECONDS)
