@@ -173,7 +173,7 @@ def test_a_shaped_run_counts_what_its_links_count(shaped: tuple[Any, str, Path])
     assert raw["seconds"] > 2 * plain * 8 / 100e6
     written = sorted(path.name for path in plots.iterdir())
     assert written == ["accuracy.png", "bits.png", "loss.png"]
-    for word in ("100mbit", "estimate", "raw", "3lc:s=1.5", "speed-up", "bit-identical"):
+    for word in ("100mbit", "estimate", "raw", "3lc:s=1.5", "speed-", "bit-identical"):
         assert word in said
 
 
@@ -210,7 +210,7 @@ def test_under_torchrun_it_joins_the_ranks_that_are_there(folder: Path) -> None:
     assert [result["codec"] for result in report["results"]] == ["ddp", "3lc"]
     assert all(result["replicas_identical"] for result in report["results"])
     assert len(report["results"][1]["hook_of_rank"]) == 3
-    assert said.count("speed-up") == 1  # one rank reports
+    assert said.count("speed-") == 1  # one rank reports
 
 
 def test_a_killed_worker_is_named_and_the_others_end(running: Running) -> None:
