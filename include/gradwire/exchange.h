@@ -112,6 +112,8 @@ class ShardedExchange final : public Exchange {
   bool done() const override;
   const std::optional<NonFiniteInput>& non_finite() const override;
 
+  // Whether any segment has a residual on any rank. Only then is a step that is not finite marked.
+  [[nodiscard]] bool keeps_residuals() const noexcept;
   // For a step whose result nobody applied: what the last step sent goes back into the residuals of
   // those who sent it, or, where an owner had averaged it, into the owner's. Once a step, when
   // done.
@@ -124,7 +126,7 @@ class ShardedExchange final : public Exchange {
   // changed), they are carried over at the weight that keeps mean(push residuals) + pull residual:
   // a push residual counts 1/N in the average, the owner's pull residual counts whole. A lone
   // rank pays what it took over with its next step. Values whose segment keeps no residual are
-  // dropped. kInvalidArgument: no such tensor or range.
+  // dropped. kInvalidArgument: no such tensor or range. kNonFinite: a value is NaN or Inf.
   Status import_residual(const ResidualPiece& piece);
 
   [[nodiscard]] const ExchangeStats& stats() const noexcept;

@@ -51,7 +51,7 @@ struct Segment {
 // the same layout from the same tensors, world size and options.
 class Layout {
  public:
-  // kInvalidArgument, kUnknownCodec, kBadParameter.
+  // kInvalidArgument, kUnknownCodec, kBadParameter, kLimitExceeded (more than kMaxNumel values).
   static Result<Layout> create(std::vector<TensorInfo> tensors, uint32_t world_size,
                                const LayoutOptions& options);
 

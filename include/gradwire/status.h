@@ -9,7 +9,7 @@
 
 namespace gradwire {
 
-// Why a call failed. The numbers are pinned: they stand in golden files and reach C and Python.
+// Why a call failed. The numbers are pinned: they stand in spec/format.md and in golden files.
 enum class StatusCode : uint8_t {
   kOk = 0,
   kInvalidArgument = 1,

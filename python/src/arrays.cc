@@ -61,9 +61,9 @@ nb::object with_strides(nb::handle object) {
 
 template <typename Array>
 bool is_contiguous(const Array& array) {
+  if (array.size() == 0) return true;
   int64_t expected = 1;
   for (size_t i = array.ndim(); i-- > 0;) {
-    if (array.shape(i) == 0) return true;
     if (array.shape(i) != 1 && array.stride(i) != expected) return false;
     expected *= static_cast<int64_t>(array.shape(i));
   }

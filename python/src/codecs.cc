@@ -1,6 +1,8 @@
 // encode, decode, inspect, Compressor.
 
 #include <algorithm>
+#include <cmath>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -23,6 +25,18 @@ double bits_per_value(uint64_t bytes, uint64_t n) {
   return n == 0 ? 0.0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(n);
 }
 
+// Started threads are kept for this thread's next call: starting them takes longer than a small
+// tensor. They change no result.
+Execution& execution_for(const std::string& target, int threads) {
+  thread_local std::optional<Execution> kept;
+  thread_local std::string kept_target;
+  if (!kept || kept_target != target || kept->threads() != threads) {
+    kept = value_or_raise(Execution::create(target, threads));
+    kept_target = target;
+  }
+  return *kept;
+}
+
 // Fills a new bytes object of at most `room` bytes: fill(span) returns the size it used.
 template <typename Fill>
 nb::bytes make_bytes(uint64_t room, const Fill& fill) {
@@ -40,7 +54,7 @@ nb::bytes encode(nb::handle x, const std::string& text, uint64_t seed, uint64_t 
                  uint64_t stream, int threads, const std::string& target) {
   const FloatInput input(x);
   const auto codec = value_or_raise(Codec::parse(text));
-  Execution execution = value_or_raise(Execution::create(target, threads));
+  Execution& execution = execution_for(target, threads);
   if (input.values().size() > kMaxNumel) {
     raise(Status(StatusCode::kLimitExceeded, "more values than the limit of 2^40"));
   }
@@ -61,7 +75,7 @@ nb::bytes encode(nb::handle x, const std::string& text, uint64_t seed, uint64_t 
 
 NumpyFloats decode(nb::handle data, int threads, const std::string& target, uint64_t max_numel) {
   const ByteInput input(data);
-  Execution execution = value_or_raise(Execution::create(target, threads));
+  Execution& execution = execution_for(target, threads);
   const Frame frame = value_or_raise(parse_frame(input.bytes()));
   if (frame.n > max_numel) {
     raise(Status(StatusCode::kLimitExceeded, "the frame holds " + std::to_string(frame.n) +
@@ -82,7 +96,7 @@ void decode_into(nb::handle data, nb::handle out, bool accumulate, int threads,
                  const std::string& target) {
   const ByteInput input(data);
   const FloatOutput output(out);
-  Execution execution = value_or_raise(Execution::create(target, threads));
+  Execution& execution = execution_for(target, threads);
   Status status;
   {
     const nb::gil_scoped_release release;
@@ -229,6 +243,9 @@ class PyCompressor {
                    "the state's residual has " + std::to_string(values.values().size()) +
                        " values, expected " + std::to_string(compressor_.residual().size())));
     }
+    if (!std::ranges::all_of(values.values(), [](float value) { return std::isfinite(value); })) {
+      raise(Status(StatusCode::kNonFinite, "the state's residual holds NaN or Inf"));
+    }
     compressor_.residual().assign(values.values());
   }
 
@@ -236,6 +253,7 @@ class PyCompressor {
   uint64_t encode_to(std::span<const float> x, uint64_t step, std::span<std::byte> room) {
     Result<EncodedFrame> result = [&] {
       const nb::gil_scoped_release release;
+      const std::lock_guard lock(mutex_);
       return compressor_.encode(x, step, room, execution_);
     }();
     const EncodedFrame encoded = value_or_raise(std::move(result));
@@ -245,6 +263,7 @@ class PyCompressor {
 
   Compressor compressor_;
   Execution execution_;
+  std::mutex mutex_;  // without the GIL two threads could be in here
 };
 
 }  // namespace

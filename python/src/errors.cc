@@ -9,7 +9,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// Held by the interpreter's module dictionary as long as the extension is loaded.
+// Never released: errors may be raised as long as the interpreter runs.
 PyObject* error_type = nullptr;
 PyObject* warning_type = nullptr;
 
@@ -25,6 +25,7 @@ void bind_errors(nb::module_& module) {
       "gradwire.NonFiniteWarning",
       "The input held NaN or Inf: the frame is a marker that decodes to NaN, the residual is kept.",
       PyExc_RuntimeWarning, nullptr);
+  if (error_type == nullptr || warning_type == nullptr) throw nb::python_error();
   module.attr("GradwireError") = nb::handle(error_type);
   module.attr("NonFiniteWarning") = nb::handle(warning_type);
 }

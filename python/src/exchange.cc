@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -64,6 +65,9 @@ class PyLayout {
     std::vector<TensorInfo> infos;
     for (nb::handle entry : tensors) {
       const nb::tuple tensor(entry);
+      if (tensor.size() != 2) {
+        raise(Status(StatusCode::kInvalidArgument, "a tensor is (name, dims)"));
+      }
       TensorInfo info{.name = nb::cast<std::string>(tensor[0]), .dims = {}};
       for (nb::handle dim : nb::sequence(tensor[1])) info.dims.push_back(nb::cast<uint64_t>(dim));
       infos.push_back(std::move(info));
@@ -110,10 +114,15 @@ class PyShardedExchange {
   ShardedExchange& exchange() { return *exchange_; }
 
   void start(nb::handle bucket, uint64_t step) {
-    bucket_ = FloatOutput(bucket);
+    FloatOutput values(bucket);
+    if (!exchange_->done()) {
+      raise(Status(StatusCode::kUnexpectedMessage, "start: the step before has not ended"));
+    }
+    bucket_ = values;
     Status status;
     {
       const nb::gil_scoped_release release;
+      const std::lock_guard lock(mutex_);
       status = exchange_->start(bucket_.values(), step);
     }
     raise_if_error(status);
@@ -124,6 +133,7 @@ class PyShardedExchange {
     Status status;
     {
       const nb::gil_scoped_release release;
+      const std::lock_guard lock(mutex_);
       status = exchange_->receive(peer, input.bytes());
     }
     raise_if_error(status);
@@ -132,6 +142,7 @@ class PyShardedExchange {
  private:
   std::unique_ptr<ShardedExchange> exchange_;
   FloatOutput bucket_;  // kept alive while the exchange works in it
+  std::mutex mutex_;    // without the GIL two threads could be in here
 };
 
 nb::list take_outgoing(nb::handle self) {
@@ -171,6 +182,10 @@ nb::list export_residuals(PyShardedExchange& self) {
 void import_residual(PyShardedExchange& self, const std::string& kind, const std::string& name,
                      uint64_t offset, nb::handle values) {
   const FloatInput input(values);
+  if (kind == "both") {
+    raise(
+        Status(StatusCode::kInvalidArgument, "a residual is of a push or of a pull, not of both"));
+  }
   raise_if_error(
       self.exchange().import_residual({.role = parse_scope(kind),
                                        .tensor = name,
@@ -241,6 +256,10 @@ void bind_exchange(nb::module_& module) {
       .def("receive", &PyShardedExchange::receive, nb::arg("peer"), nb::arg("message"))
       .def_prop_ro("done", [](PyShardedExchange& self) { return self.exchange().done(); })
       .def_prop_ro("non_finite", &non_finite)
+      .def_prop_ro(
+          "keeps_residuals",
+          [](PyShardedExchange& self) { return self.exchange().keeps_residuals(); },
+          "Whether any segment has a residual on any rank.")
       .def(
           "retract", [](PyShardedExchange& self) { self.exchange().retract(); },
           "Puts what the last step sent back into the residuals, after a step that nobody applied.")

@@ -14,7 +14,8 @@ namespace gradwire {
 // uneven pieces (sparse and dense chunks) balance themselves.
 class ThreadPool {
  public:
-  // `threads` counts the caller: threads - 1 are started.
+  // `threads` counts the caller: threads - 1 are started. Throws std::system_error where the system
+  // has no more of them.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -28,6 +29,7 @@ class ThreadPool {
 
  private:
   void work();
+  void stop();
   void take_indices();
 
   std::mutex mutex_;

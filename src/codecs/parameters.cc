@@ -43,6 +43,11 @@ Result<Parameters> Parameters::parse(const CodecInfo& info, std::string_view tex
     text.remove_prefix(item.size());
     const size_t equals = item.find('=');
     const std::string_view key = item.substr(0, equals);
+    if (equals == std::string_view::npos && is_valid_key(info, key)) {
+      return Status(StatusCode::kBadParameter, "codec '" + parameters.codec_ + "': parameter '" +
+                                                   std::string(key) +
+                                                   "' has no value; valid: " + valid_keys(info));
+    }
     if (equals == std::string_view::npos || !is_valid_key(info, key)) {
       return Status(StatusCode::kBadParameter, "codec '" + parameters.codec_ +
                                                    "' has no parameter '" + std::string(key) +

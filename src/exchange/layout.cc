@@ -116,7 +116,17 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
 
   Layout layout;
   layout.world_size_ = world_size;
-  for (const TensorInfo& tensor : tensors) layout.numel_ += tensor.numel();
+  for (const TensorInfo& tensor : tensors) {
+    uint64_t numel = 1;
+    for (uint64_t dim : tensor.dims) {
+      if (__builtin_mul_overflow(numel, dim, &numel)) numel = kMaxNumel + 1;
+    }
+    if (numel > kMaxNumel - layout.numel_) {
+      return Status(StatusCode::kLimitExceeded,
+                    "tensor '" + tensor.name + "' takes the bucket over the limit of 2^40 values");
+    }
+    layout.numel_ += numel;
+  }
   std::vector<uint64_t> cuts;  // end of each rank's shard
   for (uint64_t rank = 1; rank <= world_size; ++rank) {
     const uint64_t wanted =

@@ -1,7 +1,6 @@
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <limits>
+#include <utility>
 
 #include "base/checksum.h"
 #include "base/return_if_error.h"
@@ -104,6 +103,8 @@ Status ShardedExchange::receive(uint32_t peer, std::span<const std::byte> messag
   return state.take_pull(peer, packet);
 }
 
+bool ShardedExchange::keeps_residuals() const noexcept { return state_->keeps_residuals; }
+
 void ShardedExchange::retract() { state_->retract(); }
 
 void ShardedExchange::scale_residuals(float factor) {
@@ -135,6 +136,9 @@ Status ShardedExchange::import_residual(const ResidualPiece& piece) {
     return {StatusCode::kInvalidArgument,
             "residual of tensor '" + piece.tensor + "', values " + std::to_string(piece.offset) +
                 ".." + std::to_string(end) + ": the layout has no such place"};
+  }
+  if (!std::ranges::all_of(piece.values, [](float value) { return std::isfinite(value); })) {
+    return {StatusCode::kNonFinite, "residual of tensor '" + piece.tensor + "': not finite"};
   }
   const auto index = static_cast<uint32_t>(tensor - tensors.begin());
   const auto world = static_cast<float>(state.world_size());

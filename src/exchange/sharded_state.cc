@@ -68,7 +68,10 @@ Status ShardedExchange::State::make_writers() {
     // A lone rank sends nothing, so it loses nothing.
     const ResidualType type = world_size() == 1 ? ResidualType::kNone : codec.residual_type();
     residuals.emplace_back(type, segment.n);
-    keeps_residuals |= type != ResidualType::kNone;
+    // The same verdict on every rank: whoever sees NaN must say so if anybody keeps a residual.
+    keeps_residuals |=
+        world_size() > 1 && (segment.push_codec->residual_type() != ResidualType::kNone ||
+                             segment.pull_codec->residual_type() != ResidualType::kNone);
   }
   for (uint32_t owner = 0; owner < world_size(); ++owner) {
     std::vector<PacketWriter::Segment> shapes;

@@ -1,6 +1,7 @@
 #include "gradwire/execution.h"
 
 #include <string>
+#include <system_error>
 
 #include "base/thread_pool.h"
 #include "stages/kernels.h"
@@ -25,7 +26,12 @@ Result<Execution> Execution::create(std::string_view target, int threads) {
     return Status(StatusCode::kInvalidArgument,
                   "threads must be 1 to 256, got " + std::to_string(threads));
   }
-  return Execution(kernels, threads == 1 ? nullptr : std::make_unique<ThreadPool>(threads));
+  try {
+    return Execution(kernels, threads == 1 ? nullptr : std::make_unique<ThreadPool>(threads));
+  } catch (const std::system_error& error) {
+    return Status(StatusCode::kInvalidArgument,
+                  "can't start " + std::to_string(threads) + " threads: " + error.what());
+  }
 }
 
 Execution::Execution(const Kernels* kernels, std::unique_ptr<ThreadPool> pool)

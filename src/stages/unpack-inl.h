@@ -248,10 +248,9 @@ HWY_INLINE void apply(const TritLists& lists, float m, float* out) {
   }
 }
 
-// A last byte with n < 5 values; false if it is invalid.
+// A last byte, <= 242, with n < 5 values; false if a trit behind them is not 0.
 template <class Trits>
 bool unpack_short(uint8_t byte, size_t n, float m, float* out) {
-  if (byte > kLargestPackedByte) return false;
   for (size_t place = 0; place < kTritsPerByte; ++place) {
     const int trit = trit_at(byte, static_cast<int>(place));
     if (place < n) {

@@ -103,3 +103,16 @@ def test_residuals_follow_the_scale(ranks: list[Scaled]) -> None:
             found = after[name] + ranks[0].averaged[step][name]
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * abs(expected).max())
     assert grown, "the scale must have grown at least once"
+
+
+def test_a_bucket_without_residuals_skips_the_step_too(cluster: Cluster) -> None:
+    """NaN passes through a bucket that is all raw; what the others sent is owed again anyway."""
+    options = {"codec": "3lc:s=1.75", "start_iter": 2, "exclude": [NAME]}
+    ranks: list[Scaled] = cluster.run(WORLD, jobs.train_scaled, STEPS, POISONED, NAME, options)
+    for rank in ranks:
+        assert rank.skipped_steps == 1
+        assert len(rank.warnings) == 1
+        assert NAME in rank.warnings[0]
+    before = jobs.total_owed([rank.owed[POISONED] for rank in ranks])
+    after = jobs.total_owed([rank.owed[POISONED + 1] for rank in ranks])
+    assert any(np.abs(after[name]).sum() > np.abs(before[name]).sum() for name in before)

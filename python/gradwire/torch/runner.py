@@ -162,7 +162,7 @@ class BucketRunner:
         step.own_seconds += job.hook_seconds + finished - ready - waited
         step.own_cpu_seconds += job.hook_cpu_seconds + time.thread_time() - cpu
         step.buckets.append(BucketTiming(job.index, job.queued, started, finished))
-        if bucket.exchange.non_finite is not None:
+        if bucket.exchange.non_finite is not None or self._passed_non_finite(bucket, job):
             self._note_non_finite(bucket)
         if job.last:
             self._end_step()
@@ -246,15 +246,32 @@ class BucketRunner:
             bucket.exchange.scale_residuals(loss_scale / before)
         self._unplaced.scale(loss_scale / before)
 
+    def _passed_non_finite(self, bucket: _Bucket, job: BucketJob) -> bool:
+        """Whether NaN or Inf came through a bucket without residuals, which is not marked.
+
+        It matters only where another bucket keeps residuals. The result has the same bits on every
+        rank, and so has the verdict.
+        """
+        if job.raw or bucket.exchange.keeps_residuals:
+            return False
+        if not any(other.exchange.keeps_residuals for other in self._buckets.values()):
+            return False
+        return not bool(torch.isfinite(job.values).all())
+
     def _note_non_finite(self, bucket: _Bucket) -> None:
         self._step.skipped = True
-        where = bucket.exchange.non_finite
-        if self._warned or where is None:
+        if self._warned:
             return
         self._warned = True
+        where = bucket.exchange.non_finite
+        what = (
+            f"the average of {', '.join(name for name, _ in bucket.tensors)} is not finite"
+            if where is None
+            else f"the gradient of rank {where['rank']} is not finite at element "
+            f"{where['element']} of {where['tensor']}; the bucket is NaN on every rank"
+        )
         warnings.warn(
-            f"step {self._step.step}: the gradient of rank {where['rank']} is not finite at "
-            f"element {where['element']} of {where['tensor']}; the bucket is NaN on every rank, so "
+            f"step {self._step.step}: {what}, so "
             "that a gradient scaler skips the step, and the residuals are kept. Further steps like "
             "this are only counted (stats().skipped_steps)",
             NonFiniteStepWarning,

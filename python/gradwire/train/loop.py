@@ -256,6 +256,7 @@ def _register_hook(
         exclude=list(settings.exclude),
         start_iter=settings.start_iter,
         threads=settings.threads,
+        seed=settings.seed,
     )
     model.register_comm_hook(state, gradwire_hook)
     return state

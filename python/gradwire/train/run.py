@@ -88,13 +88,14 @@ def train_under_torchrun(
     console = console if rank == 0 else Console(quiet=True)
     follower = _Follower(chosen, console, conditions)
     follower.announce()
+    from gradwire.torch.errors import CommunicationError
     from gradwire.train.loop import DivergedError
 
     try:
         with Display(console, chosen.steps) as display:
             follower.display = display
             records = worker.run_under_torchrun(chosen, lambda event: follower.follow(rank, event))
-    except (data.DataError, DivergedError) as error:
+    except (data.DataError, DivergedError, CommunicationError) as error:
         raise CannotRunError(f"rank {rank}: {error}") from error
     if records is None:
         return None
