@@ -87,6 +87,9 @@ void append_simd_kernels(std::vector<const Kernels*>& tables) {
     if ((supported & target) != 0) tables.push_back(&table);
   };
   // Best first. A target unknown to this version of Highway counts as 0 here.
+#if HWY_TARGETS & HWY_AVX10_2
+  append(HWY_AVX10_2, N_AVX10_2::kTable);
+#endif
 #if HWY_TARGETS & HWY_AVX3_SPR
   append(HWY_AVX3_SPR, N_AVX3_SPR::kTable);
 #endif

@@ -41,7 +41,7 @@ HWY_INLINE hn::Vec<D> load_widened(D d, const uint16_t* from) {
 
 // narrow_bf16 of each lane, stored.
 template <class D>
-HWY_INLINE void store_narrowed(D d, hn::Vec<D> v, uint16_t* to) {
+HWY_INLINE void store_narrowed(D, hn::Vec<D> v, uint16_t* to) {
   const hn::RebindToUnsigned<D> d32;
   const hn::RebindToSigned<D> di32;
   const hn::Rebind<uint16_t, D> d16;

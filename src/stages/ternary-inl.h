@@ -107,7 +107,7 @@ HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
   }
 }
 
-// The residual of a block, as ternary_block sees it.
+// A residual as quantize_64 sees it: add() gives b = x + r, set() stores what is left of it.
 struct NoResidual {
   explicit NoResidual(float*) {}
   HWY_INLINE NoResidual from(size_t) const { return *this; }
@@ -199,9 +199,8 @@ HWY_INLINE void quantize_block(const float* x, Residual residual, float m, SignB
   }
 }
 
-// Calls take(block, bytes) for each block of 320 values with its 64 packed bytes, in order. A block
-// is packed when the next one has been compared: vectors loaded right behind the small stores of
-// the bits would wait for them.
+// Calls take(block, bits) for each block of 320 values, in order, when the next block has been
+// compared: vectors loaded right behind the small stores of the bits would wait for them.
 template <class Residual, typename Take>
 HWY_INLINE void ternary_blocks(const float* x, Residual residual, size_t blocks, float m,
                                Take take) {

@@ -58,7 +58,8 @@ TEST(Packet, HoldsItsFrames) {
   }
 }
 
-// spec/format.md: a packet of many small tensors costs at most 8 bytes a tensor on top of the payloads.
+// spec/format.md: a packet of many small tensors costs at most 8 bytes a tensor on top of the
+// payloads.
 TEST(Packet, CostsAtMostEightBytesATensor) {
   std::vector<PacketWriter::Segment> many(1000, {Codec::parse("raw").value(), 2000});
   PacketWriter writer = PacketWriter::create(many).value();

@@ -45,6 +45,31 @@ connection = socket.create_connection((sys.argv[1], 5000))
 connection.sendall(bytes(int(sys.argv[2])))
 """
 
+# Prints the rate of every message, from its first byte to its last.
+MESSAGE_RECEIVER = """
+import socket, sys, time
+size = int(sys.argv[1])
+server = socket.create_server(("0.0.0.0", 5000))
+print("listening", flush=True)
+connection = server.accept()[0]
+while data := connection.recv(1 << 16):
+    start, received, first = time.perf_counter(), len(data), len(data)
+    while received < size:
+        received += len(connection.recv(1 << 16))
+    print((size - first) * 8 / (time.perf_counter() - start), flush=True)
+"""
+MESSAGE_SENDER = """
+import socket, sys, threading, time
+sys.stdin.readline()
+size, rounds, addresses = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+connections = [socket.create_connection((address, 5000)) for address in addresses]
+for _ in range(rounds):
+    threads = [threading.Thread(target=c.sendall, args=(bytes(size),)) for c in connections]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    time.sleep(0.25)
+"""
+
 
 def start(program: str, *arguments: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", program, *map(str, arguments)]
@@ -99,6 +124,7 @@ def test_the_bucket_holds_frames_and_the_queue_holds_segments(rate: int) -> None
     assert network.bucket_bytes(rate) >= 3 * 1514
     assert network.queue_bytes(rate) >= 256 * 1024
     assert network.bucket_bytes(rate) * 8 <= max(rate / 1000, 3 * 1514 * 8)
+    assert 2 * 1514 <= network.share_bytes(rate) <= 65536
 
 
 def test_counters_of_an_interface_that_is_not_there() -> None:
@@ -161,6 +187,27 @@ def test_links_have_the_rate(rate: int, senders: int) -> None:
         if fastest >= 0.85 * PAYLOAD * rate:
             break
     assert 0.85 * PAYLOAD * rate <= fastest <= 1.03 * PAYLOAD * rate
+
+
+@needs_namespaces
+def test_messages_to_several_share_a_link_at_any_moment() -> None:
+    """61,500 bytes (LeNet's gradient in 4 shards) to each of two: both come at half the rate."""
+    rate, rounds = 10_000_000, 6
+    receivers = [start(MESSAGE_RECEIVER, 61_500) for _ in range(2)]
+    addresses = [network.address(rank) for rank in range(2)]
+    sender = start(MESSAGE_SENDER, 61_500, rounds, *addresses)
+    processes = [*receivers, sender]
+    with network.ShapedNetwork(rate) as net:
+        for rank, process in enumerate(processes):
+            net.attach(rank, process)
+        for process in receivers:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"listening\n"
+        sender.communicate(b"go\n")
+        rates = [[float(x) for x in p.communicate()[0].split()] for p in receivers]
+    assert [len(measured) for measured in rates] == [rounds, rounds]
+    for measured in rates:
+        assert sorted(measured)[rounds // 2] == pytest.approx(rate * PAYLOAD / 2, rel=0.2)
 
 
 @needs_namespaces

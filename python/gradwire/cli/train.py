@@ -49,7 +49,7 @@ def train(
             "a hundredth along a cosine. Default 0.1, for lenet 0.005.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, batches and random codecs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of weights and batches.")] = 0,
     json_path: Annotated[
         str | None,
         typer.Option("--json", metavar="PATH", help="Write the report there; - for stdout."),
@@ -117,7 +117,8 @@ def train(
     outputs = run.Outputs(json_path, plots)
     try:
         if worker.is_under_torchrun():
-            if bandwidth not in (None, "none") or workers is not None:
+            rank, _ = worker.world_of_torchrun()
+            if rank == 0 and (bandwidth not in (None, "none") or workers is not None):
                 console.print("Under torchrun --workers and --bandwidth do nothing.", style="bold")
             run.train_under_torchrun(chosen, outputs, console)
         else:
