@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gradwire.machine import describe_machine, find_commit
+from gradwire.machine import describe_build, describe_machine
 from gradwire.train import network
 
 RANKS = 2
@@ -76,7 +76,7 @@ def run_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
                 process.kill()
     return {
         "command": shlex.join(["python", *sys.argv]),
-        "commit": find_commit(),
+        "build": describe_build(),
         "machine": describe_machine(),
         "codec": arguments.codec,
         "link": arguments.bandwidth if shaped else f"loopback, not limited: {reason}",

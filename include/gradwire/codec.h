@@ -6,7 +6,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "gradwire/execution.h"
 #include "gradwire/status.h"
@@ -71,6 +70,7 @@ struct CodecInfo {
   std::string_view summary;
   std::string_view source;  // paper and section
   bool error_feedback;      // the default of `ef`
+  bool lossless;            // nothing is ever left over, so that ef and residual are no keys
   std::span<const CodecParameter> parameters;
 };
 
@@ -91,6 +91,8 @@ class Codec {
   [[nodiscard]] virtual const CodecInfo& info() const noexcept = 0;
   // Canonical text: parse(text()) gives an equal codec. Defaults are left out, except 3lc's s.
   [[nodiscard]] std::string text() const;
+  // What a decoder can tell of it: text() without error feedback, which is the sender's affair.
+  [[nodiscard]] std::string wire_text() const;
   [[nodiscard]] virtual WireCodec wire() const noexcept = 0;
 
   // off: encode gets no residual. Otherwise what a compressor keeps.
@@ -130,7 +132,7 @@ class Codec {
 // Every codec, in the order of src/codecs/codecs.def.
 [[nodiscard]] std::span<const CodecInfo* const> codecs() noexcept;
 
-// Keys that every codec takes: ef, residual.
-[[nodiscard]] std::span<const CodecParameter> common_parameters() noexcept;
+// Keys that every codec takes but the lossless ones: ef, residual.
+[[nodiscard]] std::span<const CodecParameter> common_parameters(const CodecInfo& info) noexcept;
 
 }  // namespace gradwire

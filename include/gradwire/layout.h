@@ -60,6 +60,10 @@ class Layout {
   [[nodiscard]] uint32_t world_size() const noexcept { return world_size_; }
   [[nodiscard]] uint64_t numel() const noexcept { return numel_; }
 
+  // Patterns of the rules and excludes that match none of these tensors: typing errors, if no other
+  // bucket has a match.
+  [[nodiscard]] const std::vector<std::string>& unmatched() const noexcept { return unmatched_; }
+
   // One line a fact, the same on ranks that can work together: what peers compare.
   [[nodiscard]] std::string describe() const;
 
@@ -68,6 +72,7 @@ class Layout {
 
   std::vector<TensorInfo> tensors_;
   std::vector<Segment> segments_;
+  std::vector<std::string> unmatched_;
   uint32_t world_size_ = 0;
   uint64_t numel_ = 0;
 };

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_build() -> dict[str, Any]:
-    """Version, compiler and flags of the compiled module, SIMD targets of this CPU (best first)."""
+    """Version, commit, compiler and flags of the compiled module, SIMD targets of this CPU (best
+    first)."""
     return {
         "version": gradwire.__version__,
         **_core.build_info(),
@@ -40,24 +40,6 @@ def find_checkout() -> Path | None:
             if (parent / "src" / "codecs" / "codecs.def").is_file():
                 return parent
     return None
-
-
-def find_commit() -> str | None:
-    """The git commit of that source tree; "-dirty" follows where tracked files differ from it."""
-    checkout = find_checkout()
-    if checkout is None:
-        return None
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def _cpu_model() -> str:

@@ -82,7 +82,12 @@ Array take_array(nb::handle given, nb::dlpack::dtype dtype, const std::string& w
       refuse(StatusCode::kInvalidArgument, "the output must be writable; this array is read-only");
     }
     PyErr_Clear();
-    if (const std::string told = told_dtype(given); !told.empty()) {
+    const std::string told = told_dtype(given);
+    if (told == dtype_name(dtype) || told == "torch." + dtype_name(dtype)) {
+      refuse(StatusCode::kInvalidArgument,
+             "this " + class_name(given) + " can't be read on the CPU; pass a CPU copy");
+    }
+    if (!told.empty()) {
       refuse(StatusCode::kUnsupportedDtype, "expected " + wanted + ", got dtype " + told);
     }
     refuse(StatusCode::kInvalidArgument,

@@ -114,7 +114,7 @@ nb::dict inspect_frame(std::span<const std::byte> bytes) {
   nb::dict result;
   result["kind"] = "frame";
   result["version"] = 1;
-  result["codec"] = wire_text(*frame.codec);
+  result["codec"] = frame.codec->wire_text();
   result["dtype"] = "float32";
   result["numel"] = frame.n;
   result["payload_bytes"] = frame.payload.size();
@@ -130,7 +130,7 @@ nb::dict inspect_packet(std::span<const std::byte> bytes) {
   nb::list frames;
   for (const PacketFrame& frame : packet.frames) {
     nb::dict entry;
-    entry["codec"] = wire_text(*value_or_raise(Codec::from_wire(frame.codec)));
+    entry["codec"] = value_or_raise(Codec::from_wire(frame.codec))->wire_text();
     entry["dtype"] = "float32";
     entry["numel"] = frame.n;
     entry["payload_bytes"] = frame.payload.size();
@@ -180,7 +180,7 @@ nb::list list_codecs() {
     entry["source"] = std::string(info->source);
     entry["error_feedback"] = info->error_feedback;
     nb::list parameters = parameter_dicts(info->parameters);
-    for (nb::handle common : parameter_dicts(common_parameters())) parameters.append(common);
+    for (nb::handle common : parameter_dicts(common_parameters(*info))) parameters.append(common);
     entry["parameters"] = parameters;
     list.append(entry);
   }
@@ -267,15 +267,6 @@ class PyCompressor {
 };
 
 }  // namespace
-
-std::string wire_text(const Codec& codec) {
-  // What a frame tells: error feedback is the sender's own affair.
-  std::string text = codec.text();
-  for (const char* key : {",ef=off", ":ef=off"}) {
-    if (const size_t at = text.find(key); at != std::string::npos) text.erase(at, 7);
-  }
-  return text;
-}
 
 void bind_codecs(nb::module_& module) {
   module.def(

@@ -100,6 +100,8 @@ class PyLayout {
     return list;
   }
 
+  [[nodiscard]] std::vector<std::string> unmatched() const { return layout_->unmatched(); }
+
  private:
   std::shared_ptr<const Layout> layout_;
 };
@@ -225,6 +227,8 @@ void bind_exchange(nb::module_& module) {
            nb::arg("pull_codec") = nb::none(), nb::arg("rules") = nb::tuple(),
            nb::arg("exclude") = nb::tuple(), nb::arg("min_numel") = 256)
       .def_prop_ro("segments", &PyLayout::segments)
+      .def_prop_ro("unmatched", &PyLayout::unmatched,
+                   "Patterns of rules and exclude that match none of the tensors.")
       .def_prop_ro("numel", [](const PyLayout& self) { return self.layout()->numel(); })
       .def("describe", [](const PyLayout& self) { return self.layout()->describe(); });
 

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include "commit.h"
 #include "errors.h"
 #include "gradwire/execution.h"
 
@@ -31,11 +32,13 @@ NB_MODULE(_core, module) {
       "build_info",
       [] {
         nb::dict info;
+        info["commit"] = GRADWIRE_COMMIT;
         info["compiler"] = GRADWIRE_COMPILER;
         info["build_type"] = GRADWIRE_BUILD_TYPE;
         info["flags"] = "-ffp-contract=off";
         info["highway"] = GRADWIRE_HIGHWAY;
         return info;
       },
-      "Compiler, build type, flags that matter for the bytes, version of Highway.");
+      "Commit of the sources (\"-dirty\" where they differed from it, \"unknown\" without git), "
+      "compiler, build type, flags that matter for the bytes, version of Highway.");
 }

@@ -7,17 +7,17 @@ namespace {
 
 std::string valid_keys(const CodecInfo& info) {
   std::string keys;
-  for (std::span<const CodecParameter> list : {info.parameters, common_parameters()}) {
+  for (std::span<const CodecParameter> list : {info.parameters, common_parameters(info)}) {
     for (const CodecParameter& parameter : list) {
       if (!keys.empty()) keys += ", ";
       keys += std::string(parameter.name) + "=" + std::string(parameter.values);
     }
   }
-  return keys;
+  return keys.empty() ? "none" : keys;
 }
 
 bool is_valid_key(const CodecInfo& info, std::string_view key) {
-  for (std::span<const CodecParameter> list : {info.parameters, common_parameters()}) {
+  for (std::span<const CodecParameter> list : {info.parameters, common_parameters(info)}) {
     for (const CodecParameter& parameter : list) {
       if (parameter.name == key) return true;
     }
@@ -51,7 +51,7 @@ Result<Parameters> Parameters::parse(const CodecInfo& info, std::string_view tex
     if (equals == std::string_view::npos || !is_valid_key(info, key)) {
       return Status(StatusCode::kBadParameter, "codec '" + parameters.codec_ +
                                                    "' has no parameter '" + std::string(key) +
-                                                   "'; valid ones are: " + valid_keys(info));
+                                                   "'; valid: " + valid_keys(info));
     }
     if (parameters.has(key)) {
       return Status(StatusCode::kBadParameter, "codec '" + parameters.codec_ + "': parameter '" +

@@ -69,6 +69,11 @@ Result<std::shared_ptr<const Codec>> Codec::from_wire(const WireCodec& wire) {
                                                "; this build decodes: " + valid_names());
 }
 
+std::string Codec::wire_text() const {
+  const std::string keys = parameter_text();
+  return std::string(info().name) + (keys.empty() ? "" : ":" + keys);
+}
+
 std::string Codec::text() const {
   std::string keys = parameter_text();
   const auto append = [&keys](std::string_view key_value) {
@@ -92,6 +97,9 @@ std::span<const CodecInfo* const> codecs() noexcept {
   return kInfos;
 }
 
-std::span<const CodecParameter> common_parameters() noexcept { return kCommonParameters; }
+std::span<const CodecParameter> common_parameters(const CodecInfo& info) noexcept {
+  if (info.lossless) return {};
+  return kCommonParameters;
+}
 
 }  // namespace gradwire

@@ -68,6 +68,17 @@ Result<TensorCodecs> choose_codecs(const TensorInfo& tensor, const LayoutOptions
   return chosen;
 }
 
+std::vector<std::string> unmatched_patterns(const std::vector<TensorInfo>& tensors,
+                                            const LayoutOptions& options) {
+  std::vector<std::string> patterns = options.exclude;
+  for (const LayoutRule& rule : options.rules) patterns.push_back(rule.pattern);
+  std::erase_if(patterns, [&](const std::string& pattern) {
+    return std::ranges::any_of(
+        tensors, [&](const TensorInfo& tensor) { return matches(pattern, tensor.name); });
+  });
+  return patterns;
+}
+
 // Where in [0, numel] the bucket is cut for the next rank, at or near `wanted`: inside a large
 // tensor, else at the nearer end of the tensor.
 uint64_t find_cut(const std::vector<TensorInfo>& tensors, uint64_t wanted) {
@@ -155,6 +166,7 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
       position = stop;
     }
   }
+  layout.unmatched_ = unmatched_patterns(tensors, options);
   layout.tensors_ = std::move(tensors);
   return layout;
 }

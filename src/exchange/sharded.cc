@@ -7,12 +7,6 @@
 #include "exchange/sharded_state.h"
 
 namespace gradwire {
-namespace {
-
-Status unexpected(const std::string& what) { return {StatusCode::kUnexpectedMessage, what}; }
-
-}  // namespace
-
 ShardedExchange::ShardedExchange(std::unique_ptr<State> state) : state_(std::move(state)) {}
 ShardedExchange::~ShardedExchange() = default;
 

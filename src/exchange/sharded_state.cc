@@ -32,8 +32,6 @@ class Timer {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-Status unexpected(const std::string& what) { return {StatusCode::kUnexpectedMessage, what}; }
-
 const char* role_name(PacketRole role) { return role == PacketRole::kPush ? "push" : "pull"; }
 
 double squared_distance(std::span<const float> a, std::span<const float> b) {
@@ -46,6 +44,8 @@ double squared_distance(std::span<const float> a, std::span<const float> b) {
 }
 
 }  // namespace
+
+Status unexpected(const std::string& what) { return {StatusCode::kUnexpectedMessage, what}; }
 
 ShardedExchange::State::State(std::shared_ptr<const Layout> layout_in, uint32_t rank_in,
                               Execution execution_in, uint64_t seed_in)

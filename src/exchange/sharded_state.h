@@ -14,6 +14,9 @@
 
 namespace gradwire {
 
+// A message or a call that the protocol has no place for.
+[[nodiscard]] Status unexpected(const std::string& what);
+
 enum class Arrival : uint8_t { kMissing, kHere };
 
 // The sharded exchange between two calls: who has sent what, and the residuals.

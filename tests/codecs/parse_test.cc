@@ -57,7 +57,7 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
   expect("3lc:ef=maybe", "bad_parameter", "off or on");
   expect("3lc:residual=f64", "bad_parameter", "f32 or bf16");
   expect("3lc:ef=off,residual=f32", "bad_parameter", "ef=on");
-  expect("raw:ef=on", "bad_parameter", "loses nothing");
+  expect("raw:ef=on", "bad_parameter", "no parameter 'ef'; valid: none");
 }
 
 TEST(CodecParse, WireParametersComeBack) {

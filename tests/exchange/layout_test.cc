@@ -84,6 +84,14 @@ TEST(Layout, RulesComeFirstThenExclusions) {
   }
 }
 
+TEST(Layout, NamesPatternsThatMatchNothing) {
+  LayoutOptions options;
+  options.rules = {{"fc.*", "raw"}, {"cf.*", "raw"}};
+  options.exclude = {"conv.bias", "*.biass"};
+  EXPECT_EQ(make(2, options).unmatched(), (std::vector<std::string>{"*.biass", "cf.*"}));
+  EXPECT_TRUE(make(2).unmatched().empty());
+}
+
 TEST(Layout, RefusesWhatNoRankCouldUse) {
   LayoutOptions options;
   options.codec = "4lc";

@@ -118,22 +118,37 @@ def test_bench_prints_a_table() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--size 0", "--size 0"),
-        ("--size 1.5", "--size 1.5"),
-        ("--size many", "--size many"),
-        ("--size 3G", "--size 3G"),
-        ("--size nan", "--size nan"),
-        ("--operation decode", "encode, decode_add"),
+        ("--size 0", "--size: 0 is not"),
+        ("--size 1.5", "--size: 1.5 is not"),
+        ("--size many", "--size: many is not"),
+        ("--size 3G", "--size: 3G is not"),
+        ("--size nan", "--size: nan is not"),
+        ("--operation decode", "valid are encode"),
         ("--target sse9", "scalar"),
         ("--codec 3lc:s=3", "[1, 2)"),
         ("--codec zip", "3lc"),
-        ("--data nothing.safetensors", "nothing.safetensors"),
     ],
 )
 def test_bench_refuses_what_it_cannot_measure(arguments: str, message: str) -> None:
     result = run("bench", *arguments.split())
-    assert result.code == 1
+    assert result.code == 2
     assert message in result.err
+
+
+def test_bench_needs_its_data() -> None:
+    result = run("bench", "--data", "nothing.safetensors")
+    assert result.code == 1
+    assert "nothing.safetensors" in result.err
+
+
+def test_running_out_of_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhaust() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("gradwire.codecs", exhaust)
+    result = run("codecs")
+    assert result.code == 1
+    assert result.err == "gradwire: error: out of memory\n"
 
 
 def test_bench_stops_when_a_codec_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,17 @@ def test_several_files_go_into_a_directory(tmp_path: Path) -> None:
     assert not (tmp_path / "one.gw").exists()
 
 
+def test_no_result_overwrites_another(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "x.npy" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        np.save(file, gradient(20))
+    (tmp_path / "out").mkdir()
+    result = run("compress", "-c", "3lc", *files, "-o", tmp_path / "out", "--force")
+    assert result.code == 1
+    assert f"{files[0]} and {files[1]} would both be written to" in result.err
+
+
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", gradient(20))
     (tmp_path / "x.npy.gw").write_bytes(b"mine")
@@ -304,7 +315,7 @@ def test_a_missing_package_is_named_with_its_remedy(
 
 def test_a_wrong_codec_is_an_error_before_anything_is_read(tmp_path: Path) -> None:
     result = run("compress", tmp_path / "missing.npy", "-c", "3lc:s=2")
-    assert result.code == 1
+    assert result.code == 2
     assert "[1, 2)" in result.err
 
 

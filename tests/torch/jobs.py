@@ -20,7 +20,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.torch import GradwireState, NonFiniteStepWarning, Overlap, gradwire_hook
+from gradwire.torch import (
+    GradwireState,
+    NonFiniteStepWarning,
+    Overlap,
+    UnmatchedPatternWarning,
+    gradwire_hook,
+)
 from gradwire.torch.wire import Kind, Wire
 from training import (
     Options,
@@ -297,6 +303,27 @@ def drop_a_model() -> list[str]:
     gc.collect()
     kept = [name for name, reference in watched.items() if reference() is not None]
     return kept + [thread.name for thread in threading.enumerate() if thread.name == "gradwire"]
+
+
+def warned_of_patterns() -> list[str]:
+    """What a few steps say of patterns, of which some match a tensor of one bucket only."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(
+            Options(
+                steps=5,
+                state={
+                    "codec": "3lc",
+                    "rules": [("last.*", "raw"), ("lost.*", "raw")],
+                    "exclude": ["first.bias", "bias"],
+                },
+            )
+        )
+    return [
+        str(warning.message)
+        for warning in caught
+        if issubclass(warning.category, UnmatchedPatternWarning)
+    ]
 
 
 def train_in_part(members: list[int]) -> str | None:

@@ -36,6 +36,13 @@ def test_nothing_stays_of_a_model_that_is_dropped(cluster: Cluster) -> None:
     assert cluster.run(2, jobs.drop_a_model) == [[], []]
 
 
+def test_a_pattern_that_matches_nothing_is_named_once(cluster: Cluster) -> None:
+    for said in cluster.run(2, jobs.warned_of_patterns):
+        assert len(said) == 2
+        assert "matches 'bias'" in said[0]
+        assert "matches 'lost.*'" in said[1]
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -23,6 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (CommandError, ContainerError, GradwireError, OSError, TensorFileError) as error:
         print(f"gradwire: error: {_describe(error)}", file=sys.stderr)
         raise SystemExit(1) from None
+    except MemoryError:
+        print("gradwire: error: out of memory", file=sys.stderr)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("gradwire: interrupted", file=sys.stderr)
         raise SystemExit(130) from None

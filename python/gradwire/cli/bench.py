@@ -28,6 +28,7 @@ from gradwire.bench_data import BenchData, load_data
 from gradwire.cli.output import (
     CommandError,
     JsonOption,
+    check_codec,
     describe_compilation,
     human_bytes,
     print_json,
@@ -35,7 +36,7 @@ from gradwire.cli.output import (
     print_table,
     significant,
 )
-from gradwire.machine import describe_build, describe_machine, find_commit
+from gradwire.machine import describe_build, describe_machine
 
 _MULTIPLES = {"k": 10**3, "M": 10**6}
 _LARGEST_SIZE = 2**31
@@ -107,7 +108,7 @@ def bench(
         )
     )
     for name in dict.fromkeys(case.codec for case in planned):
-        gradwire.max_encoded_size(name, 0)  # A wrong codec is an error before anything is timed.
+        check_codec(name)
     values = load_data(data, seed)
     header = _header(values)
     if not as_json:
@@ -155,8 +156,9 @@ def _parse_size(text: str) -> int:
     except ValueError:
         size = math.nan
     if not (1 <= size <= _LARGEST_SIZE and size == int(size)):
-        raise CommandError(
-            f"--size {text}: not a number of values from 1 to 2^31, such as 5000, 200k, 25.6M"
+        raise typer.BadParameter(
+            f"{text} is not a number of values from 1 to 2^31, such as 5000, 200k, 25.6M",
+            param_hint="--size",
         )
     return int(size)
 
@@ -164,7 +166,9 @@ def _parse_size(text: str) -> int:
 def _choose(option: str, given: list[str] | None, valid: tuple[str, ...]) -> tuple[str, ...]:
     for name in given or ():
         if name not in valid:
-            raise CommandError(f"{option} {name}: valid are {', '.join(valid)}")
+            raise typer.BadParameter(
+                f"{name} is not valid; valid are {', '.join(valid)}", param_hint=option
+            )
     return tuple(given) if given else valid
 
 
@@ -181,7 +185,6 @@ def _header(values: BenchData) -> dict[str, Any]:
     return {
         "machine": describe_machine(),
         "build": describe_build(),
-        "commit": find_commit(),
         "command": shlex.join(["gradwire", *sys.argv[1:]]),
         "data": values.description,
     }
@@ -195,7 +198,7 @@ def _print_header(header: dict[str, Any]) -> None:
             ("machine", f"{machine['cpu']}, {machine['cores']} cores, {caches}"),
             ("system", f"{machine['system']}, memory {human_bytes(machine['memory_bytes'])}"),
             ("build", f"gradwire {build['version']}, {describe_compilation(build)}"),
-            ("commit", header["commit"] or "unknown"),
+            ("commit", build["commit"]),
             ("command", header["command"]),
             ("data", header["data"]),
         ]

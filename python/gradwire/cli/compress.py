@@ -16,13 +16,14 @@ import gradwire
 from gradwire.cli.output import (
     CommandError,
     JsonOption,
+    check_codec,
     human_bytes,
     print_json,
     print_table,
     significant,
     warn,
 )
-from gradwire.cli.output_file import claim_output, write_file
+from gradwire.cli.output_file import Outputs, write_file
 from gradwire.container import Container, StoredTensor, serialize
 from gradwire.tensor_files import FLOAT32, Tensor, TensorFile, read_tensor_file
 
@@ -82,10 +83,11 @@ def compress(
     float32 tensors are encoded and lose precision as the codec has it; all others are stored as
     they are. Names and shapes are kept. The error is measured by decoding what was written.
     """
-    gradwire.max_encoded_size(codec, 0)  # A wrong codec is an error before any file is read.
+    check_codec(codec)
+    outputs = Outputs(output, len(files), force)
     reports = []
     for path in files:
-        target = claim_output(path, output, path.name + SUFFIX, len(files), force)
+        target = outputs.claim(path, path.name + SUFFIX)
         content = read_tensor_file(path)
         stored, rows = _encode_tensors(path, content, codec, plain or [], threads)
         written = write_file(target, serialize(Container(content.kind, stored, content.metadata)))

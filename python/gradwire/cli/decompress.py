@@ -11,7 +11,7 @@ import typer
 import gradwire
 from gradwire.cli.compress import SUFFIX
 from gradwire.cli.output import CommandError, JsonOption, human_bytes, print_json
-from gradwire.cli.output_file import claim_output, replace_file
+from gradwire.cli.output_file import Outputs, replace_file
 from gradwire.container import Container, ContainerError, StoredTensor, parse
 from gradwire.tensor_files import Tensor, TensorFile, kind_of, write_tensor_file
 
@@ -44,10 +44,11 @@ def decompress(
     as_json: JsonOption = False,
 ) -> None:
     """Restore the .npy or .safetensors files that compress read, with the values it kept."""
+    outputs = Outputs(output, len(files), force)
     reports = []
     for path in files:
         container = _read_container(path)
-        target = claim_output(path, output, _restored_name(path, container), len(files), force)
+        target = outputs.claim(path, _restored_name(path, container))
         if kind_of(target) != container.kind:
             raise CommandError(f"{path} holds a .{container.kind} file, not {target.suffix}")
         content = _decode_tensors(path, container, threads, max_values)

@@ -12,7 +12,7 @@ from gradwire.cli.output import (
     print_json,
     print_pairs,
 )
-from gradwire.machine import describe_build, describe_machine, find_commit
+from gradwire.machine import describe_build, describe_machine
 from gradwire.train.network import why_not_shaped
 
 # What each optional package is for.
@@ -31,7 +31,6 @@ def info(as_json: JsonOption = False) -> None:
     """
     report: dict[str, Any] = {
         "build": describe_build(),
-        "commit": find_commit(),
         "machine": describe_machine(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "why_not_shaped": why_not_shaped(),
@@ -42,7 +41,7 @@ def info(as_json: JsonOption = False) -> None:
     build, machine = report["build"], report["machine"]
     print_pairs(
         [
-            ("gradwire", f"{build['version']}, commit {report['commit'] or 'unknown'}"),
+            ("gradwire", f"{build['version']}, commit {build['commit']}"),
             ("built with", describe_compilation(build)),
             ("SIMD targets", f"{', '.join(build['simd_targets'])} (best first)"),
             ("CPU", machine["cpu"]),

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import gradwire
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
 
 # Wide enough for every table of ours; a pipe or a file has no width of its own.
@@ -21,6 +23,14 @@ _WIDTH_WITHOUT_TERMINAL = 160
 
 class CommandError(Exception):
     """The command cannot do what it was asked; the message is for the user."""
+
+
+def check_codec(text: str) -> None:
+    """A wrong --codec is a wrong command line, found before anything is done."""
+    try:
+        gradwire.max_encoded_size(text, 0)
+    except gradwire.GradwireError as error:
+        raise typer.BadParameter(str(error), param_hint="--codec") from None
 
 
 def print_json(document: object) -> None:

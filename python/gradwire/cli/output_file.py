@@ -11,26 +11,41 @@ from typing import BinaryIO
 from gradwire.cli.output import CommandError
 
 
-def claim_output(source: Path, output: Path | None, name: str, inputs: int, force: bool) -> Path:
-    """Returns the file to write for `source`.
+class Outputs:
+    """Where the results of a command's inputs go.
 
-    `output` is what the user gave: nothing (then `name` beside the source), a directory (then
-    `name` in it), or a file, which only a lone input may have. CommandError if the directory is
-    not there, or the file is, unless `force`.
+    `output` is what the user gave: nothing (each result beside its source), a directory, or a file,
+    which only a lone input may have.
     """
-    if output is None:
-        target = source.with_name(name)
-    elif output.is_dir():
-        target = output / name
-    elif inputs > 1:
-        raise CommandError(f"--output {output}: with {inputs} inputs it must be a directory")
-    else:
-        target = output
-    if not target.parent.is_dir():
-        raise CommandError(f"{target.parent}: no such directory")
-    if target.exists() and not force:
-        raise CommandError(f"{target} exists; --force overwrites it")
-    return target
+
+    def __init__(self, output: Path | None, inputs: int, force: bool) -> None:
+        self._output = output
+        self._inputs = inputs
+        self._force = force
+        self._sources: dict[Path, Path] = {}
+
+    def claim(self, source: Path, name: str) -> Path:
+        """Returns the file to write for `source`; `name` is what it is called where the user named
+        none. CommandError if its directory is not there, or the file is, unless `force`, or if it
+        is another input's already."""
+        if self._output is None:
+            target = source.with_name(name)
+        elif self._output.is_dir():
+            target = self._output / name
+        elif self._inputs > 1:
+            raise CommandError(
+                f"--output {self._output}: with {self._inputs} inputs it must be a directory"
+            )
+        else:
+            target = self._output
+        if not target.parent.is_dir():
+            raise CommandError(f"{target.parent}: no such directory")
+        other = self._sources.setdefault(target.resolve(), source)
+        if other is not source:
+            raise CommandError(f"{other} and {source} would both be written to {target}")
+        if target.exists() and not self._force:
+            raise CommandError(f"{target} exists; --force overwrites it")
+        return target
 
 
 def write_file(target: Path, parts: Iterable[bytes | memoryview]) -> int:

@@ -24,6 +24,7 @@ from gradwire.torch.errors import (
     PeerSilentError,
     PeerStoppedError,
     ResidualDroppedWarning,
+    UnmatchedPatternWarning,
 )
 from gradwire.torch.hook import gradwire_hook
 from gradwire.torch.state import GradwireState, Overlap
@@ -42,6 +43,7 @@ __all__ = [
     "RawTensor",
     "ResidualDroppedWarning",
     "Stats",
+    "UnmatchedPatternWarning",
     "gradwire_hook",
     "reshard",
 ]

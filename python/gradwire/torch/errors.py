@@ -36,5 +36,9 @@ class NonFiniteStepWarning(RuntimeWarning):
     """A gradient held NaN or Inf: the bucket became NaN on every rank, nothing else was lost."""
 
 
+class UnmatchedPatternWarning(UserWarning):
+    """A pattern of `rules` or `exclude` matches no tensor of the model."""
+
+
 class ResidualDroppedWarning(RuntimeWarning):
     """A residual has no place in the new configuration and is left out."""

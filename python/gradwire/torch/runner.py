@@ -14,7 +14,11 @@ import torch
 
 from gradwire._core import Layout, ShardedExchange
 from gradwire.torch.engine import agree, exchange_bucket
-from gradwire.torch.errors import NonFiniteStepWarning, ResidualDroppedWarning
+from gradwire.torch.errors import (
+    NonFiniteStepWarning,
+    ResidualDroppedWarning,
+    UnmatchedPatternWarning,
+)
 from gradwire.torch.names import NamedShape
 from gradwire.torch.residuals import Residual, ResidualPool
 from gradwire.torch.stats import (
@@ -140,6 +144,7 @@ class BucketRunner:
         self._sent_before = 0
         self.loss_scale: float | None = None
         self._warned = False
+        self._checked_patterns = False
         self._released: tuple[RawTensor, ...] | None = None  # what went raw, then
 
     def run(self, job: BucketJob) -> None:
@@ -215,6 +220,20 @@ class BucketRunner:
         self._step.control_bytes = sent - self._step.push_bytes - self._step.pull_bytes
         self.totals.add(self._step, len(self._wire.peers))
         self.last_step = self._step
+        if not self._checked_patterns and not self._step.raw:
+            self._checked_patterns = True
+            self._warn_of_unmatched()
+
+    def _warn_of_unmatched(self) -> None:
+        layouts = [self._buckets[index].layout for index in self._done]
+        for pattern in layouts[0].unmatched:
+            if all(pattern in layout.unmatched for layout in layouts):
+                warnings.warn(
+                    f"no tensor of the model matches {pattern!r}, which rules= or exclude= has; "
+                    "names are those of model.named_parameters()",
+                    UnmatchedPatternWarning,
+                    stacklevel=2,
+                )
 
     def _bucket_for(self, job: BucketJob) -> _Bucket:
         bucket = self._buckets.get(job.index)

@@ -43,7 +43,10 @@ def prepare(outputs: Outputs) -> None:
     if outputs.json not in (None, "-"):
         path = Path(outputs.json)
         path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
         path.open("a").close()
+        if is_new:
+            path.unlink()
 
 
 def train_here(chosen: TrainSettings, outputs: Outputs, console: Console) -> report.Report:

@@ -15,6 +15,7 @@ constexpr CodecInfo kInfo = {
     .summary = "bfloat16: the upper half of a float32, rounded half to even",
     .source = "the usual half-size baseline (PyTorch's bf16_compress_hook)",
     .error_feedback = false,
+    .lossless = false,
     .parameters = {},
 };
 

@@ -16,6 +16,7 @@ constexpr CodecInfo kInfo = {
     .summary = "float32 as it is",
     .source = "the uncompressed baseline",
     .error_feedback = false,
+    .lossless = true,
     .parameters = {},
 };
 
@@ -61,10 +62,6 @@ const CodecEntry codec_entries::raw = {
     .info = &kInfo,
     .create = [](const Parameters&,
                  ResidualType residual_type) -> Result<std::shared_ptr<const Codec>> {
-      if (residual_type != ResidualType::kNone) {
-        return Status(StatusCode::kBadParameter,
-                      "codec 'raw' loses nothing, so ef=on has nothing to keep; leave ef out");
-      }
       return std::shared_ptr<const Codec>(std::make_shared<RawCodec>(residual_type));
     },
     .from_wire = [](const WireCodec& wire) -> Result<std::shared_ptr<const Codec>> {

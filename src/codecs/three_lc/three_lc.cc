@@ -24,6 +24,7 @@ constexpr CodecInfo kInfo = {
     .summary = "three values with a sparsity multiplier, five to a byte, zero runs shortened",
     .source = "3LC (Lim, Andersen, Kaminsky; SysML 2019), section 3",
     .error_feedback = true,
+    .lossless = false,
     .parameters = kParameters,
 };
 
