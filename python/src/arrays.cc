@@ -5,6 +5,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include "base/huge_pages.h"
 #include "errors.h"
 
 namespace gradwire::python {
@@ -155,6 +156,7 @@ std::span<std::byte> ByteOutput::bytes() const {
 NumpyFloats new_floats(size_t n) {
   auto values = std::make_unique_for_overwrite<float[]>(n);
   float* data = values.get();
+  advise_huge_pages(data, n * sizeof(float));
   nb::capsule owner(values.release(), [](void* p) noexcept { delete[] static_cast<float*>(p); });
   return NumpyFloats(data, {n}, owner);
 }

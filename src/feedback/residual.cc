@@ -1,12 +1,18 @@
 #include "gradwire/residual.h"
 
+#include "base/huge_pages.h"
 #include "stages/element.h"
 
 namespace gradwire {
 
 Residual::Residual(ResidualType type, uint64_t n) : type_(type) {
-  if (type == ResidualType::kFloat32) f32_.resize(n);
-  if (type == ResidualType::kBfloat16) bf16_.resize(n);
+  const auto fill = [n](auto& values) {
+    values.reserve(n);
+    advise_huge_pages(values.data(), n * sizeof(values[0]));
+    values.resize(n);
+  };
+  if (type == ResidualType::kFloat32) fill(f32_);
+  if (type == ResidualType::kBfloat16) fill(bf16_);
 }
 
 ResidualView Residual::view() noexcept {

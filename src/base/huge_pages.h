@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstddef>
+
+namespace gradwire {
+
+// Asks the system to back memory that was not touched yet with huge pages, if it is large enough to
+// gain by it: passes over hundreds of megabytes otherwise wait for page tables.
+void advise_huge_pages(void* memory, size_t bytes) noexcept;
+
+}  // namespace gradwire
