@@ -25,7 +25,7 @@ std::vector<Execution>& executions() {
     std::vector<Execution> made;
     for (const std::string_view target : simd_targets()) {
       for (const int threads : {1, 2}) {
-        Result<Execution> execution = Execution::create(target, threads);
+        Result<Execution> execution = Execution::create(target, threads, Threading::kAlways);
         require(execution.ok(), "a listed SIMD target can't be used");
         made.push_back(std::move(execution).value());
       }

@@ -1,8 +1,8 @@
 #include "base/huge_pages.h"
 
-#include <sys/mman.h>
-
 #include <cstdint>
+
+#include <sys/mman.h>
 
 namespace gradwire {
 namespace {
@@ -15,11 +15,11 @@ constexpr uintptr_t kPageSize = 4096;
 void advise_huge_pages(void* memory, size_t bytes) noexcept {
 #if defined(MADV_HUGEPAGE)
   if (bytes < kWorthIt) return;
-  const auto begin = reinterpret_cast<uintptr_t>(memory);
-  const uintptr_t first = (begin + kPageSize - 1) / kPageSize * kPageSize;
-  const uintptr_t last = (begin + bytes) / kPageSize * kPageSize;
+  // From the first whole page on.
+  const size_t before = kPageSize - reinterpret_cast<uintptr_t>(memory) % kPageSize;
   // Advice only: where it is not taken, everything works as before.
-  (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  (void)madvise(static_cast<std::byte*>(memory) + before, (bytes - before) / kPageSize * kPageSize,
+                MADV_HUGEPAGE);
 #else
   (void)memory;
   (void)bytes;

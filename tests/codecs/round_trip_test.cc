@@ -90,7 +90,7 @@ TEST(EveryCodec, GivesTheSameBytesOnEveryTargetAndAnyThreads) {
       const auto expected = encode(*codec, second, expected_residuals, scalar);
       for (std::string_view target : simd_targets()) {
         for (int threads : {1, 3}) {
-          Execution execution = Execution::create(target, threads).value();
+          Execution execution = Execution::create(target, threads, Threading::kAlways).value();
           Residuals residuals(*codec, n);
           encode(*codec, first, residuals, execution);
           ASSERT_EQ(encode(*codec, second, residuals, execution), expected)
@@ -110,7 +110,7 @@ TEST(EveryCodec, DecodeAddAddsWhatDecodeGives) {
       const std::vector<float> x = heavy_tailed(n, 3 * n);
       const std::vector<float> sum = heavy_tailed(n, 5 * n);
       for (std::string_view target : simd_targets()) {
-        Execution execution = Execution::create(target, 2).value();
+        Execution execution = Execution::create(target, 2, Threading::kAlways).value();
         Residuals residuals(*codec, n);
         const auto payload = encode(*codec, x, residuals, execution);
         std::vector<float> decoded(n, std::numeric_limits<float>::quiet_NaN());
@@ -163,7 +163,7 @@ TEST(EveryCodec, WithAResidualNamesNonFiniteInputAndKeepsTheResidual) {
     if (codec->residual_type() == ResidualType::kNone) continue;
     for (float bad :
          {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
-      Execution execution = Execution::create("auto", 2).value();
+      Execution execution = Execution::create("auto", 2, Threading::kAlways).value();
       const uint64_t n = kChunk + 100;
       Residuals residuals(*codec, n);
       encode(*codec, heavy_tailed(n, 1), residuals, execution);

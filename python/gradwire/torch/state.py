@@ -53,7 +53,8 @@ class GradwireState:
     min_numel      tensors with fewer values go raw, as do all one-dimensional ones
     start_iter     so many first iterations go raw, while gradients change fastest
     process_group  the group given to DDP; None: the default group
-    threads        threads for encoding and decoding on this rank
+    threads        threads for encoding and decoding on this rank; they are woken for segments of
+                   more than a million values, below that one is faster
     target         SIMD target, see `gradwire.simd_targets()`
     seed           of the random numbers of codecs that draw any
     timeout        seconds to wait for a rank that is connected but silent. A rank that evaluates
