@@ -8,11 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
-#define GW_HOST_DEVICE __host__ __device__
-#else
-#define GW_HOST_DEVICE
-#endif
+#include "base/host_device.h"
 
 namespace gradwire {
 
@@ -120,5 +116,72 @@ GW_HOST_DEVICE inline uint16_t narrow_bf16(float x) {
   }
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
+
+// The steps between IEEE binary16 and binary32. Exponents differ by 112; the smallest normal f16 is
+// 2^-14; from 65536 on (before rounding) there is only infinity.
+inline constexpr int32_t kF16Rebias = 112 << 23;
+inline constexpr int32_t kF16SmallestNormal = 113 << 23;
+inline constexpr int32_t kF16Overflow = 143 << 23;
+// 0.5f: its last bit is worth 2^-24, as is that of a denormal f16, so that adding it rounds a small
+// value in the right place.
+inline constexpr int32_t kF16DenormalMagic = 126 << 23;
+
+GW_HOST_DEVICE inline float widen_f16(uint16_t x) {
+  const uint32_t sign = static_cast<uint32_t>(x & 0x8000u) << 16;
+  const uint32_t magnitude = static_cast<uint32_t>(x & 0x7fffu) << 13;
+  uint32_t bits = magnitude + kF16Rebias;
+  if (magnitude >= 0x7c00u << 13) {
+    bits += kF16Rebias;
+  } else if (magnitude < 0x400u << 13) {
+    bits = bits_of(float_of(magnitude + kF16SmallestNormal) - float_of(kF16SmallestNormal));
+  }
+  return float_of(bits | sign);
+}
+
+// Rounds half to even, to infinity from 65520 on; a NaN becomes the quiet NaN 0x7e00 with its sign.
+GW_HOST_DEVICE inline uint16_t narrow_f16(float x) {
+  const uint32_t sign = bits_of(x) >> 16 & 0x8000u;
+  const uint32_t magnitude = magnitude_bits(x);
+  uint32_t half = 0;
+  if (magnitude >= kF16Overflow) {
+    half = magnitude > kNonFiniteBits ? 0x7e00u : 0x7c00u;
+  } else if (magnitude < kF16SmallestNormal) {
+    half = bits_of(float_of(magnitude) + float_of(kF16DenormalMagic)) - kF16DenormalMagic;
+  } else {
+    half = (magnitude + (0xfffu - kF16Rebias) + (magnitude >> 13 & 1u)) >> 13;
+  }
+  return static_cast<uint16_t>(half | sign);
+}
+
+// Sum and sum of squares. Doubles in 16 lanes, so that the order of the additions, and with it
+// every bit of the result, is the same for any vector length: value i goes to lane i % 16, and in
+// the end lane l takes lane l + 8, then l + 4, l + 2 and l + 1.
+struct Moments {
+  double sum = 0;
+  double squares = 0;
+};
+
+inline constexpr int kMomentLanes = 16;
+
+struct MomentLanes {
+  double sum[kMomentLanes] = {};
+  double squares[kMomentLanes] = {};
+
+  GW_HOST_DEVICE void add(uint64_t i, float x) {
+    const double wide = x;
+    sum[i % kMomentLanes] += wide;
+    squares[i % kMomentLanes] += wide * wide;
+  }
+
+  GW_HOST_DEVICE Moments total() {
+    for (int half = kMomentLanes / 2; half > 0; half /= 2) {
+      for (int lane = 0; lane < half; ++lane) {
+        sum[lane] += sum[lane + half];
+        squares[lane] += squares[lane + half];
+      }
+    }
+    return {sum[0], squares[0]};
+  }
+};
 
 }  // namespace gradwire

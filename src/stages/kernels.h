@@ -18,6 +18,9 @@
 #include <span>
 #include <string_view>
 
+#include "base/philox.h"
+#include "stages/element.h"
+
 namespace gradwire {
 
 struct Kernels {
@@ -64,8 +67,20 @@ struct Kernels {
   void (*widen_bf16)(const uint16_t* x, size_t n, float* out);
   void (*widen_add_bf16)(const uint16_t* x, size_t n, float* out);  // out += x
 
-  void (*add_f32)(const float* x, size_t n, float* out);  // out += x
-  void (*divide)(float* x, size_t n, float divisor);      // x /= divisor, a true division
+  // The same for IEEE binary16; a NaN becomes 0x7e00 with its sign.
+  void (*narrow_f16)(const float* x, size_t n, uint16_t* out);
+  void (*widen_f16)(const uint16_t* x, size_t n, float* out);
+  void (*widen_add_f16)(const uint16_t* x, size_t n, float* out);  // out += x
+
+  // Sums in the fixed order that stages/element.h defines.
+  Moments (*moments)(const float* x, size_t n);
+
+  // words[i] = the word of element first + i, first a multiple of 4.
+  void (*draw_words)(const DrawStream& stream, uint64_t first, size_t n, uint32_t* words);
+
+  void (*subtract)(const float* a, const float* b, size_t n, float* out);  // out = a - b; may be a
+  void (*add_f32)(const float* x, size_t n, float* out);                   // out += x
+  void (*divide)(float* x, size_t n, float divisor);  // x /= divisor, a true division
 };
 
 // Longest input of zero_run_encode: the packed bytes of one chunk.

@@ -197,6 +197,32 @@ void widen_add_bf16(const uint16_t* x, size_t n, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] += widen_bf16(load_unaligned(x + i));
 }
 
+void narrow_f16_all(const float* x, size_t n, uint16_t* out) {
+  for (size_t i = 0; i < n; ++i) store_unaligned(out + i, narrow_f16(x[i]));
+}
+
+void widen_f16_all(const uint16_t* x, size_t n, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = widen_f16(load_unaligned(x + i));
+}
+
+void widen_add_f16(const uint16_t* x, size_t n, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i] += widen_f16(load_unaligned(x + i));
+}
+
+Moments moments(const float* x, size_t n) {
+  MomentLanes sums;
+  for (size_t i = 0; i < n; ++i) sums.add(i, x[i]);
+  return sums.total();
+}
+
+void draw_words(const DrawStream& stream, uint64_t first, size_t n, uint32_t* words) {
+  for (size_t i = 0; i < n; ++i) words[i] = stream.word(first + i);
+}
+
+void subtract(const float* a, const float* b, size_t n, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = a[i] - b[i];
+}
+
 void add_f32(const float* x, size_t n, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] += load_unaligned(x + i);
 }
@@ -226,6 +252,12 @@ constexpr Kernels kScalar = {
     .narrow_bf16 = narrow_bf16_all,
     .widen_bf16 = widen_bf16_all,
     .widen_add_bf16 = widen_add_bf16,
+    .narrow_f16 = narrow_f16_all,
+    .widen_f16 = widen_f16_all,
+    .widen_add_f16 = widen_add_f16,
+    .moments = moments,
+    .draw_words = draw_words,
+    .subtract = subtract,
     .add_f32 = add_f32,
     .divide = divide,
 };

@@ -18,6 +18,9 @@
 #include "stages/absmax-inl.h"
 #include "stages/arithmetic-inl.h"
 #include "stages/bfloat16-inl.h"
+#include "stages/float16-inl.h"
+#include "stages/moments-inl.h"
+#include "stages/philox-inl.h"
 #include "stages/ternary-inl.h"
 #include "stages/ternary_encode-inl.h"
 #include "stages/unpack-inl.h"
@@ -67,6 +70,12 @@ extern constexpr Kernels kTable = {
     .narrow_bf16 = narrow_bf16,
     .widen_bf16 = widen_bf16,
     .widen_add_bf16 = widen_add_bf16,
+    .narrow_f16 = narrow_f16,
+    .widen_f16 = widen_f16,
+    .widen_add_f16 = widen_add_f16,
+    .moments = moments,
+    .draw_words = draw_words,
+    .subtract = subtract,
     .add_f32 = add_f32,
     .divide = divide,
 };

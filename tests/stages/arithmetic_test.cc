@@ -30,6 +30,23 @@ TEST_P(Arithmetic, AddsWithinItsSpans) {
   }
 }
 
+TEST_P(Arithmetic, SubtractsWithinItsSpansAndInPlace) {
+  Guarded<float> x(41000);
+  Guarded<float> out(41000);
+  for (size_t n : lengths()) {
+    const Edge edge = kEdges[n % 2];
+    const auto a = any_numbers(n, static_cast<uint32_t>(n));
+    const auto b = gradient_like(n, 1);
+    auto want = b;
+    for (size_t i = 0; i < n; ++i) want[i] = a[i] - b[i];
+    float* from = x.take_copy(b, edge);
+    float* to = out.take_copy(a, edge);
+    kernels().subtract(to, from, n, to);
+    ASSERT_SAME_BITS(out.copy(), want) << n;
+    ASSERT_TRUE(out.outside_untouched()) << n;
+  }
+}
+
 // Payloads of frames lie at any address.
 TEST_P(Arithmetic, AddsFromOddAddresses) {
   for (size_t n = 0; n < 70; ++n) {

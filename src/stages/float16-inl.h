@@ -1,0 +1,96 @@
+// IEEE binary16 spans, for one SIMD target. Contracts: stages/kernels.h. Integer arithmetic on
+// every target: conversion instructions are not everywhere, and differ in the NaNs that they make.
+
+#if defined(GRADWIRE_STAGES_FLOAT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GRADWIRE_STAGES_FLOAT16_INL_H_
+#undef GRADWIRE_STAGES_FLOAT16_INL_H_
+#else
+#define GRADWIRE_STAGES_FLOAT16_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+#include "stages/element.h"
+
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace {
+
+// narrow_f16 of each lane, stored; element.h explains the steps.
+template <class D>
+HWY_INLINE void store_narrowed_f16(D d, hn::Vec<D> v, uint16_t* to) {
+  const hn::RebindToUnsigned<D> d32;
+  const hn::RebindToSigned<D> di32;
+  const hn::Rebind<uint16_t, D> d16;
+  const auto bits = hn::BitCast(d32, v);
+  const auto magnitude = hn::BitCast(di32, hn::And(bits, hn::Set(d32, 0x7fffffffu)));
+  const auto sign = hn::ShiftRight<16>(hn::And(bits, hn::Set(d32, 0x80000000u)));
+  const auto magic = hn::Set(di32, kF16DenormalMagic);
+  const auto denormal =
+      hn::Sub(hn::BitCast(di32, hn::Add(hn::BitCast(d, magnitude), hn::BitCast(d, magic))), magic);
+  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(di32, 1));
+  const auto rounded = hn::Add(hn::Add(magnitude, hn::Set(di32, 0xfff - kF16Rebias)), odd);
+  const auto normal = hn::ShiftRight<13>(rounded);
+  const auto large = hn::IfThenElse(hn::Gt(magnitude, hn::Set(di32, 0x7f800000)),
+                                    hn::Set(di32, 0x7e00), hn::Set(di32, 0x7c00));
+  const auto finite =
+      hn::IfThenElse(hn::Lt(magnitude, hn::Set(di32, kF16SmallestNormal)), denormal, normal);
+  const auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di32, kF16Overflow)), finite, large);
+  hn::StoreU(hn::DemoteTo(d16, hn::Or(result, hn::BitCast(di32, sign))), d16, to);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> load_widened_f16(D d, const uint16_t* from) {
+  const hn::RebindToUnsigned<D> d32;
+  const hn::RebindToSigned<D> di32;
+  const hn::Rebind<uint16_t, D> d16;
+  const auto half = hn::PromoteTo(d32, hn::LoadU(d16, from));
+  const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(d32, 0x8000u)));
+  const auto magnitude = hn::BitCast(di32, hn::ShiftLeft<13>(hn::And(half, hn::Set(d32, 0x7fffu))));
+  const auto normal = hn::Add(magnitude, hn::Set(di32, kF16Rebias));
+  const auto huge = hn::Add(normal, hn::Set(di32, kF16Rebias));
+  const auto magic = hn::Set(di32, kF16SmallestNormal);
+  const auto tiny =
+      hn::BitCast(di32, hn::Sub(hn::BitCast(d, hn::Add(magnitude, magic)), hn::BitCast(d, magic)));
+  auto bits = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di32, 0x400 << 13)), tiny, normal);
+  bits = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di32, 0x7c00 << 13)), bits, huge);
+  return hn::BitCast(d, hn::Or(hn::BitCast(d32, bits), sign));
+}
+
+void narrow_f16(const float* x, size_t n, uint16_t* out) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) store_narrowed_f16(d, hn::LoadU(d, x + i), out + i);
+  for (; i < n; ++i) store_unaligned(out + i, gradwire::narrow_f16(x[i]));
+}
+
+void widen_f16(const uint16_t* x, size_t n, float* out) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(load_widened_f16(d, x + i), d, out + i);
+  for (; i < n; ++i) out[i] = gradwire::widen_f16(load_unaligned(x + i));
+}
+
+void widen_add_f16(const uint16_t* x, size_t n, float* out) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, out + i), load_widened_f16(d, x + i)), d, out + i);
+  }
+  for (; i < n; ++i) out[i] += gradwire::widen_f16(load_unaligned(x + i));
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire
+HWY_AFTER_NAMESPACE();
+
+#endif
+#endif

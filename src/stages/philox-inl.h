@@ -1,0 +1,65 @@
+// Random words, for one SIMD target. Contracts: stages/kernels.h.
+
+#if defined(GRADWIRE_STAGES_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GRADWIRE_STAGES_PHILOX_INL_H_
+#undef GRADWIRE_STAGES_PHILOX_INL_H_
+#else
+#define GRADWIRE_STAGES_PHILOX_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+#include "base/philox.h"
+
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace {
+
+// Each 64-bit lane holds one block's word in its lower half; what is in the upper half does not
+// matter, as a multiplication of 32-bit halves looks at the lower one alone.
+void draw_words(const DrawStream& stream, uint64_t first, size_t n, uint32_t* words) {
+  const hn::ScalableTag<uint64_t> d;
+  const hn::RepartitionToNarrow<decltype(d)> d32;
+  const size_t lanes = hn::Lanes(d);
+  const auto multiplier0 = hn::Set(d32, kPhiloxMultiplier0);
+  const auto multiplier1 = hn::Set(d32, kPhiloxMultiplier1);
+  const auto lower_half = hn::Set(d, 0xffffffffu);
+  const auto step_low = hn::Set(d, stream.step);
+  const auto step_high = hn::Set(d, stream.step >> 32);
+  size_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    auto word0 = hn::Iota(d, (first + i) / 4);
+    auto word1 = hn::ShiftRight<32>(word0);
+    auto word2 = step_low;
+    auto word3 = step_high;
+    uint32_t key0 = stream.key0;
+    uint32_t key1 = stream.key1;
+    HWY_UNROLL(10)
+    for (int round = 0; round < kPhiloxRounds; ++round) {
+      const auto product0 = hn::MulEven(hn::BitCast(d32, word0), multiplier0);
+      const auto product1 = hn::MulEven(hn::BitCast(d32, word2), multiplier1);
+      word0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(product1), word1), hn::Set(d, key0));
+      word1 = product1;
+      word2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(product0), word3), hn::Set(d, key1));
+      word3 = product0;
+      key0 += kPhiloxWeyl0;
+      key1 += kPhiloxWeyl1;
+    }
+    const auto words01 = hn::Or(hn::And(word0, lower_half), hn::ShiftLeft<32>(word1));
+    const auto words23 = hn::Or(hn::And(word2, lower_half), hn::ShiftLeft<32>(word3));
+    hn::StoreInterleaved2(words01, words23, d, reinterpret_cast<uint64_t*>(words + i));
+  }
+  for (; i < n; ++i) words[i] = stream.word(first + i);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire
+HWY_AFTER_NAMESPACE();
+
+#endif
+#endif
