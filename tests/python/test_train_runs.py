@@ -93,6 +93,8 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
             process_group=0,
+            # Whoever was started in the background by a shell ignores it, and so do his children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert self.process.stdout is not None
         for line in self.process.stdout:
