@@ -113,7 +113,7 @@ def frame_errors() -> dict[str, tuple[str, bytes]]:
         },
         "codec-0": ("unknown_codec", edited(good, 3, b"\x00")),
         "codec-255": ("unknown_codec", edited(good, 3, b"\xff")),
-        "dtype-1": ("unsupported_dtype", edited(good, 4, b"\x01")),
+        "dtype-3": ("unsupported_dtype", edited(good, 4, b"\x03")),
         "n-beyond-2-40": ("limit_exceeded", raw(2**40 + 1)),
         "n-2-63": ("limit_exceeded", raw(2**63)),
         "n-2-64-minus-1": ("limit_exceeded", raw(2**64 - 1)),

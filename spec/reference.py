@@ -71,7 +71,7 @@ VERSION = 1
 HEADER_SIZE = 32
 MAX_VALUES = 2**40
 NON_FINITE_FLAG = 1
-FLOAT32 = 0
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
 RAW, BF16, THREE_LC = 1, 2, 16
 CODEC_NAMES = {RAW: "raw", BF16: "bf16", THREE_LC: "3lc"}
 
@@ -124,7 +124,7 @@ def check_codec(codec: int) -> None:
 
 
 def check_dtype(dtype: int) -> None:
-    require(dtype == FLOAT32, "unsupported_dtype", f"dtype {dtype}")
+    require(dtype in (FLOAT32, BFLOAT16, FLOAT16), "unsupported_dtype", f"dtype {dtype}")
 
 
 def check_parameters(codec: int, param_a: int, param_b: int) -> None:
@@ -139,7 +139,8 @@ def check_size(frame: Frame) -> None:
     """Refuses an n that the payload cannot hold, before any memory is taken for n values."""
     n, size = frame.n, len(frame.payload)
     if frame.codec == RAW:
-        require(size == 4 * n, "corrupt_payload", "raw takes 4 bytes a value")
+        width = 4 if frame.dtype == FLOAT32 else 2
+        require(size == width * n, "corrupt_payload", f"raw takes {width} bytes a value")
     elif frame.codec == BF16:
         require(size == 2 * n, "corrupt_payload", "bf16 takes 2 bytes a value")
     elif size > 0:
@@ -160,11 +161,31 @@ def decode(frame: Frame, max_values: int = 2**31) -> bytes:
     require(frame.n <= max_values, "limit_exceeded", f"{frame.n} values, here at most {max_values}")
     if frame.non_finite:
         return QUIET_NAN * frame.n
+    if frame.codec == RAW and frame.dtype == FLOAT16:
+        return widen_f16(frame.payload)
+    if frame.codec == RAW and frame.dtype == BFLOAT16:
+        return widen_bf16(frame.payload)
     if frame.codec == RAW:
         return frame.payload
     if frame.codec == BF16:
         return widen_bf16(frame.payload)
     return decode_three_lc(frame)
+
+
+# --- Payload: raw -----------------------------------------------------------------------------
+
+
+def widen_f16(halves: bytes) -> bytes:
+    widened = b""
+    for (half,) in struct.iter_unpack("<H", halves):
+        sign, exponent, fraction = half >> 15, half >> 10 & 31, half & 0x3FF
+        if exponent == 31:
+            widened += (sign << 31 | 0x7F800000 | fraction << 13).to_bytes(4, "little")
+        else:
+            scale = 2.0 ** (max(exponent, 1) - 25)
+            magnitude = (fraction + (1024 if exponent else 0)) * scale
+            widened += struct.pack("<f", -magnitude if sign else magnitude)
+    return widened
 
 
 # --- Payload: bf16 ----------------------------------------------------------------------------
@@ -337,7 +358,7 @@ def read_frames(reader: Reader, table_length: int, frame_count: int) -> tuple[Fr
         codec, dtype, param_a, param_b = struct.unpack("<BBHI", reader.take(8))
         check_codec(codec)
         check_parameters(codec, param_a, param_b)
-        check_dtype(dtype)
+        require(dtype == FLOAT32, "unsupported_dtype", f"dtype {dtype} in a packet")
         entry = (codec, dtype, param_a, param_b)
         require(entry not in table, "corrupt_payload", f"codec table entry {i} repeats another")
         table.append(entry)

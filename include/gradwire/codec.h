@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,12 +13,43 @@
 
 namespace gradwire {
 
-enum class Dtype : uint8_t { kFloat32 = 0 };
+// Types that values come in. float32 holds the others exactly.
+enum class Dtype : uint8_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
+[[nodiscard]] constexpr uint64_t size_of(Dtype dtype) {
+  return dtype == Dtype::kFloat32 ? sizeof(float) : sizeof(uint16_t);
+}
 
 // No tensor segment has more values (spec/format.md, limits).
 inline constexpr uint64_t kMaxNumel = uint64_t{1} << 40;
 
 enum class ResidualType : uint8_t { kNone, kFloat32, kBfloat16 };
+
+// The values to encode, read as float32.
+class InputView {
+ public:
+  // Converts from whatever is a span of floats.
+  template <typename Floats>
+  requires std::convertible_to<const Floats&, std::span<const float>> InputView(
+      const Floats& floats)
+      : InputView(std::span<const float>(floats)) {}
+  InputView(std::span<const float> values) : data_(values.data()), size_(values.size()) {}
+  // bits: kBfloat16 (the upper half of a float32) or kFloat16 (IEEE binary16).
+  InputView(Dtype dtype, std::span<const uint16_t> bits)
+      : dtype_(dtype), data_(bits.data()), size_(bits.size()) {}
+
+  [[nodiscard]] Dtype dtype() const noexcept { return dtype_; }
+  [[nodiscard]] uint64_t size() const noexcept { return size_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+  [[nodiscard]] const void* data() const noexcept { return data_; }
+  [[nodiscard]] const float* f32() const noexcept { return static_cast<const float*>(data_); }
+  [[nodiscard]] const uint16_t* u16() const noexcept { return static_cast<const uint16_t*>(data_); }
+
+ private:
+  Dtype dtype_ = Dtype::kFloat32;
+  const void* data_ = nullptr;
+  uint64_t size_ = 0;
+};
 
 // The residual of one segment, as long as the input, or nothing. Encoding adds it to the input and
 // leaves in it what the decoder will not see.
@@ -83,8 +115,10 @@ class Codec {
   // residual=f32|bf16 (what keeps it). kUnknownCodec and kBadParameter list what is valid.
   static Result<std::shared_ptr<const Codec>> parse(std::string_view text);
 
-  // The codec of a frame that was received. kUnknownCodec, kReservedBits.
-  static Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire);
+  // The codec of a frame that was received, which was made from values of `dtype`. kUnknownCodec,
+  // kReservedBits.
+  static Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire,
+                                                        Dtype dtype = Dtype::kFloat32);
 
   virtual ~Codec() = default;
 
@@ -110,7 +144,7 @@ class Codec {
   //   kBufferTooSmall: payload is smaller than max_payload_size(x.size()).
   //   kNonFinite: x + residual holds NaN or Inf, the message names the first such element.
   // On failure the residual is as it was.
-  virtual Result<uint64_t> encode(std::span<const float> x, ResidualView residual,
+  virtual Result<uint64_t> encode(const InputView& x, const ResidualView& residual,
                                   const DrawContext& draw, std::span<std::byte> payload,
                                   Execution& execution) const = 0;
 

@@ -26,7 +26,7 @@ class Compressor {
 
   // Encodes x (n values) plus the residual into a frame and keeps what was not sent.
   // kLengthMismatch, kBufferTooSmall. Non-finite input: see EncodedFrame.
-  Result<EncodedFrame> encode(std::span<const float> x, uint64_t step, std::span<std::byte> frame,
+  Result<EncodedFrame> encode(const InputView& x, uint64_t step, std::span<std::byte> frame,
                               Execution& execution);
 
  private:

@@ -19,7 +19,7 @@ enum class FrameContent : uint8_t { kValues, kNonFinite };
 
 struct Frame {
   std::shared_ptr<const Codec> codec;
-  Dtype dtype = Dtype::kFloat32;
+  Dtype dtype = Dtype::kFloat32;  // of the values that were encoded; they decode to float32
   FrameContent content = FrameContent::kValues;
   uint64_t n = 0;
   uint32_t checksum = 0;
@@ -37,8 +37,8 @@ struct EncodedFrame {
 
 // Encodes x (plus residual) with its header into `frame`.
 //   kBufferTooSmall: frame is smaller than max_frame_size; kLimitExceeded; kLengthMismatch.
-Result<EncodedFrame> encode_frame(const Codec& codec, std::span<const float> x,
-                                  ResidualView residual, const DrawContext& draw,
+Result<EncodedFrame> encode_frame(const Codec& codec, const InputView& x,
+                                  const ResidualView& residual, const DrawContext& draw,
                                   std::span<std::byte> frame, Execution& execution);
 
 // Checks everything but the payload's content, in the order of spec/format.md. Takes no memory that

@@ -71,9 +71,14 @@ bool is_contiguous(const Array& array) {
   return true;
 }
 
+constexpr nb::dlpack::dtype kBfloat16 = {static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16,
+                                         1};
+constexpr nb::dlpack::dtype kFloat16 = {static_cast<uint8_t>(nb::dlpack::dtype_code::Float), 16, 1};
+
 // `wanted` names the array in messages: "a float32 array".
 template <typename Array>
-Array take_array(nb::handle given, nb::dlpack::dtype dtype, const std::string& wanted) {
+Array take_array(nb::handle given, std::initializer_list<nb::dlpack::dtype> dtypes,
+                 const std::string& wanted) {
   const nb::object object = with_strides(given);
   Array array;
   if (!nb::try_cast<Array>(object, array, false)) {
@@ -84,7 +89,9 @@ Array take_array(nb::handle given, nb::dlpack::dtype dtype, const std::string& w
     }
     PyErr_Clear();
     const std::string told = told_dtype(given);
-    if (told == dtype_name(dtype) || told == "torch." + dtype_name(dtype)) {
+    if (std::ranges::any_of(dtypes, [&](nb::dlpack::dtype dtype) {
+          return told == dtype_name(dtype) || told == "torch." + dtype_name(dtype);
+        })) {
       refuse(StatusCode::kInvalidArgument,
              "this " + class_name(given) + " can't be read on the CPU; pass a CPU copy");
     }
@@ -94,7 +101,8 @@ Array take_array(nb::handle given, nb::dlpack::dtype dtype, const std::string& w
     refuse(StatusCode::kInvalidArgument,
            "expected " + wanted + " (buffer protocol or DLPack), got " + class_name(given));
   }
-  if (array.dtype() != dtype) {
+  if (std::ranges::none_of(dtypes,
+                           [&](nb::dlpack::dtype dtype) { return array.dtype() == dtype; })) {
     refuse(StatusCode::kUnsupportedDtype,
            "expected " + wanted + ", got dtype " + dtype_name(array.dtype()));
   }
@@ -102,7 +110,7 @@ Array take_array(nb::handle given, nb::dlpack::dtype dtype, const std::string& w
     refuse(StatusCode::kInvalidArgument,
            "the array is not in CPU memory; this build works on CPU tensors");
   }
-  if (reinterpret_cast<uintptr_t>(array.data()) % (dtype.bits / 8) != 0) {
+  if (reinterpret_cast<uintptr_t>(array.data()) % (array.dtype().bits / 8) != 0) {
     refuse(StatusCode::kInvalidArgument, "the array is not aligned; pass a copy (array.copy())");
   }
   if (!is_contiguous(array)) {
@@ -116,14 +124,26 @@ Array take_array(nb::handle given, nb::dlpack::dtype dtype, const std::string& w
 }  // namespace
 
 FloatInput::FloatInput(nb::handle object)
-    : array_(take_array<nb::ndarray<nb::ro>>(object, nb::dtype<float>(), "a float32 array")) {}
+    : array_(take_array<nb::ndarray<nb::ro>>(object, {nb::dtype<float>()}, "a float32 array")) {}
 
 std::span<const float> FloatInput::values() const {
   return {static_cast<const float*>(array_.data()), array_.size()};
 }
 
+ValueInput::ValueInput(nb::handle object)
+    : array_(take_array<nb::ndarray<nb::ro>>(object, {nb::dtype<float>(), kBfloat16, kFloat16},
+                                             "a float32, bfloat16 or float16 array")) {}
+
+InputView ValueInput::values() const {
+  if (array_.dtype() == nb::dtype<float>()) {
+    return std::span(static_cast<const float*>(array_.data()), array_.size());
+  }
+  return {array_.dtype() == kBfloat16 ? Dtype::kBfloat16 : Dtype::kFloat16,
+          std::span(static_cast<const uint16_t*>(array_.data()), array_.size())};
+}
+
 FloatOutput::FloatOutput(nb::handle object)
-    : array_(take_array<nb::ndarray<>>(object, nb::dtype<float>(), "a float32 array")) {}
+    : array_(take_array<nb::ndarray<>>(object, {nb::dtype<float>()}, "a float32 array")) {}
 
 std::span<float> FloatOutput::values() const {
   return {static_cast<float*>(array_.data()), array_.size()};
@@ -138,7 +158,8 @@ ByteInput::ByteInput(nb::handle object) {
     bytes_ = {static_cast<const std::byte*>(buffer_.buf), static_cast<size_t>(buffer_.len)};
     return;
   }
-  array_ = take_array<nb::ndarray<nb::ro>>(object, nb::dtype<uint8_t>(), "bytes or a uint8 array");
+  array_ =
+      take_array<nb::ndarray<nb::ro>>(object, {nb::dtype<uint8_t>()}, "bytes or a uint8 array");
   bytes_ = {static_cast<const std::byte*>(array_.data()), array_.size()};
 }
 
@@ -147,7 +168,7 @@ ByteInput::~ByteInput() {
 }
 
 ByteOutput::ByteOutput(nb::handle object)
-    : array_(take_array<nb::ndarray<>>(object, nb::dtype<uint8_t>(), "a uint8 array")) {}
+    : array_(take_array<nb::ndarray<>>(object, {nb::dtype<uint8_t>()}, "a uint8 array")) {}
 
 std::span<std::byte> ByteOutput::bytes() const {
   return {static_cast<std::byte*>(array_.data()), array_.size()};

@@ -9,6 +9,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include "gradwire/codec.h"
+
 namespace gradwire::python {
 
 // Arrays come in by the buffer protocol or DLPack, without a copy. Raises GradwireError
@@ -19,6 +21,16 @@ class FloatInput {
  public:
   explicit FloatInput(nanobind::handle object);
   [[nodiscard]] std::span<const float> values() const;
+
+ private:
+  nanobind::ndarray<nanobind::ro> array_;
+};
+
+// A C-contiguous array on the CPU of any dtype that codecs take: float32, bfloat16, float16.
+class ValueInput {
+ public:
+  explicit ValueInput(nanobind::handle object);
+  [[nodiscard]] InputView values() const;
 
  private:
   nanobind::ndarray<nanobind::ro> array_;

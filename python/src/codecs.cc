@@ -54,7 +54,7 @@ nb::bytes make_bytes(uint64_t room, const Fill& fill) {
 
 nb::bytes encode(nb::handle x, const std::string& text, uint64_t seed, uint64_t step,
                  uint64_t stream, int threads, const std::string& target) {
-  const FloatInput input(x);
+  const ValueInput input(x);
   const auto codec = value_or_raise(Codec::parse(text));
   Execution& execution = execution_for(target, threads);
   if (input.values().size() > kMaxNumel) {
@@ -111,13 +111,25 @@ void decode_into(nb::handle data, nb::handle out, bool accumulate, int threads,
   raise_if_error(status);
 }
 
+const char* dtype_text(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return "float32";
+    case Dtype::kBfloat16:
+      return "bfloat16";
+    case Dtype::kFloat16:
+      return "float16";
+  }
+  return "?";
+}
+
 nb::dict inspect_frame(std::span<const std::byte> bytes) {
   const Frame frame = value_or_raise(parse_frame(bytes));
   nb::dict result;
   result["kind"] = "frame";
   result["version"] = 1;
   result["codec"] = frame.codec->wire_text();
-  result["dtype"] = "float32";
+  result["dtype"] = dtype_text(frame.dtype);
   result["numel"] = frame.n;
   result["payload_bytes"] = frame.payload.size();
   result["frame_bytes"] = bytes.size();
@@ -133,7 +145,7 @@ nb::dict inspect_packet(std::span<const std::byte> bytes) {
   for (const PacketFrame& frame : packet.frames) {
     nb::dict entry;
     entry["codec"] = value_or_raise(Codec::from_wire(frame.codec))->wire_text();
-    entry["dtype"] = "float32";
+    entry["dtype"] = dtype_text(Dtype::kFloat32);
     entry["numel"] = frame.n;
     entry["payload_bytes"] = frame.payload.size();
     entry["bits_per_value"] = bits_per_value(frame.payload.size(), frame.n);
@@ -199,14 +211,14 @@ class PyCompressor {
         execution_(value_or_raise(Execution::create(target, threads))) {}
 
   nb::bytes encode(nb::handle x, uint64_t step) {
-    const FloatInput input(x);
+    const ValueInput input(x);
     return make_bytes(compressor_.max_encoded_size(), [&](std::span<std::byte> room) {
       return encode_to(input.values(), step, room);
     });
   }
 
   uint64_t encode_into(nb::handle x, nb::handle out, uint64_t step) {
-    const FloatInput input(x);
+    const ValueInput input(x);
     const ByteOutput output(out);
     return encode_to(input.values(), step, output.bytes());
   }
@@ -252,7 +264,7 @@ class PyCompressor {
   }
 
  private:
-  uint64_t encode_to(std::span<const float> x, uint64_t step, std::span<std::byte> room) {
+  uint64_t encode_to(const InputView& x, uint64_t step, std::span<std::byte> room) {
     Result<EncodedFrame> result = [&] {
       const nb::gil_scoped_release release;
       const std::lock_guard lock(mutex_);
@@ -271,15 +283,15 @@ class PyCompressor {
 }  // namespace
 
 void bind_codecs(nb::module_& module) {
-  module.def(
-      "encode", &encode, nb::arg("x"), nb::arg("codec"), nb::kw_only(), nb::arg("seed") = 0,
-      nb::arg("step") = 0, nb::arg("stream") = 0, nb::arg("threads") = 1,
-      nb::arg("target") = "auto",
-      "Encodes a float32 array of any shape into one frame (bytes), without a residual.\n\n"
-      "x: C-contiguous float32 array on the CPU (buffer protocol or DLPack). codec: its text, "
-      "e.g. '3lc:s=1.75'. seed, step, stream: what stochastic codecs draw from. Raises "
-      "GradwireError; warns NonFiniteWarning naming the element where x holds NaN or Inf "
-      "and the codec can't carry it: the frame is then a marker that decodes to NaN.");
+  module.def("encode", &encode, nb::arg("x"), nb::arg("codec"), nb::kw_only(), nb::arg("seed") = 0,
+             nb::arg("step") = 0, nb::arg("stream") = 0, nb::arg("threads") = 1,
+             nb::arg("target") = "auto",
+             "Encodes an array of any shape into one frame (bytes), without a residual.\n\n"
+             "x: C-contiguous float32, bfloat16 or float16 array on the CPU (buffer protocol or "
+             "DLPack). codec: its text, "
+             "e.g. '3lc:s=1.75'. seed, step, stream: what stochastic codecs draw from. Raises "
+             "GradwireError; warns NonFiniteWarning naming the element where x holds NaN or Inf "
+             "and the codec can't carry it: the frame is then a marker that decodes to NaN.");
   module.def("decode", &decode, nb::arg("frame"), nb::kw_only(), nb::arg("threads") = 1,
              nb::arg("target") = "auto", nb::arg("max_numel") = uint64_t{1} << 31,
              "Decodes a frame into a new one-dimensional float32 array. Raises GradwireError; "

@@ -6,6 +6,18 @@
 namespace gradwire {
 namespace {
 
+float value_at(const InputView& x, uint64_t i) {
+  switch (x.dtype()) {
+    case Dtype::kFloat32:
+      return x.f32()[i];
+    case Dtype::kBfloat16:
+      return widen_bf16(x.u16()[i]);
+    case Dtype::kFloat16:
+      return widen_f16(x.u16()[i]);
+  }
+  return 0.0f;
+}
+
 float residual_at(const ResidualView& residual, uint64_t i) {
   switch (residual.type()) {
     case ResidualType::kNone:
@@ -53,13 +65,14 @@ Status check_residual_size(const CodecInfo& info, uint64_t n, const ResidualView
                                            std::to_string(n)};
 }
 
-Status check_finite(const CodecInfo& info, std::span<const float> x, const ResidualView& residual,
+Status check_finite(const CodecInfo& info, const InputView& x, const ResidualView& residual,
                     uint32_t limit) {
   for (uint64_t i = 0; i < x.size(); ++i) {
-    if (magnitude_bits(x[i] + residual_at(residual, i)) < limit) continue;
-    const char* what = std::isnan(x[i])   ? " is NaN"
-                       : std::isinf(x[i]) ? " is infinite"
-                                          : " is too large once the residual is added";
+    const float value = value_at(x, i);
+    if (magnitude_bits(value + residual_at(residual, i)) < limit) continue;
+    const char* what = std::isnan(value)   ? " is NaN"
+                       : std::isinf(value) ? " is infinite"
+                                           : " is too large once the residual is added";
     return {StatusCode::kNonFinite,
             std::string(info.name) + ": element " + std::to_string(i) + what};
   }

@@ -26,7 +26,7 @@ Status check_residual_size(const CodecInfo& info, uint64_t n, const ResidualView
 
 // kNonFinite naming the first element of x + residual whose magnitude bits are at least `limit`: by
 // default NaN and Inf. Ok where there is none.
-Status check_finite(const CodecInfo& info, std::span<const float> x, const ResidualView& residual,
+Status check_finite(const CodecInfo& info, const InputView& x, const ResidualView& residual,
                     uint32_t limit = kNonFiniteBits);
 
 }  // namespace gradwire

@@ -61,9 +61,9 @@ Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text) {
                 "unknown codec '" + std::string(name) + "'; valid names are: " + valid_names());
 }
 
-Result<std::shared_ptr<const Codec>> Codec::from_wire(const WireCodec& wire) {
+Result<std::shared_ptr<const Codec>> Codec::from_wire(const WireCodec& wire, Dtype dtype) {
   for (const CodecEntry* entry : kEntries) {
-    if (entry->info->id == wire.id) return entry->from_wire(wire);
+    if (entry->info->id == wire.id) return entry->from_wire(wire, dtype);
   }
   return Status(StatusCode::kUnknownCodec, "unknown codec id " + std::to_string(wire.id) +
                                                "; this build decodes: " + valid_names());

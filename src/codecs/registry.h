@@ -13,7 +13,7 @@ struct CodecEntry {
   const CodecInfo* info;
   Result<std::shared_ptr<const Codec>> (*create)(const Parameters& parameters,
                                                  ResidualType residual_type);
-  Result<std::shared_ptr<const Codec>> (*from_wire)(const WireCodec& wire);
+  Result<std::shared_ptr<const Codec>> (*from_wire)(const WireCodec& wire, Dtype dtype);
 };
 
 namespace codec_entries {

@@ -22,7 +22,7 @@ Compressor::Compressor(std::shared_ptr<const Codec> codec, uint64_t n, uint64_t 
       stream_(stream),
       residual_(codec_->residual_type(), n) {}
 
-Result<EncodedFrame> Compressor::encode(std::span<const float> x, uint64_t step,
+Result<EncodedFrame> Compressor::encode(const InputView& x, uint64_t step,
                                         std::span<std::byte> frame, Execution& execution) {
   if (x.size() != n_) {
     return Status(StatusCode::kLengthMismatch, "this compressor takes " + std::to_string(n_) +

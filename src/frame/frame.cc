@@ -40,8 +40,8 @@ uint64_t max_frame_size(const Codec& codec, uint64_t n) noexcept {
   return kFrameHeaderSize + codec.max_payload_size(n);
 }
 
-Result<EncodedFrame> encode_frame(const Codec& codec, std::span<const float> x,
-                                  ResidualView residual, const DrawContext& draw,
+Result<EncodedFrame> encode_frame(const Codec& codec, const InputView& x,
+                                  const ResidualView& residual, const DrawContext& draw,
                                   std::span<std::byte> frame, Execution& execution) {
   if (frame.size() < kFrameHeaderSize) {
     return Status(StatusCode::kBufferTooSmall, "a frame needs room for its header of 32 bytes");
@@ -64,7 +64,7 @@ Result<EncodedFrame> encode_frame(const Codec& codec, std::span<const float> x,
   std::copy(std::begin(kMagic), std::end(kMagic), header);
   store_le(header + kVersionAt, kVersion);
   store_le(header + kCodecAt, wire.id);
-  store_le(header + kDtypeAt, static_cast<uint8_t>(Dtype::kFloat32));
+  store_le(header + kDtypeAt, static_cast<uint8_t>(x.dtype()));
   store_le(header + kFlagsAt, encoded.non_finite.ok() ? uint8_t{0} : kNonFiniteFlag);
   store_le(header + kParamAAt, wire.param_a);
   store_le(header + kCountAt, uint64_t{x.size()});
@@ -93,11 +93,13 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
   const WireCodec wire = {.id = load_le<uint8_t>(header + kCodecAt),
                           .param_a = load_le<uint16_t>(header + kParamAAt),
                           .param_b = load_le<uint32_t>(header + kParamBAt)};
-  Result<std::shared_ptr<const Codec>> codec = Codec::from_wire(wire);
+  const auto dtype = load_le<uint8_t>(header + kDtypeAt);
+  Result<std::shared_ptr<const Codec>> codec = Codec::from_wire(wire, static_cast<Dtype>(dtype));
   if (!codec.ok() && codec.status().code() == StatusCode::kUnknownCodec) return codec.status();
-  if (const auto dtype = load_le<uint8_t>(header + kDtypeAt); dtype != 0) {
+  if (dtype > static_cast<uint8_t>(Dtype::kFloat16)) {
     return Status(StatusCode::kUnsupportedDtype,
-                  "frame: dtype " + std::to_string(dtype) + "; this build reads 0 (float32)");
+                  "frame: dtype " + std::to_string(dtype) +
+                      "; this build reads 0 (float32), 1 (bfloat16) and 2 (float16)");
   }
   const auto n = load_le<uint64_t>(header + kCountAt);
   if (n > kMaxNumel) {
@@ -130,7 +132,7 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
     GW_RETURN_IF_ERROR(codec.value()->check_size(n, payload_size));
   }
   return Frame{.codec = std::move(codec).value(),
-               .dtype = Dtype::kFloat32,
+               .dtype = static_cast<Dtype>(dtype),
                .content = content,
                .n = n,
                .checksum = checksum,

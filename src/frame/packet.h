@@ -63,7 +63,7 @@ class PacketWriter {
 
   void begin(const PacketHeader& header);
   // Encodes the next segment. Statuses as Codec::encode.
-  Status add(std::span<const float> x, ResidualView residual, const DrawContext& draw,
+  Status add(const InputView& x, const ResidualView& residual, const DrawContext& draw,
              Execution& execution);
   // The payload of the i-th segment added since begin. Valid until the next begin.
   [[nodiscard]] std::span<const std::byte> payload(size_t i) const;

@@ -80,7 +80,7 @@ void PacketWriter::begin(const PacketHeader& header) {
   payloads_end_ = payloads_begin_;
 }
 
-Status PacketWriter::add(std::span<const float> x, ResidualView residual, const DrawContext& draw,
+Status PacketWriter::add(const InputView& x, const ResidualView& residual, const DrawContext& draw,
                          Execution& execution) {
   const Segment& segment = segments_[payload_sizes_.size()];
   assert(x.size() == segment.n);

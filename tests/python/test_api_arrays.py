@@ -108,9 +108,7 @@ def test_an_array_that_is_not_contiguous_is_refused(x: Any) -> None:
         assert has_code(error, "invalid_argument")
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float64", "float16", "int32", "uint8", "bool", "complex64", ">f4"]
-)
+@pytest.mark.parametrize("dtype", ["float64", "int32", "uint8", "bool", "complex64", ">f4"])
 def test_another_dtype_is_refused_by_name(dtype: str) -> None:
     x = np.ones(30, dtype)
     for call in _calls(x):

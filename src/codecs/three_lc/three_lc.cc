@@ -1,12 +1,14 @@
-#include "codecs/three_lc/three_lc.h"
-
 #include <algorithm>
 #include <cmath>
 
+#include "base/endian.h"
 #include "base/return_if_error.h"
 #include "codecs/checks.h"
+#include "codecs/input.h"
 #include "codecs/registry.h"
-#include "codecs/three_lc/transform.h"
+#include "codecs/ternary.h"
+#include "stages/element.h"
+#include "stages/kernels.h"
 
 namespace gradwire {
 namespace {
@@ -34,6 +36,62 @@ constexpr int kSparsityShift = 2;
 constexpr float kSparsityUnit = 16384.0f;
 constexpr uint32_t kMaxBucket = 0xffffffffu / 5 * 5;
 
+struct ThreeLcParameters {
+  float sparsity = 1.0f;  // s, in [1, 2); the encoder's business alone
+  TernaryCoder coder = TernaryCoder::kZeroRun;
+  uint32_t bucket = 0;  // values that share a scale, a multiple of 5; 0: the whole segment
+};
+
+// Quantizes and packs n values from `begin` on; their residuals become what is left of them.
+void pack(const Kernels& kernels, const float* x, const ResidualView& residual, uint64_t begin,
+          uint64_t n, float m, uint8_t* packed) {
+  switch (residual.type()) {
+    case ResidualType::kNone:
+      return kernels.ternary_pack(x, n, m, packed);
+    case ResidualType::kFloat32:
+      return kernels.ternary_pack_f32(x, residual.f32() + begin, n, m, packed);
+    case ResidualType::kBfloat16:
+      return kernels.ternary_pack_bf16(x, residual.bf16() + begin, n, m, packed);
+  }
+}
+
+// The same with zero-run coding behind it. Returns the number of codes.
+uint64_t pack_zero_runs(const Kernels& kernels, const float* x, const ResidualView& residual,
+                        uint64_t begin, uint64_t n, float m, uint8_t* codes) {
+  switch (residual.type()) {
+    case ResidualType::kNone:
+      return kernels.ternary_encode(x, n, m, codes);
+    case ResidualType::kFloat32:
+      return kernels.ternary_encode_f32(x, residual.f32() + begin, n, m, codes);
+    case ResidualType::kBfloat16:
+      return kernels.ternary_encode_bf16(x, residual.bf16() + begin, n, m, codes);
+  }
+  return 0;
+}
+
+// Quantizes, packs and codes one chunk into `slot`, which has room for its packed bytes.
+uint64_t encode_chunk(const TernaryShape& shape, uint64_t chunk, const InputView& x,
+                      const ResidualView& residual, const std::byte* scales, uint8_t* slot,
+                      const Kernels& kernels) {
+  const uint64_t first = shape.chunks.begin(chunk);
+  const uint64_t n = shape.chunks.values(chunk);
+  float widened[kChunkValues];
+  const float* values = Input(x, {}, kernels).load(first, n, widened);
+  if (shape.coder == TernaryCoder::kZeroRun && shape.buckets.count == 1) {
+    return pack_zero_runs(kernels, values, residual, first, n, load_le_f32(scales), slot);
+  }
+  alignas(64) uint8_t packed[kChunkValues / kTritsPerByte];
+  uint8_t* destination = shape.coder == TernaryCoder::kNone ? slot : packed;
+  shape.buckets.for_each_piece(first, first + n,
+                               [&](uint64_t bucket, uint64_t begin, uint64_t count) {
+                                 pack(kernels, values + (begin - first), residual, begin, count,
+                                      load_le_f32(scales + bucket * sizeof(float)),
+                                      destination + (begin - first) / kTritsPerByte);
+                               });
+  if (shape.coder == TernaryCoder::kNone) return packed_size(n);
+  return kernels.zero_run_encode(packed, packed_size(n), slot);
+}
+
 class ThreeLcCodec final : public Codec {
  public:
   ThreeLcCodec(ThreeLcParameters parameters, ResidualType residual_type)
@@ -51,27 +109,37 @@ class ThreeLcCodec final : public Codec {
             .param_b = parameters_.bucket};
   }
 
-  uint64_t max_payload_size(uint64_t n) const noexcept override {
-    return ThreeLcShape(n, parameters_).max_size();
-  }
+  uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
 
   Status check_size(uint64_t n, uint64_t size) const override {
-    return check_three_lc_size(parameters_, n, size);
+    return check_ternary_size(shape(n), kInfo.name, size);
   }
 
-  Result<uint64_t> encode(std::span<const float> x, ResidualView residual, const DrawContext&,
+  Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext&,
                           std::span<std::byte> payload, Execution& execution) const override {
     GW_RETURN_IF_ERROR(check_payload_room(*this, x.size(), payload.size()));
     GW_RETURN_IF_ERROR(check_residual_size(kInfo, x.size(), residual));
     if (x.empty()) return 0;
-    Result<uint64_t> size = encode_three_lc(parameters_, x, residual, payload, execution);
-    if (!size.ok()) return check_finite(kInfo, x, residual);
-    return size;
+    const TernaryShape shape = this->shape(x.size());
+    const uint32_t largest =
+        for_each_absmax(Input(x, residual, execution.kernels()), shape.buckets, execution,
+                        [&](uint64_t bucket, uint32_t magnitude) {
+                          store_le_f32(payload.data() + bucket * sizeof(float),
+                                       ternary_multiplier(magnitude, parameters_.sparsity));
+                        });
+    if (largest >= kNonFiniteBits) return check_finite(kInfo, x, residual);
+    // m = 0: nothing is sent but the header. A residual that the input has just cancelled is now 0.
+    if (largest == 0 && residual.type() == ResidualType::kNone) return 0;
+    const uint64_t size =
+        encode_chunks(shape.chunks, payload, execution, [&](uint64_t chunk, uint8_t* slot) {
+          return encode_chunk(shape, chunk, x, residual, payload.data(), slot, execution.kernels());
+        });
+    return largest == 0 ? 0 : size;
   }
 
   Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
                 Execution& execution) const override {
-    return decode_three_lc(parameters_, payload, out, mode, execution);
+    return decode_ternary(shape(out.size()), kInfo.name, payload, out, mode, execution);
   }
 
  protected:
@@ -83,6 +151,10 @@ class ThreeLcCodec final : public Codec {
   }
 
  private:
+  [[nodiscard]] TernaryShape shape(uint64_t n) const {
+    return {n, parameters_.coder, parameters_.bucket};
+  }
+
   ThreeLcParameters parameters_;
 };
 
@@ -100,7 +172,7 @@ Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualTyp
   return std::shared_ptr<const Codec>(std::make_shared<ThreeLcCodec>(parameters, residual_type));
 }
 
-Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire) {
+Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
   const uint16_t coder = wire.param_a & kCoderMask;
   if (coder > static_cast<uint16_t>(TernaryCoder::kZeroRun)) {
     return Status(StatusCode::kReservedBits,

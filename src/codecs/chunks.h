@@ -1,0 +1,124 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "base/endian.h"
+#include "gradwire/codec.h"
+#include "gradwire/execution.h"
+#include "gradwire/status.h"
+
+namespace gradwire {
+
+// Values of one chunk: the unit that threads take, coded by itself.
+inline constexpr uint64_t kChunkValues = 40960;
+
+// Where the parts of a payload lie (spec/format.md, Chunks):
+//   head | sizes of the chunks, where they vary and there are several | chunks
+// A chunk's size is a u16 where `full_room` fits into it, else a u32.
+struct ChunkShape {
+  enum class Sizes : uint8_t { kFixed, kVarying };
+
+  uint64_t n;
+  uint64_t head_size;
+  uint64_t chunks;
+  uint64_t full_room;  // bytes that a chunk of kChunkValues takes at most
+  uint64_t last_room;  // bytes that the last chunk takes at most
+  bool varying;
+  uint64_t size_width = 0;  // bytes of a listed size; 0: none is listed
+
+  // room(values): bytes that a chunk of so many values takes: exactly (kFixed), or at most.
+  template <typename Room>
+  ChunkShape(uint64_t values, uint64_t head, Sizes sizes, const Room& room)
+      : n(values),
+        head_size(head),
+        chunks(values / kChunkValues + (values % kChunkValues != 0)),
+        full_room(room(kChunkValues)),
+        last_room(chunks == 0 ? 0 : room(values - (chunks - 1) * kChunkValues)),
+        varying(sizes == Sizes::kVarying) {
+    if (varying && chunks > 1) size_width = full_room <= UINT16_MAX ? 2 : 4;
+  }
+
+  [[nodiscard]] uint64_t chunks_offset() const noexcept { return head_size + chunks * size_width; }
+  [[nodiscard]] uint64_t max_size() const noexcept {
+    return chunks == 0 ? head_size : chunks_offset() + (chunks - 1) * full_room + last_room;
+  }
+  [[nodiscard]] uint64_t begin(uint64_t chunk) const noexcept { return chunk * kChunkValues; }
+  [[nodiscard]] uint64_t values(uint64_t chunk) const noexcept {
+    return std::min(kChunkValues, n - chunk * kChunkValues);
+  }
+  [[nodiscard]] uint64_t room(uint64_t chunk) const noexcept {
+    return chunk + 1 == chunks ? last_room : full_room;
+  }
+};
+
+// Fills the chunks of a payload, and their sizes; the head is the caller's. one(chunk, slot) codes
+// a chunk into `slot`, where room(chunk) bytes may be written, and returns its size. Returns the
+// payload's size.
+//
+// Each chunk goes to the place where it would stand if none before it had shrunk; so threads don't
+// wait for each other, and no scratch is needed.
+template <typename One>
+uint64_t encode_chunks(const ChunkShape& shape, std::span<std::byte> payload, Execution& execution,
+                       const One& one) {
+  std::byte* slots = payload.data() + shape.chunks_offset();
+  std::byte* sizes = payload.data() + shape.head_size;
+  uint64_t sole_size = shape.last_room;
+  execution.for_each(shape.chunks, [&](size_t chunk) {
+    const uint64_t size = one(chunk, reinterpret_cast<uint8_t*>(slots + chunk * shape.full_room));
+    if (shape.size_width == 2) {
+      store_le(sizes + chunk * 2, static_cast<uint16_t>(size));
+    } else if (shape.size_width == 4) {
+      store_le(sizes + chunk * 4, static_cast<uint32_t>(size));
+    } else if (shape.chunks == 1) {
+      sole_size = size;
+    }
+  });
+  if (shape.chunks == 0) return shape.head_size;
+  if (shape.chunks == 1) return shape.chunks_offset() + sole_size;
+  if (!shape.varying) return shape.max_size();
+  uint64_t end = 0;
+  for (uint64_t chunk = 0; chunk < shape.chunks; ++chunk) {
+    const uint64_t size = shape.size_width == 2 ? load_le<uint16_t>(sizes + chunk * 2)
+                                                : load_le<uint32_t>(sizes + chunk * 4);
+    std::memmove(slots + end, slots + chunk * shape.full_room, size);
+    end += size;
+  }
+  return shape.chunks_offset() + end;
+}
+
+// Where each chunk of a received payload begins behind chunks_offset(), and in the end their whole
+// size. kCorruptPayload unless they fill the payload. `name` is the codec's, for messages.
+Result<std::vector<uint64_t>> find_chunks(const ChunkShape& shape,
+                                          std::span<const std::byte> payload,
+                                          std::string_view name);
+
+// "chunk 3 holds bytes that ..."
+Status corrupt_chunk(std::string_view name, uint64_t chunk);
+
+// Calls one(chunk, bytes) for each chunk of a received payload; false: the bytes are not valid.
+template <typename One>
+Status decode_chunks(const ChunkShape& shape, std::span<const std::byte> payload,
+                     std::string_view name, Execution& execution, const One& one) {
+  Result<std::vector<uint64_t>> starts = find_chunks(shape, payload, name);
+  if (!starts.ok()) return starts.status();
+  const std::span<const std::byte> coded = payload.subspan(shape.chunks_offset());
+  std::atomic<uint64_t> first_bad{shape.chunks};
+  execution.for_each(shape.chunks, [&](size_t chunk) {
+    const uint64_t begin = starts.value()[chunk];
+    const uint64_t size = starts.value()[chunk + 1] - begin;
+    if (one(chunk, std::span(reinterpret_cast<const uint8_t*>(coded.data() + begin), size))) return;
+    uint64_t seen = first_bad.load();
+    while (chunk < seen && !first_bad.compare_exchange_weak(seen, chunk)) {
+    }
+  });
+  if (first_bad.load() == shape.chunks) return {};
+  return corrupt_chunk(name, first_bad.load());
+}
+
+}  // namespace gradwire

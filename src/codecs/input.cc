@@ -1,0 +1,67 @@
+#include "codecs/input.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace gradwire {
+
+const float* Input::load(uint64_t begin, uint64_t n, float* buffer) const {
+  switch (x_.dtype()) {
+    case Dtype::kFloat32:
+      if (!keeps_residual()) return x_.f32() + begin;
+      if (n != 0) std::memcpy(buffer, x_.f32() + begin, n * sizeof(float));
+      break;
+    case Dtype::kBfloat16:
+      kernels_->widen_bf16(x_.u16() + begin, n, buffer);
+      break;
+    case Dtype::kFloat16:
+      kernels_->widen_f16(x_.u16() + begin, n, buffer);
+      break;
+  }
+  switch (residual_.type()) {
+    case ResidualType::kNone:
+      break;
+    case ResidualType::kFloat32:
+      kernels_->add_f32(residual_.f32() + begin, n, buffer);
+      break;
+    case ResidualType::kBfloat16:
+      kernels_->widen_add_bf16(residual_.bf16() + begin, n, buffer);
+      break;
+  }
+  return buffer;
+}
+
+void Input::keep(uint64_t begin, uint64_t n, const float* b, float* decoded) const {
+  switch (residual_.type()) {
+    case ResidualType::kNone:
+      break;
+    case ResidualType::kFloat32:
+      kernels_->subtract(b, decoded, n, residual_.f32() + begin);
+      break;
+    case ResidualType::kBfloat16:
+      kernels_->subtract(b, decoded, n, decoded);
+      kernels_->narrow_bf16(decoded, n, residual_.bf16() + begin);
+      break;
+  }
+}
+
+uint32_t Input::absmax(uint64_t begin, uint64_t n) const {
+  if (x_.dtype() == Dtype::kFloat32) {
+    const float* x = x_.f32() + begin;
+    switch (residual_.type()) {
+      case ResidualType::kNone:
+        return kernels_->absmax(x, n);
+      case ResidualType::kFloat32:
+        return kernels_->absmax_f32(x, residual_.f32() + begin, n);
+      case ResidualType::kBfloat16:
+        return kernels_->absmax_bf16(x, residual_.bf16() + begin, n);
+    }
+  }
+  uint32_t largest = 0;
+  for_each_part(begin, n, [&](uint64_t, uint64_t count, const float* b) {
+    largest = std::max(largest, kernels_->absmax(b, count));
+  });
+  return largest;
+}
+
+}  // namespace gradwire

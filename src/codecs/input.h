@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "gradwire/codec.h"
+#include "stages/kernels.h"
+
+namespace gradwire {
+
+// What is encoded, part by part: b = x + residual as float32, whatever the two are kept in; and
+// after encoding, what is left of b goes back into the residual.
+class Input {
+ public:
+  // Values of a part at most: they and what they decode to stay in the L1 or L2 cache.
+  static constexpr uint64_t kPartValues = 4096;
+
+  Input(const InputView& x, const ResidualView& residual, const Kernels& kernels)
+      : x_(x), residual_(residual), kernels_(&kernels) {}
+
+  [[nodiscard]] bool keeps_residual() const { return residual_.type() != ResidualType::kNone; }
+
+  // The n values from `begin` on: x itself where it is float32 and there is no residual, else
+  // written to `buffer`, which has room for n.
+  const float* load(uint64_t begin, uint64_t n, float* buffer) const;
+
+  // residual = b - decoded, for values that were loaded. `decoded` is overwritten.
+  void keep(uint64_t begin, uint64_t n, const float* b, float* decoded) const;
+
+  // Largest magnitude bits of b among n values from `begin` on.
+  [[nodiscard]] uint32_t absmax(uint64_t begin, uint64_t n) const;
+
+  // Calls body(first, count, b) for parts of the n values from `begin` on, in order. `first` counts
+  // from `begin`, and is a multiple of kPartValues.
+  template <typename Body>
+  void for_each_part(uint64_t begin, uint64_t n, const Body& body) const {
+    float buffer[kPartValues];
+    for (uint64_t first = 0; first < n; first += kPartValues) {
+      const uint64_t count = std::min(kPartValues, n - first);
+      body(first, count, load(begin + first, count, buffer));
+    }
+  }
+
+  // The same for encoders whose parts can be decoded one by one: encode(first, count, b), and,
+  // where there is a residual, decode(first, count, decoded) for what the decoder will see.
+  template <typename Encode, typename Decode>
+  void encode_parts(uint64_t begin, uint64_t n, const Encode& encode, const Decode& decode) const {
+    float decoded[kPartValues];
+    for_each_part(begin, n, [&](uint64_t first, uint64_t count, const float* b) {
+      encode(first, count, b);
+      if (!keeps_residual()) return;
+      decode(first, count, decoded);
+      keep(begin + first, count, b, decoded);
+    });
+  }
+
+ private:
+  InputView x_;
+  ResidualView residual_;
+  const Kernels* kernels_;
+};
+
+}  // namespace gradwire
