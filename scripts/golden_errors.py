@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 import struct
 
+import common
 import reference as spec
 import reference_encoder as encoder
+from payloads import ternary
+from payloads.bf16 import NUMBER as BF16
+from payloads.raw import NUMBER as RAW
+from payloads.three_lc import NUMBER as THREE_LC
 
 NAN, INF = math.nan, math.inf
 SIGNALLING_NAN = bytes.fromhex("010080ff")
 
 
 def scales(*values: float) -> bytes:
-    return spec.to_bytes(list(values))
+    return common.to_bytes(list(values))
 
 
 def three_lc(
-    n: int, payload: bytes, coder: int = spec.ZRE, bucket: int = 0, told: int = 0
+    n: int, payload: bytes, coder: int = ternary.ZRE, bucket: int = 0, told: int = 0
 ) -> bytes:
-    return encoder.seal_frame(spec.THREE_LC, coder | told << 2, bucket, n, payload)
+    return encoder.seal_frame(THREE_LC, coder | told << 2, bucket, n, payload)
 
 
 def two_chunks(first: bytes, second: bytes) -> bytes:
@@ -36,7 +41,7 @@ def put(data: bytes, at: int, replacement: bytes) -> bytes:
 
 def frame_errors() -> dict[str, tuple[str, bytes]]:
     """name -> (status, bytes). In each the checksum is right where it is not what is wrong."""
-    good = encoder.encode_frame(spec.to_bytes([1.0, -2.0, 0.5]), "raw")
+    good = encoder.encode_frame(common.to_bytes([1.0, -2.0, 0.5]), "raw")
     small = three_lc(12, scales(1.5) + bytes([121, 0, 130]))
 
     def edited(frame: bytes, at: int, replacement: bytes) -> bytes:
@@ -44,16 +49,16 @@ def frame_errors() -> dict[str, tuple[str, bytes]]:
         return put(frame, 20, struct.pack("<I", spec.checksum(frame[:20], frame[24:])))
 
     def raw(n: int, payload: bytes = bytes(8)) -> bytes:
-        return encoder.seal_frame(spec.RAW, 0, 0, n, payload)
+        return encoder.seal_frame(RAW, 0, 0, n, payload)
 
     corrupt = {
         "raw-n-too-large": raw(3),
         "raw-n-too-small": raw(1),
         "raw-n-2-32": raw(2**32),
         "raw-n-wraps": raw(2**30 + 2),
-        "bf16-odd-payload": encoder.seal_frame(spec.BF16, 0, 0, 1, bytes(3)),
-        "bf16-n-2-31": encoder.seal_frame(spec.BF16, 0, 0, 2**31, bytes(2)),
-        "marker-with-payload": encoder.seal_frame(spec.RAW, 0, 0, 2, bytes(8), 1),
+        "bf16-odd-payload": encoder.seal_frame(BF16, 0, 0, 1, bytes(3)),
+        "bf16-n-2-31": encoder.seal_frame(BF16, 0, 0, 2**31, bytes(2)),
+        "marker-with-payload": encoder.seal_frame(RAW, 0, 0, 2, bytes(8), 1),
         "3lc-no-values-but-payload": three_lc(0, scales(1.0)),
         "3lc-scale-cut": three_lc(5, scales(1.0)[:3]),
         "3lc-scale-alone": three_lc(5, scales(1.0)),
@@ -63,11 +68,11 @@ def frame_errors() -> dict[str, tuple[str, bytes]]:
         "3lc-scale-nan": three_lc(5, scales(NAN) + b"\x79"),
         "3lc-scales-all-zero": three_lc(10, scales(0.0, 0.0) + b"\x79\x79", bucket=5),
         "3lc-buckets-than-scales": three_lc(15, scales(1.0, 1.0) + b"\x79\x79\x79", bucket=5),
-        "3lc-none-too-long": three_lc(5, scales(1.0) + b"\x79\x79", spec.NONE),
-        "3lc-none-too-short": three_lc(6, scales(1.0) + b"\x79", spec.NONE),
-        "3lc-none-byte-243": three_lc(5, scales(1.0) + b"\xf3", spec.NONE),
-        "3lc-none-byte-255": three_lc(10, scales(1.0) + b"\x00\xff", spec.NONE),
-        "3lc-none-padding": three_lc(4, scales(1.0) + bytes([122]), spec.NONE),
+        "3lc-none-too-long": three_lc(5, scales(1.0) + b"\x79\x79", ternary.NONE),
+        "3lc-none-too-short": three_lc(6, scales(1.0) + b"\x79", ternary.NONE),
+        "3lc-none-byte-243": three_lc(5, scales(1.0) + b"\xf3", ternary.NONE),
+        "3lc-none-byte-255": three_lc(10, scales(1.0) + b"\x00\xff", ternary.NONE),
+        "3lc-none-padding": three_lc(4, scales(1.0) + bytes([122]), ternary.NONE),
         "3lc-padding": three_lc(4, scales(1.0) + bytes([120])),
         "3lc-padding-of-one": three_lc(1, scales(1.0) + bytes([2 * 81 + 27 + 9 + 3 + 2])),
         "3lc-codes-too-few": three_lc(11, scales(1.0) + b"\x79\x00"),
@@ -140,7 +145,7 @@ def frame_errors() -> dict[str, tuple[str, bytes]]:
         "checksum-before-parameters": ("checksum_mismatch", put(good, 6, b"\x01")),
         "parameters-before-payload": (
             "reserved_bits",
-            encoder.seal_frame(spec.THREE_LC, 2, 0, 5, b"\x00", spec.NON_FINITE_FLAG),
+            encoder.seal_frame(THREE_LC, 2, 0, 5, b"\x00", spec.NON_FINITE_FLAG),
         ),
     }
     return cases
@@ -149,8 +154,8 @@ def frame_errors() -> dict[str, tuple[str, bytes]]:
 def packet_errors() -> dict[str, tuple[str, bytes]]:
     """name -> (status, bytes). In each the checksum is right where it is not what is wrong."""
     header = spec.Packet(spec.PUSH, 1, 7, 99, ())
-    raw_entry = struct.pack("<BBHI", spec.RAW, 0, 0, 0)
-    three_lc_entry = struct.pack("<BBHI", spec.THREE_LC, 0, spec.ZRE, 0)
+    raw_entry = struct.pack("<BBHI", RAW, 0, 0, 0)
+    three_lc_entry = struct.pack("<BBHI", THREE_LC, 0, ternary.ZRE, 0)
     value = bytes.fromhex("0000803f")
 
     def edited(packet: bytes, at: int, replacement: bytes) -> bytes:
@@ -238,8 +243,8 @@ def packet_errors() -> dict[str, tuple[str, bytes]]:
         "dtype-1": ("unsupported_dtype", entry(dtype=1)),
         "raw-param-a": ("reserved_bits", entry(param_a=4)),
         "raw-param-b": ("reserved_bits", entry(param_b=5)),
-        "3lc-coder-3": ("reserved_bits", entry(codec=spec.THREE_LC, param_a=3)),
-        "3lc-bucket-7": ("reserved_bits", entry(codec=spec.THREE_LC, param_b=7)),
+        "3lc-coder-3": ("reserved_bits", entry(codec=THREE_LC, param_a=3)),
+        "3lc-bucket-7": ("reserved_bits", entry(codec=THREE_LC, param_b=7)),
         "n-beyond-2-40": (
             "limit_exceeded",
             packet(raw_entry + b"\x00\x81\x80\x80\x80\x80\x20\x04" + value),

@@ -18,6 +18,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "spec"))
 
+import common  # noqa: E402
+import payloads  # noqa: E402
 import reference as spec  # noqa: E402
 import reference_encoder as encoder  # noqa: E402
 from golden_errors import (  # noqa: E402
@@ -29,16 +31,19 @@ from golden_errors import (  # noqa: E402
     three_lc,
     two_chunks,
 )
+from payloads.bf16 import NUMBER as BF16  # noqa: E402
+from payloads.raw import NUMBER as RAW  # noqa: E402
+from payloads.three_lc import NUMBER as THREE_LC  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden"
-NAN, INF, MAX = math.nan, math.inf, spec.FLT_MAX
+NAN, INF, MAX = math.nan, math.inf, common.FLT_MAX
 TINY = 2.0**-149  # the smallest denormal
 
 
 def gradient(seed: int, count: int) -> list[float]:
     """Heavy-tailed values around zero, as gradients are."""
     draw = random.Random(seed)
-    return [spec.f32(draw.gauss(0, 1) ** 3 * 1e-3) for _ in range(count)]
+    return [common.f32(draw.gauss(0, 1) ** 3 * 1e-3) for _ in range(count)]
 
 
 def zero_runs() -> list[float]:
@@ -146,7 +151,7 @@ def file_name(text: str) -> str:
 
 
 def write_encode(out: Writer) -> None:
-    tensors = {name: spec.to_bytes(values) for name, values in INPUTS.items()}
+    tensors = {name: common.to_bytes(values) for name, values in INPUTS.items()}
     tensors["special"] += SIGNALLING_NAN
     for name, tensor in tensors.items():
         out.file(f"encode/{name}.f32", tensor)
@@ -164,10 +169,10 @@ def write_encode(out: Writer) -> None:
         )
     for title, codec, values, residual in FEEDBACK:
         name = f"feedback-{title}"
-        before = spec.to_bytes(residual)
+        before = common.to_bytes(residual)
         if "residual=bf16" in codec:
-            before = spec.widen_bf16(encoder.narrow_tensor(before))
-        tensor = spec.to_bytes(values)
+            before = common.widen_bf16(common.narrow_tensor(before))
+        tensor = common.to_bytes(values)
         frame, after = encoder.encode_with_residual(tensor, codec, before)
         out.add(
             "encode",
@@ -182,20 +187,18 @@ def write_encode(out: Writer) -> None:
 
 
 def decode_frames() -> dict[str, bytes]:
-    gradients = spec.to_bytes(gradient(20, 39))
-    spike = take(spec.to_bytes(INPUTS["spike"]), 40961)
+    gradients = common.to_bytes(gradient(20, 39))
+    spike = take(common.to_bytes(INPUTS["spike"]), 40961)
     marker = [
-        encoder.seal_frame(codec, 0, 0, 3, b"", spec.NON_FINITE_FLAG) for codec in spec.CODEC_NAMES
+        encoder.seal_frame(codec, 0, 0, 3, b"", spec.NON_FINITE_FLAG) for codec in payloads.CODECS
     ]
     return {
         "raw": encoder.encode_frame(gradients, "raw"),
         "raw-any-bits": encoder.seal_frame(
-            spec.RAW, 0, 0, 3, SIGNALLING_NAN + bytes.fromhex("00000080000080ff")
+            RAW, 0, 0, 3, SIGNALLING_NAN + bytes.fromhex("00000080000080ff")
         ),
         "bf16": encoder.encode_frame(gradients, "bf16"),
-        "bf16-any-bits": encoder.seal_frame(
-            spec.BF16, 0, 0, 4, bytes.fromhex("817f 80ff 0080 0100")
-        ),
+        "bf16-any-bits": encoder.seal_frame(BF16, 0, 0, 4, bytes.fromhex("817f 80ff 0080 0100")),
         "3lc": encoder.encode_frame(gradients, "3lc"),
         "3lc-bucket": encoder.encode_frame(gradients, "3lc:s=1.5,bucket=10"),
         "3lc-none": encoder.encode_frame(gradients, "3lc:s=1.5,coder=none"),
@@ -220,14 +223,14 @@ def decode_frames() -> dict[str, bytes]:
         "marker-raw": marker[0],
         "marker-bf16": marker[1],
         "marker-3lc": marker[2],
-        "marker-no-values": encoder.seal_frame(spec.THREE_LC, 1, 0, 0, b"", spec.NON_FINITE_FLAG),
+        "marker-no-values": encoder.seal_frame(THREE_LC, 1, 0, 0, b"", spec.NON_FINITE_FLAG),
     }
 
 
 def packets() -> dict[str, spec.Packet]:
     texts = [("3lc:s=1.75", 39), ("raw", 3), ("3lc:s=1.75", 320), ("bf16", 5), ("3lc", 0)]
     frames = tuple(
-        spec.parse_frame(encoder.encode_frame(spec.to_bytes(gradient(30 + i, n)), codec))
+        spec.parse_frame(encoder.encode_frame(common.to_bytes(gradient(30 + i, n)), codec))
         for i, (codec, n) in enumerate(texts)
     )
     marker = spec.Packet(spec.PULL, 2, 8, 1, (), spec.NonFiniteReport(3, 7, 2**32 + 5))
@@ -255,7 +258,7 @@ def write_decode(out: Writer) -> None:
         report = vars(packet.report) if packet.report else None
         frames = [
             {
-                "codec": spec.CODEC_NAMES[frame.codec],
+                "codec": payloads.CODECS[frame.codec].NAME,
                 "n": frame.n,
                 "payload_bytes": len(frame.payload),
                 "values": out.file(f"decode/packet-{name}-{i}.f32", spec.decode(frame)),
@@ -289,7 +292,7 @@ def status_of(form: str, data: bytes) -> str:
             spec.decode_frame(data)
         else:
             spec.parse_packet(data)
-    except spec.FormatError as error:
+    except common.FormatError as error:
         return error.status
     return "ok"
 

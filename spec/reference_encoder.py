@@ -1,108 +1,64 @@
 """The encoders of format.md in plain Python: the golden files and the differential tests use them.
 
-Encoding is normative where it says so: equal input and codec string give equal bytes. The same
-conventions as in reference.py: a tensor is `bytes`, its values as little-endian float32.
+Encoding is normative where it says so: equal input, codec string and draws give equal bytes.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
 
-from reference import (
-    BF16,
-    CHUNK_BYTES,
-    CODEC_NAMES,
-    FLOAT32,
-    FLT_MAX,
-    LONGEST_RUN,
-    NONE,
-    RAW,
-    THREE_LC,
-    VERSION,
-    ZERO_BYTE,
-    ZRE,
-    Packet,
-    checksum,
-    f32,
-    little,
-    to_bytes,
-    to_floats,
-    widen_bf16,
-)
+from common import FLOAT32, Draws, Frame, f32, narrow_tensor, to_bytes, to_floats, widen_bf16
+from payloads import CODECS_BY_NAME, Payload
+from reference import VERSION, Packet, checksum
 
-
-@dataclass(frozen=True)
-class Codec:
-    """A codec string, read: 3lc:s=1.75,coder=none,bucket=320. Takes valid strings only."""
-
-    id: int
-    s: float = 1.0
-    coder: int = ZRE
-    bucket: int = 0
-    bf16_residual: bool = False
-
-    @property
-    def parameters(self) -> tuple[int, int]:
-        """param_a and param_b."""
-        if self.id != THREE_LC:
-            return 0, 0
-        informative = min(math.floor((self.s - 1) * 16384 + 0.5), 16383)
-        return self.coder | informative << 2, self.bucket
-
-
-def read_codec(text: str) -> Codec:
-    name, _, rest = text.partition(":")
-    keys = dict(item.split("=") for item in rest.split(",")) if rest else {}
-    return Codec(
-        id=next(number for number, known in CODEC_NAMES.items() if known == name),
-        s=f32(float(keys.get("s", "1"))),
-        coder={"none": NONE, "zre": ZRE}[keys.get("coder", "zre")],
-        bucket=int(keys.get("bucket", "0")),
-        bf16_residual=keys.get("residual") == "bf16",
-    )
-
+NO_DRAWS = Draws()
 
 # --- Frame ------------------------------------------------------------------------------------
 
 
-def encode_frame(tensor: bytes, text: str) -> bytes:
+def read_codec(text: str) -> tuple[Payload, dict[str, str]]:
+    """A codec string such as 3lc:s=1.75,coder=none. Takes valid strings only."""
+    name, _, rest = text.partition(":")
+    return CODECS_BY_NAME[name], dict(item.split("=") for item in rest.split(",")) if rest else {}
+
+
+def encode_frame(tensor: bytes, text: str, draws: Draws = NO_DRAWS) -> bytes:
     """Without error feedback."""
-    codec = read_codec(text)
-    if codec.id == RAW:
-        return seal(codec, tensor, tensor)
-    if codec.id == BF16:
-        return seal(codec, tensor, narrow_tensor(tensor))
-    return encode_with_residual(tensor, text, bytes(len(tensor)))[0]
+    codec, keys = read_codec(text)
+    options, values = codec.read(keys), to_floats(tensor)
+    fields = (codec.NUMBER, *codec.parameters(options), len(values))
+    if not (codec.CARRIES_NON_FINITE or all(map(math.isfinite, values))):
+        return seal_frame(*fields, b"", 1)
+    if codec.NAME == "raw":
+        return seal_frame(*fields, tensor)  # NaN keeps its bits
+    return seal_frame(*fields, codec.encode(values, options, draws))
 
 
-def encode_with_residual(tensor: bytes, text: str, residual: bytes) -> tuple[bytes, bytes]:
-    """With error feedback (bf16, 3lc): the frame and the residual that it leaves.
+def encode_with_residual(
+    tensor: bytes, text: str, residual: bytes, draws: Draws = NO_DRAWS
+) -> tuple[bytes, bytes]:
+    """With error feedback: the frame and the residual that it leaves.
 
     Residuals are float32 here; those of residual=bf16 are rounded to bf16 and widened again.
     """
-    codec = read_codec(text)
+    codec, keys = read_codec(text)
+    options = codec.read(keys)
     both = zip(to_floats(tensor), to_floats(residual), strict=True)
     values = [f32(x + r) for x, r in both]
+    param_a, param_b = codec.parameters(options)
+    marker = seal_frame(codec.NUMBER, param_a, param_b, len(values), b"", 1)
     if not all(map(math.isfinite, values)):
-        return seal(codec, tensor, b"", non_finite=True), residual
-    if codec.id == BF16:
-        payload = narrow_tensor(to_bytes(values))
-        sent = to_floats(widen_bf16(payload))
-        if not all(map(math.isfinite, sent)):  # a large value was rounded to infinity
-            return seal(codec, tensor, b"", non_finite=True), residual
-        left = to_bytes([f32(b - y) for b, y in zip(values, sent, strict=True)])
-    else:
-        payload, rest = encode_three_lc(values, codec)
-        left = to_bytes(rest)
-    if codec.bf16_residual:
+        return marker, residual
+    payload = codec.encode(values, options, draws)
+    frame = Frame(codec.NUMBER, FLOAT32, param_a, param_b, len(values), payload)
+    sent = to_floats(codec.decode(frame))
+    if not all(map(math.isfinite, sent)):  # a large value was rounded to infinity
+        return marker, residual
+    left = to_bytes([f32(b - y) for b, y in zip(values, sent, strict=True)])
+    if keys.get("residual") == "bf16":
         left = widen_bf16(narrow_tensor(left))
-    return seal(codec, tensor, payload), left
-
-
-def seal(codec: Codec, tensor: bytes, payload: bytes, non_finite: bool = False) -> bytes:
-    return seal_frame(codec.id, *codec.parameters, len(tensor) // 4, payload, int(non_finite))
+    return seal_frame(codec.NUMBER, param_a, param_b, len(values), payload), left
 
 
 def seal_frame(
@@ -112,60 +68,6 @@ def seal_frame(
     before = struct.pack("<2sBBBBHQI", b"GW", VERSION, codec, FLOAT32, flags, param_a, n, param_b)
     after = struct.pack("<Q", len(payload)) + payload
     return before + checksum(before, after).to_bytes(4, "little") + after
-
-
-def narrow_tensor(tensor: bytes) -> bytes:
-    return b"".join(narrow_bf16(tensor[i : i + 4]) for i in range(0, len(tensor), 4))
-
-
-def narrow_bf16(value: bytes) -> bytes:
-    """One float32 to bf16, half to even. A NaN becomes the quiet NaN of its sign."""
-    bits = little(value)
-    if bits & 0x7FFFFFFF > 0x7F800000:
-        return ((bits >> 16 & 0x8000) | 0x7FC0).to_bytes(2, "little")
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).to_bytes(2, "little")
-
-
-def encode_three_lc(values: list[float], codec: Codec) -> tuple[bytes, list[float]]:
-    """Payload and new residual of finite values."""
-    scales, trits, left = [], [], []
-    bucket = codec.bucket or max(len(values), 1)
-    for first in range(0, len(values), bucket):
-        part = values[first : first + bucket]
-        m = min(f32(codec.s * max(map(abs, part))), FLT_MAX)
-        half = f32(m * 0.5)
-        scales.append(m)
-        for b in part:
-            q = 1 if b > half else -1 if b < -half else 0
-            trits.append(q)
-            left.append(f32(b - q * m) if q else b)
-    if not any(scales):
-        return b"", left
-    packed = pack_trits(trits)
-    if codec.coder == NONE:
-        return to_bytes(scales) + packed, left
-    chunks = [
-        zero_run_encode(packed[i : i + CHUNK_BYTES]) for i in range(0, len(packed), CHUNK_BYTES)
-    ]
-    sizes = [len(chunk).to_bytes(2, "little") for chunk in chunks] if len(chunks) > 1 else []
-    return to_bytes(scales) + b"".join(sizes) + b"".join(chunks), left
-
-
-def pack_trits(trits: list[int]) -> bytes:
-    digits = [q + 1 for q in trits] + [1] * (-len(trits) % 5)
-    groups = zip(*[iter(digits)] * 5, strict=True)
-    return bytes(81 * a + 27 * b + 9 * c + 3 * d + e for a, b, c, d, e in groups)
-
-
-def zero_run_encode(packed: bytes) -> bytes:
-    codes, at = bytearray(), 0
-    while at < len(packed):
-        run = 0
-        while run < LONGEST_RUN and packed[at + run : at + run + 1] == bytes([ZERO_BYTE]):
-            run += 1
-        codes.append(243 + run - 2 if run >= 2 else packed[at])
-        at += max(run, 1)
-    return bytes(codes)
 
 
 # --- Packet -----------------------------------------------------------------------------------

@@ -14,10 +14,24 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "golden"
 sys.path.insert(0, str(ROOT / "spec"))
 
+import common  # noqa: E402
+import payloads  # noqa: E402
 import reference as spec  # noqa: E402
 import reference_encoder as encoder  # noqa: E402
 
-__all__ = ["FOLDER", "ROOT", "Case", "array", "cases", "encoder", "read", "read_values", "spec"]
+__all__ = [
+    "FOLDER",
+    "ROOT",
+    "Case",
+    "array",
+    "cases",
+    "common",
+    "encoder",
+    "payloads",
+    "read",
+    "read_values",
+    "spec",
+]
 
 Case = dict[str, Any]
 

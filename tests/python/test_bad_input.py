@@ -12,12 +12,16 @@ import numpy as np
 import pytest
 
 import gradwire
-from golden import encoder, spec
+from golden import common, encoder, payloads, spec
+from payloads import ternary
+from payloads.bf16 import NUMBER as BF16
+from payloads.raw import NUMBER as RAW
+from payloads.three_lc import NUMBER as THREE_LC
 
-VALUES = spec.to_bytes([0.5, -1.0, 0.0, 0.25, 3.0, -0.0, 0.0, 0.0, 1e-3, -2.0, 2.5])
+VALUES = common.to_bytes([0.5, -1.0, 0.0, 0.25, 3.0, -0.0, 0.0, 0.0, 1e-3, -2.0, 2.5])
 CODECS = ["raw", "bf16", "3lc:s=1.75", "3lc:coder=none", "3lc:bucket=5"]
 FRAMES = {codec: encoder.encode_frame(VALUES, codec) for codec in CODECS} | {
-    "marker": encoder.encode_frame(spec.to_bytes([1.0, float("nan")]), "3lc"),
+    "marker": encoder.encode_frame(common.to_bytes([1.0, float("nan")]), "3lc"),
     "zeros": encoder.encode_frame(bytes(40), "3lc"),
     "no values": encoder.encode_frame(b"", "3lc"),
 }
@@ -141,24 +145,24 @@ def huge_frames() -> dict[str, tuple[str, bytes]]:
             ("no scale", b"\x01"),
         ):
             for bucket in (0, 5, 2**32 - 1):
-                frame = encoder.seal_frame(spec.THREE_LC, spec.ZRE, bucket, n, payload)
+                frame = encoder.seal_frame(THREE_LC, ternary.ZRE, bucket, n, payload)
                 frames[f"3lc n={n} bucket={bucket} {title}"] = ("corrupt_payload", frame)
-        frames[f"raw n={n}"] = ("corrupt_payload", encoder.seal_frame(spec.RAW, 0, 0, n, one))
+        frames[f"raw n={n}"] = ("corrupt_payload", encoder.seal_frame(RAW, 0, 0, n, one))
         wrapped = bytes(4 * n % 2**32 % 4096)
         frames[f"raw n={n} mod 2^32"] = (
             "corrupt_payload",
-            encoder.seal_frame(spec.RAW, 0, 0, n, wrapped),
+            encoder.seal_frame(RAW, 0, 0, n, wrapped),
         )
-        frames[f"bf16 n={n}"] = ("corrupt_payload", encoder.seal_frame(spec.BF16, 0, 0, n, one))
+        frames[f"bf16 n={n}"] = ("corrupt_payload", encoder.seal_frame(BF16, 0, 0, n, one))
     for n in (2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**40):
         # These are valid, and only the reader's own limit stands before the memory.
-        for codec in spec.CODEC_NAMES:
+        for codec in payloads.CODECS:
             marker = encoder.seal_frame(codec, 0, 0, n, b"", spec.NON_FINITE_FLAG)
             frames[f"marker of {codec} n={n}"] = ("limit_exceeded", marker)
-        zeros = encoder.seal_frame(spec.THREE_LC, 0, 0, n, b"")
+        zeros = encoder.seal_frame(THREE_LC, 0, 0, n, b"")
         frames[f"zeros n={n}"] = ("limit_exceeded", zeros)
     for n in (2**40 + 1, 2**62, 2**62 + 1, 2**63, 2**64 - 1):
-        for codec in spec.CODEC_NAMES:
+        for codec in payloads.CODECS:
             for payload in (b"", one + b"\xff"):
                 frame = encoder.seal_frame(codec, 0, 0, n, payload)
                 frames[f"codec {codec} n={n} {len(payload)}"] = ("limit_exceeded", frame)
@@ -202,7 +206,7 @@ for line in sys.stdin:
 
 def huge_packets() -> list[tuple[str, bytes]]:
     """Small packets, with true checksums, that claim to be large."""
-    entry = struct.pack("<BBHI", spec.THREE_LC, 0, spec.ZRE, 0)
+    entry = struct.pack("<BBHI", THREE_LC, 0, ternary.ZRE, 0)
     header = spec.Packet(spec.PUSH, 0, 0, 0, ())
     packets: list[tuple[str, bytes, int]] = []
     for n, status in ((2**32, "corrupt_payload"), (2**40, "corrupt_payload")):
@@ -237,7 +241,7 @@ def test_huge_claims_take_no_memory(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_the_callers() -> None:
-    zeros = encoder.seal_frame(spec.THREE_LC, 0, 0, 1000, b"")
+    zeros = encoder.seal_frame(THREE_LC, 0, 0, 1000, b"")
     assert gradwire.decode(zeros, max_numel=1000).size == 1000
     with pytest.raises(gradwire.GradwireError) as refusal:
         gradwire.decode(zeros, max_numel=999)
@@ -261,7 +265,7 @@ def test_the_last_chunk_is_corrupt(coder: str, threads: int, accumulate: bool) -
     frame = bytearray(encoder.encode_frame(x.tobytes(), f"3lc:coder={coder}"))
     frame[-1] = 255
     damaged = encoder.seal_frame(
-        spec.THREE_LC, frame[6] & 3, 0, x.size, bytes(frame[spec.HEADER_SIZE :])
+        THREE_LC, frame[6] & 3, 0, x.size, bytes(frame[spec.HEADER_SIZE :])
     )
     out = np.zeros(x.size, np.float32)
     for target in gradwire.simd_targets():

@@ -12,7 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import gradwire
-from golden import array, encoder, spec
+from golden import array, common, encoder, payloads, spec
+from payloads import ternary
+from payloads.three_lc import NUMBER as THREE_LC
 
 pytestmark = pytest.mark.filterwarnings("ignore::gradwire.NonFiniteWarning")
 settings.register_profile("differential", deadline=None, max_examples=150, derandomize=True)
@@ -43,7 +45,9 @@ codecs = st.one_of(st.sampled_from(["raw", "bf16"]), three_lc(), three_lc(), thr
 finite = st.one_of(
     st.floats(width=32, allow_nan=False, allow_infinity=False),
     st.floats(-1, 1, width=32),
-    st.sampled_from([0.0, -0.0, 0.5, -1.0, 2.0**-149, -(2.0**-126), spec.FLT_MAX, -spec.FLT_MAX]),
+    st.sampled_from(
+        [0.0, -0.0, 0.5, -1.0, 2.0**-149, -(2.0**-126), common.FLT_MAX, -common.FLT_MAX]
+    ),
 )
 
 
@@ -60,7 +64,7 @@ def tensors(elements: st.SearchStrategy[float]) -> st.SearchStrategy[bytes]:
     flat = st.lists(runs, max_size=6).map(
         lambda parts: [x for part in parts for x in part.values + [0.0] * part.zeros]
     )
-    return flat.map(spec.to_bytes)
+    return flat.map(common.to_bytes)
 
 
 any_float = st.one_of(finite, finite, finite, st.floats(width=32))
@@ -86,7 +90,7 @@ def test_several_chunks(codec: str, n: int) -> None:
 def three_tensors(draw: st.DrawFn) -> list[bytes]:
     n = draw(st.integers(0, 90))
     return [
-        spec.to_bytes(draw(st.lists(any_float if step else finite, min_size=n, max_size=n)))
+        common.to_bytes(draw(st.lists(any_float if step else finite, min_size=n, max_size=n)))
         for step in range(3)
     ]
 
@@ -119,7 +123,7 @@ class Outcome(NamedTuple):
 def reference_outcome(frame: bytes) -> Outcome:
     try:
         return Outcome("ok", spec.decode_frame(frame, MAX_NUMEL))
-    except spec.FormatError as error:
+    except common.FormatError as error:
         return Outcome(error.status)
 
 
@@ -185,20 +189,20 @@ def test_broken_frames(frame: bytes) -> None:
 def made_up_payloads(draw: st.DrawFn) -> bytes:
     """A 3lc frame of true form around codes from nowhere."""
     bucket = draw(st.sampled_from([0, 0, 5, 10]))
-    coder = draw(st.sampled_from([spec.NONE, spec.ZRE, spec.ZRE]))
+    coder = draw(st.sampled_from([ternary.NONE, ternary.ZRE, ternary.ZRE]))
     codes = draw(st.lists(st.one_of(st.integers(0, 255), st.just(121)), max_size=12))
-    packed = sum(code - 241 if code > 242 and coder == spec.ZRE else 1 for code in codes)
+    packed = sum(code - 241 if code > 242 and coder == ternary.ZRE else 1 for code in codes)
     n = max(5 * packed - draw(st.integers(0, 4)), 0) + draw(st.sampled_from([0, 0, 0, 1]))
-    count = spec.ceil_div(n, bucket) if bucket else 1
+    count = common.ceil_div(n, bucket) if bucket else 1
     scales = draw(
         st.lists(
-            st.sampled_from([1.0, 0.0, 2.0**-149, spec.FLT_MAX, -0.0]),
+            st.sampled_from([1.0, 0.0, 2.0**-149, common.FLT_MAX, -0.0]),
             min_size=count,
             max_size=count,
         )
     )
-    payload = spec.to_bytes(scales) + bytes(codes)
-    return encoder.seal_frame(spec.THREE_LC, coder, bucket, n, payload)
+    payload = common.to_bytes(scales) + bytes(codes)
+    return encoder.seal_frame(THREE_LC, coder, bucket, n, payload)
 
 
 @settings(max_examples=500)
@@ -241,7 +245,7 @@ def packets(draw: st.DrawFn) -> bytes:
 def packet_status(data: bytes) -> str:
     try:
         spec.parse_packet(data)
-    except spec.FormatError as error:
+    except common.FormatError as error:
         return error.status
     return "ok"
 
@@ -262,7 +266,7 @@ def test_packets(data: bytes) -> None:
     assert [
         (frame["codec"].partition(":")[0], frame["numel"], frame["payload_bytes"])
         for frame in told["frames"]
-    ] == [(spec.CODEC_NAMES[f.codec], f.n, len(f.payload)) for f in packet.frames]
+    ] == [(payloads.CODECS[f.codec].NAME, f.n, len(f.payload)) for f in packet.frames]
 
 
 @st.composite

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gradwire
-from golden import ROOT, array, encoder, spec
+from golden import ROOT, array, common, encoder, payloads, spec
 
 PAGE = (ROOT / "spec" / "format.md").read_text()
 
@@ -31,7 +31,7 @@ class Example:
 
 
 def numbers(text: str) -> bytes:
-    return spec.to_bytes([spec.f32(float(word)) for word in text.split()])
+    return common.to_bytes([common.f32(float(word)) for word in text.split()])
 
 
 def pairs(text: str) -> dict[str, str]:
@@ -99,7 +99,7 @@ def test_packet_example(example: Example) -> None:
     }
     assert fields == example.packet
     assert example.frames == [
-        (spec.CODEC_NAMES[frame.codec], frame.n, spec.decode(frame)) for frame in packet.frames
+        (payloads.CODECS[frame.codec].NAME, frame.n, spec.decode(frame)) for frame in packet.frames
     ]
     report = {key: str(value) for key, value in vars(packet.report or object).items()}
     assert not example.report or report == example.report
@@ -111,14 +111,16 @@ def test_packet_example(example: Example) -> None:
     assert told["packet_bytes"] == len(example.data)
     assert bool(told["non_finite"]) == bool(example.report)
     for frame, entry in zip(packet.frames, told["frames"], strict=True):
-        assert entry["codec"].partition(":")[0] == spec.CODEC_NAMES[frame.codec]
+        assert entry["codec"].partition(":")[0] == payloads.CODECS[frame.codec].NAME
         assert (entry["numel"], entry["payload_bytes"]) == (frame.n, len(frame.payload))
 
 
 def test_codec_numbers_of_the_page() -> None:
     section = PAGE.partition("## Codecs\n")[2].partition("### raw")[0]
     table = re.findall(r"^\| (\d+) \| (\w+) \|", section, re.MULTILINE)
-    assert {int(number): name for number, name in table} == spec.CODEC_NAMES
+    assert {int(number): name for number, name in table} == {
+        number: codec.NAME for number, codec in payloads.CODECS.items()
+    }
 
 
 def test_status_names_of_the_page_are_those_of_the_reference() -> None:

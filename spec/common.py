@@ -1,0 +1,122 @@
+"""What reference.py, reference_encoder.py and the codecs' modules share: conventions of format.md.
+
+A tensor is `bytes`, its values as little-endian float32, so that every bit of it is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
+FLT_MAX = 3.4028234663852886e38
+QUIET_NAN = bytes.fromhex("0000c07f")  # 0x7fc00000
+
+
+class FormatError(ValueError):
+    """Bytes that are refused. `status` is the name of a status code of format.md."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+def require(condition: bool, status: str, message: str) -> None:
+    if not condition:
+        raise FormatError(status, message)
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def little(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
+
+def f32(value: float) -> float:
+    """Rounds to float32, half to even, too large to infinity.
+
+    Python's arithmetic on doubles followed by this is float32 arithmetic: for +, -, * and / of two
+    float32, rounding first to double and then to float32 gives what rounding once gives.
+    """
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def to_floats(tensor: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(tensor) // 4}f", tensor))
+
+
+def to_bytes(values: list[float]) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One encoded tensor; also one of a packet, whose table gives codec, dtype and parameters."""
+
+    codec: int
+    dtype: int
+    param_a: int
+    param_b: int
+    n: int
+    payload: bytes
+    non_finite: bool = False
+
+
+def require_no_parameters(param_a: int, param_b: int) -> None:
+    require(param_a == 0 and param_b == 0, "reserved_bits", "the codec has no parameters")
+
+
+def narrow_bf16(value: bytes) -> bytes:
+    """One float32 to bf16, half to even. A NaN becomes the quiet NaN of its sign."""
+    bits = little(value)
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return ((bits >> 16 & 0x8000) | 0x7FC0).to_bytes(2, "little")
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).to_bytes(2, "little")
+
+
+def narrow_tensor(tensor: bytes) -> bytes:
+    return b"".join(narrow_bf16(tensor[i : i + 4]) for i in range(0, len(tensor), 4))
+
+
+def widen_bf16(halves: bytes) -> bytes:
+    return b"".join(b"\0\0" + halves[i : i + 2] for i in range(0, len(halves), 2))
+
+
+# --- Draws ------------------------------------------------------------------------------------
+
+
+def philox(counter: tuple[int, ...], key0: int, key1: int) -> tuple[int, ...]:
+    """Philox4x32-10: four words from four words of counter and two of key."""
+    a, b, c, d = counter
+    for _ in range(10):
+        product0, product1 = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b = product1 >> 32 ^ b ^ key0, product1 & 0xFFFFFFFF
+        c, d = product0 >> 32 ^ d ^ key1, product0 & 0xFFFFFFFF
+        key0, key1 = (key0 + 0x9E3779B9) & 0xFFFFFFFF, (key1 + 0xBB67AE85) & 0xFFFFFFFF
+    return a, b, c, d
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random words of a tensor in a step, one for each value."""
+
+    seed: int = 0
+    stream: int = 0
+    step: int = 0
+
+    def words(self, n: int) -> list[int]:
+        key0, key1, _, _ = philox((*halves(self.stream), 0, 0), *halves(self.seed))
+        drawn: list[int] = []
+        for block in range(ceil_div(n, 4)):
+            drawn += philox((*halves(block), *halves(self.step)), key0, key1)
+        return drawn[:n]
+
+
+def halves(value: int) -> tuple[int, int]:
+    return value & 0xFFFFFFFF, value >> 32

@@ -1,0 +1,61 @@
+"""3lc: trits of the values against half the largest magnitude, times a sparsity multiplier."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from common import FLT_MAX, Draws, Frame, f32, require
+from payloads import ternary
+
+NUMBER, NAME = 16, "3lc"
+CARRIES_NON_FINITE = False
+
+
+def check_parameters(param_a: int, param_b: int) -> None:
+    known = param_a & 3 in (ternary.NONE, ternary.ZRE)
+    require(known, "reserved_bits", f"3lc coder {param_a & 3}")
+    require(param_b % 5 == 0, "reserved_bits", f"3lc bucket {param_b}")
+
+
+def check_size(frame: Frame) -> None:
+    ternary.check_size(frame, frame.param_a & 3, frame.param_b)
+
+
+def decode(frame: Frame) -> bytes:
+    return ternary.decode(frame, frame.param_a & 3, frame.param_b)
+
+
+# --- Encoding ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Options:
+    s: float
+    coder: int
+    bucket: int
+
+
+def read(keys: dict[str, str]) -> Options:
+    return Options(
+        s=f32(float(keys.get("s", "1"))),
+        coder=ternary.CODERS[keys.get("coder", "zre")],
+        bucket=int(keys.get("bucket", "0")),
+    )
+
+
+def parameters(options: Options) -> tuple[int, int]:
+    informative = min(math.floor((options.s - 1) * 16384 + 0.5), 16383)
+    return options.coder | informative << 2, options.bucket
+
+
+def encode(values: list[float], options: Options, draws: Draws) -> bytes:
+    scales, trits = [], []
+    bucket = options.bucket or max(len(values), 1)
+    for first in range(0, len(values), bucket):
+        part = values[first : first + bucket]
+        m = min(f32(options.s * max(map(abs, part))), FLT_MAX)
+        half = f32(m * 0.5)
+        scales.append(m)
+        trits += [1 if b > half else -1 if b < -half else 0 for b in part]
+    return ternary.encode(scales, trits, options.coder)
