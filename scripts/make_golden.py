@@ -75,6 +75,15 @@ PLAIN: list[tuple[str, str, int]] = [
     ("raw", "special", 8),
     ("bf16", "special", 8),
     ("bf16", "rounding", 7),
+    *(("topk", "gradient", n) for n in (0, 1, 39, 320, 40961)),
+    ("topk:ratio=0.3,values=bf16", "gradient", 1021),
+    ("topk:ratio=0.0001", "spike", 81925),
+    ("topk:ratio=0.9", "spike", 39),
+    ("topk", "zero", 39),
+    ("topk", "blocks", 16),
+    ("topk", "denormals", 7),
+    ("topk", "huge", 6),
+    ("topk", "nan", 3),
     *(("3lc:s=1.75", "gradient", n) for n in (0, 1, 4, 5, 6, 39, 320, 40960, 40961, 81925)),
     *(("3lc:s=1.75,coder=none", "gradient", n) for n in (0, 1, 4, 5, 6, 39, 320, 40961)),
     *((f"3lc{key}", "gradient", 320) for key in ("", ":coder=none", ":s=1.5", ":s=1.9")),
@@ -120,6 +129,9 @@ FEEDBACK: list[tuple[str, str, list[float], list[float]]] = [
     ("overflow", "3lc", [0.75 * MAX, 1.0], [0.5 * MAX, 0.25]),
     ("nan", "3lc:s=1.75", [1.0, NAN], [0.5, -0.25]),
     ("empty", "3lc", [], []),
+    ("topk", "topk:ratio=0.2", gradient(15, 101), gradient(16, 101)),
+    ("topk-overflow", "topk:values=bf16", [MAX, 1.0], [0.0, 0.125]),
+    ("topk-half", "topk:ratio=0.2,values=bf16,residual=bf16", gradient(17, 101), gradient(18, 101)),
 ]
 
 

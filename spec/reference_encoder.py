@@ -26,13 +26,12 @@ def read_codec(text: str) -> tuple[Payload, dict[str, str]]:
 def encode_frame(tensor: bytes, text: str, draws: Draws = NO_DRAWS) -> bytes:
     """Without error feedback."""
     codec, keys = read_codec(text)
-    options, values = codec.read(keys), to_floats(tensor)
-    fields = (codec.NUMBER, *codec.parameters(options), len(values))
-    if not (codec.CARRIES_NON_FINITE or all(map(math.isfinite, values))):
-        return seal_frame(*fields, b"", 1)
-    if codec.NAME == "raw":
-        return seal_frame(*fields, tensor)  # NaN keeps its bits
-    return seal_frame(*fields, codec.encode(values, options, draws))
+    if codec.CARRIES_NON_FINITE:
+        options = codec.read(keys)
+        # The reference holds NaN as Python does; as they are, they keep all their bits.
+        payload = tensor if codec.NAME == "raw" else codec.encode(to_floats(tensor), options, draws)
+        return seal_frame(codec.NUMBER, *codec.parameters(options), len(tensor) // 4, payload)
+    return encode_with_residual(tensor, text, bytes(len(tensor)), draws)[0]
 
 
 def encode_with_residual(

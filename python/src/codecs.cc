@@ -10,7 +10,6 @@
 #include <nanobind/stl/string.h>
 
 #include "arrays.h"
-#include "base/huge_pages.h"
 #include "errors.h"
 #include "frame/packet.h"
 #include "gradwire/compressor.h"
@@ -44,7 +43,6 @@ nb::bytes make_bytes(uint64_t room, const Fill& fill) {
   PyObject* bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(room));
   if (bytes == nullptr) throw nb::python_error();
   nb::object holder = nb::steal(bytes);
-  advise_huge_pages(PyBytes_AS_STRING(bytes), room);
   const uint64_t size = fill(
       std::span(reinterpret_cast<std::byte*>(PyBytes_AS_STRING(bytes)), static_cast<size_t>(room)));
   bytes = holder.release().ptr();

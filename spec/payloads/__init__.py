@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from common import Draws, Frame
-from payloads import bf16, raw, three_lc
+from payloads import bf16, raw, three_lc, topk
 
 
 class Payload(Protocol):
@@ -28,6 +28,6 @@ class Payload(Protocol):
     def encode(self, values: list[float], options: Any, draws: Draws, /) -> bytes: ...
 
 
-_MODULES: tuple[Payload, ...] = (raw, bf16, three_lc)
+_MODULES: tuple[Payload, ...] = (raw, bf16, topk, three_lc)
 CODECS = {module.NUMBER: module for module in _MODULES}
 CODECS_BY_NAME = {module.NAME: module for module in _MODULES}

@@ -3,35 +3,9 @@
 #include <cmath>
 #include <string>
 
+#include "codecs/input.h"
+
 namespace gradwire {
-namespace {
-
-float value_at(const InputView& x, uint64_t i) {
-  switch (x.dtype()) {
-    case Dtype::kFloat32:
-      return x.f32()[i];
-    case Dtype::kBfloat16:
-      return widen_bf16(x.u16()[i]);
-    case Dtype::kFloat16:
-      return widen_f16(x.u16()[i]);
-  }
-  return 0.0f;
-}
-
-float residual_at(const ResidualView& residual, uint64_t i) {
-  switch (residual.type()) {
-    case ResidualType::kNone:
-      return 0.0f;
-    case ResidualType::kFloat32:
-      return residual.f32()[i];
-    case ResidualType::kBfloat16:
-      return widen_bf16(residual.bf16()[i]);
-  }
-  return 0.0f;
-}
-
-}  // namespace
-
 Status check_payload_room(const Codec& codec, uint64_t n, uint64_t room) {
   if (n > kMaxNumel) {
     return {StatusCode::kLimitExceeded,
@@ -68,8 +42,8 @@ Status check_residual_size(const CodecInfo& info, uint64_t n, const ResidualView
 Status check_finite(const CodecInfo& info, const InputView& x, const ResidualView& residual,
                     uint32_t limit) {
   for (uint64_t i = 0; i < x.size(); ++i) {
-    const float value = value_at(x, i);
-    if (magnitude_bits(value + residual_at(residual, i)) < limit) continue;
+    const float value = value_of(x, i);
+    if (magnitude_bits(sum_of(x, residual, i)) < limit) continue;
     const char* what = std::isnan(value)   ? " is NaN"
                        : std::isinf(value) ? " is infinite"
                                            : " is too large once the residual is added";

@@ -3,7 +3,33 @@
 #include <algorithm>
 #include <cstring>
 
+#include "stages/element.h"
+
 namespace gradwire {
+
+float value_of(const InputView& x, uint64_t i) {
+  switch (x.dtype()) {
+    case Dtype::kFloat32:
+      return x.f32()[i];
+    case Dtype::kBfloat16:
+      return widen_bf16(x.u16()[i]);
+    case Dtype::kFloat16:
+      return widen_f16(x.u16()[i]);
+  }
+  return 0.0f;
+}
+
+float sum_of(const InputView& x, const ResidualView& residual, uint64_t i) {
+  switch (residual.type()) {
+    case ResidualType::kNone:
+      return value_of(x, i);
+    case ResidualType::kFloat32:
+      return value_of(x, i) + residual.f32()[i];
+    case ResidualType::kBfloat16:
+      return value_of(x, i) + widen_bf16(residual.bf16()[i]);
+  }
+  return 0.0f;
+}
 
 const float* Input::load(uint64_t begin, uint64_t n, float* buffer) const {
   switch (x_.dtype()) {
@@ -40,7 +66,20 @@ void Input::keep(uint64_t begin, uint64_t n, const float* b, float* decoded) con
       break;
     case ResidualType::kBfloat16:
       kernels_->subtract(b, decoded, n, decoded);
-      kernels_->narrow_bf16(decoded, n, residual_.bf16() + begin);
+      store(begin, n, decoded);
+      break;
+  }
+}
+
+void Input::store(uint64_t begin, uint64_t n, const float* left) const {
+  switch (residual_.type()) {
+    case ResidualType::kNone:
+      break;
+    case ResidualType::kFloat32:
+      std::memcpy(residual_.f32() + begin, left, n * sizeof(float));
+      break;
+    case ResidualType::kBfloat16:
+      kernels_->narrow_bf16(left, n, residual_.bf16() + begin);
       break;
   }
 }

@@ -9,6 +9,10 @@
 
 namespace gradwire {
 
+// One value of x, and of x + residual: for samples and for what has gone wrong.
+[[nodiscard]] float value_of(const InputView& x, uint64_t i);
+[[nodiscard]] float sum_of(const InputView& x, const ResidualView& residual, uint64_t i);
+
 // What is encoded, part by part: b = x + residual as float32, whatever the two are kept in; and
 // after encoding, what is left of b goes back into the residual.
 class Input {
@@ -27,6 +31,11 @@ class Input {
 
   // residual = b - decoded, for values that were loaded. `decoded` is overwritten.
   void keep(uint64_t begin, uint64_t n, const float* b, float* decoded) const;
+
+  // residual = left, for encoders that know what is left of the values.
+  void store(uint64_t begin, uint64_t n, const float* left) const;
+
+  [[nodiscard]] float at(uint64_t i) const { return sum_of(x_, residual_, i); }
 
   // Largest magnitude bits of b among n values from `begin` on.
   [[nodiscard]] uint32_t absmax(uint64_t begin, uint64_t n) const;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/checksum.h"
 #include "base/return_if_error.h"
 #include "stages/element.h"
 #include "stages/kernels.h"
@@ -68,6 +69,10 @@ Status ShardedExchange::State::make_writers() {
     // A lone rank sends nothing, so it loses nothing.
     const ResidualType type = world_size() == 1 ? ResidualType::kNone : codec.residual_type();
     residuals.emplace_back(type, segment.n);
+    // By name, so that no other tensor has the same, whichever bucket it lies in.
+    const uint64_t place[] = {rank, segment.tensor_offset};
+    streams.push_back(digest64({std::as_bytes(std::span(place)),
+                                std::as_bytes(std::span(layout->tensors()[segment.tensor].name))}));
     // The same verdict on every rank: whoever sees NaN must say so if anybody keeps a residual.
     keeps_residuals |=
         world_size() > 1 && (segment.push_codec->residual_type() != ResidualType::kNone ||
@@ -94,7 +99,7 @@ std::span<float> ShardedExchange::State::shard(uint32_t owner) const {
 }
 
 DrawContext ShardedExchange::State::draw(uint32_t segment) const {
-  return {.seed = seed, .stream = uint64_t{rank} << 32 | segment, .step = step};
+  return {.seed = seed, .stream = streams[segment], .step = step};
 }
 
 PacketHeader ShardedExchange::State::header(PacketRole role) const {

@@ -52,6 +52,7 @@ struct ShardedExchange::State {
   std::vector<std::vector<uint32_t>> owned;  // segments of each owner
   std::vector<PacketWriter> writers;         // by owner: the pushes; at `rank`: the pull
   std::vector<Residual> residuals;           // by segment: of its push, or of its pull where owned
+  std::vector<uint64_t> streams;             // by segment: what its random words are drawn from
   bool keeps_residuals = false;
 
   std::span<float> bucket;

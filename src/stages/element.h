@@ -57,6 +57,9 @@ GW_HOST_DEVICE inline float ternary_multiplier(uint32_t absmax_bits, float spars
   return m > FLT_MAX ? FLT_MAX : m;
 }
 
+// Is |x| at least t > 0? NaN is not.
+GW_HOST_DEVICE inline bool reaches(float x, float t) { return x >= t || x <= -t; }
+
 // The trit of b: +1 above h, -1 below -h, else 0 (so are ties and NaN). h = m / 2 (3LC,
 // section 3.1).
 GW_HOST_DEVICE inline int ternary_trit(float b, float h) { return (b > h) - (b < -h); }
@@ -107,6 +110,9 @@ GW_HOST_DEVICE constexpr uint8_t run_code(int k) {
 GW_HOST_DEVICE inline float widen_bf16(uint16_t x) {
   return float_of(static_cast<uint32_t>(x) << 16);
 }
+
+// From these magnitude bits on, a float32 rounds to an infinite bfloat16.
+inline constexpr uint32_t kRoundsToInfinity = 0x7f7f8000u;
 
 // Rounds half to even; a NaN becomes the quiet NaN 0x7fc0 with its sign.
 GW_HOST_DEVICE inline uint16_t narrow_bf16(float x) {

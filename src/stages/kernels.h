@@ -72,6 +72,12 @@ struct Kernels {
   void (*widen_f16)(const uint16_t* x, size_t n, float* out);
   void (*widen_add_f16)(const uint16_t* x, size_t n, float* out);  // out += x
 
+  // mask: bit i % 64 of word i / 64 is set where |x[i]| >= t, t > 0; ceil(n / 64) words.
+  void (*threshold_bits)(const float* x, size_t n, float t, uint64_t* mask);
+  // The values whose bit is set, one behind the other; returns how many. `out` may be written up to
+  // n values.
+  size_t (*compress)(const float* x, const uint64_t* mask, size_t n, float* out);
+
   // Sums in the fixed order that stages/element.h defines.
   Moments (*moments)(const float* x, size_t n);
 

@@ -209,6 +209,19 @@ void widen_add_f16(const uint16_t* x, size_t n, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] += widen_f16(load_unaligned(x + i));
 }
 
+void threshold_bits(const float* x, size_t n, float t, uint64_t* mask) {
+  std::fill(mask, mask + (n + 63) / 64, 0);
+  for (size_t i = 0; i < n; ++i) mask[i / 64] |= uint64_t{reaches(x[i], t)} << i % 64;
+}
+
+size_t compress(const float* x, const uint64_t* mask, size_t n, float* out) {
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if ((mask[i / 64] >> i % 64 & 1) != 0) out[count++] = x[i];
+  }
+  return count;
+}
+
 Moments moments(const float* x, size_t n) {
   MomentLanes sums;
   for (size_t i = 0; i < n; ++i) sums.add(i, x[i]);
@@ -255,6 +268,8 @@ constexpr Kernels kScalar = {
     .narrow_f16 = narrow_f16_all,
     .widen_f16 = widen_f16_all,
     .widen_add_f16 = widen_add_f16,
+    .threshold_bits = threshold_bits,
+    .compress = compress,
     .moments = moments,
     .draw_words = draw_words,
     .subtract = subtract,

@@ -23,6 +23,7 @@
 #include "stages/philox-inl.h"
 #include "stages/ternary-inl.h"
 #include "stages/ternary_encode-inl.h"
+#include "stages/threshold-inl.h"
 #include "stages/unpack-inl.h"
 #include "stages/zero_run-inl.h"
 // clang-format on
@@ -73,6 +74,8 @@ extern constexpr Kernels kTable = {
     .narrow_f16 = narrow_f16,
     .widen_f16 = widen_f16,
     .widen_add_f16 = widen_add_f16,
+    .threshold_bits = threshold_bits,
+    .compress = compress,
     .moments = moments,
     .draw_words = draw_words,
     .subtract = subtract,

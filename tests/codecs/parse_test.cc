@@ -39,8 +39,11 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
     EXPECT_EQ(message.substr(0, code.size()), code) << message;
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
-  expect("", "unknown_codec", "raw, bf16, 3lc");
-  expect("4lc", "unknown_codec", "raw, bf16, 3lc");
+  std::string names;
+  for (const CodecInfo* info : codecs())
+    names += (names.empty() ? "" : ", ") + std::string(info->name);
+  expect("", "unknown_codec", names);
+  expect("4lc", "unknown_codec", names);
   expect("3lc:t=1", "bad_parameter", "coder=zre|none");
   expect("3lc:s", "bad_parameter", "s=[1, 2)");
   expect("3lc:", "bad_parameter", "no parameter ''");

@@ -25,7 +25,8 @@ std::vector<std::string> specs() {
   for (const CodecInfo* info : codecs()) all.emplace_back(info->name);
   for (const char* text :
        {"bf16:ef=on", "3lc:s=1.75", "3lc:s=1.9,coder=none", "3lc:bucket=5", "3lc:bucket=320",
-        "3lc:bucket=40960,coder=none", "3lc:bucket=50000", "3lc:residual=bf16", "3lc:ef=off"}) {
+        "3lc:bucket=40960,coder=none", "3lc:bucket=50000", "3lc:residual=bf16", "3lc:ef=off",
+        "topk:ratio=0.3,values=bf16", "topk:ratio=0.01,ef=off"}) {
     all.emplace_back(text);
   }
   return all;

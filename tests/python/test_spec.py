@@ -141,7 +141,7 @@ def run_script(path: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_reference_prints_a_frame_and_a_packet(tmp_path: Path) -> None:
     path = tmp_path / "data"
-    path.write_bytes(FRAMES[2].data)
+    path.write_bytes(next(frame.data for frame in FRAMES if frame.codec.startswith("3lc")))
     done = run_script(path)
     assert done.returncode == 0
     assert done.stdout.splitlines()[0].startswith("3lc, float32, n 12")

@@ -3,6 +3,7 @@
 #include "codecs/chunks.h"
 #include "codecs/input.h"
 #include "codecs/registry.h"
+#include "stages/element.h"
 #include "stages/kernels.h"
 
 namespace gradwire {
@@ -17,10 +18,6 @@ constexpr CodecInfo kInfo = {
     .lossless = false,
     .parameters = {},
 };
-
-// From these magnitude bits on, a float32 rounds to an infinite bfloat16: no finite residual is
-// left.
-constexpr uint32_t kRoundsToInfinity = 0x7f7f8000u;
 
 class Bf16Codec final : public Codec {
  public:

@@ -1,0 +1,222 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+
+#include "base/endian.h"
+#include "base/return_if_error.h"
+#include "codecs/checks.h"
+#include "codecs/chunks.h"
+#include "codecs/input.h"
+#include "codecs/registry.h"
+#include "codecs/scales.h"
+#include "codecs/threshold.h"
+#include "stages/element.h"
+#include "stages/kernels.h"
+
+namespace gradwire {
+namespace {
+
+constexpr CodecParameter kParameters[] = {
+    {"ratio", "0.05", "[0.0001, 1)", "share of the values that is sent, about: the largest ones"},
+    {"values", "f32", "f32|bf16", "how they are sent"},
+};
+
+constexpr CodecInfo kInfo = {
+    .id = 6,
+    .name = "topk",
+    .summary = "the largest values alone, and a bit map of where they stand",
+    .source = "3LC (Lim, Andersen, Kaminsky; SysML 2019), section 4.2: 25 %, 5 % sparsification",
+    .error_feedback = true,
+    .lossless = false,
+    .parameters = kParameters,
+};
+
+enum class SentAs : uint8_t { kFloat32 = 0, kBfloat16 = 1 };
+
+struct TopkParameters {
+  float ratio = 0.05f;  // the encoder's business alone
+  SentAs values = SentAs::kFloat32;
+};
+
+constexpr float kLeastRatio = 0.0001f;
+constexpr uint64_t kChunkWords = kChunkValues / 64;
+static_assert(Input::kPartValues % 64 == 0);
+
+uint64_t map_size(uint64_t values) { return (values + 7) / 8; }
+
+class TopkCodec final : public Codec {
+ public:
+  TopkCodec(TopkParameters parameters, ResidualType residual_type)
+      : Codec(residual_type), parameters_(parameters) {}
+
+  const CodecInfo& info() const noexcept override { return kInfo; }
+
+  WireCodec wire() const noexcept override {
+    return {.id = kInfo.id,
+            .param_a = static_cast<uint16_t>(parameters_.values),
+            .param_b = bits_of(parameters_.ratio)};
+  }
+
+  uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
+
+  Status check_size(uint64_t n, uint64_t size) const override {
+    if (size == 0) return {};  // all +0
+    const ChunkShape shape = this->shape(n);
+    const uint64_t least = shape.chunks_offset() + map_size(n);
+    if (n > 0 && size > least && size <= shape.max_size()) return {};
+    return {StatusCode::kCorruptPayload, "topk: " + std::to_string(n) +
+                                             " values don't fit a payload of " +
+                                             std::to_string(size) + " bytes"};
+  }
+
+  Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext&,
+                          std::span<std::byte> payload, Execution& execution) const override {
+    GW_RETURN_IF_ERROR(check_payload_room(*this, x.size(), payload.size()));
+    GW_RETURN_IF_ERROR(check_residual_size(kInfo, x.size(), residual));
+    if (x.empty()) return 0;
+    const Input input(x, residual, execution.kernels());
+    const uint32_t largest =
+        for_each_absmax(input, Buckets(x.size(), 0), execution, [](uint64_t, uint32_t) {});
+    const uint32_t limit =
+        parameters_.values == SentAs::kBfloat16 ? kRoundsToInfinity : kNonFiniteBits;
+    if (largest >= limit) return check_finite(kInfo, x, residual, limit);
+    const float threshold = sample_threshold(input, x.size(), parameters_.ratio);
+    const ChunkShape shape = this->shape(x.size());
+    const uint64_t size =
+        encode_chunks(shape, payload, execution, [&](uint64_t chunk, uint8_t* slot) {
+          return encode_chunk(input, shape.begin(chunk), shape.values(chunk), threshold, slot,
+                              execution.kernels());
+        });
+    return largest == 0 ? 0 : size;
+  }
+
+  Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
+                Execution& execution) const override {
+    GW_RETURN_IF_ERROR(check_size(out.size(), payload.size()));
+    if (payload.empty()) {
+      if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
+      return {};
+    }
+    const ChunkShape shape = this->shape(out.size());
+    return decode_chunks(
+        shape, payload, kInfo.name, execution, [&](uint64_t chunk, std::span<const uint8_t> bytes) {
+          return decode_chunk(bytes, out.subspan(shape.begin(chunk), shape.values(chunk)), mode);
+        });
+  }
+
+ protected:
+  std::string parameter_text() const override {
+    std::string text = "ratio=" + format_number(parameters_.ratio);
+    if (parameters_.values == SentAs::kBfloat16) text += ",values=bf16";
+    return text;
+  }
+
+ private:
+  [[nodiscard]] uint64_t width() const {
+    return parameters_.values == SentAs::kFloat32 ? sizeof(float) : sizeof(uint16_t);
+  }
+
+  // A chunk is its bit map and the values behind it.
+  [[nodiscard]] ChunkShape shape(uint64_t n) const {
+    return {n, 0, ChunkShape::Sizes::kVarying,
+            [this](uint64_t values) { return map_size(values) + values * width(); }};
+  }
+
+  [[nodiscard]] uint64_t encode_chunk(const Input& input, uint64_t begin, uint64_t n,
+                                      float threshold, uint8_t* slot,
+                                      const Kernels& kernels) const {
+    uint64_t mask[kChunkWords];
+    uint8_t* end = slot + map_size(n);
+    float buffer[Input::kPartValues];
+    float sent[Input::kPartValues];
+    for (uint64_t first = 0; first < n; first += Input::kPartValues) {
+      const uint64_t values = std::min(Input::kPartValues, n - first);
+      const float* b = input.load(begin + first, values, buffer);
+      uint64_t* words = mask + first / 64;
+      kernels.threshold_bits(b, values, threshold, words);
+      const uint64_t count = kernels.compress(b, words, values, sent);
+      if (parameters_.values == SentAs::kBfloat16) {
+        auto* narrow = reinterpret_cast<uint16_t*>(end);
+        kernels.narrow_bf16(sent, count, narrow);
+        kernels.widen_bf16(narrow, count, sent);
+      } else if (count != 0) {
+        std::memcpy(end, sent, count * sizeof(float));
+      }
+      end += count * width();
+      if (!input.keeps_residual()) continue;
+      const float* value = sent;
+      for_each_set_bit(words, values, [&](uint64_t i) { buffer[i] -= *value++; });
+      input.store(begin + first, values, buffer);
+    }
+    std::memcpy(slot, mask, map_size(n));
+    return static_cast<uint64_t>(end - slot);
+  }
+
+  [[nodiscard]] bool decode_chunk(std::span<const uint8_t> bytes, std::span<float> out,
+                                  DecodeMode mode) const {
+    const uint64_t map = map_size(out.size());
+    if (bytes.size() < map) return false;
+    uint64_t mask[kChunkWords];
+    mask[(out.size() - 1) / 64] = 0;
+    std::memcpy(mask, bytes.data(), map);
+    uint64_t count = 0;
+    for (uint64_t word = 0; word * 64 < out.size(); ++word) {
+      count += static_cast<uint64_t>(std::popcount(mask[word]));
+    }
+    const bool padded = out.size() % 64 != 0;
+    if (padded && (mask[out.size() / 64] >> out.size() % 64) != 0) return false;
+    if (bytes.size() != map + count * width()) return false;
+    const uint8_t* from = bytes.data() + map;
+    if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
+    if (parameters_.values == SentAs::kFloat32) {
+      const auto* value = reinterpret_cast<const float*>(from);
+      for_each_set_bit(mask, out.size(), [&](uint64_t i) { out[i] += load_unaligned(value++); });
+    } else {
+      const auto* value = reinterpret_cast<const uint16_t*>(from);
+      for_each_set_bit(mask, out.size(),
+                       [&](uint64_t i) { out[i] += widen_bf16(load_unaligned(value++)); });
+    }
+    return true;
+  }
+
+  template <typename Body>
+  static void for_each_set_bit(const uint64_t* mask, uint64_t n, const Body& body) {
+    for (uint64_t word = 0; word * 64 < n; ++word) {
+      for (uint64_t bits = mask[word]; bits != 0; bits &= bits - 1) {
+        body(word * 64 + static_cast<uint64_t>(std::countr_zero(bits)));
+      }
+    }
+  }
+
+  TopkParameters parameters_;
+};
+
+Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualType residual_type) {
+  TopkParameters parameters;
+  Result<float> ratio = given.number("ratio", kLeastRatio, 1.0f, parameters.ratio);
+  if (!ratio.ok()) return ratio.status();
+  Result<size_t> values = given.choice("values", {"f32", "bf16"}, 0);
+  if (!values.ok()) return values.status();
+  parameters.ratio = ratio.value();
+  parameters.values = static_cast<SentAs>(values.value());
+  return std::shared_ptr<const Codec>(std::make_shared<TopkCodec>(parameters, residual_type));
+}
+
+Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
+  if (wire.param_a > static_cast<uint16_t>(SentAs::kBfloat16)) {
+    return Status(StatusCode::kReservedBits, "topk: reserved bits are set in the parameters");
+  }
+  TopkParameters parameters;
+  const float ratio = float_of(wire.param_b);
+  if (ratio >= kLeastRatio && ratio < 1.0f) parameters.ratio = ratio;
+  parameters.values = static_cast<SentAs>(wire.param_a);
+  return std::shared_ptr<const Codec>(
+      std::make_shared<TopkCodec>(parameters, ResidualType::kFloat32));
+}
+
+}  // namespace
+
+const CodecEntry codec_entries::topk = {.info = &kInfo, .create = create, .from_wire = from_wire};
+
+}  // namespace gradwire

@@ -1,0 +1,56 @@
+#include "stages/element.h"
+#include "tests/stages/guarded.h"
+#include "tests/stages/inputs.h"
+
+namespace gradwire {
+namespace {
+
+class Threshold : public StageTest {};
+GRADWIRE_FOR_EACH_TABLE(Threshold);
+
+TEST_P(Threshold, GoldenBits) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> x = {1.0f, -1.0f,    0.99999994f, -0.99999994f,
+                                nan,  infinity, -infinity,   0};
+  std::vector<float> all;
+  for (int i = 0; i < 9; ++i) all.insert(all.end(), x.begin(), x.end());
+  uint64_t mask[2] = {};
+  kernels().threshold_bits(all.data(), all.size(), 1.0f, mask);
+  EXPECT_EQ(mask[0], 0x6363636363636363u);
+  EXPECT_EQ(mask[1], 0x63u);
+  float out[72];
+  EXPECT_EQ(kernels().compress(all.data(), mask, all.size(), out), 36u);
+  EXPECT_EQ(out[0], 1.0f);
+  EXPECT_EQ(out[1], -1.0f);
+  EXPECT_EQ(out[35], -infinity);
+}
+
+TEST_P(Threshold, AsTheDefinitionWithinItsSpans) {
+  Guarded<float> x(41000);
+  Guarded<uint64_t> mask(700);
+  Guarded<float> out(41000);
+  const Kernels& scalar = *find_kernels("scalar");
+  for (size_t n : lengths()) {
+    const Edge edge = kEdges[n % 2];
+    const auto values = any_numbers(n, static_cast<uint32_t>(n));
+    for (float t : {std::numeric_limits<float>::denorm_min(), 1e-3f, 1e30f}) {
+      std::vector<uint64_t> want((n + 63) / 64);
+      scalar.threshold_bits(values.data(), n, t, want.data());
+      const float* from = x.take_copy(values, edge);
+      kernels().threshold_bits(from, n, t, mask.take(want.size(), edge));
+      ASSERT_EQ(mask.copy(), want) << n;
+      ASSERT_TRUE(mask.outside_untouched()) << n;
+      std::vector<float> kept(n);
+      const size_t count = scalar.compress(values.data(), want.data(), n, kept.data());
+      float* to = out.take(n, edge);
+      ASSERT_EQ(kernels().compress(from, want.data(), n, to), count) << n;
+      kept.resize(count);
+      ASSERT_SAME_BITS(std::vector<float>(to, to + count), kept) << n;
+      ASSERT_TRUE(out.outside_untouched()) << n;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gradwire
