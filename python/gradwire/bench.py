@@ -26,7 +26,7 @@ from gradwire.bench_reference import reference_decoded
 
 OPERATIONS = ("encode", "decode_add")
 SIZES = (200_000, 25_600_000)
-CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
+CODECS = ("raw", "bf16", "topk", "3lc:s=1.00", "3lc:s=1.75")
 
 # One timed repetition lasts at least about this long, so that the clock and the loop do not count;
 # and not much longer, so that on a busy machine most repetitions run without an interruption.
@@ -61,6 +61,7 @@ class Measurement:
     """Rates in 10^9 bytes of float32 a second.
 
     parallel_memcpy: with as many threads as the case, None where it has one or the size is small.
+    relative_error: |b - decoded| / |b| of one step, b with the residual.
     call_overhead: seconds that the same call takes on a single value; all of Python's part and
     more. It is part of `seconds`.
     checked: what the result was compared with before timing.
@@ -74,6 +75,7 @@ class Measurement:
     parallel_memcpy_gb_per_s: float | None
     share_of_memcpy: float
     bits_per_value: float
+    relative_error: float
     call_overhead: float
     checked: str
 
@@ -100,6 +102,14 @@ class Workload:
             if len(self.frames) >= 2 and size * (len(self.frames) + 1) > _FRAME_BYTES:
                 break
         self.frame_sizes = [frame.size for frame in self.frames]
+        self.relative_error = self._relative_error()
+
+    def _relative_error(self) -> float:
+        grown = self.compressor("auto", 1).residual
+        values = self.windows[0] if grown is None else self.windows[0] + grown
+        # Encoding the sum without a residual gives what encoding with it gives.
+        decoded = gradwire.decode(gradwire.encode(values, self.codec))
+        return float(np.linalg.norm(values - decoded) / np.linalg.norm(values))
 
     def compressor(self, target: str, threads: int) -> gradwire.Compressor:
         """A compressor with the warmed-up residual."""
@@ -175,6 +185,7 @@ def measure(work: Workload, case: Case, seconds: float) -> Measurement:
         memcpy_gb_per_s=rates[1],
         parallel_memcpy_gb_per_s=rates[2] if len(rates) > 2 else None,
         share_of_memcpy=rates[0] / rates[1],
+        relative_error=work.relative_error,
         bits_per_value=_bits_per_value(sizes or work.frame_sizes, case.numel),
         call_overhead=_call_overhead(case),
         checked=checked,

@@ -216,42 +216,36 @@ def _as_row(measurement: Measurement, measured: list[Measurement]) -> dict[str, 
 
 
 def _print_measurements(rows: list[dict[str, Any]]) -> None:
+    lines: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        place = tuple(row[name] for name in ("codec", "target", "numel", "threads"))
+        lines.setdefault(place, {})[row["operation"]] = row
     print_table(
         (
-            "codec",
-            "operation",
-            "target",
-            "values",
-            "threads",
-            "GB/s",
-            "memcpy GB/s",
-            "of memcpy",
-            "speed-up",
-            "bits/value",
-            "call overhead",
-            "checked with",
+            *("codec", "target", "values", "threads", "bits/value", "ratio", "rel. error"),
+            *("encode GB/s", "of memcpy", "decode_add GB/s", "of memcpy", "memcpy GB/s"),
         ),
         [
-            (
-                row["codec"],
-                row["operation"],
-                row["target"],
-                f"{row['numel']:,}",
-                row["threads"],
-                significant(row["gb_per_s"]),
-                significant(row["memcpy_gb_per_s"]) + _parallel(row),
-                f"{row['share_of_memcpy']:.2f}",
-                significant(row["speed_up"]),
-                significant(row["bits_per_value"]),
-                f"{100 * row['call_overhead_share']:.1f} %",
-                row["checked"],
-            )
-            for row in rows
+            (*place[:2], f"{place[2]:,}", place[3], *_cells(operations))
+            for place, operations in lines.items()
         ],
-        left=frozenset({0, 1, 2, 11}),
+        left=frozenset({0, 1}),
     )
     if any(row["parallel_memcpy_gb_per_s"] for row in rows):
         print("In brackets: memcpy on as many threads, the limit that memory sets.")
+
+
+def _cells(operations: dict[str, dict[str, Any]]) -> list[str]:
+    """From bits/value on."""
+    last = list(operations.values())[-1]
+    bits = last["bits_per_value"]
+    cells = [significant(bits), significant(32 / bits), significant(last["relative_error"])]
+    for name in OPERATIONS:
+        row = operations.get(name)
+        cells += (
+            [significant(row["gb_per_s"]), f"{row['share_of_memcpy']:.2f}"] if row else ["-"] * 2
+        )
+    return [*cells, significant(last["memcpy_gb_per_s"]) + _parallel(last)]
 
 
 def _parallel(row: dict[str, Any]) -> str:
