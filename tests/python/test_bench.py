@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +199,11 @@ def test_large_frames_are_few(data: BenchData, monkeypatch: pytest.MonkeyPatch) 
     assert len(bench.Workload("raw", 1000, data, 0).frames) == 5
     monkeypatch.setattr(bench, "_FRAME_BYTES", 1)
     assert len(bench.Workload("raw", 1000, data, 0).frames) == 2
+
+
+def test_general_purpose_compressors_are_measured_where_they_are_installed() -> None:
+    script = Path(__file__).parents[2] / "bench" / "general_compressors.py"
+    command = [sys.executable, str(script), "--numel", "3000", "--seconds", "0.001"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for package in ("zstandard", "lz4", "snappy", "zfpy"):
+        assert package in done.stdout
