@@ -32,10 +32,15 @@ float sum_of(const InputView& x, const ResidualView& residual, uint64_t i) {
 }
 
 const float* Input::load(uint64_t begin, uint64_t n, float* buffer) const {
+  const bool is_f32 = x_.dtype() == Dtype::kFloat32;
+  if (is_f32 && !keeps_residual()) return x_.f32() + begin;
+  if (is_f32 && residual_.type() == ResidualType::kFloat32) {
+    kernels_->sum(x_.f32() + begin, residual_.f32() + begin, n, buffer);
+    return buffer;
+  }
   switch (x_.dtype()) {
     case Dtype::kFloat32:
-      if (!keeps_residual()) return x_.f32() + begin;
-      if (n != 0) std::memcpy(buffer, x_.f32() + begin, n * sizeof(float));
+      std::copy_n(x_.f32() + begin, n, buffer);
       break;
     case Dtype::kBfloat16:
       kernels_->widen_bf16(x_.u16() + begin, n, buffer);

@@ -29,6 +29,16 @@ void add_f32(const float* x, size_t n, float* out) {
   for (; i < n; ++i) out[i] += load_unaligned(x + i);
 }
 
+void sum(const float* a, const float* b, size_t n, float* out) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, a + i), hn::LoadU(d, b + i)), d, out + i);
+  }
+  for (; i < n; ++i) out[i] = a[i] + b[i];
+}
+
 void subtract(const float* a, const float* b, size_t n, float* out) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);

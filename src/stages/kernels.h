@@ -84,6 +84,7 @@ struct Kernels {
   // words[i] = the word of element first + i, first a multiple of 4.
   void (*draw_words)(const DrawStream& stream, uint64_t first, size_t n, uint32_t* words);
 
+  void (*sum)(const float* a, const float* b, size_t n, float* out);       // out = a + b
   void (*subtract)(const float* a, const float* b, size_t n, float* out);  // out = a - b; may be a
   void (*add_f32)(const float* x, size_t n, float* out);                   // out += x
   void (*divide)(float* x, size_t n, float divisor);  // x /= divisor, a true division

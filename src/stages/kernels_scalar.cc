@@ -232,6 +232,10 @@ void draw_words(const DrawStream& stream, uint64_t first, size_t n, uint32_t* wo
   for (size_t i = 0; i < n; ++i) words[i] = stream.word(first + i);
 }
 
+void sum(const float* a, const float* b, size_t n, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+}
+
 void subtract(const float* a, const float* b, size_t n, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] = a[i] - b[i];
 }
@@ -272,6 +276,7 @@ constexpr Kernels kScalar = {
     .compress = compress,
     .moments = moments,
     .draw_words = draw_words,
+    .sum = sum,
     .subtract = subtract,
     .add_f32 = add_f32,
     .divide = divide,

@@ -78,6 +78,7 @@ extern constexpr Kernels kTable = {
     .compress = compress,
     .moments = moments,
     .draw_words = draw_words,
+    .sum = sum,
     .subtract = subtract,
     .add_f32 = add_f32,
     .divide = divide,

@@ -30,7 +30,7 @@ TEST_P(Arithmetic, AddsWithinItsSpans) {
   }
 }
 
-TEST_P(Arithmetic, SubtractsWithinItsSpansAndInPlace) {
+TEST_P(Arithmetic, SumsAndSubtractsWithinItsSpansAndInPlace) {
   Guarded<float> x(41000);
   Guarded<float> out(41000);
   for (size_t n : lengths()) {
@@ -42,6 +42,11 @@ TEST_P(Arithmetic, SubtractsWithinItsSpansAndInPlace) {
     float* from = x.take_copy(b, edge);
     float* to = out.take_copy(a, edge);
     kernels().subtract(to, from, n, to);
+    ASSERT_SAME_BITS(out.copy(), want) << n;
+    ASSERT_TRUE(out.outside_untouched()) << n;
+    for (size_t i = 0; i < n; ++i) want[i] = a[i] + b[i];
+    to = out.take_copy(a, edge);
+    kernels().sum(to, from, n, to);
     ASSERT_SAME_BITS(out.copy(), want) << n;
     ASSERT_TRUE(out.outside_untouched()) << n;
   }
