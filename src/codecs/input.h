@@ -23,6 +23,7 @@ class Input {
   Input(const InputView& x, const ResidualView& residual, const Kernels& kernels)
       : x_(x), residual_(residual), kernels_(&kernels) {}
 
+  [[nodiscard]] const Kernels& kernels() const { return *kernels_; }
   [[nodiscard]] bool keeps_residual() const { return residual_.type() != ResidualType::kNone; }
 
   // The n values from `begin` on: x itself where it is float32 and there is no residual, else

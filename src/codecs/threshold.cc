@@ -17,13 +17,15 @@ constexpr uint64_t kSamples = 4096;
 float sample_threshold(const Input& input, uint64_t n, float fraction) {
   const uint64_t count = std::min(n, kSamples);
   // Always the same places, but in no rhythm that a tensor's rows could have, too.
-  constexpr DrawStream kPlaces = DrawStream::create(0, 0, 0);
+  uint32_t places[kSamples];
+  input.kernels().draw_words(DrawStream::create(0, 0, 0), 0, count, places);
+  const auto begin = [n](uint64_t i) {
+    return n < kSamples ? i : n / kSamples * i + n % kSamples * i / kSamples;
+  };
   float magnitudes[kSamples];
   for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t begin = n / count * i + n % count * i / count;
-    const uint64_t end = n / count * (i + 1) + n % count * (i + 1) / count;
-    const uint64_t at = begin + (uint64_t{kPlaces.word(i)} * (end - begin) >> 32);
-    magnitudes[i] = std::abs(input.at(at));
+    const uint64_t stratum = begin(i + 1) - begin(i);
+    magnitudes[i] = std::abs(input.at(begin(i) + (places[i] * stratum >> 32)));
   }
   const auto wanted = static_cast<uint64_t>(std::lround(fraction * static_cast<float>(count)));
   const uint64_t rank = std::clamp<uint64_t>(wanted, 1, count) - 1;
