@@ -10,7 +10,14 @@ import reference as spec
 import reference_encoder as encoder
 from payloads import ternary
 from payloads.bf16 import NUMBER as BF16
+from payloads.fp16 import NUMBER as FP16
+from payloads.inceptionn import NUMBER as INCEPTIONN
+from payloads.int8 import NUMBER as INT8
+from payloads.onebit import NUMBER as ONEBIT
+from payloads.qsgd import NUMBER as QSGD
 from payloads.raw import NUMBER as RAW
+from payloads.stoch3 import NUMBER as STOCH3
+from payloads.terngrad import NUMBER as TERNGRAD
 from payloads.three_lc import NUMBER as THREE_LC
 
 NAN, INF = math.nan, math.inf
@@ -25,6 +32,16 @@ def three_lc(
     n: int, payload: bytes, coder: int = ternary.ZRE, bucket: int = 0, told: int = 0
 ) -> bytes:
     return encoder.seal_frame(THREE_LC, coder | told << 2, bucket, n, payload)
+
+
+def inceptionn(n: int, payload: bytes, param_a: int = 0, flags: int = 0) -> bytes:
+    return encoder.seal_frame(INCEPTIONN, param_a, 0, n, payload, flags)
+
+
+def qsgd(
+    n: int, payload: bytes, coder: int = 0, s: int = 7, bucket: int = 512, told: int = 0
+) -> bytes:
+    return encoder.seal_frame(QSGD, s | coder << 7 | told << 9, bucket, n, payload)
 
 
 def two_chunks(first: bytes, second: bytes) -> bytes:
@@ -59,6 +76,68 @@ def frame_errors() -> dict[str, tuple[str, bytes]]:
         "bf16-odd-payload": encoder.seal_frame(BF16, 0, 0, 1, bytes(3)),
         "bf16-n-2-31": encoder.seal_frame(BF16, 0, 0, 2**31, bytes(2)),
         "marker-with-payload": encoder.seal_frame(RAW, 0, 0, 2, bytes(8), 1),
+        "qsgd-no-values-but-payload": qsgd(0, scales(1.0)),
+        "qsgd-unit-cut": qsgd(2, scales(1.0)[:3]),
+        "qsgd-unit-negative": qsgd(2, scales(-1.0) + b"\x77"),
+        "qsgd-unit-nan": qsgd(2, scales(NAN) + b"\x77"),
+        "qsgd-unit-times-levels-overflows": qsgd(2, scales(math.ldexp(1.0, 126)) + b"\x77"),
+        "qsgd-units-all-zero": qsgd(2, scales(0.0) + b"\x77"),
+        "qsgd-level-above-s": qsgd(2, scales(1.0) + b"\x7f"),
+        "qsgd-padding": qsgd(1, scales(1.0) + b"\x17"),
+        "qsgd-too-long": qsgd(2, scales(1.0) + b"\x77\x00"),
+        "qsgd-elias-level-above-s": qsgd(1, scales(1.0) + b"\x20", 1, s=1),
+        "qsgd-elias-no-end": qsgd(9, scales(1.0) + b"\xfc", 1),
+        "qsgd-elias-beyond-the-end": qsgd(3, scales(1.0) + b"\xaa", 1),
+        "qsgd-elias-padding": qsgd(1, scales(1.0) + b"\x81", 1),
+        "qsgd-elias-byte-behind": qsgd(1, scales(1.0) + b"\x80\x00", 1),
+        "qsgd-elias-huge-number": qsgd(40960, scales(*[1.0] * 80) + b"\xff" * 8, 1),
+        "qsgd-dense-cut": qsgd(3, scales(1.0) + b"\xa1", 2),
+        "qsgd-dense-level-above-s": qsgd(1, scales(1.0) + b"\xc0", 2, s=1),
+        "qsgd-dense-padding": qsgd(1, scales(1.0) + b"\x40", 2),
+        "qsgd-sizes-too-small": qsgd(
+            40961, scales(*[1.0] * 81) + struct.pack("<HH", 3, 0) + bytes(6), 1
+        ),
+        "fp16-too-short": encoder.seal_frame(FP16, 0, 0, 2, bytes(3)),
+        **{
+            f"int8-{name}": encoder.seal_frame(INT8, 0, bucket, n, payload)
+            for name, bucket, n, payload in (
+                ("no-values-but-payload", 0, 0, scales(1.0)),
+                ("too-short", 0, 3, scales(1.0) + b"\x01\x02"),
+                ("too-long", 0, 1, scales(1.0) + b"\x01\x02"),
+                ("one-unit-missing", 2, 3, scales(1.0) + b"\x01\x02\x03"),
+                ("n-2-40", 0, 2**40, scales(1.0) + b"\x01"),
+                ("level-128", 0, 1, scales(1.0) + b"\x80"),
+                ("unit-negative", 0, 1, scales(-1.0) + b"\x01"),
+                ("unit-too-large", 0, 1, bytes.fromhex("0402017c 01")),
+                ("units-zero", 0, 1, scales(0.0) + b"\x01"),
+            )
+        },
+        **{
+            f"onebit-{name}": encoder.seal_frame(ONEBIT, 0, 0, n, payload)
+            for name, n, payload in (
+                ("too-short", 9, scales(1.0, -1.0) + b"\x01"),
+                ("padding", 7, scales(1.0, -1.0) + b"\x80"),
+                ("first-mean-negative", 1, scales(-1.0, -1.0) + b"\x00"),
+                ("first-mean-minus-zero", 1, scales(-0.0, -1.0) + b"\x00"),
+                ("second-mean-positive", 1, scales(1.0, 1.0) + b"\x00"),
+                ("second-mean-minus-zero", 1, scales(1.0, -0.0) + b"\x00"),
+                ("mean-infinite", 1, scales(1.0, -INF) + b"\x00"),
+                ("mean-nan", 1, scales(NAN, -1.0) + b"\x00"),
+                ("means-zero", 1, scales(0.0, 0.0) + b"\x00"),
+            )
+        },
+        **{
+            f"terngrad-{name}": encoder.seal_frame(TERNGRAD, coder, 0, n, payload)
+            for name, coder, n, payload in (
+                ("code-3", ternary.TWO_BIT, 4, scales(1.0) + b"\x0c"),
+                ("padding", ternary.TWO_BIT, 3, scales(1.0) + b"\x40"),
+                ("two-bits-too-long", ternary.TWO_BIT, 4, scales(1.0) + b"\x00\x00"),
+                ("two-bits-too-short", ternary.TWO_BIT, 5, scales(1.0) + b"\x00"),
+                ("five-byte-243", ternary.NONE, 5, scales(1.0) + b"\xf3"),
+                ("scale-nan", ternary.TWO_BIT, 4, scales(NAN) + b"\x01"),
+            )
+        },
+        "stoch3-run-overruns": encoder.seal_frame(STOCH3, ternary.ZRE, 0, 5, scales(1.0) + b"\xff"),
         "3lc-no-values-but-payload": three_lc(0, scales(1.0)),
         "3lc-scale-cut": three_lc(5, scales(1.0)[:3]),
         "3lc-scale-alone": three_lc(5, scales(1.0)),
@@ -94,7 +173,31 @@ def frame_errors() -> dict[str, tuple[str, bytes]]:
         "3lc-bytes-after-last-chunk": three_lc(40961, two_chunks(FULL_CHUNK, b"\x79") + b"\x79"),
         "3lc-run-across-chunks": three_lc(40965, two_chunks(b"\xff" * 586, b"\x00")),
         "3lc-chunk-too-short": three_lc(40970, two_chunks(FULL_CHUNK[:-1], b"\x00\x00\x79\x79")),
+        "3lc-rice-padding": three_lc(100, scales(1.0) + b"\x10\x83", ternary.RICE),
+        "3lc-rice-byte-of-padding": three_lc(100, scales(1.0) + b"\x10\x03\x00", ternary.RICE),
+        "3lc-rice-k-alone": three_lc(100, scales(1.0) + b"\x0c", ternary.RICE),
+        "3lc-rice-code-cut": three_lc(100, scales(1.0) + b"\xe6", ternary.RICE),
+        "3lc-rice-escape-cut": three_lc(100, scales(1.0) + b"\x0f\x00\x00", ternary.RICE),
+        "3lc-rice-behind-the-end": three_lc(99, scales(1.0) + b"\xe6\x11", ternary.RICE),
+        "3lc-rice-too-long": three_lc(10, scales(1.0) + b"\x79\x79\x79", ternary.RICE),
+        "3lc-rice-chunk-too-long": three_lc(40970, two_chunks(b"", b"\x79\x79\x79"), ternary.RICE),
+        "3lc-rice-packed-byte-243": three_lc(5, scales(1.0) + b"\xf3", ternary.RICE),
+        "3lc-rice-packed-padding": three_lc(4, scales(1.0) + b"\x7a", ternary.RICE),
         "3lc-padding-second-chunk": three_lc(40961, two_chunks(FULL_CHUNK, b"\x7a")),
+        "inceptionn-no-values-but-payload": inceptionn(0, bytes(2)),
+        "inceptionn-too-short": inceptionn(9, bytes(3)),
+        "inceptionn-too-long": inceptionn(1, b"\x03\x00" + bytes(5)),
+        "inceptionn-n-2-40": inceptionn(2**40, bytes(100)),
+        "inceptionn-n-2-32": inceptionn(2**32 + 8, bytes(2)),
+        "inceptionn-tags-cut": inceptionn(9, b"\x02\x00" + bytes(2)),
+        "inceptionn-code-cut": inceptionn(2, b"\x0e\x00" + bytes(5)),
+        "inceptionn-codes-missing": inceptionn(8, b"\xff\xff"),
+        "inceptionn-byte-behind": inceptionn(2, b"\x05\x00" + bytes(3)),
+        "inceptionn-absent-value": inceptionn(3, b"\x40\x00" + bytes(1)),
+        "inceptionn-absent-last-value": inceptionn(7, b"\x00\xc0" + bytes(4)),
+        "inceptionn-sizes-cut": inceptionn(40961, bytes(7)),
+        "inceptionn-size-of-zero": inceptionn(40961, struct.pack("<II", 0, 10242) + bytes(10242)),
+        "inceptionn-byte-from-next": inceptionn(40961, struct.pack("<II", 10241, 1) + bytes(10242)),
     }
     cases = {name: ("corrupt_payload", data) for name, data in corrupt.items()}
     cases |= {
@@ -128,12 +231,26 @@ def frame_errors() -> dict[str, tuple[str, bytes]]:
         "checksum": ("checksum_mismatch", put(good, 20, bytes([good[20] ^ 1]))),
         "checksum-of-payload": ("checksum_mismatch", put(good, 35, bytes([good[35] ^ 0x80]))),
         "checksum-of-n": ("checksum_mismatch", put(good, 8, b"\x04")),
+        "fp16-param-a": ("reserved_bits", encoder.seal_frame(FP16, 1, 0, 1, bytes(2))),
+        "int8-param-a": ("reserved_bits", encoder.seal_frame(INT8, 1, 0, 1, b"")),
+        "onebit-param-a": ("reserved_bits", encoder.seal_frame(ONEBIT, 1, 0, 1, b"")),
+        "onebit-bucket-4": ("reserved_bits", encoder.seal_frame(ONEBIT, 0, 4, 1, b"")),
+        "terngrad-bucket-5": ("reserved_bits", encoder.seal_frame(TERNGRAD, 0, 5, 1, b"")),
+        "stoch3-coder-3": ("reserved_bits", encoder.seal_frame(STOCH3, 3, 0, 1, b"")),
+        "stoch3-bucket-5": ("reserved_bits", encoder.seal_frame(STOCH3, 0, 5, 1, b"")),
         "raw-param-a": ("reserved_bits", edited(good, 6, b"\x00\x80")),
         "raw-param-b": ("reserved_bits", edited(good, 16, b"\x05\x00\x00\x00")),
-        "3lc-coder-2": ("reserved_bits", edited(small, 6, b"\x02")),
         "3lc-coder-3": ("reserved_bits", edited(small, 6, b"\x03")),
         "3lc-bucket-4": ("reserved_bits", edited(small, 16, b"\x04\x00\x00\x00")),
         "3lc-bucket-2-32-minus-2": ("reserved_bits", edited(small, 16, b"\xfe\xff\xff\xff")),
+        **{
+            f"inceptionn-param-a-{a}": ("reserved_bits", inceptionn(1, bytes(2), a))
+            for a in (3, 7, 8, 16, 0x8000)
+        },
+        "inceptionn-param-b": (
+            "reserved_bits",
+            encoder.seal_frame(INCEPTIONN, 0, 1, 1, bytes(2)),
+        ),
         # Two faults: the one that is checked first is named.
         "magic-before-version": ("bad_magic", put(good, 0, b"\0\0\x07")),
         "version-before-flags": ("unsupported_version", put(put(good, 2, b"\x07"), 5, b"\xff")),
@@ -145,7 +262,7 @@ def frame_errors() -> dict[str, tuple[str, bytes]]:
         "checksum-before-parameters": ("checksum_mismatch", put(good, 6, b"\x01")),
         "parameters-before-payload": (
             "reserved_bits",
-            encoder.seal_frame(THREE_LC, 2, 0, 5, b"\x00", spec.NON_FINITE_FLAG),
+            encoder.seal_frame(THREE_LC, 3, 0, 5, b"\x00", spec.NON_FINITE_FLAG),
         ),
     }
     return cases
@@ -239,7 +356,7 @@ def packet_errors() -> dict[str, tuple[str, bytes]]:
         "one-byte-more": ("trailing_bytes", packet(raw_entry + b"\x00\x01\x04" + value + b"\0")),
         "only-a-byte": ("trailing_bytes", packet(b"\0", 0, 0)),
         "codec-0": ("unknown_codec", entry(codec=0)),
-        "codec-17": ("unknown_codec", entry(codec=17)),
+        "codec-200": ("unknown_codec", entry(codec=200)),
         "dtype-1": ("unsupported_dtype", entry(dtype=1)),
         "raw-param-a": ("reserved_bits", entry(param_a=4)),
         "raw-param-b": ("reserved_bits", entry(param_b=5)),

@@ -39,6 +39,8 @@ class Execution {
   // Calls body(i) once for every i in [0, count), in no order, and returns when all are done. A
   // call should be the work of some 40 000 values.
   void for_each(size_t count, const std::function<void(size_t)>& body);
+  // Whether for_each(count, ...) keeps to the caller's thread, and goes in ascending order.
+  [[nodiscard]] bool goes_in_order(size_t count) const noexcept;
 
  private:
   Execution(const Kernels* kernels, std::unique_ptr<ThreadPool> pool, Threading threading);

@@ -10,7 +10,20 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from common import Draws, Frame
-from payloads import bf16, raw, three_lc, topk
+from payloads import (
+    bf16,
+    fp16,
+    inceptionn,
+    int8,
+    onebit,
+    qsgd,
+    raw,
+    stc,
+    stoch3,
+    terngrad,
+    three_lc,
+    topk,
+)
 
 
 class Payload(Protocol):
@@ -28,6 +41,9 @@ class Payload(Protocol):
     def encode(self, values: list[float], options: Any, draws: Draws, /) -> bytes: ...
 
 
-_MODULES: tuple[Payload, ...] = (raw, bf16, topk, three_lc)
+_MODULES: tuple[Payload, ...] = (
+    *(raw, bf16, fp16, int8, onebit, topk, inceptionn),
+    *(three_lc, terngrad, stoch3, stc, qsgd),
+)
 CODECS = {module.NUMBER: module for module in _MODULES}
 CODECS_BY_NAME = {module.NAME: module for module in _MODULES}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import struct
 
 from common import Frame, ceil_div, little, require, to_bytes
+from payloads import rice
 
-NONE, ZRE = 0, 1  # coders
-CODERS = {"none": NONE, "zre": ZRE}
+NONE, ZRE, RICE, TWO_BIT = 0, 1, 2, 3  # coders
+CODERS = {"none": NONE, "zre": ZRE, "rice": RICE}
 CHUNK_VALUES = 40960
 ZERO_BYTE = 121
 LONGEST_RUN = 14
@@ -21,7 +22,7 @@ class Shape:
         self.bucket = bucket or max(frame.n, 1)
         self.n = frame.n
         self.chunk_count = ceil_div(frame.n, CHUNK_VALUES)
-        self.has_sizes = coder != NONE and self.chunk_count > 1
+        self.has_sizes = coder not in (NONE, TWO_BIT) and self.chunk_count > 1
         self.sizes_at = 4 * ceil_div(frame.n, self.bucket)
         self.codes_at = self.sizes_at + (2 * self.chunk_count if self.has_sizes else 0)
 
@@ -38,8 +39,13 @@ class Shape:
 
 def chunk_limits(coder: int, values: int) -> tuple[int, int]:
     """Fewest and most bytes of a chunk."""
-    packed = ceil_div(values, 5)
-    return (ceil_div(packed, LONGEST_RUN) if coder == ZRE else packed), packed
+    packed = ceil_div(values, trits_a_byte(coder))
+    least = {NONE: packed, ZRE: ceil_div(packed, LONGEST_RUN), RICE: 0, TWO_BIT: packed}
+    return least[coder], packed
+
+
+def trits_a_byte(coder: int) -> int:
+    return 4 if coder == TWO_BIT else 5
 
 
 def check_size(frame: Frame, coder: int, bucket: int) -> None:
@@ -64,8 +70,9 @@ def decode(frame: Frame, coder: int, bucket: int) -> bytes:
     if shape.has_sizes:
         sizes = list(struct.unpack_from(f"<{shape.chunk_count}H", payload, shape.sizes_at))
         require(sum(sizes) == len(codes), "corrupt_payload", "sizes don't add up")
-    elif coder == NONE:
-        sizes = [ceil_div(shape.chunk_values(i), 5) for i in range(shape.chunk_count)]
+    elif coder in (NONE, TWO_BIT):
+        per_byte = trits_a_byte(coder)
+        sizes = [ceil_div(shape.chunk_values(i), per_byte) for i in range(shape.chunk_count)]
     else:
         sizes = [len(codes)]
     trits: list[int] = []
@@ -82,8 +89,15 @@ def decode(frame: Frame, coder: int, bucket: int) -> bytes:
 
 
 def decode_chunk(codes: bytes, coder: int, count: int) -> list[int]:
+    if coder == RICE and len(codes) < ceil_div(count, 5):
+        return rice.decode(codes, count)
     packed = zero_run_decode(codes, ceil_div(count, 5)) if coder == ZRE else codes
-    trits = unpack_trits(packed)
+    require(
+        len(packed) == ceil_div(count, trits_a_byte(coder)),
+        "corrupt_payload",
+        "more than packed bytes",
+    )
+    trits = unpack_two_bits(packed) if coder == TWO_BIT else unpack_trits(packed)
     require(not any(trits[count:]), "corrupt_payload", "padding is not zero")
     return trits[:count]
 
@@ -105,6 +119,12 @@ def unpack_trits(packed: bytes) -> list[int]:
     return trits
 
 
+def unpack_two_bits(packed: bytes) -> list[int]:
+    codes = [byte >> shift & 3 for byte in packed for shift in (0, 2, 4, 6)]
+    require(3 not in codes, "corrupt_payload", "code 3")
+    return [(0, 1, -1)[code] for code in codes]
+
+
 # --- Encoding ---------------------------------------------------------------------------------
 
 
@@ -115,13 +135,18 @@ def encode(scales: list[float], trits: list[int], coder: int) -> bytes:
         encode_chunk(trits[first : first + CHUNK_VALUES], coder)
         for first in range(0, len(trits), CHUNK_VALUES)
     ]
-    listed = coder != NONE and len(chunks) > 1
+    listed = coder not in (NONE, TWO_BIT) and len(chunks) > 1
     sizes = [len(chunk).to_bytes(2, "little") for chunk in chunks] if listed else []
     return to_bytes(scales) + b"".join(sizes) + b"".join(chunks)
 
 
 def encode_chunk(trits: list[int], coder: int) -> bytes:
+    if coder == TWO_BIT:
+        return pack_two_bits(trits)
     packed = pack_trits(trits)
+    if coder == RICE:
+        coded = rice.encode(trits)
+        return coded if len(coded) < len(packed) else packed
     return zero_run_encode(packed) if coder == ZRE else packed
 
 
@@ -129,6 +154,12 @@ def pack_trits(trits: list[int]) -> bytes:
     digits = [q + 1 for q in trits] + [1] * (-len(trits) % 5)
     groups = zip(*[iter(digits)] * 5, strict=True)
     return bytes(81 * a + 27 * b + 9 * c + 3 * d + e for a, b, c, d, e in groups)
+
+
+def pack_two_bits(trits: list[int]) -> bytes:
+    codes = [q % 3 for q in trits] + [0] * (-len(trits) % 4)
+    groups = zip(*[iter(codes)] * 4, strict=True)
+    return bytes(a | b << 2 | c << 4 | d << 6 for a, b, c, d in groups)
 
 
 def zero_run_encode(packed: bytes) -> bytes:

@@ -13,7 +13,7 @@ CARRIES_NON_FINITE = False
 
 
 def check_parameters(param_a: int, param_b: int) -> None:
-    known = param_a & 3 in (ternary.NONE, ternary.ZRE)
+    known = param_a & 3 in ternary.CODERS.values()
     require(known, "reserved_bits", f"3lc coder {param_a & 3}")
     require(param_b % 5 == 0, "reserved_bits", f"3lc bucket {param_b}")
 

@@ -61,28 +61,25 @@ struct ChunkShape {
 // a chunk into `slot`, where room(chunk) bytes may be written, and returns its size. Returns the
 // payload's size.
 //
-// Each chunk goes to the place where it would stand if none before it had shrunk; so threads don't
-// wait for each other, and no scratch is needed.
+// A thread alone writes each chunk behind the one before. Else each goes to the place where it
+// would stand if none before it had shrunk, and moves later; so threads don't wait for each other,
+// and no scratch is needed.
 template <typename One>
 uint64_t encode_chunks(const ChunkShape& shape, std::span<std::byte> payload, Execution& execution,
                        const One& one) {
   std::byte* slots = payload.data() + shape.chunks_offset();
   std::byte* sizes = payload.data() + shape.head_size;
-  uint64_t sole_size = shape.last_room;
+  const bool in_order = execution.goes_in_order(shape.chunks);
+  uint64_t end = 0;  // of the chunks before, where they are written in order
   execution.for_each(shape.chunks, [&](size_t chunk) {
-    const uint64_t size = one(chunk, reinterpret_cast<uint8_t*>(slots + chunk * shape.full_room));
-    if (shape.size_width == 2) {
-      store_le(sizes + chunk * 2, static_cast<uint16_t>(size));
-    } else if (shape.size_width == 4) {
-      store_le(sizes + chunk * 4, static_cast<uint32_t>(size));
-    } else if (shape.chunks == 1) {
-      sole_size = size;
-    }
+    const uint64_t at = in_order ? end : chunk * shape.full_room;
+    const uint64_t size = one(chunk, reinterpret_cast<uint8_t*>(slots + at));
+    if (shape.size_width == 2) store_le(sizes + chunk * 2, static_cast<uint16_t>(size));
+    if (shape.size_width == 4) store_le(sizes + chunk * 4, static_cast<uint32_t>(size));
+    if (in_order) end += size;
   });
-  if (shape.chunks == 0) return shape.head_size;
-  if (shape.chunks == 1) return shape.chunks_offset() + sole_size;
+  if (in_order) return shape.chunks_offset() + end;
   if (!shape.varying) return shape.max_size();
-  uint64_t end = 0;
   for (uint64_t chunk = 0; chunk < shape.chunks; ++chunk) {
     const uint64_t size = shape.size_width == 2 ? load_le<uint16_t>(sizes + chunk * 2)
                                                 : load_le<uint32_t>(sizes + chunk * 4);

@@ -4,11 +4,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "base/endian.h"
 #include "codecs/chunks.h"
 #include "codecs/input.h"
 #include "gradwire/execution.h"
+#include "gradwire/status.h"
+#include "stages/element.h"
 
 namespace gradwire {
 
@@ -39,6 +42,11 @@ struct Buckets {
     }
   }
 };
+
+// kCorruptPayload unless each of `count` scales is finite, its sign bit clear, its bits at most
+// `largest`, and one at least is not 0: where all are, the payload is empty.
+Status check_scales(std::string_view name, const std::byte* scales, uint64_t count,
+                    uint32_t largest = kNonFiniteBits - 1);
 
 inline void raise_to(std::atomic<uint32_t>& maximum, uint32_t value) {
   uint32_t seen = maximum.load(std::memory_order_relaxed);

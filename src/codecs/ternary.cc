@@ -1,30 +1,19 @@
 #include "codecs/ternary.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "base/endian.h"
 #include "base/return_if_error.h"
 #include "stages/element.h"
+#include "stages/trit_draws.h"
 
 namespace gradwire {
 namespace {
 
 Status corrupt(std::string_view name, const std::string& what) {
   return {StatusCode::kCorruptPayload, std::string(name) + ": " + what};
-}
-
-// Each scale finite, its sign bit clear, and at least one above zero.
-Status check_scales(const TernaryShape& shape, std::string_view name, const std::byte* scales) {
-  bool any = false;
-  for (uint64_t i = 0; i < shape.buckets.count; ++i) {
-    const uint32_t bits = load_le<uint32_t>(scales + i * sizeof(float));
-    if (bits >= kNonFiniteBits) {
-      return corrupt(name, "scale " + std::to_string(i) + " is negative, infinite or NaN");
-    }
-    any |= bits != 0;
-  }
-  return any ? Status() : corrupt(name, "all scales are 0, which has an empty payload");
 }
 
 // Fewest bytes that chunk `chunk` can take.
@@ -35,8 +24,44 @@ uint64_t fewest_bytes(const TernaryShape& shape, uint64_t chunk) {
       return packed;
     case TernaryCoder::kZeroRun:
       return (packed + kLongestRun - 1) / kLongestRun;
+    case TernaryCoder::kRice:
+      return 0;
+    case TernaryCoder::kTwoBit:
+      return two_bit_size(shape.chunks.values(chunk));
   }
   return packed;
+}
+
+// Stores or adds the values of trits `first` to `first` + n - 1.
+void unpack_bits(const TritBits& trits, uint64_t first, uint64_t n, float m, float* out,
+                 DecodeMode mode) {
+  if (mode == DecodeMode::kStore) std::fill_n(out, n, 0.0f);
+  for (uint64_t word = first / kWordBits; word * kWordBits < first + n; ++word) {
+    const uint64_t begin = word * kWordBits;
+    uint64_t any = trits.plus[word] | trits.minus[word];
+    if (begin < first) any &= ~uint64_t{0} << (first - begin);
+    if (first + n - begin < kWordBits) any &= (uint64_t{1} << (first + n - begin)) - 1;
+    for (; any != 0; any &= any - 1) {
+      const int bit = std::countr_zero(any);
+      const int trit = (trits.minus[word] >> bit & 1) != 0 ? -1 : 1;
+      float& value = out[begin + static_cast<uint64_t>(bit) - first];
+      value = ternary_accumulate(value, trit, m);
+    }
+  }
+}
+
+// A chunk whose values have several scales, by way of bits.
+bool decode_rice_pieces(const TernaryShape& shape, uint64_t first, uint64_t n,
+                        std::span<const uint8_t> bytes, const std::byte* scales,
+                        std::span<float> out, DecodeMode mode, const Kernels& kernels) {
+  TritBits trits;
+  if (!kernels.rice_decode(bytes.data(), bytes.size(), n, trits.plus, trits.minus)) return false;
+  shape.buckets.for_each_piece(
+      first, first + n, [&](uint64_t bucket, uint64_t begin, uint64_t count) {
+        unpack_bits(trits, begin - first, count, load_le_f32(scales + bucket * sizeof(float)),
+                    out.data() + begin, mode);
+      });
+  return true;
 }
 
 bool decode_chunk(const TernaryShape& shape, uint64_t chunk, std::span<const uint8_t> bytes,
@@ -49,17 +74,28 @@ bool decode_chunk(const TernaryShape& shape, uint64_t chunk, std::span<const uin
         mode == DecodeMode::kStore ? kernels.zero_run_unpack : kernels.zero_run_unpack_add;
     return decode(bytes.data(), bytes.size(), n, load_le_f32(scales), out.data() + first);
   }
+  if (shape.coder == TernaryCoder::kRice) {
+    if (shape.buckets.count > 1) {
+      return decode_rice_pieces(shape, first, n, bytes, scales, out, mode, kernels);
+    }
+    const auto decode = mode == DecodeMode::kStore ? kernels.rice_unpack : kernels.rice_unpack_add;
+    return decode(bytes.data(), bytes.size(), n, load_le_f32(scales), out.data() + first);
+  }
   alignas(64) uint8_t buffer[kChunkValues / kTritsPerByte];
   const uint8_t* packed = bytes.data();
   if (shape.coder == TernaryCoder::kZeroRun) {
     if (!kernels.zero_run_decode(bytes.data(), bytes.size(), buffer, packed_size(n))) return false;
     packed = buffer;
   }
-  const auto unpack = mode == DecodeMode::kStore ? kernels.unpack : kernels.unpack_add;
+  const bool two_bits = shape.coder == TernaryCoder::kTwoBit;
+  const uint64_t values_a_byte = two_bits ? kTwoBitTrits : kTritsPerByte;
+  const auto unpack = mode == DecodeMode::kStore
+                          ? (two_bits ? kernels.unpack_two_bits : kernels.unpack)
+                          : (two_bits ? kernels.unpack_two_bits_add : kernels.unpack_add);
   bool valid = true;
   shape.buckets.for_each_piece(
       first, first + n, [&](uint64_t bucket, uint64_t begin, uint64_t count) {
-        valid = valid && unpack(packed + (begin - first) / kTritsPerByte, count,
+        valid = valid && unpack(packed + (begin - first) / values_a_byte, count,
                                 load_le_f32(scales + bucket * sizeof(float)), out.data() + begin);
       });
   return valid;
@@ -67,12 +103,49 @@ bool decode_chunk(const TernaryShape& shape, uint64_t chunk, std::span<const uin
 
 }  // namespace
 
+void TritBits::append(uint64_t at, const TritBits& trits, uint64_t n) {
+  const uint64_t shift = at % kWordBits;
+  const auto shifted_in = [&](uint64_t* words, const uint64_t* more) {
+    words += at / kWordBits;
+    for (uint64_t i = 0; i < trit_words(n); ++i) {
+      words[i] = shift == 0 ? more[i] : words[i] | more[i] << shift;
+      if (shift != 0 && i * kWordBits + kWordBits - shift < n) {
+        words[i + 1] = more[i] >> (kWordBits - shift);
+      }
+    }
+  };
+  shifted_in(plus, trits.plus);
+  shifted_in(minus, trits.minus);
+}
+
+uint64_t code_trits(TernaryCoder coder, const TritBits& trits, uint64_t n, uint8_t* slot,
+                    const Kernels& kernels) {
+  switch (coder) {
+    case TernaryCoder::kNone:
+      kernels.pack_trits(trits.plus, trits.minus, n, slot);
+      return packed_size(n);
+    case TernaryCoder::kZeroRun: {
+      alignas(64) uint8_t packed[kChunkValues / kTritsPerByte];
+      kernels.pack_trits(trits.plus, trits.minus, n, packed);
+      return kernels.zero_run_encode(packed, packed_size(n), slot);
+    }
+    case TernaryCoder::kRice:
+      return kernels.rice_encode(trits.plus, trits.minus, n, slot);
+    case TernaryCoder::kTwoBit:
+      pack_two_bits(trits.plus, trits.minus, n, slot);
+      return two_bit_size(n);
+  }
+  return 0;
+}
+
 TernaryShape::TernaryShape(uint64_t n, TernaryCoder ternary_coder, uint64_t bucket)
     : coder(ternary_coder),
       buckets(n, bucket),
       chunks(n, buckets.count * sizeof(float),
-             coder == TernaryCoder::kNone ? ChunkShape::Sizes::kFixed : ChunkShape::Sizes::kVarying,
-             packed_size) {}
+             coder == TernaryCoder::kNone || coder == TernaryCoder::kTwoBit
+                 ? ChunkShape::Sizes::kFixed
+                 : ChunkShape::Sizes::kVarying,
+             coder == TernaryCoder::kTwoBit ? two_bit_size : packed_size) {}
 
 Status check_ternary_size(const TernaryShape& shape, std::string_view name, uint64_t size) {
   if (size == 0) return {};  // all +0
@@ -94,7 +167,7 @@ Status decode_ternary(const TernaryShape& shape, std::string_view name,
     if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
     return {};
   }
-  GW_RETURN_IF_ERROR(check_scales(shape, name, payload.data()));
+  GW_RETURN_IF_ERROR(check_scales(name, payload.data(), shape.buckets.count));
   return decode_chunks(
       shape.chunks, payload, name, execution, [&](uint64_t chunk, std::span<const uint8_t> bytes) {
         return decode_chunk(shape, chunk, bytes, payload.data(), out, mode, execution.kernels());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "codecs/input.h"
@@ -10,5 +11,15 @@ namespace gradwire {
 // among 4096 values, one from each of as many equal strata, sorted (Aji and Heafield, EMNLP 2017,
 // section 3, sample too). At least the smallest denormal, so that a zero never reaches it.
 float sample_threshold(const Input& input, uint64_t n, float fraction);
+
+// Calls body(i) for each bit that is set among the n of a mask (Kernels::threshold_bits), in order.
+template <typename Body>
+void for_each_set_bit(const uint64_t* mask, uint64_t n, const Body& body) {
+  for (uint64_t word = 0; word * 64 < n; ++word) {
+    for (uint64_t bits = mask[word]; bits != 0; bits &= bits - 1) {
+      body(word * 64 + static_cast<uint64_t>(std::countr_zero(bits)));
+    }
+  }
+}
 
 }  // namespace gradwire

@@ -49,9 +49,12 @@ std::string_view Execution::target() const noexcept { return kernels_->name; }
 int Execution::threads() const noexcept { return pool_ ? pool_->threads() : 1; }
 
 void Execution::for_each(size_t count, const std::function<void(size_t)>& body) {
-  const bool pays = threading_ == Threading::kAlways || count >= kWorthWaking;
-  if (pool_ && pays) return pool_->for_each(count, body);
+  if (!goes_in_order(count)) return pool_->for_each(count, body);
   for (size_t i = 0; i < count; ++i) body(i);
+}
+
+bool Execution::goes_in_order(size_t count) const noexcept {
+  return !pool_ || count <= 1 || (threading_ == Threading::kWhereItPays && count < kWorthWaking);
 }
 
 std::vector<std::string_view> simd_targets() {

@@ -1,5 +1,6 @@
-// IEEE binary16 spans, for one SIMD target. Contracts: stages/kernels.h. Integer arithmetic on
-// every target: conversion instructions are not everywhere, and differ in the NaNs that they make.
+// IEEE binary16 spans, for one SIMD target. Contracts: stages/kernels.h. Integer arithmetic,
+// as conversion instructions are not everywhere and differ in the NaNs that they make; but where
+// x86 narrows with one, NaNs are all that needs care.
 
 #if defined(GRADWIRE_STAGES_FLOAT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GRADWIRE_STAGES_FLOAT16_INL_H_
@@ -19,6 +20,22 @@ namespace gradwire {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace {
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+
+// narrow_f16 of each lane, stored.
+template <class D>
+HWY_INLINE void store_narrowed_f16(D d, hn::Vec<D> v, uint16_t* to) {
+  const hn::RebindToUnsigned<D> d32;
+  const hn::Rebind<hwy::float16_t, D> d16;
+  // The instruction keeps the upper bits of a NaN's fraction: those of 0x7e00.
+  const auto sign = hn::And(hn::BitCast(d32, v), hn::Set(d32, 0x80000000u));
+  const auto nan = hn::BitCast(d, hn::Or(sign, hn::Set(d32, 0x7fc00000u)));
+  hn::StoreU(hn::DemoteTo(d16, hn::IfThenElse(hn::IsNaN(v), nan, v)), d16,
+             reinterpret_cast<hwy::float16_t*>(to));
+}
+
+#else
 
 // narrow_f16 of each lane, stored; element.h explains the steps.
 template <class D>
@@ -42,6 +59,8 @@ HWY_INLINE void store_narrowed_f16(D d, hn::Vec<D> v, uint16_t* to) {
   const auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(di32, kF16Overflow)), finite, large);
   hn::StoreU(hn::DemoteTo(d16, hn::Or(result, hn::BitCast(di32, sign))), d16, to);
 }
+
+#endif
 
 template <class D>
 HWY_INLINE hn::Vec<D> load_widened_f16(D d, const uint16_t* from) {

@@ -11,7 +11,9 @@
 //   x       float32 input          r       residual, float32 or bfloat16 (upper half of a float32)
 //   m       multiplier of the trits (3LC), finite and >= 0; the threshold is h = m / 2
 //   packed  five trits a byte, ceil(n / 5) bytes for n values, padded with zero trits
+//   s       the largest level, 1 to 127
 //   codes   packed bytes after zero-run coding (3LC, section 3.3)
+//   plus, minus  trits as two bit arrays of ceil(n / 64) words (stages/trit_bits.h)
 
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +22,10 @@
 
 #include "base/philox.h"
 #include "stages/element.h"
+#include "stages/float_clip.h"
+#include "stages/levels.h"
+#include "stages/signs.h"
+#include "stages/trit_draws.h"
 
 namespace gradwire {
 
@@ -62,6 +68,33 @@ struct Kernels {
   bool (*zero_run_unpack)(const uint8_t* codes, size_t size, size_t n, float m, float* out);
   bool (*zero_run_unpack_add)(const uint8_t* codes, size_t size, size_t n, float m, float* out);
 
+  // Ternary quantization as in ternary_pack, to bits.
+  void (*trit_bits)(const float* x, size_t n, float m, uint64_t* plus, uint64_t* minus);
+  void (*trit_bits_f32)(const float* x, float* r, size_t n, float m, uint64_t* plus,
+                        uint64_t* minus);
+  void (*trit_bits_bf16)(const float* x, uint16_t* r, size_t n, float m, uint64_t* plus,
+                         uint64_t* minus);
+
+  // The trits that are drawn for finite b (stages/trit_draws.h), by the words of the elements from
+  // `first` on, a multiple of 4.
+  void (*draw_trits)(const float* b, size_t n, TritDraw draw, const DrawStream& stream,
+                     uint64_t first, uint64_t* plus, uint64_t* minus);
+  // Five to a byte.
+  void (*pack_trits)(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* packed);
+  // Four to a byte: as unpack and unpack_add. false, with `out` written nonetheless, if a code is 3
+  // or one of the padding isn't 0.
+  bool (*unpack_two_bits)(const uint8_t* packed, size_t n, float m, float* out);
+  bool (*unpack_two_bits_add)(const uint8_t* packed, size_t n, float m, float* out);
+
+  // Codes n <= 5 * 8192 trits (stages/rice.h) into `out`, which has room for ceil(n / 5) bytes.
+  // Returns the size: ceil(n / 5) means packed bytes, as the code would not have been smaller.
+  size_t (*rice_encode)(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* out);
+  // The way back, to bits or as unpack and unpack_add. false, with the output partly written, for
+  // bytes that stand for no n trits.
+  bool (*rice_decode)(const uint8_t* bytes, size_t size, size_t n, uint64_t* plus, uint64_t* minus);
+  bool (*rice_unpack)(const uint8_t* bytes, size_t size, size_t n, float m, float* out);
+  bool (*rice_unpack_add)(const uint8_t* bytes, size_t size, size_t n, float m, float* out);
+
   // float32 <-> bfloat16: narrowing rounds half to even, a NaN becomes 0x7fc0 with its sign.
   void (*narrow_bf16)(const float* x, size_t n, uint16_t* out);
   void (*widen_bf16)(const uint16_t* x, size_t n, float* out);
@@ -71,6 +104,29 @@ struct Kernels {
   void (*narrow_f16)(const float* x, size_t n, uint16_t* out);
   void (*widen_f16)(const uint16_t* x, size_t n, float* out);
   void (*widen_add_f16)(const uint16_t* x, size_t n, float* out);  // out += x
+
+  // stages/int8.h of each value; `unit` is finite and >= 0, out += q * unit for _add. false, with
+  // `out` written nonetheless, if a q is -128.
+  void (*quantize_int8)(const float* b, size_t n, float unit, int8_t* q);
+  bool (*dequantize_int8)(const int8_t* q, size_t n, float unit, float* out);
+  bool (*dequantize_int8_add)(const int8_t* q, size_t n, float unit, float* out);
+
+  // Adds values to sums (stages/signs.h); value i goes to lane i % 16.
+  void (*add_sign_sums)(const float* b, size_t n, SignLanes& lanes);
+  // A bit a value from the lowest of a byte on, set where it is below 0 (so not for -0); zeros
+  // behind: sign_bytes(n) bytes.
+  void (*pack_signs)(const float* b, size_t n, uint8_t* bits);
+  // out = the mean for each bit, out += the mean. false, with `out` written nonetheless, if a bit
+  // behind the last one is not 0.
+  bool (*unpack_signs)(const uint8_t* bits, size_t n, SignMeans means, float* out);
+  bool (*unpack_signs_add)(const uint8_t* bits, size_t n, SignMeans means, float* out);
+  // INCEPTIONN's bursts (stages/float_clip.h) of n values. `out` has room for 2 ceil(n / 8) + 4 n
+  // bytes, and all of it may be written. Returns the size.
+  size_t (*float_clip_encode)(const float* x, size_t n, const FloatClip& clip, uint8_t* out);
+  // Decodes `size` bytes of bursts to n values: out = value or out += value. false, with `out`
+  // partly written, if they don't fill the bytes or an absent value has a tag.
+  bool (*float_clip_decode)(const uint8_t* bursts, size_t size, size_t n, float* out);
+  bool (*float_clip_decode_add)(const uint8_t* bursts, size_t size, size_t n, float* out);
 
   // mask: bit i % 64 of word i / 64 is set where |x[i]| >= t, t > 0; ceil(n / 64) words.
   void (*threshold_bits)(const float* x, size_t n, float t, uint64_t* mask);
@@ -83,6 +139,29 @@ struct Kernels {
 
   // words[i] = the word of element first + i, first a multiple of 4.
   void (*draw_words)(const DrawStream& stream, uint64_t first, size_t n, uint32_t* words);
+
+  // Levels of n values up to the scale's norm (QSGD, section 3.1; stages/levels.h) by the words of
+  // the elements from `first` on, a multiple of 4.
+  void (*quantize_levels)(const float* x, size_t n, LevelScale scale, const DrawStream& stream,
+                          uint64_t first, int8_t* levels);
+  // out = level * unit, out += level * unit.
+  void (*scale_levels)(const int8_t* levels, size_t n, float unit, float* out);
+  void (*scale_add_levels)(const int8_t* levels, size_t n, float unit, float* out);
+  // n levels from -s to s as level + s in level_width(s) bits each, from the lowest bit of a byte
+  // on, zeros behind: packed_levels_size bytes. unpack: false, with `levels` partly written, if a
+  // level is above s or a bit behind the last one is not 0.
+  void (*pack_levels)(const int8_t* levels, size_t n, int32_t s, uint8_t* packed);
+  bool (*unpack_levels)(const uint8_t* packed, size_t n, int32_t s, int8_t* levels);
+  // Elias coding of n < kEliasLimit - 1 levels from -s to s (stages/elias.h) into `out`, which has
+  // room for sparse_levels_room or dense_levels_room bytes. Returns the size.
+  size_t (*encode_sparse_levels)(const int8_t* levels, size_t n, uint8_t* out);
+  size_t (*encode_dense_levels)(const int8_t* levels, size_t n, uint8_t* out);
+  // false, with `levels` partly written, if the bytes stand for another number of levels or one
+  // above s, or if the last byte isn't filled up with zeros.
+  bool (*decode_sparse_levels)(const uint8_t* coded, size_t size, size_t n, int32_t s,
+                               int8_t* levels);
+  bool (*decode_dense_levels)(const uint8_t* coded, size_t size, size_t n, int32_t s,
+                              int8_t* levels);
 
   void (*sum)(const float* a, const float* b, size_t n, float* out);       // out = a + b
   void (*subtract)(const float* a, const float* b, size_t n, float* out);  // out = a - b; may be a

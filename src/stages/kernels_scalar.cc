@@ -3,6 +3,11 @@
 
 #include "stages/element.h"
 #include "stages/kernel_tables.h"
+#include "stages/kernels_scalar_int8.h"
+#include "stages/kernels_scalar_levels.h"
+#include "stages/kernels_scalar_rice.h"
+#include "stages/kernels_scalar_signs.h"
+#include "stages/kernels_scalar_trit_draws.h"
 
 namespace gradwire {
 namespace {
@@ -209,6 +214,37 @@ void widen_add_f16(const uint16_t* x, size_t n, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] += widen_f16(load_unaligned(x + i));
 }
 
+size_t float_clip_encode(const float* x, size_t n, const FloatClip& clip, uint8_t* out) {
+  size_t size = 0;
+  for (size_t i = 0; i < n; i += kBurstValues) {
+    size += clip_encode_burst(x + i, std::min(kBurstValues, n - i), clip, out + size);
+  }
+  return size;
+}
+
+// Calls take(value, i) for each of the n values.
+template <typename Take>
+bool decode_bursts(const uint8_t* bursts, size_t size, size_t n, const Take& take) {
+  size_t at = 0;
+  for (size_t i = 0; i < n; i += kBurstValues) {
+    const size_t count = std::min(kBurstValues, n - i);
+    float values[kBurstValues];
+    const size_t burst = clip_decode_burst(bursts + at, size - at, count, values);
+    if (burst == 0) return false;
+    for (size_t j = 0; j < count; ++j) take(values[j], i + j);
+    at += burst;
+  }
+  return at == size;
+}
+
+bool float_clip_decode(const uint8_t* bursts, size_t size, size_t n, float* out) {
+  return decode_bursts(bursts, size, n, [=](float value, size_t i) { out[i] = value; });
+}
+
+bool float_clip_decode_add(const uint8_t* bursts, size_t size, size_t n, float* out) {
+  return decode_bursts(bursts, size, n, [=](float value, size_t i) { out[i] += value; });
+}
+
 void threshold_bits(const float* x, size_t n, float t, uint64_t* mask) {
   std::fill(mask, mask + (n + 63) / 64, 0);
   for (size_t i = 0; i < n; ++i) mask[i / 64] |= uint64_t{reaches(x[i], t)} << i % 64;
@@ -266,16 +302,46 @@ constexpr Kernels kScalar = {
     .unpack_add = unpack_add,
     .zero_run_unpack = zero_run_unpack,
     .zero_run_unpack_add = zero_run_unpack_add,
+    .trit_bits = scalar::trit_bits,
+    .trit_bits_f32 = scalar::trit_bits_f32,
+    .trit_bits_bf16 = scalar::trit_bits_bf16,
+    .draw_trits = scalar::draw_trits,
+    .pack_trits = scalar::pack_trits,
+    .unpack_two_bits = scalar::unpack_two_bits,
+    .unpack_two_bits_add = scalar::unpack_two_bits_add,
+    .rice_encode = scalar::rice_encode,
+    .rice_decode = scalar::rice_decode,
+    .rice_unpack = scalar::rice_unpack,
+    .rice_unpack_add = scalar::rice_unpack_add,
     .narrow_bf16 = narrow_bf16_all,
     .widen_bf16 = widen_bf16_all,
     .widen_add_bf16 = widen_add_bf16,
     .narrow_f16 = narrow_f16_all,
     .widen_f16 = widen_f16_all,
     .widen_add_f16 = widen_add_f16,
+    .quantize_int8 = scalar::quantize_int8,
+    .dequantize_int8 = scalar::dequantize_int8,
+    .dequantize_int8_add = scalar::dequantize_int8_add,
+    .add_sign_sums = scalar::add_sign_sums,
+    .pack_signs = scalar::pack_signs,
+    .unpack_signs = scalar::unpack_signs,
+    .unpack_signs_add = scalar::unpack_signs_add,
+    .float_clip_encode = float_clip_encode,
+    .float_clip_decode = float_clip_decode,
+    .float_clip_decode_add = float_clip_decode_add,
     .threshold_bits = threshold_bits,
     .compress = compress,
     .moments = moments,
     .draw_words = draw_words,
+    .quantize_levels = scalar::quantize_levels,
+    .scale_levels = scalar::scale_levels,
+    .scale_add_levels = scalar::scale_add_levels,
+    .pack_levels = scalar::pack_levels,
+    .unpack_levels = scalar::unpack_levels,
+    .encode_sparse_levels = scalar::encode_sparse_levels,
+    .encode_dense_levels = scalar::encode_dense_levels,
+    .decode_sparse_levels = scalar::decode_sparse_levels,
+    .decode_dense_levels = scalar::decode_dense_levels,
     .sum = sum,
     .subtract = subtract,
     .add_f32 = add_f32,

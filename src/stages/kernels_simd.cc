@@ -18,12 +18,19 @@
 #include "stages/absmax-inl.h"
 #include "stages/arithmetic-inl.h"
 #include "stages/bfloat16-inl.h"
+#include "stages/elias-inl.h"
 #include "stages/float16-inl.h"
+#include "stages/int8-inl.h"
+#include "stages/float_clip-inl.h"
+#include "stages/levels-inl.h"
 #include "stages/moments-inl.h"
 #include "stages/philox-inl.h"
+#include "stages/rice-inl.h"
+#include "stages/signs-inl.h"
 #include "stages/ternary-inl.h"
 #include "stages/ternary_encode-inl.h"
 #include "stages/threshold-inl.h"
+#include "stages/trit_draws-inl.h"
 #include "stages/unpack-inl.h"
 #include "stages/zero_run-inl.h"
 // clang-format on
@@ -68,16 +75,46 @@ extern constexpr Kernels kTable = {
     .unpack_add = unpack_add,
     .zero_run_unpack = zero_run_unpack,
     .zero_run_unpack_add = zero_run_unpack_add,
+    .trit_bits = trit_bits,
+    .trit_bits_f32 = trit_bits_f32,
+    .trit_bits_bf16 = trit_bits_bf16,
+    .draw_trits = draw_trits,
+    .pack_trits = pack_trits,
+    .unpack_two_bits = unpack_two_bits,
+    .unpack_two_bits_add = unpack_two_bits_add,
+    .rice_encode = rice_encode,
+    .rice_decode = rice_decode,
+    .rice_unpack = rice_unpack,
+    .rice_unpack_add = rice_unpack_add,
     .narrow_bf16 = narrow_bf16,
     .widen_bf16 = widen_bf16,
     .widen_add_bf16 = widen_add_bf16,
     .narrow_f16 = narrow_f16,
     .widen_f16 = widen_f16,
     .widen_add_f16 = widen_add_f16,
+    .quantize_int8 = quantize_int8,
+    .dequantize_int8 = dequantize_int8,
+    .dequantize_int8_add = dequantize_int8_add,
+    .add_sign_sums = add_sign_sums,
+    .pack_signs = pack_signs,
+    .unpack_signs = unpack_signs,
+    .unpack_signs_add = unpack_signs_add,
+    .float_clip_encode = float_clip_encode,
+    .float_clip_decode = float_clip_decode,
+    .float_clip_decode_add = float_clip_decode_add,
     .threshold_bits = threshold_bits,
     .compress = compress,
     .moments = moments,
     .draw_words = draw_words,
+    .quantize_levels = quantize_levels,
+    .scale_levels = scale_levels,
+    .scale_add_levels = scale_add_levels,
+    .pack_levels = pack_levels,
+    .unpack_levels = unpack_levels,
+    .encode_sparse_levels = encode_sparse_levels,
+    .encode_dense_levels = encode_dense_levels,
+    .decode_sparse_levels = decode_sparse_levels,
+    .decode_dense_levels = decode_dense_levels,
     .sum = sum,
     .subtract = subtract,
     .add_f32 = add_f32,

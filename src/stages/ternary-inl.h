@@ -17,6 +17,7 @@
 
 #include "stages/element.h"
 #include "stages/load-inl.h"
+#include "stages/trit_bits.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
@@ -48,7 +49,8 @@ HWY_INLINE __m512i spread_bits(const uint8_t* bits) {
       0,  1, 2,  3,  4,  0,  0,  0,  5,  6, 7,  8,  9,  0,  0,  0,  10, 11, 12, 13, 14, 0,
       0,  0, 15, 16, 17, 18, 19, 0,  0,  0, 20, 21, 22, 23, 24, 0,  0,  0,  25, 26, 27, 28,
       29, 0, 0,  0,  30, 31, 32, 33, 34, 0, 0,  0,  35, 36, 37, 38, 39, 0,  0,  0};
-  const __m512i fives = _mm512_permutexvar_epi8(_mm512_load_si512(kFives), _mm512_load_si512(bits));
+  const __m512i fives =
+      _mm512_permutexvar_epi8(_mm512_load_si512(kFives), _mm512_loadu_si512(bits));
   const __m512i offsets = _mm512_set1_epi64(0x231e19140f0a0500);  // 0, 5, ..., 35
   return _mm512_multishift_epi64_epi8(offsets, fives);
 }
@@ -63,10 +65,10 @@ struct WeightTable {
 inline constexpr WeightTable kWeightTable;
 
 // The 64 packed bytes of a block.
-HWY_INLINE PackedVec packed_vector(const SignBits& bits, size_t) {
+HWY_INLINE PackedVec packed_vector(const uint8_t* positive, const uint8_t* negative, size_t) {
   const __m512i table = _mm512_load_si512(kWeightTable.of);
-  const __m512i plus = _mm512_permutexvar_epi8(spread_bits(bits.positive), table);
-  const __m512i minus = _mm512_permutexvar_epi8(spread_bits(bits.negative), table);
+  const __m512i plus = _mm512_permutexvar_epi8(spread_bits(positive), table);
+  const __m512i minus = _mm512_permutexvar_epi8(spread_bits(negative), table);
   return PackedVec{_mm512_sub_epi8(_mm512_add_epi8(_mm512_set1_epi8(kZeroByte), plus), minus)};
 }
 
@@ -92,19 +94,24 @@ HWY_INLINE hn::Vec<D8> weights_of_bits(D8 d8, const uint8_t* bits) {
 }
 
 // Bytes i to i + 15 of the 64 packed bytes of a block.
-HWY_INLINE PackedVec packed_vector(const SignBits& bits, size_t i) {
+HWY_INLINE PackedVec packed_vector(const uint8_t* positive, const uint8_t* negative, size_t i) {
   const PackedTag d8;
-  const auto plus = weights_of_bits(d8, bits.positive + i / 8 * 5);
-  const auto minus = weights_of_bits(d8, bits.negative + i / 8 * 5);
+  const auto plus = weights_of_bits(d8, positive + i / 8 * 5);
+  const auto minus = weights_of_bits(d8, negative + i / 8 * 5);
   return hn::Sub(hn::Add(hn::Set(d8, kZeroByte), plus), minus);
 }
 
 #endif
 
-HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
+// Both streams are readable for 64 bytes, of which 40 count.
+HWY_INLINE void pack_block(const uint8_t* positive, const uint8_t* negative, uint8_t* packed) {
   for (size_t i = 0; i < kBlockBytes; i += kPackedLanes) {
-    hn::StoreU(packed_vector(bits, i), PackedTag(), packed + i);
+    hn::StoreU(packed_vector(positive, negative, i), PackedTag(), packed + i);
   }
+}
+
+HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
+  pack_block(bits.positive, bits.negative, packed);
 }
 
 // A residual as quantize_64 sees it: add() gives b = x + r, set() stores what is left of it.
@@ -237,6 +244,26 @@ HWY_INLINE void ternary_pack_with(const float* x, T* r, size_t n, float m, uint8
   uint8_t last[kBlockBytes];
   ternary_last_block<Residual>(x + done, r == nullptr ? r : r + done, n - done, m, last);
   std::memcpy(packed + blocks * kBlockBytes, last, packed_size(n - done));
+}
+
+void pack_trits(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* packed) {
+  const auto* positive = reinterpret_cast<const uint8_t*>(plus);
+  const auto* negative = reinterpret_cast<const uint8_t*>(minus);
+  const size_t size = trit_words(n) * sizeof(uint64_t);
+  constexpr size_t kUsed = kBlockValues / 8;
+  size_t at = 0;
+  for (; at + sizeof(SignBits::positive) <= size; at += kUsed, packed += kBlockBytes) {
+    pack_block(positive + at, negative + at, packed);
+  }
+  // The last blocks are done on a copy.
+  for (; at * 8 < n; at += kUsed, packed += kBlockBytes) {
+    SignBits bits = {};
+    std::memcpy(bits.positive, positive + at, HWY_MIN(kUsed, size - at));
+    std::memcpy(bits.negative, negative + at, HWY_MIN(kUsed, size - at));
+    uint8_t last[kBlockBytes];
+    pack_sign_bits(bits, last);
+    std::memcpy(packed, last, HWY_MIN(kBlockBytes, packed_size(n - at * 8)));
+  }
 }
 
 void ternary_pack(const float* x, size_t n, float m, uint8_t* packed) {

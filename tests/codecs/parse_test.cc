@@ -18,11 +18,26 @@ TEST(CodecParse, CanonicalText) {
   EXPECT_EQ(canonical("raw"), "raw");
   EXPECT_EQ(canonical("bf16"), "bf16");
   EXPECT_EQ(canonical("bf16:ef=on"), "bf16:ef=on");
+  EXPECT_EQ(canonical("fp16:ef=on,residual=bf16"), "fp16:ef=on,residual=bf16");
+  EXPECT_EQ(canonical("int8:bucket=1"), "int8:bucket=1");
+  EXPECT_EQ(canonical("stoch3:ef=off"), "stoch3");
+  EXPECT_EQ(canonical("stoch3:bucket=320,coder=zre"), "stoch3:coder=zre,bucket=320");
+  EXPECT_EQ(canonical("terngrad:clip=2.5,pack=2bit,coder=none"), "terngrad");
+  EXPECT_EQ(canonical("terngrad:clip=0.0,bucket=320"), "terngrad:clip=0,bucket=320");
+  EXPECT_EQ(canonical("terngrad:coder=rice,pack=trits5,ef=on"),
+            "terngrad:pack=trits5,coder=rice,ef=on");
   EXPECT_EQ(canonical("3lc"), "3lc:s=1");
   EXPECT_EQ(canonical("3lc:s=1.750"), "3lc:s=1.75");
   EXPECT_EQ(canonical("3lc:coder=none,s=1.9"), "3lc:s=1.9,coder=none");
   EXPECT_EQ(canonical("3lc:bucket=500,residual=bf16"), "3lc:s=1,bucket=500,residual=bf16");
   EXPECT_EQ(canonical("3lc:ef=off"), "3lc:s=1,ef=off");
+  EXPECT_EQ(canonical("inceptionn:mode=paper,bound=10"), "inceptionn");
+  EXPECT_EQ(canonical("inceptionn:mode=strict,bound=8"), "inceptionn:bound=8,mode=strict");
+  EXPECT_EQ(canonical("inceptionn:mode=strict,ef=on"), "inceptionn:mode=strict,ef=on");
+  EXPECT_EQ(canonical("qsgd:bits=4,bucket=512,norm=max,coder=fixed"), "qsgd");
+  EXPECT_EQ(canonical("qsgd:levels=31,ef=on"), "qsgd:bits=6,ef=on");
+  EXPECT_EQ(canonical("qsgd:coder=elias-dense,norm=l2,bucket=64,levels=20"),
+            "qsgd:levels=20,bucket=64,norm=l2,coder=elias-dense");
 }
 
 TEST(CodecParse, EveryCodecParsesItsOwnText) {
@@ -44,7 +59,7 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
     names += (names.empty() ? "" : ", ") + std::string(info->name);
   expect("", "unknown_codec", names);
   expect("4lc", "unknown_codec", names);
-  expect("3lc:t=1", "bad_parameter", "coder=zre|none");
+  expect("3lc:t=1", "bad_parameter", "coder=zre|rice|none");
   expect("3lc:s", "bad_parameter", "s=[1, 2)");
   expect("3lc:", "bad_parameter", "no parameter ''");
   expect("3lc:s=1,", "bad_parameter", "no parameter ''");
@@ -53,10 +68,24 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
   for (const char* s : {"0.999", "2", "nan", "inf", "-1", "1.5x", "1e9"}) {
     expect(std::string("3lc:s=") + s, "bad_parameter", "[1, 2)");
   }
-  expect("3lc:coder=rice", "bad_parameter", "none or zre");
+  expect("3lc:coder=fse", "bad_parameter", "none, zre or rice");
   for (const char* bucket : {"0", "4", "-5", "4294967296", "99999999999999999999"}) {
     expect(std::string("3lc:bucket=") + bucket, "bad_parameter", "multiple of 5");
   }
+  expect("terngrad:coder=zre", "bad_parameter", "pack=trits5");
+  expect("terngrad:clip=16", "bad_parameter", "[0, 16)");
+  expect("terngrad:bucket=5", "bad_parameter", "multiple of 320");
+  expect("stoch3:bucket=322", "bad_parameter", "multiple of 320");
+  expect("onebit:bucket=7", "bad_parameter", "multiple of 8");
+  expect("int8:bucket=0", "bad_parameter", "from 1 to 4294967295");
+  expect("inceptionn:bound=7", "bad_parameter", "10, 8 or 6");
+  expect("inceptionn:mode=loose", "bad_parameter", "paper or strict");
+  expect("qsgd:bits=1", "bad_parameter", "2, 3, 4, 5, 6, 7 or 8");
+  expect("qsgd:levels=128", "bad_parameter", "from 1 to 127");
+  expect("qsgd:bits=4,levels=7", "bad_parameter", "not both");
+  expect("qsgd:bucket=12", "bad_parameter", "multiple of 8");
+  expect("qsgd:coder=rice", "bad_parameter", "fixed, elias or elias-dense");
+  expect("qsgd:norm=l1", "bad_parameter", "max or l2");
   expect("3lc:ef=maybe", "bad_parameter", "off or on");
   expect("3lc:residual=f64", "bad_parameter", "f32 or bf16");
   expect("3lc:ef=off,residual=f32", "bad_parameter", "ef=on");
@@ -64,8 +93,29 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
 }
 
 TEST(CodecParse, WireParametersComeBack) {
-  for (const char* text : {"raw", "bf16", "3lc", "3lc:s=1.75", "3lc:s=1.9", "3lc:s=1.5,coder=none",
-                           "3lc:s=1.25,bucket=1000"}) {
+  for (const char* text : {"raw",
+                           "bf16",
+                           "fp16",
+                           "int8",
+                           "int8:bucket=77",
+                           "onebit",
+                           "onebit:bucket=800",
+                           "stoch3",
+                           "stoch3:coder=rice,bucket=640",
+                           "terngrad",
+                           "terngrad:clip=0,pack=trits5",
+                           "terngrad:clip=2.345,pack=trits5,coder=zre,bucket=320",
+                           "3lc",
+                           "3lc:s=1.75",
+                           "3lc:s=1.9",
+                           "3lc:s=1.5,coder=none",
+                           "3lc:s=1.25,bucket=1000",
+                           "3lc:s=1.75,coder=rice",
+                           "inceptionn",
+                           "inceptionn:bound=6,mode=strict",
+                           "qsgd",
+                           "qsgd:bits=2,coder=elias,norm=l2",
+                           "qsgd:levels=100,coder=elias-dense,bucket=4294967288"}) {
     const auto codec = Codec::parse(text).value();
     const Result<std::shared_ptr<const Codec>> back = Codec::from_wire(codec->wire());
     ASSERT_TRUE(back.ok());
@@ -78,8 +128,29 @@ TEST(CodecParse, ReservedWireBitsAreRefused) {
   EXPECT_EQ(Codec::from_wire({.id = 0}).status().code(), StatusCode::kUnknownCodec);
   EXPECT_EQ(Codec::from_wire({.id = 1, .param_a = 1}).status().code(), StatusCode::kReservedBits);
   EXPECT_EQ(Codec::from_wire({.id = 2, .param_b = 1}).status().code(), StatusCode::kReservedBits);
-  EXPECT_EQ(Codec::from_wire({.id = 16, .param_a = 2}).status().code(), StatusCode::kReservedBits);
+  EXPECT_EQ(Codec::from_wire({.id = 3, .param_a = 1}).status().code(), StatusCode::kReservedBits);
+  EXPECT_EQ(Codec::from_wire({.id = 4, .param_a = 1}).status().code(), StatusCode::kReservedBits);
+  EXPECT_EQ(Codec::from_wire({.id = 5, .param_a = 1}).status().code(), StatusCode::kReservedBits);
+  EXPECT_EQ(Codec::from_wire({.id = 5, .param_b = 4}).status().code(), StatusCode::kReservedBits);
+  EXPECT_EQ(Codec::from_wire({.id = 17, .param_b = 5}).status().code(), StatusCode::kReservedBits);
+  EXPECT_EQ(Codec::from_wire({.id = 18, .param_a = 3}).status().code(), StatusCode::kReservedBits);
+  EXPECT_EQ(Codec::from_wire({.id = 18, .param_a = 4}).status().code(), StatusCode::kReservedBits);
+  EXPECT_EQ(Codec::from_wire({.id = 18, .param_b = 5}).status().code(), StatusCode::kReservedBits);
+  EXPECT_EQ(Codec::from_wire({.id = 16, .param_a = 3}).status().code(), StatusCode::kReservedBits);
   EXPECT_EQ(Codec::from_wire({.id = 16, .param_b = 7}).status().code(), StatusCode::kReservedBits);
+  const auto qsgd = [](int param_a, uint32_t param_b) {
+    return Codec::from_wire(
+               {.id = 24, .param_a = static_cast<uint16_t>(param_a), .param_b = param_b})
+        .status()
+        .code();
+  };
+  EXPECT_EQ(qsgd(7, 512), StatusCode::kOk);
+  EXPECT_EQ(qsgd(0, 512), StatusCode::kReservedBits);
+  EXPECT_EQ(qsgd(7 | 3 << 7, 512), StatusCode::kReservedBits);
+  EXPECT_EQ(qsgd(7 | 1 << 10, 512), StatusCode::kReservedBits);
+  EXPECT_EQ(qsgd(7 | 1 << 15, 512), StatusCode::kReservedBits);
+  EXPECT_EQ(qsgd(7, 0), StatusCode::kReservedBits);
+  EXPECT_EQ(qsgd(7, 12), StatusCode::kReservedBits);
 }
 
 }  // namespace

@@ -29,6 +29,8 @@ WITH_RESIDUAL = [
     "3lc:residual=bf16",
     "bf16:ef=on",
 ]
+# Codecs that round at random.
+STOCHASTIC = {"terngrad", "stoch3", "qsgd"}
 # Around the five values of a byte, the 40960 of a chunk, and the lanes of every SIMD target.
 SIZES = [0, 1, 2, 4, 5, 6, 15, 17, 63, 65, 1000, 1001, 40959, 40960, 40961, 100_003]
 

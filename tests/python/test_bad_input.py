@@ -156,8 +156,9 @@ def huge_frames() -> dict[str, tuple[str, bytes]]:
         frames[f"bf16 n={n}"] = ("corrupt_payload", encoder.seal_frame(BF16, 0, 0, n, one))
     for n in (2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**40):
         # These are valid, and only the reader's own limit stands before the memory.
-        for codec in payloads.CODECS:
-            marker = encoder.seal_frame(codec, 0, 0, n, b"", spec.NON_FINITE_FLAG)
+        for codec, module in payloads.CODECS.items():
+            keys = module.parameters(module.read({}))
+            marker = encoder.seal_frame(codec, *keys, n, b"", spec.NON_FINITE_FLAG)
             frames[f"marker of {codec} n={n}"] = ("limit_exceeded", marker)
         zeros = encoder.seal_frame(THREE_LC, 0, 0, n, b"")
         frames[f"zeros n={n}"] = ("limit_exceeded", zeros)

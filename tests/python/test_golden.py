@@ -75,8 +75,10 @@ def test_decode_onto_a_sum(case: Case) -> None:
     values = array(read_values(case["values"], case["n"]))
     start = array(struct.pack("<5f", -0.0, 0.0, 1.5, -2.0, 3e38))
     start = np.resize(start, case["n"])
-    # Where a trit is 0 nothing is added, not +0.0; it would turn -0.0 into 0.0.
-    ternary = gradwire.inspect(frame)["codec"].startswith("3lc")
+    # Where a trit is 0 nothing is added, not +0.0; it would turn -0.0 into 0.0. So too where the
+    # payload is empty.
+    told = gradwire.inspect(frame)
+    ternary = told["codec"].startswith(("3lc", "terngrad", "stoch3", "stc")) or len(frame) == 32
     with np.errstate(over="ignore", invalid="ignore"):
         expected = start + values
     if ternary:
@@ -154,4 +156,4 @@ def test_the_folder_holds_what_the_index_names_and_nothing_else() -> None:
     }
     there = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file()}
     assert there == named | {"README.md", "index.json"}
-    assert sum((FOLDER / name).stat().st_size for name in there) < 300_000
+    assert sum((FOLDER / name).stat().st_size for name in there) < 500_000

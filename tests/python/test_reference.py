@@ -36,12 +36,38 @@ buckets = st.one_of(st.just(0), st.integers(1, 30).map(lambda k: 5 * k))
 
 @st.composite
 def three_lc(draw: st.DrawFn) -> str:
-    text = f"3lc:s={draw(sparsities)},coder={draw(st.sampled_from(['zre', 'none']))}"
+    text = f"3lc:s={draw(sparsities)},coder={draw(st.sampled_from(['zre', 'none', 'rice']))}"
     bucket = draw(buckets)
     return text + (f",bucket={bucket}" if bucket else "")
 
 
-codecs = st.one_of(st.sampled_from(["raw", "bf16"]), three_lc(), three_lc(), three_lc())
+@st.composite
+def qsgd(draw: st.DrawFn) -> str:
+    levels = draw(st.one_of(st.sampled_from([1, 7, 127]), st.integers(1, 127)))
+    bucket = 8 * draw(st.one_of(st.just(64), st.integers(1, 30)))
+    norm = draw(st.sampled_from(["max", "l2"]))
+    coder = draw(st.sampled_from(["fixed", "elias", "elias-dense"]))
+    return f"qsgd:levels={levels},bucket={bucket},norm={norm},coder={coder}"
+
+
+drawn = [
+    "stoch3",
+    "stoch3:coder=zre,bucket=320",
+    "stoch3:coder=rice",
+    "terngrad",
+    "terngrad:clip=0.5,bucket=320",
+    "terngrad:pack=trits5",
+    "terngrad:clip=0,pack=trits5,coder=zre",
+]
+leveled = ["int8", "int8:bucket=7", "onebit", "onebit:bucket=8"]
+sparse = ["topk:ratio=0.3", "topk:ratio=0.1,values=bf16", "stc:density=0.2", "stc:coder=zre"]
+codecs = st.one_of(
+    st.sampled_from(["raw", "bf16", "fp16"]),
+    st.sampled_from(drawn + leveled + sparse),
+    three_lc(),
+    three_lc(),
+    qsgd(),
+)
 finite = st.one_of(
     st.floats(width=32, allow_nan=False, allow_infinity=False),
     st.floats(-1, 1, width=32),
@@ -79,7 +105,24 @@ def test_encode_and_decode(tensor: bytes, codec: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("n", [40955, 40959, 40960, 40961, 81920, 81921])
-@pytest.mark.parametrize("codec", ["3lc:s=1.75", "3lc:coder=none", "3lc:s=1.9,bucket=4100"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "3lc:s=1.75",
+        "3lc:coder=none",
+        "3lc:s=1.9,bucket=4100",
+        "3lc:coder=rice,bucket=4100",
+        "qsgd:bits=3,bucket=4096,norm=l2",
+        "qsgd:bits=2,coder=elias",
+        "qsgd:bits=8,coder=elias-dense",
+        "int8:bucket=4100",
+        "onebit",
+        "onebit:bucket=50000",
+        "terngrad",
+        "terngrad:pack=trits5,coder=rice,bucket=6400",
+        "stoch3:coder=zre",
+    ],
+)
 def test_several_chunks(codec: str, n: int) -> None:
     x = (np.random.default_rng(n).standard_normal(n) ** 3).astype(np.float32)
     frame = encoder.encode_frame(x.tobytes(), codec)
@@ -97,7 +140,12 @@ def three_tensors(draw: st.DrawFn) -> list[bytes]:
 
 @given(
     steps=st.composite(three_tensors)(),
-    codec=st.one_of(three_lc(), st.just("bf16:ef=on")),
+    codec=st.one_of(
+        three_lc(),
+        qsgd().map(lambda text: text + ",ef=on"),
+        st.sampled_from(["bf16:ef=on", "fp16:ef=on", "int8:bucket=9", "onebit:bucket=16"]),
+        st.sampled_from(["terngrad:ef=on", "stoch3:ef=on,coder=zre"]),
+    ),
     half=st.booleans(),
     target=targets,
 )
@@ -107,10 +155,22 @@ def test_residuals_over_steps(steps: list[bytes], codec: str, half: bool, target
     compressor = gradwire.Compressor(codec, n, target=target)
     residual = bytes(4 * n)
     for step, tensor in enumerate(steps):
-        expected, residual = encoder.encode_with_residual(tensor, codec, residual)
+        draws = common.Draws(step=step)
+        expected, residual = encoder.encode_with_residual(tensor, codec, residual, draws)
         assert compressor.encode(array(tensor), step=step) == expected
         assert compressor.residual is not None
         assert compressor.residual.tobytes() == residual
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1), stream=st.integers(0, 2**64 - 1), step=st.integers(0, 2**64 - 1)
+)
+def test_draws(seed: int, stream: int, step: int) -> None:
+    tensor = np.linspace(-1, 1, 67, dtype=np.float32)
+    draws = common.Draws(seed, stream, step)
+    for codec in drawn:
+        frame = gradwire.encode(tensor, codec, seed=seed, stream=stream, step=step)
+        assert frame == encoder.encode_frame(tensor.tobytes(), codec, draws)
 
 
 class Outcome(NamedTuple):

@@ -51,6 +51,30 @@ TEST_P(Float16, WideningIsExactAndNarrowingUndoesIt) {
   }
 }
 
+// Also those that are NaN: raw promises their bits.
+TEST_P(Float16, WideningGivesTheBitsOfTheDefinition) {
+  for (uint32_t half = 0; half < 65536; ++half) {
+    const std::vector<uint16_t> x(16, static_cast<uint16_t>(half));
+    std::vector<float> wide(16);
+    kernels().widen_f16(x.data(), 16, wide.data());
+    ASSERT_SAME_BITS(wide, std::vector<float>(16, widen_f16(x[0]))) << std::hex << half;
+  }
+}
+
+TEST_P(Float16, NarrowingGivesTheBitsOfTheDefinition) {
+  std::mt19937 random(1);
+  std::vector<float> x(1 << 18);
+  for (size_t i = 0; i < x.size(); ++i) {
+    // Any bits, and NaNs of any payload.
+    x[i] = float_of(static_cast<uint32_t>(random()) | (i % 4 == 0 ? kNonFiniteBits : 0));
+  }
+  std::vector<uint16_t> out(x.size());
+  kernels().narrow_f16(x.data(), x.size(), out.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    ASSERT_EQ(out[i], narrow_f16(x[i])) << std::hex << bits_of(x[i]);
+  }
+}
+
 // Between two neighbours, everything goes to the nearer one, and the middle to the even one.
 TEST_P(Float16, NarrowingRoundsHalfToEven) {
   std::vector<float> x;

@@ -15,7 +15,8 @@ namespace {
 
 constexpr CodecParameter kParameters[] = {
     {"s", "1", "[1, 2)", "sparsity multiplier: larger sends fewer values, each standing for more"},
-    {"coder", "zre", "zre|none", "zero-run coding of the packed trits, or none"},
+    {"coder", "zre", "zre|rice|none",
+     "zero-run coding of the packed trits; gaps in Golomb-Rice code (smaller); or none"},
     {"bucket", "whole", "multiple of 5",
      "values that share a scale; by default the whole segment has one"},
 };
@@ -69,6 +70,35 @@ uint64_t pack_zero_runs(const Kernels& kernels, const float* x, const ResidualVi
   return 0;
 }
 
+// Quantizes to bits.
+void to_bits(const Kernels& kernels, const float* x, const ResidualView& residual, uint64_t begin,
+             uint64_t n, float m, TritBits& trits) {
+  switch (residual.type()) {
+    case ResidualType::kNone:
+      return kernels.trit_bits(x, n, m, trits.plus, trits.minus);
+    case ResidualType::kFloat32:
+      return kernels.trit_bits_f32(x, residual.f32() + begin, n, m, trits.plus, trits.minus);
+    case ResidualType::kBfloat16:
+      return kernels.trit_bits_bf16(x, residual.bf16() + begin, n, m, trits.plus, trits.minus);
+  }
+}
+
+// Quantizes n values from `first` on and codes the gaps between non-zeros.
+uint64_t encode_rice(const TernaryShape& shape, const float* x, const ResidualView& residual,
+                     uint64_t first, uint64_t n, const std::byte* scales, uint8_t* slot,
+                     const Kernels& kernels) {
+  TritBits trits;
+  TritBits piece;
+  shape.buckets.for_each_piece(
+      first, first + n, [&](uint64_t bucket, uint64_t begin, uint64_t count) {
+        const float m = load_le_f32(scales + bucket * sizeof(float));
+        const bool whole = count == n;
+        to_bits(kernels, x + (begin - first), residual, begin, count, m, whole ? trits : piece);
+        if (!whole) trits.append(begin - first, piece, count);
+      });
+  return kernels.rice_encode(trits.plus, trits.minus, n, slot);
+}
+
 // Quantizes, packs and codes one chunk into `slot`, which has room for its packed bytes.
 uint64_t encode_chunk(const TernaryShape& shape, uint64_t chunk, const InputView& x,
                       const ResidualView& residual, const std::byte* scales, uint8_t* slot,
@@ -77,6 +107,9 @@ uint64_t encode_chunk(const TernaryShape& shape, uint64_t chunk, const InputView
   const uint64_t n = shape.chunks.values(chunk);
   float widened[kChunkValues];
   const float* values = Input(x, {}, kernels).load(first, n, widened);
+  if (shape.coder == TernaryCoder::kRice) {
+    return encode_rice(shape, values, residual, first, n, scales, slot, kernels);
+  }
   if (shape.coder == TernaryCoder::kZeroRun && shape.buckets.count == 1) {
     return pack_zero_runs(kernels, values, residual, first, n, load_le_f32(scales), slot);
   }
@@ -146,6 +179,7 @@ class ThreeLcCodec final : public Codec {
   std::string parameter_text() const override {
     std::string text = "s=" + format_number(parameters_.sparsity);
     if (parameters_.coder == TernaryCoder::kNone) text += ",coder=none";
+    if (parameters_.coder == TernaryCoder::kRice) text += ",coder=rice";
     if (parameters_.bucket != 0) text += ",bucket=" + std::to_string(parameters_.bucket);
     return text;
   }
@@ -162,7 +196,7 @@ Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualTyp
   ThreeLcParameters parameters;
   Result<float> sparsity = given.number("s", 1.0f, 2.0f, parameters.sparsity);
   if (!sparsity.ok()) return sparsity.status();
-  Result<size_t> coder = given.choice("coder", {"none", "zre"}, 1);
+  Result<size_t> coder = given.choice("coder", {"none", "zre", "rice"}, 1);
   if (!coder.ok()) return coder.status();
   Result<uint32_t> bucket = given.count("bucket", 5, kMaxBucket, 0);
   if (!bucket.ok()) return bucket.status();
@@ -174,7 +208,7 @@ Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualTyp
 
 Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
   const uint16_t coder = wire.param_a & kCoderMask;
-  if (coder > static_cast<uint16_t>(TernaryCoder::kZeroRun)) {
+  if (coder > static_cast<uint16_t>(TernaryCoder::kRice)) {
     return Status(StatusCode::kReservedBits,
                   "3lc: coder " + std::to_string(coder) + " is reserved");
   }

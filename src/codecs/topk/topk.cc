@@ -180,15 +180,6 @@ class TopkCodec final : public Codec {
     return true;
   }
 
-  template <typename Body>
-  static void for_each_set_bit(const uint64_t* mask, uint64_t n, const Body& body) {
-    for (uint64_t word = 0; word * 64 < n; ++word) {
-      for (uint64_t bits = mask[word]; bits != 0; bits &= bits - 1) {
-        body(word * 64 + static_cast<uint64_t>(std::countr_zero(bits)));
-      }
-    }
-  }
-
   TopkParameters parameters_;
 };
 

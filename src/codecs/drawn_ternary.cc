@@ -1,0 +1,109 @@
+#include "codecs/drawn_ternary.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <vector>
+
+#include "base/endian.h"
+#include "base/philox.h"
+#include "codecs/checks.h"
+#include "codecs/input.h"
+#include "codecs/scales.h"
+#include "stages/element.h"
+#include "stages/kernels.h"
+#include "stages/trit_bits.h"
+#include "stages/trit_draws.h"
+
+namespace gradwire {
+namespace {
+
+static_assert(Input::kPartValues % kWordBits == 0);
+
+// The difference of two sums is all rounding where it is not above this part of them.
+constexpr double kLeastVariance = 0x1p-32;
+
+// What finite values are clipped to: `clip` times their population standard deviation, in double.
+// FLT_MAX where this is 0, but for rounding.
+float clipping_limit(const Input& input, const ChunkShape& shape, float clip,
+                     Execution& execution) {
+  if (clip == 0.0f) return FLT_MAX;
+  std::vector<Moments> of_chunk(shape.chunks);
+  execution.for_each(shape.chunks, [&](size_t chunk) {
+    float buffer[kChunkValues];
+    const uint64_t n = shape.values(chunk);
+    of_chunk[chunk] = execution.kernels().moments(input.load(shape.begin(chunk), n, buffer), n);
+  });
+  Moments total;
+  for (const Moments& moments : of_chunk) {
+    total.sum += moments.sum;
+    total.squares += moments.squares;
+  }
+  const auto n = static_cast<double>(shape.n);
+  const double mean = total.sum / n;
+  const double mean_square = total.squares / n;
+  const double variance = mean_square - mean * mean;
+  if (!(variance > kLeastVariance * mean_square)) return FLT_MAX;
+  const double limit = static_cast<double>(clip) * std::sqrt(variance);
+  const auto rounded = static_cast<float>(std::min(limit, static_cast<double>(FLT_MAX)));
+  return rounded == 0.0f ? FLT_MAX : rounded;
+}
+
+// The bits of one chunk's trits; residuals become what is left of the values.
+void draw_chunk(const TernaryShape& shape, uint64_t chunk, const Input& input, float limit,
+                const DrawStream& stream, const std::byte* scales, TritBits& trits,
+                const Kernels& kernels) {
+  const uint64_t chunk_begin = shape.chunks.begin(chunk);
+  shape.buckets.for_each_piece(
+      chunk_begin, chunk_begin + shape.chunks.values(chunk),
+      [&](uint64_t bucket, uint64_t begin, uint64_t values) {
+        const float scale = load_le_f32(scales + bucket * sizeof(float));
+        const TritDraw draw = TritDraw::create(limit, scale);
+        uint64_t* plus = trits.plus + (begin - chunk_begin) / kWordBits;
+        uint64_t* minus = trits.minus + (begin - chunk_begin) / kWordBits;
+        input.encode_parts(
+            begin, values,
+            [&](uint64_t first, uint64_t n, const float* b) {
+              kernels.draw_trits(b, n, draw, stream, begin + first, plus + first / kWordBits,
+                                 minus + first / kWordBits);
+            },
+            [&](uint64_t first, uint64_t n, float* decoded) {
+              uint8_t packed[Input::kPartValues / kTwoBitTrits];
+              pack_two_bits(plus + first / kWordBits, minus + first / kWordBits, n, packed);
+              kernels.unpack_two_bits(packed, n, scale, decoded);
+            });
+      });
+}
+
+}  // namespace
+
+Result<uint64_t> encode_drawn_ternary(const CodecInfo& info, const TernaryShape& shape, float clip,
+                                      const InputView& x, const ResidualView& residual,
+                                      const DrawContext& draw, std::span<std::byte> payload,
+                                      Execution& execution) {
+  if (x.empty()) return 0;
+  const Input input(x, residual, execution.kernels());
+  const uint32_t largest =
+      for_each_absmax(input, shape.buckets, execution, [&](uint64_t bucket, uint32_t magnitude) {
+        store_le(payload.data() + bucket * sizeof(float), magnitude);
+      });
+  if (largest >= kNonFiniteBits) return check_finite(info, x, residual);
+  // Nothing is sent but the header. A residual that the input has just cancelled is now 0.
+  if (largest == 0 && !input.keeps_residual()) return 0;
+  const float limit = clipping_limit(input, shape.chunks, clip, execution);
+  for (uint64_t bucket = 0; bucket < shape.buckets.count; ++bucket) {
+    std::byte* scale = payload.data() + bucket * sizeof(float);
+    store_le_f32(scale, std::min(load_le_f32(scale), limit));
+  }
+  const DrawStream stream = DrawStream::create(draw.seed, draw.stream, draw.step);
+  const uint64_t size =
+      encode_chunks(shape.chunks, payload, execution, [&](uint64_t chunk, uint8_t* slot) {
+        TritBits trits;
+        draw_chunk(shape, chunk, input, limit, stream, payload.data(), trits, execution.kernels());
+        return code_trits(shape.coder, trits, shape.chunks.values(chunk), slot,
+                          execution.kernels());
+      });
+  return largest == 0 ? 0 : size;
+}
+
+}  // namespace gradwire

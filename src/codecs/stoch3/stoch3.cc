@@ -1,0 +1,98 @@
+#include <string>
+
+#include "base/return_if_error.h"
+#include "codecs/checks.h"
+#include "codecs/drawn_ternary.h"
+#include "codecs/registry.h"
+#include "codecs/ternary.h"
+
+namespace gradwire {
+namespace {
+
+constexpr CodecParameter kParameters[] = {
+    {"coder", "none", "none|zre|rice",
+     "five values to a byte; the same with runs of zeros shortened; gaps in Golomb-Rice code"},
+    {"bucket", "whole", "multiple of 320",
+     "values that share a scale; by default the whole segment has one"},
+};
+
+constexpr CodecInfo kInfo = {
+    .id = 18,
+    .name = "stoch3",
+    .summary = "three values drawn so that their mean is the input, five to a byte",
+    .source = "3LC (Lim, Andersen, Kaminsky; SysML 2019), section 4.2, \"Stoch 3-value + QE\"",
+    .error_feedback = false,
+    .lossless = false,
+    .parameters = kParameters,
+};
+
+class Stoch3Codec final : public Codec {
+ public:
+  Stoch3Codec(TernaryCoder coder, uint32_t bucket, ResidualType residual_type)
+      : Codec(residual_type), coder_(coder), bucket_(bucket) {}
+
+  const CodecInfo& info() const noexcept override { return kInfo; }
+  WireCodec wire() const noexcept override {
+    return {.id = kInfo.id, .param_a = static_cast<uint16_t>(coder_), .param_b = bucket_};
+  }
+  uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
+
+  Status check_size(uint64_t n, uint64_t size) const override {
+    return check_ternary_size(shape(n), kInfo.name, size);
+  }
+
+  Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext& draw,
+                          std::span<std::byte> payload, Execution& execution) const override {
+    GW_RETURN_IF_ERROR(check_payload_room(*this, x.size(), payload.size()));
+    GW_RETURN_IF_ERROR(check_residual_size(kInfo, x.size(), residual));
+    return encode_drawn_ternary(kInfo, shape(x.size()), /*clip=*/0.0f, x, residual, draw, payload,
+                                execution);
+  }
+
+  Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
+                Execution& execution) const override {
+    return decode_ternary(shape(out.size()), kInfo.name, payload, out, mode, execution);
+  }
+
+ protected:
+  std::string parameter_text() const override {
+    std::string text;
+    if (coder_ == TernaryCoder::kZeroRun) text = "coder=zre";
+    if (coder_ == TernaryCoder::kRice) text = "coder=rice";
+    if (bucket_ != 0) text += (text.empty() ? "bucket=" : ",bucket=") + std::to_string(bucket_);
+    return text;
+  }
+
+ private:
+  [[nodiscard]] TernaryShape shape(uint64_t n) const { return {n, coder_, bucket_}; }
+
+  TernaryCoder coder_;
+  uint32_t bucket_;  // values that share a scale, a multiple of 320; 0: the whole segment
+};
+
+Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualType residual_type) {
+  Result<size_t> coder = given.choice("coder", {"none", "zre", "rice"}, 0);
+  if (!coder.ok()) return coder.status();
+  Result<uint32_t> bucket = given.count("bucket", kDrawnBucketMultiple, kMaxDrawnBucket, 0);
+  if (!bucket.ok()) return bucket.status();
+  return std::shared_ptr<const Codec>(std::make_shared<Stoch3Codec>(
+      static_cast<TernaryCoder>(coder.value()), bucket.value(), residual_type));
+}
+
+Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
+  if (wire.param_a > static_cast<uint16_t>(TernaryCoder::kRice)) {
+    return Status(StatusCode::kReservedBits, "stoch3: reserved bits are set in the parameters");
+  }
+  if (wire.param_b % kDrawnBucketMultiple != 0) {
+    return Status(StatusCode::kReservedBits,
+                  "stoch3: bucket " + std::to_string(wire.param_b) + " is not a multiple of 320");
+  }
+  return std::shared_ptr<const Codec>(std::make_shared<Stoch3Codec>(
+      static_cast<TernaryCoder>(wire.param_a), wire.param_b, ResidualType::kNone));
+}
+
+}  // namespace
+
+const CodecEntry codec_entries::stoch3 = {.info = &kInfo, .create = create, .from_wire = from_wire};
+
+}  // namespace gradwire

@@ -1,0 +1,142 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "base/return_if_error.h"
+#include "codecs/checks.h"
+#include "codecs/drawn_ternary.h"
+#include "codecs/registry.h"
+#include "codecs/ternary.h"
+
+namespace gradwire {
+namespace {
+
+constexpr CodecParameter kParameters[] = {
+    {"clip", "2.5", "[0, 16)",
+     "values are clipped to so many times the standard deviation; 0: they are not"},
+    {"pack", "2bit", "2bit|trits5", "four values to a byte as in the paper, or five"},
+    {"coder", "none", "none|zre|rice",
+     "with trits5: runs of zeros shortened, or gaps in Golomb-Rice code"},
+    {"bucket", "whole", "multiple of 320",
+     "values that share a scale; by default the whole segment has one"},
+};
+
+constexpr CodecInfo kInfo = {
+    .id = 17,
+    .name = "terngrad",
+    .summary = "three values drawn so that their mean is the clipped input, two bits each",
+    .source = "TernGrad (Wen et al., NeurIPS 2017), sections 3 and 3.3",
+    .error_feedback = false,
+    .lossless = false,
+    .parameters = kParameters,
+};
+
+// Bits of param_a (codecs/terngrad/spec.md).
+constexpr uint16_t kCoderMask = 3;
+constexpr int kClipShift = 2;
+constexpr float kClipUnit = 1024.0f;
+
+struct TernGradParameters {
+  float clip = 2.5f;  // the encoder's business alone
+  TernaryCoder coder = TernaryCoder::kTwoBit;
+  uint32_t bucket = 0;  // values that share a scale, a multiple of 320; 0: the whole segment
+};
+
+class TernGradCodec final : public Codec {
+ public:
+  TernGradCodec(TernGradParameters parameters, ResidualType residual_type)
+      : Codec(residual_type), parameters_(parameters) {}
+
+  const CodecInfo& info() const noexcept override { return kInfo; }
+
+  WireCodec wire() const noexcept override {
+    // The clipping is told to whoever inspects a frame; no decoder needs it.
+    const long clip = std::lround(parameters_.clip * kClipUnit);
+    const auto told = static_cast<uint16_t>(std::min(clip, 16383L));
+    return {.id = kInfo.id,
+            .param_a = static_cast<uint16_t>(static_cast<uint16_t>(parameters_.coder) |
+                                             static_cast<uint16_t>(told << kClipShift)),
+            .param_b = parameters_.bucket};
+  }
+
+  uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
+
+  Status check_size(uint64_t n, uint64_t size) const override {
+    return check_ternary_size(shape(n), kInfo.name, size);
+  }
+
+  Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext& draw,
+                          std::span<std::byte> payload, Execution& execution) const override {
+    GW_RETURN_IF_ERROR(check_payload_room(*this, x.size(), payload.size()));
+    GW_RETURN_IF_ERROR(check_residual_size(kInfo, x.size(), residual));
+    return encode_drawn_ternary(kInfo, shape(x.size()), parameters_.clip, x, residual, draw,
+                                payload, execution);
+  }
+
+  Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
+                Execution& execution) const override {
+    return decode_ternary(shape(out.size()), kInfo.name, payload, out, mode, execution);
+  }
+
+ protected:
+  std::string parameter_text() const override {
+    std::string text;
+    if (parameters_.clip != 2.5f) text += ",clip=" + format_number(parameters_.clip);
+    if (parameters_.coder != TernaryCoder::kTwoBit) text += ",pack=trits5";
+    if (parameters_.coder == TernaryCoder::kZeroRun) text += ",coder=zre";
+    if (parameters_.coder == TernaryCoder::kRice) text += ",coder=rice";
+    if (parameters_.bucket != 0) text += ",bucket=" + std::to_string(parameters_.bucket);
+    return text.empty() ? text : text.substr(1);
+  }
+
+ private:
+  [[nodiscard]] TernaryShape shape(uint64_t n) const {
+    return {n, parameters_.coder, parameters_.bucket};
+  }
+
+  TernGradParameters parameters_;
+};
+
+Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualType residual_type) {
+  TernGradParameters parameters;
+  Result<float> clip = given.number("clip", 0.0f, 16.0f, parameters.clip);
+  if (!clip.ok()) return clip.status();
+  Result<size_t> pack = given.choice("pack", {"2bit", "trits5"}, 0);
+  if (!pack.ok()) return pack.status();
+  Result<size_t> coder = given.choice("coder", {"none", "zre", "rice"}, 0);
+  if (!coder.ok()) return coder.status();
+  Result<uint32_t> bucket = given.count("bucket", kDrawnBucketMultiple, kMaxDrawnBucket, 0);
+  if (!bucket.ok()) return bucket.status();
+  if (pack.value() == 0 && coder.value() != 0) {
+    return Status(StatusCode::kBadParameter,
+                  "terngrad: a coder works on five values to a byte; add pack=trits5");
+  }
+  parameters.clip = clip.value();
+  parameters.coder =
+      pack.value() == 0 ? TernaryCoder::kTwoBit : static_cast<TernaryCoder>(coder.value());
+  parameters.bucket = bucket.value();
+  return std::shared_ptr<const Codec>(std::make_shared<TernGradCodec>(parameters, residual_type));
+}
+
+Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
+  if (wire.param_b % kDrawnBucketMultiple != 0) {
+    return Status(StatusCode::kReservedBits,
+                  "terngrad: bucket " + std::to_string(wire.param_b) + " is not a multiple of 320");
+  }
+  // The unit is coarser than a float: rounded to three decimals, the clipping reads as it was
+  // given.
+  const float told = static_cast<float>(wire.param_a >> kClipShift) / kClipUnit;
+  const TernGradParameters parameters = {
+      .clip = std::min(std::round(told * 1e3f) / 1e3f, 15.999f),
+      .coder = static_cast<TernaryCoder>(wire.param_a & kCoderMask),
+      .bucket = wire.param_b};
+  return std::shared_ptr<const Codec>(
+      std::make_shared<TernGradCodec>(parameters, ResidualType::kNone));
+}
+
+}  // namespace
+
+const CodecEntry codec_entries::terngrad = {
+    .info = &kInfo, .create = create, .from_wire = from_wire};
+
+}  // namespace gradwire

@@ -1,0 +1,34 @@
+#pragma once
+
+// The scalar kernels of the codec int8. Contracts: stages/kernels.h.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "stages/int8.h"
+
+namespace gradwire::scalar {
+
+inline void quantize_int8(const float* b, size_t n, float unit, int8_t* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = gradwire::quantize_int8(b[i], unit);
+}
+
+inline bool dequantize_int8(const int8_t* q, size_t n, float unit, float* out) {
+  bool valid = true;
+  for (size_t i = 0; i < n; ++i) {
+    valid &= q[i] >= -kInt8Levels;
+    out[i] = int8_value(q[i], unit);
+  }
+  return valid;
+}
+
+inline bool dequantize_int8_add(const int8_t* q, size_t n, float unit, float* out) {
+  bool valid = true;
+  for (size_t i = 0; i < n; ++i) {
+    valid &= q[i] >= -kInt8Levels;
+    out[i] += int8_value(q[i], unit);
+  }
+  return valid;
+}
+
+}  // namespace gradwire::scalar

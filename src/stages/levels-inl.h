@@ -1,0 +1,255 @@
+// Stochastic quantization to levels, their packing and their values, for one SIMD target.
+// Contracts: stages/kernels.h.
+
+#if defined(GRADWIRE_STAGES_LEVELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GRADWIRE_STAGES_LEVELS_INL_H_
+#undef GRADWIRE_STAGES_LEVELS_INL_H_
+#else
+#define GRADWIRE_STAGES_LEVELS_INL_H_
+#endif
+
+#include <cstring>
+
+#include "hwy/highway.h"
+
+#include "stages/kernels_scalar_levels.h"
+#include "stages/levels.h"
+#include "stages/load-inl.h"
+#include "stages/philox-inl.h"
+
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace {
+
+// Values within the range of int32 to integers, towards 0. Highway's ConvertTo, on x86, spends
+// three more instructions on those outside it.
+#if HWY_ARCH_X86
+#if HWY_TARGET <= HWY_AVX3
+HWY_INLINE hn::Vec512<int32_t> truncate(hn::Vec512<float> v) {
+  return hn::Vec512<int32_t>{_mm512_cvttps_epi32(v.raw)};
+}
+#elif HWY_TARGET <= HWY_AVX2
+HWY_INLINE hn::Vec256<int32_t> truncate(hn::Vec256<float> v) {
+  return hn::Vec256<int32_t>{_mm256_cvttps_epi32(v.raw)};
+}
+#else
+HWY_INLINE hn::Vec128<int32_t> truncate(hn::Vec128<float> v) {
+  return hn::Vec128<int32_t>{_mm_cvttps_epi32(v.raw)};
+}
+#endif
+#else
+template <class V>
+HWY_INLINE auto truncate(V v) {
+  return hn::ConvertTo(hn::RebindToSigned<hn::DFromV<V>>(), v);
+}
+#endif
+
+// The lanes of `lower`, then those of `upper`.
+template <class D16, class V32>
+HWY_INLINE hn::Vec<D16> demote_both(D16 d16, V32 lower, V32 upper) {
+#if HWY_ARCH_X86
+  const auto by_blocks = hn::ReorderDemote2To(d16, lower, upper);
+#if HWY_TARGET <= HWY_AVX3
+  const __m512i places = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  return hn::Vec<D16>{_mm512_permutexvar_epi64(places, by_blocks.raw)};
+#elif HWY_TARGET <= HWY_AVX2
+  return hn::Vec<D16>{_mm256_permute4x64_epi64(by_blocks.raw, 0xd8)};
+#else
+  return by_blocks;
+#endif
+#else
+  const hn::Half<D16> half;
+  return hn::Combine(d16, hn::DemoteTo(half, upper), hn::DemoteTo(half, lower));
+#endif
+}
+
+// The levels of a vector of values by their words.
+template <class D>
+HWY_INLINE hn::Vec<hn::RebindToSigned<D>> levels_of(D d, const float* x, hn::Vec<D> prescale,
+                                                    hn::Vec<D> inverse,
+                                                    hn::Vec<hn::RebindToUnsigned<D>> words) {
+  const hn::RebindToSigned<D> d32;
+  const auto fixed = truncate(hn::Mul(hn::Mul(hn::LoadU(d, x), prescale), inverse));
+  return hn::ShiftRight<24>(hn::Add(fixed, hn::BitCast(d32, hn::ShiftRight<8>(words))));
+}
+
+void quantize_levels(const float* x, size_t n, LevelScale scale, const DrawStream& draws,
+                     uint64_t first, int8_t* levels) {
+  const DrawStream stream = draws;  // a copy, which stores through `levels` can't change
+  if (n == 0) return;
+  const hn::ScalableTag<uint64_t> d64;
+  const hn::RepartitionToNarrow<decltype(d64)> du32;
+  const hn::RebindToFloat<decltype(du32)> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto places = philox_places(d64);
+  const hn::Repartition<int16_t, decltype(d)> d16;
+  const hn::Rebind<int8_t, decltype(d16)> d8;
+  const auto prescale = hn::Set(d, scale.prescale);
+  const auto inverse = hn::Set(d, scale.inverse);
+  hn::Vec<decltype(d64)> lower, upper;
+  for (size_t i = 0; i < n; i += 2 * lanes) {
+    const float* from = x + i;
+    int8_t* to = levels + i;
+    float last_x[2 * hn::MaxLanes(d)];
+    int8_t last_levels[2 * hn::MaxLanes(d)];
+    const size_t left = n - i;
+    if (HWY_UNLIKELY(left < 2 * lanes)) {
+      std::memset(last_x, 0, sizeof last_x);
+      std::memcpy(last_x, from, left * sizeof *x);
+      from = last_x;
+      to = last_levels;
+    }
+    philox_words(d64, stream, (first + i) / 4, places, lower, upper);
+    const auto level0 = levels_of(d, from, prescale, inverse, hn::BitCast(du32, lower));
+    const auto level1 = levels_of(d, from + lanes, prescale, inverse, hn::BitCast(du32, upper));
+    const auto both = demote_both(d16, level0, level1);
+    hn::StoreU(hn::DemoteTo(d8, both), d8, to);
+    if (HWY_UNLIKELY(left < 2 * lanes)) std::memcpy(levels + i, last_levels, left);
+  }
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> level_values(D d, const int8_t* levels, hn::Vec<D> unit) {
+  const hn::RebindToSigned<D> d32;
+  const hn::Rebind<int8_t, D> d8;
+  return hn::Mul(hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, levels))), unit);
+}
+
+void scale_levels(const int8_t* levels, size_t n, float unit, float* out) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto units = hn::Set(d, unit);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(level_values(d, levels + i, units), d, out + i);
+  for (; i < n; ++i) out[i] = level_value(levels[i], unit);
+}
+
+void scale_add_levels(const int8_t* levels, size_t n, float unit, float* out) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto units = hn::Set(d, unit);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto values = level_values(d, levels + i, units);
+    hn::StoreU(hn::Add(hn::LoadU(d, out + i), values), d, out + i);
+  }
+  for (; i < n; ++i) out[i] += level_value(levels[i], unit);
+}
+
+// Packing goes by groups of eight levels, each a 64-bit lane of bytes, or `width` bytes packed.
+
+// Where the bytes of a vector come from: groups of eight bytes and of `width`.
+struct GroupPlaces {
+  alignas(64) uint8_t joined[kLargestLevelWidth + 1][64] = {};
+  alignas(64) uint8_t split[kLargestLevelWidth + 1][64] = {};
+
+  constexpr GroupPlaces() {
+    for (size_t width = 1; width <= kLargestLevelWidth; ++width) {
+      for (size_t i = 0; i < 64; ++i) {
+        const size_t from = i / width * 8 + i % width;
+        const size_t to = i / 8 * width + i % 8;
+        joined[width][i] = static_cast<uint8_t>(from < kPackedLanes ? from : 0);
+        split[width][i] = static_cast<uint8_t>(to < kPackedLanes ? to : 0);
+      }
+    }
+  }
+};
+inline constexpr GroupPlaces kGroupPlaces;
+
+HWY_INLINE PackedVec take_bytes(PackedVec v, PackedVec places) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+  return PackedVec{_mm512_permutexvar_epi8(places.raw, v.raw)};
+#else
+  return hn::TableLookupBytes(v, places);
+#endif
+}
+
+// The eight codes of each group, joined to 8 * width bits at the lower end.
+HWY_INLINE PackedVec join_codes(PackedVec codes, int width) {
+  const PackedTag d8;
+  const hn::RepartitionToWide<decltype(d8)> d16;
+  const hn::RepartitionToWide<decltype(d16)> d32;
+  const hn::RepartitionToWide<decltype(d32)> d64;
+  const auto v16 = hn::BitCast(d16, codes);
+  const auto v32 = hn::BitCast(d32, hn::Or(hn::And(v16, hn::Set(d16, 0xff)),
+                                           hn::ShiftLeftSame(hn::ShiftRight<8>(v16), width)));
+  const auto v64 = hn::BitCast(d64, hn::Or(hn::And(v32, hn::Set(d32, 0xffff)),
+                                           hn::ShiftLeftSame(hn::ShiftRight<16>(v32), 2 * width)));
+  return hn::BitCast(d8, hn::Or(hn::And(v64, hn::Set(d64, 0xffffffffu)),
+                                hn::ShiftLeftSame(hn::ShiftRight<32>(v64), 4 * width)));
+}
+
+// The opposite.
+HWY_INLINE PackedVec split_codes(PackedVec joined, int width) {
+  const PackedTag d8;
+  const auto mask = hn::Set(d8, static_cast<uint8_t>((1 << width) - 1));
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+  const __m512i offsets = _mm512_set1_epi64(0x0706050403020100 * width);
+  return hn::And(PackedVec{_mm512_multishift_epi64_epi8(offsets, joined.raw)}, mask);
+#else
+  const hn::RepartitionToWide<decltype(d8)> d16;
+  const hn::RepartitionToWide<decltype(d16)> d32;
+  const hn::RepartitionToWide<decltype(d32)> d64;
+  const auto v64 = hn::BitCast(d64, joined);
+  const auto lower64 = hn::And(v64, hn::Set(d64, (uint64_t{1} << 4 * width) - 1));
+  const auto upper64 = hn::ShiftLeft<32>(hn::ShiftRightSame(v64, 4 * width));
+  const auto v32 = hn::BitCast(d32, hn::Or(lower64, upper64));
+  const auto lower32 = hn::And(v32, hn::Set(d32, (1u << 2 * width) - 1));
+  const auto upper32 = hn::ShiftLeft<16>(hn::ShiftRightSame(v32, 2 * width));
+  const auto v16 = hn::BitCast(d16, hn::Or(lower32, upper32));
+  const auto upper16 = hn::ShiftLeft<8>(hn::ShiftRightSame(v16, width));
+  const auto lower16 = hn::AndNot(hn::Set(d16, 0xff00), v16);
+  return hn::And(hn::BitCast(d8, hn::Or(lower16, upper16)), mask);
+#endif
+}
+
+void pack_levels(const int8_t* levels, size_t n, int32_t s, uint8_t* packed) {
+  const PackedTag d8;
+  const int width = level_width(s);
+  const size_t step = kPackedLanes / 8 * static_cast<size_t>(width);
+  const auto places = hn::Load(d8, kGroupPlaces.joined[width]);
+  const auto offset = hn::Set(d8, static_cast<uint8_t>(s));
+  const size_t size = packed_levels_size(n, width);
+  size_t i = 0;
+  size_t at = 0;
+  // Whole vectors are stored, and what is behind their step is overwritten by the next ones.
+  for (; i + kPackedLanes <= n && at + kPackedLanes <= size; i += kPackedLanes, at += step) {
+    const auto bytes = hn::LoadU(d8, reinterpret_cast<const uint8_t*>(levels + i));
+    const auto joined = join_codes(hn::Add(bytes, offset), width);
+    hn::StoreU(take_bytes(joined, places), d8, packed + at);
+  }
+  scalar::pack_levels(levels + i, n - i, s, packed + at);
+}
+
+bool unpack_levels(const uint8_t* packed, size_t n, int32_t s, int8_t* levels) {
+  const PackedTag d8;
+  const int width = level_width(s);
+  const size_t step = kPackedLanes / 8 * static_cast<size_t>(width);
+  const auto places = hn::Load(d8, kGroupPlaces.split[width]);
+  const auto offset = hn::Set(d8, static_cast<uint8_t>(s));
+  const size_t size = packed_levels_size(n, width);
+  auto largest = hn::Zero(d8);
+  size_t i = 0;
+  size_t at = 0;
+  for (; i + kPackedLanes <= n && at + kPackedLanes <= size; i += kPackedLanes, at += step) {
+    const auto joined = take_bytes(hn::LoadU(d8, packed + at), places);
+    const auto codes = split_codes(joined, width);
+    largest = hn::Max(largest, codes);
+    hn::StoreU(hn::Sub(codes, offset), d8, reinterpret_cast<uint8_t*>(levels + i));
+  }
+  const auto allowed = hn::Set(d8, static_cast<uint8_t>(2 * s));
+  return hn::AllTrue(d8, hn::Eq(hn::Max(largest, allowed), allowed)) &&
+         scalar::unpack_levels(packed + at, n - i, s, levels + i);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire
+HWY_AFTER_NAMESPACE();
+
+#endif
+#endif

@@ -1,0 +1,66 @@
+#pragma once
+
+// Trits as two bit arrays: bit i % 64 of word i / 64 of `plus` is set where value i is +1, of
+// `minus` where it is -1. Never both; what is left of the last word is 0.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "stages/element.h"
+
+namespace gradwire {
+
+inline constexpr size_t kWordBits = 64;
+
+constexpr size_t trit_words(size_t n) { return n / kWordBits + (n % kWordBits != 0 ? 1 : 0); }
+
+// weights[g]: what five bits add to a packed byte, the first the lowest.
+struct WeightsOfFive {
+  uint8_t of[32] = {};
+  constexpr WeightsOfFive() {
+    for (int g = 0; g < 32; ++g) {
+      for (int place = 0; place < kTritsPerByte; ++place) {
+        of[g] = static_cast<uint8_t>(of[g] + (g >> place & 1) * trit_weight(place));
+      }
+    }
+  }
+};
+inline constexpr WeightsOfFive kWeightsOfFive;
+
+// The five bits from bit `at` on; 0 behind the last word.
+inline size_t five_bits(const uint64_t* words, size_t at, size_t count) {
+  const size_t word = at / kWordBits;
+  const size_t shift = at % kWordBits;
+  uint64_t bits = words[word] >> shift;
+  if (shift > kWordBits - kTritsPerByte && word + 1 < count) {
+    bits |= words[word + 1] << (kWordBits - shift);
+  }
+  return bits & 31;
+}
+
+// Five to a byte, as Kernels::ternary_pack does.
+inline void pack_trit_bits(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* packed) {
+  const size_t words = trit_words(n);
+  for (size_t at = 0; at < n; at += kTritsPerByte) {
+    *packed++ = static_cast<uint8_t>(kZeroByte + kWeightsOfFive.of[five_bits(plus, at, words)] -
+                                     kWeightsOfFive.of[five_bits(minus, at, words)]);
+  }
+}
+
+// The way back, onto words that are 0. false as Kernels::unpack.
+inline bool unpack_trit_bits(const uint8_t* packed, size_t n, uint64_t* plus, uint64_t* minus) {
+  for (size_t i = 0; i < packed_size(n); ++i) {
+    if (packed[i] > kLargestPackedByte) return false;
+    if (packed[i] == kZeroByte) continue;
+    for (int place = 0; place < kTritsPerByte; ++place) {
+      const int trit = trit_at(packed[i], place);
+      const size_t at = i * kTritsPerByte + static_cast<size_t>(place);
+      if (trit == 0) continue;
+      if (at >= n) return false;
+      (trit > 0 ? plus : minus)[at / kWordBits] |= uint64_t{1} << at % kWordBits;
+    }
+  }
+  return true;
+}
+
+}  // namespace gradwire

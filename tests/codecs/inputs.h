@@ -1,0 +1,60 @@
+#pragma once
+
+// Inputs of the codecs' tests, and what becomes of them.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+#include "gradwire/codec.h"
+#include "gradwire/execution.h"
+
+namespace gradwire {
+
+inline std::vector<float> heavy_tailed(uint64_t n, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& value : x) value = normal(random) * std::exp(normal(random));
+  return x;
+}
+
+inline std::vector<float> gaussian(uint64_t n, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& value : x) value = normal(random);
+  return x;
+}
+
+// One tensor sent once. The residual, where the codec has one in float32, begins with `before`, or
+// with zeros.
+struct Sent {
+  std::vector<std::byte> payload;
+  std::vector<float> decoded;
+  std::vector<float> residual;
+
+  Sent(const Codec& codec, const std::vector<float>& x, const DrawContext& draw = {},
+       std::vector<float> before = {})
+      : payload(codec.max_payload_size(x.size())), decoded(x.size()), residual(std::move(before)) {
+    Execution execution = Execution::create().value();
+    residual.resize(x.size());
+    const bool feedback = codec.residual_type() != ResidualType::kNone;
+    const Result<uint64_t> size = codec.encode(
+        x, feedback ? ResidualView(std::span(residual)) : ResidualView(), draw, payload, execution);
+    EXPECT_TRUE(size.ok()) << size.status().message();
+    payload.resize(size.value());
+    EXPECT_TRUE(codec.decode(payload, decoded, DecodeMode::kStore, execution).ok());
+  }
+};
+
+inline std::vector<float> decoded_by(const Codec& codec, const std::vector<float>& x,
+                                     const DrawContext& draw = {}) {
+  return Sent(codec, x, draw).decoded;
+}
+
+}  // namespace gradwire

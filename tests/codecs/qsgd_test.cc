@@ -1,0 +1,250 @@
+// What QSGD promises (Alistarh et al. 2017, section 3), at fixed seeds.
+
+#include <algorithm>
+#include <bit>
+#include <cfloat>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+#include "gradwire/codec.h"
+#include "gradwire/execution.h"
+
+namespace gradwire {
+namespace {
+
+struct Sent {
+  std::vector<float> values;
+  uint64_t payload_bits;
+};
+
+Sent send(const std::string& spec, const std::vector<float>& x, uint64_t step = 0) {
+  Execution execution = Execution::create().value();
+  const auto codec = Codec::parse(spec).value();
+  std::vector<std::byte> payload(codec->max_payload_size(x.size()));
+  const Result<uint64_t> size =
+      codec->encode(x, {}, {.seed = 3, .stream = 4, .step = step}, payload, execution);
+  EXPECT_TRUE(size.ok()) << size.status().message();
+  payload.resize(size.value());
+  EXPECT_TRUE(codec->check_size(x.size(), payload.size()).ok()) << spec;
+  std::vector<float> out(x.size(), 7.0f);
+  EXPECT_TRUE(codec->decode(payload, out, DecodeMode::kStore, execution).ok()) << spec;
+  return {out, payload.size() * 8};
+}
+
+std::vector<float> gaussian(uint64_t n, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& value : x) value = normal(random);
+  return x;
+}
+
+double squares(const std::vector<float>& x) {
+  double sum = 0;
+  for (float value : x) sum += static_cast<double>(value) * value;
+  return sum;
+}
+
+// Lemma 3.1, with one bucket as the paper's vector.
+TEST(Qsgd, IsUnbiasedWithBoundedVarianceAndFewNonZeros) {
+  constexpr int kSteps = 3000;
+  for (const uint64_t n : {16u, 256u}) {
+    const std::vector<float> x = gaussian(n, n);
+    const double norm2 = squares(x);
+    const double root = std::sqrt(static_cast<double>(n));
+    for (const int s : {1, 2, 5, 16, 127}) {
+      const std::string spec = "qsgd:norm=l2,bucket=1024,levels=" + std::to_string(s);
+      std::vector<double> sum(n);
+      double error = 0;
+      double non_zeros = 0;
+      for (int step = 0; step < kSteps; ++step) {
+        const std::vector<float> y = send(spec, x, static_cast<uint64_t>(step)).values;
+        for (uint64_t i = 0; i < n; ++i) {
+          sum[i] += y[i];
+          error += std::pow(static_cast<double>(y[i]) - x[i], 2);
+          non_zeros += y[i] != 0;
+        }
+      }
+      // A mean of 3000 draws that lie a unit apart: five standard deviations at most.
+      const double unit = std::sqrt(norm2) / s;
+      for (uint64_t i = 0; i < n; ++i) {
+        EXPECT_NEAR(sum[i] / kSteps, x[i], 5 * unit * 0.5 / std::sqrt(kSteps)) << spec << " " << i;
+      }
+      const double dn = static_cast<double>(n);
+      EXPECT_LE(error / kSteps, std::min(dn / (s * s), root / s) * norm2) << spec;
+      EXPECT_LE(non_zeros / kSteps, s * (s + root)) << spec;
+    }
+  }
+}
+
+// The same for the largest magnitude as norm, whose variance is no larger.
+TEST(Qsgd, IsUnbiasedWithTheLargestMagnitudeToo) {
+  const std::vector<float> x = gaussian(96, 1);
+  std::vector<double> sum(x.size());
+  constexpr int kSteps = 4000;
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    const auto y = send("qsgd:bucket=32,bits=3", x, step).values;
+    for (size_t i = 0; i < x.size(); ++i) sum[i] += y[i];
+  }
+  for (size_t i = 0; i < x.size(); ++i) {
+    EXPECT_NEAR(sum[i] / kSteps, x[i], 5 * 0.5 * 3.5 / 3 / std::sqrt(kSteps)) << i;
+  }
+}
+
+// Theorem 3.2, o(1) taken as 0.
+TEST(Qsgd, SparseCodeKeepsThePapersBound) {
+  for (const uint64_t n : {1024u, 16384u, 262144u}) {
+    const std::vector<float> x = gaussian(n, n);
+    const double root = std::sqrt(static_cast<double>(n));
+    for (const int s : {1, 2, 4, 8}) {
+      const double most = s * (s + root);
+      const double bound =
+          (3 + 1.5 * std::log2(2 * (s * s + static_cast<double>(n)) / most)) * most + 32;
+      const Sent sent =
+          send("qsgd:coder=elias,norm=l2,bucket=4294967288,levels=" + std::to_string(s), x);
+      EXPECT_LE(static_cast<double>(sent.payload_bits), bound) << n << " " << s;
+    }
+  }
+}
+
+// Corollary 3.3 says at most 2.8 n + 32 for s = sqrt(n), as n grows and with signs sent for all.
+TEST(Qsgd, DenseCodeTakesThreeBitsAValue) {
+  for (const auto& [n, s] : {std::pair{1024u, 32}, {4096u, 64}, {16129u, 127}}) {
+    const Sent sent =
+        send("qsgd:coder=elias-dense,norm=l2,bucket=4294967288,levels=" + std::to_string(s),
+             gaussian(n, n));
+    const double bits = static_cast<double>(sent.payload_bits) / n;
+    RecordProperty("bits_a_value_" + std::to_string(n), std::to_string(bits));
+    EXPECT_LT(bits, 3.1) << n;
+    EXPECT_GT(bits, 2.7) << n;
+  }
+}
+
+TEST(Qsgd, ALoneLargeValueKeepsItsLevel) {
+  for (const char* coder : {"fixed", "elias", "elias-dense"}) {
+    for (const int s : {1, 3, 100, 127}) {
+      for (const char* norm : {"max", "l2"}) {
+        for (const float large : {1.0f, -0.1f, 3e-39f, FLT_MAX, -FLT_MAX}) {
+          std::vector<float> x(600);
+          x[511] = large;
+          const std::string spec =
+              std::string("qsgd:coder=") + coder + ",norm=" + norm + ",levels=" + std::to_string(s);
+          const std::vector<float> y = send(spec, x).values;
+          for (size_t i = 0; i < x.size(); ++i) {
+            if (i == 511) continue;
+            ASSERT_EQ(std::bit_cast<uint32_t>(y[i]), 0u) << spec;
+          }
+          // A denormal unit is rounded up by at most 2^-149.
+          ASSERT_NEAR(y[511], large, std::fabs(large) * 3e-7f + 127 * 0x1p-149f) << spec;
+        }
+      }
+    }
+  }
+}
+
+TEST(Qsgd, AMillionEqualValuesDontRoundTogether) {
+  std::vector<float> x(1000000, 0.25f);
+  for (size_t i = 0; i < x.size(); i += 512) x[i] = 1.0f;
+  const std::vector<float> y = send("qsgd:bits=2", x).values;
+  double up = 0;
+  std::vector<int> ups_in_bucket(x.size() / 512 + 1);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (i % 512 == 0) continue;
+    ASSERT_TRUE(y[i] == 0.0f || y[i] == 1.0f);
+    up += y[i];
+    ups_in_bucket[i / 512] += y[i] == 1.0f;
+  }
+  const double count = static_cast<double>(x.size()) * 511 / 512;
+  EXPECT_NEAR(up / count, 0.25, 5 * std::sqrt(0.25 * 0.75 / count));
+  // 511 draws each: 127.75 on average, 9.8 standard deviation.
+  double deviation = 0;
+  for (size_t i = 0; i + 1 < ups_in_bucket.size(); ++i) {
+    deviation += std::pow(ups_in_bucket[i] - 127.75, 2);
+  }
+  EXPECT_NEAR(std::sqrt(deviation / static_cast<double>(ups_in_bucket.size() - 1)), 9.79, 0.6);
+  // Another step draws anew.
+  EXPECT_NE(send("qsgd:bits=2", x, 1).values, y);
+}
+
+TEST(Qsgd, ZerosAreSentAsNothing) {
+  for (const char* spec : {"qsgd", "qsgd:norm=l2", "qsgd:coder=elias", "qsgd:coder=elias-dense"}) {
+    std::vector<float> x(1000);
+    x[3] = -0.0f;
+    const Sent sent = send(spec, x);
+    EXPECT_EQ(sent.payload_bits, 0u) << spec;
+    for (float value : sent.values) ASSERT_EQ(std::bit_cast<uint32_t>(value), 0u) << spec;
+    // One bucket of zeros among others: no NaN.
+    x[700] = 1.0f;
+    const std::vector<float> y = send(spec, x).values;
+    for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(y[i], x[i], 1e-6f) << spec << " " << i;
+  }
+}
+
+TEST(Qsgd, SpecialInputs) {
+  const float tiny = std::numeric_limits<float>::denorm_min();
+  for (const char* spec : {"qsgd", "qsgd:bits=8,coder=elias", "qsgd:norm=l2,coder=elias-dense"}) {
+    EXPECT_EQ(send(spec, {}).payload_bits, 0u);
+    EXPECT_NEAR(send(spec, {-2.5f}).values[0], -2.5f, 1e-6f) << spec;
+    // Denormals: the unit is the smallest float, so that each is a whole level.
+    EXPECT_EQ(send(spec, {tiny, -2 * tiny, 0.0f}).values,
+              (std::vector<float>{tiny, -2 * tiny, 0.0f}))
+        << spec;
+    for (float value : send(spec, std::vector<float>(999, 3.0f)).values) {
+      ASSERT_GE(value, 0.0f) << spec;
+      ASSERT_LE(value, std::sqrt(999.0f) * 3) << spec;
+    }
+  }
+  for (float value : send("qsgd", std::vector<float>(999, 3.0f)).values) {
+    EXPECT_NEAR(value, 3.0f, 1e-6f);
+  }
+}
+
+// A last bucket and chunk that are shorter, buckets across chunks, one value.
+TEST(Qsgd, ErrsByLessThanAStep) {
+  for (const uint64_t n : {1u, 513u, 40961u, 100003u}) {
+    for (const uint64_t bucket : {8u, 512u, 1000u, 50000u}) {
+      for (const char* coder : {"fixed", "elias", "elias-dense"}) {
+        const std::vector<float> x = gaussian(n, n);
+        const std::vector<float> y =
+            send("qsgd:bits=5,bucket=" + std::to_string(bucket) + ",coder=" + coder, x).values;
+        for (uint64_t first = 0; first < n; first += bucket) {
+          const uint64_t end = std::min(n, first + bucket);
+          float largest = 0;
+          for (uint64_t i = first; i < end; ++i) largest = std::max(largest, std::fabs(x[i]));
+          for (uint64_t i = first; i < end; ++i) {
+            ASSERT_LE(std::fabs(x[i] - y[i]), largest / 15 * 1.000001f) << n << " " << bucket;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Qsgd, RefusesUnitsThatNoEncoderWrites) {
+  Execution execution = Execution::create().value();
+  const auto codec = Codec::parse("qsgd:levels=31").value();
+  const auto decode = [&](uint32_t unit) {
+    std::vector<std::byte> payload(5);
+    for (int i = 0; i < 4; ++i) payload[i] = static_cast<std::byte>(unit >> 8 * i);
+    payload[4] = std::byte{31};  // level 0
+    std::vector<float> out(1);
+    return codec->decode(payload, out, DecodeMode::kStore, execution).code();
+  };
+  const uint32_t largest = std::bit_cast<uint32_t>(FLT_MAX / 31);
+  const bool fits = std::isfinite(FLT_MAX / 31 * 31);
+  EXPECT_EQ(decode(std::bit_cast<uint32_t>(1.0f)), StatusCode::kOk);
+  EXPECT_EQ(decode(1), StatusCode::kOk);
+  EXPECT_EQ(decode(fits ? largest : largest - 1), StatusCode::kOk);
+  for (uint32_t unit :
+       {0u, 0x80000000u, 0x7f800000u, 0x7fc00000u, 0xbf800000u, fits ? largest + 1 : largest}) {
+    EXPECT_EQ(decode(unit), StatusCode::kCorruptPayload) << std::hex << unit;
+  }
+}
+
+}  // namespace
+}  // namespace gradwire

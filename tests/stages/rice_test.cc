@@ -1,0 +1,268 @@
+#include "stages/rice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "stages/trit_bits.h"
+#include "tests/stages/guarded.h"
+#include "tests/stages/inputs.h"
+
+namespace gradwire {
+namespace {
+
+// Trits and their bits.
+struct Trits {
+  std::vector<int> of;
+  std::vector<uint64_t> plus, minus;
+
+  explicit Trits(size_t n) : of(n), plus(trit_words(n)), minus(trit_words(n)) {}
+  explicit Trits(const std::vector<int>& trits) : Trits(trits.size()) {
+    for (size_t i = 0; i < trits.size(); ++i) set(i, trits[i]);
+  }
+  void set(size_t i, int trit) {
+    of[i] = trit;
+    if (trit != 0) (trit > 0 ? plus : minus)[i / 64] |= uint64_t{1} << i % 64;
+  }
+  [[nodiscard]] size_t size() const { return of.size(); }
+};
+
+// Each is not 0 with probability `density`, by turns of `run` values this and a twentieth of it.
+Trits sparse_trits(size_t n, double density, size_t run, uint32_t seed) {
+  std::mt19937 random(seed);
+  Trits trits(n);
+  for (size_t i = 0; i < n; ++i) {
+    const double here = run == 0 || i / run % 2 == 0 ? density : density / 20;
+    const bool is_set = static_cast<double>(random()) < here * 4294967296.0;
+    if (is_set) trits.set(i, random() % 2 == 0 ? 1 : -1);
+  }
+  return trits;
+}
+
+std::vector<uint8_t> encode(const Kernels& table, const Trits& trits) {
+  std::vector<uint8_t> out(packed_size(trits.size()));
+  out.resize(table.rice_encode(trits.plus.data(), trits.minus.data(), trits.size(), out.data()));
+  return out;
+}
+
+class Rice : public StageTest {
+ protected:
+  void expect_round_trip(const Trits& trits) {
+    const size_t n = trits.size();
+    const std::vector<uint8_t> bytes = encode(kernels(), trits);
+    ASSERT_EQ(bytes, encode(scalar(), trits));
+    Trits back(n);
+    std::fill(back.plus.begin(), back.plus.end(), ~uint64_t{0});
+    ASSERT_TRUE(
+        kernels().rice_decode(bytes.data(), bytes.size(), n, back.plus.data(), back.minus.data()));
+    ASSERT_EQ(back.plus, trits.plus);
+    ASSERT_EQ(back.minus, trits.minus);
+    std::vector<float> stored(n, NAN);
+    std::vector<float> added(n, -0.0f);
+    ASSERT_TRUE(kernels().rice_unpack(bytes.data(), bytes.size(), n, 3.0f, stored.data()));
+    ASSERT_TRUE(kernels().rice_unpack_add(bytes.data(), bytes.size(), n, 3.0f, added.data()));
+    for (size_t i = 0; i < n; ++i) {
+      const float value = 3.0f * static_cast<float>(trits.of[i]);
+      ASSERT_EQ(bits_of(stored[i]), bits_of(value)) << i;
+      ASSERT_EQ(bits_of(added[i]), bits_of(trits.of[i] == 0 ? -0.0f : value)) << i;
+    }
+  }
+};
+GRADWIRE_FOR_EACH_TABLE(Rice);
+
+// Written out by hand, first bit first.
+TEST_P(Rice, GoldenBytes) {
+  Trits trits(100);
+  EXPECT_EQ(encode(kernels(), trits), std::vector<uint8_t>());
+  trits.set(0, 1);
+  trits.set(3, -1);
+  // k = 0 (0000); gap 0, + (1 0); gap 2, - (001 1); padding
+  EXPECT_EQ(encode(kernels(), trits), (std::vector<uint8_t>{0x10, 0x03}));
+  Trits one(100);
+  one.set(99, -1);
+  // 99 = 1 * 64 + 35 = 3 * 32 + 3, 9 bits and 10: k = 6 (0110); 01 1 110001; padding
+  EXPECT_EQ(encode(kernels(), one), (std::vector<uint8_t>{0xe6, 0x11}));
+}
+
+// 31 neighbours make k = 0; the gap of 300 behind them goes as it is. Then a group of its own.
+TEST_P(Rice, GoldenEscape) {
+  Trits trits(1000);
+  for (size_t i = 0; i < 31; ++i) trits.set(i, 1);
+  trits.set(31 + 300, -1);
+  trits.set(31 + 301, 1);
+  // 1 0 from bit 4 on, 31 times; bits 66 to 76: zeros; 77: the sign; 78: 300 = 0x12c; 94: k = 0;
+  // 98: 1 0
+  const std::vector<uint8_t> want = {0x50, 0x55, 0x55, 0x55, 0x55, 0x55, 0x55,
+                                     0x55, 0x01, 0x20, 0x4b, 0x00, 0x04};
+  EXPECT_EQ(encode(kernels(), trits), want);
+}
+
+TEST_P(Rice, RoundTripsForAllLengthsAndDensities) {
+  for (size_t n : lengths()) {
+    SCOPED_TRACE(n);
+    for (double density : {0.0, 0.001, 0.01, 0.05, 0.3, 0.6, 1.0}) {
+      expect_round_trip(sparse_trits(n, density, 0, static_cast<uint32_t>(n)));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(Rice, RoundTripsWhereDensityChanges) {
+  for (size_t run : {40u, 300u, 5000u}) {
+    for (double density : {0.9, 0.3, 0.02}) {
+      SCOPED_TRACE(density);
+      expect_round_trip(sparse_trits(40960, density, run, 7));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(Rice, DenseTritsGoPacked) {
+  for (size_t n : {1u, 5u, 64u, 1003u, 40960u}) {
+    const Trits trits(std::vector<int>(n, -1));
+    const std::vector<uint8_t> bytes = encode(kernels(), trits);
+    ASSERT_EQ(bytes.size(), packed_size(n));
+    EXPECT_EQ(bytes[0], n == 1 ? 40 : 0);
+    expect_round_trip(trits);
+  }
+}
+
+double entropy_bits(const Trits& trits) {
+  double bits = 0;
+  for (int level : {-1, 0, 1}) {
+    const auto count = static_cast<double>(std::count(trits.of.begin(), trits.of.end(), level));
+    if (count > 0) bits += count * std::log2(static_cast<double>(trits.size()) / count);
+  }
+  return bits;
+}
+
+// Independent trits, the worst case: no part of a chunk is denser than another.
+TEST(RiceSize, IsNearTheEntropy) {
+  const Kernels& best = *available_kernels()[0];
+  for (double density : {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2}) {
+    double bits = 0;
+    double entropy = 0;
+    for (uint32_t seed = 0; seed < 8; ++seed) {
+      const Trits trits = sparse_trits(40960, density, 0, seed);
+      bits += 8.0 * static_cast<double>(encode(best, trits).size());
+      entropy += entropy_bits(trits);
+    }
+    EXPECT_LT(bits, entropy * 1.04) << density;
+  }
+}
+
+class RiceInput : public Rice {};
+GRADWIRE_FOR_EACH_TABLE(RiceInput);
+
+// Bytes as they may come: the tables agree on each, and touch nothing else.
+TEST_P(RiceInput, AnyBytesAreSafe) {
+  std::mt19937 mersenne(3);
+  const auto random = [&] { return static_cast<uint32_t>(mersenne()); };
+  Guarded<uint8_t> input(200);
+  Guarded<float> out(2000);
+  Guarded<uint64_t> plus(40), minus(40);
+  int valid = 0;
+  for (int round = 0; round < 4000; ++round) {
+    const size_t n = 1 + random() % 1000;
+    const Edge edge = kEdges[random() % 2];
+    std::vector<uint8_t> bytes = any_bytes(random() % (packed_size(n) + 2), 0, 255, random());
+    if (round % 2 == 0) {  // nearly what an encoder writes
+      bytes = encode(scalar(), sparse_trits(n, 0.05, 0, random()));
+      if (!bytes.empty() && round % 4 == 0) {
+        uint8_t& byte = bytes[random() % bytes.size()];
+        byte = static_cast<uint8_t>(byte ^ 1u << random() % 8);
+      }
+      if (round % 8 == 2) bytes.resize(random() % (bytes.size() + 1));
+    }
+    std::vector<uint64_t> want_plus(trit_words(n)), want_minus(trit_words(n));
+    const bool good =
+        scalar().rice_decode(bytes.data(), bytes.size(), n, want_plus.data(), want_minus.data());
+    valid += good;
+    const uint8_t* data = input.take_copy(bytes, edge);
+    ASSERT_EQ(kernels().rice_decode(data, bytes.size(), n, plus.take(trit_words(n), edge),
+                                    minus.take(trit_words(n), edge)),
+              good);
+    ASSERT_TRUE(plus.outside_untouched() && minus.outside_untouched());
+    if (good) {
+      ASSERT_EQ(plus.copy(), want_plus);
+      ASSERT_EQ(minus.copy(), want_minus);
+    }
+    ASSERT_EQ(kernels().rice_unpack(data, bytes.size(), n, 1.0f, out.take(n, edge)), good);
+    ASSERT_TRUE(out.outside_untouched());
+    ASSERT_EQ(kernels().rice_unpack_add(data, bytes.size(), n, 1.0f, out.take(n, edge)), good);
+    ASSERT_TRUE(out.outside_untouched());
+  }
+  EXPECT_GT(valid, 500);
+  EXPECT_LT(valid, 3500);
+}
+
+TEST_P(RiceInput, RefusesWhatNoEncoderWrites) {
+  const auto decodes = [&](const std::vector<uint8_t>& bytes, size_t n) {
+    std::vector<float> out(n);
+    return kernels().rice_unpack(bytes.data(), bytes.size(), n, 1.0f, out.data());
+  };
+  EXPECT_TRUE(decodes({}, 100));
+  EXPECT_TRUE(decodes({0x10, 0x03}, 100));
+  EXPECT_TRUE(decodes({0x10, 0x03}, 11));
+  EXPECT_FALSE(decodes({0x10, 0x83}, 100));        // padding that begins a code
+  EXPECT_FALSE(decodes({0x10, 0x03, 0x00}, 100));  // a byte of padding
+  EXPECT_FALSE(decodes({0x00}, 100));              // a k alone
+  EXPECT_FALSE(decodes({0x0c}, 100));              // the same
+  EXPECT_FALSE(decodes({0x06, 0x00}, 100));        // nothing but zeros behind k
+  EXPECT_FALSE(decodes({0x0f, 0x00, 0x00}, 100));  // an escape that is cut
+  EXPECT_FALSE(decodes({0xe6, 0x11}, 99));         // the non-zero behind the end
+  EXPECT_TRUE(decodes({0xe6, 0x11}, 100));
+  EXPECT_FALSE(decodes(std::vector<uint8_t>(21, 121), 100));  // more than packed bytes
+  EXPECT_TRUE(decodes(std::vector<uint8_t>(20, 121), 100));   // packed
+  EXPECT_FALSE(decodes(std::vector<uint8_t>(20, 243), 100));
+  EXPECT_FALSE(decodes({122}, 4));  // packed, padding that is not 0
+}
+
+class TritBits : public StageTest {};
+GRADWIRE_FOR_EACH_TABLE(TritBits);
+
+// The bits that are packed elsewhere, and the same residuals.
+TEST_P(TritBits, AreThoseOfTernaryPack) {
+  Guarded<float> x(41000), r(41000);
+  Guarded<uint16_t> r16(41000);
+  Guarded<uint64_t> plus(700), minus(700);
+  for (size_t n : lengths()) {
+    const Edge edge = kEdges[n % 2];
+    const auto values = gradient_like(n, static_cast<uint32_t>(n));
+    auto left = gradient_like(n, static_cast<uint32_t>(n) + 1);
+    std::vector<uint16_t> left16(n);
+    scalar().narrow_bf16(left.data(), n, left16.data());
+    std::vector<uint8_t> want(packed_size(n)), packed(packed_size(n));
+    const float m = 2e-3f;
+    const float* px = x.take_copy(values, edge);
+    float* pr = r.take_copy(left, edge);
+    uint16_t* pr16 = r16.take_copy(left16, edge);
+    const auto check = [&] {
+      pack_trit_bits(plus.copy().data(), minus.copy().data(), n, packed.data());
+      ASSERT_EQ(packed, want) << n;
+      ASSERT_TRUE(plus.outside_untouched() && minus.outside_untouched()) << n;
+      std::vector<uint64_t> all_plus(trit_words(n)), all_minus(trit_words(n));
+      ASSERT_TRUE(unpack_trit_bits(packed.data(), n, all_plus.data(), all_minus.data()));
+      ASSERT_EQ(plus.copy(), all_plus) << n;
+      ASSERT_EQ(minus.copy(), all_minus) << n;
+    };
+    kernels().trit_bits(px, n, m, plus.take(trit_words(n), edge), minus.take(trit_words(n), edge));
+    scalar().ternary_pack(px, n, m, want.data());
+    check();
+    kernels().trit_bits_f32(px, pr, n, m, plus.take(trit_words(n), edge),
+                            minus.take(trit_words(n), edge));
+    scalar().ternary_pack_f32(px, left.data(), n, m, want.data());
+    check();
+    ASSERT_SAME_BITS(r.copy(), left);
+    kernels().trit_bits_bf16(px, pr16, n, m, plus.take(trit_words(n), edge),
+                             minus.take(trit_words(n), edge));
+    scalar().ternary_pack_bf16(px, left16.data(), n, m, want.data());
+    check();
+    ASSERT_EQ(r16.copy(), left16);
+    ASSERT_TRUE(r.outside_untouched() && r16.outside_untouched());
+    if (HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace gradwire

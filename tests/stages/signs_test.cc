@@ -1,0 +1,106 @@
+#include "stages/signs.h"
+
+#include "tests/stages/guarded.h"
+#include "tests/stages/inputs.h"
+
+namespace gradwire {
+namespace {
+
+class Signs : public StageTest {};
+GRADWIRE_FOR_EACH_TABLE(Signs);
+
+TEST_P(Signs, GoldenSums) {
+  const std::vector<float> x = {1, -2, 0, -0.0f, 3, -4};
+  SignLanes lanes;
+  kernels().add_sign_sums(x.data(), x.size(), lanes);
+  const SignSums sums = lanes.total();
+  EXPECT_EQ(sums.positive, 4.0);
+  EXPECT_EQ(sums.negative, -6.0);
+  EXPECT_EQ(sums.negatives, 2u);
+  const SignMeans means = SignMeans::create(sums, x.size());
+  EXPECT_EQ(means.positive, 1.0f);
+  EXPECT_EQ(means.negative, -3.0f);
+}
+
+TEST(SignMeansOf, NoValuesAndTheLargest) {
+  EXPECT_EQ(bits_of(SignMeans::create({}, 0).positive), 0u);
+  EXPECT_EQ(bits_of(SignMeans::create({.positive = 1}, 4).negative), 0u);
+  EXPECT_EQ(SignMeans::create({.positive = 2.0 * FLT_MAX}, 1).positive, FLT_MAX);
+  EXPECT_EQ(SignMeans::create({0, -3.0 * FLT_MAX, 2}, 2).negative, -FLT_MAX);
+}
+
+// Values 2^60 apart: any other order of the additions gives other bits. Added in two calls.
+TEST_P(Signs, OrderIsTheDefinition) {
+  Guarded<float> x(41000);
+  for (size_t n : lengths()) {
+    auto values = gradient_like(n, static_cast<uint32_t>(n));
+    for (size_t i = 0; i < n; ++i) values[i] = std::ldexp(values[i], static_cast<int>(i % 7) * 10);
+    SignLanes want;
+    for (size_t i = 0; i < n; ++i) want.add(i, values[i]);
+    SignLanes got;
+    const float* copy = x.take_copy(values, kEdges[n % 2]);
+    const size_t first = n / 3 / kMomentLanes * kMomentLanes;
+    kernels().add_sign_sums(copy, first, got);
+    kernels().add_sign_sums(copy + first, n - first, got);
+    for (size_t lane = 0; lane < kMomentLanes; ++lane) {
+      ASSERT_EQ(got.positive[lane], want.positive[lane]) << n;
+      ASSERT_EQ(got.negative[lane], want.negative[lane]) << n;
+    }
+    ASSERT_EQ(got.negatives, want.negatives) << n;
+  }
+}
+
+TEST_P(Signs, NonFiniteValuesShowInTheSums) {
+  for (float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::nanf(""),
+        std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+    for (size_t at : {0u, 17u, 99u}) {
+      std::vector<float> x(100, -1.0f);
+      x[at] = bad;
+      SignLanes lanes;
+      kernels().add_sign_sums(x.data(), x.size(), lanes);
+      const SignSums sums = lanes.total();
+      EXPECT_FALSE(std::isfinite(sums.positive) && std::isfinite(sums.negative)) << bad;
+    }
+  }
+}
+
+TEST_P(Signs, BitsAreTheDefinitionAndComeBack) {
+  Guarded<float> x(41000);
+  Guarded<uint8_t> bits(6000);
+  const SignMeans means = {0.1f, -0.3f};
+  for (size_t n : lengths()) {
+    const Edge edge = kEdges[n % 2];
+    auto values = gradient_like(n, static_cast<uint32_t>(n));
+    if (n > 2) values[1] = 0.0f, values[2] = -0.0f;
+    kernels().pack_signs(x.take_copy(values, edge), n, bits.take(sign_bytes(n), edge));
+    const std::vector<uint8_t> bytes = bits.copy();
+    ASSERT_TRUE(bits.outside_untouched()) << n;
+    for (size_t i = 0; i < 8 * bytes.size(); ++i) {
+      ASSERT_EQ(bytes[i / 8] >> i % 8 & 1, i < n && values[i] < 0 ? 1 : 0) << n << " " << i;
+    }
+    std::vector<float> want(n);
+    const auto sums = gradient_like(n, 5);
+    for (size_t i = 0; i < n; ++i) want[i] = values[i] < 0 ? means.negative : means.positive;
+    ASSERT_TRUE(kernels().unpack_signs(bits.take_copy(bytes, edge), n, means, x.take(n, edge)));
+    ASSERT_SAME_BITS(x.copy(), want) << n;
+    ASSERT_TRUE(x.outside_untouched()) << n;
+    for (size_t i = 0; i < n; ++i) want[i] += sums[i];
+    ASSERT_TRUE(
+        kernels().unpack_signs_add(bits.take_copy(bytes, edge), n, means, x.take_copy(sums, edge)));
+    ASSERT_SAME_BITS(x.copy(), want) << n;
+    ASSERT_TRUE(x.outside_untouched()) << n;
+  }
+}
+
+TEST_P(Signs, PaddingIsRefused) {
+  for (size_t n = 1; n < 70; ++n) {
+    std::vector<uint8_t> bytes(sign_bytes(n), 0xff);
+    std::vector<float> out(n);
+    EXPECT_EQ(kernels().unpack_signs(bytes.data(), n, {}, out.data()), n % 8 == 0);
+    EXPECT_EQ(kernels().unpack_signs_add(bytes.data(), n, {}, out.data()), n % 8 == 0);
+  }
+}
+
+}  // namespace
+}  // namespace gradwire
