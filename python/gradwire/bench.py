@@ -26,7 +26,12 @@ from gradwire.bench_reference import reference_decoded
 
 OPERATIONS = ("encode", "decode_add")
 SIZES = (200_000, 25_600_000)
-CODECS = ("raw", "bf16", "topk", "3lc:s=1.00", "3lc:s=1.75")
+CODECS = (
+    *("raw", "bf16", "fp16", "int8", "onebit", "topk", "inceptionn"),
+    *("3lc:s=1.00", "3lc:s=1.00,coder=rice", "3lc:s=1.75", "3lc:s=1.75,coder=rice"),
+    *("terngrad", "stoch3", "stc"),
+    *("qsgd:bits=2", "qsgd:bits=4", "qsgd:bits=8", "qsgd:bits=2,coder=elias"),
+)
 
 # One timed repetition lasts at least about this long, so that the clock and the loop do not count;
 # and not much longer, so that on a busy machine most repetitions run without an interruption.
