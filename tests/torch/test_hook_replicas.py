@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import gradwire
 import jobs
 from cluster import Cluster
 from training import Options, Trained
@@ -44,3 +45,26 @@ def test_raw_equals_plain_ddp_up_to_the_order_of_sums(
     for name, expected in plain.parameters.items():
         np.testing.assert_allclose(raw.parameters[name], expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(raw.losses, plain.losses, rtol=1e-4)
+
+
+EVERY_CODEC = [entry["name"] for entry in gradwire.codecs()]
+OTHERS = ["3lc:coder=rice", "terngrad:pack=trits5,coder=rice", "qsgd:bits=2,coder=elias"]
+
+
+def test_every_codec_trains_with_equal_replicas(cluster: Cluster) -> None:
+    codecs = EVERY_CODEC + OTHERS
+    runs = [Options(state={"codec": codec}) for codec in codecs]
+    first, *others = cluster.run(3, jobs.train_each, runs)
+    for codec, mine, *theirs in zip(codecs, first, *others, strict=True):
+        assert [run.digest for run in theirs] == [mine.digest] * 2, codec
+        assert all(np.isfinite(mine.losses)), codec
+    # The coders change bytes and no values.
+    by_codec = dict(zip(codecs, first, strict=True))
+    assert by_codec["3lc:coder=rice"].digest == by_codec["3lc"].digest
+
+
+def test_codecs_that_draw_are_repeated_by_their_seed(cluster: Cluster) -> None:
+    runs = [Options(state={"codec": "terngrad", "seed": seed}) for seed in (1, 1, 2)]
+    one, again, other = cluster.run(2, jobs.train_each, runs)[0]
+    assert one.digest == again.digest
+    assert one.digest != other.digest
