@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "base/endian.h"
@@ -19,6 +20,27 @@ using namespace gradwire;
 using namespace gradwire::fuzzing;
 
 constexpr size_t kChoicesSize = 8;
+
+constexpr const char* kOthers[] = {
+    "fp16",
+    "int8",
+    "int8:bucket=7",
+    "onebit",
+    "onebit:bucket=800",
+    "topk:ratio=0.3",
+    "topk:values=bf16",
+    "inceptionn",
+    "inceptionn:bound=6,mode=strict",
+    "3lc:coder=rice",
+    "3lc:s=1.9,coder=rice,bucket=35",
+    "terngrad",
+    "terngrad:clip=1,pack=trits5,coder=zre",
+    "stoch3:coder=rice",
+    "stc:density=0.2",
+    "qsgd",
+    "qsgd:bits=2,coder=elias",
+    "qsgd:coder=elias-dense,norm=l2,bucket=64",
+};
 
 struct Choices {
   std::string codec;
@@ -35,6 +57,8 @@ Choices read_choices(const std::byte* bytes) {
     choices.codec = "raw";
   } else if (flags % 8 == 1) {
     choices.codec = "bf16:ef=on";
+  } else if (flags % 8 < 5) {
+    choices.codec = kOthers[sparsity % std::size(kOthers)];
   } else {
     choices.codec = "3lc:s=" + std::to_string(1.0 + sparsity / 256.0);
     if ((flags & 8) != 0) choices.codec += ",coder=none";
@@ -98,7 +122,7 @@ Encoded encode(const Codec& codec, std::span<const float> x, std::vector<float> 
   return encoded;
 }
 
-// q*m is what was sent: where it is 0 all of x + r is kept, else the difference.
+// Where nothing was sent all of x + r is kept, else the difference.
 void check_residual(std::span<const float> x, std::span<const float> before,
                     std::span<const float> sent, std::span<const float> after) {
   for (size_t i = 0; i < x.size(); ++i) {
