@@ -134,6 +134,8 @@ PLAIN: list[tuple[str, str, int]] = [
     ),
     *(("topk", "gradient", n) for n in (0, 1, 39, 320, 40961)),
     ("topk:ratio=0.3,values=bf16", "gradient", 1021),
+    *(("topk:ratio=0.1,index=rice", "gradient", n) for n in (1, 1021, 40961)),
+    ("topk:ratio=0.9,values=bf16,index=rice", "gradient", 39),
     ("topk:ratio=0.0001", "spike", 81925),
     ("topk:ratio=0.9", "spike", 39),
     ("topk", "zero", 39),

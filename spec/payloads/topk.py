@@ -7,22 +7,28 @@ import struct
 from dataclasses import dataclass
 
 from common import Draws, Frame, ceil_div, f32, little, narrow_tensor, require, to_bytes, widen_bf16
+from payloads import ternary
 
 NUMBER, NAME = 6, "topk"
 CARRIES_NON_FINITE = False
 CHUNK_VALUES = 40960
+BF16, RICE = 1, 2  # bits of param_a
 
 
 def check_parameters(param_a: int, param_b: int) -> None:
-    require(param_a in (0, 1), "reserved_bits", f"topk param_a {param_a:#06x}")
+    require(param_a <= 3, "reserved_bits", f"topk param_a {param_a:#06x}")
 
 
 def check_size(frame: Frame) -> None:
     n, size = frame.n, len(frame.payload)
     if size > 0:
-        chunks, width = ceil_div(n, CHUNK_VALUES), 2 if frame.param_a else 4
-        least = (4 * chunks if chunks > 1 else 0) + ceil_div(n, 8)
-        fits = n > 0 and least < size <= least + width * n
+        chunks = ceil_div(n, CHUNK_VALUES)
+        sizes = 4 * chunks if chunks > 1 else 0
+        if frame.param_a & RICE:
+            least, most = sizes + 2 * chunks, sizes + 2 * chunks + ceil_div(n, 5)
+        else:
+            least = most = sizes + ceil_div(n, 8)
+        fits = n > 0 and least < size <= most + width(frame) * n
         require(fits, "corrupt_payload", f"{size} bytes for {n} values")
 
 
@@ -38,19 +44,36 @@ def decode(frame: Frame) -> bytes:
     values = b""
     for i, size in enumerate(sizes):
         count = min(CHUNK_VALUES, n - i * CHUNK_VALUES)
-        values += decode_chunk(payload[:size], count, 2 if frame.param_a else 4)
+        values += decode_chunk(payload[:size], count, frame)
         payload = payload[size:]
     return values
 
 
-def decode_chunk(chunk: bytes, count: int, width: int) -> bytes:
-    map_size = ceil_div(count, 8)
-    bits = little(chunk[:map_size])
-    require(len(chunk) >= map_size, "corrupt_payload", "the map is cut off")
+def width(frame: Frame) -> int:
+    return 2 if frame.param_a & BF16 else 4
+
+
+def read_index(chunk: bytes, count: int, frame: Frame) -> tuple[int, int]:
+    """Bytes of the index, and a number with a bit for each value that is sent."""
+    if frame.param_a & RICE:
+        size = 2 + little(chunk[:2])
+        require(len(chunk) >= size >= 2, "corrupt_payload", "the index is cut off")
+        trits = ternary.decode_chunk(chunk[2:size], ternary.RICE, count)
+        require(-1 not in trits, "corrupt_payload", "an index has no signs")
+        return size, sum(trit << i for i, trit in enumerate(trits))
+    size, bits = ceil_div(count, 8), little(chunk[: ceil_div(count, 8)])
+    require(len(chunk) >= size, "corrupt_payload", "the map is cut off")
     require(bits >> count == 0, "corrupt_payload", "padding is not zero")
-    fits = len(chunk) == map_size + width * bits.bit_count()
+    return size, bits
+
+
+def decode_chunk(chunk: bytes, count: int, frame: Frame) -> bytes:
+    index_size, bits = read_index(chunk, count, frame)
+    fits = len(chunk) == index_size + width(frame) * bits.bit_count()
     require(fits, "corrupt_payload", "more or fewer values than bits")
-    sent = chunk[map_size:] if width == 4 else widen_bf16(chunk[map_size:])
+    sent = chunk[index_size:]
+    if frame.param_a & BF16:
+        sent = widen_bf16(sent)
     values, at = bytearray(4 * count), 0
     for i in range(count):
         if bits >> i & 1:
@@ -65,15 +88,16 @@ def decode_chunk(chunk: bytes, count: int, width: int) -> bytes:
 @dataclass(frozen=True)
 class Options:
     ratio: float
-    bf16: bool
+    flags: int
 
 
 def read(keys: dict[str, str]) -> Options:
-    return Options(f32(float(keys.get("ratio", "0.05"))), keys.get("values") == "bf16")
+    flags = BF16 * (keys.get("values") == "bf16") | RICE * (keys.get("index") == "rice")
+    return Options(f32(float(keys.get("ratio", "0.05"))), flags)
 
 
 def parameters(options: Options) -> tuple[int, int]:
-    return int(options.bf16), little(to_bytes([options.ratio]))
+    return options.flags, little(to_bytes([options.ratio]))
 
 
 def threshold(values: list[float], fraction: float) -> float:
@@ -95,9 +119,15 @@ def encode(values: list[float], options: Options, draws: Draws) -> bytes:
     chunks = []
     for first in range(0, len(values), CHUNK_VALUES):
         part = values[first : first + CHUNK_VALUES]
-        bits = sum(1 << i for i, b in enumerate(part) if abs(b) >= least)
+        trits = [int(abs(b) >= least) for b in part]
         sent = to_bytes([b for b in part if abs(b) >= least])
-        body = narrow_tensor(sent) if options.bf16 else sent
-        chunks.append(bits.to_bytes(ceil_div(len(part), 8), "little") + body)
+        body = narrow_tensor(sent) if options.flags & BF16 else sent
+        if options.flags & RICE:
+            codes = ternary.encode_chunk(trits, ternary.RICE)
+            index = len(codes).to_bytes(2, "little") + codes
+        else:
+            bits = sum(trit << i for i, trit in enumerate(trits))
+            index = bits.to_bytes(ceil_div(len(part), 8), "little")
+        chunks.append(index + body)
     sizes = [len(chunk).to_bytes(4, "little") for chunk in chunks] if len(chunks) > 1 else []
     return b"".join(sizes) + b"".join(chunks)

@@ -25,6 +25,8 @@ std::vector<std::string> specs() {
   for (const CodecInfo* info : codecs()) all.emplace_back(info->name);
   for (const char* text : {"bf16:ef=on",
                            "topk:ratio=0.3,values=bf16",
+                           "topk:ratio=0.02,index=rice",
+                           "topk:ratio=0.9,index=rice,values=bf16",
                            "topk:ratio=0.01,ef=off",
                            "fp16:ef=on,residual=bf16",
                            "int8:bucket=7",

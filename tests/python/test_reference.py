@@ -60,7 +60,13 @@ drawn = [
     "terngrad:clip=0,pack=trits5,coder=zre",
 ]
 leveled = ["int8", "int8:bucket=7", "onebit", "onebit:bucket=8"]
-sparse = ["topk:ratio=0.3", "topk:ratio=0.1,values=bf16", "stc:density=0.2", "stc:coder=zre"]
+sparse = [
+    "topk:ratio=0.3",
+    "topk:ratio=0.1,values=bf16",
+    "topk:index=rice",
+    "stc:density=0.2",
+    "stc:coder=zre",
+]
 codecs = st.one_of(
     st.sampled_from(["raw", "bf16", "fp16"]),
     st.sampled_from(drawn + leveled + sparse),

@@ -13,6 +13,7 @@
 #include "codecs/threshold.h"
 #include "stages/element.h"
 #include "stages/kernels.h"
+#include "stages/trit_bits.h"
 
 namespace gradwire {
 namespace {
@@ -20,12 +21,14 @@ namespace {
 constexpr CodecParameter kParameters[] = {
     {"ratio", "0.05", "[0.0001, 1)", "share of the values that is sent, about: the largest ones"},
     {"values", "f32", "f32|bf16", "how they are sent"},
+    {"index", "bitmap", "bitmap|rice",
+     "where they stand: a bit for each value, or gaps in Golomb-Rice code, smaller below a half"},
 };
 
 constexpr CodecInfo kInfo = {
     .id = 6,
     .name = "topk",
-    .summary = "the largest values alone, and a bit map of where they stand",
+    .summary = "the largest values alone, and where they stand",
     .source = "3LC (Lim, Andersen, Kaminsky; SysML 2019), section 4.2: 25 %, 5 % sparsification",
     .error_feedback = true,
     .lossless = false,
@@ -33,15 +36,24 @@ constexpr CodecInfo kInfo = {
 };
 
 enum class SentAs : uint8_t { kFloat32 = 0, kBfloat16 = 1 };
+enum class IndexCoder : uint8_t { kBitmap = 0, kRice = 1 };
+
+// param_a: bit 0 the type of the values, bit 1 the coder of the index.
+constexpr int kIndexShift = 1;
+constexpr uint16_t kKnownBits = 3;
 
 struct TopkParameters {
   float ratio = 0.05f;  // the encoder's business alone
   SentAs values = SentAs::kFloat32;
+  IndexCoder index = IndexCoder::kBitmap;
 };
 
 constexpr float kLeastRatio = 0.0001f;
 constexpr uint64_t kChunkWords = kChunkValues / 64;
 static_assert(Input::kPartValues % 64 == 0);
+
+// A coded index says how many bytes it has.
+constexpr uint64_t kIndexSizeBytes = 2;
 
 uint64_t map_size(uint64_t values) { return (values + 7) / 8; }
 
@@ -53,9 +65,11 @@ class TopkCodec final : public Codec {
   const CodecInfo& info() const noexcept override { return kInfo; }
 
   WireCodec wire() const noexcept override {
-    return {.id = kInfo.id,
-            .param_a = static_cast<uint16_t>(parameters_.values),
-            .param_b = bits_of(parameters_.ratio)};
+    return {
+        .id = kInfo.id,
+        .param_a = static_cast<uint16_t>(static_cast<uint16_t>(parameters_.values) |
+                                         static_cast<uint16_t>(parameters_.index) << kIndexShift),
+        .param_b = bits_of(parameters_.ratio)};
   }
 
   uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
@@ -63,7 +77,8 @@ class TopkCodec final : public Codec {
   Status check_size(uint64_t n, uint64_t size) const override {
     if (size == 0) return {};  // all +0
     const ChunkShape shape = this->shape(n);
-    const uint64_t least = shape.chunks_offset() + map_size(n);
+    const uint64_t least =
+        shape.chunks_offset() + (is_rice() ? kIndexSizeBytes * shape.chunks : map_size(n));
     if (n > 0 && size > least && size <= shape.max_size()) return {};
     return {StatusCode::kCorruptPayload, "topk: " + std::to_string(n) +
                                              " values don't fit a payload of " +
@@ -101,7 +116,8 @@ class TopkCodec final : public Codec {
     const ChunkShape shape = this->shape(out.size());
     return decode_chunks(
         shape, payload, kInfo.name, execution, [&](uint64_t chunk, std::span<const uint8_t> bytes) {
-          return decode_chunk(bytes, out.subspan(shape.begin(chunk), shape.values(chunk)), mode);
+          return decode_chunk(bytes, out.subspan(shape.begin(chunk), shape.values(chunk)), mode,
+                              execution.kernels());
         });
   }
 
@@ -109,6 +125,7 @@ class TopkCodec final : public Codec {
   std::string parameter_text() const override {
     std::string text = "ratio=" + format_number(parameters_.ratio);
     if (parameters_.values == SentAs::kBfloat16) text += ",values=bf16";
+    if (is_rice()) text += ",index=rice";
     return text;
   }
 
@@ -117,17 +134,58 @@ class TopkCodec final : public Codec {
     return parameters_.values == SentAs::kFloat32 ? sizeof(float) : sizeof(uint16_t);
   }
 
-  // A chunk is its bit map and the values behind it.
+  [[nodiscard]] bool is_rice() const { return parameters_.index == IndexCoder::kRice; }
+
+  [[nodiscard]] uint64_t index_room(uint64_t values) const {
+    return is_rice() ? kIndexSizeBytes + packed_size(values) : map_size(values);
+  }
+
+  // A chunk is its index and the values behind it.
   [[nodiscard]] ChunkShape shape(uint64_t n) const {
     return {n, 0, ChunkShape::Sizes::kVarying,
-            [this](uint64_t values) { return map_size(values) + values * width(); }};
+            [this](uint64_t values) { return index_room(values) + values * width(); }};
+  }
+
+  // Writes which of n values are sent; returns the bytes that it takes.
+  uint64_t write_index(const uint64_t* mask, uint64_t n, uint8_t* out,
+                       const Kernels& kernels) const {
+    if (!is_rice()) {
+      std::memcpy(out, mask, map_size(n));
+      return map_size(n);
+    }
+    constexpr uint64_t kNone[kChunkWords] = {};
+    const uint64_t size = kernels.rice_encode(mask, kNone, n, out + kIndexSizeBytes);
+    store_le(reinterpret_cast<std::byte*>(out), static_cast<uint16_t>(size));
+    return kIndexSizeBytes + size;
+  }
+
+  // The way back; returns the bytes that it took, or 0 where they are not valid.
+  uint64_t read_index(std::span<const uint8_t> bytes, uint64_t n, uint64_t* mask,
+                      const Kernels& kernels) const {
+    if (is_rice()) {
+      if (bytes.size() < kIndexSizeBytes) return 0;
+      const auto size = load_le<uint16_t>(reinterpret_cast<const std::byte*>(bytes.data()));
+      if (size > bytes.size() - kIndexSizeBytes) return 0;
+      uint64_t minus[kChunkWords];
+      const auto* codes = bytes.data() + kIndexSizeBytes;
+      if (!kernels.rice_decode(codes, size, n, mask, minus)) return 0;
+      const bool plus_alone =
+          std::all_of(minus, minus + trit_words(n), [](uint64_t word) { return word == 0; });
+      return plus_alone ? kIndexSizeBytes + size : 0;
+    }
+    if (bytes.size() < map_size(n)) return 0;
+    mask[(n - 1) / 64] = 0;
+    std::memcpy(mask, bytes.data(), map_size(n));
+    const bool padded = n % 64 != 0;
+    return padded && (mask[n / 64] >> n % 64) != 0 ? 0 : map_size(n);
   }
 
   [[nodiscard]] uint64_t encode_chunk(const Input& input, uint64_t begin, uint64_t n,
                                       float threshold, uint8_t* slot,
                                       const Kernels& kernels) const {
     uint64_t mask[kChunkWords];
-    uint8_t* end = slot + map_size(n);
+    uint8_t* const first_value = slot + index_room(n);
+    uint8_t* end = first_value;
     float buffer[Input::kPartValues];
     float sent[Input::kPartValues];
     for (uint64_t first = 0; first < n; first += Input::kPartValues) {
@@ -149,25 +207,23 @@ class TopkCodec final : public Codec {
       for_each_set_bit(words, values, [&](uint64_t i) { buffer[i] -= *value++; });
       input.store(begin + first, values, buffer);
     }
-    std::memcpy(slot, mask, map_size(n));
-    return static_cast<uint64_t>(end - slot);
+    const uint64_t index = write_index(mask, n, slot, kernels);
+    const auto values = static_cast<uint64_t>(end - first_value);
+    if (slot + index != first_value) std::memmove(slot + index, first_value, values);
+    return index + values;
   }
 
   [[nodiscard]] bool decode_chunk(std::span<const uint8_t> bytes, std::span<float> out,
-                                  DecodeMode mode) const {
-    const uint64_t map = map_size(out.size());
-    if (bytes.size() < map) return false;
+                                  DecodeMode mode, const Kernels& kernels) const {
     uint64_t mask[kChunkWords];
-    mask[(out.size() - 1) / 64] = 0;
-    std::memcpy(mask, bytes.data(), map);
+    const uint64_t index = read_index(bytes, out.size(), mask, kernels);
+    if (index == 0) return false;
     uint64_t count = 0;
     for (uint64_t word = 0; word * 64 < out.size(); ++word) {
       count += static_cast<uint64_t>(std::popcount(mask[word]));
     }
-    const bool padded = out.size() % 64 != 0;
-    if (padded && (mask[out.size() / 64] >> out.size() % 64) != 0) return false;
-    if (bytes.size() != map + count * width()) return false;
-    const uint8_t* from = bytes.data() + map;
+    if (bytes.size() != index + count * width()) return false;
+    const uint8_t* from = bytes.data() + index;
     if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
     if (parameters_.values == SentAs::kFloat32) {
       const auto* value = reinterpret_cast<const float*>(from);
@@ -189,19 +245,23 @@ Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualTyp
   if (!ratio.ok()) return ratio.status();
   Result<size_t> values = given.choice("values", {"f32", "bf16"}, 0);
   if (!values.ok()) return values.status();
+  Result<size_t> index = given.choice("index", {"bitmap", "rice"}, 0);
+  if (!index.ok()) return index.status();
   parameters.ratio = ratio.value();
   parameters.values = static_cast<SentAs>(values.value());
+  parameters.index = static_cast<IndexCoder>(index.value());
   return std::shared_ptr<const Codec>(std::make_shared<TopkCodec>(parameters, residual_type));
 }
 
 Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
-  if (wire.param_a > static_cast<uint16_t>(SentAs::kBfloat16)) {
+  if ((wire.param_a & ~kKnownBits) != 0) {
     return Status(StatusCode::kReservedBits, "topk: reserved bits are set in the parameters");
   }
   TopkParameters parameters;
   const float ratio = float_of(wire.param_b);
   if (ratio >= kLeastRatio && ratio < 1.0f) parameters.ratio = ratio;
-  parameters.values = static_cast<SentAs>(wire.param_a);
+  parameters.values = static_cast<SentAs>(wire.param_a & 1);
+  parameters.index = static_cast<IndexCoder>(wire.param_a >> kIndexShift);
   return std::shared_ptr<const Codec>(
       std::make_shared<TopkCodec>(parameters, ResidualType::kFloat32));
 }
