@@ -157,7 +157,8 @@ Result<std::optional<NonFiniteOrigin>> ShardedExchange::State::encode(uint32_t o
       return std::optional(NonFiniteOrigin{.rank = rank, .segment = i, .element = 0});
     }
     GW_RETURN_IF_ERROR(status);
-    (role == PacketRole::kPush ? stats.values_pushed : stats.values_pulled) += segment.n;
+    auto& values_sent = role == PacketRole::kPush ? stats.values_pushed : stats.values_pulled;
+    values_sent += segment.n;
   }
   return std::optional<NonFiniteOrigin>();
 }

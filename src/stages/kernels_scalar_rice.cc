@@ -17,7 +17,7 @@ void set_bits(size_t n, uint64_t* plus, uint64_t* minus, TritAt trit_of) {
   std::fill_n(minus, trit_words(n), 0);
   for (size_t i = 0; i < n; ++i) {
     const int trit = trit_of(i);
-    if (trit != 0) (trit > 0 ? plus : minus)[i / kWordBits] |= uint64_t{1} << i % kWordBits;
+    if (trit != 0) set_trit(plus, minus, i, trit);
   }
 }
 
@@ -162,7 +162,7 @@ bool rice_decode(const uint8_t* bytes, size_t size, size_t n, uint64_t* plus, ui
   std::fill_n(minus, trit_words(n), 0);
   if (size == packed_size(n)) return unpack_trit_bits(bytes, n, plus, minus);
   return size < packed_size(n) && for_each_code(bytes, size, n, [=](size_t i, uint32_t sign) {
-           (sign == 0 ? plus : minus)[i / kWordBits] |= uint64_t{1} << i % kWordBits;
+           set_trit(plus, minus, i, sign == 0 ? 1 : -1);
          });
 }
 

@@ -17,7 +17,7 @@ inline void draw_trits(const float* b, size_t n, TritDraw draw, const DrawStream
   std::fill_n(minus, trit_words(n), 0);
   for (size_t i = 0; i < n; ++i) {
     const int trit = draw_trit(b[i], draw, stream.word(first + i));
-    if (trit != 0) (trit > 0 ? plus : minus)[i / kWordBits] |= uint64_t{1} << i % kWordBits;
+    if (trit != 0) set_trit(plus, minus, i, trit);
   }
 }
 

@@ -12,6 +12,7 @@
 #define GRADWIRE_STAGES_RICE_INL_H_
 #endif
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -335,19 +336,19 @@ HWY_INLINE bool for_each_rice_code(const uint8_t* bytes, size_t size, size_t n, 
 }
 
 bool rice_decode(const uint8_t* bytes, size_t size, size_t n, uint64_t* plus, uint64_t* minus) {
-  std::memset(plus, 0, trit_words(n) * sizeof *plus);
-  std::memset(minus, 0, trit_words(n) * sizeof *minus);
+  std::fill_n(plus, trit_words(n), 0);
+  std::fill_n(minus, trit_words(n), 0);
   if (size == packed_size(n)) return unpack_trit_bits(bytes, n, plus, minus);
   if (size > packed_size(n)) return false;
   return for_each_rice_code(bytes, size, n, [=](size_t i, uint32_t sign) HWY_ATTR {
-    (sign == 0 ? plus : minus)[i / kWordBits] |= uint64_t{1} << i % kWordBits;
+    set_trit(plus, minus, i, sign == 0 ? 1 : -1);
   });
 }
 
 bool rice_unpack(const uint8_t* bytes, size_t size, size_t n, float m, float* out) {
   if (size == packed_size(n)) return unpack(bytes, n, m, out);
   if (size > packed_size(n)) return false;
-  std::memset(out, 0, n * sizeof *out);
+  std::fill_n(out, n, 0.0f);
   return for_each_rice_code(bytes, size, n, [=](size_t i, uint32_t sign) HWY_ATTR {
     out[i] = float_of(bits_of(m) | sign << 31);
   });

@@ -24,7 +24,8 @@ struct SignLanes {
   // Value i. A lane that gets nothing may as well get +0, which changes no bit of a sum.
   GW_HOST_DEVICE void add(uint64_t i, float x) {
     const bool below = x < 0.0f;
-    (below ? negative : positive)[i % kMomentLanes] += static_cast<double>(x);
+    double* lanes = below ? negative : positive;
+    lanes[i % kMomentLanes] += static_cast<double>(x);
     negatives += below ? 1 : 0;
   }
 

@@ -14,6 +14,12 @@ inline constexpr size_t kWordBits = 64;
 
 constexpr size_t trit_words(size_t n) { return n / kWordBits + (n % kWordBits != 0 ? 1 : 0); }
 
+// Sets trit i, which is not 0, in words that are 0 there.
+GW_HOST_DEVICE inline void set_trit(uint64_t* plus, uint64_t* minus, size_t i, int trit) {
+  uint64_t* words = trit > 0 ? plus : minus;
+  words[i / kWordBits] |= uint64_t{1} << i % kWordBits;
+}
+
 // weights[g]: what five bits add to a packed byte, the first the lowest.
 struct WeightsOfFive {
   uint8_t of[32] = {};
@@ -57,7 +63,7 @@ inline bool unpack_trit_bits(const uint8_t* packed, size_t n, uint64_t* plus, ui
       const size_t at = i * kTritsPerByte + static_cast<size_t>(place);
       if (trit == 0) continue;
       if (at >= n) return false;
-      (trit > 0 ? plus : minus)[at / kWordBits] |= uint64_t{1} << at % kWordBits;
+      set_trit(plus, minus, at, trit);
     }
   }
   return true;
