@@ -29,8 +29,8 @@ class HalfCodec final : public Codec {
     const Kernels& kernels = execution.kernels();
     const Input input(x, residual, kernels);
     if (input.keeps_residual()) {
-      const uint32_t largest = for_each_absmax(input, Buckets(x.size(), 0), execution,
-                                               [](uint64_t, uint32_t) {});
+      const uint32_t largest =
+          for_each_absmax(input, Buckets(x.size(), 0), execution, [](uint64_t, uint32_t) {});
       if (largest >= format_.rounds_to_infinity) {
         return check_finite(info(), x, residual, format_.rounds_to_infinity);
       }
