@@ -96,6 +96,15 @@ class StoredTensor:
         """Number of values: the product of the shape, 1 for a scalar."""
         return math.prod(self.shape)
 
+    def check_frame(self, numel: int) -> None:
+        """Raises ContainerError unless a frame of ``numel`` values fills the shape."""
+        if numel != self.numel:
+            raise ContainerError(
+                "length_mismatch",
+                f"tensor {self.name!r}: the frame holds {numel} values, the shape "
+                f"{list(self.shape)} needs {self.numel}",
+            )
+
 
 @dataclass(frozen=True)
 class Container:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 
 from common import Draws, Frame, ceil_div, little, require, to_bytes
+from payloads import chunks
 
 NUMBER, NAME = 7, "inceptionn"
 CARRIES_NON_FINITE = True
-CHUNK_VALUES, BURST = 40960, 8
+BURST, SIZE_WIDTH = 8, 4
 BOUNDS = (10, 8, 6)
 CODE_SIZE = (0, 1, 2, 4)  # bytes, by tag
 
@@ -22,24 +22,14 @@ def check_parameters(param_a: int, param_b: int) -> None:
 
 def check_size(frame: Frame) -> None:
     n, size = frame.n, len(frame.payload)
-    chunks = ceil_div(n, CHUNK_VALUES)
-    least = (4 * chunks if chunks > 1 else 0) + 2 * ceil_div(n, BURST)
+    least = chunks.sizes_bytes(n, SIZE_WIDTH) + 2 * ceil_div(n, BURST)
     fits = least <= size <= least + 4 * n
     require(fits, "corrupt_payload", f"{size} bytes for {n} values")
 
 
 def decode(frame: Frame) -> bytes:
-    n, payload = frame.n, frame.payload
-    chunks, sizes = ceil_div(n, CHUNK_VALUES), [len(payload)]
-    if chunks > 1:
-        sizes = list(struct.unpack_from(f"<{chunks}I", payload))
-        payload = payload[4 * chunks :]
-    require(sum(sizes) == len(payload), "corrupt_payload", "sizes don't add up")
-    values = b""
-    for i, size in enumerate(sizes):
-        values += decode_chunk(payload[:size], min(CHUNK_VALUES, n - i * CHUNK_VALUES))
-        payload = payload[size:]
-    return values
+    parts = chunks.split(frame.payload, frame.n, SIZE_WIDTH)
+    return b"".join(decode_chunk(chunk, count) for chunk, count in parts)
 
 
 def decode_chunk(chunk: bytes, count: int) -> bytes:
@@ -104,13 +94,12 @@ def encode_value(value: bytes, options: Options) -> tuple[int, bytes]:
 def encode(values: list[float], options: Options, draws: Draws) -> bytes:
     tensor = to_bytes(values)
     codes = [encode_value(tensor[i : i + 4], options) for i in range(0, len(tensor), 4)]
-    chunks = []
-    for begin in range(0, len(codes), CHUNK_VALUES):
+    coded = []
+    for part in chunks.cut(codes):
         chunk = b""
-        for first in range(begin, min(begin + CHUNK_VALUES, len(codes)), BURST):
-            burst = codes[first : first + BURST]
+        for first in range(0, len(part), BURST):
+            burst = part[first : first + BURST]
             tags = sum(tag << 2 * i for i, (tag, _) in enumerate(burst))
             chunk += tags.to_bytes(2, "little") + b"".join(code for _, code in burst)
-        chunks.append(chunk)
-    sizes = [len(chunk).to_bytes(4, "little") for chunk in chunks] if len(chunks) > 1 else []
-    return b"".join(sizes) + b"".join(chunks)
+        coded.append(chunk)
+    return chunks.join(coded, SIZE_WIDTH)

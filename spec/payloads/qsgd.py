@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 
 from common import FLT_MAX, Draws, Frame, ceil_div, f32, little, require, to_bytes, to_floats
+from payloads import chunks
 
 NUMBER, NAME = 24, "qsgd"
 CARRIES_NON_FINITE = False
-CHUNK_VALUES = 40960
 FIXED, SPARSE, DENSE = 0, 1, 2  # coders
 CODERS = {"fixed": FIXED, "elias": SPARSE, "elias-dense": DENSE}
 NORMS = ("max", "l2")
@@ -29,14 +28,11 @@ class Shape:
         self.n, self.bucket = n, bucket
         self.s, self.coder = param_a & 127, param_a >> 7 & 3
         self.width = (2 * self.s).bit_length()
-        self.chunk_count = ceil_div(n, CHUNK_VALUES)
-        self.has_sizes = self.coder != FIXED and self.chunk_count > 1
-        self.size_width = 2 if self.most_bytes(CHUNK_VALUES) < 65536 else 4
         self.sizes_at = 4 * ceil_div(n, bucket)
-        self.chunks_at = self.sizes_at + self.has_sizes * self.size_width * self.chunk_count
-
-    def chunk_values(self, chunk: int) -> int:
-        return min(CHUNK_VALUES, self.n - chunk * CHUNK_VALUES)
+        # Bytes of a chunk's size; 0: its values say it.
+        self.size_width = 2 if self.most_bytes(chunks.CHUNK_VALUES) < 65536 else 4
+        if self.coder == FIXED:
+            self.size_width = 0
 
     def most_bytes(self, count: int) -> int:
         """Of a chunk of so many values."""
@@ -53,11 +49,9 @@ class Shape:
 
     def limits(self) -> tuple[int, int]:
         """Fewest and most bytes of the payload."""
-        full, last = self.chunk_count - 1, self.chunk_values(self.chunk_count - 1)
-        return (
-            self.chunks_at + full * self.least_bytes(CHUNK_VALUES) + self.least_bytes(last),
-            self.chunks_at + full * self.most_bytes(CHUNK_VALUES) + self.most_bytes(last),
-        )
+        before = self.sizes_at + chunks.sizes_bytes(self.n, self.size_width)
+        least, most = (chunks.total(self.n, size) for size in (self.least_bytes, self.most_bytes))
+        return before + least, before + most
 
 
 def check_size(frame: Frame) -> None:
@@ -80,19 +74,10 @@ def decode(frame: Frame) -> bytes:
     require(all(f32(u * shape.s) <= FLT_MAX for u in units), "corrupt_payload", "a unit too large")
     require(any(units), "corrupt_payload", "all units are zero")
 
-    chunks = payload[shape.chunks_at :]
-    sizes = [len(chunks)]
-    if shape.has_sizes:
-        form = "H" if shape.size_width == 2 else "I"
-        sizes = list(struct.unpack_from(f"<{shape.chunk_count}{form}", payload, shape.sizes_at))
-    elif shape.coder == FIXED:
-        counts = [shape.chunk_values(i) for i in range(shape.chunk_count)]
-        sizes = [shape.most_bytes(count) for count in counts]
-    require(sum(sizes) == len(chunks), "corrupt_payload", "sizes don't add up")
+    fixed = shape.most_bytes if shape.coder == FIXED else None
     levels: list[int] = []
-    for i, size in enumerate(sizes):
-        levels += decode_chunk(shape, chunks[:size], shape.chunk_values(i))
-        chunks = chunks[size:]
+    for chunk, count in chunks.split(payload[shape.sizes_at :], n, shape.size_width, fixed):
+        levels += decode_chunk(shape, chunk, count)
     require(all(abs(q) <= shape.s for q in levels), "corrupt_payload", "a level above s")
     values = [f32(q * units[i // shape.bucket]) for i, q in enumerate(levels)]
     return to_bytes(values)
@@ -238,12 +223,8 @@ def encode(values: list[float], options: Options, draws: Draws) -> bytes:
     if not any(units):
         return b""
     shape = Shape(len(values), *parameters(options))
-    chunks = [
-        encode_chunk(levels[first : first + CHUNK_VALUES], shape)
-        for first in range(0, len(levels), CHUNK_VALUES)
-    ]
-    sizes = [len(chunk).to_bytes(shape.size_width, "little") for chunk in chunks]
-    return to_bytes(units) + b"".join(sizes * shape.has_sizes) + b"".join(chunks)
+    coded = [encode_chunk(part, shape) for part in chunks.cut(levels)]
+    return to_bytes(units) + chunks.join(coded, shape.size_width)
 
 
 def encode_chunk(levels: list[int], shape: Shape) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common import Draws, Frame, f32, little, require, to_bytes
-from payloads import ternary
+from payloads import chunks, ternary
 from payloads.onebit import add_in_order, add_lanes
 from payloads.topk import threshold
 
@@ -47,10 +47,7 @@ def encode(values: list[float], options: Options, draws: Draws) -> bytes:
     if not any(values):
         return b""
     least = threshold(values, options.density)
-    sent = [
-        [abs(b) for b in values[first : first + ternary.CHUNK_VALUES] if abs(b) >= least]
-        for first in range(0, len(values), ternary.CHUNK_VALUES)
-    ]
+    sent = [[abs(b) for b in part if abs(b) >= least] for part in chunks.cut(values)]
     mean = f32(add_in_order([add_lanes(part) for part in sent]) / sum(map(len, sent)))
     trits = [0 if abs(b) < least else 1 if b > 0 else -1 for b in values]
     return ternary.encode([mean], trits, options.coder)

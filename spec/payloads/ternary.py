@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-
 from common import Frame, ceil_div, little, require, to_bytes
-from payloads import rice
+from payloads import chunks, rice
 
 NONE, ZRE, RICE, TWO_BIT = 0, 1, 2, 3  # coders
 CODERS = {"none": NONE, "zre": ZRE, "rice": RICE}
-CHUNK_VALUES = 40960
 ZERO_BYTE = 121
 LONGEST_RUN = 14
 
@@ -21,27 +18,27 @@ class Shape:
         self.coder = coder
         self.bucket = bucket or max(frame.n, 1)
         self.n = frame.n
-        self.chunk_count = ceil_div(frame.n, CHUNK_VALUES)
-        self.has_sizes = coder not in (NONE, TWO_BIT) and self.chunk_count > 1
         self.sizes_at = 4 * ceil_div(frame.n, self.bucket)
-        self.codes_at = self.sizes_at + (2 * self.chunk_count if self.has_sizes else 0)
-
-    def chunk_values(self, chunk: int) -> int:
-        return min(CHUNK_VALUES, self.n - chunk * CHUNK_VALUES)
 
     def limits(self) -> tuple[int, int]:
         """Fewest and most bytes of the payload."""
-        full = self.chunk_count - 1
-        least, most = chunk_limits(self.coder, CHUNK_VALUES)
-        last_least, last_most = chunk_limits(self.coder, self.chunk_values(full))
-        return self.codes_at + full * least + last_least, self.codes_at + full * most + last_most
+        before = self.sizes_at + chunks.sizes_bytes(self.n, size_width(self.coder))
+        least, most = (chunks.total(self.n, size) for size in (self.least_bytes, self.most_bytes))
+        return before + least, before + most
+
+    def most_bytes(self, values: int) -> int:
+        """Of a chunk of so many values."""
+        return ceil_div(values, trits_a_byte(self.coder))
+
+    def least_bytes(self, values: int) -> int:
+        packed = self.most_bytes(values)
+        least = {NONE: packed, ZRE: ceil_div(packed, LONGEST_RUN), RICE: 0, TWO_BIT: packed}
+        return least[self.coder]
 
 
-def chunk_limits(coder: int, values: int) -> tuple[int, int]:
-    """Fewest and most bytes of a chunk."""
-    packed = ceil_div(values, trits_a_byte(coder))
-    least = {NONE: packed, ZRE: ceil_div(packed, LONGEST_RUN), RICE: 0, TWO_BIT: packed}
-    return least[coder], packed
+def size_width(coder: int) -> int:
+    """Bytes of a chunk's size; 0: its values say it."""
+    return 0 if coder in (NONE, TWO_BIT) else 2
 
 
 def trits_a_byte(coder: int) -> int:
@@ -66,19 +63,11 @@ def decode(frame: Frame, coder: int, bucket: int) -> bytes:
         require(little(scale) < 0x7F800000, "corrupt_payload", f"scale {i}: {scale.hex()}")
     require(any(map(any, scales)), "corrupt_payload", "all scales are zero")
 
-    codes = payload[shape.codes_at :]
-    if shape.has_sizes:
-        sizes = list(struct.unpack_from(f"<{shape.chunk_count}H", payload, shape.sizes_at))
-        require(sum(sizes) == len(codes), "corrupt_payload", "sizes don't add up")
-    elif coder in (NONE, TWO_BIT):
-        per_byte = trits_a_byte(coder)
-        sizes = [ceil_div(shape.chunk_values(i), per_byte) for i in range(shape.chunk_count)]
-    else:
-        sizes = [len(codes)]
+    width = size_width(coder)
+    fixed = None if width else shape.most_bytes
     trits: list[int] = []
-    for i, size in enumerate(sizes):
-        trits += decode_chunk(codes[:size], coder, shape.chunk_values(i))
-        codes = codes[size:]
+    for codes, count in chunks.split(payload[shape.sizes_at :], n, width, fixed):
+        trits += decode_chunk(codes, coder, count)
 
     parts = []
     for i, positive in enumerate(scales):
@@ -131,13 +120,8 @@ def unpack_two_bits(packed: bytes) -> list[int]:
 def encode(scales: list[float], trits: list[int], coder: int) -> bytes:
     if not any(scales):
         return b""
-    chunks = [
-        encode_chunk(trits[first : first + CHUNK_VALUES], coder)
-        for first in range(0, len(trits), CHUNK_VALUES)
-    ]
-    listed = coder not in (NONE, TWO_BIT) and len(chunks) > 1
-    sizes = [len(chunk).to_bytes(2, "little") for chunk in chunks] if listed else []
-    return to_bytes(scales) + b"".join(sizes) + b"".join(chunks)
+    coded = [encode_chunk(part, coder) for part in chunks.cut(trits)]
+    return to_bytes(scales) + chunks.join(coded, size_width(coder))
 
 
 def encode_chunk(trits: list[int], coder: int) -> bytes:

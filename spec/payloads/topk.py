@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import dataclass
 
 from common import Draws, Frame, ceil_div, f32, little, narrow_tensor, require, to_bytes, widen_bf16
-from payloads import ternary
+from payloads import chunks, ternary
 
 NUMBER, NAME = 6, "topk"
 CARRIES_NON_FINITE = False
-CHUNK_VALUES = 40960
 BF16, RICE = 1, 2  # bits of param_a
+SIZE_WIDTH = 4
 
 
 def check_parameters(param_a: int, param_b: int) -> None:
@@ -22,10 +21,10 @@ def check_parameters(param_a: int, param_b: int) -> None:
 def check_size(frame: Frame) -> None:
     n, size = frame.n, len(frame.payload)
     if size > 0:
-        chunks = ceil_div(n, CHUNK_VALUES)
-        sizes = 4 * chunks if chunks > 1 else 0
+        sizes = chunks.sizes_bytes(n, SIZE_WIDTH)
         if frame.param_a & RICE:
-            least, most = sizes + 2 * chunks, sizes + 2 * chunks + ceil_div(n, 5)
+            least = sizes + 2 * chunks.count_chunks(n)
+            most = least + ceil_div(n, 5)
         else:
             least = most = sizes + ceil_div(n, 8)
         fits = n > 0 and least < size <= most + width(frame) * n
@@ -36,17 +35,8 @@ def decode(frame: Frame) -> bytes:
     n, payload = frame.n, frame.payload
     if not payload:
         return bytes(4 * n)
-    chunks, sizes = ceil_div(n, CHUNK_VALUES), [len(payload)]
-    if chunks > 1:
-        sizes = list(struct.unpack_from(f"<{chunks}I", payload))
-        payload = payload[4 * chunks :]
-    require(sum(sizes) == len(payload), "corrupt_payload", "sizes don't add up")
-    values = b""
-    for i, size in enumerate(sizes):
-        count = min(CHUNK_VALUES, n - i * CHUNK_VALUES)
-        values += decode_chunk(payload[:size], count, frame)
-        payload = payload[size:]
-    return values
+    parts = chunks.split(payload, n, SIZE_WIDTH)
+    return b"".join(decode_chunk(chunk, count, frame) for chunk, count in parts)
 
 
 def width(frame: Frame) -> int:
@@ -116,9 +106,8 @@ def encode(values: list[float], options: Options, draws: Draws) -> bytes:
     if not any(values):
         return b""
     least = threshold(values, options.ratio)
-    chunks = []
-    for first in range(0, len(values), CHUNK_VALUES):
-        part = values[first : first + CHUNK_VALUES]
+    coded = []
+    for part in chunks.cut(values):
         trits = [int(abs(b) >= least) for b in part]
         sent = to_bytes([b for b in part if abs(b) >= least])
         body = narrow_tensor(sent) if options.flags & BF16 else sent
@@ -128,6 +117,5 @@ def encode(values: list[float], options: Options, draws: Draws) -> bytes:
         else:
             bits = sum(trit << i for i, trit in enumerate(trits))
             index = bits.to_bytes(ceil_div(len(part), 8), "little")
-        chunks.append(index + body)
-    sizes = [len(chunk).to_bytes(4, "little") for chunk in chunks] if len(chunks) > 1 else []
-    return b"".join(sizes) + b"".join(chunks)
+        coded.append(index + body)
+    return chunks.join(coded, SIZE_WIDTH)

@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
+#include "codecs/chunks.h"
 #include "gradwire/codec.h"
 #include "gradwire/status.h"
 #include "stages/element.h"
@@ -12,11 +14,25 @@ namespace gradwire {
 
 // Checks at the edge of a codec; behind them its kernels can't fail.
 
+// kCorruptPayload: "3lc: all scales are 0, ...".
+Status corrupt_payload(std::string_view name, std::string_view what);
+
 // kBufferTooSmall unless `room` bytes hold any payload of n values.
 Status check_payload_room(const Codec& codec, uint64_t n, uint64_t room);
 
 // kCorruptPayload unless a payload of `size` bytes is n values of `width` bytes.
 Status check_payload_size(const CodecInfo& info, uint64_t n, uint64_t width, uint64_t size);
+
+// kCorruptPayload unless `size` bytes are within [least, shape.max_size()] and there are values, or
+// are none: an empty payload stands for values that are all +0.
+Status check_chunks_size(std::string_view name, const ChunkShape& shape, uint64_t least,
+                         uint64_t size);
+
+// kReservedBits unless bits of a header are at most `largest`, the largest that has a meaning.
+Status check_wire_bits(const CodecInfo& info, uint32_t bits, uint32_t largest);
+
+// kReservedBits unless param_b is a bucket: a multiple of `multiple`, or 0 for the whole segment.
+Status check_wire_bucket(const CodecInfo& info, const WireCodec& wire, uint32_t multiple);
 
 // kReservedBits unless both parameters are zero.
 Status check_no_wire_parameters(const CodecInfo& info, const WireCodec& wire);

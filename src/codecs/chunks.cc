@@ -2,7 +2,14 @@
 
 #include <string>
 
+#include "codecs/checks.h"
+
 namespace gradwire {
+
+Status decode_zeros(std::span<float> out, DecodeMode mode) {
+  if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
+  return {};
+}
 
 Result<std::vector<uint64_t>> find_chunks(const ChunkShape& shape,
                                           std::span<const std::byte> payload,
@@ -19,14 +26,13 @@ Result<std::vector<uint64_t>> find_chunks(const ChunkShape& shape,
                                                               : shape.room(chunk)));
   }
   if (starts.back() == coded) return starts;
-  return Status(StatusCode::kCorruptPayload, std::string(name) + ": the chunks' sizes add up to " +
-                                                 std::to_string(starts.back()) +
-                                                 " bytes, there are " + std::to_string(coded));
+  return corrupt_payload(name, "the chunks' sizes add up to " + std::to_string(starts.back()) +
+                                   " bytes, there are " + std::to_string(coded));
 }
 
 Status corrupt_chunk(std::string_view name, uint64_t chunk) {
-  return {StatusCode::kCorruptPayload, std::string(name) + ": chunk " + std::to_string(chunk) +
-                                           " holds bytes that stand for no values of its length"};
+  return corrupt_payload(name, "chunk " + std::to_string(chunk) +
+                                   " holds bytes that stand for no values of its length");
 }
 
 }  // namespace gradwire

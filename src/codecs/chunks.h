@@ -48,6 +48,14 @@ struct ChunkShape {
   [[nodiscard]] uint64_t max_size() const noexcept {
     return chunks == 0 ? head_size : chunks_offset() + (chunks - 1) * full_room + last_room;
   }
+
+  // Bytes of a payload whose chunks take one(values) bytes each.
+  template <typename One>
+  [[nodiscard]] uint64_t size_with(const One& one) const {
+    if (chunks == 0) return head_size;
+    return chunks_offset() + (chunks - 1) * one(kChunkValues) + one(values(chunks - 1));
+  }
+
   [[nodiscard]] uint64_t begin(uint64_t chunk) const noexcept { return chunk * kChunkValues; }
   [[nodiscard]] uint64_t values(uint64_t chunk) const noexcept {
     return std::min(kChunkValues, n - chunk * kChunkValues);
@@ -88,6 +96,9 @@ uint64_t encode_chunks(const ChunkShape& shape, std::span<std::byte> payload, Ex
   }
   return shape.chunks_offset() + end;
 }
+
+// Decodes an empty payload of a codec that sends nothing where all values are +0.
+Status decode_zeros(std::span<float> out, DecodeMode mode);
 
 // Where each chunk of a received payload begins behind chunks_offset(), and in the end their whole
 // size. kCorruptPayload unless they fill the payload. `name` is the codec's, for messages.

@@ -13,8 +13,6 @@ namespace gradwire {
 // Buckets of drawn trits hold a multiple of so many values: whole words of bits, whole packed
 // bytes.
 inline constexpr uint32_t kDrawnBucketMultiple = 320;
-inline constexpr uint32_t kMaxDrawnBucket =
-    UINT32_MAX / kDrawnBucketMultiple * kDrawnBucketMultiple;
 
 // Encodes with trits that are drawn (TernGrad, section 3): values are clipped to `clip` times the
 // standard deviation of the segment (0, or no deviation: not at all), the largest clipped magnitude

@@ -116,6 +116,21 @@ Result<uint32_t> Parameters::count(std::string_view key, uint32_t multiple, uint
   return value;
 }
 
+Result<uint32_t> Parameters::bucket(uint32_t multiple, uint32_t otherwise) const {
+  return count("bucket", multiple, UINT32_MAX / multiple * multiple, otherwise);
+}
+
+void append_parameter(std::string& text, std::string_view key, std::string_view value) {
+  if (!text.empty()) text += ',';
+  text += key;
+  text += '=';
+  text += value;
+}
+
+void append_bucket(std::string& text, uint32_t bucket, uint32_t otherwise) {
+  if (bucket != otherwise) append_parameter(text, "bucket", std::to_string(bucket));
+}
+
 std::string format_number(float value) {
   char text[32];
   const auto [end, error] = std::to_chars(text, text + sizeof text, value);

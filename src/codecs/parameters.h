@@ -33,6 +33,9 @@ class Parameters {
   Result<uint32_t> count(std::string_view key, uint32_t multiple, uint32_t high,
                          uint32_t otherwise) const;
 
+  // The key `bucket`: a multiple of `multiple` that fits a header.
+  Result<uint32_t> bucket(uint32_t multiple, uint32_t otherwise) const;
+
  private:
   [[nodiscard]] const std::string* find(std::string_view key) const noexcept;
   [[nodiscard]] Status bad_value(std::string_view key, const std::string& value,
@@ -41,6 +44,12 @@ class Parameters {
   std::string codec_;
   std::vector<std::pair<std::string, std::string>> values_;
 };
+
+// Appends "key=value" to the text of a codec's parameters, behind a comma where there is text.
+void append_parameter(std::string& text, std::string_view key, std::string_view value);
+
+// The same for the key `bucket`, unless it is `otherwise`.
+void append_bucket(std::string& text, uint32_t bucket, uint32_t otherwise);
 
 // Shortest decimal that reads back as the same float32.
 [[nodiscard]] std::string format_number(float value);

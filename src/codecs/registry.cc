@@ -76,13 +76,9 @@ std::string Codec::wire_text() const {
 
 std::string Codec::text() const {
   std::string keys = parameter_text();
-  const auto append = [&keys](std::string_view key_value) {
-    if (!keys.empty()) keys += ',';
-    keys += key_value;
-  };
   const bool feedback = residual_type_ != ResidualType::kNone;
-  if (feedback != info().error_feedback) append(feedback ? "ef=on" : "ef=off");
-  if (residual_type_ == ResidualType::kBfloat16) append("residual=bf16");
+  if (feedback != info().error_feedback) append_parameter(keys, "ef", feedback ? "on" : "off");
+  if (residual_type_ == ResidualType::kBfloat16) append_parameter(keys, "residual", "bf16");
   std::string text(info().name);
   if (!keys.empty()) text += ':' + keys;
   return text;

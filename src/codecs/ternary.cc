@@ -2,24 +2,20 @@
 
 #include <algorithm>
 #include <bit>
-#include <string>
 
 #include "base/endian.h"
 #include "base/return_if_error.h"
+#include "codecs/checks.h"
 #include "stages/element.h"
 #include "stages/trit_draws.h"
 
 namespace gradwire {
 namespace {
 
-Status corrupt(std::string_view name, const std::string& what) {
-  return {StatusCode::kCorruptPayload, std::string(name) + ": " + what};
-}
-
-// Fewest bytes that chunk `chunk` can take.
-uint64_t fewest_bytes(const TernaryShape& shape, uint64_t chunk) {
-  const uint64_t packed = packed_size(shape.chunks.values(chunk));
-  switch (shape.coder) {
+// Fewest bytes that n coded trits can take.
+uint64_t fewest_bytes(TernaryCoder coder, uint64_t n) {
+  const uint64_t packed = packed_size(n);
+  switch (coder) {
     case TernaryCoder::kNone:
       return packed;
     case TernaryCoder::kZeroRun:
@@ -27,7 +23,7 @@ uint64_t fewest_bytes(const TernaryShape& shape, uint64_t chunk) {
     case TernaryCoder::kRice:
       return 0;
     case TernaryCoder::kTwoBit:
-      return two_bit_size(shape.chunks.values(chunk));
+      return two_bit_size(n);
   }
   return packed;
 }
@@ -148,25 +144,16 @@ TernaryShape::TernaryShape(uint64_t n, TernaryCoder ternary_coder, uint64_t buck
              coder == TernaryCoder::kTwoBit ? two_bit_size : packed_size) {}
 
 Status check_ternary_size(const TernaryShape& shape, std::string_view name, uint64_t size) {
-  if (size == 0) return {};  // all +0
-  const ChunkShape& chunks = shape.chunks;
-  if (chunks.n > 0) {
-    const uint64_t fewest = chunks.chunks_offset() + (chunks.chunks - 1) * fewest_bytes(shape, 0) +
-                            fewest_bytes(shape, chunks.chunks - 1);
-    if (size >= fewest && size <= shape.max_size()) return {};
-  }
-  return corrupt(name, std::to_string(chunks.n) + " values don't fit a payload of " +
-                           std::to_string(size) + " bytes");
+  const uint64_t fewest =
+      shape.chunks.size_with([&](uint64_t n) { return fewest_bytes(shape.coder, n); });
+  return check_chunks_size(name, shape.chunks, fewest, size);
 }
 
 Status decode_ternary(const TernaryShape& shape, std::string_view name,
                       std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
                       Execution& execution) {
   GW_RETURN_IF_ERROR(check_ternary_size(shape, name, payload.size()));
-  if (payload.empty()) {
-    if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
-    return {};
-  }
+  if (payload.empty()) return decode_zeros(out, mode);
   GW_RETURN_IF_ERROR(check_scales(name, payload.data(), shape.buckets.count));
   return decode_chunks(
       shape.chunks, payload, name, execution, [&](uint64_t chunk, std::span<const uint8_t> bytes) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -47,7 +48,9 @@ struct Sent {
 
   Sent(const Codec& codec, const std::vector<float>& x, const DrawContext& draw = {},
        std::vector<float> before = {})
-      : payload(codec.max_payload_size(x.size())), decoded(x.size()), residual(std::move(before)) {
+      : payload(codec.max_payload_size(x.size())),
+        decoded(x.size(), 7.0f),
+        residual(std::move(before)) {
     Execution execution = Execution::create().value();
     residual.resize(x.size());
     const bool feedback = codec.residual_type() != ResidualType::kNone;
@@ -55,6 +58,7 @@ struct Sent {
         x, feedback ? ResidualView(std::span(residual)) : ResidualView(), draw, payload, execution);
     EXPECT_TRUE(size.ok()) << size.status().message();
     payload.resize(size.value());
+    EXPECT_TRUE(codec.check_size(x.size(), payload.size()).ok());
     EXPECT_TRUE(codec.decode(payload, decoded, DecodeMode::kStore, execution).ok());
   }
 };
@@ -62,6 +66,16 @@ struct Sent {
 inline std::vector<float> decoded_by(const Codec& codec, const std::vector<float>& x,
                                      const DrawContext& draw = {}) {
   return Sent(codec, x, draw).decoded;
+}
+
+// What decoding says of a payload with other bytes from `at` on.
+inline StatusCode code_with(const Codec& codec, const Sent& sent, size_t at,
+                            const std::vector<int>& bytes) {
+  std::vector<std::byte> payload = sent.payload;
+  for (size_t i = 0; i < bytes.size(); ++i) payload[at + i] = static_cast<std::byte>(bytes[i]);
+  std::vector<float> out(sent.decoded.size());
+  Execution execution = Execution::create().value();
+  return codec.decode(payload, out, DecodeMode::kStore, execution).code();
 }
 
 }  // namespace gradwire

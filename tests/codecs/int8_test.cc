@@ -52,14 +52,10 @@ TEST(Int8, TinyValues) {
 }
 
 TEST(Int8, RefusesWhatNoEncoderWrites) {
-  Execution execution = Execution::create().value();
   const auto codec = Codec::parse("int8:bucket=2").value();
   const Sent sent(*codec, {1.0f, 2.0f, -3.0f});
-  std::vector<float> out(3);
-  const auto status_with = [&](size_t at, std::vector<int> bytes) {
-    auto payload = sent.payload;
-    for (size_t i = 0; i < bytes.size(); ++i) payload[at + i] = static_cast<std::byte>(bytes[i]);
-    return codec->decode(payload, out, DecodeMode::kStore, execution).code();
+  const auto status_with = [&](size_t at, const std::vector<int>& bytes) {
+    return code_with(*codec, sent, at, bytes);
   };
   EXPECT_EQ(status_with(0, {}), StatusCode::kOk);
   EXPECT_EQ(status_with(8, {0x81}), StatusCode::kOk);

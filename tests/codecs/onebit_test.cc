@@ -73,14 +73,10 @@ TEST(OneBit, OneSignAndNothing) {
 }
 
 TEST(OneBit, RefusesWhatNoEncoderWrites) {
-  Execution execution = Execution::create().value();
   const auto codec = Codec::parse("onebit").value();
   const Sent sent(*codec, {1, -2, 3});
-  std::vector<float> out(3);
-  const auto status_with = [&](size_t at, std::vector<int> bytes) {
-    auto payload = sent.payload;
-    for (size_t i = 0; i < bytes.size(); ++i) payload[at + i] = static_cast<std::byte>(bytes[i]);
-    return codec->decode(payload, out, DecodeMode::kStore, execution).code();
+  const auto status_with = [&](size_t at, const std::vector<int>& bytes) {
+    return code_with(*codec, sent, at, bytes);
   };
   EXPECT_EQ(status_with(0, {}), StatusCode::kOk);
   EXPECT_EQ(status_with(8, {7}), StatusCode::kOk);

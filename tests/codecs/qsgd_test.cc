@@ -5,43 +5,18 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 
-#include "gradwire/codec.h"
-#include "gradwire/execution.h"
+#include "tests/codecs/inputs.h"
 
 namespace gradwire {
 namespace {
 
-struct Sent {
-  std::vector<float> values;
-  uint64_t payload_bits;
-};
-
 Sent send(const std::string& spec, const std::vector<float>& x, uint64_t step = 0) {
-  Execution execution = Execution::create().value();
-  const auto codec = Codec::parse(spec).value();
-  std::vector<std::byte> payload(codec->max_payload_size(x.size()));
-  const Result<uint64_t> size =
-      codec->encode(x, {}, {.seed = 3, .stream = 4, .step = step}, payload, execution);
-  EXPECT_TRUE(size.ok()) << size.status().message();
-  payload.resize(size.value());
-  EXPECT_TRUE(codec->check_size(x.size(), payload.size()).ok()) << spec;
-  std::vector<float> out(x.size(), 7.0f);
-  EXPECT_TRUE(codec->decode(payload, out, DecodeMode::kStore, execution).ok()) << spec;
-  return {out, payload.size() * 8};
-}
-
-std::vector<float> gaussian(uint64_t n, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(n);
-  for (float& value : x) value = normal(random);
-  return x;
+  return {*Codec::parse(spec).value(), x, {.seed = 3, .stream = 4, .step = step}};
 }
 
 double squares(const std::vector<float>& x) {
@@ -63,7 +38,7 @@ TEST(Qsgd, IsUnbiasedWithBoundedVarianceAndFewNonZeros) {
       double error = 0;
       double non_zeros = 0;
       for (int step = 0; step < kSteps; ++step) {
-        const std::vector<float> y = send(spec, x, static_cast<uint64_t>(step)).values;
+        const std::vector<float> y = send(spec, x, static_cast<uint64_t>(step)).decoded;
         for (uint64_t i = 0; i < n; ++i) {
           sum[i] += y[i];
           error += std::pow(static_cast<double>(y[i]) - x[i], 2);
@@ -88,7 +63,7 @@ TEST(Qsgd, IsUnbiasedWithTheLargestMagnitudeToo) {
   std::vector<double> sum(x.size());
   constexpr int kSteps = 4000;
   for (uint64_t step = 0; step < kSteps; ++step) {
-    const auto y = send("qsgd:bucket=32,bits=3", x, step).values;
+    const auto y = send("qsgd:bucket=32,bits=3", x, step).decoded;
     for (size_t i = 0; i < x.size(); ++i) sum[i] += y[i];
   }
   for (size_t i = 0; i < x.size(); ++i) {
@@ -107,7 +82,7 @@ TEST(Qsgd, SparseCodeKeepsThePapersBound) {
           (3 + 1.5 * std::log2(2 * (s * s + static_cast<double>(n)) / most)) * most + 32;
       const Sent sent =
           send("qsgd:coder=elias,norm=l2,bucket=4294967288,levels=" + std::to_string(s), x);
-      EXPECT_LE(static_cast<double>(sent.payload_bits), bound) << n << " " << s;
+      EXPECT_LE(8 * static_cast<double>(sent.payload.size()), bound) << n << " " << s;
     }
   }
 }
@@ -118,7 +93,7 @@ TEST(Qsgd, DenseCodeTakesThreeBitsAValue) {
     const Sent sent =
         send("qsgd:coder=elias-dense,norm=l2,bucket=4294967288,levels=" + std::to_string(s),
              gaussian(n, n));
-    const double bits = static_cast<double>(sent.payload_bits) / n;
+    const double bits = 8 * static_cast<double>(sent.payload.size()) / n;
     RecordProperty("bits_a_value_" + std::to_string(n), std::to_string(bits));
     EXPECT_LT(bits, 3.1) << n;
     EXPECT_GT(bits, 2.7) << n;
@@ -134,7 +109,7 @@ TEST(Qsgd, ALoneLargeValueKeepsItsLevel) {
           x[511] = large;
           const std::string spec =
               std::string("qsgd:coder=") + coder + ",norm=" + norm + ",levels=" + std::to_string(s);
-          const std::vector<float> y = send(spec, x).values;
+          const std::vector<float> y = send(spec, x).decoded;
           for (size_t i = 0; i < x.size(); ++i) {
             if (i == 511) continue;
             ASSERT_EQ(std::bit_cast<uint32_t>(y[i]), 0u) << spec;
@@ -150,7 +125,7 @@ TEST(Qsgd, ALoneLargeValueKeepsItsLevel) {
 TEST(Qsgd, AMillionEqualValuesDontRoundTogether) {
   std::vector<float> x(1000000, 0.25f);
   for (size_t i = 0; i < x.size(); i += 512) x[i] = 1.0f;
-  const std::vector<float> y = send("qsgd:bits=2", x).values;
+  const std::vector<float> y = send("qsgd:bits=2", x).decoded;
   double up = 0;
   std::vector<int> ups_in_bucket(x.size() / 512 + 1);
   for (size_t i = 0; i < x.size(); ++i) {
@@ -168,7 +143,7 @@ TEST(Qsgd, AMillionEqualValuesDontRoundTogether) {
   }
   EXPECT_NEAR(std::sqrt(deviation / static_cast<double>(ups_in_bucket.size() - 1)), 9.79, 0.6);
   // Another step draws anew.
-  EXPECT_NE(send("qsgd:bits=2", x, 1).values, y);
+  EXPECT_NE(send("qsgd:bits=2", x, 1).decoded, y);
 }
 
 TEST(Qsgd, ZerosAreSentAsNothing) {
@@ -176,11 +151,11 @@ TEST(Qsgd, ZerosAreSentAsNothing) {
     std::vector<float> x(1000);
     x[3] = -0.0f;
     const Sent sent = send(spec, x);
-    EXPECT_EQ(sent.payload_bits, 0u) << spec;
-    for (float value : sent.values) ASSERT_EQ(std::bit_cast<uint32_t>(value), 0u) << spec;
+    EXPECT_TRUE(sent.payload.empty()) << spec;
+    for (float value : sent.decoded) ASSERT_EQ(std::bit_cast<uint32_t>(value), 0u) << spec;
     // One bucket of zeros among others: no NaN.
     x[700] = 1.0f;
-    const std::vector<float> y = send(spec, x).values;
+    const std::vector<float> y = send(spec, x).decoded;
     for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(y[i], x[i], 1e-6f) << spec << " " << i;
   }
 }
@@ -188,18 +163,18 @@ TEST(Qsgd, ZerosAreSentAsNothing) {
 TEST(Qsgd, SpecialInputs) {
   const float tiny = std::numeric_limits<float>::denorm_min();
   for (const char* spec : {"qsgd", "qsgd:bits=8,coder=elias", "qsgd:norm=l2,coder=elias-dense"}) {
-    EXPECT_EQ(send(spec, {}).payload_bits, 0u);
-    EXPECT_NEAR(send(spec, {-2.5f}).values[0], -2.5f, 1e-6f) << spec;
+    EXPECT_TRUE(send(spec, {}).payload.empty());
+    EXPECT_NEAR(send(spec, {-2.5f}).decoded[0], -2.5f, 1e-6f) << spec;
     // Denormals: the unit is the smallest float, so that each is a whole level.
-    EXPECT_EQ(send(spec, {tiny, -2 * tiny, 0.0f}).values,
+    EXPECT_EQ(send(spec, {tiny, -2 * tiny, 0.0f}).decoded,
               (std::vector<float>{tiny, -2 * tiny, 0.0f}))
         << spec;
-    for (float value : send(spec, std::vector<float>(999, 3.0f)).values) {
+    for (float value : send(spec, std::vector<float>(999, 3.0f)).decoded) {
       ASSERT_GE(value, 0.0f) << spec;
       ASSERT_LE(value, std::sqrt(999.0f) * 3) << spec;
     }
   }
-  for (float value : send("qsgd", std::vector<float>(999, 3.0f)).values) {
+  for (float value : send("qsgd", std::vector<float>(999, 3.0f)).decoded) {
     EXPECT_NEAR(value, 3.0f, 1e-6f);
   }
 }
@@ -211,7 +186,7 @@ TEST(Qsgd, ErrsByLessThanAStep) {
       for (const char* coder : {"fixed", "elias", "elias-dense"}) {
         const std::vector<float> x = gaussian(n, n);
         const std::vector<float> y =
-            send("qsgd:bits=5,bucket=" + std::to_string(bucket) + ",coder=" + coder, x).values;
+            send("qsgd:bits=5,bucket=" + std::to_string(bucket) + ",coder=" + coder, x).decoded;
         for (uint64_t first = 0; first < n; first += bucket) {
           const uint64_t end = std::min(n, first + bucket);
           float largest = 0;

@@ -1,40 +1,22 @@
 // What stc promises beyond the properties of every codec.
 
 #include <cmath>
-#include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 
-#include "gradwire/compressor.h"
+#include "tests/codecs/inputs.h"
 
 namespace gradwire {
 namespace {
 
-std::vector<float> normal(size_t n) {
-  std::mt19937 random(9);
-  std::normal_distribution<float> distribution;
-  std::vector<float> x(n);
-  for (float& value : x) value = distribution(random);
-  return x;
-}
-
-std::vector<float> send(const std::string& text, const std::vector<float>& x) {
-  Execution execution = Execution::create().value();
-  Compressor compressor = Compressor::create(Codec::parse(text).value(), x.size()).value();
-  std::vector<std::byte> frame(compressor.max_encoded_size());
-  const EncodedFrame encoded = compressor.encode(x, 0, frame, execution).value();
-  std::vector<float> values(x.size());
-  const Frame parsed = parse_frame(std::span(frame).first(encoded.size)).value();
-  EXPECT_TRUE(decode_frame(parsed, values, DecodeMode::kStore, execution).ok());
-  return values;
-}
-
 TEST(Stc, SendsTheLargestWithTheirMeanMagnitude) {
-  const auto x = normal(100'000);
+  const auto x = gaussian(100'000, 9);
   for (const char* coder : {"rice", "zre", "none"}) {
-    const auto sent = send(std::string("stc:density=0.02,coder=") + coder, x);
+    const auto sent =
+        decoded_by(*Codec::parse(std::string("stc:density=0.02,coder=") + coder).value(), x);
     std::set<float> magnitudes;
     double sum = 0;
     uint64_t count = 0;
@@ -60,12 +42,9 @@ TEST(Stc, SendsTheLargestWithTheirMeanMagnitude) {
 
 // 16 to 17 bits a value sent would be positions as numbers.
 TEST(Stc, TakesAFewBitsAValueSent) {
-  const auto x = normal(1'000'000);
-  Execution execution = Execution::create().value();
-  Compressor compressor = Compressor::create(Codec::parse("stc").value(), x.size()).value();
-  std::vector<std::byte> frame(compressor.max_encoded_size());
-  const EncodedFrame encoded = compressor.encode(x, 0, frame, execution).value();
-  EXPECT_LT(8.0 * static_cast<double>(encoded.size), 0.10 * 1'000'000);
+  const auto x = gaussian(1'000'000, 9);
+  const Sent sent(*Codec::parse("stc").value(), x);
+  EXPECT_LT(8.0 * static_cast<double>(sent.payload.size()), 0.10 * 1'000'000);
 }
 
 }  // namespace

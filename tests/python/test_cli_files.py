@@ -1,7 +1,8 @@
-"""`gradwire compress`, `decompress` and `inspect`: what they do to files."""
+"""`gradwire compress` and `decompress`: what they do to files."""
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import gradients
 import gradwire
 from cli_runner import run
 from gradients import Floats, floats
@@ -20,15 +22,11 @@ safetensors_numpy = pytest.importorskip("safetensors.numpy")
 
 
 def gradient(*shape: int, seed: int = 0) -> Floats:
-    rng = np.random.default_rng(seed)
-    return (rng.standard_normal(shape) * np.exp(rng.standard_normal(shape))).astype(np.float32)
+    return gradients.gradient(math.prod(shape), seed).reshape(shape)
 
 
 def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-
-
-# compress, decompress
 
 
 @pytest.mark.parametrize("codec", ["raw", "bf16", "3lc:s=1.00", "3lc:s=1.75,coder=none"])
@@ -374,50 +372,3 @@ def test_decompress_restores_the_kind_it_read(tmp_path: Path) -> None:
     assert run("decompress", tmp_path / "any.name").code == 0
     assert (tmp_path / "any.name.npy").exists()
     assert "does not begin with 'GC'" in run("decompress", tmp_path / "x.npy").err
-
-
-# inspect
-
-
-def test_inspect_frame(tmp_path: Path) -> None:
-    frame = gradwire.encode(gradient(1000), "3lc:s=1.75")
-    (tmp_path / "f").write_bytes(frame)
-    assert run("inspect", tmp_path / "f", "--json").json == gradwire.inspect(frame)
-    text = run("inspect", tmp_path / "f").out
-    assert "3lc:s=1.75" in text
-    assert "1000" in text
-
-
-def test_inspect_container(tmp_path: Path) -> None:
-    tensors: dict[str, NDArray[Any]] = {"w": gradient(10, 20), "n": np.arange(3)}
-    safetensors_numpy.save_file(tensors, tmp_path / "m.safetensors", {"a": "b"})
-    run("compress", tmp_path / "m.safetensors", "-c", "bf16")
-    path = tmp_path / "m.safetensors.gw"
-    report = run("inspect", path, "--json").json
-    assert report["kind"] == "container"
-    assert report["restores"] == "safetensors"
-    assert report["metadata"] == {"a": "b"}
-    assert report["container_bytes"] == path.stat().st_size
-    rows = {row["name"]: row for row in report["tensors"]}
-    assert rows["w"]["codec"] == "bf16"
-    assert rows["w"]["shape"] == [10, 20]
-    assert rows["n"]["storage"] == "plain"
-    text = " ".join(run("inspect", path).out.split())
-    assert "metadata a=b" in text
-    assert "w F32 10x20 frame 432 bf16 17.3 no" in text
-    assert "n I64 3 plain 24 - - -" in text
-
-
-def test_inspect_says_what_another_file_is(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", gradient(10))
-    safetensors_numpy.save_file({"a": gradient(3)}, tmp_path / "x.safetensors")
-    (tmp_path / "x.txt").write_text("something else")
-    for name, hint in {
-        "x.npy": "it is a .npy file, `gradwire compress` reads those",
-        "x.safetensors": "it may be a .safetensors file, `gradwire compress` reads those",
-        "x.txt": "neither a frame ('GW') nor a packet ('GP') nor a compressed file ('GC')",
-    }.items():
-        result = run("inspect", tmp_path / name)
-        assert result.code == 1
-        assert result.err.startswith(f"gradwire: error: {tmp_path / name}: ")
-        assert result.err.endswith(f"{hint}\n")

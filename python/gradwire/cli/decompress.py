@@ -85,22 +85,20 @@ def _decode_tensors(path: Path, container: Container, threads: int, max_values: 
     for stored in container.tensors:
         data = stored.data
         if stored.storage == "frame":
-            data = _decode(f"{path}: tensor {stored.name!r}", stored, threads, max_values)
+            data = _decode(path, stored, threads, max_values)
         tensors.append(Tensor(stored.name, stored.dtype, stored.shape, data))
     return TensorFile(container.kind, tuple(tensors), container.metadata)
 
 
-def _decode(where: str, stored: StoredTensor, threads: int, max_values: int) -> memoryview:
+def _decode(path: Path, stored: StoredTensor, threads: int, max_values: int) -> memoryview:
+    where = f"{path}: tensor {stored.name!r}"
     if stored.numel > max_values:
         raise CommandError(f"{where} has {stored.numel} values; --max-values allows {max_values}")
     try:
-        numel = gradwire.inspect(stored.data)["numel"]
-        if numel != stored.numel:
-            raise CommandError(
-                f"{where}: the frame holds {numel} values, the shape {list(stored.shape)} needs "
-                f"{stored.numel}"
-            )
+        stored.check_frame(gradwire.inspect(stored.data)["numel"])
         values = gradwire.decode(stored.data, threads=threads, max_numel=max_values)
+    except ContainerError as error:
+        raise CommandError(f"{path}: {error}") from None
     except gradwire.GradwireError as error:
         raise CommandError(f"{where}: {error}") from None
     return values.astype("<f4", copy=False).data.cast("B")

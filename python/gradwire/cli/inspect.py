@@ -70,12 +70,7 @@ def _inspect_container(data: bytes) -> dict[str, Any]:
         }
         if stored.storage == "frame":
             frame = gradwire.inspect(stored.data)
-            if frame["numel"] != stored.numel:
-                raise ContainerError(
-                    "length_mismatch",
-                    f"tensor {stored.name!r}: the frame holds {frame['numel']} values, the shape "
-                    f"{list(stored.shape)} needs {stored.numel}",
-                )
+            stored.check_frame(frame["numel"])
             entry |= {key: frame[key] for key in ("codec", "bits_per_value", "non_finite")}
         tensors.append(entry)
     return {

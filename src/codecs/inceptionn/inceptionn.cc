@@ -61,10 +61,9 @@ class InceptionnCodec final : public Codec {
     const ChunkShape shape = this->shape(n);
     const uint64_t least = shape.chunks_offset() + tags_size(n);
     if (size >= least && size <= shape.max_size()) return {};
-    return {StatusCode::kCorruptPayload, "inceptionn: " + std::to_string(n) + " values take " +
-                                             std::to_string(least) + " to " +
-                                             std::to_string(shape.max_size()) +
-                                             " bytes, the payload has " + std::to_string(size)};
+    return corrupt_payload(kInfo.name, std::to_string(n) + " values take " + std::to_string(least) +
+                                           " to " + std::to_string(shape.max_size()) +
+                                           " bytes, the payload has " + std::to_string(size));
   }
 
   Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext&,
@@ -112,9 +111,11 @@ class InceptionnCodec final : public Codec {
  protected:
   std::string parameter_text() const override {
     std::string text;
-    if (parameters_.bound != 0) text = "bound=" + std::to_string(kBounds[parameters_.bound]);
-    if (parameters_.mode == ClipMode::kPaper) return text;
-    return text + (text.empty() ? "mode=strict" : ",mode=strict");
+    if (parameters_.bound != 0) {
+      append_parameter(text, "bound", std::to_string(kBounds[parameters_.bound]));
+    }
+    if (parameters_.mode == ClipMode::kStrict) append_parameter(text, "mode", "strict");
+    return text;
   }
 
  private:

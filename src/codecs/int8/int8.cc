@@ -1,6 +1,5 @@
 #include "stages/int8.h"
 
-#include <algorithm>
 #include <string>
 
 #include "base/endian.h"
@@ -39,10 +38,8 @@ class Int8Codec final : public Codec {
   uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
 
   Status check_size(uint64_t n, uint64_t size) const override {
-    if (size == 0 || (n > 0 && size == shape(n).max_size())) return {};
-    return {StatusCode::kCorruptPayload, "int8: " + std::to_string(n) +
-                                             " values don't fit a payload of " +
-                                             std::to_string(size) + " bytes"};
+    const ChunkShape shape = this->shape(n);
+    return check_chunks_size(kInfo.name, shape, shape.max_size(), size);
   }
 
   Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext&,
@@ -73,10 +70,7 @@ class Int8Codec final : public Codec {
   Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
                 Execution& execution) const override {
     GW_RETURN_IF_ERROR(check_size(out.size(), payload.size()));
-    if (payload.empty()) {
-      if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
-      return {};
-    }
+    if (payload.empty()) return decode_zeros(out, mode);
     const Buckets buckets(out.size(), bucket_);
     GW_RETURN_IF_ERROR(
         check_scales(kInfo.name, payload.data(), buckets.count, kLargestInt8UnitBits));
@@ -100,7 +94,9 @@ class Int8Codec final : public Codec {
 
  protected:
   std::string parameter_text() const override {
-    return bucket_ == 0 ? std::string() : "bucket=" + std::to_string(bucket_);
+    std::string text;
+    append_bucket(text, bucket_, 0);
+    return text;
   }
 
  private:
@@ -141,15 +137,13 @@ const CodecEntry codec_entries::int8 = {
     .info = &kInfo,
     .create = [](const Parameters& given,
                  ResidualType residual_type) -> Result<std::shared_ptr<const Codec>> {
-      Result<uint32_t> bucket = given.count("bucket", 1, UINT32_MAX, 0);
+      Result<uint32_t> bucket = given.bucket(1, 0);
       if (!bucket.ok()) return bucket.status();
       return std::shared_ptr<const Codec>(
           std::make_shared<Int8Codec>(bucket.value(), residual_type));
     },
     .from_wire = [](const WireCodec& wire, Dtype) -> Result<std::shared_ptr<const Codec>> {
-      if (wire.param_a != 0) {
-        return Status(StatusCode::kReservedBits, "int8: reserved bits are set in the parameters");
-      }
+      GW_RETURN_IF_ERROR(check_wire_bits(kInfo, wire.param_a, 0));
       return std::shared_ptr<const Codec>(
           std::make_shared<Int8Codec>(wire.param_b, ResidualType::kFloat32));
     },

@@ -107,13 +107,13 @@ Status check_means(const std::byte* head, uint64_t count) {
     const bool negative_fits = bits_of(means.negative) == 0 || means.negative < 0.0f;
     if (bits_of(means.positive) >= kNonFiniteBits || !negative_fits ||
         magnitude_bits(means.negative) >= kNonFiniteBits) {
-      return {StatusCode::kCorruptPayload, "onebit: a mean of bucket " + std::to_string(bucket) +
-                                               " has the wrong sign, is infinite or NaN"};
+      return corrupt_payload(kInfo.name, "a mean of bucket " + std::to_string(bucket) +
+                                             " has the wrong sign, is infinite or NaN");
     }
     any |= !is_zero(means);
   }
   if (any) return {};
-  return {StatusCode::kCorruptPayload, "onebit: all means are 0, which has an empty payload"};
+  return corrupt_payload(kInfo.name, "all means are 0, which has an empty payload");
 }
 
 class OneBitCodec final : public Codec {
@@ -126,10 +126,8 @@ class OneBitCodec final : public Codec {
   uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
 
   Status check_size(uint64_t n, uint64_t size) const override {
-    if (size == 0 || (n > 0 && size == shape(n).max_size())) return {};
-    return {StatusCode::kCorruptPayload, "onebit: " + std::to_string(n) +
-                                             " values don't fit a payload of " +
-                                             std::to_string(size) + " bytes"};
+    const ChunkShape shape = this->shape(n);
+    return check_chunks_size(kInfo.name, shape, shape.max_size(), size);
   }
 
   Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext&,
@@ -163,10 +161,7 @@ class OneBitCodec final : public Codec {
   Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
                 Execution& execution) const override {
     GW_RETURN_IF_ERROR(check_size(out.size(), payload.size()));
-    if (payload.empty()) {
-      if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
-      return {};
-    }
+    if (payload.empty()) return decode_zeros(out, mode);
     const Buckets buckets(out.size(), bucket_);
     GW_RETURN_IF_ERROR(check_means(payload.data(), buckets.count));
     const Kernels& kernels = execution.kernels();
@@ -188,7 +183,9 @@ class OneBitCodec final : public Codec {
 
  protected:
   std::string parameter_text() const override {
-    return bucket_ == 0 ? std::string() : "bucket=" + std::to_string(bucket_);
+    std::string text;
+    append_bucket(text, bucket_, 0);
+    return text;
   }
 
  private:
@@ -224,16 +221,14 @@ const CodecEntry codec_entries::onebit = {
     .info = &kInfo,
     .create = [](const Parameters& given,
                  ResidualType residual_type) -> Result<std::shared_ptr<const Codec>> {
-      Result<uint32_t> bucket =
-          given.count("bucket", kBucketMultiple, UINT32_MAX / kBucketMultiple * kBucketMultiple, 0);
+      Result<uint32_t> bucket = given.bucket(kBucketMultiple, 0);
       if (!bucket.ok()) return bucket.status();
       return std::shared_ptr<const Codec>(
           std::make_shared<OneBitCodec>(bucket.value(), residual_type));
     },
     .from_wire = [](const WireCodec& wire, Dtype) -> Result<std::shared_ptr<const Codec>> {
-      if (wire.param_a != 0 || wire.param_b % kBucketMultiple != 0) {
-        return Status(StatusCode::kReservedBits, "onebit: reserved bits are set in the parameters");
-      }
+      GW_RETURN_IF_ERROR(check_wire_bits(kInfo, wire.param_a, 0));
+      GW_RETURN_IF_ERROR(check_wire_bits(kInfo, wire.param_b % kBucketMultiple, 0));
       return std::shared_ptr<const Codec>(
           std::make_shared<OneBitCodec>(wire.param_b, ResidualType::kFloat32));
     },

@@ -41,7 +41,6 @@ constexpr int kCoderShift = 7;
 constexpr uint16_t kCoderMask = 3;
 constexpr int kNormShift = 9;
 constexpr int kReservedShift = 10;
-constexpr uint32_t kMaxBucket = 0xffffffffu / 8 * 8;
 constexpr int32_t kDefaultLevels = 7;
 constexpr uint32_t kDefaultBucket = 512;
 
@@ -140,21 +139,16 @@ class QsgdCodec final : public Codec {
  protected:
   std::string parameter_text() const override {
     std::string text;
-    const auto append = [&text](const std::string& key_value) {
-      if (!text.empty()) text += ',';
-      text += key_value;
-    };
     const int32_t s = parameters_.levels;
     if ((s & (s + 1)) != 0) {
-      append("levels=" + std::to_string(s));
+      append_parameter(text, "levels", std::to_string(s));
     } else if (s != kDefaultLevels) {
-      append("bits=" + std::to_string(level_width(s)));
+      append_parameter(text, "bits", std::to_string(level_width(s)));
     }
-    if (parameters_.bucket != kDefaultBucket)
-      append("bucket=" + std::to_string(parameters_.bucket));
-    if (parameters_.norm == Norm::kL2) append("norm=l2");
-    if (parameters_.coder == LevelCoder::kSparse) append("coder=elias");
-    if (parameters_.coder == LevelCoder::kDense) append("coder=elias-dense");
+    append_bucket(text, parameters_.bucket, kDefaultBucket);
+    if (parameters_.norm == Norm::kL2) append_parameter(text, "norm", "l2");
+    if (parameters_.coder == LevelCoder::kSparse) append_parameter(text, "coder", "elias");
+    if (parameters_.coder == LevelCoder::kDense) append_parameter(text, "coder", "elias-dense");
     return text;
   }
 
@@ -215,7 +209,7 @@ Result<int32_t> parse_levels(const Parameters& given) {
 Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualType residual_type) {
   Result<int32_t> levels = parse_levels(given);
   if (!levels.ok()) return levels.status();
-  Result<uint32_t> bucket = given.count("bucket", 8, kMaxBucket, kDefaultBucket);
+  Result<uint32_t> bucket = given.bucket(8, kDefaultBucket);
   if (!bucket.ok()) return bucket.status();
   Result<size_t> norm = given.choice("norm", {"max", "l2"}, 0);
   if (!norm.ok()) return norm.status();

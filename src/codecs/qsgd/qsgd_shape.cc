@@ -1,19 +1,15 @@
 #include "codecs/qsgd/qsgd_shape.h"
 
-#include <algorithm>
 #include <cfloat>
 #include <string>
 
 #include "base/endian.h"
 #include "base/return_if_error.h"
+#include "codecs/checks.h"
 #include "stages/elias.h"
 
 namespace gradwire {
 namespace {
-
-Status corrupt(std::string_view name, const std::string& what) {
-  return {StatusCode::kCorruptPayload, std::string(name) + ": " + what};
-}
 
 // Most bytes that n coded levels take.
 uint64_t room(LevelCoder coder, int32_t s, uint64_t n) {
@@ -47,11 +43,11 @@ Status check_units(const QsgdShape& shape, std::string_view name, const std::byt
   for (uint64_t i = 0; i < shape.buckets.count; ++i) {
     const uint32_t bits = load_le<uint32_t>(units + i * sizeof(float));
     if (bits >= kNonFiniteBits || float_of(bits) * static_cast<float>(shape.levels) > FLT_MAX) {
-      return corrupt(name, "unit " + std::to_string(i) + " is negative, too large or NaN");
+      return corrupt_payload(name, "unit " + std::to_string(i) + " is negative, too large or NaN");
     }
     any |= bits != 0;
   }
-  return any ? Status() : corrupt(name, "all units are 0, which has an empty payload");
+  return any ? Status() : corrupt_payload(name, "all units are 0, which has an empty payload");
 }
 
 bool read_levels(const QsgdShape& shape, std::span<const uint8_t> bytes, uint64_t n, int8_t* levels,
@@ -93,28 +89,16 @@ uint64_t write_levels(const QsgdShape& shape, uint64_t chunk, const int8_t* leve
 }
 
 Status check_qsgd_size(const QsgdShape& shape, std::string_view name, uint64_t size) {
-  if (size == 0) return {};  // all +0
-  const ChunkShape& chunks = shape.chunks;
-  if (chunks.n > 0) {
-    const auto least_of = [&](uint64_t chunk) {
-      return least(shape.coder, shape.levels, chunks.values(chunk));
-    };
-    const uint64_t fewest =
-        chunks.chunks_offset() + (chunks.chunks - 1) * least_of(0) + least_of(chunks.chunks - 1);
-    if (size >= fewest && size <= chunks.max_size()) return {};
-  }
-  return corrupt(name, std::to_string(chunks.n) + " values don't fit a payload of " +
-                           std::to_string(size) + " bytes");
+  const uint64_t fewest =
+      shape.chunks.size_with([&](uint64_t n) { return least(shape.coder, shape.levels, n); });
+  return check_chunks_size(name, shape.chunks, fewest, size);
 }
 
 Status decode_qsgd(const QsgdShape& shape, std::string_view name,
                    std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
                    Execution& execution) {
   GW_RETURN_IF_ERROR(check_qsgd_size(shape, name, payload.size()));
-  if (payload.empty()) {
-    if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
-    return {};
-  }
+  if (payload.empty()) return decode_zeros(out, mode);
   const std::byte* units = payload.data();
   GW_RETURN_IF_ERROR(check_units(shape, name, units));
   const Kernels& kernels = execution.kernels();

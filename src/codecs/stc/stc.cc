@@ -9,6 +9,7 @@
 #include "codecs/registry.h"
 #include "codecs/scales.h"
 #include "codecs/ternary.h"
+#include "codecs/ternary_parameters.h"
 #include "codecs/threshold.h"
 #include "stages/element.h"
 #include "stages/kernels.h"
@@ -41,8 +42,6 @@ struct StcParameters {
 };
 
 constexpr float kLeastDensity = 0.0001f;
-// param_a: the coder's two bits.
-constexpr uint16_t kCoderMask = 3;
 
 // Mean magnitude of the values that reach the threshold: of each chunk's list of them the sum that
 // stages/element.h defines, then the chunks' sums in order.
@@ -125,9 +124,9 @@ class StcCodec final : public Codec {
 
  protected:
   std::string parameter_text() const override {
-    std::string text = "density=" + format_number(parameters_.density);
-    if (parameters_.coder == TernaryCoder::kZeroRun) text += ",coder=zre";
-    if (parameters_.coder == TernaryCoder::kNone) text += ",coder=none";
+    std::string text;
+    append_parameter(text, "density", format_number(parameters_.density));
+    append_coder(text, parameters_.coder, TernaryCoder::kRice);
     return text;
   }
 
@@ -166,18 +165,16 @@ Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualTyp
   StcParameters parameters;
   Result<float> density = given.number("density", kLeastDensity, 1.0f, parameters.density);
   if (!density.ok()) return density.status();
-  Result<size_t> coder = given.choice("coder", {"none", "zre", "rice"}, 2);
+  Result<TernaryCoder> coder = parse_coder(given, parameters.coder);
   if (!coder.ok()) return coder.status();
   parameters.density = density.value();
-  parameters.coder = static_cast<TernaryCoder>(coder.value());
+  parameters.coder = coder.value();
   return std::shared_ptr<const Codec>(std::make_shared<StcCodec>(parameters, residual_type));
 }
 
 Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
-  if ((wire.param_a & ~kCoderMask) != 0 ||
-      wire.param_a > static_cast<uint16_t>(TernaryCoder::kRice)) {
-    return Status(StatusCode::kReservedBits, "stc: reserved bits are set in the parameters");
-  }
+  GW_RETURN_IF_ERROR(
+      check_wire_bits(kInfo, wire.param_a, static_cast<uint32_t>(TernaryCoder::kRice)));
   StcParameters parameters;
   const float density = float_of(wire.param_b);
   if (density >= kLeastDensity && density < 1.0f) parameters.density = density;

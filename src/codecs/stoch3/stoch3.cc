@@ -5,6 +5,7 @@
 #include "codecs/drawn_ternary.h"
 #include "codecs/registry.h"
 #include "codecs/ternary.h"
+#include "codecs/ternary_parameters.h"
 
 namespace gradwire {
 namespace {
@@ -57,9 +58,8 @@ class Stoch3Codec final : public Codec {
  protected:
   std::string parameter_text() const override {
     std::string text;
-    if (coder_ == TernaryCoder::kZeroRun) text = "coder=zre";
-    if (coder_ == TernaryCoder::kRice) text = "coder=rice";
-    if (bucket_ != 0) text += (text.empty() ? "bucket=" : ",bucket=") + std::to_string(bucket_);
+    append_coder(text, coder_, TernaryCoder::kNone);
+    append_bucket(text, bucket_, 0);
     return text;
   }
 
@@ -71,22 +71,18 @@ class Stoch3Codec final : public Codec {
 };
 
 Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualType residual_type) {
-  Result<size_t> coder = given.choice("coder", {"none", "zre", "rice"}, 0);
+  Result<TernaryCoder> coder = parse_coder(given, TernaryCoder::kNone);
   if (!coder.ok()) return coder.status();
-  Result<uint32_t> bucket = given.count("bucket", kDrawnBucketMultiple, kMaxDrawnBucket, 0);
+  Result<uint32_t> bucket = given.bucket(kDrawnBucketMultiple, 0);
   if (!bucket.ok()) return bucket.status();
-  return std::shared_ptr<const Codec>(std::make_shared<Stoch3Codec>(
-      static_cast<TernaryCoder>(coder.value()), bucket.value(), residual_type));
+  return std::shared_ptr<const Codec>(
+      std::make_shared<Stoch3Codec>(coder.value(), bucket.value(), residual_type));
 }
 
 Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
-  if (wire.param_a > static_cast<uint16_t>(TernaryCoder::kRice)) {
-    return Status(StatusCode::kReservedBits, "stoch3: reserved bits are set in the parameters");
-  }
-  if (wire.param_b % kDrawnBucketMultiple != 0) {
-    return Status(StatusCode::kReservedBits,
-                  "stoch3: bucket " + std::to_string(wire.param_b) + " is not a multiple of 320");
-  }
+  GW_RETURN_IF_ERROR(
+      check_wire_bits(kInfo, wire.param_a, static_cast<uint32_t>(TernaryCoder::kRice)));
+  GW_RETURN_IF_ERROR(check_wire_bucket(kInfo, wire, kDrawnBucketMultiple));
   return std::shared_ptr<const Codec>(std::make_shared<Stoch3Codec>(
       static_cast<TernaryCoder>(wire.param_a), wire.param_b, ResidualType::kNone));
 }

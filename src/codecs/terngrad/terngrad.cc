@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "base/return_if_error.h"
@@ -7,6 +6,7 @@
 #include "codecs/drawn_ternary.h"
 #include "codecs/registry.h"
 #include "codecs/ternary.h"
+#include "codecs/ternary_parameters.h"
 
 namespace gradwire {
 namespace {
@@ -31,13 +31,11 @@ constexpr CodecInfo kInfo = {
     .parameters = kParameters,
 };
 
-// Bits of param_a (codecs/terngrad/spec.md).
-constexpr uint16_t kCoderMask = 3;
-constexpr int kClipShift = 2;
-constexpr float kClipUnit = 1024.0f;
+constexpr float kDefaultClip = 2.5f;
+constexpr float kClipUnits = 1024.0f;  // in param_a
 
 struct TernGradParameters {
-  float clip = 2.5f;  // the encoder's business alone
+  float clip = kDefaultClip;  // the encoder's business alone
   TernaryCoder coder = TernaryCoder::kTwoBit;
   uint32_t bucket = 0;  // values that share a scale, a multiple of 320; 0: the whole segment
 };
@@ -50,12 +48,8 @@ class TernGradCodec final : public Codec {
   const CodecInfo& info() const noexcept override { return kInfo; }
 
   WireCodec wire() const noexcept override {
-    // The clipping is told to whoever inspects a frame; no decoder needs it.
-    const long clip = std::lround(parameters_.clip * kClipUnit);
-    const auto told = static_cast<uint16_t>(std::min(clip, 16383L));
     return {.id = kInfo.id,
-            .param_a = static_cast<uint16_t>(static_cast<uint16_t>(parameters_.coder) |
-                                             static_cast<uint16_t>(told << kClipShift)),
+            .param_a = tell_number(parameters_.coder, parameters_.clip, kClipUnits),
             .param_b = parameters_.bucket};
   }
 
@@ -81,12 +75,15 @@ class TernGradCodec final : public Codec {
  protected:
   std::string parameter_text() const override {
     std::string text;
-    if (parameters_.clip != 2.5f) text += ",clip=" + format_number(parameters_.clip);
-    if (parameters_.coder != TernaryCoder::kTwoBit) text += ",pack=trits5";
-    if (parameters_.coder == TernaryCoder::kZeroRun) text += ",coder=zre";
-    if (parameters_.coder == TernaryCoder::kRice) text += ",coder=rice";
-    if (parameters_.bucket != 0) text += ",bucket=" + std::to_string(parameters_.bucket);
-    return text.empty() ? text : text.substr(1);
+    if (parameters_.clip != kDefaultClip) {
+      append_parameter(text, "clip", format_number(parameters_.clip));
+    }
+    if (parameters_.coder != TernaryCoder::kTwoBit) {
+      append_parameter(text, "pack", "trits5");
+      append_coder(text, parameters_.coder, TernaryCoder::kNone);
+    }
+    append_bucket(text, parameters_.bucket, 0);
+    return text;
   }
 
  private:
@@ -103,32 +100,25 @@ Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualTyp
   if (!clip.ok()) return clip.status();
   Result<size_t> pack = given.choice("pack", {"2bit", "trits5"}, 0);
   if (!pack.ok()) return pack.status();
-  Result<size_t> coder = given.choice("coder", {"none", "zre", "rice"}, 0);
+  Result<TernaryCoder> coder = parse_coder(given, TernaryCoder::kNone);
   if (!coder.ok()) return coder.status();
-  Result<uint32_t> bucket = given.count("bucket", kDrawnBucketMultiple, kMaxDrawnBucket, 0);
+  Result<uint32_t> bucket = given.bucket(kDrawnBucketMultiple, 0);
   if (!bucket.ok()) return bucket.status();
-  if (pack.value() == 0 && coder.value() != 0) {
+  if (pack.value() == 0 && coder.value() != TernaryCoder::kNone) {
     return Status(StatusCode::kBadParameter,
                   "terngrad: a coder works on five values to a byte; add pack=trits5");
   }
   parameters.clip = clip.value();
-  parameters.coder =
-      pack.value() == 0 ? TernaryCoder::kTwoBit : static_cast<TernaryCoder>(coder.value());
+  parameters.coder = pack.value() == 0 ? TernaryCoder::kTwoBit : coder.value();
   parameters.bucket = bucket.value();
   return std::shared_ptr<const Codec>(std::make_shared<TernGradCodec>(parameters, residual_type));
 }
 
 Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
-  if (wire.param_b % kDrawnBucketMultiple != 0) {
-    return Status(StatusCode::kReservedBits,
-                  "terngrad: bucket " + std::to_string(wire.param_b) + " is not a multiple of 320");
-  }
-  // The unit is coarser than a float: rounded to three decimals, the clipping reads as it was
-  // given.
-  const float told = static_cast<float>(wire.param_a >> kClipShift) / kClipUnit;
+  GW_RETURN_IF_ERROR(check_wire_bucket(kInfo, wire, kDrawnBucketMultiple));
   const TernGradParameters parameters = {
-      .clip = std::min(std::round(told * 1e3f) / 1e3f, 15.999f),
-      .coder = static_cast<TernaryCoder>(wire.param_a & kCoderMask),
+      .clip = std::min(told_number(wire.param_a, kClipUnits, 1e3f), 15.999f),
+      .coder = told_coder(wire.param_a),
       .bucket = wire.param_b};
   return std::shared_ptr<const Codec>(
       std::make_shared<TernGradCodec>(parameters, ResidualType::kNone));

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include "base/endian.h"
 #include "base/return_if_error.h"
@@ -7,6 +6,7 @@
 #include "codecs/input.h"
 #include "codecs/registry.h"
 #include "codecs/ternary.h"
+#include "codecs/ternary_parameters.h"
 #include "stages/element.h"
 #include "stages/kernels.h"
 
@@ -31,11 +31,7 @@ constexpr CodecInfo kInfo = {
     .parameters = kParameters,
 };
 
-// Bits of param_a (codecs/three_lc/spec.md).
-constexpr uint16_t kCoderMask = 3;
-constexpr int kSparsityShift = 2;
-constexpr float kSparsityUnit = 16384.0f;
-constexpr uint32_t kMaxBucket = 0xffffffffu / 5 * 5;
+constexpr float kSparsityUnits = 16384.0f;  // in param_a, of s - 1
 
 struct ThreeLcParameters {
   float sparsity = 1.0f;  // s, in [1, 2); the encoder's business alone
@@ -133,12 +129,8 @@ class ThreeLcCodec final : public Codec {
   const CodecInfo& info() const noexcept override { return kInfo; }
 
   WireCodec wire() const noexcept override {
-    // s is told to whoever inspects a frame; no decoder needs it.
-    const long sparsity = std::lround((parameters_.sparsity - 1.0f) * kSparsityUnit);
-    const auto told = static_cast<uint16_t>(std::min(sparsity, 16383L));
     return {.id = kInfo.id,
-            .param_a = static_cast<uint16_t>(static_cast<uint16_t>(parameters_.coder) |
-                                             static_cast<uint16_t>(told << kSparsityShift)),
+            .param_a = tell_number(parameters_.coder, parameters_.sparsity - 1.0f, kSparsityUnits),
             .param_b = parameters_.bucket};
   }
 
@@ -177,10 +169,10 @@ class ThreeLcCodec final : public Codec {
 
  protected:
   std::string parameter_text() const override {
-    std::string text = "s=" + format_number(parameters_.sparsity);
-    if (parameters_.coder == TernaryCoder::kNone) text += ",coder=none";
-    if (parameters_.coder == TernaryCoder::kRice) text += ",coder=rice";
-    if (parameters_.bucket != 0) text += ",bucket=" + std::to_string(parameters_.bucket);
+    std::string text;
+    append_parameter(text, "s", format_number(parameters_.sparsity));
+    append_coder(text, parameters_.coder, TernaryCoder::kZeroRun);
+    append_bucket(text, parameters_.bucket, 0);
     return text;
   }
 
@@ -196,31 +188,25 @@ Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualTyp
   ThreeLcParameters parameters;
   Result<float> sparsity = given.number("s", 1.0f, 2.0f, parameters.sparsity);
   if (!sparsity.ok()) return sparsity.status();
-  Result<size_t> coder = given.choice("coder", {"none", "zre", "rice"}, 1);
+  Result<TernaryCoder> coder = parse_coder(given, parameters.coder);
   if (!coder.ok()) return coder.status();
-  Result<uint32_t> bucket = given.count("bucket", 5, kMaxBucket, 0);
+  Result<uint32_t> bucket = given.bucket(kTritsPerByte, 0);
   if (!bucket.ok()) return bucket.status();
   parameters.sparsity = sparsity.value();
-  parameters.coder = static_cast<TernaryCoder>(coder.value());
+  parameters.coder = coder.value();
   parameters.bucket = bucket.value();
   return std::shared_ptr<const Codec>(std::make_shared<ThreeLcCodec>(parameters, residual_type));
 }
 
 Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
-  const uint16_t coder = wire.param_a & kCoderMask;
-  if (coder > static_cast<uint16_t>(TernaryCoder::kRice)) {
-    return Status(StatusCode::kReservedBits,
-                  "3lc: coder " + std::to_string(coder) + " is reserved");
+  const TernaryCoder coder = told_coder(wire.param_a);
+  if (coder == TernaryCoder::kTwoBit) {
+    return Status(StatusCode::kReservedBits, "3lc: coder 3 is reserved");
   }
-  if (wire.param_b % 5 != 0) {
-    return Status(StatusCode::kReservedBits,
-                  "3lc: bucket " + std::to_string(wire.param_b) + " is not a multiple of 5");
-  }
-  // The unit is coarser than a float: rounded to four decimals, s reads as it was given.
-  const float told = static_cast<float>(wire.param_a >> kSparsityShift) / kSparsityUnit;
+  GW_RETURN_IF_ERROR(check_wire_bucket(kInfo, wire, kTritsPerByte));
   const ThreeLcParameters parameters = {
-      .sparsity = std::min(1.0f + std::round(told * 1e4f) / 1e4f, 1.9999f),
-      .coder = static_cast<TernaryCoder>(coder),
+      .sparsity = std::min(1.0f + told_number(wire.param_a, kSparsityUnits, 1e4f), 1.9999f),
+      .coder = coder,
       .bucket = wire.param_b};
   return std::shared_ptr<const Codec>(
       std::make_shared<ThreeLcCodec>(parameters, ResidualType::kFloat32));

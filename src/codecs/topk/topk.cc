@@ -75,14 +75,10 @@ class TopkCodec final : public Codec {
   uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
 
   Status check_size(uint64_t n, uint64_t size) const override {
-    if (size == 0) return {};  // all +0
     const ChunkShape shape = this->shape(n);
-    const uint64_t least =
-        shape.chunks_offset() + (is_rice() ? kIndexSizeBytes * shape.chunks : map_size(n));
-    if (n > 0 && size > least && size <= shape.max_size()) return {};
-    return {StatusCode::kCorruptPayload, "topk: " + std::to_string(n) +
-                                             " values don't fit a payload of " +
-                                             std::to_string(size) + " bytes"};
+    const uint64_t indices = shape.size_with(
+        [this](uint64_t values) { return is_rice() ? kIndexSizeBytes : map_size(values); });
+    return check_chunks_size(kInfo.name, shape, indices + 1, size);
   }
 
   Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext&,
@@ -109,10 +105,7 @@ class TopkCodec final : public Codec {
   Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
                 Execution& execution) const override {
     GW_RETURN_IF_ERROR(check_size(out.size(), payload.size()));
-    if (payload.empty()) {
-      if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
-      return {};
-    }
+    if (payload.empty()) return decode_zeros(out, mode);
     const ChunkShape shape = this->shape(out.size());
     return decode_chunks(
         shape, payload, kInfo.name, execution, [&](uint64_t chunk, std::span<const uint8_t> bytes) {
@@ -123,9 +116,10 @@ class TopkCodec final : public Codec {
 
  protected:
   std::string parameter_text() const override {
-    std::string text = "ratio=" + format_number(parameters_.ratio);
-    if (parameters_.values == SentAs::kBfloat16) text += ",values=bf16";
-    if (is_rice()) text += ",index=rice";
+    std::string text;
+    append_parameter(text, "ratio", format_number(parameters_.ratio));
+    if (parameters_.values == SentAs::kBfloat16) append_parameter(text, "values", "bf16");
+    if (is_rice()) append_parameter(text, "index", "rice");
     return text;
   }
 
@@ -254,9 +248,7 @@ Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualTyp
 }
 
 Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
-  if ((wire.param_a & ~kKnownBits) != 0) {
-    return Status(StatusCode::kReservedBits, "topk: reserved bits are set in the parameters");
-  }
+  GW_RETURN_IF_ERROR(check_wire_bits(kInfo, wire.param_a, kKnownBits));
   TopkParameters parameters;
   const float ratio = float_of(wire.param_b);
   if (ratio >= kLeastRatio && ratio < 1.0f) parameters.ratio = ratio;
