@@ -89,22 +89,31 @@ void Input::store(uint64_t begin, uint64_t n, const float* left) const {
   }
 }
 
-uint32_t Input::absmax(uint64_t begin, uint64_t n) const {
-  if (x_.dtype() == Dtype::kFloat32) {
-    const float* x = x_.f32() + begin;
-    switch (residual_.type()) {
-      case ResidualType::kNone:
-        return kernels_->absmax(x, n);
-      case ResidualType::kFloat32:
-        return kernels_->absmax_f32(x, residual_.f32() + begin, n);
-      case ResidualType::kBfloat16:
-        return kernels_->absmax_bf16(x, residual_.bf16() + begin, n);
-    }
+void Input::store(uint64_t i, float left) const {
+  switch (residual_.type()) {
+    case ResidualType::kNone:
+      break;
+    case ResidualType::kFloat32:
+      residual_.f32()[i] = left;
+      break;
+    case ResidualType::kBfloat16:
+      residual_.bf16()[i] = narrow_bf16(left);
+      break;
   }
+}
+
+uint32_t Input::absmax(uint64_t begin, uint64_t n) const {
   uint32_t largest = 0;
-  for_each_part(begin, n, [&](uint64_t, uint64_t count, const float* b) {
-    largest = std::max(largest, kernels_->absmax(b, count));
-  });
+  const auto raise = [&largest](uint32_t magnitude) { largest = std::max(largest, magnitude); };
+  with_residual(
+      begin, n,
+      [&](uint64_t, uint64_t count, const float* x) { raise(kernels_->absmax(x, count)); },
+      [&](uint64_t, uint64_t count, const float* x, const float* r) {
+        raise(kernels_->absmax_f32(x, r, count));
+      },
+      [&](uint64_t, uint64_t count, const float* x, const uint16_t* r) {
+        raise(kernels_->absmax_bf16(x, r, count));
+      });
   return largest;
 }
 

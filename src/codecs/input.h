@@ -36,7 +36,30 @@ class Input {
   // residual = left, for encoders that know what is left of the values.
   void store(uint64_t begin, uint64_t n, const float* left) const;
 
+  // The same for value i alone.
+  void store(uint64_t i, float left) const;
+
   [[nodiscard]] float at(uint64_t i) const { return sum_of(x_, residual_, i); }
+
+  // Calls none(first, count, x), f32(first, count, x, r) or bf16(first, count, x, r), whichever the
+  // residual is, for kernels that add it themselves: with all of the n values from `begin` on where
+  // x is float32, else part by part. `first` as in for_each_part.
+  template <typename None, typename F32, typename Bf16>
+  void with_residual(uint64_t begin, uint64_t n, const None& none, const F32& f32,
+                     const Bf16& bf16) const {
+    const auto call = [&](uint64_t first, uint64_t count, const float* x) {
+      switch (residual_.type()) {
+        case ResidualType::kNone:
+          return none(first, count, x);
+        case ResidualType::kFloat32:
+          return f32(first, count, x, residual_.f32() + begin + first);
+        case ResidualType::kBfloat16:
+          return bf16(first, count, x, residual_.bf16() + begin + first);
+      }
+    };
+    if (x_.dtype() == Dtype::kFloat32) return call(0, n, x_.f32() + begin);
+    Input(x_, {}, *kernels_).for_each_part(begin, n, call);
+  }
 
   // Largest magnitude bits of b among n values from `begin` on.
   [[nodiscard]] uint32_t absmax(uint64_t begin, uint64_t n) const;

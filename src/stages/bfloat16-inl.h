@@ -10,6 +10,7 @@
 #include "hwy/highway.h"
 
 #include "stages/element.h"
+#include "stages/half-inl.h"
 #include "stages/load-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -19,30 +20,25 @@ namespace gradwire {
 namespace HWY_NAMESPACE {
 namespace {
 
-void narrow_bf16(const float* x, size_t n, uint16_t* out) {
-  const hn::ScalableTag<float> d;
-  const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) store_narrowed(d, hn::LoadU(d, x + i), out + i);
-  for (; i < n; ++i) store_unaligned(out + i, gradwire::narrow_bf16(x[i]));
-}
+struct Bfloat16 {
+  template <class D>
+  static HWY_INLINE void store(D d, hn::Vec<D> v, uint16_t* to) {
+    store_narrowed(d, v, to);
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const uint16_t* from) {
+    return load_widened(d, from);
+  }
+  static uint16_t narrow(float x) { return gradwire::narrow_bf16(x); }
+  static float widen(uint16_t x) { return gradwire::widen_bf16(x); }
+};
 
-void widen_bf16(const uint16_t* x, size_t n, float* out) {
-  const hn::ScalableTag<float> d;
-  const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(load_widened(d, x + i), d, out + i);
-  for (; i < n; ++i) out[i] = gradwire::widen_bf16(load_unaligned(x + i));
-}
+void narrow_bf16(const float* x, size_t n, uint16_t* out) { narrow_to<Bfloat16>(x, n, out); }
+
+void widen_bf16(const uint16_t* x, size_t n, float* out) { widen_to<Bfloat16>(x, n, StoreTo{out}); }
 
 void widen_add_bf16(const uint16_t* x, size_t n, float* out) {
-  const hn::ScalableTag<float> d;
-  const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    hn::StoreU(hn::Add(hn::LoadU(d, out + i), load_widened(d, x + i)), d, out + i);
-  }
-  for (; i < n; ++i) out[i] += gradwire::widen_bf16(load_unaligned(x + i));
+  widen_to<Bfloat16>(x, n, AddTo{out});
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "hwy/highway.h"
 
 #include "stages/element.h"
+#include "stages/half-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
@@ -80,31 +81,24 @@ HWY_INLINE hn::Vec<D> load_widened_f16(D d, const uint16_t* from) {
   return hn::BitCast(d, hn::Or(hn::BitCast(d32, bits), sign));
 }
 
-void narrow_f16(const float* x, size_t n, uint16_t* out) {
-  const hn::ScalableTag<float> d;
-  const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) store_narrowed_f16(d, hn::LoadU(d, x + i), out + i);
-  for (; i < n; ++i) store_unaligned(out + i, gradwire::narrow_f16(x[i]));
-}
-
-void widen_f16(const uint16_t* x, size_t n, float* out) {
-  const hn::ScalableTag<float> d;
-  const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(load_widened_f16(d, x + i), d, out + i);
-  for (; i < n; ++i) out[i] = gradwire::widen_f16(load_unaligned(x + i));
-}
-
-void widen_add_f16(const uint16_t* x, size_t n, float* out) {
-  const hn::ScalableTag<float> d;
-  const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    hn::StoreU(hn::Add(hn::LoadU(d, out + i), load_widened_f16(d, x + i)), d, out + i);
+struct Float16 {
+  template <class D>
+  static HWY_INLINE void store(D d, hn::Vec<D> v, uint16_t* to) {
+    store_narrowed_f16(d, v, to);
   }
-  for (; i < n; ++i) out[i] += gradwire::widen_f16(load_unaligned(x + i));
-}
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const uint16_t* from) {
+    return load_widened_f16(d, from);
+  }
+  static uint16_t narrow(float x) { return gradwire::narrow_f16(x); }
+  static float widen(uint16_t x) { return gradwire::widen_f16(x); }
+};
+
+void narrow_f16(const float* x, size_t n, uint16_t* out) { narrow_to<Float16>(x, n, out); }
+
+void widen_f16(const uint16_t* x, size_t n, float* out) { widen_to<Float16>(x, n, StoreTo{out}); }
+
+void widen_add_f16(const uint16_t* x, size_t n, float* out) { widen_to<Float16>(x, n, AddTo{out}); }
 
 }  // namespace
 }  // namespace HWY_NAMESPACE

@@ -16,6 +16,7 @@
 #include "stages/float_clip.h"
 #include "stages/float_clip_tables.h"
 #include "stages/load-inl.h"
+#include "stages/output-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
@@ -276,10 +277,8 @@ HWY_INLINE size_t find_steps(const uint8_t* bytes, size_t room, uint8_t* steps) 
   return i;
 }
 
-// Calls take(v, i) for vectors of values, in order, and one(value, i) for those of the last bytes.
-template <typename Take, typename One>
-HWY_INLINE bool decode_bursts(const uint8_t* bursts, size_t size, size_t n, const Take& take,
-                              const One& one) {
+template <class Output>
+HWY_INLINE bool decode_bursts(const uint8_t* bursts, size_t size, size_t n, Output out) {
   uint8_t steps[kStepBytes];
   size_t at = 0;
   size_t i = 0;
@@ -290,8 +289,8 @@ HWY_INLINE bool decode_bursts(const uint8_t* bursts, size_t size, size_t n, cons
     if (end == 0) break;
     size_t step = 0;
     for (; step < end && i + kBurstValues <= n; i += kBurstValues) {
-      decode_full_burst(from + step,
-                        [&](hn::Vec<ClipTag> v, size_t lane) HWY_ATTR { take(v, i + lane); });
+      decode_full_burst(from + step, [&](hn::Vec<ClipTag> v, size_t lane)
+                                         HWY_ATTR { out.put(ClipTag(), v, i + lane); });
       step += steps[step];
     }
     at += step;
@@ -301,26 +300,18 @@ HWY_INLINE bool decode_bursts(const uint8_t* bursts, size_t size, size_t n, cons
     float values[kBurstValues];
     const size_t burst = clip_decode_burst(bursts + at, size - at, count, values);
     if (burst == 0) return false;
-    for (size_t j = 0; j < count; ++j) one(values[j], i + j);
+    for (size_t j = 0; j < count; ++j) out.put(values[j], i + j);
     at += burst;
   }
   return at == size;
 }
 
 bool float_clip_decode(const uint8_t* bursts, size_t size, size_t n, float* out) {
-  const ClipTag d;
-  return decode_bursts(
-      bursts, size, n, [=](hn::Vec<ClipTag> v, size_t i) HWY_ATTR { hn::StoreU(v, d, out + i); },
-      [=](float value, size_t i) { out[i] = value; });
+  return decode_bursts(bursts, size, n, StoreTo{out});
 }
 
 bool float_clip_decode_add(const uint8_t* bursts, size_t size, size_t n, float* out) {
-  const ClipTag d;
-  return decode_bursts(
-      bursts, size, n,
-      [=](hn::Vec<ClipTag> v, size_t i)
-          HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, out + i), v), d, out + i); },
-      [=](float value, size_t i) { out[i] += value; });
+  return decode_bursts(bursts, size, n, AddTo{out});
 }
 
 }  // namespace

@@ -7,11 +7,11 @@
 #define GRADWIRE_STAGES_INT8_INL_H_
 #endif
 
-#include <cstring>
-
 #include "hwy/highway.h"
 
 #include "stages/int8.h"
+#include "stages/output-inl.h"
+#include "stages/residual-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
@@ -21,34 +21,46 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace {
 
-void quantize_int8(const float* b, size_t n, float unit, int8_t* out) {
+template <class Residual>
+HWY_INLINE void quantize_int8_of(const float* x, Residual residual, size_t n, float unit,
+                                 int8_t* q) {
+  if (unit == 0.0f) return quantize_each_int8(x, residual, n, unit, q);
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di32;
   const hn::Rebind<int8_t, decltype(d)> d8;
   const size_t lanes = hn::Lanes(d);
-  if (unit == 0.0f) {
-    if (n != 0) std::memset(out, 0, n);
-    return;
-  }
   const auto units = hn::Set(d, unit);
   const auto limit = hn::Set(d, static_cast<float>(kInt8Levels));
   const auto negative_limit = hn::Neg(limit);
   const auto magic = hn::Set(d, kRoundingMagic);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto level = hn::Div(hn::LoadU(d, b + i), units);
+    const auto b = residual.add(d, hn::LoadU(d, x + i), i);
+    const auto level = hn::Div(b, units);
     const auto clamped = hn::Min(hn::Max(level, negative_limit), limit);
-    const auto shifted = hn::BitCast(di32, hn::Add(clamped, magic));
-    const auto q = hn::Sub(shifted, hn::BitCast(di32, magic));
-    hn::StoreU(hn::DemoteTo(d8, q), d8, out + i);
+    const auto shifted = hn::Add(clamped, magic);
+    const auto integer = hn::Sub(hn::BitCast(di32, shifted), hn::BitCast(di32, magic));
+    hn::StoreU(hn::DemoteTo(d8, integer), d8, q + i);
+    residual.set(d, hn::Sub(b, hn::Mul(hn::Sub(shifted, magic), units)), i);
   }
-  for (; i < n; ++i) out[i] = gradwire::quantize_int8(b[i], unit);
+  quantize_each_int8(x + i, residual.from(i), n - i, unit, q + i);
 }
 
-// Calls put(d, i, values) for the values from i on, one(i, value) for the last few. false if a q is
-// -128.
-template <typename Vectors, typename One>
-HWY_INLINE bool dequantize_int8_with(const int8_t* q, size_t n, float unit, Vectors put, One one) {
+void quantize_int8(const float* x, size_t n, float unit, int8_t* q) {
+  quantize_int8_of(x, NoResidual(), n, unit, q);
+}
+
+void quantize_int8_f32(const float* x, float* r, size_t n, float unit, int8_t* q) {
+  quantize_int8_of(x, ResidualOf(r), n, unit, q);
+}
+
+void quantize_int8_bf16(const float* x, uint16_t* r, size_t n, float unit, int8_t* q) {
+  quantize_int8_of(x, ResidualOf(r), n, unit, q);
+}
+
+// false if a q is -128.
+template <class Output>
+HWY_INLINE bool dequantize_int8_to(const int8_t* q, size_t n, float unit, Output out) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di32;
   const hn::Rebind<int8_t, decltype(d)> d8;
@@ -59,28 +71,22 @@ HWY_INLINE bool dequantize_int8_with(const int8_t* q, size_t n, float unit, Vect
   for (; i + lanes <= n; i += lanes) {
     const auto level = hn::PromoteTo(di32, hn::LoadU(d8, q + i));
     lowest = hn::Min(lowest, level);
-    put(d, i, hn::Mul(hn::ConvertTo(d, level), units));
+    out.put(d, hn::Mul(hn::ConvertTo(d, level), units), i);
   }
   bool valid = hn::AllTrue(di32, hn::Gt(lowest, hn::Set(di32, -kInt8Levels - 1)));
   for (; i < n; ++i) {
     valid &= q[i] >= -kInt8Levels;
-    one(i, int8_value(q[i], unit));
+    out.put(int8_value(q[i], unit), i);
   }
   return valid;
 }
 
 bool dequantize_int8(const int8_t* q, size_t n, float unit, float* out) {
-  return dequantize_int8_with(
-      q, n, unit, [=](auto d, size_t i, auto values) HWY_ATTR { hn::StoreU(values, d, out + i); },
-      [=](size_t i, float value) { out[i] = value; });
+  return dequantize_int8_to(q, n, unit, StoreTo{out});
 }
 
 bool dequantize_int8_add(const int8_t* q, size_t n, float unit, float* out) {
-  return dequantize_int8_with(
-      q, n, unit,
-      [=](auto d, size_t i, auto values)
-          HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, out + i), values), d, out + i); },
-      [=](size_t i, float value) { out[i] += value; });
+  return dequantize_int8_to(q, n, unit, AddTo{out});
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 // One element of the codec int8: q in -127..127, the value q * unit.
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/host_device.h"
@@ -35,6 +36,15 @@ GW_HOST_DEVICE inline int8_t quantize_int8(float b, float unit) {
 
 GW_HOST_DEVICE inline float int8_value(int8_t q, float unit) {
   return static_cast<float>(q) * unit;
+}
+
+template <class Residual>
+void quantize_each_int8(const float* x, Residual residual, size_t n, float unit, int8_t* q) {
+  for (size_t i = 0; i < n; ++i) {
+    const float b = residual.add(x[i], i);
+    q[i] = quantize_int8(b, unit);
+    residual.set(b - int8_value(q[i], unit), i);
+  }
 }
 
 }  // namespace gradwire

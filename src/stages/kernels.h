@@ -105,17 +105,23 @@ struct Kernels {
   void (*widen_f16)(const uint16_t* x, size_t n, float* out);
   void (*widen_add_f16)(const uint16_t* x, size_t n, float* out);  // out += x
 
-  // stages/int8.h of each value; `unit` is finite and >= 0, out += q * unit for _add. false, with
-  // `out` written nonetheless, if a q is -128.
-  void (*quantize_int8)(const float* b, size_t n, float unit, int8_t* q);
+  // stages/int8.h of each value of b = x (+ r); r becomes what is left of b. `unit` is finite and
+  // >= 0, out += q * unit for _add. false, with `out` written nonetheless, if a q is -128.
+  void (*quantize_int8)(const float* x, size_t n, float unit, int8_t* q);
+  void (*quantize_int8_f32)(const float* x, float* r, size_t n, float unit, int8_t* q);
+  void (*quantize_int8_bf16)(const float* x, uint16_t* r, size_t n, float unit, int8_t* q);
   bool (*dequantize_int8)(const int8_t* q, size_t n, float unit, float* out);
   bool (*dequantize_int8_add)(const int8_t* q, size_t n, float unit, float* out);
 
-  // Adds values to sums (stages/signs.h); value i goes to lane i % 16.
-  void (*add_sign_sums)(const float* b, size_t n, SignLanes& lanes);
-  // A bit a value from the lowest of a byte on, set where it is below 0 (so not for -0); zeros
-  // behind: sign_bytes(n) bytes.
-  void (*pack_signs)(const float* b, size_t n, uint8_t* bits);
+  // Adds the values of b = x (+ r) to sums (stages/signs.h); value i goes to lane i % 16.
+  void (*add_sign_sums)(const float* x, size_t n, SignLanes& lanes);
+  void (*add_sign_sums_f32)(const float* x, const float* r, size_t n, SignLanes& lanes);
+  void (*add_sign_sums_bf16)(const float* x, const uint16_t* r, size_t n, SignLanes& lanes);
+  // A bit a value of b = x (+ r) from the lowest of a byte on, set where it is below 0 (so not for
+  // -0); zeros behind: sign_bytes(n) bytes. r becomes b less its mean.
+  void (*pack_signs)(const float* x, size_t n, uint8_t* bits);
+  void (*pack_signs_f32)(const float* x, float* r, size_t n, SignMeans means, uint8_t* bits);
+  void (*pack_signs_bf16)(const float* x, uint16_t* r, size_t n, SignMeans means, uint8_t* bits);
   // out = the mean for each bit, out += the mean. false, with `out` written nonetheless, if a bit
   // behind the last one is not 0.
   bool (*unpack_signs)(const uint8_t* bits, size_t n, SignMeans means, float* out);
@@ -133,6 +139,11 @@ struct Kernels {
   // The values whose bit is set, one behind the other; returns how many. `out` may be written up to
   // n values.
   size_t (*compress)(const float* x, const uint64_t* mask, size_t n, float* out);
+  // Both at once for b = x (+ r); r becomes b where the bit is not set, 0 where it is.
+  size_t (*take_large)(const float* x, size_t n, float t, uint64_t* mask, float* out);
+  size_t (*take_large_f32)(const float* x, float* r, size_t n, float t, uint64_t* mask, float* out);
+  size_t (*take_large_bf16)(const float* x, uint16_t* r, size_t n, float t, uint64_t* mask,
+                            float* out);
 
   // Sums in the fixed order that stages/element.h defines.
   Moments (*moments)(const float* x, size_t n);

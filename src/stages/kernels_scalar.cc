@@ -8,6 +8,8 @@
 #include "stages/kernels_scalar_rice.h"
 #include "stages/kernels_scalar_signs.h"
 #include "stages/kernels_scalar_trit_draws.h"
+#include "stages/residual.h"
+#include "stages/threshold.h"
 
 namespace gradwire {
 namespace {
@@ -258,6 +260,18 @@ size_t compress(const float* x, const uint64_t* mask, size_t n, float* out) {
   return count;
 }
 
+size_t take_large(const float* x, size_t n, float t, uint64_t* mask, float* out) {
+  return take_each_large(x, NoResidual(), n, t, mask, out);
+}
+
+size_t take_large_f32(const float* x, float* r, size_t n, float t, uint64_t* mask, float* out) {
+  return take_each_large(x, ResidualOf(r), n, t, mask, out);
+}
+
+size_t take_large_bf16(const float* x, uint16_t* r, size_t n, float t, uint64_t* mask, float* out) {
+  return take_each_large(x, ResidualOf(r), n, t, mask, out);
+}
+
 Moments moments(const float* x, size_t n) {
   MomentLanes sums;
   for (size_t i = 0; i < n; ++i) sums.add(i, x[i]);
@@ -320,10 +334,16 @@ constexpr Kernels kScalar = {
     .widen_f16 = widen_f16_all,
     .widen_add_f16 = widen_add_f16,
     .quantize_int8 = scalar::quantize_int8,
+    .quantize_int8_f32 = scalar::quantize_int8_f32,
+    .quantize_int8_bf16 = scalar::quantize_int8_bf16,
     .dequantize_int8 = scalar::dequantize_int8,
     .dequantize_int8_add = scalar::dequantize_int8_add,
     .add_sign_sums = scalar::add_sign_sums,
+    .add_sign_sums_f32 = scalar::add_sign_sums_f32,
+    .add_sign_sums_bf16 = scalar::add_sign_sums_bf16,
     .pack_signs = scalar::pack_signs,
+    .pack_signs_f32 = scalar::pack_signs_f32,
+    .pack_signs_bf16 = scalar::pack_signs_bf16,
     .unpack_signs = scalar::unpack_signs,
     .unpack_signs_add = scalar::unpack_signs_add,
     .float_clip_encode = float_clip_encode,
@@ -331,6 +351,9 @@ constexpr Kernels kScalar = {
     .float_clip_decode_add = float_clip_decode_add,
     .threshold_bits = threshold_bits,
     .compress = compress,
+    .take_large = take_large,
+    .take_large_f32 = take_large_f32,
+    .take_large_bf16 = take_large_bf16,
     .moments = moments,
     .draw_words = draw_words,
     .quantize_levels = scalar::quantize_levels,

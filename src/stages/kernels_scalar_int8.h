@@ -6,11 +6,20 @@
 #include <cstdint>
 
 #include "stages/int8.h"
+#include "stages/residual.h"
 
 namespace gradwire::scalar {
 
-inline void quantize_int8(const float* b, size_t n, float unit, int8_t* out) {
-  for (size_t i = 0; i < n; ++i) out[i] = gradwire::quantize_int8(b[i], unit);
+inline void quantize_int8(const float* x, size_t n, float unit, int8_t* q) {
+  quantize_each_int8(x, NoResidual(), n, unit, q);
+}
+
+inline void quantize_int8_f32(const float* x, float* r, size_t n, float unit, int8_t* q) {
+  quantize_each_int8(x, ResidualOf(r), n, unit, q);
+}
+
+inline void quantize_int8_bf16(const float* x, uint16_t* r, size_t n, float unit, int8_t* q) {
+  quantize_each_int8(x, ResidualOf(r), n, unit, q);
 }
 
 inline bool dequantize_int8(const int8_t* q, size_t n, float unit, float* out) {

@@ -5,19 +5,38 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "stages/residual.h"
 #include "stages/signs.h"
 
 namespace gradwire::scalar {
 
-inline void add_sign_sums(const float* b, size_t n, SignLanes& lanes) {
-  for (size_t i = 0; i < n; ++i) lanes.add(i, b[i]);
+template <class Residual>
+void add_each_sign(const float* x, Residual residual, size_t n, SignLanes& lanes) {
+  for (size_t i = 0; i < n; ++i) lanes.add(i, residual.add(x[i], i));
 }
 
-inline void pack_signs(const float* b, size_t n, uint8_t* bits) {
-  for (size_t i = 0; i < n; ++i) {
-    if (i % 8 == 0) bits[i / 8] = 0;
-    bits[i / 8] = static_cast<uint8_t>(bits[i / 8] | (b[i] < 0.0f ? 1 : 0) << i % 8);
-  }
+inline void add_sign_sums(const float* x, size_t n, SignLanes& lanes) {
+  add_each_sign(x, NoResidual(), n, lanes);
+}
+
+inline void add_sign_sums_f32(const float* x, const float* r, size_t n, SignLanes& lanes) {
+  add_each_sign(x, ResidualOf(r), n, lanes);
+}
+
+inline void add_sign_sums_bf16(const float* x, const uint16_t* r, size_t n, SignLanes& lanes) {
+  add_each_sign(x, ResidualOf(r), n, lanes);
+}
+
+inline void pack_signs(const float* x, size_t n, uint8_t* bits) {
+  pack_each_sign(x, NoResidual(), n, {}, bits);
+}
+
+inline void pack_signs_f32(const float* x, float* r, size_t n, SignMeans means, uint8_t* bits) {
+  pack_each_sign(x, ResidualOf(r), n, means, bits);
+}
+
+inline void pack_signs_bf16(const float* x, uint16_t* r, size_t n, SignMeans means, uint8_t* bits) {
+  pack_each_sign(x, ResidualOf(r), n, means, bits);
 }
 
 // Calls put(value index, is below 0) for n values; false unless the padding is 0.
@@ -28,13 +47,11 @@ bool unpack_signs_each(const uint8_t* bits, size_t n, Put put) {
 }
 
 inline bool unpack_signs(const uint8_t* bits, size_t n, SignMeans means, float* out) {
-  return unpack_signs_each(
-      bits, n, [=](size_t i, bool below) { out[i] = below ? means.negative : means.positive; });
+  return unpack_signs_each(bits, n, [=](size_t i, bool below) { out[i] = means.of(below); });
 }
 
 inline bool unpack_signs_add(const uint8_t* bits, size_t n, SignMeans means, float* out) {
-  return unpack_signs_each(
-      bits, n, [=](size_t i, bool below) { out[i] += below ? means.negative : means.positive; });
+  return unpack_signs_each(bits, n, [=](size_t i, bool below) { out[i] += means.of(below); });
 }
 
 }  // namespace gradwire::scalar

@@ -20,11 +20,14 @@
 #include "stages/bfloat16-inl.h"
 #include "stages/elias-inl.h"
 #include "stages/float16-inl.h"
+#include "stages/half-inl.h"
 #include "stages/int8-inl.h"
 #include "stages/float_clip-inl.h"
 #include "stages/levels-inl.h"
 #include "stages/moments-inl.h"
+#include "stages/output-inl.h"
 #include "stages/philox-inl.h"
+#include "stages/residual-inl.h"
 #include "stages/rice-inl.h"
 #include "stages/signs-inl.h"
 #include "stages/ternary-inl.h"
@@ -93,10 +96,16 @@ extern constexpr Kernels kTable = {
     .widen_f16 = widen_f16,
     .widen_add_f16 = widen_add_f16,
     .quantize_int8 = quantize_int8,
+    .quantize_int8_f32 = quantize_int8_f32,
+    .quantize_int8_bf16 = quantize_int8_bf16,
     .dequantize_int8 = dequantize_int8,
     .dequantize_int8_add = dequantize_int8_add,
     .add_sign_sums = add_sign_sums,
+    .add_sign_sums_f32 = add_sign_sums_f32,
+    .add_sign_sums_bf16 = add_sign_sums_bf16,
     .pack_signs = pack_signs,
+    .pack_signs_f32 = pack_signs_f32,
+    .pack_signs_bf16 = pack_signs_bf16,
     .unpack_signs = unpack_signs,
     .unpack_signs_add = unpack_signs_add,
     .float_clip_encode = float_clip_encode,
@@ -104,6 +113,9 @@ extern constexpr Kernels kTable = {
     .float_clip_decode_add = float_clip_decode_add,
     .threshold_bits = threshold_bits,
     .compress = compress,
+    .take_large = take_large,
+    .take_large_f32 = take_large_f32,
+    .take_large_bf16 = take_large_bf16,
     .moments = moments,
     .draw_words = draw_words,
     .quantize_levels = quantize_levels,

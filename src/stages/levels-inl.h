@@ -15,6 +15,7 @@
 #include "stages/kernels_scalar_levels.h"
 #include "stages/levels.h"
 #include "stages/load-inl.h"
+#include "stages/output-inl.h"
 #include "stages/philox-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -112,32 +113,27 @@ void quantize_levels(const float* x, size_t n, LevelScale scale, const DrawStrea
   }
 }
 
-template <class D>
-HWY_INLINE hn::Vec<D> level_values(D d, const int8_t* levels, hn::Vec<D> unit) {
-  const hn::RebindToSigned<D> d32;
-  const hn::Rebind<int8_t, D> d8;
-  return hn::Mul(hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, levels))), unit);
-}
-
-void scale_levels(const int8_t* levels, size_t n, float unit, float* out) {
+template <class Output>
+HWY_INLINE void scale_levels_to(const int8_t* levels, size_t n, float unit, Output out) {
   const hn::ScalableTag<float> d;
-  const size_t lanes = hn::Lanes(d);
-  const auto units = hn::Set(d, unit);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(level_values(d, levels + i, units), d, out + i);
-  for (; i < n; ++i) out[i] = level_value(levels[i], unit);
-}
-
-void scale_add_levels(const int8_t* levels, size_t n, float unit, float* out) {
-  const hn::ScalableTag<float> d;
+  const hn::RebindToSigned<decltype(d)> d32;
+  const hn::Rebind<int8_t, decltype(d)> d8;
   const size_t lanes = hn::Lanes(d);
   const auto units = hn::Set(d, unit);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto values = level_values(d, levels + i, units);
-    hn::StoreU(hn::Add(hn::LoadU(d, out + i), values), d, out + i);
+    const auto level = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, levels + i)));
+    out.put(d, hn::Mul(level, units), i);
   }
-  for (; i < n; ++i) out[i] += level_value(levels[i], unit);
+  for (; i < n; ++i) out.put(level_value(levels[i], unit), i);
+}
+
+void scale_levels(const int8_t* levels, size_t n, float unit, float* out) {
+  scale_levels_to(levels, n, unit, StoreTo{out});
+}
+
+void scale_add_levels(const int8_t* levels, size_t n, float unit, float* out) {
+  scale_levels_to(levels, n, unit, AddTo{out});
 }
 
 // Packing goes by groups of eight levels, each a 64-bit lane of bytes, or `width` bytes packed.

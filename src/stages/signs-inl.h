@@ -7,11 +7,11 @@
 #define GRADWIRE_STAGES_SIGNS_INL_H_
 #endif
 
-#include <cstring>
-
 #include "hwy/highway.h"
 
 #include "stages/load-inl.h"
+#include "stages/output-inl.h"
+#include "stages/residual-inl.h"
 #include "stages/signs.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -22,64 +22,117 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace {
 
-void add_sign_sums(const float* b, size_t n, SignLanes& sums) {
-  const hn::CappedTag<double, kMomentLanes / 2> d;
-  const hn::Rebind<float, decltype(d)> d32;
-  const size_t lanes = hn::Lanes(d);
-  const size_t whole = n / kMomentLanes * kMomentLanes;
-  const auto zero = hn::Zero(d);
-  for (size_t lane = 0; lane < kMomentLanes; lane += 2 * lanes) {
-    auto positive0 = hn::LoadU(d, sums.positive + lane);
-    auto positive1 = hn::LoadU(d, sums.positive + lane + lanes);
-    auto negative0 = hn::LoadU(d, sums.negative + lane);
-    auto negative1 = hn::LoadU(d, sums.negative + lane + lanes);
-    size_t negatives = 0;
-    for (size_t at = lane; at < whole; at += kMomentLanes) {
-      const auto x0 = hn::PromoteTo(d, hn::LoadU(d32, b + at));
-      const auto x1 = hn::PromoteTo(d, hn::LoadU(d32, b + at + lanes));
-      const auto below0 = hn::Lt(x0, zero);
-      const auto below1 = hn::Lt(x1, zero);
-      positive0 = hn::Add(positive0, hn::IfThenZeroElse(below0, x0));
-      positive1 = hn::Add(positive1, hn::IfThenZeroElse(below1, x1));
-      negative0 = hn::Add(negative0, hn::IfThenElseZero(below0, x0));
-      negative1 = hn::Add(negative1, hn::IfThenElseZero(below1, x1));
-      negatives += hn::CountTrue(d, below0) + hn::CountTrue(d, below1);
-    }
-    hn::StoreU(positive0, d, sums.positive + lane);
-    hn::StoreU(positive1, d, sums.positive + lane + lanes);
-    hn::StoreU(negative0, d, sums.negative + lane);
-    hn::StoreU(negative1, d, sums.negative + lane + lanes);
-    sums.negatives += negatives;
-  }
-  for (size_t i = whole; i < n; ++i) sums.add(i, b[i]);
+// sum + x where `mask` is set.
+template <class D>
+HWY_INLINE hn::Vec<D> add_where(D, hn::Vec<D> sum, hn::Mask<D> mask, hn::Vec<D> x) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  return hn::Vec<D>{_mm512_mask_add_pd(sum.raw, mask.raw, sum.raw, x.raw)};
+#else
+  return hn::Add(sum, hn::IfThenElseZero(mask, x));
+#endif
 }
 
-void pack_signs(const float* b, size_t n, uint8_t* bits) {
+// Adds the values of up to a page to the lanes from `lane` on, as many as two vectors have.
+template <class D, class Residual>
+HWY_INLINE void add_to_lanes(D d, const float* x, Residual residual, size_t n, size_t lane,
+                             SignLanes& sums) {
+  const hn::Rebind<float, D> d32;
+  const size_t lanes = hn::Lanes(d);
+  const auto zero = hn::Zero(d);
+  auto positive0 = hn::LoadU(d, sums.positive + lane);
+  auto positive1 = hn::LoadU(d, sums.positive + lane + lanes);
+  auto negative0 = hn::LoadU(d, sums.negative + lane);
+  auto negative1 = hn::LoadU(d, sums.negative + lane + lanes);
+  size_t negatives = 0;
+  const auto b = [&](size_t i) HWY_ATTR {
+    return hn::PromoteTo(d, residual.add(d32, hn::LoadU(d32, x + i), i));
+  };
+  for (size_t at = lane; at < n; at += kMomentLanes) {
+    const auto b0 = b(at);
+    const auto b1 = b(at + lanes);
+    const auto below0 = hn::Lt(b0, zero);
+    const auto below1 = hn::Lt(b1, zero);
+    positive0 = add_where(d, positive0, hn::Not(below0), b0);
+    positive1 = add_where(d, positive1, hn::Not(below1), b1);
+    negative0 = add_where(d, negative0, below0, b0);
+    negative1 = add_where(d, negative1, below1, b1);
+    negatives += hn::CountTrue(d, below0) + hn::CountTrue(d, below1);
+  }
+  hn::StoreU(positive0, d, sums.positive + lane);
+  hn::StoreU(positive1, d, sums.positive + lane + lanes);
+  hn::StoreU(negative0, d, sums.negative + lane);
+  hn::StoreU(negative1, d, sums.negative + lane + lanes);
+  sums.negatives += negatives;
+}
+
+template <class Residual>
+HWY_INLINE void add_sign_sums_of(const float* x, Residual residual, size_t n, SignLanes& sums) {
+  const hn::CappedTag<double, kMomentLanes / 2> d;
+  const size_t whole = n / kMomentLanes * kMomentLanes;
+  for (size_t page = 0; page < whole; page += kPageValues) {
+    fetch_ahead(x + page);
+    residual.fetch_ahead(page);
+    const size_t values = HWY_MIN(kPageValues, whole - page);
+    for (size_t lane = 0; lane < kMomentLanes; lane += 2 * hn::Lanes(d)) {
+      add_to_lanes(d, x + page, residual.from(page), values, lane, sums);
+    }
+  }
+  for (size_t i = whole; i < n; ++i) sums.add(i, residual.add(x[i], i));
+}
+
+void add_sign_sums(const float* x, size_t n, SignLanes& sums) {
+  add_sign_sums_of(x, NoResidual(), n, sums);
+}
+
+void add_sign_sums_f32(const float* x, const float* r, size_t n, SignLanes& sums) {
+  add_sign_sums_of(x, ResidualOf(r), n, sums);
+}
+
+void add_sign_sums_bf16(const float* x, const uint16_t* r, size_t n, SignLanes& sums) {
+  add_sign_sums_of(x, ResidualOf(r), n, sums);
+}
+
+template <class Residual>
+HWY_INLINE void pack_signs_of(const float* x, Residual residual, size_t n, SignMeans means,
+                              uint8_t* bits) {
   const hn::CappedTag<float, 64> d;
   const size_t lanes = hn::Lanes(d);
   const auto zero = hn::Zero(d);
+  const auto positive = hn::Set(d, means.positive);
+  const auto negative = hn::Set(d, means.negative);
+  const auto is_below = [&](size_t i) HWY_ATTR {
+    const auto b = residual.add(d, hn::LoadU(d, x + i), i);
+    const auto below = hn::Lt(b, zero);
+    residual.set(d, hn::Sub(b, hn::IfThenElse(below, negative, positive)), i);
+    return below;
+  };
   size_t i = 0;
   if (lanes >= 8) {
-    for (; i + lanes <= n; i += lanes) {
-      hn::StoreMaskBits(d, hn::Lt(hn::LoadU(d, b + i), zero), bits + i / 8);
-    }
+    for (; i + lanes <= n; i += lanes) hn::StoreMaskBits(d, is_below(i), bits + i / 8);
   } else {
     for (; i + 8 <= n; i += 8) {
-      const uint64_t lower = bits_of_mask(d, hn::Lt(hn::LoadU(d, b + i), zero));
-      const uint64_t upper = bits_of_mask(d, hn::Lt(hn::LoadU(d, b + i + 4), zero));
+      const uint64_t lower = bits_of_mask(d, is_below(i));
+      const uint64_t upper = bits_of_mask(d, is_below(i + 4));
       bits[i / 8] = static_cast<uint8_t>(lower | upper << 4);
     }
   }
-  for (; i < n; ++i) {
-    if (i % 8 == 0) bits[i / 8] = 0;
-    bits[i / 8] = static_cast<uint8_t>(bits[i / 8] | (b[i] < 0.0f ? 1 : 0) << i % 8);
-  }
+  pack_each_sign(x + i, residual.from(i), n - i, means, bits + i / 8);
 }
 
-// Calls put(d, i, values) for the values from i on, one(i, value) for the last few.
-template <typename Vectors, typename One>
-HWY_INLINE bool unpack_signs_with(const uint8_t* bits, size_t n, SignMeans means, Vectors put,
-                                  One one) {
+void pack_signs(const float* x, size_t n, uint8_t* bits) {
+  pack_signs_of(x, NoResidual(), n, {}, bits);
+}
+
+void pack_signs_f32(const float* x, float* r, size_t n, SignMeans means, uint8_t* bits) {
+  pack_signs_of(x, ResidualOf(r), n, means, bits);
+}
+
+void pack_signs_bf16(const float* x, uint16_t* r, size_t n, SignMeans means, uint8_t* bits) {
+  pack_signs_of(x, ResidualOf(r), n, means, bits);
+}
+
+template <class Output>
+HWY_INLINE bool unpack_signs_to(const uint8_t* bits, size_t n, SignMeans means, Output out) {
   constexpr size_t kAtOnce = 16;
   const hn::CappedTag<float, kAtOnce> d;
   const hn::RebindToUnsigned<decltype(d)> d32;
@@ -92,26 +145,19 @@ HWY_INLINE bool unpack_signs_with(const uint8_t* bits, size_t n, SignMeans means
     const auto both = static_cast<uint32_t>(bits[i / 8] | bits[i / 8 + 1] << 8);
     for (size_t at = 0; at < kAtOnce; at += lanes) {
       const auto below = hn::RebindMask(d, hn::TestBit(hn::Set(d32, both >> at), bit));
-      put(d, i + at, hn::IfThenElse(below, negative, positive));
+      out.put(d, hn::IfThenElse(below, negative, positive), i + at);
     }
   }
-  for (; i < n; ++i) one(i, (bits[i / 8] >> i % 8 & 1) != 0 ? means.negative : means.positive);
+  for (; i < n; ++i) out.put(means.of((bits[i / 8] >> i % 8 & 1) != 0), i);
   return n % 8 == 0 || bits[n / 8] >> n % 8 == 0;
 }
 
 bool unpack_signs(const uint8_t* bits, size_t n, SignMeans means, float* out) {
-  return unpack_signs_with(
-      bits, n, means,
-      [=](auto d, size_t i, auto values) HWY_ATTR { hn::StoreU(values, d, out + i); },
-      [=](size_t i, float value) { out[i] = value; });
+  return unpack_signs_to(bits, n, means, StoreTo{out});
 }
 
 bool unpack_signs_add(const uint8_t* bits, size_t n, SignMeans means, float* out) {
-  return unpack_signs_with(
-      bits, n, means,
-      [=](auto d, size_t i, auto values)
-          HWY_ATTR { hn::StoreU(hn::Add(hn::LoadU(d, out + i), values), d, out + i); },
-      [=](size_t i, float value) { out[i] += value; });
+  return unpack_signs_to(bits, n, means, AddTo{out});
 }
 
 }  // namespace

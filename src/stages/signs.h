@@ -2,6 +2,7 @@
 
 // One bit a value: its sign; and the sums of the values of either sign.
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/host_device.h"
@@ -45,6 +46,8 @@ struct SignMeans {
   float positive = 0;
   float negative = 0;
 
+  GW_HOST_DEVICE float of(bool below) const { return below ? negative : positive; }
+
   GW_HOST_DEVICE static SignMeans create(SignSums sums, uint64_t n) {
     return {mean(sums.positive, n - sums.negatives), mean(sums.negative, sums.negatives)};
   }
@@ -59,5 +62,17 @@ struct SignMeans {
 };
 
 GW_HOST_DEVICE constexpr uint64_t sign_bytes(uint64_t n) { return n / 8 + (n % 8 != 0 ? 1 : 0); }
+
+// Packs the signs of b = x + residual, whose values decode to `means`.
+template <class Residual>
+void pack_each_sign(const float* x, Residual residual, size_t n, SignMeans means, uint8_t* bits) {
+  for (size_t i = 0; i < n; ++i) {
+    const float b = residual.add(x[i], i);
+    const bool below = b < 0.0f;
+    if (i % 8 == 0) bits[i / 8] = 0;
+    bits[i / 8] = static_cast<uint8_t>(bits[i / 8] | (below ? 1 : 0) << i % 8);
+    residual.set(b - means.of(below), i);
+  }
+}
 
 }  // namespace gradwire

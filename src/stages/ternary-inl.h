@@ -17,6 +17,7 @@
 
 #include "stages/element.h"
 #include "stages/load-inl.h"
+#include "stages/residual-inl.h"
 #include "stages/trit_bits.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -113,44 +114,6 @@ HWY_INLINE void pack_block(const uint8_t* positive, const uint8_t* negative, uin
 HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
   pack_block(bits.positive, bits.negative, packed);
 }
-
-// A residual as quantize_64 sees it: add() gives b = x + r, set() stores what is left of it.
-struct NoResidual {
-  explicit NoResidual(float*) {}
-  HWY_INLINE NoResidual from(size_t) const { return *this; }
-  template <class D>
-  HWY_INLINE hn::Vec<D> add(D, hn::Vec<D> x, size_t) const {
-    return x;
-  }
-  template <class D>
-  HWY_INLINE void set(D, hn::Vec<D>, size_t) const {}
-};
-
-struct ResidualF32 {
-  float* r;
-  HWY_INLINE ResidualF32 from(size_t i) const { return {r + i}; }
-  template <class D>
-  HWY_INLINE hn::Vec<D> add(D d, hn::Vec<D> x, size_t i) const {
-    return hn::Add(x, hn::LoadU(d, r + i));
-  }
-  template <class D>
-  HWY_INLINE void set(D d, hn::Vec<D> v, size_t i) const {
-    hn::StoreU(v, d, r + i);
-  }
-};
-
-struct ResidualBf16 {
-  uint16_t* r;
-  HWY_INLINE ResidualBf16 from(size_t i) const { return {r + i}; }
-  template <class D>
-  HWY_INLINE hn::Vec<D> add(D d, hn::Vec<D> x, size_t i) const {
-    return hn::Add(x, load_widened(d, r + i));
-  }
-  template <class D>
-  HWY_INLINE void set(D d, hn::Vec<D> v, size_t i) const {
-    store_narrowed(d, v, r + i);
-  }
-};
 
 // b less what the masked trits decode to.
 template <class D>

@@ -14,6 +14,7 @@
 
 #include "gtest/gtest.h"
 
+#include "stages/element.h"
 #include "stages/kernels.h"
 
 namespace gradwire {
@@ -55,6 +56,12 @@ inline std::vector<float> gradient_like(size_t n, uint32_t seed) {
   std::vector<float> values(n);
   for (size_t i = 0; i < n; ++i) values[i] = series[(i + size_t{seed} * 7919) % series.size()];
   return values;
+}
+
+inline std::vector<uint16_t> narrowed(const std::vector<float>& x) {
+  std::vector<uint16_t> narrow;
+  for (float value : x) narrow.push_back(narrow_bf16(value));
+  return narrow;
 }
 
 // Any 32 bits as a float, NaNs left out.

@@ -94,5 +94,42 @@ TEST_P(Int8, IsTheDefinitionInItsSpans) {
   }
 }
 
+// What is left of b = x + r, within the spans.
+TEST_P(Int8, TheResidualIsAddedAndKept) {
+  Guarded<float> x(41000), r(41000);
+  Guarded<uint16_t> r16(41000);
+  Guarded<int8_t> levels(41000);
+  for (size_t n : lengths()) {
+    const Edge edge = kEdges[n % 2];
+    auto values = gradient_like(n, static_cast<uint32_t>(n));
+    auto kept = gradient_like(n, 7);
+    if (n > 2) values[1] = -kept[1], values[2] = kept[2] = -0.0f;
+    const auto kept16 = narrowed(kept);
+    const float unit = n % 10 == 0 ? 0.0f : 1e-5f * static_cast<float>(n % 10);
+    std::vector<int8_t> want(n), want16(n);
+    std::vector<float> left(n);
+    std::vector<uint16_t> left16(n);
+    for (size_t i = 0; i < n; ++i) {
+      const float b = values[i] + kept[i];
+      const float b16 = values[i] + widen_bf16(kept16[i]);
+      want[i] = quantize_int8(b, unit);
+      want16[i] = quantize_int8(b16, unit);
+      left[i] = b - static_cast<float>(want[i]) * unit;
+      left16[i] = narrow_bf16(b16 - static_cast<float>(want16[i]) * unit);
+    }
+    const float* px = x.take_copy(values, edge);
+    kernels().quantize_int8_f32(px, r.take_copy(kept, edge), n, unit, levels.take(n, edge));
+    ASSERT_EQ(levels.copy(), want) << n;
+    ASSERT_TRUE(levels.outside_untouched()) << n;
+    ASSERT_SAME_BITS(r.copy(), left) << n;
+    ASSERT_TRUE(r.outside_untouched()) << n;
+    kernels().quantize_int8_bf16(px, r16.take_copy(kept16, edge), n, unit, levels.take(n, edge));
+    ASSERT_EQ(levels.copy(), want16) << n;
+    ASSERT_TRUE(levels.outside_untouched()) << n;
+    ASSERT_EQ(r16.copy(), left16) << n;
+    ASSERT_TRUE(r16.outside_untouched()) << n;
+  }
+}
+
 }  // namespace
 }  // namespace gradwire

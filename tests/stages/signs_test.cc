@@ -29,6 +29,14 @@ TEST(SignMeansOf, NoValuesAndTheLargest) {
   EXPECT_EQ(SignMeans::create({0, -3.0 * FLT_MAX, 2}, 2).negative, -FLT_MAX);
 }
 
+void expect_same_lanes(const SignLanes& got, const SignLanes& want) {
+  for (size_t lane = 0; lane < kMomentLanes; ++lane) {
+    ASSERT_EQ(got.positive[lane], want.positive[lane]) << lane;
+    ASSERT_EQ(got.negative[lane], want.negative[lane]) << lane;
+  }
+  ASSERT_EQ(got.negatives, want.negatives);
+}
+
 // Values 2^60 apart: any other order of the additions gives other bits. Added in two calls.
 TEST_P(Signs, OrderIsTheDefinition) {
   Guarded<float> x(41000);
@@ -42,11 +50,58 @@ TEST_P(Signs, OrderIsTheDefinition) {
     const size_t first = n / 3 / kMomentLanes * kMomentLanes;
     kernels().add_sign_sums(copy, first, got);
     kernels().add_sign_sums(copy + first, n - first, got);
-    for (size_t lane = 0; lane < kMomentLanes; ++lane) {
-      ASSERT_EQ(got.positive[lane], want.positive[lane]) << n;
-      ASSERT_EQ(got.negative[lane], want.negative[lane]) << n;
+    expect_same_lanes(got, want);
+    if (HasFatalFailure()) FAIL() << n;
+  }
+}
+
+TEST_P(Signs, TheResidualIsAdded) {
+  Guarded<float> x(41000), r(41000);
+  Guarded<uint16_t> r16(41000);
+  Guarded<uint8_t> bits(6000);
+  const SignMeans means = {0.001f, -0.003f};
+  for (size_t n : lengths()) {
+    const Edge edge = kEdges[n % 2];
+    auto values = gradient_like(n, static_cast<uint32_t>(n));
+    auto kept = gradient_like(n, 7);
+    if (n > 2) values[1] = -kept[1], values[2] = kept[2] = -0.0f;
+    const auto kept16 = narrowed(kept);
+    SignLanes want, want16;
+    std::vector<uint8_t> signs(sign_bytes(n)), signs16(sign_bytes(n));
+    std::vector<float> left(n);
+    std::vector<uint16_t> left16(n);
+    const auto set = [](std::vector<uint8_t>& bytes, size_t i) {
+      bytes[i / 8] = static_cast<uint8_t>(bytes[i / 8] | 1 << i % 8);
+    };
+    for (size_t i = 0; i < n; ++i) {
+      const float b = values[i] + kept[i];
+      const float b16 = values[i] + widen_bf16(kept16[i]);
+      want.add(i, b);
+      want16.add(i, b16);
+      if (b < 0) set(signs, i);
+      if (b16 < 0) set(signs16, i);
+      left[i] = b - (b < 0 ? means.negative : means.positive);
+      left16[i] = narrow_bf16(b16 - (b16 < 0 ? means.negative : means.positive));
     }
-    ASSERT_EQ(got.negatives, want.negatives) << n;
+    SignLanes got, got16;
+    const float* px = x.take_copy(values, edge);
+    float* pr = r.take_copy(kept, edge);
+    uint16_t* pr16 = r16.take_copy(kept16, edge);
+    kernels().add_sign_sums_f32(px, pr, n, got);
+    kernels().add_sign_sums_bf16(px, pr16, n, got16);
+    expect_same_lanes(got, want);
+    expect_same_lanes(got16, want16);
+    if (HasFatalFailure()) FAIL() << n;
+    kernels().pack_signs_f32(px, pr, n, means, bits.take(signs.size(), edge));
+    ASSERT_EQ(bits.copy(), signs) << n;
+    ASSERT_TRUE(bits.outside_untouched()) << n;
+    ASSERT_SAME_BITS(r.copy(), left) << n;
+    ASSERT_TRUE(r.outside_untouched()) << n;
+    kernels().pack_signs_bf16(px, pr16, n, means, bits.take(signs16.size(), edge));
+    ASSERT_EQ(bits.copy(), signs16) << n;
+    ASSERT_TRUE(bits.outside_untouched()) << n;
+    ASSERT_EQ(r16.copy(), left16) << n;
+    ASSERT_TRUE(r16.outside_untouched()) << n;
   }
 }
 

@@ -52,5 +52,55 @@ TEST_P(Threshold, AsTheDefinitionWithinItsSpans) {
   }
 }
 
+// What is taken, and what is left of b = x + r.
+TEST_P(Threshold, LargeValuesAreTakenOutOfTheResidual) {
+  Guarded<float> x(41000), r(41000), out(41000);
+  Guarded<uint16_t> r16(41000);
+  Guarded<uint64_t> mask(700);
+  const float t = 3e-3f;
+  for (size_t n : lengths()) {
+    const Edge edge = kEdges[n % 2];
+    const auto values = gradient_like(n, static_cast<uint32_t>(n));
+    const auto kept = gradient_like(n, 7);
+    const auto kept16 = narrowed(kept);
+    std::vector<float> b = values, left(n), taken;
+    std::vector<uint64_t> bits((n + 63) / 64);
+    const auto take = [&] {
+      taken.clear();
+      std::fill(bits.begin(), bits.end(), 0);
+      for (size_t i = 0; i < n; ++i) {
+        const bool large = std::abs(b[i]) >= t;
+        if (large) taken.push_back(b[i]);
+        bits[i / 64] |= uint64_t{large} << i % 64;
+        left[i] = large ? 0.0f : b[i];
+      }
+    };
+    const auto expect = [&](size_t count) {
+      ASSERT_EQ(mask.copy(), bits) << n;
+      ASSERT_TRUE(mask.outside_untouched()) << n;
+      ASSERT_EQ(count, taken.size()) << n;
+      const std::vector<float> got = out.copy();
+      ASSERT_SAME_BITS(std::vector<float>(got.data(), got.data() + count), taken) << n;
+      ASSERT_TRUE(out.outside_untouched()) << n;
+    };
+    const float* px = x.take_copy(values, edge);
+    take();
+    expect(kernels().take_large(px, n, t, mask.take(bits.size(), edge), out.take(n, edge)));
+    for (size_t i = 0; i < n; ++i) b[i] = values[i] + kept[i];
+    take();
+    expect(kernels().take_large_f32(px, r.take_copy(kept, edge), n, t, mask.take(bits.size(), edge),
+                                    out.take(n, edge)));
+    ASSERT_SAME_BITS(r.copy(), left) << n;
+    ASSERT_TRUE(r.outside_untouched()) << n;
+    for (size_t i = 0; i < n; ++i) b[i] = values[i] + widen_bf16(kept16[i]);
+    take();
+    expect(kernels().take_large_bf16(px, r16.take_copy(kept16, edge), n, t,
+                                     mask.take(bits.size(), edge), out.take(n, edge)));
+    ASSERT_EQ(r16.copy(), narrowed(left)) << n;
+    ASSERT_TRUE(r16.outside_untouched()) << n;
+    if (HasFatalFailure()) return;
+  }
+}
+
 }  // namespace
 }  // namespace gradwire

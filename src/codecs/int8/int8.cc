@@ -117,13 +117,16 @@ class Int8Codec final : public Codec {
                            [&](uint64_t bucket, uint64_t begin, uint64_t values) {
                              const float unit = unit_of(scales, bucket);
                              int8_t* q = out + (begin - chunk_begin);
-                             input.encode_parts(
+                             input.with_residual(
                                  begin, values,
-                                 [&](uint64_t first, uint64_t n, const float* b) {
-                                   kernels.quantize_int8(b, n, unit, q + first);
+                                 [&](uint64_t first, uint64_t n, const float* x) {
+                                   kernels.quantize_int8(x, n, unit, q + first);
                                  },
-                                 [&](uint64_t first, uint64_t n, float* decoded) {
-                                   kernels.dequantize_int8(q + first, n, unit, decoded);
+                                 [&](uint64_t first, uint64_t n, const float* x, float* r) {
+                                   kernels.quantize_int8_f32(x, r, n, unit, q + first);
+                                 },
+                                 [&](uint64_t first, uint64_t n, const float* x, uint16_t* r) {
+                                   kernels.quantize_int8_bf16(x, r, n, unit, q + first);
                                  });
                            });
   }

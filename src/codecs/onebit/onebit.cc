@@ -54,9 +54,15 @@ bool is_zero(SignMeans means) { return means.positive == 0.0f && means.negative 
 SignSums sum_part(const Input& input, uint64_t begin, uint64_t n, const Kernels& kernels) {
   static_assert(Input::kPartValues % kMomentLanes == 0);
   SignLanes lanes;
-  input.for_each_part(begin, n, [&](uint64_t, uint64_t count, const float* b) {
-    kernels.add_sign_sums(b, count, lanes);
-  });
+  input.with_residual(
+      begin, n,
+      [&](uint64_t, uint64_t count, const float* x) { kernels.add_sign_sums(x, count, lanes); },
+      [&](uint64_t, uint64_t count, const float* x, const float* r) {
+        kernels.add_sign_sums_f32(x, r, count, lanes);
+      },
+      [&](uint64_t, uint64_t count, const float* x, const uint16_t* r) {
+        kernels.add_sign_sums_bf16(x, r, count, lanes);
+      });
   return lanes.total();
 }
 
@@ -67,7 +73,7 @@ void add_to(SignSums& sums, const SignSums& more) {
 }
 
 // First pass: calls put(bucket, sums) for each bucket. The sums of parts of kChunkValues values are
-// added in their order, whoever made them.
+// added in their order, whoever made them. Runs from the end to the start as for_each_absmax does.
 template <typename Put>
 void for_each_sums(const Input& input, const Buckets& buckets, Execution& execution,
                    const Put& put) {
@@ -81,14 +87,18 @@ void for_each_sums(const Input& input, const Buckets& buckets, Execution& execut
   };
   if (buckets.count == 1) {
     std::vector<SignSums> of_part(parts(0));
-    execution.for_each(of_part.size(), [&](size_t part) { of_part[part] = part_of(0, part); });
+    execution.for_each(of_part.size(), [&](size_t i) {
+      const size_t part = of_part.size() - 1 - i;
+      of_part[part] = part_of(0, part);
+    });
     SignSums sums;
     for (const SignSums& more : of_part) add_to(sums, more);
     return put(0, sums);
   }
   const uint64_t buckets_a_task = std::max<uint64_t>(1, kChunkValues / buckets.bucket);
   const uint64_t tasks = (buckets.count + buckets_a_task - 1) / buckets_a_task;
-  execution.for_each(tasks, [&](size_t task) {
+  execution.for_each(tasks, [&](size_t i) {
+    const uint64_t task = tasks - 1 - i;
     const uint64_t last = std::min(buckets.count, (task + 1) * buckets_a_task);
     for (uint64_t bucket = task * buckets_a_task; bucket < last; ++bucket) {
       SignSums sums;
@@ -201,13 +211,16 @@ class OneBitCodec final : public Codec {
                            [&](uint64_t bucket, uint64_t begin, uint64_t values) {
                              const SignMeans means = load_means(head, bucket);
                              uint8_t* bits = out + (begin - chunk_begin) / 8;
-                             input.encode_parts(
+                             input.with_residual(
                                  begin, values,
-                                 [&](uint64_t first, uint64_t n, const float* b) {
-                                   kernels.pack_signs(b, n, bits + first / 8);
+                                 [&](uint64_t first, uint64_t n, const float* x) {
+                                   kernels.pack_signs(x, n, bits + first / 8);
                                  },
-                                 [&](uint64_t first, uint64_t n, float* decoded) {
-                                   kernels.unpack_signs(bits + first / 8, n, means, decoded);
+                                 [&](uint64_t first, uint64_t n, const float* x, float* r) {
+                                   kernels.pack_signs_f32(x, r, n, means, bits + first / 8);
+                                 },
+                                 [&](uint64_t first, uint64_t n, const float* x, uint16_t* r) {
+                                   kernels.pack_signs_bf16(x, r, n, means, bits + first / 8);
                                  });
                            });
   }

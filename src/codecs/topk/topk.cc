@@ -57,6 +57,26 @@ constexpr uint64_t kIndexSizeBytes = 2;
 
 uint64_t map_size(uint64_t values) { return (values + 7) / 8; }
 
+// Takes the n <= kPartValues values from `begin` on that reach the threshold out of the input. In
+// the residual the others are left.
+uint64_t take_large(const Input& input, uint64_t begin, uint64_t n, float threshold, uint64_t* mask,
+                    float* taken) {
+  const Kernels& kernels = input.kernels();
+  uint64_t count = 0;
+  input.with_residual(
+      begin, n,
+      [&](uint64_t, uint64_t, const float* x) {
+        count = kernels.take_large(x, n, threshold, mask, taken);
+      },
+      [&](uint64_t, uint64_t, const float* x, float* r) {
+        count = kernels.take_large_f32(x, r, n, threshold, mask, taken);
+      },
+      [&](uint64_t, uint64_t, const float* x, uint16_t* r) {
+        count = kernels.take_large_bf16(x, r, n, threshold, mask, taken);
+      });
+  return count;
+}
+
 class TopkCodec final : public Codec {
  public:
   TopkCodec(TopkParameters parameters, ResidualType residual_type)
@@ -180,26 +200,22 @@ class TopkCodec final : public Codec {
     uint64_t mask[kChunkWords];
     uint8_t* const first_value = slot + index_room(n);
     uint8_t* end = first_value;
-    float buffer[Input::kPartValues];
     float sent[Input::kPartValues];
     for (uint64_t first = 0; first < n; first += Input::kPartValues) {
       const uint64_t values = std::min(Input::kPartValues, n - first);
-      const float* b = input.load(begin + first, values, buffer);
       uint64_t* words = mask + first / 64;
-      kernels.threshold_bits(b, values, threshold, words);
-      const uint64_t count = kernels.compress(b, words, values, sent);
-      if (parameters_.values == SentAs::kBfloat16) {
-        auto* narrow = reinterpret_cast<uint16_t*>(end);
-        kernels.narrow_bf16(sent, count, narrow);
-        kernels.widen_bf16(narrow, count, sent);
-      } else if (count != 0) {
-        std::memcpy(end, sent, count * sizeof(float));
+      const uint64_t count = take_large(input, begin + first, values, threshold, words, sent);
+      if (parameters_.values == SentAs::kFloat32) {
+        std::copy_n(reinterpret_cast<const uint8_t*>(sent), count * sizeof(float), end);
+      } else {
+        const auto* narrow = reinterpret_cast<const uint16_t*>(end);
+        kernels.narrow_bf16(sent, count, reinterpret_cast<uint16_t*>(end));
+        const float* value = sent;
+        for_each_set_bit(words, values, [&](uint64_t i) {
+          input.store(begin + first + i, *value++ - widen_bf16(load_unaligned(narrow++)));
+        });
       }
       end += count * width();
-      if (!input.keeps_residual()) continue;
-      const float* value = sent;
-      for_each_set_bit(words, values, [&](uint64_t i) { buffer[i] -= *value++; });
-      input.store(begin + first, values, buffer);
     }
     const uint64_t index = write_index(mask, n, slot, kernels);
     const auto values = static_cast<uint64_t>(end - first_value);
