@@ -21,26 +21,36 @@ using namespace gradwire::fuzzing;
 
 constexpr size_t kChoicesSize = 8;
 
-constexpr const char* kOthers[] = {
-    "fp16",
-    "int8",
+// Beside every codec as it comes.
+constexpr const char* kVariants[] = {
     "int8:bucket=7",
-    "onebit",
     "onebit:bucket=800",
     "topk:ratio=0.3",
     "topk:values=bf16",
-    "inceptionn",
+    "topk:ratio=0.02,index=rice",
+    "topk:ratio=0.9,index=rice,values=bf16",
     "inceptionn:bound=6,mode=strict",
+    "inceptionn:bound=8",
     "3lc:coder=rice",
     "3lc:s=1.9,coder=rice,bucket=35",
-    "terngrad",
     "terngrad:clip=1,pack=trits5,coder=zre",
+    "terngrad:pack=trits5,coder=rice,bucket=640",
+    "terngrad:clip=0,bucket=320",
     "stoch3:coder=rice",
+    "stoch3:coder=zre,bucket=320",
     "stc:density=0.2",
-    "qsgd",
+    "stc:density=0.05,coder=zre",
     "qsgd:bits=2,coder=elias",
+    "qsgd:bits=8",
+    "qsgd:levels=127,norm=l2,coder=elias,bucket=50000",
     "qsgd:coder=elias-dense,norm=l2,bucket=64",
 };
+
+std::string codec_text(size_t choice) {
+  choice %= codecs().size() + std::size(kVariants);
+  if (choice < codecs().size()) return std::string(codecs()[choice]->name);
+  return kVariants[choice - codecs().size()];
+}
 
 struct Choices {
   std::string codec;
@@ -53,12 +63,8 @@ Choices read_choices(const std::byte* bytes) {
   const auto bucket = load_le<uint16_t>(bytes + 2);
   const auto sparsity = load_le<uint8_t>(bytes + 1);
   Choices choices;
-  if (flags % 8 == 0) {
-    choices.codec = "raw";
-  } else if (flags % 8 == 1) {
-    choices.codec = "bf16:ef=on";
-  } else if (flags % 8 < 5) {
-    choices.codec = kOthers[sparsity % std::size(kOthers)];
+  if (flags % 8 < 5) {
+    choices.codec = codec_text(sparsity);
   } else {
     choices.codec = "3lc:s=" + std::to_string(1.0 + sparsity / 256.0);
     if ((flags & 8) != 0) choices.codec += ",coder=none";
@@ -67,9 +73,9 @@ Choices read_choices(const std::byte* bytes) {
   // A quarter of the inputs are long: several chunks cost time.
   const auto n = load_le<uint32_t>(bytes + 4);
   choices.n = n % (n >> 30 == 3 ? kMaxFuzzedNumel : 4096);
-  choices.residual = flags % 8 == 0 || (flags >> 5) % 4 == 0 ? ResidualType::kNone
-                     : (flags >> 5) % 4 == 1                 ? ResidualType::kBfloat16
-                                                             : ResidualType::kFloat32;
+  choices.residual = choices.codec == "raw" || (flags >> 5) % 4 == 0 ? ResidualType::kNone
+                     : (flags >> 5) % 4 == 1                         ? ResidualType::kBfloat16
+                                                                     : ResidualType::kFloat32;
   return choices;
 }
 

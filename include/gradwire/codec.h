@@ -123,7 +123,8 @@ class Codec {
   virtual ~Codec() = default;
 
   [[nodiscard]] virtual const CodecInfo& info() const noexcept = 0;
-  // Canonical text: parse(text()) gives an equal codec. Defaults are left out, except 3lc's s.
+  // Canonical text: parse(text()) gives an equal codec. Defaults are left out, except 3lc's s,
+  // topk's ratio and stc's density.
   [[nodiscard]] std::string text() const;
   // What a decoder can tell of it: text() without error feedback, which is the sender's affair.
   [[nodiscard]] std::string wire_text() const;

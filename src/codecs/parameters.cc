@@ -109,9 +109,10 @@ Result<uint32_t> Parameters::count(std::string_view key, uint32_t multiple, uint
   if (text == nullptr) return otherwise;
   uint32_t value = 0;
   if (!parse_whole(*text, value) || value == 0 || value % multiple != 0 || value > high) {
+    const std::string what =
+        multiple == 1 ? "a whole number" : "a multiple of " + std::to_string(multiple);
     return bad_value(key, *text,
-                     "a multiple of " + std::to_string(multiple) + " from " +
-                         std::to_string(multiple) + " to " + std::to_string(high));
+                     what + " from " + std::to_string(multiple) + " to " + std::to_string(high));
   }
   return value;
 }
@@ -133,7 +134,10 @@ void append_bucket(std::string& text, uint32_t bucket, uint32_t otherwise) {
 
 std::string format_number(float value) {
   char text[32];
-  const auto [end, error] = std::to_chars(text, text + sizeof text, value);
+  // As people write them: 0.0001, where the shortest would be 1e-04.
+  const auto format =
+      value >= 1e-6f && value < 1e6f ? std::chars_format::fixed : std::chars_format::general;
+  const auto [end, error] = std::to_chars(text, text + sizeof text, value, format);
   return std::string(text, end);
 }
 

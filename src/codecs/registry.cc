@@ -13,11 +13,16 @@ constexpr const CodecEntry* kEntries[] = {
 
 constexpr size_t kCodecCount = std::size(kEntries);
 
-constexpr CodecParameter kCommonParameters[] = {
-    {"ef", "by codec", "on|off", "error feedback: keep what was not sent and add it the next time"},
-    {"residual", "f32", "f32|bf16",
-     "type in which error feedback keeps it; bf16 halves the memory"},
-};
+constexpr CodecParameter feedback(std::string_view default_value) {
+  return {"ef", default_value, "on|off",
+          "error feedback: keep what was not sent and add it the next time"};
+}
+
+constexpr CodecParameter kResidual = {
+    "residual", "f32", "f32|bf16", "type in which error feedback keeps it; bf16 halves the memory"};
+
+constexpr CodecParameter kWithFeedback[] = {feedback("on"), kResidual};
+constexpr CodecParameter kWithoutFeedback[] = {feedback("off"), kResidual};
 
 std::string valid_names() {
   std::string names;
@@ -95,7 +100,8 @@ std::span<const CodecInfo* const> codecs() noexcept {
 
 std::span<const CodecParameter> common_parameters(const CodecInfo& info) noexcept {
   if (info.lossless) return {};
-  return kCommonParameters;
+  if (info.error_feedback) return kWithFeedback;
+  return kWithoutFeedback;
 }
 
 }  // namespace gradwire

@@ -77,7 +77,8 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
   expect("terngrad:bucket=5", "bad_parameter", "multiple of 320");
   expect("stoch3:bucket=322", "bad_parameter", "multiple of 320");
   expect("onebit:bucket=7", "bad_parameter", "multiple of 8");
-  expect("int8:bucket=0", "bad_parameter", "from 1 to 4294967295");
+  expect("int8:bucket=0", "bad_parameter", "a whole number from 1 to 4294967295");
+  expect("topk:ratio=1", "bad_parameter", "[0.0001, 1)");
   expect("inceptionn:bound=7", "bad_parameter", "10, 8 or 6");
   expect("inceptionn:mode=loose", "bad_parameter", "paper or strict");
   expect("qsgd:bits=1", "bad_parameter", "2, 3, 4, 5, 6, 7 or 8");

@@ -67,9 +67,10 @@ sparse = [
     "stc:density=0.2",
     "stc:coder=zre",
 ]
+clipped = ["inceptionn", "inceptionn:bound=8", "inceptionn:bound=6", "inceptionn:mode=strict"]
 codecs = st.one_of(
     st.sampled_from(["raw", "bf16", "fp16"]),
-    st.sampled_from(drawn + leveled + sparse),
+    st.sampled_from(drawn + leveled + sparse + clipped),
     three_lc(),
     three_lc(),
     qsgd(),
@@ -127,6 +128,11 @@ def test_encode_and_decode(tensor: bytes, codec: str, target: str) -> None:
         "terngrad",
         "terngrad:pack=trits5,coder=rice,bucket=6400",
         "stoch3:coder=zre",
+        "topk",
+        "topk:index=rice,values=bf16",
+        "stc",
+        "inceptionn",
+        "inceptionn:bound=8,mode=strict",
     ],
 )
 def test_several_chunks(codec: str, n: int) -> None:
@@ -150,7 +156,8 @@ def three_tensors(draw: st.DrawFn) -> list[bytes]:
         three_lc(),
         qsgd().map(lambda text: text + ",ef=on"),
         st.sampled_from(["bf16:ef=on", "fp16:ef=on", "int8:bucket=9", "onebit:bucket=16"]),
-        st.sampled_from(["terngrad:ef=on", "stoch3:ef=on,coder=zre"]),
+        st.sampled_from(["terngrad:ef=on", "stoch3:ef=on,coder=zre", "inceptionn:ef=on"]),
+        st.sampled_from(["topk:ratio=0.2", "topk:values=bf16", "stc:density=0.2"]),
     ),
     half=st.booleans(),
     target=targets,

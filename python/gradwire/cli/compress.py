@@ -198,6 +198,13 @@ def _relative(squared_error: float, squared_norm: float) -> float | None:
     return math.sqrt(ratio) if math.isfinite(ratio) else None
 
 
+def _remedy(codec: str) -> str:
+    """What makes up for a large error in training, and not in a file."""
+    if gradwire.Compressor(codec, 0).residual is None:
+        return "In training, errors of many steps and workers may cancel out; a file is one step"
+    return "In training, error feedback makes up for it in later steps; a file has none"
+
+
 def _print_report(report: dict[str, Any], verbose: bool) -> None:
     rows = report["tensors"]
     if verbose:
@@ -226,10 +233,7 @@ def _print_report(report: dict[str, Any], verbose: bool) -> None:
         f"relative error {significant(report['relative_error'])}"
     )
     if (report["relative_error"] or 0) > _LARGE_ERROR:
-        warn(
-            f"{report['input']}: most of the values' energy is lost. In training, error feedback "
-            "makes up for it in later steps; a file has none"
-        )
+        warn(f"{report['input']}: most of the values' energy is lost. {_remedy(report['codec'])}")
     as_they_are = [row for row in rows if row["reason"]]
     if as_they_are and not verbose:
         reasons = sorted({row["reason"] for row in as_they_are})
