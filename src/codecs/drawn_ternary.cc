@@ -8,6 +8,7 @@
 #include "base/endian.h"
 #include "base/philox.h"
 #include "codecs/checks.h"
+#include "codecs/draws.h"
 #include "codecs/input.h"
 #include "codecs/scales.h"
 #include "stages/element.h"
@@ -18,19 +19,17 @@
 namespace gradwire {
 namespace {
 
-static_assert(Input::kPartValues % kWordBits == 0);
+static_assert(Input::kPartValues % kWordBits == 0 && kDrawnWords % kWordBits == 0);
 
 // The difference of two sums is all rounding where it is not above this part of them.
 constexpr double kLeastVariance = 0x1p-32;
 
-// What finite values are clipped to: `clip` times their population standard deviation, in double.
-// FLT_MAX where this is 0, but for rounding.
-float clipping_limit(const Input& input, const ChunkShape& shape, float clip,
-                     Execution& execution) {
-  if (clip == 0.0f) return FLT_MAX;
+// Of all values, chunk by chunk. From the end to the start, as for_each_absmax.
+Moments moments_of(const Input& input, const ChunkShape& shape, Execution& execution) {
   std::vector<Moments> of_chunk(shape.chunks);
-  execution.for_each(shape.chunks, [&](size_t chunk) {
+  execution.for_each(shape.chunks, [&](size_t i) {
     float buffer[kChunkValues];
+    const uint64_t chunk = shape.chunks - 1 - i;
     const uint64_t n = shape.values(chunk);
     of_chunk[chunk] = execution.kernels().moments(input.load(shape.begin(chunk), n, buffer), n);
   });
@@ -38,8 +37,16 @@ float clipping_limit(const Input& input, const ChunkShape& shape, float clip,
   for (const Moments& moments : of_chunk) {
     total.sum += moments.sum;
     total.squares += moments.squares;
+    total.largest = std::max(total.largest, moments.largest);
   }
-  const auto n = static_cast<double>(shape.n);
+  return total;
+}
+
+// What n finite values are clipped to: `clip` times their population standard deviation, in double.
+// FLT_MAX where this is 0, but for rounding, and where `clip` is 0.
+float clipping_limit(const Moments& total, uint64_t values, float clip) {
+  if (clip == 0.0f) return FLT_MAX;
+  const auto n = static_cast<double>(values);
   const double mean = total.sum / n;
   const double mean_square = total.squares / n;
   const double variance = mean_square - mean * mean;
@@ -64,12 +71,16 @@ void draw_chunk(const TernaryShape& shape, uint64_t chunk, const Input& input, f
         input.encode_parts(
             begin, values,
             [&](uint64_t first, uint64_t n, const float* b) {
-              kernels.draw_trits(b, n, draw, stream, begin + first, plus + first / kWordBits,
-                                 minus + first / kWordBits);
+              for_each_drawn(stream, begin + first, n, kernels,
+                             [&](uint64_t at, uint64_t count, const uint32_t* words) {
+                               const uint64_t word = (first + at) / kWordBits;
+                               kernels.draw_trits(b + at, count, draw, words, plus + word,
+                                                  minus + word);
+                             });
             },
             [&](uint64_t first, uint64_t n, float* decoded) {
               uint8_t packed[Input::kPartValues / kTwoBitTrits];
-              pack_two_bits(plus + first / kWordBits, minus + first / kWordBits, n, packed);
+              kernels.pack_two_bits(plus + first / kWordBits, minus + first / kWordBits, n, packed);
               kernels.unpack_two_bits(packed, n, scale, decoded);
             });
       });
@@ -83,14 +94,21 @@ Result<uint64_t> encode_drawn_ternary(const CodecInfo& info, const TernaryShape&
                                       Execution& execution) {
   if (x.empty()) return 0;
   const Input input(x, residual, execution.kernels());
-  const uint32_t largest =
-      for_each_absmax(input, shape.buckets, execution, [&](uint64_t bucket, uint32_t magnitude) {
-        store_le(payload.data() + bucket * sizeof(float), magnitude);
-      });
+  const auto put = [&](uint64_t bucket, uint32_t magnitude) {
+    store_le(payload.data() + bucket * sizeof(float), magnitude);
+  };
+  Moments moments;
+  if (clip != 0.0f) moments = moments_of(input, shape.chunks, execution);
+  uint32_t largest = moments.largest;
+  if (clip != 0.0f && shape.buckets.count == 1) {
+    put(0, largest);
+  } else {
+    largest = for_each_absmax(input, shape.buckets, execution, put);
+  }
   if (largest >= kNonFiniteBits) return check_finite(info, x, residual);
   // Nothing is sent but the header. A residual that the input has just cancelled is now 0.
   if (largest == 0 && !input.keeps_residual()) return 0;
-  const float limit = clipping_limit(input, shape.chunks, clip, execution);
+  const float limit = clipping_limit(moments, x.size(), clip);
   for (uint64_t bucket = 0; bucket < shape.buckets.count; ++bucket) {
     std::byte* scale = payload.data() + bucket * sizeof(float);
     store_le_f32(scale, std::min(load_le_f32(scale), limit));

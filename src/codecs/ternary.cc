@@ -128,7 +128,7 @@ uint64_t code_trits(TernaryCoder coder, const TritBits& trits, uint64_t n, uint8
     case TernaryCoder::kRice:
       return kernels.rice_encode(trits.plus, trits.minus, n, slot);
     case TernaryCoder::kTwoBit:
-      pack_two_bits(trits.plus, trits.minus, n, slot);
+      kernels.pack_two_bits(trits.plus, trits.minus, n, slot);
       return two_bit_size(n);
   }
   return 0;

@@ -159,12 +159,13 @@ GW_HOST_DEVICE inline uint16_t narrow_f16(float x) {
   return static_cast<uint16_t>(half | sign);
 }
 
-// Sum and sum of squares. Doubles in 16 lanes, so that the order of the additions, and with it
-// every bit of the result, is the same for any vector length: value i goes to lane i % 16, and in
-// the end lane l takes lane l + 8, then l + 4, l + 2 and l + 1.
+// Sum, sum of squares and the largest magnitude. Doubles in 16 lanes, so that the order of the
+// additions, and with it every bit of the result, is the same for any vector length: value i goes
+// to lane i % 16, and in the end lane l takes lane l + 8, then l + 4, l + 2 and l + 1.
 struct Moments {
   double sum = 0;
   double squares = 0;
+  uint32_t largest = 0;  // bits of a magnitude, as Kernels::absmax
 };
 
 inline constexpr int kMomentLanes = 16;
@@ -172,11 +173,13 @@ inline constexpr int kMomentLanes = 16;
 struct MomentLanes {
   double sum[kMomentLanes] = {};
   double squares[kMomentLanes] = {};
+  uint32_t largest = 0;
 
   GW_HOST_DEVICE void add(uint64_t i, float x) {
     const double wide = x;
     sum[i % kMomentLanes] += wide;
     squares[i % kMomentLanes] += wide * wide;
+    if (magnitude_bits(x) > largest) largest = magnitude_bits(x);
   }
 
   GW_HOST_DEVICE Moments total() {
@@ -186,7 +189,7 @@ struct MomentLanes {
         squares[lane] += squares[lane + half];
       }
     }
-    return {sum[0], squares[0]};
+    return {sum[0], squares[0], largest};
   }
 };
 

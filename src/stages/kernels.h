@@ -75,13 +75,14 @@ struct Kernels {
   void (*trit_bits_bf16)(const float* x, uint16_t* r, size_t n, float m, uint64_t* plus,
                          uint64_t* minus);
 
-  // The trits that are drawn for finite b (stages/trit_draws.h), by the words of the elements from
-  // `first` on, a multiple of 4.
-  void (*draw_trits)(const float* b, size_t n, TritDraw draw, const DrawStream& stream,
-                     uint64_t first, uint64_t* plus, uint64_t* minus);
+  // The trits that are drawn for finite b (stages/trit_draws.h), by a random word each.
+  void (*draw_trits)(const float* b, size_t n, TritDraw draw, const uint32_t* words, uint64_t* plus,
+                     uint64_t* minus);
   // Five to a byte.
   void (*pack_trits)(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* packed);
-  // Four to a byte: as unpack and unpack_add. false, with `out` written nonetheless, if a code is 3
+  // Four to a byte: two_bit_size(n) bytes.
+  void (*pack_two_bits)(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* packed);
+  // The way back, as unpack and unpack_add. false, with `out` written nonetheless, if a code is 3
   // or one of the padding isn't 0.
   bool (*unpack_two_bits)(const uint8_t* packed, size_t n, float m, float* out);
   bool (*unpack_two_bits_add)(const uint8_t* packed, size_t n, float m, float* out);
@@ -145,16 +146,16 @@ struct Kernels {
   size_t (*take_large_bf16)(const float* x, uint16_t* r, size_t n, float t, uint64_t* mask,
                             float* out);
 
-  // Sums in the fixed order that stages/element.h defines.
+  // Sums in the fixed order that stages/element.h defines, and the largest magnitude.
   Moments (*moments)(const float* x, size_t n);
 
   // words[i] = the word of element first + i, first a multiple of 4.
   void (*draw_words)(const DrawStream& stream, uint64_t first, size_t n, uint32_t* words);
 
-  // Levels of n values up to the scale's norm (QSGD, section 3.1; stages/levels.h) by the words of
-  // the elements from `first` on, a multiple of 4.
-  void (*quantize_levels)(const float* x, size_t n, LevelScale scale, const DrawStream& stream,
-                          uint64_t first, int8_t* levels);
+  // Levels of n values up to the scale's norm (QSGD, section 3.1; stages/levels.h) by a random word
+  // each.
+  void (*quantize_levels)(const float* x, size_t n, LevelScale scale, const uint32_t* words,
+                          int8_t* levels);
   // out = level * unit, out += level * unit.
   void (*scale_levels)(const int8_t* levels, size_t n, float unit, float* out);
   void (*scale_add_levels)(const int8_t* levels, size_t n, float unit, float* out);

@@ -279,7 +279,10 @@ Moments moments(const float* x, size_t n) {
 }
 
 void draw_words(const DrawStream& stream, uint64_t first, size_t n, uint32_t* words) {
-  for (size_t i = 0; i < n; ++i) words[i] = stream.word(first + i);
+  for (size_t i = 0; i < n; i += 4) {
+    const PhiloxBlock block = stream.words((first + i) / 4);
+    std::copy_n(block.word, std::min<size_t>(4, n - i), words + i);
+  }
 }
 
 void sum(const float* a, const float* b, size_t n, float* out) {
@@ -321,6 +324,7 @@ constexpr Kernels kScalar = {
     .trit_bits_bf16 = scalar::trit_bits_bf16,
     .draw_trits = scalar::draw_trits,
     .pack_trits = scalar::pack_trits,
+    .pack_two_bits = scalar::pack_two_bits,
     .unpack_two_bits = scalar::unpack_two_bits,
     .unpack_two_bits_add = scalar::unpack_two_bits_add,
     .rice_encode = scalar::rice_encode,

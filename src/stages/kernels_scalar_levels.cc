@@ -69,10 +69,10 @@ int8_t with_sign(uint32_t magnitude, uint32_t sign) {
 
 }  // namespace
 
-void quantize_levels(const float* x, size_t n, LevelScale scale, const DrawStream& stream,
-                     uint64_t first, int8_t* levels) {
+void quantize_levels(const float* x, size_t n, LevelScale scale, const uint32_t* words,
+                     int8_t* levels) {
   for (size_t i = 0; i < n; ++i) {
-    levels[i] = static_cast<int8_t>(level_of(x[i], scale, stream.word(first + i)));
+    levels[i] = static_cast<int8_t>(level_of(x[i], scale, words[i]));
   }
 }
 

@@ -5,13 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/philox.h"
 #include "stages/levels.h"
 
 namespace gradwire::scalar {
 
-void quantize_levels(const float* x, size_t n, LevelScale scale, const DrawStream& stream,
-                     uint64_t first, int8_t* levels);
+void quantize_levels(const float* x, size_t n, LevelScale scale, const uint32_t* words,
+                     int8_t* levels);
 void scale_levels(const int8_t* levels, size_t n, float unit, float* out);
 void scale_add_levels(const int8_t* levels, size_t n, float unit, float* out);
 void pack_levels(const int8_t* levels, size_t n, int32_t s, uint8_t* packed);

@@ -6,23 +6,26 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/philox.h"
 #include "stages/trit_draws.h"
 
 namespace gradwire::scalar {
 
-inline void draw_trits(const float* b, size_t n, TritDraw draw, const DrawStream& stream,
-                       uint64_t first, uint64_t* plus, uint64_t* minus) {
+inline void draw_trits(const float* b, size_t n, TritDraw draw, const uint32_t* words,
+                       uint64_t* plus, uint64_t* minus) {
   std::fill_n(plus, trit_words(n), 0);
   std::fill_n(minus, trit_words(n), 0);
   for (size_t i = 0; i < n; ++i) {
-    const int trit = draw_trit(b[i], draw, stream.word(first + i));
+    const int trit = draw_trit(b[i], draw, words[i]);
     if (trit != 0) set_trit(plus, minus, i, trit);
   }
 }
 
 inline void pack_trits(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* packed) {
   pack_trit_bits(plus, minus, n, packed);
+}
+
+inline void pack_two_bits(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* packed) {
+  pack_two_bit_words(plus, minus, n, packed);
 }
 
 // Calls put(value index, trit) for n trits of two bits.

@@ -83,6 +83,7 @@ extern constexpr Kernels kTable = {
     .trit_bits_bf16 = trit_bits_bf16,
     .draw_trits = draw_trits,
     .pack_trits = pack_trits,
+    .pack_two_bits = pack_two_bits,
     .unpack_two_bits = unpack_two_bits,
     .unpack_two_bits_add = unpack_two_bits_add,
     .rice_encode = rice_encode,

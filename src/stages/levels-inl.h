@@ -16,7 +16,6 @@
 #include "stages/levels.h"
 #include "stages/load-inl.h"
 #include "stages/output-inl.h"
-#include "stages/philox-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 
@@ -49,68 +48,68 @@ HWY_INLINE auto truncate(V v) {
 }
 #endif
 
-// The lanes of `lower`, then those of `upper`.
-template <class D16, class V32>
-HWY_INLINE hn::Vec<D16> demote_both(D16 d16, V32 lower, V32 upper) {
-#if HWY_ARCH_X86
-  const auto by_blocks = hn::ReorderDemote2To(d16, lower, upper);
-#if HWY_TARGET <= HWY_AVX3
-  const __m512i places = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-  return hn::Vec<D16>{_mm512_permutexvar_epi64(places, by_blocks.raw)};
-#elif HWY_TARGET <= HWY_AVX2
-  return hn::Vec<D16>{_mm256_permute4x64_epi64(by_blocks.raw, 0xd8)};
-#else
-  return by_blocks;
-#endif
-#else
-  const hn::Half<D16> half;
-  return hn::Combine(d16, hn::DemoteTo(half, upper), hn::DemoteTo(half, lower));
-#endif
-}
-
 // The levels of a vector of values by their words.
 template <class D>
-HWY_INLINE hn::Vec<hn::RebindToSigned<D>> levels_of(D d, const float* x, hn::Vec<D> prescale,
-                                                    hn::Vec<D> inverse,
-                                                    hn::Vec<hn::RebindToUnsigned<D>> words) {
+HWY_INLINE hn::Vec<hn::RebindToSigned<D>> levels_of(D d, const float* x, const uint32_t* words,
+                                                    hn::Vec<D> prescale, hn::Vec<D> inverse) {
   const hn::RebindToSigned<D> d32;
+  const hn::RebindToUnsigned<D> du32;
   const auto fixed = truncate(hn::Mul(hn::Mul(hn::LoadU(d, x), prescale), inverse));
-  return hn::ShiftRight<24>(hn::Add(fixed, hn::BitCast(d32, hn::ShiftRight<8>(words))));
+  const auto upper = hn::BitCast(d32, hn::ShiftRight<8>(hn::LoadU(du32, words)));
+  return hn::ShiftRight<24>(hn::Add(fixed, upper));
 }
 
-void quantize_levels(const float* x, size_t n, LevelScale scale, const DrawStream& draws,
-                     uint64_t first, int8_t* levels) {
-  const DrawStream stream = draws;  // a copy, which stores through `levels` can't change
-  if (n == 0) return;
-  const hn::ScalableTag<uint64_t> d64;
-  const hn::RepartitionToNarrow<decltype(d64)> du32;
-  const hn::RebindToFloat<decltype(du32)> d;
+// The lanes of four vectors to bytes, in order.
+template <class D, class V32>
+HWY_INLINE void store_bytes(D, V32 v0, V32 v1, V32 v2, V32 v3, int8_t* to) {
+  const hn::Repartition<int16_t, D> d16;
+#if HWY_ARCH_X86
+  const hn::Repartition<int8_t, D> d8;
+  // Each block of 16 bytes gets those of its own place in each vector.
+  const auto lower = hn::ReorderDemote2To(d16, v0, v1);
+  const auto upper = hn::ReorderDemote2To(d16, v2, v3);
+#if HWY_TARGET <= HWY_AVX3
+  const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i blocks = _mm512_packs_epi16(lower.raw, upper.raw);
+  const hn::Vec<decltype(d8)> bytes{_mm512_permutexvar_epi32(places, blocks)};
+#elif HWY_TARGET <= HWY_AVX2
+  const __m256i places = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i blocks = _mm256_packs_epi16(lower.raw, upper.raw);
+  const hn::Vec<decltype(d8)> bytes{_mm256_permutevar8x32_epi32(blocks, places)};
+#else
+  const hn::Vec<decltype(d8)> bytes{_mm_packs_epi16(lower.raw, upper.raw)};
+#endif
+  hn::StoreU(bytes, d8, to);
+#else
+  const hn::Half<decltype(d16)> half;
+  const hn::Rebind<int8_t, decltype(d16)> half8;
+  const auto lower = hn::Combine(d16, hn::DemoteTo(half, v1), hn::DemoteTo(half, v0));
+  const auto upper = hn::Combine(d16, hn::DemoteTo(half, v3), hn::DemoteTo(half, v2));
+  hn::StoreU(hn::DemoteTo(half8, lower), half8, to);
+  hn::StoreU(hn::DemoteTo(half8, upper), half8, to + hn::Lanes(d16));
+#endif
+}
+
+void quantize_levels(const float* x, size_t n, LevelScale scale, const uint32_t* words,
+                     int8_t* levels) {
+  const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
-  const auto places = philox_places(d64);
-  const hn::Repartition<int16_t, decltype(d)> d16;
-  const hn::Rebind<int8_t, decltype(d16)> d8;
   const auto prescale = hn::Set(d, scale.prescale);
   const auto inverse = hn::Set(d, scale.inverse);
-  hn::Vec<decltype(d64)> lower, upper;
-  for (size_t i = 0; i < n; i += 2 * lanes) {
-    const float* from = x + i;
-    int8_t* to = levels + i;
-    float last_x[2 * hn::MaxLanes(d)];
-    int8_t last_levels[2 * hn::MaxLanes(d)];
-    const size_t left = n - i;
-    if (HWY_UNLIKELY(left < 2 * lanes)) {
-      std::memset(last_x, 0, sizeof last_x);
-      std::memcpy(last_x, from, left * sizeof *x);
-      from = last_x;
-      to = last_levels;
-    }
-    philox_words(d64, stream, (first + i) / 4, places, lower, upper);
-    const auto level0 = levels_of(d, from, prescale, inverse, hn::BitCast(du32, lower));
-    const auto level1 = levels_of(d, from + lanes, prescale, inverse, hn::BitCast(du32, upper));
-    const auto both = demote_both(d16, level0, level1);
-    hn::StoreU(hn::DemoteTo(d8, both), d8, to);
-    if (HWY_UNLIKELY(left < 2 * lanes)) std::memcpy(levels + i, last_levels, left);
+  size_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    store_bytes(d, levels_of(d, x + i, words + i, prescale, inverse),
+                levels_of(d, x + i + lanes, words + i + lanes, prescale, inverse),
+                levels_of(d, x + i + 2 * lanes, words + i + 2 * lanes, prescale, inverse),
+                levels_of(d, x + i + 3 * lanes, words + i + 3 * lanes, prescale, inverse),
+                levels + i);
   }
+  const hn::Rebind<int8_t, decltype(d)> d8;
+  for (; i + lanes <= n; i += lanes) {
+    const auto level = levels_of(d, x + i, words + i, prescale, inverse);
+    hn::StoreU(hn::DemoteTo(d8, level), d8, levels + i);
+  }
+  for (; i < n; ++i) levels[i] = static_cast<int8_t>(level_of(x[i], scale, words[i]));
 }
 
 template <class Output>

@@ -7,6 +7,8 @@
 #define GRADWIRE_STAGES_PHILOX_INL_H_
 #endif
 
+#include <cstring>
+
 #include "hwy/highway.h"
 
 #include "base/philox.h"
@@ -27,54 +29,119 @@ HWY_INLINE hn::Vec<D> philox_places(D d) {
   return hn::Add(hn::ShiftRight<1>(lane), hn::IfThenElseZero(odd, hn::Set(d, hn::Lanes(d) / 2)));
 }
 
-// The words of the next 4 elements for each lane, from 4 * block on: first those in `lower`.
-//
 // Each 64-bit lane holds one block's word in its lower half; what is in the upper half does not
 // matter, as a multiplication of 32-bit halves looks at the lower one alone.
 template <class D>
-HWY_INLINE void philox_words(D d, DrawStream stream, uint64_t block, hn::Vec<D> places,
-                             hn::Vec<D>& lower, hn::Vec<D>& upper) {
+HWY_INLINE void philox_round(D d, uint32_t key0, uint32_t key1, hn::Vec<D>& word0,
+                             hn::Vec<D>& word1, hn::Vec<D>& word2, hn::Vec<D>& word3) {
   const hn::RepartitionToNarrow<D> d32;
-  const auto multiplier0 = hn::Set(d32, kPhiloxMultiplier0);
-  const auto multiplier1 = hn::Set(d32, kPhiloxMultiplier1);
-  auto word0 = hn::Add(places, hn::Set(d, block));
-  auto word1 = hn::ShiftRight<32>(word0);
-  auto word2 = hn::Set(d, stream.step);
-  auto word3 = hn::Set(d, stream.step >> 32);
+  const auto product0 = hn::MulEven(hn::BitCast(d32, word0), hn::Set(d32, kPhiloxMultiplier0));
+  const auto product1 = hn::MulEven(hn::BitCast(d32, word2), hn::Set(d32, kPhiloxMultiplier1));
+  word0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(product1), word1), hn::Set(d, key0));
+  word1 = product1;
+  word2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(product0), word3), hn::Set(d, key1));
+  word3 = product0;
+}
+
+// Two words of the last round, in both halves of a lane: the product's upper half, mixed with the
+// word of the round before and the key, and its lower half.
+template <class D>
+HWY_INLINE hn::Vec<D> philox_last_words(D d, hn::Vec<D> product, hn::Vec<D> word, uint32_t key) {
+  const hn::RepartitionToNarrow<D> d32;
+  const auto swapped = hn::Shuffle2301(hn::BitCast(d32, product));
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  if constexpr (hn::MaxLanes(d) == 8) {
+    return hn::Vec<D>{
+        _mm512_mask_ternarylogic_epi32(swapped.raw, 0x5555, word.raw, hn::Set(d, key).raw, 0x96)};
+  }
+#endif
+  const auto mixed = hn::Xor(hn::Xor(swapped, hn::BitCast(d32, word)), hn::Set(d32, key));
+  return hn::BitCast(d, hn::OddEven(swapped, mixed));
+}
+
+template <class D>
+HWY_INLINE void philox_last_round(D d, uint32_t key0, uint32_t key1, hn::Vec<D> word0,
+                                  hn::Vec<D> word1, hn::Vec<D> word2, hn::Vec<D> word3,
+                                  hn::Vec<D>& lower, hn::Vec<D>& upper) {
+  const hn::RepartitionToNarrow<D> d32;
+  const auto product0 = hn::MulEven(hn::BitCast(d32, word0), hn::Set(d32, kPhiloxMultiplier0));
+  const auto product1 = hn::MulEven(hn::BitCast(d32, word2), hn::Set(d32, kPhiloxMultiplier1));
+  const auto words01 = philox_last_words(d, product1, word1, key0);
+  const auto words23 = philox_last_words(d, product0, word3, key1);
+  lower = hn::InterleaveLower(d, words01, words23);
+  upper = hn::InterleaveUpper(d, words01, words23);
+}
+
+// The counters of the blocks from `block` on.
+template <class D>
+HWY_INLINE void philox_counters(D d, uint64_t step, uint64_t block, hn::Vec<D> places,
+                                hn::Vec<D>& word0, hn::Vec<D>& word1, hn::Vec<D>& word2,
+                                hn::Vec<D>& word3) {
+  word0 = hn::Add(places, hn::Set(d, block));
+  word1 = hn::ShiftRight<32>(word0);
+  word2 = hn::Set(d, step);
+  word3 = hn::Set(d, step >> 32);
+}
+
+template <class D>
+HWY_INLINE void store_words(D d, uint32_t key0, uint32_t key1, hn::Vec<D> word0, hn::Vec<D> word1,
+                            hn::Vec<D> word2, hn::Vec<D> word3, uint32_t* words) {
+  const hn::RepartitionToNarrow<D> d32;
+  hn::Vec<D> lower, upper;
+  philox_last_round(d, key0, key1, word0, word1, word2, word3, lower, upper);
+  hn::StoreU(hn::BitCast(d32, lower), d32, words);
+  hn::StoreU(hn::BitCast(d32, upper), d32, words + hn::Lanes(d32));
+}
+
+// Chains of rounds that go side by side: one alone is mostly waiting for its multiplications. With
+// 16 registers there is no room for four.
+#if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3
+constexpr size_t kPhiloxChains = 2;
+#else
+constexpr size_t kPhiloxChains = 4;
+#endif
+
+// kChains times 4 words for each lane, from element 4 * block on.
+template <size_t kChains, class D>
+HWY_INLINE void philox_words(D d, DrawStream stream, uint64_t block, hn::Vec<D> places,
+                             uint32_t* words) {
+  const uint64_t blocks = hn::Lanes(d);
   uint32_t key0 = stream.key0;
   uint32_t key1 = stream.key1;
-  HWY_UNROLL(10)
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    const auto product0 = hn::MulEven(hn::BitCast(d32, word0), multiplier0);
-    const auto product1 = hn::MulEven(hn::BitCast(d32, word2), multiplier1);
-    word0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(product1), word1), hn::Set(d, key0));
-    word1 = product1;
-    word2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(product0), word3), hn::Set(d, key1));
-    word3 = product0;
+  hn::Vec<D> a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, e0, e1, e2, e3;
+  philox_counters(d, stream.step, block, places, a0, a1, a2, a3);
+  philox_counters(d, stream.step, block + blocks, places, b0, b1, b2, b3);
+  philox_counters(d, stream.step, block + 2 * blocks, places, c0, c1, c2, c3);
+  philox_counters(d, stream.step, block + 3 * blocks, places, e0, e1, e2, e3);
+  HWY_UNROLL(9)
+  for (int round = 1; round < kPhiloxRounds; ++round) {
+    philox_round(d, key0, key1, a0, a1, a2, a3);
+    if constexpr (kChains > 1) philox_round(d, key0, key1, b0, b1, b2, b3);
+    if constexpr (kChains > 2) philox_round(d, key0, key1, c0, c1, c2, c3);
+    if constexpr (kChains > 3) philox_round(d, key0, key1, e0, e1, e2, e3);
     key0 += kPhiloxWeyl0;
     key1 += kPhiloxWeyl1;
   }
-  const auto lower_half = hn::Set(d, 0xffffffffu);
-  const auto words01 = hn::Or(hn::And(word0, lower_half), hn::ShiftLeft<32>(word1));
-  const auto words23 = hn::Or(hn::And(word2, lower_half), hn::ShiftLeft<32>(word3));
-  lower = hn::InterleaveLower(d, words01, words23);
-  upper = hn::InterleaveUpper(d, words01, words23);
+  store_words(d, key0, key1, a0, a1, a2, a3, words);
+  if constexpr (kChains > 1) store_words(d, key0, key1, b0, b1, b2, b3, words + 4 * blocks);
+  if constexpr (kChains > 2) store_words(d, key0, key1, c0, c1, c2, c3, words + 8 * blocks);
+  if constexpr (kChains > 3) store_words(d, key0, key1, e0, e1, e2, e3, words + 12 * blocks);
 }
 
 void draw_words(const DrawStream& draws, uint64_t first, size_t n, uint32_t* words) {
   const DrawStream stream = draws;  // a copy, which stores through `words` can't change
   const hn::ScalableTag<uint64_t> d;
-  const hn::RepartitionToNarrow<decltype(d)> d32;
-  const size_t lanes = hn::Lanes(d);
+  const size_t step = 4 * hn::Lanes(d);
   const auto places = philox_places(d);
-  hn::Vec<decltype(d)> lower, upper;
   size_t i = 0;
-  for (; i + 4 * lanes <= n; i += 4 * lanes) {
-    philox_words(d, stream, (first + i) / 4, places, lower, upper);
-    hn::StoreU(hn::BitCast(d32, lower), d32, words + i);
-    hn::StoreU(hn::BitCast(d32, upper), d32, words + i + 2 * lanes);
+  for (; i + kPhiloxChains * step <= n; i += kPhiloxChains * step) {
+    philox_words<kPhiloxChains>(d, stream, (first + i) / 4, places, words + i);
   }
-  for (; i < n; ++i) words[i] = stream.word(first + i);
+  for (; i < n; i += step) {
+    uint32_t last[4 * hn::MaxLanes(d)];
+    philox_words<1>(d, stream, (first + i) / 4, places, last);
+    std::memcpy(words + i, last, HWY_MIN(step, n - i) * sizeof *words);
+  }
 }
 
 }  // namespace

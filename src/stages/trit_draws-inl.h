@@ -12,7 +12,6 @@
 #include "hwy/highway.h"
 
 #include "stages/load-inl.h"
-#include "stages/philox-inl.h"
 #include "stages/trit_draws.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -23,68 +22,105 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace {
 
-// At most 32 words at once, so that 64 values are a whole number of times as many.
-using DrawTag = hn::CappedTag<uint64_t, 8>;
+// 64 values are a whole number of times two vectors.
+using DrawTag = hn::CappedTag<float, 16>;
+using DrawMask = hn::Mask<DrawTag>;
 
-// Draws the trits of 64 values: a word of either sign.
-HWY_INLINE void draw_64(const float* b, TritDraw draw, DrawStream stream, uint64_t first,
-                        hn::Vec<DrawTag> places, uint64_t* plus, uint64_t* minus) {
-  const DrawTag d64;
-  const hn::RepartitionToNarrow<DrawTag> d32;
-  const hn::Repartition<float, DrawTag> d;
-  const hn::Repartition<int32_t, DrawTag> di32;
-  const size_t lanes = hn::Lanes(d);
-  const auto limit = hn::Set(d, draw.limit);
-  const auto step = hn::Set(d, draw.step);
-  const auto zero = hn::Zero(d);
-  const auto compare = [&](size_t i, hn::Vec<DrawTag> words, auto& sent, auto& below) HWY_ATTR {
-    const auto upper = hn::ShiftRight<8>(hn::BitCast(d32, words));
-    const auto threshold = hn::Mul(hn::ConvertTo(d, hn::BitCast(di32, upper)), step);
-    const auto value = hn::LoadU(d, b + i);
-    sent = hn::Gt(hn::Min(hn::Abs(value), limit), threshold);
-    below = hn::Lt(value, zero);
-  };
-  uint8_t sent_bits[8];
-  uint8_t below_bits[8];
-  hn::Vec<DrawTag> words0, words1;
-  hn::Mask<decltype(d)> sent0, below0, sent1, below1;
-  for (size_t i = 0; i < kWordBits; i += 2 * lanes) {
-    philox_words(d64, stream, (first + i) / 4, places, words0, words1);
-    compare(i, words0, sent0, below0);
-    compare(i + lanes, words1, sent1, below1);
-    if (lanes >= 8) {
-      hn::StoreMaskBits(d, sent0, sent_bits + i / 8);
-      hn::StoreMaskBits(d, sent1, sent_bits + (i + lanes) / 8);
-      hn::StoreMaskBits(d, below0, below_bits + i / 8);
-      hn::StoreMaskBits(d, below1, below_bits + (i + lanes) / 8);
-    } else {
-      sent_bits[i / 8] = static_cast<uint8_t>(bits_of_mask(d, sent0) | bits_of_mask(d, sent1) << 4);
-      below_bits[i / 8] =
-          static_cast<uint8_t>(bits_of_mask(d, below0) | bits_of_mask(d, below1) << 4);
-    }
+// The trits of one vector. Without kClips no value may be limited.
+template <bool kClips>
+HWY_INLINE void draw_vector(const float* b, const uint32_t* words, TritDraw draw, DrawMask& plus,
+                            DrawMask& minus) {
+  const DrawTag d;
+  const hn::RebindToUnsigned<DrawTag> d32;
+  const hn::RebindToSigned<DrawTag> di32;
+  const auto upper = hn::BitCast(di32, hn::ShiftRight<8>(hn::LoadU(d32, words)));
+  const auto threshold = hn::Mul(hn::ConvertTo(d, upper), hn::Set(d, draw.step));
+  auto value = hn::LoadU(d, b);
+  auto opposite = hn::Neg(value);
+  if constexpr (kClips) {
+    value = hn::Min(value, hn::Set(d, draw.limit));
+    opposite = hn::Min(opposite, hn::Set(d, draw.limit));
   }
-  uint64_t sent = 0;
-  uint64_t below = 0;
-  std::memcpy(&sent, sent_bits, sizeof sent);
-  std::memcpy(&below, below_bits, sizeof below);
-  *plus = sent & ~below;
-  *minus = sent & below;
+  plus = hn::Gt(value, threshold);
+  minus = hn::Gt(opposite, threshold);
 }
 
-void draw_trits(const float* b, size_t n, TritDraw draw, const DrawStream& draws, uint64_t first,
-                uint64_t* plus, uint64_t* minus) {
-  const DrawStream stream = draws;  // a copy, which stores of bytes can't change
-  const auto places = philox_places(DrawTag());
-  const size_t whole = n / kWordBits * kWordBits;
-  for (size_t i = 0; i < whole; i += kWordBits) {
-    draw_64(b + i, draw, stream, first + i, places, plus + i / kWordBits, minus + i / kWordBits);
+// The bits of two vectors, one behind the other.
+HWY_INLINE void store_masks(DrawMask mask0, DrawMask mask1, uint8_t* bits) {
+  const DrawTag d;
+  if (hn::Lanes(d) >= 8) {
+    hn::StoreMaskBits(d, mask0, bits);
+    hn::StoreMaskBits(d, mask1, bits + hn::Lanes(d) / 8);
+  } else {
+    *bits = static_cast<uint8_t>(bits_of_mask(d, mask0) | bits_of_mask(d, mask1) << 4);
   }
-  if (whole == n) return;
+}
+
+// The trits of 64 values, 8 bytes of either sign.
+template <bool kClips>
+HWY_INLINE void draw_64(const float* b, const uint32_t* words, TritDraw draw, uint8_t* plus,
+                        uint8_t* minus) {
+  const size_t lanes = hn::Lanes(DrawTag());
+  DrawMask plus0, plus1, minus0, minus1;
+  HWY_UNROLL(8)
+  for (size_t i = 0; i < kWordBits; i += 2 * lanes) {
+    draw_vector<kClips>(b + i, words + i, draw, plus0, minus0);
+    draw_vector<kClips>(b + i + lanes, words + i + lanes, draw, plus1, minus1);
+    store_masks(plus0, plus1, plus + i / 8);
+    store_masks(minus0, minus1, minus + i / 8);
+  }
+}
+
+template <bool kClips>
+HWY_INLINE void draw_trits_with(const float* b, size_t n, TritDraw draw, const uint32_t* words,
+                                uint8_t* plus, uint8_t* minus) {
+  size_t i = 0;
+  for (; i + kWordBits <= n; i += kWordBits) {
+    draw_64<kClips>(b + i, words + i, draw, plus + i / 8, minus + i / 8);
+  }
+  if (i == n) return;
   // A last, short word is done on a copy with zeros behind, whose trits are always 0.
-  float last[kWordBits] = {};
-  std::memcpy(last, b + whole, (n - whole) * sizeof *b);
-  draw_64(last, draw, stream, first + whole, places, plus + whole / kWordBits,
-          minus + whole / kWordBits);
+  float last_b[kWordBits] = {};
+  uint32_t last_words[kWordBits] = {};
+  std::memcpy(last_b, b + i, (n - i) * sizeof *b);
+  std::memcpy(last_words, words + i, (n - i) * sizeof *words);
+  draw_64<kClips>(last_b, last_words, draw, plus + i / 8, minus + i / 8);
+}
+
+void draw_trits(const float* b, size_t n, TritDraw draw, const uint32_t* words, uint64_t* plus,
+                uint64_t* minus) {
+  auto* plus_bytes = reinterpret_cast<uint8_t*>(plus);
+  auto* minus_bytes = reinterpret_cast<uint8_t*>(minus);
+  if (draw.clips()) {
+    draw_trits_with<true>(b, n, draw, words, plus_bytes, minus_bytes);
+  } else {
+    draw_trits_with<false>(b, n, draw, words, plus_bytes, minus_bytes);
+  }
+}
+
+// spread_bits of each nibble, to a byte.
+alignas(16) constexpr uint8_t kSpreadNibbles[16] = {0x00, 0x01, 0x04, 0x05, 0x10, 0x11, 0x14, 0x15,
+                                                    0x40, 0x41, 0x44, 0x45, 0x50, 0x51, 0x54, 0x55};
+
+void pack_two_bits(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* packed) {
+  const hn::FixedTag<uint8_t, 16> d8;
+  constexpr size_t kWords = 2;  // of a vector
+  const auto spread_plus = hn::Load(d8, kSpreadNibbles);
+  const auto spread_minus = hn::Add(spread_plus, spread_plus);
+  const auto nibble = hn::Set(d8, 0x0f);
+  const auto codes = [&](auto a, auto b) HWY_ATTR {
+    return hn::Or(hn::TableLookupBytes(spread_plus, a), hn::TableLookupBytes(spread_minus, b));
+  };
+  size_t i = 0;
+  for (; i + kWords * kWordBits <= n; i += kWords * kWordBits) {
+    const auto a = hn::LoadU(d8, reinterpret_cast<const uint8_t*>(plus + i / kWordBits));
+    const auto b = hn::LoadU(d8, reinterpret_cast<const uint8_t*>(minus + i / kWordBits));
+    const auto even = codes(hn::And(a, nibble), hn::And(b, nibble));
+    const auto odd = codes(hn::ShiftRight<4>(a), hn::ShiftRight<4>(b));
+    hn::StoreU(hn::InterleaveLower(d8, even, odd), d8, packed + i / kTwoBitTrits);
+    hn::StoreU(hn::InterleaveUpper(d8, even, odd), d8, packed + i / kTwoBitTrits + 16);
+  }
+  pack_two_bit_words(plus + i / kWordBits, minus + i / kWordBits, n - i, packed + i / kTwoBitTrits);
 }
 
 // Calls put(d, i, values) for the values from i on, with `zero` where the trit is 0, and

@@ -19,6 +19,10 @@ struct TritDraw {
   GW_HOST_DEVICE static TritDraw create(float limit, float scale) {
     return {limit, scale * 0x1p-24f};
   }
+
+  // Whether any value fares otherwise than without the limit: none does where no threshold reaches
+  // it.
+  [[nodiscard]] GW_HOST_DEVICE bool clips() const { return limit <= 0x1.fffffep23f * step; }
 };
 
 // Never 0 where |b| and the limit are at least the scale, as (2^24 - 1) * step rounds to less.
@@ -49,7 +53,8 @@ GW_HOST_DEVICE constexpr uint64_t spread_bits(uint32_t bits) {
 }
 
 // n trits to two_bit_size(n) bytes.
-inline void pack_two_bits(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* packed) {
+inline void pack_two_bit_words(const uint64_t* plus, const uint64_t* minus, size_t n,
+                               uint8_t* packed) {
   constexpr size_t kHalfBytes = kWordBits / 2 / kTwoBitTrits;
   const size_t size = two_bit_size(n);
   for (size_t at = 0; at < size; at += kHalfBytes) {

@@ -92,7 +92,7 @@ std::vector<int8_t> levels_like(size_t n, int32_t s, uint32_t seed) {
 TEST_P(Levels, QuantizingAgreesWithTheScalarTable) {
   Guarded<float> x(41000);
   Guarded<int8_t> levels(41000);
-  const DrawStream stream = DrawStream::create(5, 6, 7);
+  Guarded<uint32_t> words(41000);
   for (size_t n : lengths()) {
     const Edge edge = kEdges[n % 2];
     const int32_t s = kLargest[n % kLargest.size()];
@@ -103,10 +103,11 @@ TEST_P(Levels, QuantizingAgreesWithTheScalarTable) {
     for (float& value : values) value = value / largest * norm;
     if (n > 2) values[0] = norm, values[1] = -norm, values[2] = -0.0f;
     const LevelScale scale = level_scale(level_unit(norm, s), s);
-    const uint64_t first = n * 4 + (uint64_t{n} << 30);
+    std::vector<uint32_t> drawn(n);
+    scalar().draw_words(DrawStream::create(5, 6, n), 0, n, drawn.data());
     std::vector<int8_t> want(n);
-    scalar().quantize_levels(values.data(), n, scale, stream, first, want.data());
-    kernels().quantize_levels(x.take_copy(values, edge), n, scale, stream, first,
+    scalar().quantize_levels(values.data(), n, scale, drawn.data(), want.data());
+    kernels().quantize_levels(x.take_copy(values, edge), n, scale, words.take_copy(drawn, edge),
                               levels.take(n, edge));
     ASSERT_EQ(levels.copy(), want) << n << " s=" << s << " norm " << norm;
     ASSERT_TRUE(levels.outside_untouched()) << n;

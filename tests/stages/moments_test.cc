@@ -13,9 +13,11 @@ TEST_P(MomentsOf, GoldenSums) {
   const Moments four = kernels().moments(x.data(), 4);
   EXPECT_EQ(four.sum, 2.0);
   EXPECT_EQ(four.squares, 30.0);
+  EXPECT_EQ(four.largest, bits_of(4.0f));
   const Moments none = kernels().moments(x.data(), 0);
   EXPECT_EQ(none.sum, 0.0);
   EXPECT_EQ(none.squares, 0.0);
+  EXPECT_EQ(none.largest, 0u);
 }
 
 // Values 2^60 apart: any other order of the additions gives other bits.
@@ -28,6 +30,7 @@ TEST_P(MomentsOf, OrderIsTheDefinition) {
     const Moments got = kernels().moments(x.take_copy(values, kEdges[n % 2]), n);
     ASSERT_EQ(got.sum, want.sum) << n;
     ASSERT_EQ(got.squares, want.squares) << n;
+    ASSERT_EQ(got.largest, scalar().absmax(values.data(), n)) << n;
   }
 }
 

@@ -1,6 +1,5 @@
 #include "stages/trit_draws.h"
 
-#include "base/philox.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -32,24 +31,34 @@ TEST(TritDraw, TheLargestValueIsAlwaysSent) {
   }
 }
 
+std::vector<uint32_t> any_words(size_t n, uint32_t seed) {
+  std::vector<uint32_t> words(n);
+  std::mt19937 random(seed);
+  for (uint32_t& word : words) word = static_cast<uint32_t>(random());
+  if (n > 6) words[5] = 0, words[6] = 0xffffffffu;
+  return words;
+}
+
 TEST_P(TritDraws, AreTheDefinitionInTheirSpans) {
   Guarded<float> x(41000);
   Guarded<uint64_t> plus(700);
   Guarded<uint64_t> minus(700);
-  for (uint64_t first : {uint64_t{0}, uint64_t{4}, (uint64_t{1} << 34) - 320}) {
+  Guarded<uint32_t> words(41000);
+  // Thresholds above the limit, up to the limit, and below it.
+  for (const TritDraw draw : {TritDraw::create(1e-3f, 2e-3f), TritDraw::create(1e-3f, 1e-3f),
+                              TritDraw::create(FLT_MAX, 2e-3f)}) {
     for (size_t n : lengths()) {
-      const DrawStream stream = DrawStream::create(n, 3, uint64_t{1} << 33);
       const Edge edge = kEdges[n % 2];
+      const std::vector<uint32_t> drawn = any_words(n, static_cast<uint32_t>(n));
       auto values = gradient_like(n, static_cast<uint32_t>(n));
       if (n > 3) values[3] = -0.0f;
-      const TritDraw draw = TritDraw::create(n % 3 == 0 ? 1e-3f : FLT_MAX, 2e-3f);
       std::vector<uint64_t> want_plus(trit_words(n)), want_minus(trit_words(n));
       for (size_t i = 0; i < n; ++i) {
-        const int trit = draw_trit(values[i], draw, stream.word(first + i));
+        const int trit = draw_trit(values[i], draw, drawn[i]);
         if (trit > 0) want_plus[i / 64] |= uint64_t{1} << i % 64;
         if (trit < 0) want_minus[i / 64] |= uint64_t{1} << i % 64;
       }
-      kernels().draw_trits(x.take_copy(values, edge), n, draw, stream, first,
+      kernels().draw_trits(x.take_copy(values, edge), n, draw, words.take_copy(drawn, edge),
                            plus.take(trit_words(n), edge), minus.take(trit_words(n), edge));
       ASSERT_EQ(plus.copy(), want_plus) << n;
       ASSERT_EQ(minus.copy(), want_minus) << n;
@@ -96,13 +105,16 @@ TEST_P(TritDraws, FiveTritsMakeAByte) {
 }
 
 TEST_P(TritDraws, FourTritsMakeAByteAndComeBack) {
+  Guarded<uint64_t> plus(700);
+  Guarded<uint64_t> minus(700);
   Guarded<uint8_t> packed(11000);
   Guarded<float> out(41000);
   for (size_t n : lengths()) {
     const Edge edge = kEdges[n % 2];
     const std::vector<int> trits = any_trits(n, static_cast<uint32_t>(n));
     const Bits bits(trits);
-    pack_two_bits(bits.plus.data(), bits.minus.data(), n, packed.take(two_bit_size(n), edge));
+    kernels().pack_two_bits(plus.take_copy(bits.plus, edge), minus.take_copy(bits.minus, edge), n,
+                            packed.take(two_bit_size(n), edge));
     const std::vector<uint8_t> bytes = packed.copy();
     ASSERT_TRUE(packed.outside_untouched()) << n;
     for (size_t i = 0; i < 4 * bytes.size(); ++i) {

@@ -6,6 +6,7 @@
 #include "base/endian.h"
 #include "base/return_if_error.h"
 #include "codecs/checks.h"
+#include "codecs/draws.h"
 #include "codecs/input.h"
 #include "codecs/qsgd/qsgd_shape.h"
 #include "codecs/registry.h"
@@ -174,14 +175,19 @@ class QsgdCodec final : public Codec {
     input.encode_parts(
         begin, n,
         [&](uint64_t first, uint64_t count, const float* b) {
-          for_each_unit(first, count, [&](float unit, uint64_t from, uint64_t values) {
-            if (unit == 0.0f) {
-              std::fill_n(levels + from, values, int8_t{0});
-            } else {
-              kernels.quantize_levels(b + (from - first), values, level_scale(unit, shape.levels),
-                                      stream, begin + from, levels + from);
-            }
-          });
+          for_each_drawn(
+              stream, begin + first, count, kernels,
+              [&](uint64_t at, uint64_t drawn, const uint32_t* words) {
+                for_each_unit(first + at, drawn, [&](float unit, uint64_t from, uint64_t values) {
+                  if (unit == 0.0f) {
+                    std::fill_n(levels + from, values, int8_t{0});
+                  } else {
+                    kernels.quantize_levels(b + (from - first), values,
+                                            level_scale(unit, shape.levels),
+                                            words + (from - first - at), levels + from);
+                  }
+                });
+              });
         },
         [&](uint64_t first, uint64_t count, float* decoded) {
           for_each_unit(first, count, [&](float unit, uint64_t from, uint64_t values) {
