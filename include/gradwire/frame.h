@@ -49,4 +49,8 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes);
 Status decode_frame(const Frame& frame, std::span<float> out, DecodeMode mode,
                     Execution& execution);
 
+// Decodes into the bits of `dtype`, kBfloat16 or kFloat16: rounded half to even, to infinity beyond
+// its range, a NaN to the quiet one with its sign. Raw frames of that very dtype bit for bit.
+Status decode_frame(const Frame& frame, Dtype dtype, std::span<uint16_t> out, Execution& execution);
+
 }  // namespace gradwire

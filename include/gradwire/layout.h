@@ -33,6 +33,9 @@ struct LayoutOptions {
   std::vector<LayoutRule> rules;     // the first that matches wins, before everything below
   std::vector<std::string> exclude;  // name patterns that go raw
   uint64_t min_numel = 256;  // smaller tensors go raw, as do those of fewer than 2 dimensions
+  // What stands for raw, wherever it is chosen: "bf16" or "fp16" for gradients of these types,
+  // whose pushes they carry exactly.
+  std::string raw_codec = "raw";
 };
 
 // A piece of a tensor: what is encoded by itself.
@@ -75,6 +78,7 @@ class Layout {
   std::vector<std::string> unmatched_;
   uint32_t world_size_ = 0;
   uint64_t numel_ = 0;
+  std::string raw_codec_;
 };
 
 }  // namespace gradwire

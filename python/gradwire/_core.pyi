@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,26 @@ def encode(
     stream: int = 0,
     threads: int = 1,
     target: str = "auto",
+    dtype: str | None = None,
 ) -> bytes: ...
+@overload
 def decode(
-    frame: _Array, *, threads: int = 1, target: str = "auto", max_numel: int = 2147483648
+    frame: _Array,
+    *,
+    threads: int = 1,
+    target: str = "auto",
+    max_numel: int = 2147483648,
+    dtype: Literal["float32"] = "float32",
 ) -> npt.NDArray[np.float32]: ...
+@overload
+def decode(
+    frame: _Array,
+    *,
+    threads: int = 1,
+    target: str = "auto",
+    max_numel: int = 2147483648,
+    dtype: str,
+) -> npt.NDArray[Any]: ...
 def decode_into(
     frame: _Array,
     out: _Array,
@@ -82,6 +98,7 @@ class Layout:
         rules: Sequence[_Rule] = (),
         exclude: Sequence[str] = (),
         min_numel: int = 256,
+        raw_codec: str = "raw",
     ) -> None: ...
     @property
     def segments(self) -> list[dict[str, Any]]: ...

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.container import FRAME_DTYPES
 from gradwire.machine import find_checkout
-from gradwire.tensor_files import FLOAT32, TensorFileError, read_tensor_file
+from gradwire.tensor_files import TensorFileError, read_tensor_file, widen
 
 Floats = NDArray[np.float32]
 
@@ -44,7 +45,7 @@ class BenchData:
 
 
 def load_data(choice: str, seed: int) -> BenchData:
-    """`choice`: "recorded", "synthetic", or the path of a safetensors file of float32 gradients.
+    """`choice`: "recorded", "synthetic", or the path of a safetensors file of gradients.
 
     "auto" takes the recorded gradients where the source tree is at hand, synthetic ones elsewhere;
     the description says which. Raises OSError, TensorFileError.
@@ -78,10 +79,11 @@ def _synthetic(seed: int) -> BenchData:
 
 def _load(path: Path) -> BenchData:
     content = read_tensor_file(path)
-    tensors = [t for t in content.tensors if t.dtype == FLOAT32[content.kind]]
-    scaled = [_scale(tensor.float32()) for tensor in tensors if tensor.data]
+    dtypes = FRAME_DTYPES[content.kind]
+    tensors = [t for t in content.tensors if t.dtype in dtypes]
+    scaled = [_scale(widen(t.values(dtypes[t.dtype]))) for t in tensors if t.data]
     if not scaled:
-        raise TensorFileError(f"{path}: no float32 values in it")
+        raise TensorFileError(f"{path}: no float32, float16 or bfloat16 values in it")
     period = np.concatenate(scaled)
     if not np.isfinite(period).all():
         raise TensorFileError(f"{path}: it holds NaN or Inf")

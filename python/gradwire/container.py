@@ -35,7 +35,11 @@ Each tensor has exactly these keys (``crc32`` only where ``storage`` is ``"plain
     ones, is at most 2^40.
 ``storage``
     ``"frame"``: one frame of spec/format.md that holds the values in C order; the frame's number
-    of values equals the product of ``shape``, and ``dtype`` is ``"<f4"`` or ``"F32"``.
+    of values equals the product of ``shape``, and its dtype is that of the tensor: f32 for
+    ``"<f4"`` and ``"F32"``, f16 for ``"<f2"`` and ``"F16"``, bf16 for ``"BF16"``; no other can
+    be a frame. Values of 16 bits are restored from the f32 that the frame decodes to: rounded to
+    nearest, ties to even, a NaN to 0x7fc0 or 0x7e00 with its sign; or, where the codec is raw, as
+    the bits that stand in the payload.
     ``"plain"``: the values as they were, in C order.
 ``offset``, ``size``
     integers >= 0: where the stored bytes lie in the data area. The first offset is 0, each further
@@ -69,7 +73,11 @@ MAX_RANK = 64
 Kind = Literal["npy", "safetensors"]
 Storage = Literal["frame", "plain"]
 
-_FLOAT32_NAME: dict[str, str] = {"npy": "<f4", "safetensors": "F32"}
+# The dtypes that frames hold: a kind's name for each, and the name that gradwire.inspect gives it.
+FRAME_DTYPES: dict[Kind, dict[str, str]] = {
+    "npy": {"<f4": "float32", "<f2": "float16"},
+    "safetensors": {"F32": "float32", "F16": "float16", "BF16": "bfloat16"},
+}
 _TENSOR_KEYS = {"name", "dtype", "shape", "storage", "offset", "size"}
 
 
@@ -96,8 +104,16 @@ class StoredTensor:
         """Number of values: the product of the shape, 1 for a scalar."""
         return math.prod(self.shape)
 
-    def check_frame(self, numel: int) -> None:
-        """Raises ContainerError unless a frame of ``numel`` values fills the shape."""
+    def check_frame(self, numel: int, dtype: str) -> None:
+        """Raises ContainerError unless a frame of these values is what the tensor needs.
+
+        ``dtype``: as `gradwire.inspect` names it.
+        """
+        if dtype not in [names.get(self.dtype) for names in FRAME_DTYPES.values()]:
+            raise ContainerError(
+                "corrupt_payload",
+                f"tensor {self.name!r}: its dtype is {self.dtype!r}, the frame holds {dtype}",
+            )
         if numel != self.numel:
             raise ContainerError(
                 "length_mismatch",
@@ -163,9 +179,9 @@ def parse(data: bytes | memoryview) -> Container:
     view = memoryview(data).cast("B")
     content, body = _parse_header(view)
     _expect_keys(content, {"kind", "metadata", "tensors"}, "the header")
-    kind = content["kind"]
-    if kind not in tuple(_FLOAT32_NAME):  # A list has no hash, so no look-up in the dictionary.
-        _corrupt(f"kind is {kind!r}, valid: {', '.join(_FLOAT32_NAME)}")
+    kind: Kind = content["kind"]
+    if kind not in tuple(FRAME_DTYPES):  # A list has no hash, so no look-up in the dictionary.
+        _corrupt(f"kind is {kind!r}, valid: {', '.join(FRAME_DTYPES)}")
     metadata = content["metadata"]
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         _corrupt("metadata is not an object of strings")
@@ -187,7 +203,7 @@ def parse(data: bytes | memoryview) -> Container:
         _corrupt("two tensors have the same name")
     if kind == "npy" and (len(tensors) != 1 or tensors[0].name != "" or metadata):
         _corrupt('a container of kind npy holds one tensor named "" and no metadata')
-    return Container(cast(Kind, kind), tuple(tensors), metadata)
+    return Container(kind, tuple(tensors), metadata)
 
 
 def _header_checksum(prefix: bytes | memoryview, header: bytes | memoryview) -> int:
@@ -236,7 +252,7 @@ def _parse_header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
 
 
 def _parse_entry(
-    entry: object, index: int, kind: str, position: int, body: memoryview
+    entry: object, index: int, kind: Kind, position: int, body: memoryview
 ) -> StoredTensor:
     where = f"tensor {index}"
     if not isinstance(entry, dict):
@@ -251,8 +267,9 @@ def _parse_entry(
         _corrupt(f"{where}: dtype is not a string")
     if storage not in ("frame", "plain"):
         _corrupt(f"{where}: storage is {storage!r}, valid: frame, plain")
-    if storage == "frame" and dtype != _FLOAT32_NAME[kind]:
-        _corrupt(f"{where}: a frame holds {_FLOAT32_NAME[kind]} values, dtype is {dtype!r}")
+    if storage == "frame" and dtype not in FRAME_DTYPES[kind]:
+        valid = ", ".join(FRAME_DTYPES[kind])
+        _corrupt(f"{where}: dtype is {dtype!r}; valid ones for a frame: {valid}")
     shape = _parse_shape(entry["shape"], where)
     offset, size = _natural(entry["offset"], where), _natural(entry["size"], where)
     if offset != position:

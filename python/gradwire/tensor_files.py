@@ -1,7 +1,7 @@
 """Reading and writing `.npy` and `.safetensors` files as named tensors of raw bytes.
 
 The bytes are in C order; a tensor whose dtype gradwire does not encode passes through untouched,
-also one that NumPy has no type for (bfloat16, float8).
+also one that NumPy has no type for (float8).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwire.container import Kind
 
-FLOAT32: dict[Kind, str] = {"npy": "<f4", "safetensors": "F32"}
+_NUMPY_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 
 # safetensors' names in files, and those that its writer takes.
 _WRITER_DTYPES = {
@@ -55,9 +56,13 @@ class Tensor:
     shape: tuple[int, ...]
     data: bytes | memoryview
 
-    def float32(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The values, one-dimensional, without a copy. Only where `dtype` is the kind's float32."""
-        return np.frombuffer(self.data, dtype="<f4")
+    def values(self, frame_dtype: str) -> NDArray[Any]:
+        """The values, one-dimensional, without a copy.
+
+        `frame_dtype` is what FRAME_DTYPES has for `dtype`. NumPy has no bfloat16: these values come
+        as uint16 of their bits.
+        """
+        return np.frombuffer(self.data, dtype=_NUMPY_DTYPES[frame_dtype])
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,13 @@ class TensorFile:
     kind: Kind
     tensors: tuple[Tensor, ...]
     metadata: dict[str, str] = field(default_factory=dict)
+
+
+def widen(values: NDArray[Any]) -> NDArray[np.float32]:
+    """The float32 that are equal to what `Tensor.values` gives."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values.astype(np.float32, copy=False)
 
 
 def kind_of(path: Path) -> Kind:

@@ -130,16 +130,26 @@ std::span<const float> FloatInput::values() const {
   return {static_cast<const float*>(array_.data()), array_.size()};
 }
 
-ValueInput::ValueInput(nb::handle object)
-    : array_(take_array<nb::ndarray<nb::ro>>(object, {nb::dtype<float>(), kBfloat16, kFloat16},
-                                             "a float32, bfloat16 or float16 array")) {}
+ValueInput::ValueInput(nb::handle object, std::optional<Dtype> bits) {
+  if (bits) {
+    array_ = take_array<nb::ndarray<nb::ro>>(object, {nb::dtype<uint16_t>()},
+                                             "a uint16 array, as dtype= says");
+    dtype_ = *bits;
+    return;
+  }
+  array_ = take_array<nb::ndarray<nb::ro>>(object, {nb::dtype<float>(), kBfloat16, kFloat16},
+                                           "a float32, bfloat16 or float16 array");
+  const nb::dlpack::dtype found = array_.dtype();
+  dtype_ = found == kBfloat16  ? Dtype::kBfloat16
+           : found == kFloat16 ? Dtype::kFloat16
+                               : Dtype::kFloat32;
+}
 
 InputView ValueInput::values() const {
-  if (array_.dtype() == nb::dtype<float>()) {
+  if (dtype_ == Dtype::kFloat32) {
     return std::span(static_cast<const float*>(array_.data()), array_.size());
   }
-  return {array_.dtype() == kBfloat16 ? Dtype::kBfloat16 : Dtype::kFloat16,
-          std::span(static_cast<const uint16_t*>(array_.data()), array_.size())};
+  return {dtype_, std::span(static_cast<const uint16_t*>(array_.data()), array_.size())};
 }
 
 FloatOutput::FloatOutput(nb::handle object)
@@ -180,6 +190,14 @@ NumpyFloats new_floats(size_t n) {
   advise_huge_pages(data, n * sizeof(float));
   nb::capsule owner(values.release(), [](void* p) noexcept { delete[] static_cast<float*>(p); });
   return NumpyFloats(data, {n}, owner);
+}
+
+NumpyHalves new_halves(size_t n) {
+  auto values = std::make_unique_for_overwrite<uint16_t[]>(n);
+  uint16_t* data = values.get();
+  advise_huge_pages(data, n * sizeof(uint16_t));
+  nb::capsule owner(values.release(), [](void* p) noexcept { delete[] static_cast<uint16_t*>(p); });
+  return NumpyHalves(data, {n}, owner);
 }
 
 NumpyFloats to_numpy(const std::vector<float>& values) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -26,14 +27,16 @@ class FloatInput {
   nanobind::ndarray<nanobind::ro> array_;
 };
 
-// A C-contiguous array on the CPU of any dtype that codecs take: float32, bfloat16, float16.
+// A C-contiguous array on the CPU of any dtype that codecs take: float32, bfloat16, float16; or,
+// where `bits` names one of the latter two, a uint16 array that holds its bits.
 class ValueInput {
  public:
-  explicit ValueInput(nanobind::handle object);
+  explicit ValueInput(nanobind::handle object, std::optional<Dtype> bits = std::nullopt);
   [[nodiscard]] InputView values() const;
 
  private:
   nanobind::ndarray<nanobind::ro> array_;
+  Dtype dtype_;
 };
 
 class FloatOutput {
@@ -72,10 +75,13 @@ class ByteOutput {
 };
 
 using NumpyFloats = nanobind::ndarray<nanobind::numpy, float, nanobind::ndim<1>>;
+using NumpyHalves = nanobind::ndarray<nanobind::numpy, uint16_t, nanobind::ndim<1>>;
 using NumpyBytes = nanobind::ndarray<nanobind::numpy, const uint8_t, nanobind::ndim<1>>;
 
 // A new NumPy array of n float32, not initialised.
 [[nodiscard]] NumpyFloats new_floats(size_t n);
+// The same of 16 bits.
+[[nodiscard]] NumpyHalves new_halves(size_t n);
 [[nodiscard]] NumpyFloats to_numpy(const std::vector<float>& values);
 
 }  // namespace gradwire::python

@@ -7,6 +7,7 @@
 #include <string>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include "arrays.h"
@@ -50,9 +51,37 @@ nb::bytes make_bytes(uint64_t room, const Fill& fill) {
   return nb::steal<nb::bytes>(bytes);
 }
 
+const char* dtype_text(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return "float32";
+    case Dtype::kBfloat16:
+      return "bfloat16";
+    case Dtype::kFloat16:
+      return "float16";
+  }
+  return "?";
+}
+
+Dtype parse_dtype(const std::string& text) {
+  for (Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16}) {
+    if (text == dtype_text(dtype)) return dtype;
+  }
+  raise(Status(StatusCode::kUnsupportedDtype,
+               "dtype '" + text + "'; valid ones are: float32, bfloat16, float16"));
+}
+
+// What the bits of a uint16 array are, where the caller says so.
+std::optional<Dtype> parse_bits(const std::optional<std::string>& text) {
+  if (!text) return std::nullopt;
+  const Dtype dtype = parse_dtype(*text);
+  return dtype == Dtype::kFloat32 ? std::nullopt : std::optional(dtype);
+}
+
 nb::bytes encode(nb::handle x, const std::string& text, uint64_t seed, uint64_t step,
-                 uint64_t stream, int threads, const std::string& target) {
-  const ValueInput input(x);
+                 uint64_t stream, int threads, const std::string& target,
+                 const std::optional<std::string>& dtype) {
+  const ValueInput input(x, parse_bits(dtype));
   const auto codec = value_or_raise(Codec::parse(text));
   Execution& execution = execution_for(target, threads);
   if (input.values().size() > kMaxNumel) {
@@ -73,8 +102,21 @@ nb::bytes encode(nb::handle x, const std::string& text, uint64_t seed, uint64_t 
   return frame;
 }
 
-NumpyFloats decode(nb::handle data, int threads, const std::string& target, uint64_t max_numel) {
+// Raises unless work(), which runs without the GIL, returns ok.
+template <typename Work>
+void without_gil(const Work& work) {
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = work();
+  }
+  raise_if_error(status);
+}
+
+nb::object decode(nb::handle data, int threads, const std::string& target, uint64_t max_numel,
+                  const std::string& dtype_name) {
   const ByteInput input(data);
+  const Dtype dtype = parse_dtype(dtype_name);
   Execution& execution = execution_for(target, threads);
   const Frame frame = value_or_raise(parse_frame(input.bytes()));
   if (frame.n > max_numel) {
@@ -82,14 +124,18 @@ NumpyFloats decode(nb::handle data, int threads, const std::string& target, uint
                                                  " values, max_numel is " +
                                                  std::to_string(max_numel)));
   }
-  NumpyFloats out = new_floats(frame.n);
-  Status status;
-  {
-    const nb::gil_scoped_release release;
-    status = decode_frame(frame, {out.data(), frame.n}, DecodeMode::kStore, execution);
+  if (dtype == Dtype::kFloat32) {
+    const NumpyFloats out = new_floats(frame.n);
+    without_gil([&] {
+      return decode_frame(frame, {out.data(), frame.n}, DecodeMode::kStore, execution);
+    });
+    return nb::cast(out);
   }
-  raise_if_error(status);
-  return out;
+  const NumpyHalves out = new_halves(frame.n);
+  without_gil([&] { return decode_frame(frame, dtype, {out.data(), frame.n}, execution); });
+  // NumPy has a float16, but no bfloat16.
+  const nb::object halves = nb::cast(out);
+  return dtype == Dtype::kFloat16 ? halves.attr("view")("float16") : halves;
 }
 
 void decode_into(nb::handle data, nb::handle out, bool accumulate, int threads,
@@ -97,28 +143,12 @@ void decode_into(nb::handle data, nb::handle out, bool accumulate, int threads,
   const ByteInput input(data);
   const FloatOutput output(out);
   Execution& execution = execution_for(target, threads);
-  Status status;
-  {
-    const nb::gil_scoped_release release;
-    Result<Frame> frame = parse_frame(input.bytes());
-    status = frame.ok()
-                 ? decode_frame(frame.value(), output.values(),
-                                accumulate ? DecodeMode::kAdd : DecodeMode::kStore, execution)
-                 : frame.status();
-  }
-  raise_if_error(status);
-}
-
-const char* dtype_text(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return "float32";
-    case Dtype::kBfloat16:
-      return "bfloat16";
-    case Dtype::kFloat16:
-      return "float16";
-  }
-  return "?";
+  const DecodeMode mode = accumulate ? DecodeMode::kAdd : DecodeMode::kStore;
+  without_gil([&] {
+    const Result<Frame> frame = parse_frame(input.bytes());
+    return frame.ok() ? decode_frame(frame.value(), output.values(), mode, execution)
+                      : frame.status();
+  });
 }
 
 nb::dict inspect_frame(std::span<const std::byte> bytes) {
@@ -283,17 +313,22 @@ class PyCompressor {
 void bind_codecs(nb::module_& module) {
   module.def("encode", &encode, nb::arg("x"), nb::arg("codec"), nb::kw_only(), nb::arg("seed") = 0,
              nb::arg("step") = 0, nb::arg("stream") = 0, nb::arg("threads") = 1,
-             nb::arg("target") = "auto",
+             nb::arg("target") = "auto", nb::arg("dtype") = nb::none(),
              "Encodes an array of any shape into one frame (bytes), without a residual.\n\n"
              "x: C-contiguous float32, bfloat16 or float16 array on the CPU (buffer protocol or "
              "DLPack). codec: its text, "
-             "e.g. '3lc:s=1.75'. seed, step, stream: what stochastic codecs draw from. Raises "
+             "e.g. '3lc:s=1.75'. dtype: 'bfloat16' or 'float16' if x is a uint16 array of such "
+             "bits. seed, step, stream: what stochastic codecs draw from. Raises "
              "GradwireError; warns NonFiniteWarning naming the element where x holds NaN or Inf "
              "and the codec can't carry it: the frame is then a marker that decodes to NaN.");
-  module.def("decode", &decode, nb::arg("frame"), nb::kw_only(), nb::arg("threads") = 1,
-             nb::arg("target") = "auto", nb::arg("max_numel") = uint64_t{1} << 31,
-             "Decodes a frame into a new one-dimensional float32 array. Raises GradwireError; "
-             "frames of more than max_numel values are refused before memory is taken.");
+  module.def(
+      "decode", &decode, nb::arg("frame"), nb::kw_only(), nb::arg("threads") = 1,
+      nb::arg("target") = "auto", nb::arg("max_numel") = uint64_t{1} << 31,
+      nb::arg("dtype") = "float32",
+      "Decodes a frame into a new one-dimensional array: float32, float16, or for "
+      "'bfloat16', which NumPy doesn't have, uint16 of its bits. To 16 bits values are "
+      "rounded half to even, and a raw frame of that dtype comes back bit for bit. Raises "
+      "GradwireError; frames of more than max_numel values are refused before memory is taken.");
   module.def("decode_into", &decode_into, nb::arg("frame"), nb::arg("out"),
              nb::arg("accumulate") = false, nb::kw_only(), nb::arg("threads") = 1,
              nb::arg("target") = "auto",

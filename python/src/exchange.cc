@@ -61,7 +61,7 @@ class PyLayout {
  public:
   PyLayout(nb::sequence tensors, uint32_t world_size, std::string codec,
            std::optional<std::string> pull_codec, nb::sequence rules, nb::sequence exclude,
-           uint64_t min_numel) {
+           uint64_t min_numel, std::string raw_codec) {
     std::vector<TensorInfo> infos;
     for (nb::handle entry : tensors) {
       const nb::tuple tensor(entry);
@@ -76,7 +76,8 @@ class PyLayout {
                                    .pull_codec = pull_codec.value_or(""),
                                    .rules = parse_rules(rules),
                                    .exclude = parse_strings(exclude),
-                                   .min_numel = min_numel};
+                                   .min_numel = min_numel,
+                                   .raw_codec = std::move(raw_codec)};
     layout_ = std::make_shared<const Layout>(
         value_or_raise(Layout::create(std::move(infos), world_size, options)));
   }
@@ -218,14 +219,17 @@ nb::dict stats(PyShardedExchange& self) {
 }  // namespace
 
 void bind_exchange(nb::module_& module) {
-  nb::class_<PyLayout>(module, "Layout",
-                       "How a bucket is cut into segments, who owns each, and their codecs.\n\n"
-                       "tensors: (name, dims) in the order in which they lie in the bucket.")
+  nb::class_<PyLayout>(
+      module, "Layout",
+      "How a bucket is cut into segments, who owns each, and their codecs.\n\n"
+      "tensors: (name, dims) in the order in which they lie in the bucket. raw_codec: what "
+      "stands for raw, 'bf16' or 'fp16' where the values are of these types.")
       .def(nb::init<nb::sequence, uint32_t, std::string, std::optional<std::string>, nb::sequence,
-                    nb::sequence, uint64_t>(),
+                    nb::sequence, uint64_t, std::string>(),
            nb::arg("tensors"), nb::arg("world_size"), nb::arg("codec"), nb::kw_only(),
            nb::arg("pull_codec") = nb::none(), nb::arg("rules") = nb::tuple(),
-           nb::arg("exclude") = nb::tuple(), nb::arg("min_numel") = 256)
+           nb::arg("exclude") = nb::tuple(), nb::arg("min_numel") = 256,
+           nb::arg("raw_codec") = "raw")
       .def_prop_ro("segments", &PyLayout::segments)
       .def_prop_ro("unmatched", &PyLayout::unmatched,
                    "Patterns of rules and exclude that match none of the tensors.")

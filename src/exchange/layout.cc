@@ -59,6 +59,8 @@ Result<TensorCodecs> choose_codecs(const TensorInfo& tensor, const LayoutOptions
     chosen.raw_reason = push == "raw" ? "rule '" + rule->pattern + "'" : "";
   }
   if (const LayoutRule* rule = rule_for(RuleScope::kPull)) pull = rule->codec;
+  if (push == "raw") push = options.raw_codec;
+  if (pull == "raw") pull = options.raw_codec;
   Result<std::shared_ptr<const Codec>> push_codec = Codec::parse(push);
   if (!push_codec.ok()) return push_codec.status();
   Result<std::shared_ptr<const Codec>> pull_codec = Codec::parse(pull);
@@ -117,7 +119,7 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
                   "world size must be 1 to 65535, got " + std::to_string(world_size));
   }
   // Whatever no tensor uses must be valid too: a typo would otherwise show only on other models.
-  for (const std::string& codec : {options.codec, options.pull_codec}) {
+  for (const std::string& codec : {options.codec, options.pull_codec, options.raw_codec}) {
     if (codec.empty()) continue;
     if (auto parsed = Codec::parse(codec); !parsed.ok()) return parsed.status();
   }
@@ -127,6 +129,7 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
 
   Layout layout;
   layout.world_size_ = world_size;
+  layout.raw_codec_ = options.raw_codec;
   for (const TensorInfo& tensor : tensors) {
     uint64_t numel = 1;
     for (uint64_t dim : tensor.dims) {
@@ -174,6 +177,8 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
 std::string Layout::describe() const {
   std::string text = "format 1\nworld size " + std::to_string(world_size_) + "\nvalues " +
                      std::to_string(numel_) + "\ntensors " + std::to_string(tensors_.size()) + "\n";
+  // Tells apart ranks whose gradients differ in their type, even where nothing goes raw.
+  if (raw_codec_ != "raw") text += "raw is " + raw_codec_ + "\n";
   for (const Segment& segment : segments_) {
     const TensorInfo& tensor = tensors_[segment.tensor];
     text += "tensor " + tensor.name + " " + dims_text(tensor) + " values " +

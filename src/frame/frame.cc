@@ -1,12 +1,15 @@
 #include "gradwire/frame.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 
 #include "base/checksum.h"
 #include "base/endian.h"
 #include "base/return_if_error.h"
+#include "stages/kernels.h"
 
 namespace gradwire {
 namespace {
@@ -14,6 +17,7 @@ namespace {
 constexpr std::byte kMagic[2] = {std::byte{'G'}, std::byte{'W'}};
 constexpr uint8_t kVersion = 1;
 constexpr uint8_t kNonFiniteFlag = 1;
+constexpr size_t kNarrowValues = 40960;  // a thread's part
 
 // Offsets of the header's fields.
 constexpr size_t kVersionAt = 2;
@@ -32,6 +36,12 @@ uint32_t checksum_of(std::span<const std::byte> frame) {
 
 Status reserved(const char* what) {
   return {StatusCode::kReservedBits, std::string("frame: ") + what};
+}
+
+Status check_room(const Frame& frame, uint64_t n) {
+  if (n == frame.n) return {};
+  return {StatusCode::kLengthMismatch, "the frame holds " + std::to_string(frame.n) +
+                                           " values, the output has room for " + std::to_string(n)};
 }
 
 }  // namespace
@@ -141,16 +151,36 @@ Result<Frame> parse_frame(std::span<const std::byte> bytes) {
 
 Status decode_frame(const Frame& frame, std::span<float> out, DecodeMode mode,
                     Execution& execution) {
-  if (out.size() != frame.n) {
-    return {StatusCode::kLengthMismatch, "the frame holds " + std::to_string(frame.n) +
-                                             " values, the output has room for " +
-                                             std::to_string(out.size())};
-  }
+  GW_RETURN_IF_ERROR(check_room(frame, out.size()));
   if (frame.content == FrameContent::kNonFinite) {
     std::fill(out.begin(), out.end(), std::numeric_limits<float>::quiet_NaN());
     return {};
   }
   return frame.codec->decode(frame.payload, out, mode, execution);
+}
+
+Status decode_frame(const Frame& frame, Dtype dtype, std::span<uint16_t> out,
+                    Execution& execution) {
+  if (dtype != Dtype::kBfloat16 && dtype != Dtype::kFloat16) {
+    return {StatusCode::kUnsupportedDtype, "values of 16 bits are bfloat16 or float16"};
+  }
+  GW_RETURN_IF_ERROR(check_room(frame, out.size()));
+  const bool holds_bits = frame.dtype == dtype && frame.codec->info().name == "raw";
+  if (holds_bits && frame.content == FrameContent::kValues) {
+    if (!out.empty()) std::memcpy(out.data(), frame.payload.data(), frame.payload.size());
+    return {};
+  }
+  const auto decoded = std::make_unique_for_overwrite<float[]>(out.size());
+  GW_RETURN_IF_ERROR(
+      decode_frame(frame, {decoded.get(), out.size()}, DecodeMode::kStore, execution));
+  const Kernels& kernels = execution.kernels();
+  const auto narrow = dtype == Dtype::kBfloat16 ? kernels.narrow_bf16 : kernels.narrow_f16;
+  execution.for_each((out.size() + kNarrowValues - 1) / kNarrowValues, [&](size_t part) {
+    const size_t begin = part * kNarrowValues;
+    narrow(decoded.get() + begin, std::min<size_t>(kNarrowValues, out.size() - begin),
+           out.data() + begin);
+  });
+  return {};
 }
 
 }  // namespace gradwire

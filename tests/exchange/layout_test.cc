@@ -57,6 +57,25 @@ TEST(Layout, DefaultRulesSendSmallAndFlatTensorsRaw) {
   }
 }
 
+TEST(Layout, AnotherCodecStandsForRawWhereverItIsChosen) {
+  LayoutOptions options;
+  options.pull_codec = "raw";
+  options.rules = {{"fc.*", "raw", RuleScope::kPush}};
+  options.raw_codec = "fp16";
+  const Layout layout = make(1, options);
+  for (const Segment& segment : layout.segments()) {
+    const std::string& name = kTensors[segment.tensor].name;
+    const bool raw = name == "conv.bias" || name == "tiny.weight" || name == "fc.weight";
+    EXPECT_EQ(segment.push_codec->text(), raw ? "fp16" : "3lc:s=1") << name;
+    EXPECT_EQ(segment.pull_codec->text(), "fp16") << name;
+    EXPECT_EQ(segment.raw_reason.empty(), !raw) << name;
+  }
+  EXPECT_NE(layout.describe().find("\nraw is fp16\n"), std::string::npos);
+  EXPECT_EQ(make(1).describe().find("raw is"), std::string::npos);
+  options.raw_codec = "fp61";
+  EXPECT_EQ(Layout::create(kTensors, 2, options).status().code(), StatusCode::kUnknownCodec);
+}
+
 TEST(Layout, RulesComeFirstThenExclusions) {
   LayoutOptions options;
   options.codec = "3lc:s=1.75";

@@ -90,5 +90,51 @@ TEST(Frame, DecodesOnlyIntoItsOwnLength) {
             StatusCode::kLengthMismatch);
 }
 
+TEST(Frame, DecodesToSixteenBitsRoundedHalfToEven) {
+  const std::vector<float> x = {
+      1.0f,     1.00390625f, 1.01171875f, 65519.0f,
+      65520.0f, -0.0f,       -5.96e-8f,   std::numeric_limits<float>::quiet_NaN()};
+  const std::vector<std::byte> bytes = make_frame("raw", x);
+  const Frame frame = parse_frame(bytes).value();
+  for (int threads : {1, 3}) {
+    Execution execution = Execution::create("auto", threads).value();
+    std::vector<uint16_t> out(x.size());
+    ASSERT_TRUE(decode_frame(frame, Dtype::kBfloat16, out, execution).ok());
+    EXPECT_EQ(out, (std::vector<uint16_t>{0x3f80, 0x3f80, 0x3f82, 0x4780, 0x4780, 0x8000, 0xb380,
+                                          0x7fc0}));
+    ASSERT_TRUE(decode_frame(frame, Dtype::kFloat16, out, execution).ok());
+    EXPECT_EQ(out, (std::vector<uint16_t>{0x3c00, 0x3c04, 0x3c0c, 0x7bff, 0x7c00, 0x8000, 0x8001,
+                                          0x7e00}));
+  }
+}
+
+TEST(Frame, RawFramesOfSixteenBitsComeBackBitForBit) {
+  std::vector<uint16_t> x(1 << 16);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint16_t>(i);
+  const auto codec = Codec::parse("raw").value();
+  Execution execution = Execution::create().value();
+  std::vector<std::byte> bytes(max_frame_size(*codec, x.size()));
+  for (Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
+    const EncodedFrame encoded =
+        encode_frame(*codec, InputView(dtype, x), {}, {}, bytes, execution).value();
+    const Frame frame = parse_frame(std::span(bytes).first(encoded.size)).value();
+    std::vector<uint16_t> out(x.size());
+    ASSERT_TRUE(decode_frame(frame, dtype, out, execution).ok());
+    EXPECT_EQ(out, x);
+  }
+}
+
+TEST(Frame, SixteenBitsAreRefusedForOtherLengthsAndDtypes) {
+  const std::vector<std::byte> bytes = make_frame("3lc", kValues);
+  const Frame frame = parse_frame(bytes).value();
+  Execution execution = Execution::create().value();
+  std::vector<uint16_t> out(kValues.size());
+  EXPECT_EQ(decode_frame(frame, Dtype::kFloat32, out, execution).code(),
+            StatusCode::kUnsupportedDtype);
+  out.pop_back();
+  EXPECT_EQ(decode_frame(frame, Dtype::kFloat16, out, execution).code(),
+            StatusCode::kLengthMismatch);
+}
+
 }  // namespace
 }  // namespace gradwire

@@ -62,7 +62,7 @@ def test_safetensors_keeps_names_shapes_dtypes_and_metadata(tmp_path: Path) -> N
         "compress", tmp_path / "m.safetensors", "-c", "3lc:s=1.50", "-o", tmp_path / "m.gw"
     )
     assert result.code == 0
-    assert "3 of 8 tensors stored as they are (dtype BOOL, dtype F16, dtype I64)" in result.err
+    assert "2 of 8 tensors stored as they are (dtype BOOL, dtype I64)" in result.err
     back = tmp_path / "back.safetensors"
     report = run("decompress", tmp_path / "m.gw", "-o", back, "--json").json
     assert report == {
@@ -80,15 +80,16 @@ def test_safetensors_keeps_names_shapes_dtypes_and_metadata(tmp_path: Path) -> N
     restored = safetensors_numpy.load_file(tmp_path / "back.safetensors")
     assert set(restored) == set(tensors)
     for name, x in tensors.items():
-        if x.dtype == np.float32:
-            x = gradwire.decode(gradwire.encode(x.ravel(), "3lc:s=1.50")).reshape(x.shape)
+        if x.dtype in (np.float32, np.float16):
+            decoded = gradwire.decode(gradwire.encode(x.ravel(), "3lc:s=1.50"))
+            x = decoded.reshape(x.shape).astype(x.dtype)
         assert same_bits(restored[name], x), name
 
 
 def test_a_dtype_numpy_does_not_know_passes_through(tmp_path: Path) -> None:
-    values = np.arange(4, dtype=np.uint16)
+    values = np.arange(4, dtype=np.uint8)
     spec = safetensors.TensorSpec(
-        dtype="bfloat16", shape=[2, 2], data_ptr=values.ctypes.data, data_len=values.nbytes
+        dtype="float8_e4m3fn", shape=[2, 2], data_ptr=values.ctypes.data, data_len=values.nbytes
     )
     original = bytes(safetensors.serialize({"b": spec}))
     (tmp_path / "b.safetensors").write_bytes(original)

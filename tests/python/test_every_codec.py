@@ -37,6 +37,19 @@ def canonical(codec: str) -> str:
 # Parameters
 
 
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        ("qsgd:bits=4,levels=7", "codec 'qsgd': give bits or levels, not both"),
+        ("terngrad:coder=zre", "codec 'terngrad': a coder works on five values to a byte"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(codec: str, message: str) -> None:
+    with pytest.raises(gradwire.GradwireError, match=message) as error:
+        canonical(codec)
+    assert has_code(error, "bad_parameter")
+
+
 @every_parameter
 def test_a_stated_default_is_the_default(name: str, parameter: dict[str, str]) -> None:
     default = parameter["default"]

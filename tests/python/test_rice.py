@@ -21,7 +21,7 @@ def gradients() -> list[list[Floats]]:
     content = read_tensor_file(ROOT / "bench" / "data" / "resnet20_gradients.safetensors")
     tensors: dict[str, list[Floats]] = {}
     for tensor in content.tensors:
-        values = tensor.float32()
+        values = tensor.values("float32")
         if len(tensor.shape) > 1 and values.size >= 256:
             tensors.setdefault(tensor.name.partition("/")[2], []).append(values)
     return list(tensors.values())

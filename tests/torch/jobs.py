@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -90,6 +90,7 @@ class Scaled:
     skipped: list[bool]  # as last_step() tells
     skipped_steps: int
     warnings: list[str]
+    losses: list[float] = field(default_factory=list)
 
 
 def train_scaled(

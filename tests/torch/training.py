@@ -42,9 +42,9 @@ class TwoPaths(nn.Module):
         return result
 
 
-def make_model() -> TwoPaths:
+def make_model(dtype: torch.dtype = torch.float32) -> TwoPaths:
     torch.manual_seed(7)
-    return TwoPaths()
+    return TwoPaths().to(dtype)
 
 
 def batch(rank: int, step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,6 +71,7 @@ class Options:
     start: int = 0  # first step, for a restart
     residuals: list[bytes] | None = None  # saved states of the hook by rank, for a restart
     weights: bytes | None = None  # saved model and optimizer, for a restart
+    dtype: torch.dtype = torch.float32  # of the model and of its gradients
 
 
 @dataclass
@@ -101,13 +102,13 @@ def load(content: bytes) -> dict[str, Any]:
 
 def digest(model: nn.Module) -> str:
     return hashlib.sha256(
-        b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters())
     ).hexdigest()
 
 
 def train(options: Options, on_step: Callable[[int], None] = lambda step: None) -> Trained:
     rank = dist.get_rank()
-    model = make_model()
+    model = make_model(options.dtype)
     optimizer = make_optimizer(model)
     if options.weights is not None:
         weights = load(options.weights)
@@ -131,7 +132,8 @@ def train(options: Options, on_step: Callable[[int], None] = lambda step: None) 
             inputs, labels = batch(rank, step, micro)
             is_last = micro == options.micro_batches - 1
             with contextlib.nullcontext() if is_last else ddp.no_sync():
-                loss = nn.functional.cross_entropy(ddp(inputs, use_branch), labels)
+                output = ddp(inputs.to(options.dtype), use_branch).float()
+                loss = nn.functional.cross_entropy(output, labels)
                 loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -139,7 +141,9 @@ def train(options: Options, on_step: Callable[[int], None] = lambda step: None) 
             last_steps.append(state.last_step())
     return Trained(
         digest=digest(model),
-        parameters={name: p.detach().numpy().copy() for name, p in model.named_parameters()},
+        parameters={
+            name: p.detach().float().numpy().copy() for name, p in model.named_parameters()
+        },
         buckets=log,
         losses=losses,
         stats={} if state is None else state.stats().as_dict(),

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 import gradwire
 from gradwire.cli.output import (
@@ -24,8 +25,8 @@ from gradwire.cli.output import (
     warn,
 )
 from gradwire.cli.output_file import Outputs, write_file
-from gradwire.container import Container, StoredTensor, serialize
-from gradwire.tensor_files import FLOAT32, Tensor, TensorFile, read_tensor_file
+from gradwire.container import FRAME_DTYPES, Container, StoredTensor, serialize
+from gradwire.tensor_files import Tensor, TensorFile, read_tensor_file, widen
 
 SUFFIX = ".gw"
 
@@ -80,8 +81,9 @@ def compress(
 ) -> None:
     """Compress .npy and .safetensors files.
 
-    float32 tensors are encoded and lose precision as the codec has it; all others are stored as
-    they are. Names and shapes are kept. The error is measured by decoding what was written.
+    float32, float16 and bfloat16 tensors are encoded and lose precision as the codec has it; all
+    others are stored as they are. Names, shapes and dtypes are kept. The error is measured by
+    decoding what was written.
     """
     check_codec(codec)
     outputs = Outputs(output, len(files), force)
@@ -106,28 +108,36 @@ def _encode_tensors(
     stored = []
     rows = []
     for tensor in content.tensors:
+        dtype = FRAME_DTYPES[content.kind].get(tensor.dtype)
         row: dict[str, Any] = {
             "name": tensor.name,
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),
             "bytes": len(tensor.data),
-            "reason": _reason_for_plain(tensor, FLOAT32[content.kind], plain),
+            "reason": _reason_for_plain(tensor, dtype, plain),
         }
-        if row["reason"]:
+        if dtype is None or row["reason"]:
             kept = StoredTensor(tensor.name, tensor.dtype, tensor.shape, "plain", tensor.data)
         else:
-            frame = _encode(path, tensor, codec, threads)
+            values = tensor.values(dtype)
+            frame = _encode(path, tensor, values, dtype, codec, threads)
             kept = StoredTensor(tensor.name, tensor.dtype, tensor.shape, "frame", frame)
-            row |= _errors(tensor.float32(), gradwire.decode(frame, threads=threads))
+            errors = _errors(values, gradwire.decode(frame, threads=threads, dtype=dtype))
+            if math.isinf(errors["max_error"]):
+                raise CommandError(
+                    f"{_place(path, tensor)} {codec} makes finite values infinite in {dtype}; "
+                    f"{_as_it_is(tensor)}"
+                )
+            row |= errors
         row |= {"storage": kept.storage, "stored_bytes": len(kept.data)}
         stored.append(kept)
         rows.append(row)
     return tuple(stored), rows
 
 
-def _reason_for_plain(tensor: Tensor, float32: str, patterns: Sequence[str]) -> str:
+def _reason_for_plain(tensor: Tensor, frame_dtype: str | None, patterns: Sequence[str]) -> str:
     """Why the tensor is stored as it is; "" if it is encoded."""
-    if tensor.dtype != float32:
+    if frame_dtype is None:
         return f"dtype {tensor.dtype}"
     for pattern in patterns:
         if tensor.name == pattern or fnmatchcase(tensor.name, pattern):
@@ -135,31 +145,43 @@ def _reason_for_plain(tensor: Tensor, float32: str, patterns: Sequence[str]) -> 
     return ""
 
 
-def _encode(path: Path, tensor: Tensor, codec: str, threads: int) -> bytes:
+def _encode(
+    path: Path, tensor: Tensor, values: NDArray[Any], dtype: str, codec: str, threads: int
+) -> bytes:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        frame = gradwire.encode(tensor.float32(), codec, threads=threads)
+        bits = dtype if values.dtype == np.uint16 else None
+        frame = gradwire.encode(values, codec, threads=threads, dtype=bits)
     if gradwire.inspect(frame)["non_finite"]:
         # A marker frame would turn the whole tensor into NaN: here that is a loss, not a message.
-        name = f" tensor {tensor.name!r}:" if tensor.name else ""
-        advice = f"--plain '{tensor.name}'" if tensor.name else "--codec raw"
         raise CommandError(
-            f"{path}:{name} {caught[0].message}; {codec} cannot carry that, {advice} stores it as "
-            "it is"
+            f"{_place(path, tensor)} {caught[0].message}; {codec} cannot carry that, "
+            f"{_as_it_is(tensor)}"
         )
     return frame
 
 
-def _errors(x: np.ndarray, decoded: np.ndarray) -> dict[str, Any]:
+def _place(path: Path, tensor: Tensor) -> str:
+    return f"{path}: tensor {tensor.name!r}:" if tensor.name else f"{path}:"
+
+
+def _as_it_is(tensor: Tensor) -> str:
+    advice = f"--plain '{tensor.name}'" if tensor.name else "--codec raw"
+    return f"{advice} stores it as it is"
+
+
+def _errors(x: NDArray[Any], decoded: NDArray[Any]) -> dict[str, Any]:
     """Squared norms of the values and of the error, in float64, and the largest error.
 
+    Both in the tensor's own dtype, so that what rounding to it adds is counted too.
     NaN and Inf, which some codecs carry, count as no value and no error.
     """
     energy = error = largest = 0.0
     for start in range(0, x.size, _SLICE):
-        finite = np.isfinite(x[start : start + _SLICE])
-        part = x[start : start + _SLICE][finite].astype(np.float64)
-        difference = part - decoded[start : start + _SLICE][finite]
+        part = widen(x[start : start + _SLICE])
+        finite = np.isfinite(part)
+        part = part[finite].astype(np.float64)
+        difference = part - widen(decoded[start : start + _SLICE])[finite]
         energy += float(np.dot(part, part))
         error += float(np.dot(difference, difference))
         largest = max(largest, float(np.abs(difference).max(initial=0)))
@@ -174,7 +196,7 @@ def _report(
     error = sum(row["squared_error"] for row in encoded)
     for row in encoded:
         row["relative_error"] = _relative(row.pop("squared_error"), row.pop("squared_norm"))
-        values = row["bytes"] // 4
+        values = math.prod(row["shape"])
         row["bits_per_value"] = 8 * row["stored_bytes"] / values if values else None
     size = path.stat().st_size
     return {

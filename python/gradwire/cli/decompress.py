@@ -12,7 +12,14 @@ import gradwire
 from gradwire.cli.compress import SUFFIX
 from gradwire.cli.output import CommandError, JsonOption, human_bytes, print_json
 from gradwire.cli.output_file import Outputs, replace_file
-from gradwire.container import Container, ContainerError, StoredTensor, parse
+from gradwire.container import (
+    FRAME_DTYPES,
+    Container,
+    ContainerError,
+    Kind,
+    StoredTensor,
+    parse,
+)
 from gradwire.tensor_files import Tensor, TensorFile, kind_of, write_tensor_file
 
 
@@ -85,20 +92,24 @@ def _decode_tensors(path: Path, container: Container, threads: int, max_values: 
     for stored in container.tensors:
         data = stored.data
         if stored.storage == "frame":
-            data = _decode(path, stored, threads, max_values)
+            data = _decode(path, stored, container.kind, threads, max_values)
         tensors.append(Tensor(stored.name, stored.dtype, stored.shape, data))
     return TensorFile(container.kind, tuple(tensors), container.metadata)
 
 
-def _decode(path: Path, stored: StoredTensor, threads: int, max_values: int) -> memoryview:
+def _decode(
+    path: Path, stored: StoredTensor, kind: Kind, threads: int, max_values: int
+) -> memoryview:
     where = f"{path}: tensor {stored.name!r}"
     if stored.numel > max_values:
         raise CommandError(f"{where} has {stored.numel} values; --max-values allows {max_values}")
     try:
-        stored.check_frame(gradwire.inspect(stored.data)["numel"])
-        values = gradwire.decode(stored.data, threads=threads, max_numel=max_values)
+        frame = gradwire.inspect(stored.data)
+        stored.check_frame(frame["numel"], frame["dtype"])
+        dtype = FRAME_DTYPES[kind][stored.dtype]
+        values = gradwire.decode(stored.data, threads=threads, max_numel=max_values, dtype=dtype)
     except ContainerError as error:
         raise CommandError(f"{path}: {error}") from None
     except gradwire.GradwireError as error:
         raise CommandError(f"{where}: {error}") from None
-    return values.astype("<f4", copy=False).data.cast("B")
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).data.cast("B")

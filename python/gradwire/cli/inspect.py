@@ -70,7 +70,7 @@ def _inspect_container(data: bytes) -> dict[str, Any]:
         }
         if stored.storage == "frame":
             frame = gradwire.inspect(stored.data)
-            stored.check_frame(frame["numel"])
+            stored.check_frame(frame["numel"], frame["dtype"])
             entry |= {key: frame[key] for key in ("codec", "bits_per_value", "non_finite")}
         tensors.append(entry)
     return {

@@ -32,6 +32,10 @@ from gradwire.torch.wire import Wire
 
 RAW = "raw"
 
+# What stands for raw in buckets of each dtype. Pushes are exact; pulls are rounded as the bucket
+# would be anyway.
+RAW_CODECS = {torch.float32: RAW, torch.bfloat16: "bf16", torch.float16: "fp16"}
+
 
 @dataclass(frozen=True)
 class Coding:
@@ -48,14 +52,16 @@ class Coding:
 
     def check(self) -> None:
         """Raises GradwireError for what no bucket could be encoded with."""
-        self.exchange(self.layout([("probe", [1])], 1, raw=False), 0)
+        self.exchange(self.layout([("probe", [1])], 1, RAW, raw=False), 0)
 
     def text(self) -> str:
         return self.codec if self.pull_codec is None else f"{self.codec}, pull {self.pull_codec}"
 
-    def layout(self, tensors: Sequence[NamedShape], world_size: int, raw: bool) -> Layout:
+    def layout(
+        self, tensors: Sequence[NamedShape], world_size: int, raw_codec: str, raw: bool
+    ) -> Layout:
         if raw:
-            return Layout(tensors, world_size, RAW)
+            return Layout(tensors, world_size, RAW, raw_codec=raw_codec)
         return Layout(
             tensors,
             world_size,
@@ -64,6 +70,7 @@ class Coding:
             rules=self.rules,
             exclude=self.exclude,
             min_numel=self.min_numel,
+            raw_codec=raw_codec,
         )
 
     def exchange(self, layout: Layout, rank: int) -> ShardedExchange:
@@ -74,7 +81,10 @@ class Coding:
 
 @dataclass(frozen=True)
 class BucketJob:
-    """A bucket to average in place. `tensors` lie one behind the other in `values` (f32, flat)."""
+    """A bucket to average in place. `tensors` lie one behind the other in `values` (flat).
+
+    `values` are float32, bfloat16 or float16.
+    """
 
     step: int
     index: int
@@ -94,12 +104,22 @@ class _Bucket:
     def __init__(self, job: BucketJob, coding: Coding, wire: Wire) -> None:
         self.tensors = job.tensors
         self.raw = job.raw
-        self.layout = coding.layout(job.tensors, wire.world_size, job.raw)
+        self.dtype = job.values.dtype
+        raw_codec = RAW_CODECS[self.dtype]
+        self.layout = coding.layout(job.tensors, wire.world_size, raw_codec, job.raw)
         self.exchange = coding.exchange(self.layout, wire.rank)
         self.counted = self.exchange.stats()
 
     def fits(self, job: BucketJob) -> bool:
-        return self.raw == job.raw and self.tensors == job.tensors
+        same = self.raw == job.raw and self.dtype == job.values.dtype
+        return same and self.tensors == job.tensors
+
+    def average(self, job: BucketJob, wire: Wire) -> None:
+        """In float32, whatever the gradients are; their average is rounded half to even."""
+        wide = job.values.float()  # the bucket itself where it is float32
+        exchange_bucket(self.exchange, wire, wide.numpy(), job.step)
+        if wide is not job.values:
+            job.values.copy_(wide)
 
     def residuals(self) -> list[Residual]:
         return [Residual(**entry) for entry in self.exchange.export_residuals()]
@@ -120,13 +140,17 @@ class _Bucket:
                     stacklevel=2,
                 )
 
-    def count_into(self, step: StepCounters) -> None:
+    def count_into(self, step: StepCounters, peers: int) -> None:
         """Adds what the exchange did since the last call."""
+        values = step.values_pushed + peers * step.values_pulled
         before, self.counted = self.counted, self.exchange.stats()
         for name in COUNTED_BY_EXCHANGE:
             increase = self.counted[name] - before[name]
             setattr(step, name, getattr(step, name) + increase)
+        values = step.values_pushed + peers * step.values_pulled - values
+        step.raw_bytes += self.dtype.itemsize * values
         step.values += self.layout.numel
+        step.dtypes.add(str(self.dtype).removeprefix("torch."))
 
 
 class BucketRunner:
@@ -155,13 +179,13 @@ class BucketRunner:
         bucket = self._bucket_for(job)
         ready = time.perf_counter()
         waited, cpu = self._wire.traffic.waited_seconds, time.thread_time()
-        exchange_bucket(bucket.exchange, self._wire, job.values.numpy(), job.step)
+        bucket.average(job, self._wire)
         finished = time.perf_counter()
         waited = self._wire.traffic.waited_seconds - waited
 
         step = self._step
         self._done.append(job.index)
-        bucket.count_into(step)
+        bucket.count_into(step, len(self._wire.peers))
         step.setup_seconds += ready - started
         step.wire_seconds += waited
         step.own_seconds += job.hook_seconds + finished - ready - waited
@@ -218,7 +242,7 @@ class BucketRunner:
         traffic = self._wire.traffic
         sent = traffic.sent_bytes + traffic.framing_bytes - self._sent_before
         self._step.control_bytes = sent - self._step.push_bytes - self._step.pull_bytes
-        self.totals.add(self._step, len(self._wire.peers))
+        self.totals.add(self._step)
         self.last_step = self._step
         if not self._checked_patterns and not self._step.raw:
             self._checked_patterns = True
@@ -266,12 +290,13 @@ class BucketRunner:
         self._unplaced.scale(loss_scale / before)
 
     def _passed_non_finite(self, bucket: _Bucket, job: BucketJob) -> bool:
-        """Whether NaN or Inf came through a bucket without residuals, which is not marked.
+        """Whether NaN or Inf came through a bucket that is not marked.
 
-        It matters only where another bucket keeps residuals. The result has the same bits on every
-        rank, and so has the verdict.
+        One without residuals, or one of 16 bits, beyond whose range the average came to lie. It
+        matters only where some bucket keeps residuals. The result has the same bits on every rank,
+        and so has the verdict.
         """
-        if job.raw or bucket.exchange.keeps_residuals:
+        if job.raw or (bucket.exchange.keeps_residuals and bucket.dtype == torch.float32):
             return False
         if not any(other.exchange.keeps_residuals for other in self._buckets.values()):
             return False

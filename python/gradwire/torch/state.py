@@ -17,7 +17,7 @@ from torch.futures import Future
 
 from gradwire.torch import checkpoint
 from gradwire.torch.names import ParameterNames
-from gradwire.torch.runner import BucketJob, Coding
+from gradwire.torch.runner import RAW_CODECS, BucketJob, Coding
 from gradwire.torch.session import Session
 from gradwire.torch.stats import Stats, StepCounters, Totals, bits, summarize
 
@@ -63,6 +63,11 @@ class GradwireState:
     overlap        see Overlap
 
     Raises GradwireError for an unknown codec or a bad parameter, ValueError for other arguments.
+
+    Gradients are float32, bfloat16 or float16. Those of 16 bits are widened for the exchange, their
+    residuals are kept as the codec says, and the average is rounded half to even into the bucket.
+    What goes raw is sent in their own 16 bits, as codec bf16 or fp16: pushes are exact, and pulls
+    are rounded as the bucket would be. An average beyond float16 is infinite: see `scaler`.
 
     A parameter that no rank used in an iteration (find_unused_parameters) still sends what its
     residual holds, and DDP leaves its gradient alone: that amount is not applied.
@@ -111,8 +116,8 @@ class GradwireState:
     ) -> Future[torch.Tensor]:
         """Starts averaging the bucket over all ranks; the future holds its own buffer.
 
-        Raises TypeError for gradients that are not float32 on the CPU, and the first error of the
-        communication again if there was one.
+        Raises TypeError for gradients that are not float32, bfloat16 or float16 on the CPU, and the
+        first error of the communication again if there was one.
         """
         queued, cpu = time.perf_counter(), time.thread_time()
         if self.error is not None:
@@ -284,8 +289,11 @@ def _check_gradients(values: torch.Tensor) -> None:
         raise TypeError(
             f"gradwire_hook averages gradients on the CPU; this bucket is on {values.device}"
         )
-    if values.dtype != torch.float32:
-        raise TypeError(f"gradwire_hook averages float32 gradients; this bucket is {values.dtype}")
+    if values.dtype not in RAW_CODECS:
+        raise TypeError(
+            "gradwire_hook averages float32, bfloat16 and float16 gradients; this bucket is "
+            f"{values.dtype}"
+        )
 
 
 def _value(future: Future[torch.Tensor]) -> torch.Tensor:

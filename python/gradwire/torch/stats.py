@@ -2,7 +2,8 @@
 
 Bytes are those of whole packets, as the exchange counts them. Bits a value: 8 * push bytes over the
 values pushed (a rank does not push the shard it owns), and 8 * bytes of the pull packets, each
-taken once (every peer gets the same one), over the values owned. So raw is a little more than 32.
+taken once (every peer gets the same one), over the values owned. So raw is a little more than 32,
+or than 16 for gradients of 16 bits. The ratio is to raw in the gradients' own dtype.
 
 Own seconds are all that the hook and its thread took but for waiting for the wire, by the clock:
 on a busy machine that includes waiting for a processor. Own CPU seconds do not, and they leave out
@@ -41,6 +42,7 @@ COUNTED_BY_EXCHANGE = (
 _SUMMED = (
     *COUNTED_BY_EXCHANGE,
     "control_bytes",
+    "raw_bytes",
     "values",
     "wire_seconds",
     "own_seconds",
@@ -61,6 +63,7 @@ class StepCounters:
     pull_packet_bytes: int = 0  # each pull packet once
     received_bytes: int = 0
     control_bytes: int = 0  # sent beside the packets: length words, comparison of layouts
+    raw_bytes: int = 0  # what the same pushes and pulls take in the gradients' own dtype
     values: int = 0  # in the buckets
     values_pushed: int = 0
     values_pulled: int = 0  # in the pull packets, each once
@@ -72,6 +75,7 @@ class StepCounters:
     setup_seconds: float = 0.0  # comparing layouts with the peers
     error_norm_sum: float = 0.0
     error_norm_samples: int = 0
+    dtypes: set[str] = field(default_factory=set)  # of the gradients
     buckets: list[BucketTiming] = field(default_factory=list)
 
 
@@ -82,17 +86,16 @@ class Totals(StepCounters):
     steps: int = 0
     raw_steps: int = 0
     skipped_steps: int = 0
-    raw_bytes: int = 0  # what the same pushes and pulls take as float32
     fastest_raw_seconds: float | None = None  # own and wire
     fastest_compressed_seconds: float | None = None
 
-    def add(self, step: StepCounters, peers: int) -> None:
+    def add(self, step: StepCounters) -> None:
         for name in _SUMMED:
             setattr(self, name, getattr(self, name) + getattr(step, name))
         self.steps += 1
         self.raw_steps += step.raw
         self.skipped_steps += step.skipped
-        self.raw_bytes += 4 * (step.values_pushed + peers * step.values_pulled)
+        self.dtypes |= step.dtypes
         seconds = step.own_seconds + step.wire_seconds
         kind = "fastest_raw_seconds" if step.raw else "fastest_compressed_seconds"
         fastest = getattr(self, kind)
@@ -131,7 +134,8 @@ class Stats:
     control_bytes: int
     received_bytes: int
     values: int
-    ratio: float | None  # raw bytes / bytes sent, all included; None: nothing was sent
+    dtypes: tuple[str, ...]  # of the gradients
+    ratio: float | None  # bytes in these dtypes / bytes sent, all included; None: nothing was sent
     bits_per_value_push: float | None
     bits_per_value_pull: float | None
     encode_seconds: float
@@ -155,7 +159,7 @@ class Stats:
         rows = [
             ("codec", self.codec),
             ("steps", f"{self.steps} ({self.raw_steps} raw, {self.skipped_steps} not finite)"),
-            ("values", f"{self.values:,}"),
+            ("values", f"{self.values:,} ({', '.join(self.dtypes) or 'none yet'})"),
             ("pushed", f"{self.push_bytes:,} bytes, {_bits(self.bits_per_value_push)}"),
             ("pulled", f"{self.pull_bytes:,} bytes, {_bits(self.bits_per_value_pull)}"),
             ("beside", f"{self.control_bytes:,} bytes (lengths, comparison of layouts)"),
@@ -200,6 +204,7 @@ def summarize(
         control_bytes=totals.control_bytes,
         received_bytes=totals.received_bytes,
         values=totals.values,
+        dtypes=tuple(sorted(totals.dtypes)),
         ratio=totals.raw_bytes / totals.sent_bytes if totals.sent_bytes else None,
         bits_per_value_push=bits(totals.push_bytes, totals.values_pushed),
         bits_per_value_pull=bits(totals.pull_packet_bytes, totals.values_pulled),

@@ -206,7 +206,7 @@ Result<int32_t> parse_levels(const Parameters& given) {
   Result<uint32_t> levels = given.count("levels", 1, kLargestLevel, 0);
   if (!levels.ok()) return levels.status();
   if (given.has("bits") && given.has("levels")) {
-    return Status(StatusCode::kBadParameter, "qsgd: give bits or levels, not both");
+    return Status(StatusCode::kBadParameter, "codec 'qsgd': give bits or levels, not both");
   }
   if (given.has("levels")) return static_cast<int32_t>(levels.value());
   return (1 << (bits.value() + 1)) - 1;

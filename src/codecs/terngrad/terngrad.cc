@@ -106,7 +106,7 @@ Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualTyp
   if (!bucket.ok()) return bucket.status();
   if (pack.value() == 0 && coder.value() != TernaryCoder::kNone) {
     return Status(StatusCode::kBadParameter,
-                  "terngrad: a coder works on five values to a byte; add pack=trits5");
+                  "codec 'terngrad': a coder works on five values to a byte; add pack=trits5");
   }
   parameters.clip = clip.value();
   parameters.coder = pack.value() == 0 ? TernaryCoder::kTwoBit : coder.value();

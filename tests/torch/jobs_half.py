@@ -1,0 +1,75 @@
+"""What the ranks of a cluster run with gradients of 16 bits."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.torch import GradwireState, NonFiniteStepWarning, gradwire_hook
+from jobs import Owed, Scaled, owed
+from training import batch, digest, make_model, make_optimizer
+
+
+@dataclass
+class Averaged:
+    """One gradient of this rank, and what the hook made of it."""
+
+    own: torch.Tensor
+    averaged: torch.Tensor
+    skipped: bool
+    owed: Owed  # after the step
+    warnings: list[str]
+
+
+def average_given(dtype: torch.dtype, what: str, state_options: dict[str, Any]) -> Averaged:
+    """One step whose gradient is noise, or 60000 everywhere."""
+    model = nn.Linear(96, 96, bias=False).to(dtype)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    own = torch.randn(96, 96, generator=generator) if what == "noise" else torch.full((96, 96), 6e4)
+    own = own.to(dtype)
+    ddp = DistributedDataParallel(model)
+    state = GradwireState(**state_options)
+    ddp.register_comm_hook(state, gradwire_hook)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ddp(torch.eye(96, dtype=dtype)).backward(own.T)
+    assert model.weight.grad is not None
+    skipped = state.last_step()["skipped"]
+    said = [str(w.message) for w in caught if w.category is NonFiniteStepWarning]
+    return Averaged(own, model.weight.grad, skipped, owed(state), said)
+
+
+def scale_float16(state_options: dict[str, Any]) -> Scaled:
+    """A float16 model and a gradient scaler; the optimizer works on float32 copies of its weights.
+
+    Always the same batch, so that the loss falls soon.
+    """
+    model, master = make_model(torch.float16), make_model()
+    optimizer = make_optimizer(master)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
+    state = GradwireState(**state_options, scaler=scaler)
+    ddp.register_comm_hook(state, gradwire_hook)
+    result = Scaled([], [], [], [], [], [], 0, [])
+    inputs, labels = batch(dist.get_rank(), 0)
+    for _ in range(60):
+        result.scales.append(scaler.get_scale())
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(ddp(inputs.half()).float(), labels)
+        scaler.scale(loss).backward()
+        for wide, narrow in zip(master.parameters(), model.parameters(), strict=True):
+            assert narrow.grad is not None
+            wide.grad = narrow.grad.float()
+        scaler.step(optimizer)
+        scaler.update()
+        model.load_state_dict(master.state_dict())
+        result.losses.append(loss.item())
+        result.digests.append(digest(model))
+        result.skipped.append(state.last_step()["skipped"])
+    return result
