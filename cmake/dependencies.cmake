@@ -7,6 +7,11 @@ find_package(Threads REQUIRED)
 set(HWY_ENABLE_TESTS OFF)
 set(HWY_ENABLE_EXAMPLES OFF)
 set(HWY_ENABLE_CONTRIB OFF)
+# A fetched one becomes part of a shared gradwire; a static gradwire needs it beside itself.
+set(HWY_FORCE_STATIC_LIBS ON)
+if(BUILD_SHARED_LIBS)
+  set(HWY_ENABLE_INSTALL OFF)
+endif()
 FetchContent_Declare(hwy
   GIT_REPOSITORY https://github.com/google/highway.git
   GIT_TAG 1.2.0
@@ -42,6 +47,7 @@ endif()
 
 if(GRADWIRE_BENCH)
   set(BENCHMARK_ENABLE_TESTING OFF)
+  set(BENCHMARK_ENABLE_INSTALL OFF)
   FetchContent_Declare(benchmark
     GIT_REPOSITORY https://github.com/google/benchmark.git
     GIT_TAG v1.8.3

@@ -3,7 +3,7 @@
 
 A folder may include only itself and what stands above it:
 
-    include/gradwire  base  stages  codecs  frame  feedback  exchange  engines  cuda
+    include/gradwire  base  stages  codecs  frame  feedback  exchange  capi  engines  cuda
 
 (all but the first under src/). python/src, tests, bench, fuzz and examples may include everything;
 nothing includes them. An include that cannot be followed (through a macro, by a bare name that some
@@ -29,6 +29,7 @@ LAYERS = (
     "frame",
     "feedback",
     "exchange",
+    "capi",
     "engines",
     "cuda",
 )

@@ -38,7 +38,7 @@ lint_clang_format() {
   [[ $(clang-format --version) == *" 14."* ]] ||
     { echo "lint.sh: needs clang-format 14, as constraints.txt says; run scripts/setup.sh" >&2 &&
       return 1; }
-  list_files '*.h' '*.cc' '*.cu' '*.cuh' | xargs -0r -n 40 clang-format "${mode[@]}"
+  list_files '*.c' '*.h' '*.cc' '*.cu' '*.cuh' | xargs -0r -n 40 clang-format "${mode[@]}"
 }
 
 lint_ruff() {

@@ -18,7 +18,10 @@ source scripts/progress.sh
 
 build_packages=(g++ ccache libhwy-dev libxxhash-dev)
 demo_packages=(dataset-fashion-mnist iproute2 util-linux)
-developer_packages=(clang clang-tidy git libbenchmark-dev libclang-rt-dev libgtest-dev shellcheck)
+developer_packages=(
+  clang clang-tidy git groff-base libbenchmark-dev libclang-rt-dev libgtest-dev libopenmpi-dev
+  openmpi-bin pkgconf shellcheck zlib1g-dev
+)
 python_packages=(python3 python3-dev python3-venv)
 
 packages=("${build_packages[@]}" "${demo_packages[@]}" "${developer_packages[@]}")
@@ -154,7 +157,7 @@ install_python_packages() {
 # A digest of everything the built module comes from, with the place and the interpreter.
 digest_sources() {
   local path paths=()
-  for path in CMakeLists.txt cmake include src python/CMakeLists.txt python/src pyproject.toml \
+  for path in CMakeLists.txt cmake include man src python/CMakeLists.txt python/src pyproject.toml \
     constraints.txt; do
     [[ -e $path ]] && paths+=("$path")
   done

@@ -18,6 +18,7 @@ stages=(
   "lint      formatters and linters (scripts/lint.sh)"
   "clang     build with clang++, warnings are errors, fuzzers too; ctest"
   "asan      AddressSanitizer and UndefinedBehaviorSanitizer; ctest"
+  "install   cmake --install, shared and static; the examples in C and C++ against it"
   "wheel     the built package alone, in an environment without PyTorch"
   "pytest    the Python tests"
 )
@@ -40,6 +41,7 @@ stage_gcc() { build_and_ctest gcc; }
 stage_lint() { scripts/lint.sh; }
 stage_clang() { build_and_ctest clang; }
 stage_asan() { build_and_ctest asan; }
+stage_install() { scripts/check_install.sh; }
 stage_tsan() { build_and_ctest tsan; }
 stage_release() { build_and_ctest release; }
 stage_pytest() {
@@ -74,6 +76,7 @@ for codec in gradwire.codecs():
 assert np.array_equal(gradwire.decode(gradwire.encode(x, "3lc:s=1")), x)
 PYTHON
   venv/bin/gradwire codecs --json
+  [[ -f venv/share/man/man1/gradwire-codecs.1 && ! -e venv/include/gradwire ]]
 }
 
 chosen=()

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "gradwire/execution.h"
+#include "gradwire/export.h"
 #include "gradwire/status.h"
 
 namespace gradwire {
@@ -109,7 +110,7 @@ struct CodecInfo {
 enum class DecodeMode : uint8_t { kStore, kAdd };
 
 // A named chain of stages with its parameters. Immutable; one object serves all threads.
-class Codec {
+class GRADWIRE_EXPORT Codec {
  public:
   // Reads "3lc", "3lc:s=1.75,coder=zre". Keys that every codec has: ef=on|off (error feedback),
   // residual=f32|bf16 (what keeps it). kUnknownCodec and kBadParameter list what is valid.
@@ -165,9 +166,10 @@ class Codec {
 };
 
 // Every codec, in the order of src/codecs/codecs.def.
-[[nodiscard]] std::span<const CodecInfo* const> codecs() noexcept;
+[[nodiscard]] GRADWIRE_EXPORT std::span<const CodecInfo* const> codecs() noexcept;
 
 // Keys that every codec takes but the lossless ones: ef, residual.
-[[nodiscard]] std::span<const CodecParameter> common_parameters(const CodecInfo& info) noexcept;
+[[nodiscard]] GRADWIRE_EXPORT std::span<const CodecParameter> common_parameters(
+    const CodecInfo& info) noexcept;
 
 }  // namespace gradwire

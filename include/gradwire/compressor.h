@@ -6,13 +6,14 @@
 #include <span>
 
 #include "gradwire/codec.h"
+#include "gradwire/export.h"
 #include "gradwire/frame.h"
 #include "gradwire/residual.h"
 
 namespace gradwire {
 
 // A codec and its residual for one stream of tensors of one length (3LC's "compression context").
-class Compressor {
+class GRADWIRE_EXPORT Compressor {
  public:
   // kLimitExceeded: n > kMaxNumel.
   static Result<Compressor> create(std::shared_ptr<const Codec> codec, uint64_t n,

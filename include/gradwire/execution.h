@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "gradwire/export.h"
 #include "gradwire/status.h"
 
 namespace gradwire {
@@ -21,7 +22,7 @@ enum class Threading : uint8_t { kWhereItPays, kAlways };
 // bytes are the same for every target and any number of threads.
 //
 // One Execution serves one call at a time; make one for each thread that encodes or decodes.
-class Execution {
+class GRADWIRE_EXPORT Execution {
  public:
   // target: "auto" (the best that this CPU has) or one of simd_targets(). threads: 1 to 256, the
   // caller's own thread among them. kInvalidArgument names what there is.
@@ -51,6 +52,6 @@ class Execution {
 };
 
 // Names of what this CPU can run, best first, "scalar" (the definition) last.
-[[nodiscard]] std::vector<std::string_view> simd_targets();
+[[nodiscard]] GRADWIRE_EXPORT std::vector<std::string_view> simd_targets();
 
 }  // namespace gradwire

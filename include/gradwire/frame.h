@@ -7,6 +7,7 @@
 
 #include "gradwire/codec.h"
 #include "gradwire/execution.h"
+#include "gradwire/export.h"
 #include "gradwire/status.h"
 
 namespace gradwire {
@@ -33,21 +34,22 @@ struct EncodedFrame {
 };
 
 // Room that encode_frame needs for n values.
-[[nodiscard]] uint64_t max_frame_size(const Codec& codec, uint64_t n) noexcept;
+[[nodiscard]] GRADWIRE_EXPORT uint64_t max_frame_size(const Codec& codec, uint64_t n) noexcept;
 
 // Encodes x (plus residual) with its header into `frame`.
 //   kBufferTooSmall: frame is smaller than max_frame_size; kLimitExceeded; kLengthMismatch.
-Result<EncodedFrame> encode_frame(const Codec& codec, const InputView& x,
-                                  const ResidualView& residual, const DrawContext& draw,
-                                  std::span<std::byte> frame, Execution& execution);
+GRADWIRE_EXPORT Result<EncodedFrame> encode_frame(const Codec& codec, const InputView& x,
+                                                  const ResidualView& residual,
+                                                  const DrawContext& draw,
+                                                  std::span<std::byte> frame, Execution& execution);
 
 // Checks everything but the payload's content, in the order of spec/format.md. Takes no memory that
 // depends on n.
-Result<Frame> parse_frame(std::span<const std::byte> bytes);
+GRADWIRE_EXPORT Result<Frame> parse_frame(std::span<const std::byte> bytes);
 
 // Decodes into (kStore) or onto (kAdd) out. kLengthMismatch unless out.size() == frame.n.
-Status decode_frame(const Frame& frame, std::span<float> out, DecodeMode mode,
-                    Execution& execution);
+GRADWIRE_EXPORT Status decode_frame(const Frame& frame, std::span<float> out, DecodeMode mode,
+                                    Execution& execution);
 
 // Decodes into the bits of `dtype`, kBfloat16 or kFloat16: rounded half to even, to infinity beyond
 // its range, a NaN to the quiet one with its sign. Raw frames of that very dtype bit for bit.

@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "gradwire/codec.h"
+#include "gradwire/export.h"
 #include "gradwire/status.h"
 
 namespace gradwire {
 
 // A tensor of a bucket; tensors lie one behind the other.
-struct TensorInfo {
+struct GRADWIRE_EXPORT TensorInfo {
   std::string name;
   std::vector<uint64_t> dims;
 
@@ -29,13 +30,16 @@ struct LayoutRule {
 
 struct LayoutOptions {
   std::string codec = "3lc";
-  std::string pull_codec;            // empty: as codec
-  std::vector<LayoutRule> rules;     // the first that matches wins, before everything below
-  std::vector<std::string> exclude;  // name patterns that go raw
+  std::string pull_codec = {};            // empty: as codec
+  std::vector<LayoutRule> rules = {};     // the first that matches wins, before everything below
+  std::vector<std::string> exclude = {};  // name patterns that go raw
   uint64_t min_numel = 256;  // smaller tensors go raw, as do those of fewer than 2 dimensions
   // What stands for raw, wherever it is chosen: "bf16" or "fp16" for gradients of these types,
   // whose pushes they carry exactly.
   std::string raw_codec = "raw";
+  // The last so many ranks own everything, each tensor whole on one of them, balanced by size; the
+  // ranks before them are their workers. 0: every rank owns a piece, as large as any other.
+  uint32_t servers = 0;
 };
 
 // A piece of a tensor: what is encoded by itself.
@@ -52,15 +56,22 @@ struct Segment {
 
 // How a bucket is cut into segments, who owns each, and which codec it takes. Every rank computes
 // the same layout from the same tensors, world size and options.
-class Layout {
+class GRADWIRE_EXPORT Layout {
  public:
   // kInvalidArgument, kUnknownCodec, kBadParameter, kLimitExceeded (more than kMaxNumel values).
   static Result<Layout> create(std::vector<TensorInfo> tensors, uint32_t world_size,
                                const LayoutOptions& options);
 
+  // The same layout with other codecs for pulls, one for each segment.
+  [[nodiscard]] Layout with_pull_codecs(
+      const std::vector<std::shared_ptr<const Codec>>& codecs) const;
+
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const std::vector<Segment>& segments() const noexcept { return segments_; }
   [[nodiscard]] uint32_t world_size() const noexcept { return world_size_; }
+  [[nodiscard]] uint32_t servers() const noexcept { return servers_; }
+  // Ranks whose values are averaged.
+  [[nodiscard]] uint32_t workers() const noexcept { return world_size_ - servers_; }
   [[nodiscard]] uint64_t numel() const noexcept { return numel_; }
 
   // Patterns of the rules and excludes that match none of these tensors: typing errors, if no other
@@ -77,6 +88,7 @@ class Layout {
   std::vector<Segment> segments_;
   std::vector<std::string> unmatched_;
   uint32_t world_size_ = 0;
+  uint32_t servers_ = 0;
   uint64_t numel_ = 0;
   std::string raw_codec_;
 };

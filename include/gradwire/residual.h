@@ -5,12 +5,13 @@
 #include <vector>
 
 #include "gradwire/codec.h"
+#include "gradwire/export.h"
 
 namespace gradwire {
 
 // What error feedback keeps for one segment between steps (3LC, section 3.1: the error accumulation
 // buffer). Read and written as float32, whatever type keeps it.
-class Residual {
+class GRADWIRE_EXPORT Residual {
  public:
   Residual() = default;
   // n zeros. kNone keeps nothing and has size 0.

@@ -7,6 +7,8 @@
 #include <utility>
 #include <variant>
 
+#include "gradwire/export.h"
+
 namespace gradwire {
 
 // Why a call failed. The numbers are pinned: they stand in spec/format.md and in golden files.
@@ -29,10 +31,11 @@ enum class StatusCode : uint8_t {
   kPeerMismatch = 15,
   kUnexpectedMessage = 16,
   kLengthMismatch = 17,
+  kPeerLost = 18,
 };
 
 // "ok", "checksum_mismatch", ...: the name that stands in spec/format.md.
-[[nodiscard]] std::string_view status_name(StatusCode code) noexcept;
+[[nodiscard]] GRADWIRE_EXPORT std::string_view status_name(StatusCode code) noexcept;
 
 class [[nodiscard]] Status {
  public:

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, overload
 
 import numpy as np
@@ -99,6 +99,7 @@ class Layout:
         exclude: Sequence[str] = (),
         min_numel: int = 256,
         raw_codec: str = "raw",
+        servers: int = 0,
     ) -> None: ...
     @property
     def segments(self) -> list[dict[str, Any]]: ...
@@ -106,14 +107,20 @@ class Layout:
     def unmatched(self) -> list[str]: ...
     @property
     def numel(self) -> int: ...
+    @property
+    def workers(self) -> int: ...
     def describe(self) -> str: ...
 
-class ShardedExchange:
+class Exchange:
     def __init__(
         self,
         layout: Layout,
         rank: int,
+        kind: str = "sharded",
         *,
+        update: Callable[[], object] | None = None,
+        machine_of_rank: Sequence[int] | None = None,
+        between: str | None = None,
         threads: int = 1,
         target: str = "auto",
         seed: int = 0,
@@ -137,3 +144,22 @@ class ShardedExchange:
         self, kind: str, name: str, offset: int, values: npt.NDArray[np.float32]
     ) -> None: ...
     def stats(self) -> dict[str, Any]: ...
+
+class ServerExchange(Exchange):
+    def __init__(
+        self,
+        layout: Layout,
+        rank: int,
+        callback: Callable[..., object],
+        *,
+        backup: int = 0,
+        staleness: int = 0,
+        history: int = 64,
+        threads: int = 1,
+        target: str = "auto",
+        seed: int = 0,
+    ) -> None: ...
+    def version(self, server: int) -> int: ...
+    def set_version(self, server: int, version: int) -> None: ...
+    @property
+    def dropped_pushes(self) -> list[int]: ...

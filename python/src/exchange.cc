@@ -1,8 +1,9 @@
-// Layout and ShardedExchange: what the PyTorch engine drives.
+// Layout and Exchange: what the PyTorch engine drives.
 
 #include "gradwire/exchange.h"
 
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "arrays.h"
 #include "errors.h"
 #include "gradwire/layout.h"
+#include "gradwire/server.h"
 #include "module.h"
 
 namespace gradwire::python {
@@ -61,7 +63,7 @@ class PyLayout {
  public:
   PyLayout(nb::sequence tensors, uint32_t world_size, std::string codec,
            std::optional<std::string> pull_codec, nb::sequence rules, nb::sequence exclude,
-           uint64_t min_numel, std::string raw_codec) {
+           uint64_t min_numel, std::string raw_codec, uint32_t servers) {
     std::vector<TensorInfo> infos;
     for (nb::handle entry : tensors) {
       const nb::tuple tensor(entry);
@@ -77,7 +79,8 @@ class PyLayout {
                                    .rules = parse_rules(rules),
                                    .exclude = parse_strings(exclude),
                                    .min_numel = min_numel,
-                                   .raw_codec = std::move(raw_codec)};
+                                   .raw_codec = std::move(raw_codec),
+                                   .servers = servers};
     layout_ = std::make_shared<const Layout>(
         value_or_raise(Layout::create(std::move(infos), world_size, options)));
   }
@@ -107,14 +110,71 @@ class PyLayout {
   std::shared_ptr<const Layout> layout_;
 };
 
-class PyShardedExchange {
+class PyExchange {
  public:
-  PyShardedExchange(const PyLayout& layout, uint32_t rank, int threads, const std::string& target,
-                    uint64_t seed)
-      : exchange_(value_or_raise(ShardedExchange::create(
-            layout.layout(), rank, value_or_raise(Execution::create(target, threads)), seed))) {}
+  PyExchange(const PyLayout& layout, uint32_t rank, const std::string& kind,
+             std::optional<nb::callable> update,
+             const std::optional<std::vector<uint32_t>>& machine_of_rank,
+             const std::optional<std::string>& between, int threads, const std::string& target,
+             uint64_t seed)
+      : call_(std::move(update)) {
+    const auto execution = [&] { return value_or_raise(Execution::create(target, threads)); };
+    if (call_ && kind != "sharded") {
+      raise(Status(StatusCode::kInvalidArgument, "only a sharded exchange takes an update"));
+    }
+    if (kind == "hierarchical") {
+      if (!machine_of_rank) {
+        raise(
+            Status(StatusCode::kInvalidArgument, "a hierarchical exchange needs machine_of_rank"));
+      }
+      exchange_ = value_or_raise(
+          make_hierarchical_exchange(layout.layout(), rank, *machine_of_rank,
+                                     value_or_raise(parse_exchange(between.value_or("sharded"))),
+                                     execution(), execution(), seed));
+      return;
+    }
+    if (machine_of_rank || between) {
+      raise(Status(StatusCode::kInvalidArgument,
+                   "only a hierarchical exchange takes machine_of_rank and between"));
+    }
+    if (call_) {
+      exchange_ =
+          value_or_raise(make_sharded_exchange(layout.layout(), rank, execution(), seed,
+                                               [this](std::span<float>) { return call_back(); }));
+      return;
+    }
+    Result<ExchangeKind> parsed = parse_exchange(kind);
+    if (!parsed.ok()) {
+      raise(Status(parsed.status().code(), parsed.status().message() + ", hierarchical"));
+    }
+    exchange_ =
+        value_or_raise(make_exchange(parsed.value(), layout.layout(), rank, execution(), seed));
+  }
 
-  ShardedExchange& exchange() { return *exchange_; }
+  // A side of the server exchange: `call` is a server's update, without arguments, or what a worker
+  // does with a version that is in the bucket, (server, version).
+  PyExchange(const PyLayout& layout, uint32_t rank, nb::callable call, const ServerOptions& options,
+             int threads, const std::string& target, uint64_t seed)
+      : call_(std::move(call)) {
+    Execution execution = value_or_raise(Execution::create(target, threads));
+    std::unique_ptr<ServerExchange> made =
+        rank < layout.layout()->workers()
+            ? value_or_raise(make_server_worker(
+                  layout.layout(), rank, std::move(execution), options,
+                  [this](uint32_t server, uint64_t version, std::span<const float>) {
+                    return call_back(server, version);
+                  },
+                  seed))
+            : value_or_raise(make_server(
+                  layout.layout(), rank, std::move(execution), options,
+                  [this](std::span<float>) { return call_back(); }, seed));
+    server_exchange_ = made.get();
+    exchange_ = std::move(made);
+  }
+
+  ServerExchange& server_exchange() { return *server_exchange_; }
+
+  Exchange& exchange() { return *exchange_; }
 
   void start(nb::handle bucket, uint64_t step) {
     FloatOutput values(bucket);
@@ -122,44 +182,71 @@ class PyShardedExchange {
       raise(Status(StatusCode::kUnexpectedMessage, "start: the step before has not ended"));
     }
     bucket_ = values;
-    Status status;
-    {
-      const nb::gil_scoped_release release;
-      const std::lock_guard lock(mutex_);
-      status = exchange_->start(bucket_.values(), step);
-    }
-    raise_if_error(status);
+    run([&] { return exchange_->start(bucket_.values(), step); });
   }
 
   void receive(uint32_t peer, nb::handle message) {
     const ByteInput input(message);
+    run([&] { return exchange_->receive(peer, input.bytes()); });
+  }
+
+ private:
+  // Without the GIL. What the update raised is raised again.
+  template <typename Call>
+  void run(const Call& call) {
     Status status;
     {
       const nb::gil_scoped_release release;
       const std::lock_guard lock(mutex_);
-      status = exchange_->receive(peer, input.bytes());
+      status = call();
     }
+    if (raised_) std::rethrow_exception(std::exchange(raised_, nullptr));
     raise_if_error(status);
   }
 
- private:
-  std::unique_ptr<ShardedExchange> exchange_;
-  FloatOutput bucket_;  // kept alive while the exchange works in it
-  std::mutex mutex_;    // without the GIL two threads could be in here
+  // No exception may pass through the exchange: it is kept until that has returned.
+  template <typename... Arguments>
+  Status call_back(Arguments... arguments) {
+    const nb::gil_scoped_acquire acquire;
+    try {
+      (*call_)(arguments...);
+      return {};
+    } catch (...) {
+      raised_ = std::current_exception();
+      return {StatusCode::kInvalidArgument, "the exchange's callback raised an exception"};
+    }
+  }
+
+  std::optional<nb::callable> call_;
+  std::exception_ptr raised_;
+  std::unique_ptr<Exchange> exchange_;
+  ServerExchange* server_exchange_ = nullptr;  // the same, where it is one
+  FloatOutput bucket_;                         // kept alive while the exchange works in it
+  std::mutex mutex_;                           // without the GIL two threads could be in here
+};
+
+class PyServerExchange : public PyExchange {
+ public:
+  using PyExchange::PyExchange;
 };
 
 nb::list take_outgoing(nb::handle self) {
   nb::list list;
-  for (const OutgoingMessage& message :
-       nb::cast<PyShardedExchange&>(self).exchange().take_outgoing()) {
+  for (const OutgoingMessage& message : nb::cast<PyExchange&>(self).exchange().take_outgoing()) {
+    nb::object owner = nb::borrow(self);
+    if (message.keep) {
+      owner = nb::capsule(new std::shared_ptr<const void>(message.keep), [](void* kept) noexcept {
+        delete static_cast<std::shared_ptr<const void>*>(kept);
+      });
+    }
     const NumpyBytes bytes(reinterpret_cast<const uint8_t*>(message.bytes.data()),
-                           {message.bytes.size()}, self);
+                           {message.bytes.size()}, owner);
     list.append(nb::make_tuple(message.peer, nb::cast(bytes)));
   }
   return list;
 }
 
-nb::object non_finite(PyShardedExchange& self) {
+nb::object non_finite(PyExchange& self) {
   const std::optional<NonFiniteInput>& input = self.exchange().non_finite();
   if (!input) return nb::none();
   nb::dict entry;
@@ -169,7 +256,7 @@ nb::object non_finite(PyShardedExchange& self) {
   return entry;
 }
 
-nb::list export_residuals(PyShardedExchange& self) {
+nb::list export_residuals(PyExchange& self) {
   nb::list list;
   for (const ResidualPiece& piece : self.exchange().export_residuals()) {
     nb::dict entry;
@@ -182,7 +269,7 @@ nb::list export_residuals(PyShardedExchange& self) {
   return list;
 }
 
-void import_residual(PyShardedExchange& self, const std::string& kind, const std::string& name,
+void import_residual(PyExchange& self, const std::string& kind, const std::string& name,
                      uint64_t offset, nb::handle values) {
   const FloatInput input(values);
   if (kind == "both") {
@@ -196,17 +283,19 @@ void import_residual(PyShardedExchange& self, const std::string& kind, const std
                                        .values = {input.values().begin(), input.values().end()}}));
 }
 
-nb::dict stats(PyShardedExchange& self) {
+nb::dict stats(PyExchange& self) {
   const ExchangeStats& stats = self.exchange().stats();
   nb::dict entry;
   entry["steps"] = stats.steps;
   entry["non_finite_steps"] = stats.non_finite_steps;
   entry["push_bytes"] = stats.push_bytes_sent;
+  entry["scale_bytes"] = stats.scale_bytes_sent;
   entry["pull_bytes"] = stats.pull_bytes_sent;
   entry["pull_packet_bytes"] = stats.pull_bytes_encoded;
   entry["push_bytes_received"] = stats.push_bytes_received;
   entry["pull_bytes_received"] = stats.pull_bytes_received;
   entry["received_bytes"] = stats.push_bytes_received + stats.pull_bytes_received;
+  entry["local_bytes"] = stats.local_bytes_sent;
   entry["values_pushed"] = stats.values_pushed;
   entry["values_pulled"] = stats.values_pulled;
   entry["encode_seconds"] = stats.encode_seconds;
@@ -225,33 +314,43 @@ void bind_exchange(nb::module_& module) {
       "tensors: (name, dims) in the order in which they lie in the bucket. raw_codec: what "
       "stands for raw, 'bf16' or 'fp16' where the values are of these types.")
       .def(nb::init<nb::sequence, uint32_t, std::string, std::optional<std::string>, nb::sequence,
-                    nb::sequence, uint64_t, std::string>(),
+                    nb::sequence, uint64_t, std::string, uint32_t>(),
            nb::arg("tensors"), nb::arg("world_size"), nb::arg("codec"), nb::kw_only(),
            nb::arg("pull_codec") = nb::none(), nb::arg("rules") = nb::tuple(),
            nb::arg("exclude") = nb::tuple(), nb::arg("min_numel") = 256,
-           nb::arg("raw_codec") = "raw")
+           nb::arg("raw_codec") = "raw", nb::arg("servers") = 0)
       .def_prop_ro("segments", &PyLayout::segments)
       .def_prop_ro("unmatched", &PyLayout::unmatched,
                    "Patterns of rules and exclude that match none of the tensors.")
       .def_prop_ro("numel", [](const PyLayout& self) { return self.layout()->numel(); })
+      .def_prop_ro("workers", [](const PyLayout& self) { return self.layout()->workers(); })
       .def("describe", [](const PyLayout& self) { return self.layout()->describe(); });
 
-  nb::class_<PyShardedExchange>(
-      module, "ShardedExchange",
-      "Two-phase all-reduce to the average, without input or output: start, then send what "
-      "outgoing() gives and receive from awaiting() until done.")
-      .def(nb::init<const PyLayout&, uint32_t, int, const std::string&, uint64_t>(),
-           nb::arg("layout"), nb::arg("rank"), nb::kw_only(), nb::arg("threads") = 1,
-           nb::arg("target") = "auto", nb::arg("seed") = 0)
-      .def("describe", [](PyShardedExchange& self) { return self.exchange().describe(); })
+  nb::class_<PyExchange>(
+      module, "Exchange",
+      "An algorithm that averages a bucket over all ranks, without input or output: start, then "
+      "send what outgoing() gives and receive from awaiting() until done.\n\n"
+      "kind: sharded, ring, terngrad or hierarchical. update (sharded only): called by the owner "
+      "of a shard when the bucket holds the shard's averages, to turn them in place into what "
+      "everyone gets. machine_of_rank (hierarchical only): the machine of every rank; the layout's "
+      "world size is the number of machines, and `between` (by default sharded) the exchange of "
+      "one rank of each.")
+      .def(nb::init<const PyLayout&, uint32_t, const std::string&, std::optional<nb::callable>,
+                    const std::optional<std::vector<uint32_t>>&, const std::optional<std::string>&,
+                    int, const std::string&, uint64_t>(),
+           nb::arg("layout"), nb::arg("rank"), nb::arg("kind") = "sharded", nb::kw_only(),
+           nb::arg("update") = nb::none(), nb::arg("machine_of_rank") = nb::none(),
+           nb::arg("between") = nb::none(), nb::arg("threads") = 1, nb::arg("target") = "auto",
+           nb::arg("seed") = 0)
+      .def("describe", [](PyExchange& self) { return self.exchange().describe(); })
       .def(
           "check_peer",
-          [](PyShardedExchange& self, uint32_t peer, const std::string& text) {
+          [](PyExchange& self, uint32_t peer, const std::string& text) {
             raise_if_error(self.exchange().check_peer(peer, text));
           },
           nb::arg("peer"), nb::arg("text"),
           "Raises GradwireError (peer_mismatch) naming both ranks and where they differ.")
-      .def("start", &PyShardedExchange::start, nb::arg("bucket"), nb::arg("step"),
+      .def("start", &PyExchange::start, nb::arg("bucket"), nb::arg("step"),
            "Begins a step: encodes the pushes. bucket: float32 [layout.numel], worked in until "
            "done.")
       .def(
@@ -259,26 +358,62 @@ void bind_exchange(nb::module_& module) {
           "[(peer, uint8 array)]: messages to send now, each handed out once, valid until the "
           "next start.")
       .def(
-          "awaiting", [](PyShardedExchange& self) { return self.exchange().awaiting(); },
+          "awaiting", [](PyExchange& self) { return self.exchange().awaiting(); },
           "Ranks from which a message is due now.")
-      .def("receive", &PyShardedExchange::receive, nb::arg("peer"), nb::arg("message"))
-      .def_prop_ro("done", [](PyShardedExchange& self) { return self.exchange().done(); })
+      .def("receive", &PyExchange::receive, nb::arg("peer"), nb::arg("message"))
+      .def_prop_ro("done", [](PyExchange& self) { return self.exchange().done(); })
       .def_prop_ro("non_finite", &non_finite)
       .def_prop_ro(
-          "keeps_residuals",
-          [](PyShardedExchange& self) { return self.exchange().keeps_residuals(); },
+          "keeps_residuals", [](PyExchange& self) { return self.exchange().keeps_residuals(); },
           "Whether any segment has a residual on any rank.")
       .def(
-          "retract", [](PyShardedExchange& self) { self.exchange().retract(); },
+          "retract", [](PyExchange& self) { self.exchange().retract(); },
           "Puts what the last step sent back into the residuals, after a step that nobody applied.")
       .def(
           "scale_residuals",
-          [](PyShardedExchange& self, float factor) { self.exchange().scale_residuals(factor); },
+          [](PyExchange& self, float factor) { self.exchange().scale_residuals(factor); },
           nb::arg("factor"))
       .def("export_residuals", &export_residuals)
       .def("import_residual", &import_residual, nb::arg("kind"), nb::arg("name"), nb::arg("offset"),
            nb::arg("values"))
       .def("stats", &stats);
+
+  nb::class_<PyServerExchange, PyExchange>(
+      module, "ServerExchange",
+      "One rank of the exchange with dedicated servers; layout has `servers`.\n\n"
+      "callback: on a server, called without arguments when the bucket holds the averages of its "
+      "tensors, to turn them in place into the model's change. On a worker, called with (server, "
+      "version) when the bucket holds such a change, to apply it.")
+      .def(
+          "__init__",
+          [](PyServerExchange* self, const PyLayout& layout, uint32_t rank, nb::callable callback,
+             uint32_t backup, uint64_t staleness, uint64_t history, int threads,
+             const std::string& target, uint64_t seed) {
+            new (self) PyServerExchange(
+                layout, rank, std::move(callback),
+                ServerOptions{.backup = backup, .staleness = staleness, .history = history},
+                threads, target, seed);
+          },
+          nb::arg("layout"), nb::arg("rank"), nb::arg("callback"), nb::kw_only(),
+          nb::arg("backup") = 0, nb::arg("staleness") = 0, nb::arg("history") = 64,
+          nb::arg("threads") = 1, nb::arg("target") = "auto", nb::arg("seed") = 0)
+      .def(
+          "version",
+          [](PyServerExchange& self, uint32_t server) {
+            return self.server_exchange().version(server);
+          },
+          nb::arg("server"),
+          "Versions of the server's tensors: finished by the server, applied by a worker.")
+      .def(
+          "set_version",
+          [](PyServerExchange& self, uint32_t server, uint64_t version) {
+            raise_if_error(self.server_exchange().set_version(server, version));
+          },
+          nb::arg("server"), nb::arg("version"), "Where a run goes on, before its first step.")
+      .def_prop_ro(
+          "dropped_pushes",
+          [](PyServerExchange& self) { return self.server_exchange().dropped_pushes(); },
+          "On a server: pushes of each worker that came too late.");
 }
 
 }  // namespace gradwire::python

@@ -40,6 +40,8 @@ std::string_view status_name(StatusCode code) noexcept {
       return "unexpected_message";
     case StatusCode::kLengthMismatch:
       return "length_mismatch";
+    case StatusCode::kPeerLost:
+      return "peer_lost";
   }
   return "unknown_status";
 }

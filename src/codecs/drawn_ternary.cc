@@ -88,14 +88,12 @@ void draw_chunk(const TernaryShape& shape, uint64_t chunk, const Input& input, f
 
 }  // namespace
 
-Result<uint64_t> encode_drawn_ternary(const CodecInfo& info, const TernaryShape& shape, float clip,
-                                      const InputView& x, const ResidualView& residual,
-                                      const DrawContext& draw, std::span<std::byte> payload,
-                                      Execution& execution) {
-  if (x.empty()) return 0;
+Result<float> measure_scales(const CodecInfo& info, const TernaryShape& shape, float clip,
+                             const InputView& x, const ResidualView& residual, std::byte* scales,
+                             Execution& execution) {
   const Input input(x, residual, execution.kernels());
   const auto put = [&](uint64_t bucket, uint32_t magnitude) {
-    store_le(payload.data() + bucket * sizeof(float), magnitude);
+    store_le(scales + bucket * sizeof(float), magnitude);
   };
   Moments moments;
   if (clip != 0.0f) moments = moments_of(input, shape.chunks, execution);
@@ -106,13 +104,21 @@ Result<uint64_t> encode_drawn_ternary(const CodecInfo& info, const TernaryShape&
     largest = for_each_absmax(input, shape.buckets, execution, put);
   }
   if (largest >= kNonFiniteBits) return check_finite(info, x, residual);
-  // Nothing is sent but the header. A residual that the input has just cancelled is now 0.
-  if (largest == 0 && !input.keeps_residual()) return 0;
   const float limit = clipping_limit(moments, x.size(), clip);
   for (uint64_t bucket = 0; bucket < shape.buckets.count; ++bucket) {
-    std::byte* scale = payload.data() + bucket * sizeof(float);
+    std::byte* scale = scales + bucket * sizeof(float);
     store_le_f32(scale, std::min(load_le_f32(scale), limit));
   }
+  return limit;
+}
+
+uint64_t draw_with_scales(const TernaryShape& shape, float limit, const InputView& x,
+                          const ResidualView& residual, const DrawContext& draw,
+                          std::span<std::byte> payload, Execution& execution) {
+  const Input input(x, residual, execution.kernels());
+  const bool nothing = all_zero(payload.data(), shape.buckets.count);
+  // Nothing is sent but the header. A residual that the input has just cancelled is now 0.
+  if (nothing && !input.keeps_residual()) return 0;
   const DrawStream stream = DrawStream::create(draw.seed, draw.stream, draw.step);
   const uint64_t size =
       encode_chunks(shape.chunks, payload, execution, [&](uint64_t chunk, uint8_t* slot) {
@@ -121,7 +127,17 @@ Result<uint64_t> encode_drawn_ternary(const CodecInfo& info, const TernaryShape&
         return code_trits(shape.coder, trits, shape.chunks.values(chunk), slot,
                           execution.kernels());
       });
-  return largest == 0 ? 0 : size;
+  return nothing ? 0 : size;
+}
+
+Result<uint64_t> encode_drawn_ternary(const CodecInfo& info, const TernaryShape& shape, float clip,
+                                      const InputView& x, const ResidualView& residual,
+                                      const DrawContext& draw, std::span<std::byte> payload,
+                                      Execution& execution) {
+  if (x.empty()) return 0;
+  Result<float> limit = measure_scales(info, shape, clip, x, residual, payload.data(), execution);
+  if (!limit.ok()) return limit.status();
+  return draw_with_scales(shape, limit.value(), x, residual, draw, payload, execution);
 }
 
 }  // namespace gradwire

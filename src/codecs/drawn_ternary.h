@@ -23,4 +23,16 @@ Result<uint64_t> encode_drawn_ternary(const CodecInfo& info, const TernaryShape&
                                       const DrawContext& draw, std::span<std::byte> payload,
                                       Execution& execution);
 
+// The two halves of it, for those who share scales. First: the scale of each bucket (f32), and what
+// values are clipped to. kNonFinite. x is not empty.
+Result<float> measure_scales(const CodecInfo& info, const TernaryShape& shape, float clip,
+                             const InputView& x, const ResidualView& residual, std::byte* scales,
+                             Execution& execution);
+
+// Second: draws with the scales that stand in front of `payload`, none below that of x. x is finite
+// and not empty. Returns the payload's size: 0 where all scales are 0.
+uint64_t draw_with_scales(const TernaryShape& shape, float limit, const InputView& x,
+                          const ResidualView& residual, const DrawContext& draw,
+                          std::span<std::byte> payload, Execution& execution);
+
 }  // namespace gradwire

@@ -1,5 +1,6 @@
 #include "codecs/scales.h"
 
+#include <algorithm>
 #include <string>
 
 #include "codecs/checks.h"
@@ -21,6 +22,11 @@ Status check_scales(std::string_view name, const std::byte* scales, uint64_t cou
     any |= bits != 0;
   }
   return any ? Status() : corrupt_payload(name, "all scales are 0, which has an empty payload");
+}
+
+bool all_zero(const std::byte* scales, uint64_t count) {
+  return std::all_of(scales, scales + count * sizeof(float),
+                     [](std::byte byte) { return byte == std::byte{0}; });
 }
 
 }  // namespace gradwire

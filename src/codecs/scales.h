@@ -48,6 +48,9 @@ struct Buckets {
 Status check_scales(std::string_view name, const std::byte* scales, uint64_t count,
                     uint32_t largest = kNonFiniteBits - 1);
 
+// Whether each of `count` scales is +0: then the payload is empty.
+bool all_zero(const std::byte* scales, uint64_t count);
+
 inline void raise_to(std::atomic<uint32_t>& maximum, uint32_t value) {
   uint32_t seen = maximum.load(std::memory_order_relaxed);
   while (value > seen && !maximum.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {

@@ -3,7 +3,9 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "base/return_if_error.h"
 
@@ -98,6 +100,33 @@ uint64_t find_cut(const std::vector<TensorInfo>& tensors, uint64_t wanted) {
   return begin;
 }
 
+// Ends of the shards of all ranks, for shards of equal size.
+std::vector<uint64_t> cut_evenly(const std::vector<TensorInfo>& tensors, uint64_t numel,
+                                 uint32_t world_size) {
+  std::vector<uint64_t> cuts;
+  for (uint64_t rank = 1; rank <= world_size; ++rank) {
+    const uint64_t wanted = numel / world_size * rank + numel % world_size * rank / world_size;
+    cuts.push_back(rank == world_size ? numel : find_cut(tensors, wanted));
+  }
+  return cuts;
+}
+
+// The server of each tensor: the largest tensor first, each to whoever has least.
+std::vector<uint32_t> assign_whole(const std::vector<TensorInfo>& tensors, uint32_t first_server,
+                                   uint32_t servers) {
+  std::vector<size_t> by_size(tensors.size());
+  std::iota(by_size.begin(), by_size.end(), size_t{0});
+  std::ranges::stable_sort(by_size, std::greater(), [&](size_t t) { return tensors[t].numel(); });
+  std::vector<uint64_t> shares(servers);
+  std::vector<uint32_t> owners(tensors.size());
+  for (size_t t : by_size) {
+    const auto least = std::ranges::min_element(shares);
+    *least += tensors[t].numel();
+    owners[t] = first_server + static_cast<uint32_t>(least - shares.begin());
+  }
+  return owners;
+}
+
 std::string dims_text(const TensorInfo& tensor) {
   std::string text;
   for (uint64_t dim : tensor.dims) text += (text.empty() ? "" : "x") + std::to_string(dim);
@@ -118,6 +147,11 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
     return Status(StatusCode::kInvalidArgument,
                   "world size must be 1 to 65535, got " + std::to_string(world_size));
   }
+  if (options.servers >= world_size) {
+    return Status(StatusCode::kInvalidArgument,
+                  std::to_string(options.servers) + " servers in a world of " +
+                      std::to_string(world_size) + " ranks leave no worker");
+  }
   // Whatever no tensor uses must be valid too: a typo would otherwise show only on other models.
   for (const std::string& codec : {options.codec, options.pull_codec, options.raw_codec}) {
     if (codec.empty()) continue;
@@ -130,6 +164,7 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
   Layout layout;
   layout.world_size_ = world_size;
   layout.raw_codec_ = options.raw_codec;
+  layout.servers_ = options.servers;
   for (const TensorInfo& tensor : tensors) {
     uint64_t numel = 1;
     for (uint64_t dim : tensor.dims) {
@@ -141,12 +176,11 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
     }
     layout.numel_ += numel;
   }
-  std::vector<uint64_t> cuts;  // end of each rank's shard
-  for (uint64_t rank = 1; rank <= world_size; ++rank) {
-    const uint64_t wanted =
-        layout.numel_ / world_size * rank + layout.numel_ % world_size * rank / world_size;
-    cuts.push_back(rank == world_size ? layout.numel_ : find_cut(tensors, wanted));
-  }
+  const bool whole = options.servers > 0;
+  const std::vector<uint64_t> cuts =
+      whole ? std::vector<uint64_t>() : cut_evenly(tensors, layout.numel_, world_size);
+  const std::vector<uint32_t> owners =
+      whole ? assign_whole(tensors, layout.workers(), options.servers) : std::vector<uint32_t>();
 
   uint64_t position = 0;
   uint32_t owner = 0;
@@ -156,8 +190,9 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
     const uint64_t begin = position;
     const uint64_t end = begin + tensors[t].numel();
     while (position < end) {
-      while (cuts[owner] <= position) ++owner;
-      const uint64_t stop = std::min(end, cuts[owner]);
+      if (whole) owner = owners[t];
+      while (!whole && cuts[owner] <= position) ++owner;
+      const uint64_t stop = whole ? end : std::min(end, cuts[owner]);
       layout.segments_.push_back({.tensor = t,
                                   .tensor_offset = position - begin,
                                   .bucket_offset = position,
@@ -174,11 +209,18 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
   return layout;
 }
 
+Layout Layout::with_pull_codecs(const std::vector<std::shared_ptr<const Codec>>& codecs) const {
+  Layout changed = *this;
+  for (size_t i = 0; i < codecs.size(); ++i) changed.segments_[i].pull_codec = codecs[i];
+  return changed;
+}
+
 std::string Layout::describe() const {
   std::string text = "format 1\nworld size " + std::to_string(world_size_) + "\nvalues " +
                      std::to_string(numel_) + "\ntensors " + std::to_string(tensors_.size()) + "\n";
   // Tells apart ranks whose gradients differ in their type, even where nothing goes raw.
   if (raw_codec_ != "raw") text += "raw is " + raw_codec_ + "\n";
+  if (servers_ > 0) text += "servers " + std::to_string(servers_) + "\n";
   for (const Segment& segment : segments_) {
     const TensorInfo& tensor = tensors_[segment.tensor];
     text += "tensor " + tensor.name + " " + dims_text(tensor) + " values " +

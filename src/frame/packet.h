@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -65,6 +66,9 @@ class PacketWriter {
   // Encodes the next segment. Statuses as Codec::encode.
   Status add(const InputView& x, const ResidualView& residual, const DrawContext& draw,
              Execution& execution);
+  // The same for callers who know better how: `encode` gets the segment's room and returns what it
+  // used of it.
+  Status add_encoded(const std::function<Result<uint64_t>(std::span<std::byte> payload)>& encode);
   // The payload of the i-th segment added since begin. Valid until the next begin.
   [[nodiscard]] std::span<const std::byte> payload(size_t i) const;
   [[nodiscard]] size_t added() const noexcept { return payload_sizes_.size(); }

@@ -84,10 +84,16 @@ Status PacketWriter::add(const InputView& x, const ResidualView& residual, const
                          Execution& execution) {
   const Segment& segment = segments_[payload_sizes_.size()];
   assert(x.size() == segment.n);
-  Result<uint64_t> size = segment.codec->encode(
-      x, residual, draw,
-      std::span(buffer_).subspan(payloads_end_, segment.codec->max_payload_size(segment.n)),
-      execution);
+  return add_encoded([&](std::span<std::byte> payload) {
+    return segment.codec->encode(x, residual, draw, payload, execution);
+  });
+}
+
+Status PacketWriter::add_encoded(
+    const std::function<Result<uint64_t>(std::span<std::byte> payload)>& encode) {
+  const Segment& segment = segments_[payload_sizes_.size()];
+  Result<uint64_t> size =
+      encode(std::span(buffer_).subspan(payloads_end_, segment.codec->max_payload_size(segment.n)));
   if (!size.ok()) return size.status();
   payload_sizes_.push_back(size.value());
   payloads_end_ += size.value();

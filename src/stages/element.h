@@ -79,6 +79,11 @@ GW_HOST_DEVICE inline float ternary_accumulate(float sum, int trit, float m) {
   return trit == 0 ? sum : sum + static_cast<float>(trit) * m;
 }
 
+// An integer sum with a trit added; at most 127 trits make a sum.
+GW_HOST_DEVICE inline int8_t trit_sum(int8_t sum, int trit) {
+  return static_cast<int8_t>(sum + trit);
+}
+
 // Weight of the trit at place 0..4 of a packed byte: 81, 27, 9, 3, 1.
 GW_HOST_DEVICE constexpr int trit_weight(int place) {
   int weight = 1;

@@ -86,6 +86,10 @@ struct Kernels {
   // or one of the padding isn't 0.
   bool (*unpack_two_bits)(const uint8_t* packed, size_t n, float m, float* out);
   bool (*unpack_two_bits_add)(const uint8_t* packed, size_t n, float m, float* out);
+  // sums += trits, from five or four to a byte; no sum may leave the range of int8. false, with
+  // some trits added, for bytes that unpack or unpack_two_bits refuse.
+  bool (*add_trits)(const uint8_t* packed, size_t n, int8_t* sums);
+  bool (*add_two_bits)(const uint8_t* packed, size_t n, int8_t* sums);
 
   // Codes n <= 5 * 8192 trits (stages/rice.h) into `out`, which has room for ceil(n / 5) bytes.
   // Returns the size: ceil(n / 5) means packed bytes, as the code would not have been smaller.

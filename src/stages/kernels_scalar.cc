@@ -168,6 +168,10 @@ bool unpack_add(const uint8_t* packed, size_t n, float m, float* out) {
                      [=](size_t i, int trit) { out[i] = ternary_accumulate(out[i], trit, m); });
 }
 
+bool add_trits(const uint8_t* packed, size_t n, int8_t* sums) {
+  return unpack_each(packed, n, [=](size_t i, int trit) { sums[i] = trit_sum(sums[i], trit); });
+}
+
 bool zero_run_unpack(const uint8_t* codes, size_t size, size_t n, float m, float* out) {
   return for_each_code(
       codes, size, packed_size(n),
@@ -327,6 +331,8 @@ constexpr Kernels kScalar = {
     .pack_two_bits = scalar::pack_two_bits,
     .unpack_two_bits = scalar::unpack_two_bits,
     .unpack_two_bits_add = scalar::unpack_two_bits_add,
+    .add_trits = add_trits,
+    .add_two_bits = scalar::add_two_bits,
     .rice_encode = scalar::rice_encode,
     .rice_decode = scalar::rice_decode,
     .rice_unpack = scalar::rice_unpack,

@@ -50,4 +50,9 @@ inline bool unpack_two_bits_add(const uint8_t* packed, size_t n, float m, float*
       packed, n, [=](size_t i, int trit) { out[i] = ternary_accumulate(out[i], trit, m); });
 }
 
+inline bool add_two_bits(const uint8_t* packed, size_t n, int8_t* sums) {
+  return unpack_two_bits_each(packed, n,
+                              [=](size_t i, int trit) { sums[i] = trit_sum(sums[i], trit); });
+}
+
 }  // namespace gradwire::scalar

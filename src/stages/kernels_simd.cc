@@ -34,6 +34,7 @@
 #include "stages/ternary_encode-inl.h"
 #include "stages/threshold-inl.h"
 #include "stages/trit_draws-inl.h"
+#include "stages/trit_sums-inl.h"
 #include "stages/unpack-inl.h"
 #include "stages/zero_run-inl.h"
 // clang-format on
@@ -86,6 +87,8 @@ extern constexpr Kernels kTable = {
     .pack_two_bits = pack_two_bits,
     .unpack_two_bits = unpack_two_bits,
     .unpack_two_bits_add = unpack_two_bits_add,
+    .add_trits = add_trits,
+    .add_two_bits = add_two_bits,
     .rice_encode = rice_encode,
     .rice_decode = rice_decode,
     .rice_unpack = rice_unpack,

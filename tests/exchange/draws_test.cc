@@ -48,10 +48,10 @@ std::vector<std::vector<int>> ones(uint64_t steps) {
   const auto layout =
       std::make_shared<const Layout>(Layout::create(tensors, kWorld, options).value());
   EXPECT_EQ(layout->segments().size(), 3u) << "one segment a tensor";
-  std::vector<std::unique_ptr<ShardedExchange>> ranks;
+  std::vector<std::unique_ptr<Exchange>> ranks;
   std::vector<Exchange*> exchanges;
   for (uint32_t rank = 0; rank < kWorld; ++rank) {
-    ranks.push_back(ShardedExchange::create(layout, rank, Execution::create().value()).value());
+    ranks.push_back(make_sharded_exchange(layout, rank, Execution::create().value()).value());
     exchanges.push_back(ranks.back().get());
   }
   std::vector<std::vector<int>> all;

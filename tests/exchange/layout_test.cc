@@ -47,6 +47,24 @@ TEST(Layout, SharesAreBalancedAndSmallTensorsWhole) {
   }
 }
 
+TEST(Layout, ServersOwnWholeTensorsBalancedBySize) {
+  for (uint32_t servers : {1u, 2u, 3u, 8u}) {
+    const Layout layout = make(4 + servers, {.servers = servers});
+    EXPECT_EQ(layout.workers(), 4u);
+    std::vector<uint64_t> shares(4 + servers);
+    for (const Segment& segment : layout.segments()) {
+      EXPECT_EQ(segment.n, kTensors[segment.tensor].numel());
+      shares[segment.owner] += segment.n;
+    }
+    for (uint32_t worker = 0; worker < 4; ++worker) EXPECT_EQ(shares[worker], 0u);
+    if (servers != 2) continue;
+    EXPECT_EQ(shares[4], 36864u);  // the largest tensor alone outweighs all others
+    EXPECT_EQ(shares[5], layout.numel() - shares[4]);
+  }
+  EXPECT_EQ(Layout::create(kTensors, 2, {.servers = 2}).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
 TEST(Layout, DefaultRulesSendSmallAndFlatTensorsRaw) {
   const Layout layout = make(1);
   for (const Segment& segment : layout.segments()) {
@@ -133,6 +151,8 @@ TEST(Layout, DescriptionsDifferWhereLayoutsDo) {
   options = {};
   options.min_numel = 10;
   EXPECT_TRUE(seen.insert(make(2, options).describe()).second);
+  EXPECT_TRUE(seen.insert(make(3, {.servers = 1}).describe()).second);
+  EXPECT_TRUE(seen.insert(make(3, {.servers = 2}).describe()).second);
 }
 
 }  // namespace

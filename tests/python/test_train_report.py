@@ -189,3 +189,16 @@ def test_moving_average() -> None:
 
     assert moving_average([1.0, 2.0, 3.0, 6.0], 2) == [1.5, 2.5, 4.5]
     assert moving_average([1.0, 2.0], 1) == [1.0, 2.0]
+
+
+def test_steps_between_exchanges_are_told_and_not_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from gradwire.train import plots
+
+    ranks = [record("3lc", rank, 2.0, push=100, pull=50) for rank in range(2)]
+    for rank in ranks:
+        rank.push_bytes = rank.pull_bytes = [0, 200, 0, 200]
+    made = report.assemble(replace(SETTINGS, every=2), PARAMETERS, SHAPED, [ranks])
+    assert any("every 2 steps" in note for note in report.footnotes(made))
+    drawn = plots.draw_bits(made).axes[0].get_lines()[0]
+    assert np.asarray(drawn.get_xdata()).tolist() == [2, 4]

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.torch import (
     GradwireState,
+    GrowingScalesWarning,
     NonFiniteStepWarning,
     Overlap,
     UnmatchedPatternWarning,
@@ -363,3 +364,10 @@ def misuse(what: str) -> None:
         other = DistributedDataParallel(nn.Linear(4, 4))
         other.register_comm_hook(state, gradwire_hook)
     ddp(torch.ones(2, 4, dtype=model.weight.dtype)).sum().backward()
+
+
+def train_and_note_growing_scales(options: Options) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(options)
+    return [str(w.message) for w in caught if w.category is GrowingScalesWarning]

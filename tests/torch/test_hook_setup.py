@@ -29,7 +29,7 @@ def test_a_closed_state_keeps_what_it_knows(cluster: Cluster) -> None:
     for same_stats, same_residuals, message in cluster.run(2, jobs.close_and_go_on):
         assert same_stats
         assert same_residuals
-        assert "the GradwireState was closed" in message
+        assert "it was closed" in message
 
 
 def test_nothing_stays_of_a_model_that_is_dropped(cluster: Cluster) -> None:

@@ -59,7 +59,7 @@ def train(
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads of a worker's codecs.")] = 1,
     eval_every: Annotated[
-        int | None, typer.Option(help="Steps between evaluations; default: a tenth of all.")
+        int | None, typer.Option(help="Steps between evaluations; default: about a tenth of all.")
     ] = None,
     start_iter: Annotated[int, typer.Option(help="First steps that go uncompressed.")] = 0,
     rules: Annotated[
@@ -73,6 +73,12 @@ def train(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Names of tensors that go raw. Repeatable."),
     ] = None,
+    exchange: Annotated[
+        str, typer.Option(help=f"{', '.join(known.EXCHANGES)}; for every codec but ddp.")
+    ] = known.EXCHANGES[0],
+    every: Annotated[
+        int, typer.Option(help="Steps from one exchange to the next; workers step alone between.")
+    ] = 1,
 ) -> None:
     """Train with data parallelism behind a slow link, once with each codec, and compare.
 
@@ -94,10 +100,12 @@ def train(
             batch=batch,
             seed=seed,
             threads=threads,
-            eval_every=max(steps // 10, 1) if eval_every is None else eval_every,
+            eval_every=known.default_eval_every(steps, every) if eval_every is None else eval_every,
             start_iter=start_iter,
             rules=tuple(known.parse_rule(rule) for rule in rules or []),
             exclude=tuple(exclude or []),
+            exchange=exchange,
+            every=every,
         )
         if learning_rate is None:
             known.check(chosen)

@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
 from gradwire.torch.checkpoint import reshard
 from gradwire.torch.errors import (
     CommunicationError,
+    GrowingScalesWarning,
     NonFiniteStepWarning,
     PeerLostError,
     PeerMismatchError,
@@ -25,8 +26,13 @@ from gradwire.torch.errors import (
     PeerStoppedError,
     ResidualDroppedWarning,
     UnmatchedPatternWarning,
+    WorkerLostWarning,
 )
 from gradwire.torch.hook import gradwire_hook
+from gradwire.torch.local_steps import LocalStats, LocalSteps, outer_nesterov
+from gradwire.torch.server import ServerOptimizer
+from gradwire.torch.server_stats import ServerStats
+from gradwire.torch.sharded_optimizer import ShardedOptimizer
 from gradwire.torch.state import GradwireState, Overlap
 from gradwire.torch.stats import BucketTiming, RawTensor, Stats
 
@@ -34,6 +40,9 @@ __all__ = [
     "BucketTiming",
     "CommunicationError",
     "GradwireState",
+    "GrowingScalesWarning",
+    "LocalStats",
+    "LocalSteps",
     "NonFiniteStepWarning",
     "Overlap",
     "PeerLostError",
@@ -42,8 +51,13 @@ __all__ = [
     "PeerStoppedError",
     "RawTensor",
     "ResidualDroppedWarning",
+    "ServerOptimizer",
+    "ServerStats",
+    "ShardedOptimizer",
     "Stats",
     "UnmatchedPatternWarning",
+    "WorkerLostWarning",
     "gradwire_hook",
+    "outer_nesterov",
     "reshard",
 ]

@@ -15,25 +15,30 @@ from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.wire import Bytes, Kind, Wire
 
 
-class Exchange(Protocol):
-    """What the loop needs of `gradwire._core.ShardedExchange`, or of any other algorithm."""
+class Described(Protocol):
+    """What must be equal on all ranks. `check_peer` raises ValueError naming the difference."""
+
+    def describe(self) -> str: ...
+    def check_peer(self, peer: int, text: str) -> None: ...
+
+
+class Exchange(Described, Protocol):
+    """What the loop needs of `gradwire._core.Exchange`."""
 
     @property
     def done(self) -> bool: ...
-    def describe(self) -> str: ...
-    def check_peer(self, peer: int, text: str) -> None: ...
     def start(self, bucket: npt.NDArray[np.float32], step: int) -> None: ...
     def outgoing(self) -> Iterable[tuple[int, Bytes]]: ...
     def awaiting(self) -> Iterable[int]: ...
     def receive(self, peer: int, message: Bytes) -> None: ...
 
 
-def agree(exchange: Exchange, wire: Wire) -> None:
-    """Compares the exchange with that of every peer, before it is used for the first time.
+def agree(described: Described, wire: Wire) -> None:
+    """Compares an exchange, say, with that of every peer, before it is used for the first time.
 
     Raises PeerMismatchError on every rank that differs from another, naming both.
     """
-    text = np.frombuffer(exchange.describe().encode(), dtype=np.uint8).copy()
+    text = np.frombuffer(described.describe().encode(), dtype=np.uint8).copy()
     for peer in wire.peers:
         wire.send(peer, Kind.HELLO, text)
     others = {}
@@ -43,7 +48,7 @@ def agree(exchange: Exchange, wire: Wire) -> None:
     wire.flush()  # a peer that differs must get to know it before this rank stops
     for peer, other in others.items():
         try:
-            exchange.check_peer(peer, other)
+            described.check_peer(peer, other)
         except ValueError as error:
             raise PeerMismatchError(str(error), (peer,)) from error
 

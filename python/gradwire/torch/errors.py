@@ -40,5 +40,13 @@ class UnmatchedPatternWarning(UserWarning):
     """A pattern of `rules` or `exclude` matches no tensor of the model."""
 
 
+class GrowingScalesWarning(UserWarning):
+    """A codec whose scale grows at each hop is to go around a ring of more than two ranks."""
+
+
 class ResidualDroppedWarning(RuntimeWarning):
     """A residual has no place in the new configuration and is left out."""
+
+
+class WorkerLostWarning(RuntimeWarning):
+    """A server goes on without a worker that is gone, as `backup_workers` allows."""

@@ -64,21 +64,31 @@ class FailureBoard:
             self._write(Report(error=f"{type(error).__name__}: {error}"))
             self._leave()
 
-    def diagnose(self, lost: tuple[int, ...], silent: bool, when: str) -> CommunicationError:
+    def diagnose(
+        self, lost: tuple[int, ...], silent: bool, when: str, closed: tuple[int, ...] = ()
+    ) -> CommunicationError:
         """The error to raise where the connections to the ranks `lost` broke.
 
         `silent`: nothing came for the whole timeout, but the connection stands.
         `when` is put into the message: what was being done, what the system said.
+        `closed`: further connections found closed, of ranks that nobody waited for.
         """
         try:
             self._write(Report(waited_for=lost, silent=silent))
             time.sleep(GRACE_SECONDS)
             reports = self._read()
         except StoreUnreachableError as error:
+            if 0 in closed and not silent:
+                lost = (0,)  # it takes the store with it; the others stopped because of that
             return self._without_store(lost, silent, when, str(error))
         with contextlib.suppress(StoreUnreachableError):
             self._leave()
         return _judge(reports, lost, when)
+
+    def leave(self) -> None:
+        """Tells the others that this rank left without an error."""
+        with contextlib.suppress(StoreUnreachableError):
+            self._leave()
 
     def linger(self, culprits: frozenset[int]) -> None:
         """To be called when this rank's connections are closed, before the program gets to know.

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from gradwire._core import Layout, ShardedExchange
+from gradwire._core import Exchange, Layout
 from gradwire.torch.engine import agree, exchange_bucket
 from gradwire.torch.errors import (
+    GrowingScalesWarning,
     NonFiniteStepWarning,
     ResidualDroppedWarning,
     UnmatchedPatternWarning,
@@ -39,7 +40,11 @@ RAW_CODECS = {torch.float32: RAW, torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 @dataclass(frozen=True)
 class Coding:
-    """How tensors are encoded and with what; the arguments of GradwireState of the same names."""
+    """How tensors are encoded and exchanged; the arguments of GradwireState of the same names.
+
+    `update` (sharded alone): called by each owner when the bucket holds its shard's averages, to
+    turn them in place into what everyone gets.
+    """
 
     codec: str
     pull_codec: str | None
@@ -49,10 +54,12 @@ class Coding:
     threads: int
     target: str
     seed: int
+    exchange: str = "sharded"
+    update: Callable[[], None] | None = None
 
     def check(self) -> None:
         """Raises GradwireError for what no bucket could be encoded with."""
-        self.exchange(self.layout([("probe", [1])], 1, RAW, raw=False), 0)
+        self.make_exchange(self.layout([("probe", [1])], 1, RAW, raw=False), 0)
 
     def text(self) -> str:
         return self.codec if self.pull_codec is None else f"{self.codec}, pull {self.pull_codec}"
@@ -73,9 +80,15 @@ class Coding:
             raw_codec=raw_codec,
         )
 
-    def exchange(self, layout: Layout, rank: int) -> ShardedExchange:
-        return ShardedExchange(
-            layout, rank, threads=self.threads, target=self.target, seed=self.seed
+    def make_exchange(self, layout: Layout, rank: int) -> Exchange:
+        return Exchange(
+            layout,
+            rank,
+            self.exchange,
+            update=self.update,
+            threads=self.threads,
+            target=self.target,
+            seed=self.seed,
         )
 
 
@@ -107,7 +120,7 @@ class _Bucket:
         self.dtype = job.values.dtype
         raw_codec = RAW_CODECS[self.dtype]
         self.layout = coding.layout(job.tensors, wire.world_size, raw_codec, job.raw)
-        self.exchange = coding.exchange(self.layout, wire.rank)
+        self.exchange = coding.make_exchange(self.layout, wire.rank)
         self.counted = self.exchange.stats()
 
     def fits(self, job: BucketJob) -> bool:
@@ -153,6 +166,13 @@ class _Bucket:
         step.dtypes.add(str(self.dtype).removeprefix("torch."))
 
 
+def sparsity_multiplier(codec: str) -> float:
+    """The `s` of 3lc, by which a scale exceeds the largest magnitude; 1 for every other codec."""
+    name, _, parameters = codec.partition(":")
+    settings = dict(setting.partition("=")[::2] for setting in parameters.split(",") if setting)
+    return float(settings.get("s", 1.0)) if name == "3lc" else 1.0
+
+
 class BucketRunner:
     """Averages buckets in the order in which they come, which is the same on every rank."""
 
@@ -168,6 +188,7 @@ class BucketRunner:
         self._sent_before = 0
         self.loss_scale: float | None = None
         self._warned = False
+        self._warned_of_scales = False
         self._checked_patterns = False
         self._released: tuple[RawTensor, ...] | None = None  # what went raw, then
 
@@ -259,6 +280,23 @@ class BucketRunner:
                     stacklevel=2,
                 )
 
+    def _warn_of_growing_scales(self, layout: Layout) -> None:
+        world_size = self._wire.world_size
+        if self._coding.exchange != "ring" or world_size < 3 or self._warned_of_scales:
+            return
+        codecs = [segment["push_codec"] for segment in layout.segments]
+        growth, codec = max(((sparsity_multiplier(c), c) for c in codecs), default=(1.0, ""))
+        if growth <= 1.0:
+            return
+        self._warned_of_scales = True
+        warnings.warn(
+            f"{codec} in a ring of {world_size} ranks: every hop encodes the sum so far, and its "
+            f"scale grows by {growth:g} at least each time, so by {growth ** (world_size - 1):.3g} "
+            "on the way: most values are never sent. Take exchange='sharded', or s=1",
+            GrowingScalesWarning,
+            stacklevel=2,
+        )
+
     def _bucket_for(self, job: BucketJob) -> _Bucket:
         bucket = self._buckets.get(job.index)
         if bucket is not None and bucket.fits(job):
@@ -269,6 +307,7 @@ class BucketRunner:
         bucket = _Bucket(job, self._coding, self._wire)
         agree(bucket.exchange, self._wire)
         if not job.raw:
+            self._warn_of_growing_scales(bucket.layout)
             bucket.adopt(self._unplaced.take(name for name, _ in job.tensors))
         self._buckets[job.index] = bucket
         return bucket
@@ -302,11 +341,14 @@ class BucketRunner:
             return False
         return not bool(torch.isfinite(job.values).all())
 
+    def skip_last_step(self, why: str) -> None:
+        """For a caller that will not apply the result: what was sent is owed again."""
+        self._step.skipped = True
+        self.totals.skipped_steps += 1
+        self._warn_of_skipped(why)
+
     def _note_non_finite(self, bucket: _Bucket) -> None:
         self._step.skipped = True
-        if self._warned:
-            return
-        self._warned = True
         where = bucket.exchange.non_finite
         what = (
             f"the average of {', '.join(name for name, _ in bucket.tensors)} is not finite"
@@ -314,10 +356,16 @@ class BucketRunner:
             else f"the gradient of rank {where['rank']} is not finite at element "
             f"{where['element']} of {where['tensor']}; the bucket is NaN on every rank"
         )
+        self._warn_of_skipped(what)
+
+    def _warn_of_skipped(self, why: str) -> None:
+        if self._warned:
+            return
+        self._warned = True
         warnings.warn(
-            f"step {self._step.step}: {what}, so "
-            "that a gradient scaler skips the step, and the residuals are kept. Further steps like "
-            "this are only counted (stats().skipped_steps)",
+            f"step {self._step.step}: {why}, so that the step is skipped (after a hook, by a "
+            "gradient scaler), and the residuals are kept. Further steps like this are only "
+            "counted (stats().skipped_steps)",
             NonFiniteStepWarning,
             stacklevel=2,
         )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
+from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,6 +17,9 @@ from gradwire.torch.failure import FailureBoard
 from gradwire.torch.runner import BucketJob, BucketRunner, Coding
 from gradwire.torch.thread import CommunicationThread
 from gradwire.torch.wire import Wire, WireBrokenError
+
+_EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
+LEAVE_SECONDS = 1.0  # for the thread to end; what it waits for then does not come
 
 
 class Session:
@@ -33,10 +40,34 @@ class Session:
         self.world_size = group.size()
         self.runner = BucketRunner(coding, self._wire)
 
+    @staticmethod
+    def open(coding: Coding, process_group: dist.ProcessGroup | None, timeout: float) -> Session:
+        """Over a Gloo group of its own. To be called on all ranks, in the same order."""
+        ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        group = dist.new_group(
+            ranks,
+            timeout=timedelta(seconds=timeout),
+            backend="gloo",
+            # In a part of the world only its members get here.
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+            group_desc="gradwire",
+            sort_ranks=False,
+        )
+        return Session(coding, group, ranks, timeout)
+
     def submit(self, job: BucketJob) -> Future[torch.Tensor]:
         """A future of the averaged bucket, which is `job.values` itself."""
+
+        def work(wire: Wire) -> torch.Tensor:
+            self.runner.run(job)
+            return job.values
+
+        return self.start(work, f"step {job.step}, bucket {job.index}")
+
+    def start(self, work: Callable[[Wire], torch.Tensor], doing: str) -> Future[torch.Tensor]:
+        """Runs `work` after all that was submitted; its error, with `doing`, is the session's."""
         future: Future[torch.Tensor] = Future()
-        self._thread.submit(lambda: self._run(job, future))
+        self._thread.submit(lambda: self._run(work, doing, future))
         return future
 
     def drain(self, seconds: float) -> bool:
@@ -65,26 +96,29 @@ class Session:
         if stopped:
             self._disconnect()
         if self.error is None:
-            self.error = CommunicationError("the GradwireState was closed")
+            self.error = CommunicationError("it was closed, and can take no further step")
         return stopped
 
-    def _run(self, job: BucketJob, future: Future[torch.Tensor]) -> None:
+    def _run(
+        self, work: Callable[[Wire], torch.Tensor], doing: str, future: Future[torch.Tensor]
+    ) -> None:
         if self.error is None:
+            assert self._wire is not None, "it is dropped with an error alone"
             try:
-                self.runner.run(job)
+                result = work(self._wire)
             except WireBrokenError as broken:
-                self._fail(self._diagnose(broken, job))
+                self._fail(self._diagnose(broken, doing))
             except Exception as error:
                 self._board.announce(error)
                 self._fail(error)
-        if self.error is None:
-            future.set_result(job.values)
-        else:
-            future.set_exception(self.error)  # type: ignore[arg-type] # as its documentation says
+            else:
+                future.set_result(result)
+                return
+        future.set_exception(self.error)  # type: ignore[arg-type] # as its documentation says
 
-    def _diagnose(self, broken: WireBrokenError, job: BucketJob) -> CommunicationError:
+    def _diagnose(self, broken: WireBrokenError, doing: str) -> CommunicationError:
         waited = f"waited {self._timeout:g} s" if broken.silent else str(broken).splitlines()[0]
-        when = f"rank {self.rank}, step {job.step}, bucket {job.index}: {waited}"
+        when = f"rank {self.rank}, {doing}: {waited}"
         if len(self._ranks) != dist.get_world_size():
             when += f" (ranks are places in the process group {self._ranks})"
         return self._board.diagnose((broken.peer,), broken.silent, when)
@@ -105,3 +139,24 @@ class Session:
             # The program may have destroyed all its groups already.
             with contextlib.suppress(AssertionError, RuntimeError, ValueError):
                 dist.destroy_process_group(group)
+
+
+def check_timeout(seconds: float) -> None:
+    """Raises ValueError for a timeout that no session can have."""
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"timeout is {seconds}; a positive number of seconds is needed")
+
+
+def explain_by(session: Session, error: BaseException) -> BaseException:
+    """The error to show for one that came from elsewhere: of the rank that is gone, if one is."""
+    return session.explain(_EXPLAIN_SECONDS) or error
+
+
+def finish(session: Session) -> None:
+    """At exit, or when whoever opened the session goes away."""
+    unhandled = getattr(sys, "last_value", None)
+    if unhandled is not None and session.error is None:
+        verdict = session.explain(LEAVE_SECONDS)
+        if verdict is not None:
+            print(f"gradwire: {verdict}", file=sys.stderr)
+    session.close(LEAVE_SECONDS)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import sys
 import time
 import weakref
 from collections.abc import Sequence
-from datetime import timedelta
 from enum import Enum
 from typing import Any, Protocol
 
@@ -18,11 +15,8 @@ from torch.futures import Future
 from gradwire.torch import checkpoint
 from gradwire.torch.names import ParameterNames
 from gradwire.torch.runner import RAW_CODECS, BucketJob, Coding
-from gradwire.torch.session import Session
-from gradwire.torch.stats import Stats, StepCounters, Totals, bits, summarize
-
-_EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
-_LEAVE_SECONDS = 1.0  # for the thread to end; what it waits for then does not come
+from gradwire.torch.session import LEAVE_SECONDS, Session, check_timeout, explain_by, finish
+from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 
 
 class Overlap(Enum):
@@ -56,6 +50,8 @@ class GradwireState:
     threads        threads for encoding and decoding on this rank; they are woken for segments of
                    more than a million values, below that one is faster
     target         SIMD target, see `gradwire.simd_targets()`
+    exchange       "sharded" (every rank averages a part) or "ring" (neighbours alone talk); see
+                   docs/exchanges.md
     seed           of the random numbers of codecs that draw any
     timeout        seconds to wait for a rank that is connected but silent. A rank that evaluates
                    alone between two steps must be done by then
@@ -85,6 +81,7 @@ class GradwireState:
         process_group: dist.ProcessGroup | None = None,
         threads: int = 1,
         target: str = "auto",
+        exchange: str = "sharded",
         seed: int = 0,
         timeout: float = 600.0,
         scaler: LossScaler | None = None,
@@ -92,10 +89,17 @@ class GradwireState:
     ) -> None:
         if start_iter < 0:
             raise ValueError(f"start_iter is {start_iter}; it must not be negative")
-        if not (math.isfinite(timeout) and timeout > 0):
-            raise ValueError(f"timeout is {timeout}; a positive number of seconds is needed")
+        check_timeout(timeout)
         self._coding = Coding(
-            codec, pull_codec, tuple(rules), tuple(exclude), min_numel, threads, target, seed
+            codec,
+            pull_codec,
+            tuple(rules),
+            tuple(exclude),
+            min_numel,
+            threads,
+            target,
+            seed,
+            exchange,
         )
         self._coding.check()
         self._start_iter = start_iter
@@ -170,22 +174,7 @@ class GradwireState:
     def last_step(self) -> dict[str, Any]:
         """The last complete step of this rank: bytes, bits a value (None: no value), timings."""
         session = self._session
-        step = session.runner.last_step if session else StepCounters()
-        return {
-            "step": step.step,
-            "raw": step.raw,
-            "skipped": step.skipped,
-            "push_bytes": step.push_bytes,
-            "pull_bytes": step.pull_bytes,
-            "control_bytes": step.control_bytes,
-            "received_bytes": step.received_bytes,
-            "push_bits_per_value": bits(step.push_bytes, step.values_pushed),
-            "pull_bits_per_value": bits(step.pull_packet_bytes, step.values_pulled),
-            "wire_seconds": step.wire_seconds,
-            "own_seconds": step.own_seconds,
-            "own_cpu_seconds": step.own_cpu_seconds,
-            "buckets": list(step.buckets),
-        }
+        return (session.runner.last_step if session else StepCounters()).summary()
 
     def explain(self, error: BaseException) -> BaseException:
         """The error to show for one that came out of the training: names the ranks that are gone.
@@ -193,9 +182,7 @@ class GradwireState:
         A rank may die while DDP itself communicates, which broadcasts buffers before each forward;
         that error does not say whose connection closed. Returns `error` if every rank is there.
         """
-        session = self._session
-        verdict = session.explain(_EXPLAIN_SECONDS) if session is not None else None
-        return error if verdict is None else verdict
+        return error if self._session is None else explain_by(self._session, error)
 
     # Checkpoint --------------------------------------------------------------------------------
 
@@ -247,7 +234,7 @@ class GradwireState:
         session = self._session
         if session is None or not self._finalizer.detach():
             return  # there is nothing to close, or it is closed
-        if session.close(_LEAVE_SECONDS):
+        if session.close(LEAVE_SECONDS):
             session.runner.release()
 
     # -------------------------------------------------------------------------------------------
@@ -264,23 +251,13 @@ class GradwireState:
 
     def _connect(self) -> Session:
         """Called in the first bucket of every rank: its order is the same on all of them."""
-        ranks = dist.get_process_group_ranks(self._process_group or dist.group.WORLD)
-        group = dist.new_group(
-            ranks,
-            timeout=timedelta(seconds=self._timeout),
-            backend="gloo",
-            # In a part of the world only its members get here.
-            use_local_synchronization=len(ranks) < dist.get_world_size(),
-            group_desc="gradwire",
-            sort_ranks=False,
-        )
-        session = Session(self._coding, group, ranks, self._timeout)
+        session = Session.open(self._coding, self._process_group, self._timeout)
         if self._loaded is not None:
             session.runner.replace_residuals(
                 checkpoint.residuals_of(self._loaded), self._loaded["loss_scale"]
             )
             self._loaded = None
-        self._finalizer = weakref.finalize(self, _finish, session)
+        self._finalizer = weakref.finalize(self, finish, session)
         return session
 
 
@@ -298,13 +275,3 @@ def _check_gradients(values: torch.Tensor) -> None:
 
 def _value(future: Future[torch.Tensor]) -> torch.Tensor:
     return future.value()
-
-
-def _finish(session: Session) -> None:
-    """At exit, or when the state goes away."""
-    unhandled = getattr(sys, "last_value", None)
-    if unhandled is not None and session.error is None:
-        verdict = session.explain(_LEAVE_SECONDS)
-        if verdict is not None:
-            print(f"gradwire: {verdict}", file=sys.stderr)
-    session.close(_LEAVE_SECONDS)

@@ -78,6 +78,24 @@ class StepCounters:
     dtypes: set[str] = field(default_factory=set)  # of the gradients
     buckets: list[BucketTiming] = field(default_factory=list)
 
+    def summary(self) -> dict[str, Any]:
+        """Bytes, bits a value (None: no value) and timings."""
+        return {
+            "step": self.step,
+            "raw": self.raw,
+            "skipped": self.skipped,
+            "push_bytes": self.push_bytes,
+            "pull_bytes": self.pull_bytes,
+            "control_bytes": self.control_bytes,
+            "received_bytes": self.received_bytes,
+            "push_bits_per_value": bits(self.push_bytes, self.values_pushed),
+            "pull_bits_per_value": bits(self.pull_packet_bytes, self.values_pulled),
+            "wire_seconds": self.wire_seconds,
+            "own_seconds": self.own_seconds,
+            "own_cpu_seconds": self.own_cpu_seconds,
+            "buckets": list(self.buckets),
+        }
+
 
 @dataclass
 class Totals(StepCounters):

@@ -12,7 +12,9 @@ errors do not say which rank is gone.
 
 from __future__ import annotations
 
+import contextlib
 import struct
+import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,6 +38,10 @@ class Kind(IntEnum):
 
     PACKET = 0  # bytes that an exchange made
     HELLO = 1  # the description of an exchange, in UTF-8
+    OPTIONS = 2  # of a worker's parameter groups, as JSON
+    MODEL = 3  # of a server: its version (u64), then its tensors as float32
+    LEAVE = 4  # a worker pushes no more
+    OVER = 5  # a server makes no further version
 
 
 class WireBrokenError(Exception):
@@ -59,15 +65,19 @@ class Traffic:
 
 
 class Wire:
-    """One FIFO of messages to and from every peer of `group`. For one thread at a time."""
+    """One FIFO of messages to and from every peer of `group`.
+
+    For one thread at a time, but for `receive` and `release` of different peers.
+    """
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
         self.rank = group.rank()
         self.world_size = group.size()
         self.peers = [peer for peer in range(self.world_size) if peer != self.rank]
         self.traffic = Traffic()
+        self._counting = threading.Lock()
         self._group: dist.ProcessGroup | None = group
-        self._timeout = timeout
+        self.timeout = timeout
         self._sends: list[tuple[int, dist.Work, Bytes]] = []
         self._heads = {peer: np.empty(HEAD_BYTES, dtype=np.uint8) for peer in self.peers}
         self._posted: dict[int, dist.Work | Exception] = {}
@@ -87,34 +97,47 @@ class Wire:
         self.traffic.sent_bytes += length
         self.traffic.framing_bytes += _WORD.size
 
-    def receive(self, peer: int) -> tuple[Kind, Bytes]:
-        """Waits for the next message of `peer`; its bytes stay valid until `release(peer)`."""
+    def receive(self, peer: int, timeout: float | None = None) -> tuple[Kind, Bytes]:
+        """Waits for the next message of `peer`; its bytes stay valid until `release(peer)`.
+
+        `timeout`: another one than the wire's. A wait that times out closes all connections.
+        """
         posted = self._posted.pop(peer)
         if isinstance(posted, Exception):
             raise WireBrokenError(peer, silent=False, cause=posted)
-        self._wait(peer, posted)
+        self._wait(peer, posted, timeout)
         head = self._heads[peer]
         (word,) = _WORD.unpack_from(head)
         length = word & ((1 << _LENGTH_BITS) - 1)
         kind = Kind(word >> _LENGTH_BITS)
-        self.traffic.received_bytes += length
+        with self._counting:
+            self.traffic.received_bytes += length
         in_head = HEAD_BYTES - _WORD.size
         if length <= in_head:
             return kind, head[_WORD.size : _WORD.size + length]
         message = np.empty(length, dtype=np.uint8)
         message[:in_head] = head[_WORD.size :]
-        self._wait(peer, self._start_receive(peer, message[in_head:]))
+        self._wait(peer, self._start_receive(peer, message[in_head:]), timeout)
         return kind, message
 
     def release(self, peer: int) -> None:
         """The bytes of the last message are done with: makes room for the next one."""
         self._post(peer)
 
-    def flush(self) -> None:
-        """Waits until everything sent is with the system, so that it arrives even if we leave."""
-        sends, self._sends = self._sends, []
-        for peer, work, _ in sends:
-            self._wait(peer, work)
+    def flush(self, peer: int | None = None, keep: int = 0) -> None:
+        """Waits until everything sent is with the system, so that it arrives even if we leave.
+
+        `peer`: only what was sent to that one, but for the last `keep` transfers.
+        """
+        if peer is None:
+            done, self._sends = self._sends, []
+        else:
+            to_peer = [send for send in self._sends if send[0] == peer]
+            done = to_peer[: max(0, len(to_peer) - keep)]
+            waited = {id(send) for send in done}
+            self._sends = [send for send in self._sends if id(send) not in waited]
+        for target, work, _ in done:
+            self._wait(target, work)
 
     def closed_peers(self) -> tuple[int, ...]:
         """The peers whose connection is found closed, without waiting for any."""
@@ -125,6 +148,13 @@ class Wire:
             except WireBrokenError:
                 closed.append(peer)
         return tuple(closed)
+
+    def abort(self) -> None:
+        """Closes all connections at once, so that waits in other threads end with an error."""
+        for peer in self.peers:
+            with contextlib.suppress(WireBrokenError):
+                probe = self._start_receive(peer, np.empty(1, dtype=np.uint8), tag=_PROBE_TAG)
+                self._wait(peer, probe, 0.001)
 
     def drop(self) -> None:
         """Lets go of the group; what was not flushed may not arrive. The wire is of no use then."""
@@ -157,16 +187,18 @@ class Wire:
         assert work is not None
         return work
 
-    def _wait(self, peer: int, work: dist.Work) -> None:
+    def _wait(self, peer: int, work: dist.Work, timeout: float | None = None) -> None:
+        seconds = self.timeout if timeout is None else timeout
         start = time.perf_counter()
         try:
-            work.wait(timedelta(seconds=self._timeout))
+            work.wait(timedelta(seconds=seconds))
         except RuntimeError as error:
             # Gloo reports both as RuntimeError; only a timeout takes that long.
-            silent = time.perf_counter() - start >= 0.99 * self._timeout
+            silent = time.perf_counter() - start >= 0.99 * seconds
             raise WireBrokenError(peer, silent, error) from error
         finally:
-            self.traffic.waited_seconds += time.perf_counter() - start
+            with self._counting:
+                self.traffic.waited_seconds += time.perf_counter() - start
 
 
 class _Writable:

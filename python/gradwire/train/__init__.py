@@ -5,6 +5,7 @@
     data       images in memory; sharded, seeded, augmented batches
     models     lenet, resnet20, resnet56, resnet110
     network    a rate-limited network of namespaces for processes of one machine
+    strategies how the ranks keep one model: hook, sharded optimizer, local steps, plain DDP
     loop       one training run of one rank with one codec, and its clocks
     worker     a rank's process: joins the others, runs the codecs one after another
     launcher   starts the workers of one machine, follows them, ends them

@@ -25,6 +25,7 @@ def estimate_seconds(
         wire = 0.0
         if settings.bandwidth is not None:
             wire = shares * parameters * typical_bits_per_value(codec) / settings.bandwidth
+            wire /= 1 if codec == PLAIN_DDP else settings.every
         estimates[codec] = settings.steps * (step_seconds + wire) + evaluations * evaluation_seconds
     return estimates
 

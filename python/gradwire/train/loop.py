@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import math
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.train import models
+from gradwire.train import models, strategies
 from gradwire.train.data import Batches, Data, ImageSet
 from gradwire.train.network import Bytes, read_interface_bytes
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.schedule import learning_rate
-from gradwire.train.settings import MOMENTUM, PLAIN_DDP, WEIGHT_DECAY, TrainSettings
-
-if TYPE_CHECKING:
-    from gradwire.torch import GradwireState
+from gradwire.train.settings import TrainSettings
+from gradwire.train.strategies import Strategy
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -123,26 +119,25 @@ class Trainer:
 
         Raises DivergedError, and RuntimeError if a rank is gone.
         """
-        model = _distribute(self._model())
-        state = _register_hook(model, codec, self._settings)
+        model = self._model()
+        strategy = strategies.choose(model, codec, self._settings)
         try:
-            return self._train(model, codec, state, on_event)
+            return self._train(model, codec, strategy, on_event)
         except RuntimeError as error:
-            if state is None:
+            explained = strategy.explain(error)
+            if explained is error:
                 raise
-            raise state.explain(error) from error
+            raise explained from error
 
     def _train(
         self,
-        model: DistributedDataParallel,
+        model: nn.Module,
         codec: str,
-        state: GradwireState | None,
+        strategy: Strategy,
         on_event: OnEvent,
     ) -> RankRecord:
         settings = self._settings
-        optimizer = torch.optim.SGD(
-            model.parameters(), settings.learning_rate, MOMENTUM, weight_decay=WEIGHT_DECAY
-        )
+        optimizer = strategy.optimizer
         record = RankRecord(codec, self._rank)
         clock = TrainingClock(self._interface)
         last_event = -math.inf
@@ -153,10 +148,10 @@ class Trainer:
                 group["lr"] = rate
             images, labels = self._batch(step)
             optimizer.zero_grad()
-            loss = functional.cross_entropy(model(images), labels)
+            loss = functional.cross_entropy(strategy.forward(images), labels)
             loss.backward()
             optimizer.step()
-            self._note_step(record, step, loss.item(), state)
+            self._note_step(record, step, loss.item(), strategy)
             if clock.seconds - last_event >= _SECONDS_BETWEEN_STEP_EVENTS:
                 last_event = clock.seconds
                 on_event(_step_event(record, clock.seconds))
@@ -164,17 +159,15 @@ class Trainer:
             if done % settings.eval_every == 0 or done == settings.steps:
                 clock.stop()
                 if self._rank == 0:
-                    self._evaluate(model.module, record, clock.seconds, on_event)
+                    self._evaluate(model, record, clock.seconds, on_event)
                 if done < settings.steps:
                     clock.start()
         record.seconds = clock.seconds
         record.link = clock.link
-        record.parameters_digest = parameters_digest(model.module)
-        if state is not None:
-            record.hook = state.stats().as_dict()
+        record.parameters_digest = parameters_digest(model)
+        record.hook = strategy.stats()
         dist.barrier()  # rank 0 may still evaluate; nobody leaves before
-        if state is not None:
-            state.close()
+        strategy.close()
         return record
 
     def _model(self) -> nn.Module:
@@ -185,19 +178,17 @@ class Trainer:
         images, labels = self._batches.at(step)
         return torch.from_numpy(images), torch.from_numpy(labels)
 
-    def _note_step(
-        self, record: RankRecord, step: int, loss: float, state: GradwireState | None
-    ) -> None:
+    def _note_step(self, record: RankRecord, step: int, loss: float, strategy: Strategy) -> None:
         if not math.isfinite(loss):
             raise DivergedError(
                 f"the loss of {record.codec} is {loss} at step {step} on rank {self._rank}; "
                 f"a smaller --lr may help (now {self._settings.learning_rate:g})"
             )
         record.losses.append(loss)
-        if state is not None:
-            sent = state.last_step()
-            record.push_bytes.append(sent["push_bytes"])
-            record.pull_bytes.append(sent["pull_bytes"])
+        sent = strategy.sent_bytes()
+        if sent is not None:
+            record.push_bytes.append(sent[0])
+            record.pull_bytes.append(sent[1])
 
     def _evaluate(
         self, model: nn.Module, record: RankRecord, seconds: float, on_event: OnEvent
@@ -223,43 +214,12 @@ class Trainer:
         return right / len(images)
 
 
-def _distribute(model: nn.Module) -> DistributedDataParallel:
-    """Every rank keeps the batch norm statistics of its own batches; PyTorch 2.13 gives the option
-    a new name."""
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
-        return DistributedDataParallel(model, forward_sync_buffers=False)
-    return DistributedDataParallel(model, broadcast_buffers=False)
-
-
 def parameters_digest(model: nn.Module) -> str:
     """SHA-256 of all parameters: equal on all ranks if the replicas are."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _register_hook(
-    model: DistributedDataParallel, codec: str, settings: TrainSettings
-) -> GradwireState | None:
-    """The GradwireState of the model, None for plain DDP."""
-    if codec == PLAIN_DDP:
-        return None
-    from gradwire.torch import GradwireState, gradwire_hook
-
-    state = GradwireState(
-        codec=codec,
-        rules=[
-            (rule.pattern, rule.codec) + (() if rule.role is None else (rule.role,))
-            for rule in settings.rules
-        ],
-        exclude=list(settings.exclude),
-        start_iter=settings.start_iter,
-        threads=settings.threads,
-        seed=settings.seed,
-    )
-    model.register_comm_hook(state, gradwire_hook)
-    return state
 
 
 def _step_event(record: RankRecord, seconds: float) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def draw_bits(report: Report) -> Figure:
         colour, line = _colour(index), _line(index)
         for axes, bits in ((above, result.push_bits), (below, result.pull_bits)):
             label = f"{result.codec} (mean {sum(bits) / len(bits):.2f})"
-            axes.plot(range(1, len(bits) + 1), bits, label=label, color=colour, linestyle=line)
+            sent = [(step, value) for step, value in enumerate(bits, 1) if value > 0]
+            axes.plot(*zip(*sent, strict=True), label=label, color=colour, linestyle=line)
     for axes, role in ((above, "push: gradients to their owner"), (below, "pull: results back")):
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(lambda value, position: f"{value:g}")

@@ -23,7 +23,7 @@ class RankRecord:
     """What one rank saw of one run. losses, push_bytes, pull_bytes: one element for each step.
 
     seconds: of the training clock. push_bytes, pull_bytes: what the rank sent, empty for plain DDP,
-    which does not tell. hook: GradwireState.stats(), None for plain DDP. link: bytes that the
+    which does not tell. hook: the strategy's stats(), None for plain DDP. link: bytes that the
     rank's own interface counted while the clock ran, None where it has none of its own.
     parameters_digest: SHA-256 of all parameters after the last step.
     """

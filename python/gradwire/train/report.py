@@ -230,6 +230,11 @@ def footnotes(report: Report) -> list[str]:
             f"MODELLED times: the links were not shaped. Computation was measured over loopback, "
             f"the wire is bytes * 8 / {bandwidth}; nothing overlaps."
         )
+    if report.settings.every > 1:
+        notes.append(
+            f"Exchanges take place every {report.settings.every} steps; bits and ratio are those "
+            "of all steps."
+        )
     different = [result.codec for result in report.results if not result.replicas_identical]
     if different:
         notes.append(f"REPLICAS DIFFER between the ranks after: {', '.join(different)}")

@@ -152,6 +152,7 @@ class _Follower:
             f"optimizer  SGD, momentum {settings.MOMENTUM}, weight decay {settings.WEIGHT_DECAY}, "
             f"learning rate {rate:g} to {rate / 100:g} (cosine)\n"
             f"links      {links}\n"
+            f"exchange   {_exchange_text(chosen)}\n"
             f"codecs     {', '.join(chosen.codecs)}, one after the other"
         )
 
@@ -191,6 +192,11 @@ class _Follower:
 
     def _print(self, text: str, style: str = "") -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _exchange_text(chosen: TrainSettings) -> str:
+    often = "every step" if chosen.every == 1 else f"every {chosen.every} steps, local ones between"
+    return f"{chosen.exchange}, {often}"
 
 
 def _duration(seconds: float) -> str:

@@ -13,6 +13,9 @@ DATA = ("fashion-mnist", "cifar10")
 BANDWIDTHS = ("10mbit", "100mbit", "1gbit", "none")
 ROLES = ("push", "pull")
 
+SHARDED_OPTIMIZER = "sharded-optimizer"
+EXCHANGES = ("sharded", "ring", SHARDED_OPTIMIZER)
+
 DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
 PLAIN_DDP = "ddp"  # in the place of a codec: DDP's own all-reduce, without our hook
 
@@ -51,6 +54,7 @@ class TrainSettings:
 
     bandwidth: of every worker's link, bits a second each way; None: loopback, no limit.
     learning_rate: of one worker at step 0; the run starts at learning_rate * workers.
+    exchange, every: of all codecs but ddp, which is DDP's own all-reduce in every step.
     """
 
     codecs: tuple[str, ...] = DEFAULT_CODECS
@@ -68,6 +72,8 @@ class TrainSettings:
     start_iter: int = 0
     rules: tuple[Rule, ...] = ()
     exclude: tuple[str, ...] = field(default=())
+    exchange: str = EXCHANGES[0]
+    every: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; from_json gives the same settings back."""
@@ -112,6 +118,12 @@ def format_bandwidth(bits_per_second: int | None) -> str:
     raise ValueError(bits_per_second)
 
 
+def default_eval_every(steps: int, every: int) -> int:
+    """About a tenth of all steps, when the workers' models are equal."""
+    tenth = max(steps // 10, 1)
+    return -(-tenth // every) * every if every > 0 else tenth
+
+
 def parse_rule(text: str) -> Rule:
     """`PATTERN=CODEC`, `PATTERN=CODEC@push` or `PATTERN=CODEC@pull`."""
     pattern, _, rest = text.partition("=")
@@ -129,12 +141,14 @@ def check(settings: TrainSettings) -> None:
     """Raises SettingsError for values that no run can have. Codecs: see check_codec."""
     _one_of("--model", "model", settings.model, MODELS)
     _one_of("--data", "data set", settings.data, DATA)
+    _one_of("--exchange", "exchange", settings.exchange, EXCHANGES)
     for option, value, least, most in (
         ("--workers", settings.workers, 1, 250),
         ("--steps", settings.steps, 1, 10**7),
         ("--batch", settings.batch, 1, 10**5),
         ("--threads", settings.threads, 1, 256),
         ("--eval-every", settings.eval_every, 1, 10**7),
+        ("--every", settings.every, 1, settings.steps),
         ("--start-iter", settings.start_iter, 0, 10**7),
         ("--seed", settings.seed, 0, 2**32 - 1),
     ):
@@ -142,6 +156,7 @@ def check(settings: TrainSettings) -> None:
             raise SettingsError(option, f"{value} is not valid; valid are {least} to {most}")
     if not 0.0 < settings.learning_rate <= 100.0:
         raise SettingsError("--lr", f"{settings.learning_rate} is not valid; valid are (0, 100]")
+    _check_exchange(settings)
     if not settings.codecs:
         raise SettingsError("--codec", "no codec given")
     for codec in settings.codecs:
@@ -149,6 +164,23 @@ def check(settings: TrainSettings) -> None:
             raise SettingsError("--codec", f"{codec} is given more than once")
     if settings.data == "cifar10" and settings.data_dir is None:
         raise SettingsError("--data-dir", "cifar10 needs --data-dir, the folder that holds it")
+
+
+def _check_exchange(settings: TrainSettings) -> None:
+    every, sharded = settings.every, settings.exchange == SHARDED_OPTIMIZER
+    if every > 1 and sharded:
+        raise SettingsError("--every", f"{SHARDED_OPTIMIZER} exchanges in every step")
+    for option, steps in (("--steps", settings.steps), ("--eval-every", settings.eval_every)):
+        if steps % every:
+            raise SettingsError(
+                option,
+                f"{steps} is no multiple of --every {every}: the models of the workers differ",
+            )
+    if settings.start_iter and (every > 1 or sharded):
+        raise SettingsError(
+            "--start-iter",
+            f"goes with --exchange {' and '.join(EXCHANGES[:2])} in every step alone",
+        )
 
 
 def check_codec(codec: str, option: str = "--codec") -> None:

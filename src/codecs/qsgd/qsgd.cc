@@ -137,6 +137,10 @@ class QsgdCodec final : public Codec {
     return decode_qsgd(shape(out.size()), kInfo.name, payload, out, mode, execution);
   }
 
+  [[nodiscard]] QsgdShape shape(uint64_t n) const {
+    return {n, parameters_.levels, parameters_.coder, parameters_.bucket};
+  }
+
  protected:
   std::string parameter_text() const override {
     std::string text;
@@ -154,10 +158,6 @@ class QsgdCodec final : public Codec {
   }
 
  private:
-  [[nodiscard]] QsgdShape shape(uint64_t n) const {
-    return {n, parameters_.levels, parameters_.coder, parameters_.bucket};
-  }
-
   // Quantizes and codes one chunk into `slot`; its values' residuals become what is left of them.
   static uint64_t encode_chunk(const QsgdShape& shape, uint64_t chunk, const Input& input,
                                const DrawStream& stream, const std::byte* units, uint8_t* slot,
@@ -246,6 +246,11 @@ Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
 }
 
 }  // namespace
+
+std::optional<QsgdShape> qsgd_shape(const Codec& codec, uint64_t n) {
+  const auto* qsgd = dynamic_cast<const QsgdCodec*>(&codec);
+  return qsgd == nullptr ? std::nullopt : std::optional(qsgd->shape(n));
+}
 
 const CodecEntry codec_entries::qsgd = {.info = &kInfo, .create = create, .from_wire = from_wire};
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -32,6 +33,9 @@ struct QsgdShape {
   // bucket: values that share a unit, a multiple of 8.
   QsgdShape(uint64_t n, int32_t s, LevelCoder level_coder, uint64_t bucket);
 };
+
+// That of the codec's payloads for n values; nothing where it isn't qsgd.
+std::optional<QsgdShape> qsgd_shape(const Codec& codec, uint64_t n);
 
 // Codes the levels of one chunk into `slot`, which has its room, and returns the size.
 uint64_t write_levels(const QsgdShape& shape, uint64_t chunk, const int8_t* levels, uint8_t* slot,

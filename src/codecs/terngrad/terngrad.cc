@@ -1,3 +1,5 @@
+#include "codecs/terngrad/terngrad.h"
+
 #include <algorithm>
 #include <string>
 
@@ -31,14 +33,7 @@ constexpr CodecInfo kInfo = {
     .parameters = kParameters,
 };
 
-constexpr float kDefaultClip = 2.5f;
 constexpr float kClipUnits = 1024.0f;  // in param_a
-
-struct TernGradParameters {
-  float clip = kDefaultClip;  // the encoder's business alone
-  TernaryCoder coder = TernaryCoder::kTwoBit;
-  uint32_t bucket = 0;  // values that share a scale, a multiple of 320; 0: the whole segment
-};
 
 class TernGradCodec final : public Codec {
  public:
@@ -46,6 +41,7 @@ class TernGradCodec final : public Codec {
       : Codec(residual_type), parameters_(parameters) {}
 
   const CodecInfo& info() const noexcept override { return kInfo; }
+  const TernGradParameters& parameters() const { return parameters_; }
 
   WireCodec wire() const noexcept override {
     return {.id = kInfo.id,
@@ -53,29 +49,31 @@ class TernGradCodec final : public Codec {
             .param_b = parameters_.bucket};
   }
 
-  uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
+  uint64_t max_payload_size(uint64_t n) const noexcept override {
+    return parameters_.shape(n).max_size();
+  }
 
   Status check_size(uint64_t n, uint64_t size) const override {
-    return check_ternary_size(shape(n), kInfo.name, size);
+    return check_ternary_size(parameters_.shape(n), kInfo.name, size);
   }
 
   Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext& draw,
                           std::span<std::byte> payload, Execution& execution) const override {
     GW_RETURN_IF_ERROR(check_payload_room(*this, x.size(), payload.size()));
     GW_RETURN_IF_ERROR(check_residual_size(kInfo, x.size(), residual));
-    return encode_drawn_ternary(kInfo, shape(x.size()), parameters_.clip, x, residual, draw,
-                                payload, execution);
+    return encode_drawn_ternary(kInfo, parameters_.shape(x.size()), parameters_.clip, x, residual,
+                                draw, payload, execution);
   }
 
   Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
                 Execution& execution) const override {
-    return decode_ternary(shape(out.size()), kInfo.name, payload, out, mode, execution);
+    return decode_ternary(parameters_.shape(out.size()), kInfo.name, payload, out, mode, execution);
   }
 
  protected:
   std::string parameter_text() const override {
     std::string text;
-    if (parameters_.clip != kDefaultClip) {
+    if (parameters_.clip != TernGradParameters().clip) {
       append_parameter(text, "clip", format_number(parameters_.clip));
     }
     if (parameters_.coder != TernaryCoder::kTwoBit) {
@@ -87,10 +85,6 @@ class TernGradCodec final : public Codec {
   }
 
  private:
-  [[nodiscard]] TernaryShape shape(uint64_t n) const {
-    return {n, parameters_.coder, parameters_.bucket};
-  }
-
   TernGradParameters parameters_;
 };
 
@@ -125,6 +119,11 @@ Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
 }
 
 }  // namespace
+
+std::optional<TernGradParameters> terngrad_parameters(const Codec& codec) {
+  const auto* terngrad = dynamic_cast<const TernGradCodec*>(&codec);
+  return terngrad == nullptr ? std::nullopt : std::optional(terngrad->parameters());
+}
 
 const CodecEntry codec_entries::terngrad = {
     .info = &kInfo, .create = create, .from_wire = from_wire};

@@ -11,11 +11,42 @@
 namespace gradwire {
 namespace {
 
-struct InFlight {
-  uint32_t source;
-  uint32_t target;
-  std::vector<std::byte> bytes;
+// More draws in a row that lead to nothing than a stall of any use takes.
+constexpr uint64_t kIdleTicks = 1'000'000;
+
+class InFlight {
+ public:
+  InFlight(uint32_t source, const OutgoingMessage& message)
+      : source_(source), target_(message.peer), message_(message) {
+    if (message.keep) return;
+    copy_.assign(message.bytes.begin(), message.bytes.end());
+  }
+
+  [[nodiscard]] uint32_t source() const { return source_; }
+  [[nodiscard]] uint32_t target() const { return target_; }
+  [[nodiscard]] std::span<const std::byte> bytes() const {
+    return message_.keep ? message_.bytes : std::span<const std::byte>(copy_);
+  }
+
+ private:
+  uint32_t source_;
+  uint32_t target_;
+  OutgoingMessage message_;
+  std::vector<std::byte> copy_;  // of bytes that nobody keeps
 };
+
+Status still_waits(uint32_t rank, const Exchange& exchange) {
+  return {StatusCode::kTruncated, "rank " + std::to_string(rank) + " still waits for rank " +
+                                      std::to_string(exchange.awaiting().front())};
+}
+
+// Takes a message at random out of those in flight.
+InFlight draw(std::vector<InFlight>& in_flight, std::mt19937_64& random) {
+  std::swap(in_flight[random() % in_flight.size()], in_flight.back());
+  InFlight message = std::move(in_flight.back());
+  in_flight.pop_back();
+  return message;
+}
 
 }  // namespace
 
@@ -32,7 +63,7 @@ Status run_loopback_step(std::span<Exchange* const> exchanges,
       ++sent;
       const int copies = delivery == Delivery::kLost ? 0 : delivery == Delivery::kTwice ? 2 : 1;
       for (int i = 0; i < copies; ++i) {
-        in_flight.push_back({source, message.peer, {message.bytes.begin(), message.bytes.end()}});
+        in_flight.emplace_back(source, message);
       }
     }
   };
@@ -41,16 +72,59 @@ Status run_loopback_step(std::span<Exchange* const> exchanges,
     collect(rank);
   }
   while (!in_flight.empty()) {
-    std::swap(in_flight[random() % in_flight.size()], in_flight.back());
-    const InFlight message = std::move(in_flight.back());
-    in_flight.pop_back();
-    GW_RETURN_IF_ERROR(exchanges[message.target]->receive(message.source, message.bytes));
-    collect(message.target);
+    const InFlight message = draw(in_flight, random);
+    GW_RETURN_IF_ERROR(exchanges[message.target()]->receive(message.source(), message.bytes()));
+    collect(message.target());
   }
   for (uint32_t rank = 0; rank < exchanges.size(); ++rank) {
-    if (exchanges[rank]->done()) continue;
-    return {StatusCode::kTruncated, "rank " + std::to_string(rank) + " still waits for rank " +
-                                        std::to_string(exchanges[rank]->awaiting().front())};
+    if (!exchanges[rank]->done()) return still_waits(rank, *exchanges[rank]);
+  }
+  return {};
+}
+
+Status run_loopback(std::span<Exchange* const> exchanges, const LoopbackRun& run) {
+  std::mt19937_64 random(run.seed);
+  std::vector<InFlight> in_flight;
+  std::vector<bool> ended(exchanges.size());
+  const auto collect = [&](uint32_t source) {
+    for (const OutgoingMessage& message : exchanges[source]->take_outgoing()) {
+      in_flight.emplace_back(source, message);
+    }
+  };
+  const auto may_step = [&](uint32_t rank) { return !ended[rank] && exchanges[rank]->done(); };
+  const auto stalled = [&](uint32_t rank, uint64_t tick) {
+    return run.stalled && run.stalled(rank, tick);
+  };
+  uint64_t idle = 0;
+  for (uint64_t tick = 0; idle < kIdleTicks; ++tick, ++idle) {
+    const auto rank = static_cast<uint32_t>(random() % exchanges.size());
+    if (may_step(rank) && !stalled(rank, tick)) {
+      idle = 0;
+      const std::optional<LoopbackStep> step = run.next(rank);
+      ended[rank] = !step.has_value();
+      if (step) GW_RETURN_IF_ERROR(exchanges[rank]->start(step->bucket, step->number));
+      collect(rank);
+      continue;
+    }
+    if (in_flight.empty()) {
+      bool any = false;
+      for (uint32_t r = 0; r < exchanges.size(); ++r) any = any || may_step(r);
+      if (any) continue;
+      break;
+    }
+    InFlight message = draw(in_flight, random);
+    const uint32_t target = message.target();
+    if (stalled(target, tick)) {
+      in_flight.push_back(std::move(message));
+      continue;
+    }
+    idle = 0;
+    GW_RETURN_IF_ERROR(exchanges[target]->receive(message.source(), message.bytes()));
+    collect(target);
+  }
+  for (uint32_t rank = 0; rank < exchanges.size(); ++rank) {
+    const Exchange& exchange = *exchanges[rank];
+    if (!exchange.done() && !exchange.awaits_any()) return still_waits(rank, exchange);
   }
   return {};
 }

@@ -1,0 +1,123 @@
+#include "perftest/options.h"
+
+#include <charconv>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <string_view>
+
+namespace gradwire::perftest {
+namespace {
+
+// 100, 64K, 1M, 2G: powers of 1024.
+bool parse_size(std::string_view text, uint64_t& bytes) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  if (error != std::errc()) return false;
+  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+  const size_t power = std::string_view(" KMG").find(unit);
+  if (unit.size() > 1 || (!unit.empty() && (power == 0 || power == std::string_view::npos))) {
+    return false;
+  }
+  if (!unit.empty()) bytes <<= 10 * power;
+  return true;
+}
+
+template <typename T>
+bool parse_number(std::string_view text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+}  // namespace
+
+const char* const kUsage =
+    R"(gradwire-perftest: compressed all-reduce beside MPI_Allreduce, float32.
+
+Usage: mpirun -n N gradwire-perftest [OPTION...]
+  --min SIZE, --max SIZE  bytes of float32, with K, M or G (1M, 64M)
+  --factor F              from size to size (4)
+  --codec TEXT            (3lc:s=1.75,coder=rice)
+  --pull-codec TEXT       (as codec)
+  --tensor VALUES         how many have a scale of their own, as layers do; 0: the buffer as a whole
+                          has one (262144)
+  --exchange KIND         sharded or ring (sharded)
+  --mode MODE             persistent: with error feedback, as training does; or blocking (persistent)
+  --op OP                 sum or average (sum)
+  --input WHAT            synthetic, or a safetensors file of gradients, tiled with noise (synthetic)
+  --repetitions N         measured, of which the median counts (5)
+  --warmups N             before them (2); with error feedback it takes hundreds until the bytes sent
+                          are those of a training
+  --plain-repetitions N   of MPI_Allreduce, without warm-ups; 0: none (as repetitions, with them)
+  --threads N             that encode and decode on each rank (1)
+  --seed N                of stochastic codecs (0)
+  --timeout SECONDS       for a rank that is silent (600)
+  --check                 also: results have the same bits on all ranks, lossless codecs are exact
+
+Columns, as in nccl-tests: time is that of the slowest rank; algbw = size / time; busbw = algbw *
+2 (N - 1) / N; error: of one repetition's result, norm of the difference to MPI_Allreduce's over the
+norm of that (with error feedback it is owed to the next ones); wire: bytes that rank 0 sent.
+)";
+
+std::optional<std::string> parse(int argc, char** argv, Options& options) {
+  const auto choose = [](std::string_view text, std::string_view yes, std::string_view no,
+                         auto& target, auto when_yes, auto when_no) {
+    if (text != yes && text != no) return false;
+    target = text == yes ? when_yes : when_no;
+    return true;
+  };
+  mpi::Options& collective = options.collective;
+  const std::map<std::string_view, std::function<bool(std::string_view)>> takes_value = {
+      {"--min", [&](auto text) { return parse_size(text, options.min_bytes); }},
+      {"--max", [&](auto text) { return parse_size(text, options.max_bytes); }},
+      {"--factor",
+       [&](auto text) { return parse_number(text, options.factor) && options.factor > 1; }},
+      {"--codec", [&](auto text) { return collective.codec = text, true; }},
+      {"--pull-codec", [&](auto text) { return collective.pull_codec = text, true; }},
+      {"--tensor", [&](auto text) { return parse_number(text, options.tensor_values); }},
+      {"--exchange",
+       [&](auto text) {
+         return choose(text, "ring", "sharded", collective.exchange, ExchangeKind::kRing,
+                       ExchangeKind::kSharded);
+       }},
+      {"--mode",
+       [&](auto text) {
+         return choose(text, "persistent", "blocking", options.persistent, true, false);
+       }},
+      {"--op",
+       [&](auto text) {
+         return choose(text, "sum", "average", options.reduction, Reduction::kSum,
+                       Reduction::kAverage);
+       }},
+      {"--input", [&](auto text) { return options.input = text, true; }},
+      {"--repetitions",
+       [&](auto text) {
+         return parse_number(text, options.repetitions) && options.repetitions > 0;
+       }},
+      {"--warmups",
+       [&](auto text) { return parse_number(text, options.warmups) && options.warmups >= 0; }},
+      {"--plain-repetitions",
+       [&](auto text) {
+         return parse_number(text, options.plain_repetitions) && options.plain_repetitions >= 0;
+       }},
+      {"--threads", [&](auto text) { return parse_number(text, collective.threads); }},
+      {"--seed", [&](auto text) { return parse_number(text, collective.seed); }},
+      {"--timeout", [&](auto text) { return parse_number(text, collective.timeout_seconds); }},
+  };
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view name = argv[i];
+    if (name == "--check") {
+      options.check = true;
+      continue;
+    }
+    const auto found = takes_value.find(name);
+    if (found == takes_value.end()) return "unknown option " + std::string(name);
+    if (++i == argc) return std::string(name) + " needs a value";
+    if (!found->second(argv[i])) return std::string(name) + ": '" + argv[i] + "' won't do";
+  }
+  if (options.min_bytes < sizeof(float) || options.min_bytes > options.max_bytes) {
+    return std::string("--min must be 4 at least and not above --max");
+  }
+  return std::nullopt;
+}
+
+}  // namespace gradwire::perftest

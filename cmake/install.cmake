@@ -1,0 +1,76 @@
+# What `cmake --install` installs: headers, the library (shared, or static without
+# BUILD_SHARED_LIBS), the CMake package, gradwire.pc, manual pages of section 3.
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+# Until 1.0 each minor version may change the interface of the library.
+set(gradwire_soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+
+# gradwire_shared_library(target name): makes lib<name>.so of the target, with a version and with the
+# symbols of gradwire.map alone.
+function(gradwire_shared_library target name)
+  set(symbol_map ${PROJECT_BINARY_DIR}/gradwire.map)
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/gradwire.map.in ${symbol_map} @ONLY)
+  target_link_options(${target} PRIVATE LINKER:--version-script=${symbol_map})
+  if(NOT GRADWIRE_SANITIZE)
+    target_link_options(${target} PRIVATE LINKER:--no-undefined)
+  endif()
+  set_target_properties(${target} PROPERTIES
+    LINKER_LANGUAGE CXX
+    LINK_DEPENDS ${symbol_map}
+    VERSION ${PROJECT_VERSION}
+    SOVERSION ${gradwire_soversion}
+    OUTPUT_NAME ${name}
+    EXPORT_NAME ${name})
+endfunction()
+
+# What is tested is the static library, which the tests look into; the shared one has its objects.
+if(BUILD_SHARED_LIBS)
+  set(installed_library gradwire_shared)
+  add_library(gradwire_shared SHARED $<TARGET_OBJECTS:gradwire>)
+  target_link_libraries(gradwire_shared
+    PRIVATE $<BUILD_INTERFACE:hwy::hwy> $<BUILD_INTERFACE:Threads::Threads>)
+  gradwire_shared_library(gradwire_shared gradwire)
+else()
+  set(installed_library gradwire)
+endif()
+target_include_directories(${installed_library}
+  INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_compile_features(${installed_library} INTERFACE cxx_std_20)
+
+install(TARGETS ${installed_library} EXPORT gradwire_targets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+set(no_headers "")
+if(NOT GRADWIRE_HAS_MPI)
+  set(no_headers PATTERN "*mpi.h" EXCLUDE)
+endif()
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/gradwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h" ${no_headers})
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gradwire)
+install(EXPORT gradwire_targets NAMESPACE gradwire:: DESTINATION ${package_dir})
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/gradwire-config.cmake.in
+  ${PROJECT_BINARY_DIR}/gradwire-config.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/gradwire-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES
+  ${PROJECT_BINARY_DIR}/gradwire-config.cmake
+  ${PROJECT_BINARY_DIR}/gradwire-config-version.cmake
+  DESTINATION ${package_dir})
+
+# The paths in gradwire.pc start from where it lies, so that `cmake --install --prefix` is right.
+set(pc_dir ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH pc_prefix ${pc_dir} ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" pc_prefix ${pc_prefix})
+file(RELATIVE_PATH pc_libdir ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_LIBDIR})
+file(RELATIVE_PATH pc_includedir ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+# A C compiler that links the static library must be told what C++ and Highway need.
+set(pc_libs "")
+if(NOT BUILD_SHARED_LIBS)
+  set(pc_libs " -lhwy -lstdc++ -lm -pthread")
+endif()
+configure_file(${CMAKE_CURRENT_LIST_DIR}/gradwire.pc.in ${PROJECT_BINARY_DIR}/gradwire.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/gradwire.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+include(${CMAKE_CURRENT_LIST_DIR}/install_man.cmake)

@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# Installs gradwire as a user does, shared and static, into build/install-prefix, and builds and
+# runs the examples in C and C++ against it: with pkg-config, with nothing but cc, with CMake.
+#
+# Usage: scripts/check_install.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+build=$PWD/build/install
+examples=$build-examples
+rm -rf "$build" "$PWD/build/install-prefix" "$examples"
+mkdir -p "$examples"
+
+# say WORDS...: what comes now.
+say() { printf '== %s\n' "$*"; }
+
+# install_as shared|static: sets `prefix`. One build folder: the objects are the same.
+install_as() {
+  local shared=ON
+  [[ $1 == static ]] && shared=OFF
+  prefix=$PWD/build/install-prefix/$1
+  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGRADWIRE_TESTS=OFF \
+    -DBUILD_SHARED_LIBS="$shared" -DCMAKE_INSTALL_LIBDIR=lib
+  cmake --build "$build" -j "$(nproc)"
+  # The prefix is given here and not before, which must be right too.
+  cmake --install "$build" --prefix "$prefix"
+}
+
+# compile_c NAME SOURCE FLAGS...: compiles as C99 and runs it.
+compile_c() {
+  local program=$examples/$1 source=$2
+  shift 2
+  cc -std=c99 -Wall -Wextra -Wpedantic -Werror "$source" "$@" -o "$program"
+  LD_LIBRARY_PATH=$prefix/lib "$program"
+}
+
+# build_project LANGUAGE KIND: the example as a CMake project.
+build_project() {
+  local folder=$examples/cmake-$1-$2
+  cmake -S "examples/$1" -B "$folder" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
+  cmake --build "$folder"
+  "$folder/average"
+}
+
+say shared
+install_as shared
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+libraries=("$prefix/lib/libgradwire.so")
+[[ ! -f $prefix/lib/libgradwire_mpi.so ]] || libraries+=("$prefix/lib/libgradwire_mpi.so")
+scripts/check_exports.py "$prefix/include" "${libraries[@]}"
+readelf -d "$prefix/lib/libgradwire.so" | grep -q 'SONAME.*\[libgradwire\.so\.0\.[0-9]*\]'
+[[ -z $(find "$prefix" -name '*.a' -o -name '_core*') ]]
+for example in average compress; do
+  # shellcheck disable=SC2046 # flags are words
+  compile_c "$example-pkg-config" "examples/c/$example.c" $(pkg-config --cflags --libs gradwire)
+  compile_c "$example-cc" "examples/c/$example.c" -I "$prefix/include" -L "$prefix/lib" -lgradwire
+done
+# shellcheck disable=SC2046 # flags are words
+c++ -std=c++20 examples/cpp/average.cc $(pkg-config --cflags --libs gradwire) \
+  -o "$examples/average-c++" && LD_LIBRARY_PATH=$prefix/lib "$examples/average-c++"
+echo '#include <gradwire/gradwire.h>' |
+  c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$prefix/include" -x c++ -
+build_project c shared
+build_project cpp shared
+# build_mpi: a program of two ranks against the installed gradwire::mpi.
+build_mpi() {
+  local folder=$examples/mpi-$1
+  mkdir -p "$folder"
+  echo 'cmake_minimum_required(VERSION 3.16)
+project(mpi_user LANGUAGES CXX)
+find_package(gradwire CONFIG REQUIRED)
+add_executable(mpi_user main.cc)
+target_link_libraries(mpi_user PRIVATE gradwire::mpi)' >"$folder/CMakeLists.txt"
+  echo '#include <gradwire/gradwire_mpi.h>
+#include <gradwire/mpi.h>
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  float values[3] = {1, 2, 3};
+  const bool cpp = gradwire::mpi::all_reduce(MPI_IN_PLACE, values, 3, gradwire::Dtype::kFloat32,
+      gradwire::Reduction::kSum, MPI_COMM_WORLD, {.codec = "raw"}).ok();
+  const bool c = gw_allreduce(MPI_IN_PLACE, values, 3, GW_F32, GW_SUM, MPI_COMM_WORLD, nullptr) == GW_OK;
+  MPI_Finalize();
+  return cpp && c ? 0 : 1;
+}' >"$folder/main.cc"
+  cmake -S "$folder" -B "$folder/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
+  cmake --build "$folder/build"
+  tests/mpi/mpirun.sh -n 2 "$folder/build/mpi_user"
+}
+[[ ! -f $prefix/lib/libgradwire_mpi.so ]] || build_mpi shared
+
+say another language, without a compiler: the same bytes as the Python module makes
+python - "$prefix/lib/libgradwire.so" <<'PYTHON'
+import ctypes
+import sys
+
+import gradwire
+import numpy as np
+
+library = ctypes.CDLL(sys.argv[1])
+x = np.random.default_rng(0).standard_normal(100_001).astype(np.float32)
+for info in gradwire.codecs():
+    codec, size = ctypes.c_void_p(), ctypes.c_uint64()
+    assert library.gw_codec_parse(info["name"].encode(), ctypes.byref(codec)) == 0
+    n = ctypes.c_uint64(x.size)
+    assert library.gw_max_encoded_size(codec, n, ctypes.byref(size)) == 0
+    frame = ctypes.create_string_buffer(size.value)
+    data = x.ctypes.data_as(ctypes.c_void_p)
+    assert library.gw_encode(codec, data, n, 0, None, frame, size, ctypes.byref(size), None) == 0
+    assert frame.raw[: size.value] == gradwire.encode(x, info["name"]), info["name"]
+    library.gw_codec_free(codec)
+PYTHON
+say a version that is not there
+mkdir "$examples/newer"
+echo 'cmake_minimum_required(VERSION 3.16)
+project(newer LANGUAGES CXX)
+find_package(gradwire 99.0 CONFIG)
+if(gradwire_FOUND)
+  message(FATAL_ERROR "gradwire 99.0 was found")
+endif()' >"$examples/newer/CMakeLists.txt"
+cmake -S "$examples/newer" -B "$examples/newer/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
+
+say static
+install_as static
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+[[ -z $(find "$prefix" -name '*.so*' ! -name libgradwire_mpi_preload.so) ]]
+# shellcheck disable=SC2046 # flags are words
+compile_c average-static examples/c/average.c $(pkg-config --cflags --libs gradwire)
+build_project cpp static
+[[ ! -f $prefix/lib/libgradwire_mpi.a ]] || build_mpi static
+
+say manual pages
+for page in gradwire gw_encode gw_exchange_receive; do
+  [[ -f $prefix/share/man/man3/$page.3 ]]
+done
+groff -man -ww -z "$prefix/share/man/man3/gradwire.3" 2>&1 | tee "$examples/groff.log"
+[[ ! -s $examples/groff.log ]]

@@ -1,0 +1,101 @@
+#include "capi/errors.h"
+
+namespace gradwire::capi {
+namespace {
+
+// Both are set together; the text that needs no memory wins.
+thread_local std::string last_message;
+thread_local const char* last_fixed_message = nullptr;
+
+constexpr char kOutOfMemory[] = "out of memory";
+
+constexpr bool same(gw_status c, StatusCode cpp) {
+  return static_cast<unsigned>(c) == static_cast<unsigned>(cpp);
+}
+
+static_assert(same(GW_OK, StatusCode::kOk));
+static_assert(same(GW_INVALID_ARGUMENT, StatusCode::kInvalidArgument));
+static_assert(same(GW_UNKNOWN_CODEC, StatusCode::kUnknownCodec));
+static_assert(same(GW_BAD_PARAMETER, StatusCode::kBadParameter));
+static_assert(same(GW_UNSUPPORTED_DTYPE, StatusCode::kUnsupportedDtype));
+static_assert(same(GW_BUFFER_TOO_SMALL, StatusCode::kBufferTooSmall));
+static_assert(same(GW_TRUNCATED, StatusCode::kTruncated));
+static_assert(same(GW_BAD_MAGIC, StatusCode::kBadMagic));
+static_assert(same(GW_UNSUPPORTED_VERSION, StatusCode::kUnsupportedVersion));
+static_assert(same(GW_RESERVED_BITS, StatusCode::kReservedBits));
+static_assert(same(GW_CHECKSUM_MISMATCH, StatusCode::kChecksumMismatch));
+static_assert(same(GW_CORRUPT_PAYLOAD, StatusCode::kCorruptPayload));
+static_assert(same(GW_TRAILING_BYTES, StatusCode::kTrailingBytes));
+static_assert(same(GW_LIMIT_EXCEEDED, StatusCode::kLimitExceeded));
+static_assert(same(GW_NON_FINITE, StatusCode::kNonFinite));
+static_assert(same(GW_PEER_MISMATCH, StatusCode::kPeerMismatch));
+static_assert(same(GW_UNEXPECTED_MESSAGE, StatusCode::kUnexpectedMessage));
+static_assert(same(GW_LENGTH_MISMATCH, StatusCode::kLengthMismatch));
+static_assert(same(GW_PEER_LOST, StatusCode::kPeerLost));
+
+}  // namespace
+
+gw_status report(const Status& status) noexcept {
+  if (status.ok()) return GW_OK;
+  last_fixed_message = nullptr;
+  try {
+    last_message = status.message();
+  } catch (const std::bad_alloc&) {
+    last_fixed_message = kOutOfMemory;
+  }
+  return static_cast<gw_status>(status.code());
+}
+
+gw_status report_out_of_memory() noexcept {
+  last_fixed_message = kOutOfMemory;
+  return GW_OUT_OF_MEMORY;
+}
+
+gw_status report_defect(const char* what) noexcept {
+  last_fixed_message = nullptr;
+  try {
+    last_message = std::string("an exception that should not have left gradwire: ") + what;
+  } catch (const std::bad_alloc&) {
+    last_fixed_message = kOutOfMemory;
+  }
+  return GW_INTERNAL_ERROR;
+}
+
+}  // namespace gradwire::capi
+
+extern "C" {
+
+#define GW_QUOTE(x) #x
+#define GW_TEXT(x) GW_QUOTE(x)
+const char* gw_version() {
+  return GW_TEXT(GW_VERSION_MAJOR) "." GW_TEXT(GW_VERSION_MINOR) "." GW_TEXT(GW_VERSION_PATCH);
+}
+#undef GW_TEXT
+#undef GW_QUOTE
+
+const char* gw_strerror(gw_status status) {
+  if (status == GW_OUT_OF_MEMORY) return "out_of_memory";
+  if (status == GW_INTERNAL_ERROR) return "internal_error";
+  const auto number = static_cast<unsigned>(status);
+  if (number > UINT8_MAX) return "unknown_status";
+  return gradwire::status_name(static_cast<gradwire::StatusCode>(number)).data();
+}
+
+gw_status gw_set_last_error(gw_status status, const char* message) {
+  using namespace gradwire::capi;
+  if (status == GW_OK) return GW_OK;
+  last_fixed_message = nullptr;
+  try {
+    last_message = message;
+  } catch (const std::bad_alloc&) {
+    last_fixed_message = kOutOfMemory;
+  }
+  return status;
+}
+
+const char* gw_last_error_message() {
+  using namespace gradwire::capi;
+  return last_fixed_message != nullptr ? last_fixed_message : last_message.c_str();
+}
+
+}  // extern "C"

@@ -1,0 +1,71 @@
+#pragma once
+
+// What the opaque handles of gradwire.h hold.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gradwire/compressor.h"
+#include "gradwire/exchange.h"
+#include "gradwire/execution.h"
+#include "gradwire/gradwire.h"
+#include "gradwire/layout.h"
+
+struct gw_execution {
+  gradwire::Execution execution;
+  std::string target;
+};
+
+struct gw_codec {
+  std::shared_ptr<const gradwire::Codec> codec;
+  std::string text;
+};
+
+struct gw_compressor {
+  gradwire::Compressor compressor;
+};
+
+struct gw_layout {
+  // The codecs of a segment, as text.
+  struct Texts {
+    std::string push;
+    std::string pull;
+  };
+
+  std::shared_ptr<const gradwire::Layout> layout;
+  std::vector<Texts> texts;  // of each segment
+};
+
+struct gw_exchange {
+  std::unique_ptr<gradwire::Exchange> exchange;
+  std::string description;
+  std::vector<gradwire::OutgoingMessage> outgoing;  // of which handed_out are gone
+  size_t handed_out = 0;
+  bool retractable = false;
+};
+
+struct gw_residuals {
+  std::vector<gradwire::ResidualPiece> pieces;
+};
+
+namespace gradwire::capi {
+
+// call(execution) with the one given, or where there is none, with one for this call.
+template <typename Call>
+auto with_execution(gw_execution* given, const Call& call)
+    -> decltype(call(std::declval<Execution&>())) {
+  if (given != nullptr) return call(given->execution);
+  Result<Execution> own = Execution::create();
+  if (!own.ok()) return own.status();
+  return call(own.value());
+}
+
+// n values of type dtype at x. kInvalidArgument (NULL, or not aligned), kUnsupportedDtype,
+// kLimitExceeded.
+Result<InputView> view_input(const void* x, uint64_t n, gw_dtype dtype);
+
+// Where an encoder says how long its frame is. A frame that marks non-finite input counts.
+Status finish_encoding(const Result<EncodedFrame>& encoded, uint64_t* size);
+
+}  // namespace gradwire::capi

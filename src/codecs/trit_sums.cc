@@ -1,0 +1,59 @@
+#include "codecs/trit_sums.h"
+
+#include "base/endian.h"
+#include "base/return_if_error.h"
+#include "stages/element.h"
+#include "stages/levels.h"
+
+namespace gradwire {
+namespace {
+
+bool add_chunk(TernaryCoder coder, std::span<const uint8_t> bytes, uint64_t n, int8_t* sums,
+               const Kernels& kernels) {
+  if (coder == TernaryCoder::kTwoBit) return kernels.add_two_bits(bytes.data(), n, sums);
+  if (coder == TernaryCoder::kNone) return kernels.add_trits(bytes.data(), n, sums);
+  alignas(64) uint8_t packed[kChunkValues / kTritsPerByte];
+  if (coder == TernaryCoder::kRice) {
+    TritBits trits;
+    if (!kernels.rice_decode(bytes.data(), bytes.size(), n, trits.plus, trits.minus)) return false;
+    kernels.pack_trits(trits.plus, trits.minus, n, packed);
+  } else if (!kernels.zero_run_decode(bytes.data(), bytes.size(), packed, packed_size(n))) {
+    return false;
+  }
+  return kernels.add_trits(packed, n, sums);
+}
+
+}  // namespace
+
+Status add_trits(const TernaryShape& shape, std::string_view name,
+                 std::span<const std::byte> payload, std::span<int8_t> sums, Execution& execution) {
+  GW_RETURN_IF_ERROR(check_ternary_size(shape, name, payload.size()));
+  if (payload.empty()) return {};
+  GW_RETURN_IF_ERROR(check_scales(name, payload.data(), shape.buckets.count));
+  return decode_chunks(
+      shape.chunks, payload, name, execution, [&](uint64_t chunk, std::span<const uint8_t> bytes) {
+        return add_chunk(shape.coder, bytes, shape.chunks.values(chunk),
+                         sums.data() + shape.chunks.begin(chunk), execution.kernels());
+      });
+}
+
+bool buckets_fit(const Buckets& trits, const Buckets& sums) {
+  return trits.count <= 1 || trits.bucket % sums.bucket == 0;
+}
+
+uint64_t encode_trit_sums(const QsgdShape& shape, const Buckets& trits, const std::byte* scales,
+                          std::span<const int8_t> sums, std::span<std::byte> payload,
+                          Execution& execution) {
+  if (all_zero(scales, trits.count)) return 0;
+  for (uint64_t i = 0; i < shape.buckets.count; ++i) {
+    const uint64_t bucket = shape.buckets.begin(i) / trits.bucket;
+    const float scale = load_le_f32(scales + bucket * sizeof(float));
+    store_le_f32(payload.data() + i * sizeof(float), level_unit(scale, shape.levels));
+  }
+  return encode_chunks(shape.chunks, payload, execution, [&](uint64_t chunk, uint8_t* slot) {
+    return write_levels(shape, chunk, sums.data() + shape.chunks.begin(chunk), slot,
+                        execution.kernels());
+  });
+}
+
+}  // namespace gradwire

@@ -1,0 +1,33 @@
+#pragma once
+
+// Sums of trits that share scales: added as integers, never decoded, and sent as whole levels
+// (TernGrad, section 3, scaler sharing).
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "codecs/qsgd/qsgd_shape.h"
+#include "codecs/ternary.h"
+#include "gradwire/execution.h"
+#include "gradwire/status.h"
+
+namespace gradwire {
+
+// Adds the trits of a payload to as many sums. At most 127 payloads make a sum. kCorruptPayload as
+// decode_ternary, with some trits added.
+Status add_trits(const TernaryShape& shape, std::string_view name,
+                 std::span<const std::byte> payload, std::span<int8_t> sums, Execution& execution);
+
+// Whether each bucket of `sums` lies in one of `trits`, so that it has one scale.
+[[nodiscard]] bool buckets_fit(const Buckets& trits, const Buckets& sums);
+
+// The payload of a qsgd frame that decodes to sum * scale / shape.levels. scales: f32, of the
+// buckets of the trits, which fit. No sum is above shape.levels. Returns the payload's size: 0
+// where all scales are 0.
+uint64_t encode_trit_sums(const QsgdShape& shape, const Buckets& trits, const std::byte* scales,
+                          std::span<const int8_t> sums, std::span<std::byte> payload,
+                          Execution& execution);
+
+}  // namespace gradwire

@@ -1,0 +1,90 @@
+#include "engines/mpi/communicator.h"
+
+#include <string>
+
+#include "base/return_if_error.h"
+
+namespace gradwire::mpi {
+namespace {
+
+using Attached = std::shared_ptr<Communicator>;
+
+int delete_attached(MPI_Comm, int, void* value, void*) {
+  delete static_cast<Attached*>(value);
+  return MPI_SUCCESS;
+}
+
+int make_key() {
+  int key = MPI_KEYVAL_INVALID;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, delete_attached, &key, nullptr);
+  return key;
+}
+
+Status check_running() {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  if (initialized != 0 && finalized == 0) return {};
+  return {StatusCode::kInvalidArgument,
+          finalized != 0 ? "MPI_Finalize was called already" : "MPI_Init was not called yet"};
+}
+
+}  // namespace
+
+Status check_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return {};
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return {StatusCode::kPeerLost, std::string(call) + ": " + std::string(text, length)};
+}
+
+Result<std::shared_ptr<Communicator>> Communicator::attach(MPI_Comm user) {
+  GW_RETURN_IF_ERROR(check_running());
+  if (user == MPI_COMM_NULL) {
+    return Status(StatusCode::kInvalidArgument, "the communicator is MPI_COMM_NULL");
+  }
+  int inter = 0;
+  GW_RETURN_IF_ERROR(check_mpi(MPI_Comm_test_inter(user, &inter), "MPI_Comm_test_inter"));
+  if (inter != 0) {
+    return Status(StatusCode::kInvalidArgument,
+                  "the communicator is an intercommunicator; its two groups have no common result");
+  }
+  static const int key = make_key();
+  Attached* attached = nullptr;
+  int found = 0;
+  GW_RETURN_IF_ERROR(check_mpi(MPI_Comm_get_attr(user, key, static_cast<void*>(&attached), &found),
+                               "MPI_Comm_get_attr"));
+  if (found != 0) return *attached;
+
+  std::shared_ptr<Communicator> made(new Communicator);
+  GW_RETURN_IF_ERROR(check_mpi(MPI_Comm_dup(user, &made->handle_), "MPI_Comm_dup"));
+  MPI_Comm_set_errhandler(made->handle_, MPI_ERRORS_RETURN);
+  int rank = 0;
+  int size = 0;
+  MPI_Comm_rank(made->handle_, &rank);
+  MPI_Comm_size(made->handle_, &size);
+  made->rank_ = static_cast<uint32_t>(rank);
+  made->size_ = static_cast<uint32_t>(size);
+  int* highest_tag = nullptr;
+  int known = 0;
+  MPI_Comm_get_attr(made->handle_, MPI_TAG_UB, static_cast<void*>(&highest_tag), &known);
+  constexpr int kLeastHighestTag = 32767;  // that the standard promises
+  made->tag_pairs_ = static_cast<uint32_t>(known != 0 ? *highest_tag : kLeastHighestTag) / 2;
+  GW_RETURN_IF_ERROR(
+      check_mpi(MPI_Comm_set_attr(user, key, new Attached(made)), "MPI_Comm_set_attr"));
+  return made;
+}
+
+Communicator::~Communicator() {
+  if (handle_ != MPI_COMM_NULL && check_running().ok()) MPI_Comm_free(&handle_);
+}
+
+int Communicator::take_tags() {
+  const int tag = static_cast<int>(2 * next_pair_);
+  next_pair_ = (next_pair_ + 1) % tag_pairs_;
+  return tag;
+}
+
+}  // namespace gradwire::mpi

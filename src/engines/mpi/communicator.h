@@ -1,0 +1,45 @@
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "gradwire/status.h"
+
+namespace gradwire::mpi {
+
+// kPeerLost with MPI's own words, unless code is MPI_SUCCESS.
+Status check_mpi(int code, const char* call);
+
+// A duplicate of a user's communicator, made once and found again through an attribute of that. It
+// lives as long as the user's or whoever holds it; errors on it are returned.
+class Communicator {
+ public:
+  // Collective at the first call on `user`, local later. Statuses as Engine::create.
+  static Result<std::shared_ptr<Communicator>> attach(MPI_Comm user);
+
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  ~Communicator();
+
+  [[nodiscard]] MPI_Comm handle() const noexcept { return handle_; }
+  [[nodiscard]] uint32_t rank() const noexcept { return rank_; }
+  [[nodiscard]] uint32_t size() const noexcept { return size_; }
+
+  // Two tags for the next operation, the one returned and the one behind it. Operations on a
+  // communicator are made in the same order on all ranks, so all take the same. They come round
+  // again after at least 16383 operations.
+  int take_tags();
+
+ private:
+  Communicator() = default;
+
+  MPI_Comm handle_ = MPI_COMM_NULL;
+  uint32_t rank_ = 0;
+  uint32_t size_ = 0;
+  uint32_t tag_pairs_ = 0;
+  uint32_t next_pair_ = 0;
+};
+
+}  // namespace gradwire::mpi

@@ -1,0 +1,170 @@
+// libgradwire_mpi_preload.so: compresses the large MPI_Allreduce of MPI_FLOAT and MPI_SUM of a
+// program that knows nothing of it (INCEPTIONN's selective collective, without a change of the
+// application). Everything else passes through, and all of it without GRADWIRE_MPI_CONFIG.
+
+#include <mpi.h>
+
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engines/mpi/preload_config.h"
+
+namespace gradwire::mpi {
+namespace {
+
+struct Counters {
+  uint64_t compressed = 0;  // calls
+  uint64_t passed_on = 0;
+  uint64_t not_finite = 0;  // of the compressed: done again without compression
+  uint64_t value_bytes = 0;
+  uint64_t sent_bytes = 0;
+  double ring_bytes = 0;  // that a ring sends of as many values, uncompressed
+};
+
+struct Preload {
+  std::optional<PreloadConfig> config;  // none: everything passes through
+  std::mutex mutex;
+  Counters counters;
+};
+
+int world_rank() {
+  int rank = 0;
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+
+[[noreturn]] void stop(const std::string& why) {
+  std::fprintf(stderr, "gradwire: rank %d: %s\n", world_rank(), why.c_str());
+  PMPI_Abort(MPI_COMM_WORLD, 1);
+  std::abort();
+}
+
+void announce(const std::string& path, const PreloadConfig& config) {
+  if (world_rank() != 0) return;
+  const Options& options = config.options;
+  std::fprintf(stderr,
+               "gradwire: MPI_Allreduce of MPI_FLOAT with MPI_SUM is compressed from %" PRIu64
+               " bytes on: codec %s, pull codec %s, exchange %s, no error feedback (%s)\n",
+               config.min_bytes, options.codec.c_str(),
+               options.pull_codec.empty() ? options.codec.c_str() : options.pull_codec.c_str(),
+               exchange_name(options.exchange).data(), path.c_str());
+}
+
+Preload& preload() {
+  static Preload state;
+  static std::once_flag once;
+  std::call_once(once, [] {
+    const char* path = std::getenv("GRADWIRE_MPI_CONFIG");
+    if (path == nullptr || *path == '\0') return;
+    Result<PreloadConfig> config = read_preload_config(path);
+    if (!config.ok()) stop(config.status().message());
+    announce(path, config.value());
+    state.config = std::move(config).value();
+  });
+  return state;
+}
+
+// The same on all ranks: they give the same count, type, operation and communicator.
+bool is_for_us(const PreloadConfig& config, int count, MPI_Datatype datatype, MPI_Op op,
+               MPI_Comm comm) {
+  if (datatype != MPI_FLOAT || op != MPI_SUM || count < 1 || comm == MPI_COMM_NULL) return false;
+  if (static_cast<uint64_t>(count) * sizeof(float) < config.min_bytes) return false;
+  int inter = 0;
+  int size = 0;
+  PMPI_Comm_test_inter(comm, &inter);
+  PMPI_Comm_size(comm, &size);
+  return inter == 0 && size > 1;
+}
+
+// What MPI does after an error: the communicator's error handler, which by default ends the job.
+int fail(MPI_Comm comm, const std::string& why) {
+  std::fprintf(stderr, "gradwire: rank %d: compressed MPI_Allreduce: %s\n", world_rank(),
+               why.c_str());
+  PMPI_Comm_call_errhandler(comm, MPI_ERR_OTHER);
+  return MPI_ERR_OTHER;
+}
+
+int reduce_compressed(Preload& state, const void* sendbuf, float* recvbuf, int count,
+                      MPI_Comm comm) {
+  const auto n = static_cast<uint64_t>(count);
+  // The input outlives the call, for the case that it isn't finite.
+  std::vector<float> copy;
+  if (sendbuf == MPI_IN_PLACE) {
+    copy.assign(recvbuf, recvbuf + n);
+    sendbuf = copy.data();
+  }
+  Result<Operation> operation = iall_reduce(sendbuf, recvbuf, n, Dtype::kFloat32, Reduction::kSum,
+                                            comm, state.config->options);
+  if (!operation.ok()) return fail(comm, operation.status().message());
+  const Status status = operation.value().wait();
+  const bool not_finite = status.code() == StatusCode::kNonFinite;
+  if (!status.ok() && !not_finite) return fail(comm, status.message());
+  int size = 1;
+  PMPI_Comm_size(comm, &size);
+  bool first_time = false;
+  {
+    const std::lock_guard lock(state.mutex);
+    Counters& counters = state.counters;
+    ++counters.compressed;
+    counters.value_bytes += n * sizeof(float);
+    counters.sent_bytes += operation.value().traffic().bytes_sent;
+    counters.ring_bytes += 2.0 * (size - 1) / size * static_cast<double>(n * sizeof(float));
+    first_time = not_finite && counters.not_finite++ == 0;
+  }
+  if (!not_finite) return MPI_SUCCESS;
+  if (first_time && world_rank() == 0) {
+    std::fprintf(stderr,
+                 "gradwire: %s; this call is done again without compression, further ones like it "
+                 "without a word\n",
+                 status.message().c_str());
+  }
+  return PMPI_Allreduce(sendbuf, recvbuf, count, MPI_FLOAT, MPI_SUM, comm);
+}
+
+void summarise(const Counters& counters) {
+  if (world_rank() != 0) return;
+  std::fprintf(stderr,
+               "gradwire: rank 0: %" PRIu64 " calls of MPI_Allreduce compressed, %" PRIu64
+               " passed on, %" PRIu64 " done again as they were not finite; %" PRIu64
+               " bytes of values took %" PRIu64
+               " bytes sent, %.0f without compression (ring): "
+               "%.0f saved\n",
+               counters.compressed, counters.passed_on, counters.not_finite, counters.value_bytes,
+               counters.sent_bytes, counters.ring_bytes,
+               counters.ring_bytes - static_cast<double>(counters.sent_bytes));
+}
+
+}  // namespace
+}  // namespace gradwire::mpi
+
+extern "C" {
+
+__attribute__((visibility("default"))) int MPI_Allreduce(const void* sendbuf, void* recvbuf,
+                                                         int count, MPI_Datatype datatype,
+                                                         MPI_Op op, MPI_Comm comm) {
+  using namespace gradwire::mpi;
+  Preload& state = preload();
+  if (state.config && is_for_us(*state.config, count, datatype, op, comm)) {
+    return reduce_compressed(state, sendbuf, static_cast<float*>(recvbuf), count, comm);
+  }
+  {
+    const std::lock_guard lock(state.mutex);
+    ++state.counters.passed_on;
+  }
+  return PMPI_Allreduce(sendbuf, recvbuf, count, datatype, op, comm);
+}
+
+__attribute__((visibility("default"))) int MPI_Finalize() {
+  using namespace gradwire::mpi;
+  Preload& state = preload();
+  if (state.config) summarise(state.counters);
+  return PMPI_Finalize();
+}
+
+}  // extern "C"

@@ -1,0 +1,482 @@
+// What holds for every exchange that averages, and what is each one's own.
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "gtest/gtest.h"
+
+#include "frame/packet.h"
+#include "tests/exchange/cluster.h"
+
+namespace gradwire {
+namespace {
+
+struct Kind {
+  const char* name;
+  MakeExchange make;
+  // Whether what `rank` has of `owner`'s shard is encoded, among 3 ranks of which `bad` isn't
+  // finite: only then is there something to keep of a skipped step.
+  bool (*encodes)(uint32_t owner, uint32_t rank, uint32_t bad);
+};
+
+std::unique_ptr<Exchange> sharded(const std::shared_ptr<const Layout>& layout, uint32_t rank) {
+  return make_sharded_exchange(layout, rank, Execution::create().value()).value();
+}
+
+std::unique_ptr<Exchange> ring(const std::shared_ptr<const Layout>& layout, uint32_t rank) {
+  return make_ring_exchange(layout, rank, Execution::create().value()).value();
+}
+
+void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+
+class Exchanges : public testing::TestWithParam<Kind> {
+ protected:
+  Cluster make_cluster(uint32_t world, const std::string& codec,
+                       std::vector<TensorInfo> tensors = small_tensors()) const {
+    return {GetParam().make, world, codec, std::move(tensors)};
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Exchanges,
+    testing::Values(Kind{"sharded", sharded,
+                         [](uint32_t owner, uint32_t rank, uint32_t) { return rank != owner; }},
+                    Kind{"ring", ring,
+                         [](uint32_t owner, uint32_t rank, uint32_t bad) {
+                           const auto hop = [&](uint32_t r) { return (r + 2 - owner) % 3; };
+                           return rank != owner && hop(rank) < hop(bad);
+                         }}),
+    [](const auto& kind) { return std::string(kind.param.name); });
+
+TEST_P(Exchanges, AllRanksEndWithTheSameBitsAndNothingIsLost) {
+  for (uint32_t world : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 12u, 16u, 24u, 32u}) {
+    for (const char* codec : {"raw", "bf16", "3lc", "3lc:s=1.75"}) {
+      Cluster cluster = make_cluster(world, codec);
+      std::vector<double> in(cluster.numel());
+      std::vector<double> out(cluster.numel());
+      for (uint64_t step = 0; step < 3; ++step) {
+        Buckets buckets = random_buckets(world, cluster.numel(), step);
+        for (const auto& bucket : buckets) {
+          for (uint64_t i = 0; i < bucket.size(); ++i) in[i] += double{bucket[i]} / world;
+        }
+        const Status status = cluster.step(buckets, step, {.seed = step, .delivery = {}});
+        ASSERT_TRUE(status.ok()) << status.message();
+        for (uint32_t r = 1; r < world; ++r) ASSERT_TRUE(same_bits(buckets[r], buckets[0]));
+        for (uint64_t i = 0; i < out.size(); ++i) out[i] += buckets[0][i];
+      }
+      const std::vector<double> owed = cluster.owed();
+      // Sums of float32 are rounded at each rank, in proportion to what is owed; those of bf16 at
+      // each hop, for good.
+      double largest = 1;
+      for (double value : owed) largest = std::max(largest, std::abs(value));
+      const double tolerance = std::string(codec) == "bf16" ? 0.05 : 2e-6 * (4 + world) * largest;
+      for (uint64_t i = 0; i < in.size(); ++i) {
+        ASSERT_NEAR(out[i] + owed[i], in[i], tolerance) << world << " " << codec;
+      }
+    }
+  }
+}
+
+TEST_P(Exchanges, ResultDoesNotDependOnTheOrderOfArrival) {
+  Buckets first;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Cluster cluster = make_cluster(5, "3lc");
+    Buckets buckets = random_buckets(5, cluster.numel(), 1);
+    ASSERT_TRUE(cluster.step(buckets, 0, {.seed = seed, .delivery = {}}).ok());
+    if (first.empty()) first = buckets;
+    EXPECT_TRUE(same_bits(first[0], buckets[0]));
+  }
+}
+
+TEST_P(Exchanges, WorksOnAnyLength) {
+  for (uint64_t n : {0, 1, 4, 100, 4097, 50001}) {
+    Cluster cluster = make_cluster(3, "3lc", {{"only", {n, 1}}});
+    Buckets buckets = random_buckets(3, n, n);
+    ASSERT_TRUE(cluster.step(buckets, 0).ok()) << n;
+    EXPECT_TRUE(same_bits(buckets[0], buckets[2]));
+  }
+}
+
+// The formula beside the class: (N - 1) / N * n * b / 8 bytes each way, plus headers.
+TEST_P(Exchanges, CountsTheBytesThatItSays) {
+  Cluster cluster = make_cluster(4, "raw", {{"only", {40960, 4}}});
+  Buckets buckets = random_buckets(4, cluster.numel(), 1);
+  ASSERT_TRUE(cluster.step(buckets, 0).ok());
+  for (uint32_t r = 0; r < 4; ++r) {
+    const ExchangeStats& stats = cluster.rank(r).stats();
+    const uint64_t each_way = 3 * cluster.numel() / 4 * sizeof(float);
+    const uint64_t headers = 3 * (32 + 8 + 1 + 3 + 3);
+    EXPECT_EQ(stats.push_bytes_sent, each_way + headers);
+    EXPECT_EQ(stats.pull_bytes_sent, each_way + headers);
+    EXPECT_EQ(stats.push_bytes_received, each_way + headers);
+    EXPECT_EQ(stats.pull_bytes_received, each_way + headers);
+    EXPECT_EQ(stats.values_pushed, 3 * cluster.numel() / 4);
+    EXPECT_EQ(stats.values_pulled, cluster.numel() / 4);
+  }
+}
+
+TEST_P(Exchanges, LostAndRepeatedMessagesAreErrors) {
+  for (uint64_t victim = 0; victim < 12; ++victim) {
+    for (Delivery delivery : {Delivery::kLost, Delivery::kTwice}) {
+      Cluster cluster = make_cluster(3, "3lc");
+      Buckets buckets = random_buckets(3, cluster.numel(), 1);
+      const Status status = cluster.step(
+          buckets, 0, {.seed = victim, .delivery = [&](uint32_t, uint32_t, uint64_t index) {
+                         return index == victim ? delivery : Delivery::kOnce;
+                       }});
+      EXPECT_FALSE(status.ok()) << victim;
+      EXPECT_NE(status.message().find("rank "), std::string::npos) << status.message();
+    }
+  }
+}
+
+TEST_P(Exchanges, PeersThatDifferAreNamed) {
+  Cluster a = make_cluster(2, "3lc:s=1.5");
+  Cluster b = make_cluster(2, "3lc:s=1.75");
+  EXPECT_TRUE(a.rank(0).check_peer(1, a.rank(1).describe()).ok());
+  const Status status = a.rank(0).check_peer(1, b.rank(1).describe());
+  EXPECT_EQ(status.code(), StatusCode::kPeerMismatch);
+  for (const char* part : {"rank 0", "rank 1", "3lc:s=1.5", "3lc:s=1.75"}) {
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  }
+  // And a message that slips through is refused.
+  std::vector<float> bucket_a(a.numel(), 1.0f);
+  std::vector<float> bucket_b(b.numel(), 1.0f);
+  ASSERT_TRUE(a.rank(0).start(bucket_a, 0).ok());
+  ASSERT_TRUE(b.rank(1).start(bucket_b, 0).ok());
+  for (const OutgoingMessage& message : b.rank(1).take_outgoing()) {
+    EXPECT_EQ(a.rank(0).receive(1, message.bytes).code(), StatusCode::kPeerMismatch);
+  }
+}
+
+TEST_P(Exchanges, AStepThatIsNotFiniteIsNanEverywhereAndNoResidualIsLost) {
+  for (float bad :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    Cluster cluster = make_cluster(3, "3lc:s=1.75");
+    Buckets good = random_buckets(3, cluster.numel(), 1);
+    std::vector<double> in(cluster.numel());
+    for (const auto& bucket : good) {
+      for (uint64_t i = 0; i < in.size(); ++i) in[i] += double{bucket[i]} / 3;
+    }
+    ASSERT_TRUE(cluster.step(good, 0).ok());
+    const std::vector<ResidualPiece> before = cluster.rank(1).export_residuals();
+
+    Buckets poisoned = random_buckets(3, cluster.numel(), 2);
+    const Buckets inputs = poisoned;
+    poisoned[1][12300] = bad;  // tensor a.bias, element 12
+    ASSERT_TRUE(cluster.step(poisoned, 1).ok());
+    for (uint32_t r = 0; r < 3; ++r) {
+      for (float value : poisoned[r]) ASSERT_TRUE(std::isnan(value));
+      const auto& origin = cluster.rank(r).non_finite();
+      ASSERT_TRUE(origin.has_value());
+      EXPECT_EQ(origin->rank, 1u);
+      EXPECT_EQ(origin->tensor, "a.bias");
+      EXPECT_EQ(origin->element, 12u);
+    }
+    // The rank whose input was bad is as it was; the others owe again what nobody applied.
+    const std::vector<ResidualPiece> after = cluster.rank(1).export_residuals();
+    for (size_t i = 0; i < before.size(); ++i)
+      EXPECT_TRUE(same_bits(after[i].values, before[i].values));
+    for (uint32_t r = 0; r < 3; ++r) cluster.rank(r).retract();
+    std::vector<double> owed = cluster.owed();
+    for (const Segment& segment : cluster.layout().segments()) {
+      if (segment.push_codec->residual_type() == ResidualType::kNone) continue;
+      for (uint64_t i = segment.bucket_offset; i < segment.bucket_offset + segment.n; ++i) {
+        double expected = in[i] - good[0][i];
+        for (uint32_t r : {0u, 2u}) {
+          if (GetParam().encodes(segment.owner, r, 1)) expected += double{inputs[r][i]} / 3;
+        }
+        ASSERT_NEAR(owed[i], expected, 1e-5) << i;
+      }
+    }
+    // And the next step goes on.
+    Buckets next = random_buckets(3, cluster.numel(), 3);
+    ASSERT_TRUE(cluster.step(next, 2).ok());
+    EXPECT_FALSE(cluster.rank(0).non_finite().has_value());
+    EXPECT_TRUE(std::isfinite(next[0][0]));
+  }
+}
+
+TEST_P(Exchanges, ACodecWithoutResidualsNamesTheElementToo) {
+  Cluster cluster = make_cluster(3, "int8:ef=off");
+  Buckets buckets = random_buckets(3, cluster.numel(), 1);
+  buckets[1][7] = std::numeric_limits<float>::infinity();
+  ASSERT_TRUE(cluster.step(buckets, 0).ok());
+  for (uint32_t r = 0; r < 3; ++r) {
+    ASSERT_TRUE(cluster.rank(r).non_finite().has_value());
+    EXPECT_EQ(cluster.rank(r).non_finite()->rank, 1u);
+    EXPECT_EQ(cluster.rank(r).non_finite()->element, 7u);
+  }
+}
+
+TEST_P(Exchanges, ARawLayoutPassesNonFiniteValuesOn) {
+  Cluster cluster = make_cluster(2, "raw");
+  Buckets buckets = random_buckets(2, cluster.numel(), 1);
+  buckets[0][5] = std::numeric_limits<float>::infinity();
+  ASSERT_TRUE(cluster.step(buckets, 0).ok());
+  EXPECT_TRUE(std::isinf(buckets[1][5]));
+  EXPECT_TRUE(std::isfinite(buckets[1][6]));
+}
+
+TEST_P(Exchanges, ResidualsSurviveAnotherWorldSize) {
+  for (uint32_t new_world : {1u, 2u, 3u, 4u, 7u}) {
+    Cluster old = make_cluster(4, "3lc");
+    for (uint64_t step = 0; step < 3; ++step) {
+      Buckets buckets = random_buckets(4, old.numel(), step);
+      ASSERT_TRUE(old.step(buckets, step).ok());
+    }
+    // Each new rank takes the mean of the old pushes, and one of them each pull piece.
+    Cluster now = make_cluster(new_world, "3lc");
+    for (uint32_t r = 0; r < 4; ++r) {
+      for (ResidualPiece piece : old.rank(r).export_residuals()) {
+        if (piece.role == RuleScope::kPull) {
+          ASSERT_TRUE(now.rank(0).import_residual(piece).ok());
+          continue;
+        }
+        for (float& value : piece.values) value /= 4;
+        for (uint32_t k = 0; k < new_world; ++k) {
+          ASSERT_TRUE(now.rank(k).import_residual(piece).ok());
+        }
+      }
+    }
+    const std::vector<double> before = old.owed();
+    const std::vector<double> after = now.owed();
+    for (uint64_t i = 0; i < before.size(); ++i) ASSERT_NEAR(after[i], before[i], 1e-5);
+    if (new_world > 1) continue;
+    // A lone rank owes nothing after its next step.
+    Buckets buckets = random_buckets(1, now.numel(), 9);
+    const std::vector<float> input = buckets[0];
+    ASSERT_TRUE(now.step(buckets, 0).ok());
+    for (uint64_t i = 0; i < before.size(); ++i) {
+      ASSERT_NEAR(buckets[0][i], input[i] + before[i], 1e-5);
+    }
+    EXPECT_TRUE(now.rank(0).export_residuals().empty());
+  }
+}
+
+// Another bucket of the same step may be the one that is not finite: then this one's result is
+// finite, but nobody applies it.
+TEST_P(Exchanges, AFiniteResultThatNobodyAppliedIsOwedOnce) {
+  for (uint32_t world : {2u, 3u, 5u}) {
+    Cluster cluster = make_cluster(world, "3lc:s=1.75");
+    std::vector<double> in(cluster.numel());
+    for (uint64_t step = 0; step < 3; ++step) {
+      Buckets buckets = random_buckets(world, cluster.numel(), step);
+      for (const auto& bucket : buckets) {
+        for (uint64_t i = 0; i < in.size(); ++i) in[i] += double{bucket[i]} / world;
+      }
+      ASSERT_TRUE(cluster.step(buckets, step).ok());
+      for (uint32_t r = 0; r < world; ++r) cluster.rank(r).retract();
+    }
+    const std::vector<double> owed = cluster.owed();
+    for (const Segment& segment : cluster.layout().segments()) {
+      if (segment.push_codec->residual_type() == ResidualType::kNone) continue;
+      for (uint64_t i = segment.bucket_offset; i < segment.bucket_offset + segment.n; ++i) {
+        ASSERT_NEAR(owed[i], in[i], 1e-5) << world;
+      }
+    }
+  }
+}
+
+TEST_P(Exchanges, RefusesAResidualWithoutAPlace) {
+  Cluster cluster = make_cluster(2, "3lc");
+  EXPECT_EQ(cluster.rank(0)
+                .import_residual({RuleScope::kPush, "unknown", 0, std::vector<float>(1)})
+                .code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(cluster.rank(0)
+                .import_residual({RuleScope::kPush, "a.bias", 64, std::vector<float>(1)})
+                .code(),
+            StatusCode::kInvalidArgument);
+}
+
+// What every rank's messages were in one step, in order.
+struct Sent {
+  uint32_t source;
+  uint32_t target;
+  std::vector<std::byte> bytes;
+};
+
+std::vector<Sent> run_recorded(Cluster& cluster, Buckets& buckets) {
+  std::vector<Sent> sent;
+  for (uint32_t r = 0; r < cluster.world(); ++r) {
+    EXPECT_TRUE(cluster.rank(r).start(buckets[r], 0).ok());
+  }
+  for (bool any = true; any;) {
+    any = false;
+    for (uint32_t r = 0; r < cluster.world(); ++r) {
+      for (const OutgoingMessage& message : cluster.rank(r).take_outgoing()) {
+        any = true;
+        sent.push_back({r, message.peer, {message.bytes.begin(), message.bytes.end()}});
+        EXPECT_TRUE(cluster.rank(message.peer).receive(r, sent.back().bytes).ok());
+      }
+    }
+  }
+  return sent;
+}
+
+TEST(Ring, NeighboursAloneTalkAndAveragesArePassedOnAsTheyAre) {
+  Cluster cluster(ring, 5, "3lc");
+  Buckets buckets = random_buckets(5, cluster.numel(), 1);
+  std::map<uint64_t, std::vector<std::vector<std::byte>>> pulls;  // by the shard's digest
+  std::map<uint64_t, int> pushes;
+  for (const Sent& message : run_recorded(cluster, buckets)) {
+    EXPECT_EQ(message.target, (message.source + 1) % 5);
+    const Packet packet = parse_packet(message.bytes).value();
+    if (packet.header.role == PacketRole::kPush) {
+      ++pushes[packet.header.layout_digest];
+    } else {
+      pulls[packet.header.layout_digest].push_back(message.bytes);
+    }
+  }
+  EXPECT_EQ(pulls.size(), 5u);
+  for (const auto& [digest, hops] : pulls) {
+    EXPECT_EQ(pushes[digest], 4);
+    ASSERT_EQ(hops.size(), 4u);
+    for (const auto& bytes : hops) EXPECT_EQ(bytes, hops[0]);
+  }
+}
+
+TEST(Ring, QuantizesSumsAndTheShardedExchangeEachPart) {
+  // The formula beside make_ring_exchange: N / 2 times the variance of the sum's error.
+  constexpr uint32_t kWorld = 16;
+  constexpr int kSteps = 8;
+  double error[2] = {};
+  const MakeExchange makes[2] = {sharded, ring};
+  for (int kind = 0; kind < 2; ++kind) {
+    for (int step = 0; step < kSteps; ++step) {
+      // Pulls go raw, so that the pushes' errors alone are seen.
+      LayoutOptions options{.codec = "int8:ef=off", .pull_codec = "raw"};
+      Cluster cluster(makes[kind], kWorld, options, {{"only", {kWorld, 4096}}});
+      Buckets buckets = random_buckets(kWorld, cluster.numel(), static_cast<uint64_t>(step));
+      std::vector<double> mean(cluster.numel());
+      for (const auto& bucket : buckets) {
+        for (size_t i = 0; i < mean.size(); ++i) mean[i] += double{bucket[i]} / kWorld;
+      }
+      ASSERT_TRUE(cluster.step(buckets, 0).ok());
+      for (size_t i = 0; i < mean.size(); ++i) {
+        const double difference = buckets[0][i] - mean[i];
+        error[kind] += difference * difference;
+      }
+    }
+  }
+  EXPECT_NEAR(error[1] / error[0], kWorld / 2.0, kWorld / 10.0);
+}
+
+TEST(Sharded, EveryoneGetsWhatTheOwnersUpdateMakesOfTheAverage) {
+  constexpr uint32_t kWorld = 3;
+  std::vector<int> calls(kWorld);
+  Status verdict;
+  const MakeExchange make = [&](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
+    const ShardUpdate update = [&calls, &verdict, layout, rank](std::span<float> bucket) {
+      ++calls[rank];
+      for (const Segment& segment : layout->segments()) {
+        if (segment.owner != rank) continue;
+        for (float& value : bucket.subspan(segment.bucket_offset, segment.n)) value *= -0.5f;
+      }
+      return verdict;
+    };
+    return make_sharded_exchange(layout, rank, Execution::create().value(), 0, update).value();
+  };
+  Cluster cluster(make, kWorld, "raw");
+  Buckets buckets = random_buckets(kWorld, cluster.numel(), 1);
+  const Buckets inputs = buckets;
+  ASSERT_TRUE(cluster.step(buckets, 0).ok());
+  EXPECT_EQ(calls, std::vector<int>(kWorld, 1));
+  for (uint64_t i = 0; i < cluster.numel(); ++i) {
+    const float mean = (inputs[0][i] + inputs[1][i] + inputs[2][i]) / 3;
+    ASSERT_NEAR(buckets[0][i], -0.5f * mean, 1e-6);
+  }
+  EXPECT_TRUE(same_bits(buckets[0], buckets[2]));
+
+  // Its failure is the step's.
+  verdict = {StatusCode::kInvalidArgument, "no step today"};
+  EXPECT_EQ(cluster.step(buckets, 1).message(), "no step today");
+
+  // A step that is not finite is not updated.
+  Cluster marked(make, kWorld, "3lc");
+  calls.assign(kWorld, 0);
+  buckets[1][0] = std::numeric_limits<float>::infinity();
+  ASSERT_TRUE(marked.step(buckets, 0).ok());
+  EXPECT_EQ(calls, std::vector<int>(kWorld, 0));
+}
+
+TEST_P(Exchanges, GiveTheSumWhereThatIsWanted) {
+  const bool is_ring = std::string(GetParam().name) == "ring";
+  const MakeExchange make = [&](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
+    Execution execution = Execution::create().value();
+    return is_ring
+               ? make_ring_exchange(layout, rank, std::move(execution), 0, Reduction::kSum).value()
+               : make_sharded_exchange(layout, rank, std::move(execution), 0, {}, Reduction::kSum)
+                     .value();
+  };
+  Cluster cluster(make, 3, "raw");
+  Buckets buckets(3, std::vector<float>(cluster.numel(), 0.1f));
+  ASSERT_TRUE(cluster.step(buckets, 0).ok());
+  for (float value : buckets[1]) ASSERT_EQ(value, 0.1f + 0.1f + 0.1f);
+  // And ranks that want another thing are told so.
+  Cluster average = make_cluster(3, "raw");
+  EXPECT_EQ(average.rank(0).check_peer(1, cluster.rank(1).describe()).code(),
+            StatusCode::kPeerMismatch);
+}
+
+std::vector<TensorInfo> blocks(uint32_t world, uint64_t n) {
+  std::vector<TensorInfo> tensors;
+  for (uint32_t r = 0; r < world; ++r) tensors.push_back({"block " + std::to_string(r), {n, 1}});
+  return tensors;
+}
+
+TEST(ReduceScatter, EveryOwnerEndsWithItsBlock) {
+  const MakeExchange make = [](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
+    return make_reduce_scatter_exchange(layout, rank, Execution::create().value()).value();
+  };
+  for (uint32_t world : {1u, 2u, 3u, 7u}) {
+    Cluster cluster(make, world, "raw", blocks(world, 1000));
+    Buckets buckets = random_buckets(world, cluster.numel(), 1);
+    const Buckets inputs = buckets;
+    ASSERT_TRUE(cluster.step(buckets, 0).ok());
+    for (uint32_t r = 0; r < world; ++r) {
+      EXPECT_EQ(cluster.rank(r).stats().pull_bytes_sent, 0u);
+      for (uint64_t i = r * 1000; i < (r + 1) * 1000; ++i) {
+        double mean = 0;
+        for (const auto& input : inputs) mean += double{input[i]} / world;
+        ASSERT_NEAR(buckets[r][i], mean, 1e-6);
+      }
+    }
+  }
+  // A rank that isn't finite voids every block, and what the others pushed is owed again.
+  Cluster cluster(make, 3, "3lc", blocks(3, 1000));
+  Buckets buckets = random_buckets(3, cluster.numel(), 1);
+  buckets[1][2500] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_TRUE(cluster.step(buckets, 0).ok());
+  for (uint32_t r = 0; r < 3; ++r) {
+    ASSERT_TRUE(cluster.rank(r).non_finite().has_value());
+    EXPECT_EQ(cluster.rank(r).non_finite()->tensor, "block 2");
+    EXPECT_TRUE(std::isnan(buckets[r][r * 1000]));
+  }
+}
+
+TEST(Allgather, EveryoneEndsWithTheBitsThatWereSent) {
+  const MakeExchange make = [](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
+    return make_allgather_exchange(layout, rank, Execution::create().value()).value();
+  };
+  for (const char* codec : {"raw", "bf16", "3lc"}) {
+    for (uint32_t world : {1u, 2u, 3u, 7u}) {
+      Cluster cluster(make, world, codec, blocks(world, 1000));
+      Buckets buckets = random_buckets(world, cluster.numel(), 1);
+      const Buckets inputs = buckets;
+      ASSERT_TRUE(cluster.step(buckets, 0).ok());
+      for (uint32_t r = 0; r < world; ++r) {
+        EXPECT_EQ(cluster.rank(r).stats().push_bytes_sent, 0u);
+        EXPECT_TRUE(same_bits(buckets[r], buckets[0]));
+        if (std::string(codec) != "raw") continue;
+        for (uint64_t i = r * 1000; i < (r + 1) * 1000; ++i) ASSERT_EQ(buckets[0][i], inputs[r][i]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gradwire

@@ -1,0 +1,261 @@
+// Every exchange with every world size, layout and codec, in any order of arrival. Not all triples:
+// each value of each of the three meets each exchange, and others with each round of the wheels.
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "gtest/gtest.h"
+
+#include "tests/exchange/cluster.h"
+
+namespace gradwire {
+namespace {
+
+const std::vector<uint32_t> kWorlds = {1,  2,  3,  4,  5,  6,  7,  8,  9,
+                                       10, 11, 12, 13, 14, 15, 16, 24, 32};
+
+std::vector<TensorInfo> resnet20() {
+  std::vector<TensorInfo> tensors;
+  const auto add_convolution = [&](uint64_t out, uint64_t in) {
+    const std::string name = "conv" + std::to_string(tensors.size());
+    tensors.push_back({name + ".weight", {out, in, 3, 3}});
+    tensors.push_back({name + ".norm.weight", {out}});
+    tensors.push_back({name + ".norm.bias", {out}});
+  };
+  uint64_t in = 3;
+  for (uint64_t out :
+       {16, 16, 16, 16, 16, 16, 16, 32, 32, 32, 32, 32, 32, 64, 64, 64, 64, 64, 64}) {
+    add_convolution(out, in);
+    in = out;
+  }
+  tensors.push_back({"fc.weight", {10, 64}});
+  tensors.push_back({"fc.bias", {10}});
+  return tensors;
+}
+
+std::vector<std::vector<TensorInfo>> layouts() {
+  std::vector<std::vector<TensorInfo>> all = {resnet20(), small_tensors()};
+  for (uint64_t n : {0, 1, 4, 100, 4097, 40961, 99999}) all.push_back({{"only", {n, 1}}});
+  return all;
+}
+
+std::vector<std::string> codec_texts() {
+  std::vector<std::string> texts;
+  for (const CodecInfo* info : codecs()) texts.emplace_back(info->name);
+  for (const char* variant :
+       {"3lc:s=1.75", "3lc:s=1.75,coder=rice", "3lc:coder=none,bucket=320", "3lc:residual=bf16",
+        "int8:ef=off", "onebit:bucket=512", "topk:ratio=0.25,index=rice", "inceptionn:bound=8",
+        "inceptionn:mode=strict", "terngrad:pack=trits5,coder=zre", "terngrad:clip=0,bucket=640",
+        "stoch3:bucket=320", "stc:density=0.02", "qsgd:levels=1,coder=elias",
+        "qsgd:bits=8,norm=l2,coder=elias-dense"}) {
+    texts.emplace_back(variant);
+  }
+  return texts;
+}
+
+// The most that one encoding changes a value, as a part of the largest magnitude (the codecs'
+// spec.md): what has no smaller bound sends each value as 0 or as something up to the largest.
+double largest_error(const Codec& codec) {
+  const std::string_view name = codec.info().name;
+  const std::string text = codec.text();
+  if (name == "raw") return 0;
+  if (name == "bf16") return 0x1p-8;
+  if (name == "fp16") return 0x1p-11 + 1e-6;  // denormals
+  if (name == "int8") return 1.01 / 254;
+  if (name == "inceptionn") return 0x1p-7;  // the 8-bit class, whatever the bound; values below 1
+  if (name == "3lc") return text.find("s=1.75") == std::string::npos ? 0.5 : 0.875;
+  if (name == "qsgd" && text.find("l2") == std::string::npos) {
+    return 1.01 / (codec.wire().param_a & 127);
+  }
+  // The mean of a bucket's values of one sign, or the norm of a bucket of 512 over 127 levels.
+  return name == "onebit" ? 2 : 1;
+}
+
+struct Kind {
+  const char* name;
+  MakeExchange make;
+  // Ranks that the layout is made for.
+  uint32_t (*layout_world)(uint32_t ranks);
+  // The most that the mean of N values of at most 1 is off where an encoding errs by `e`.
+  double (*bound)(uint32_t ranks, double e);
+  bool residuals;  // whether its codecs may have some
+};
+
+void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
+
+uint32_t every_rank(uint32_t ranks) { return ranks; }
+// Two ranks a machine.
+uint32_t machines(uint32_t ranks) { return (ranks + 1) / 2; }
+
+// Pushes, of values up to 1, and then the pull of their mean.
+double sharded_bound(uint32_t ranks, double e) { return ranks == 1 ? 0 : e + e * (1 + e); }
+
+double ring_bound(uint32_t ranks, double e) {
+  double sum = 1;  // its largest magnitude so far
+  double error = 0;
+  for (uint32_t hop = 1; hop < ranks; ++hop) {
+    error += e * sum;
+    sum = sum * (1 + e) + 1;
+  }
+  return ranks == 1 ? 0 : (error + e * sum) / ranks;
+}
+
+// A lone rank on the last machine makes the others' means larger than 1.
+double hierarchical_bound(uint32_t ranks, double e) {
+  return sharded_bound(machines(ranks), e) * 2 * machines(ranks) / ranks;
+}
+
+template <ExchangeKind kind>
+std::unique_ptr<Exchange> make_by_kind(const std::shared_ptr<const Layout>& layout, uint32_t rank) {
+  return make_exchange(kind, layout, rank, Execution::create().value()).value();
+}
+
+// Like Cluster, for exchanges whose layout has another world size.
+struct Ranks {
+  std::shared_ptr<const Layout> layout;
+  std::vector<std::unique_ptr<Exchange>> exchanges;
+
+  Ranks(const Kind& kind, uint32_t world, const std::string& codec,
+        const std::vector<TensorInfo>& tensors) {
+    layout = std::make_shared<const Layout>(
+        Layout::create(tensors, kind.layout_world(world), {.codec = codec}).value());
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      if (kind.make) {
+        exchanges.push_back(kind.make(layout, rank));
+        continue;
+      }
+      std::vector<uint32_t> machine_of_rank(world);
+      for (uint32_t r = 0; r < world; ++r) machine_of_rank[r] = r / 2;
+      exchanges.push_back(
+          make_hierarchical_exchange(layout, rank, machine_of_rank, ExchangeKind::kSharded,
+                                     Execution::create().value(), Execution::create().value())
+              .value());
+    }
+  }
+
+  Status step(Buckets& buckets, const LoopbackOptions& options) {
+    std::vector<Exchange*> pointers;
+    for (const auto& exchange : exchanges) pointers.push_back(exchange.get());
+    const std::vector<std::span<float>> spans(buckets.begin(), buckets.end());
+    return run_loopback_step(pointers, spans, 0, options);
+  }
+};
+
+// Values below 1 / 8, cut from one series, as drawing them would take longer than all else.
+Buckets small_values(uint32_t world, uint64_t n, uint64_t seed) {
+  static const std::vector<float> series = [] {
+    std::vector<float> values = random_buckets(1, (1 << 19) - 1, 7)[0];
+    for (float& value : values) value = std::clamp(value / 32, -0.124f, 0.124f);
+    return values;
+  }();
+  Buckets buckets(world, std::vector<float>(n));
+  for (uint32_t r = 0; r < world; ++r) {
+    const uint64_t from = (seed * 7919 + r * 104729) % series.size();
+    for (uint64_t i = 0; i < n; ++i) buckets[r][i] = series[(from + i) % series.size()];
+  }
+  return buckets;
+}
+
+class Matrix : public testing::TestWithParam<Kind> {
+ protected:
+  // The codec as this exchange takes it.
+  static std::string taken(const std::string& text) {
+    const auto codec = Codec::parse(text).value();
+    if (GetParam().residuals || codec->residual_type() == ResidualType::kNone) return text;
+    if (text.find("residual=") != std::string::npos) return "3lc:ef=off";
+    return text + (text.find(':') == std::string::npos ? ":" : ",") + "ef=off";
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Matrix,
+    testing::Values(
+        Kind{"sharded", make_by_kind<ExchangeKind::kSharded>, every_rank, sharded_bound, true},
+        Kind{"ring", make_by_kind<ExchangeKind::kRing>, every_rank, ring_bound, true},
+        Kind{"hierarchical", nullptr, machines, hierarchical_bound, true},
+        Kind{"terngrad", make_by_kind<ExchangeKind::kTernGrad>, every_rank, sharded_bound, false}),
+    [](const auto& kind) { return std::string(kind.param.name); });
+
+TEST_P(Matrix, AllRanksEndWithTheSameBitsAndTheMeanWithinTheCodecsBound) {
+  const std::vector<std::string> codecs = codec_texts();
+  const std::vector<std::vector<TensorInfo>> shapes = layouts();
+  // Three wheels that turn together, the layouts' and the codecs' by one more each round: so that
+  // they meet in other ways.
+  const size_t round = std::lcm(kWorlds.size(), codecs.size());
+  const size_t cases = std::max<size_t>(160, codecs.size());
+  for (size_t i = 0; i < cases; ++i) {
+    const uint32_t world = kWorlds[i % kWorlds.size()];
+    const std::string codec = taken(codecs[(i + i / round) % codecs.size()]);
+    const auto& tensors = shapes[(i + i / shapes.size()) % shapes.size()];
+    SCOPED_TRACE(std::to_string(world) + " ranks, " + codec + ", tensor " + tensors[0].name + " " +
+                 std::to_string(tensors[0].numel()));
+    Ranks ranks(GetParam(), world, codec, tensors);
+    const uint64_t n = ranks.layout->numel();
+    Buckets buckets = small_values(world, n, i);
+    double largest = 0;
+    std::vector<double> mean(n);
+    for (const auto& bucket : buckets) {
+      for (uint64_t k = 0; k < n; ++k) {
+        mean[k] += double{bucket[k]} / world;
+        largest = std::max(largest, std::abs(double{bucket[k]}));
+      }
+    }
+    const Status status = ranks.step(buckets, {.seed = i, .delivery = {}});
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (uint32_t r = 1; r < world; ++r) ASSERT_TRUE(same_bits(buckets[r], buckets[0])) << r;
+    const auto parsed = Codec::parse(codec).value();
+    // inceptionn's error does not shrink with the values.
+    const double scale = parsed->info().name == "inceptionn" ? 1 : largest;
+    const double bound = GetParam().bound(world, largest_error(*parsed)) * scale + 1e-6;
+    for (uint64_t k = 0; k < n; ++k) ASSERT_LE(std::abs(buckets[0][k] - mean[k]), bound) << k;
+  }
+}
+
+TEST_P(Matrix, EqualInputsAreExactWhereTheCodecIs) {
+  for (const char* text : {"raw", "bf16", "fp16", "3lc", "3lc:coder=rice", "stoch3",
+                           "terngrad:clip=0", "inceptionn"}) {
+    for (uint32_t world : {1u, 2u, 5u, 8u, 16u}) {
+      // A machine with one rank of 5 has a part of its own; sums of trits are over N, which rounds.
+      if (world == 5 && !GetParam().make) continue;
+      if (world == 5 && !GetParam().residuals && text == std::string("terngrad:clip=0")) continue;
+      Ranks ranks(GetParam(), world, taken(text), small_tensors());
+      std::vector<float> input = small_values(1, ranks.layout->numel(), world)[0];
+      for (float& value : input) value = value > 0.02f ? 0.5f : value < -0.02f ? -0.5f : 0.0f;
+      Buckets buckets(world, input);
+      ASSERT_TRUE(ranks.step(buckets, {.seed = world, .delivery = {}}).ok());
+      for (uint32_t r = 0; r < world; ++r) {
+        // Each bit but the zeros' signs.
+        ASSERT_EQ(buckets[r], input) << text << " " << world;
+      }
+    }
+  }
+}
+
+TEST_P(Matrix, AnyMessageThatIsLostOrRepeatedIsAnError) {
+  for (uint32_t world : {2u, 5u}) {
+    uint64_t sent = 0;
+    const auto run = [&](uint64_t victim, Delivery delivery) {
+      Ranks ranks(GetParam(), world, taken("3lc"), {{"only", {world, 4096}}});
+      Buckets buckets = small_values(world, ranks.layout->numel(), victim);
+      sent = 0;
+      return ranks.step(buckets, {.seed = victim, .delivery = [&](uint32_t, uint32_t, uint64_t i) {
+                                    ++sent;
+                                    return i == victim ? delivery : Delivery::kOnce;
+                                  }});
+    };
+    ASSERT_TRUE(run(0, Delivery::kOnce).ok());
+    const uint64_t messages = sent;
+    EXPECT_GE(messages, world);
+    for (uint64_t victim = 0; victim < messages; ++victim) {
+      for (Delivery delivery : {Delivery::kLost, Delivery::kTwice}) {
+        const Status status = run(victim, delivery);
+        EXPECT_FALSE(status.ok()) << world << " " << victim;
+        EXPECT_NE(status.message().find("rank "), std::string::npos) << status.message();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gradwire

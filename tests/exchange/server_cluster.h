@@ -1,0 +1,171 @@
+#pragma once
+
+// Workers and servers of one model in one process.
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engines/loopback/loopback.h"
+#include "gradwire/server.h"
+#include "tests/exchange/cluster.h"
+
+namespace gradwire {
+
+struct ServerSetup {
+  uint32_t workers = 2;
+  uint32_t servers = 1;
+  std::string codec = "3lc";
+  ServerOptions options = {};
+  uint64_t versions = 4;  // that every worker trains to
+  uint64_t first_version = 0;
+  float rate = 0.1f;  // of the servers' momentum SGD
+  float momentum = 0.9f;
+};
+
+inline std::vector<TensorInfo> server_tensors() {
+  return {{"a.weight", {64, 64, 3}}, {"a.bias", {64}},        {"b.weight", {100, 47}},
+          {"c.weight", {80, 80}},    {"d.weight", {700, 10}}, {"e.weight", {1, 500}}};
+}
+
+class ServerCluster {
+ public:
+  explicit ServerCluster(const ServerSetup& setup) : setup_(setup) {
+    LayoutOptions options{.codec = setup.codec};
+    options.servers = setup.servers;
+    layout_ = std::make_shared<const Layout>(
+        Layout::create(server_tensors(), setup.workers + setup.servers, options).value());
+    const uint64_t n = layout_->numel();
+    models_.assign(layout_->world_size(), std::vector<float>(n));
+    buckets_ = velocities_ = models_;
+    calls_.resize(layout_->world_size());
+    for (uint32_t rank = 0; rank < layout_->world_size(); ++rank) {
+      Execution execution = Execution::create().value();
+      ranks_.push_back(
+          rank < setup.workers
+              ? make_server_worker(
+                    layout_, rank, std::move(execution), setup.options,
+                    [this, rank](uint32_t server, uint64_t version, std::span<const float> delta) {
+                      return apply(rank, server, version, delta);
+                    })
+                    .value()
+              : make_server(layout_, rank, std::move(execution), setup.options,
+                            [this, rank](std::span<float> bucket) { return update(rank, bucket); })
+                    .value());
+      exchanges_.push_back(ranks_.back().get());
+      for (uint32_t server = setup.workers; server < layout_->world_size(); ++server) {
+        if (rank >= setup.workers && rank != server) continue;
+        EXPECT_TRUE(ranks_[rank]->set_version(server, setup.first_version).ok());
+      }
+    }
+  }
+
+  // Until every worker has pulled all versions of all servers.
+  Status run(LoopbackRun run) {
+    run.next = [this](uint32_t rank) -> std::optional<LoopbackStep> {
+      if (rank >= setup_.workers) return LoopbackStep{buckets_[rank], version(rank, rank)};
+      bool behind = false;
+      for (uint32_t server = setup_.workers; server < layout_->world_size(); ++server) {
+        behind = behind || version(rank, server) < setup_.first_version + setup_.versions;
+        if (on_next) on_next(rank, server);
+      }
+      if (!behind) return std::nullopt;
+      buckets_[rank] = gradient(rank, calls_[rank]);
+      return LoopbackStep{buckets_[rank], calls_[rank]++};
+    };
+    return run_loopback(exchanges_, run);
+  }
+
+  // What a worker's n-th step pushes.
+  std::vector<float> gradient(uint32_t rank, uint64_t n) const {
+    std::vector<float> values = random_buckets(1, layout_->numel(), 1000 * n + rank)[0];
+    if (poison) poison(rank, n, values);
+    return values;
+  }
+
+  const Layout& layout() const { return *layout_; }
+  ServerExchange& rank(uint32_t r) { return *ranks_[r]; }
+  uint32_t server(uint32_t i) const { return setup_.workers + i; }
+  uint64_t version(uint32_t rank, uint32_t server) const { return ranks_[rank]->version(server); }
+  uint64_t calls(uint32_t rank) const { return calls_[rank]; }
+  const std::vector<float>& worker_model(uint32_t rank) const { return models_[rank]; }
+
+  // The model of all servers together, and what they owe the workers.
+  std::vector<float> served_model() const {
+    std::vector<float> model(layout_->numel());
+    for (const Segment& s : layout_->segments()) {
+      std::copy_n(models_[s.owner].begin() + static_cast<ptrdiff_t>(s.bucket_offset), s.n,
+                  model.begin() + static_cast<ptrdiff_t>(s.bucket_offset));
+    }
+    return model;
+  }
+  // By value of the bucket: residuals of the pushes over the workers, or those of the pulls.
+  std::vector<double> owed(RuleScope role) const {
+    std::vector<double> sum(layout_->numel());
+    for (const auto& exchange : ranks_) {
+      for (const ResidualPiece& piece : exchange->export_residuals()) {
+        if (piece.role != role) continue;
+        const double weight = role == RuleScope::kPush ? 1.0 / setup_.workers : 1.0;
+        const auto segment = std::ranges::find_if(layout_->segments(), [&](const Segment& s) {
+          return layout_->tensors()[s.tensor].name == piece.tensor;
+        });
+        for (size_t i = 0; i < piece.values.size(); ++i) {
+          sum[segment->bucket_offset + i] += weight * piece.values[i];
+        }
+      }
+    }
+    return sum;
+  }
+
+  // Whether any two workers differed in a version of a server's tensors.
+  bool replicas_differed() const { return replicas_differed_; }
+
+  std::function<void(uint32_t rank, uint64_t n, std::vector<float>& gradient)> poison;
+  std::function<void(uint32_t rank, uint32_t server)> on_next;  // before a worker's step
+
+ private:
+  Status apply(uint32_t rank, uint32_t server, uint64_t version, std::span<const float> delta) {
+    std::vector<float> result;
+    for (const Segment& s : layout_->segments()) {
+      if (s.owner != server) continue;
+      for (uint64_t i = s.bucket_offset; i < s.bucket_offset + s.n; ++i) {
+        models_[rank][i] += delta[i];
+        result.push_back(models_[rank][i]);
+      }
+    }
+    const auto [first, inserted] = replicas_.emplace(std::pair(server, version), result);
+    replicas_differed_ = replicas_differed_ || !same_bits(first->second, result);
+    return {};
+  }
+
+  Status update(uint32_t rank, std::span<float> bucket) {
+    for (const Segment& s : layout_->segments()) {
+      if (s.owner != rank) continue;
+      for (uint64_t i = s.bucket_offset; i < s.bucket_offset + s.n; ++i) {
+        velocities_[rank][i] = setup_.momentum * velocities_[rank][i] + bucket[i];
+        const float before = models_[rank][i];
+        models_[rank][i] -= setup_.rate * velocities_[rank][i];
+        bucket[i] = models_[rank][i] - before;
+      }
+    }
+    return {};
+  }
+
+  ServerSetup setup_;
+  std::shared_ptr<const Layout> layout_;
+  std::vector<std::unique_ptr<ServerExchange>> ranks_;
+  std::vector<Exchange*> exchanges_;
+  Buckets buckets_;
+  Buckets models_;  // of each rank; of a server, its own tensors
+  Buckets velocities_;
+  std::vector<uint64_t> calls_;  // steps that each worker began
+  std::map<std::pair<uint32_t, uint64_t>, std::vector<float>> replicas_;
+  bool replicas_differed_ = false;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,343 @@
+#include "gradwire/server.h"
+
+#include <deque>
+#include <limits>
+
+#include "gtest/gtest.h"
+
+#include "frame/packet.h"
+#include "tests/exchange/server_cluster.h"
+
+namespace gradwire {
+namespace {
+
+TEST(Server, ReplicasAreEqualAndTheServerOwesTheRest) {
+  const std::pair<uint32_t, uint32_t> worlds[] = {{1, 1}, {2, 1}, {4, 1}, {4, 2}, {8, 3}, {16, 2}};
+  for (const auto& [workers, servers] : worlds) {
+    for (const char* codec : {"raw", "bf16:ef=on", "3lc:s=1.75,coder=rice", "qsgd", "topk"}) {
+      ServerCluster cluster({.workers = workers, .servers = servers, .codec = codec});
+      const Status status = cluster.run({.seed = workers, .next = {}, .stalled = {}});
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_FALSE(cluster.replicas_differed()) << codec;
+      const std::vector<float> served = cluster.served_model();
+      const std::vector<double> owed = cluster.owed(RuleScope::kPull);
+      for (uint32_t worker = 0; worker < workers; ++worker) {
+        EXPECT_TRUE(same_bits(cluster.worker_model(worker), cluster.worker_model(0)));
+        EXPECT_EQ(cluster.calls(worker), 4u);
+      }
+      if (std::string(codec) == "qsgd") continue;  // keeps no residual
+      for (size_t i = 0; i < served.size(); ++i) {
+        ASSERT_NEAR(served[i], cluster.worker_model(0)[i] + owed[i], 1e-5) << codec;
+      }
+    }
+  }
+}
+
+TEST(Server, UpdatesLikeALocalOptimizerWhereTheCodecIsExact) {
+  ServerCluster cluster({.workers = 3, .servers = 2, .codec = "raw"});
+  ASSERT_TRUE(cluster.run({.seed = 5, .next = {}, .stalled = {}}).ok());
+  std::vector<float> model(cluster.layout().numel());
+  std::vector<float> velocity = model;
+  for (uint64_t step = 0; step < 4; ++step) {
+    const std::vector<float> a = cluster.gradient(0, step);
+    const std::vector<float> b = cluster.gradient(1, step);
+    const std::vector<float> c = cluster.gradient(2, step);
+    for (size_t i = 0; i < model.size(); ++i) {
+      velocity[i] = 0.9f * velocity[i] + (a[i] + b[i] + c[i]) / 3.0f;
+      model[i] -= 0.1f * velocity[i];
+    }
+  }
+  EXPECT_TRUE(same_bits(cluster.served_model(), model));
+}
+
+TEST(Server, ResultDoesNotDependOnTheOrderOfArrival) {
+  std::vector<float> first;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    ServerCluster cluster({.workers = 5, .servers = 2});
+    ASSERT_TRUE(cluster.run({.seed = seed, .next = {}, .stalled = {}}).ok());
+    if (first.empty()) first = cluster.worker_model(0);
+    EXPECT_TRUE(same_bits(first, cluster.worker_model(4))) << seed;
+  }
+}
+
+TEST(Server, GoesOnWithoutAStalledWorkerAndCountsWhatItDropped) {
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    ServerCluster cluster({.workers = 4, .servers = 2, .options = {.backup = 1}, .versions = 12});
+    uint64_t others = 0;  // versions that the others reached while worker 2 stood still
+    const auto stalled = [&](uint32_t rank, uint64_t tick) {
+      if (rank != 2 || tick < 40 || tick > 500) return false;
+      others = std::max(others, cluster.version(0, 4) - cluster.version(2, 4));
+      return true;
+    };
+    const Status status = cluster.run({.seed = seed, .next = {}, .stalled = stalled});
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_GE(others, 5u);
+    uint64_t dropped = 0;
+    for (uint32_t server : {4u, 5u}) {
+      EXPECT_GT(cluster.rank(server).dropped_pushes()[2], 0u);
+      for (uint64_t count : cluster.rank(server).dropped_pushes()) dropped += count;
+      for (uint32_t worker = 0; worker < 4; ++worker) {
+        EXPECT_GE(cluster.version(worker, server), 12u);
+      }
+    }
+    EXPECT_FALSE(cluster.replicas_differed());
+    EXPECT_LT(cluster.calls(2), cluster.calls(0));  // it caught up in one step
+    EXPECT_GT(dropped, 0u);
+  }
+}
+
+TEST(Server, WithoutBackupEveryPushCounts) {
+  ServerCluster cluster({.workers = 3, .servers = 1, .versions = 6});
+  const auto stalled = [](uint32_t rank, uint64_t tick) { return rank == 1 && tick < 500; };
+  ASSERT_TRUE(cluster.run({.seed = 1, .next = {}, .stalled = stalled}).ok());
+  EXPECT_EQ(cluster.rank(3).dropped_pushes(), std::vector<uint64_t>(3));
+  for (uint32_t worker = 0; worker < 3; ++worker) EXPECT_EQ(cluster.calls(worker), 6u);
+}
+
+TEST(Server, NobodyRunsFurtherAheadThanTheBound) {
+  for (uint64_t staleness : {1u, 3u}) {
+    for (uint32_t backup : {0u, 1u}) {
+      ServerCluster cluster({.workers = 4,
+                             .servers = 2,
+                             .options = {.backup = backup, .staleness = staleness},
+                             .versions = 12});
+      uint64_t furthest = 0;
+      cluster.on_next = [&](uint32_t rank, uint32_t server) {
+        if (backup > 0) return;  // there, steps are no versions
+        const uint64_t ahead = cluster.calls(rank) - cluster.version(rank, server);
+        EXPECT_LE(ahead, staleness);
+        furthest = std::max(furthest, ahead);
+      };
+      const auto stalled = [](uint32_t rank, uint64_t tick) {
+        return rank == 3 && tick > 100 && tick < 400;
+      };
+      const Status status = cluster.run({.seed = staleness, .next = {}, .stalled = stalled});
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(furthest, backup > 0 ? 0 : staleness);
+      EXPECT_FALSE(cluster.replicas_differed());
+    }
+  }
+}
+
+TEST(Server, AWorkerTooFarBehindIsNamed) {
+  ServerCluster cluster({.workers = 3, .options = {.backup = 1, .history = 4}, .versions = 40});
+  const auto stalled = [](uint32_t rank, uint64_t tick) {
+    return rank == 1 && tick > 30 && tick < 600;
+  };
+  const Status status = cluster.run({.seed = 3, .next = {}, .stalled = stalled});
+  EXPECT_EQ(status.code(), StatusCode::kLimitExceeded);
+  EXPECT_NE(status.message().find("rank 1 is "), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("keeps the last 4"), std::string::npos) << status.message();
+}
+
+TEST(Server, AVersionThatIsNotFiniteIsSkippedAndOwedAgain) {
+  ServerCluster cluster({.workers = 3,
+                         .servers = 2,
+                         .codec = "3lc:s=1.75",
+                         .versions = 3,
+                         .rate = -1.0f,
+                         .momentum = 0.0f});  // the model is the sum of the averages
+  cluster.poison = [](uint32_t rank, uint64_t step, std::vector<float>& gradient) {
+    if (rank == 1 && step == 1) gradient[12300] = std::numeric_limits<float>::quiet_NaN();
+  };
+  std::vector<std::optional<NonFiniteInput>> seen(3);
+  cluster.on_next = [&](uint32_t rank, uint32_t server) {
+    if (cluster.version(rank, server) == 2) seen[rank] = cluster.rank(rank).non_finite();
+  };
+  ASSERT_TRUE(cluster.run({.seed = 2, .next = {}, .stalled = {}}).ok());
+  for (uint32_t worker = 0; worker < 3; ++worker) {
+    ASSERT_TRUE(seen[worker].has_value());
+    EXPECT_EQ(seen[worker]->rank, 1u);
+    EXPECT_EQ(seen[worker]->tensor, "a.bias");
+    EXPECT_EQ(seen[worker]->element, 12u);
+    EXPECT_EQ(cluster.rank(worker).stats().non_finite_steps, 1u);
+  }
+  // Raw tensors have nowhere to keep what the others pushed.
+  std::vector<double> expected(cluster.layout().numel());
+  for (const Segment& s : cluster.layout().segments()) {
+    const bool kept = s.push_codec->residual_type() != ResidualType::kNone;
+    for (uint32_t worker = 0; worker < 3; ++worker) {
+      for (uint64_t step = 0; step < 3; ++step) {
+        if (step == 1 && (worker == 1 || !kept)) continue;
+        const std::vector<float> gradient = cluster.gradient(worker, step);
+        for (uint64_t i = s.bucket_offset; i < s.bucket_offset + s.n; ++i) {
+          expected[i] += double{gradient[i]} / 3;
+        }
+      }
+    }
+  }
+  const std::vector<double> push = cluster.owed(RuleScope::kPush);
+  const std::vector<double> pull = cluster.owed(RuleScope::kPull);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_NEAR(cluster.worker_model(0)[i] + push[i] + pull[i], expected[i], 1e-5) << i;
+  }
+}
+
+// The formulas beside ServerOptions.
+TEST(Server, CountsTheBytesThatItSays) {
+  ServerCluster cluster({.workers = 4, .servers = 2, .codec = "raw", .versions = 1});
+  ASSERT_TRUE(cluster.run({.seed = 1, .next = {}, .stalled = {}}).ok());
+  std::map<uint32_t, uint64_t> packet;  // of each server's tensors
+  for (const Segment& s : cluster.layout().segments()) {
+    uint64_t& size = packet[s.owner];
+    if (size == 0) size = 32 + 8;                         // header, one entry of the codec table
+    size += 1 + (s.n < 128 ? 1 : s.n < 16384 ? 2 : 3);    // codec, n
+    size += 4 * s.n < 128 ? 1 : 4 * s.n < 16384 ? 2 : 3;  // payload size
+    size += 4 * s.n;
+  }
+  for (uint32_t worker = 0; worker < 4; ++worker) {
+    const ExchangeStats& stats = cluster.rank(worker).stats();
+    EXPECT_EQ(stats.push_bytes_sent, packet[4] + packet[5]);
+    EXPECT_EQ(stats.pull_bytes_received, packet[4] + packet[5]);
+    EXPECT_EQ(stats.values_pushed, cluster.layout().numel());
+    EXPECT_EQ(stats.pull_bytes_sent, 0u);
+  }
+  for (uint32_t server : {4u, 5u}) {
+    const ExchangeStats& stats = cluster.rank(server).stats();
+    EXPECT_EQ(stats.push_bytes_received, 4 * packet[server]);
+    EXPECT_EQ(stats.pull_bytes_sent, 4 * packet[server]);
+    EXPECT_EQ(stats.pull_bytes_encoded, packet[server]);
+  }
+}
+
+// One server and its workers, message by message.
+class ServerMessages : public testing::Test {
+ protected:
+  std::vector<OutgoingMessage> step(ServerCluster& cluster, uint32_t rank, uint64_t number) {
+    buckets_.push_back(cluster.gradient(rank, number));
+    EXPECT_TRUE(cluster.rank(rank).start(buckets_.back(), number).ok());
+    return cluster.rank(rank).take_outgoing();
+  }
+
+  std::deque<std::vector<float>> buckets_;
+};
+
+TEST_F(ServerMessages, AVersionIsEncodedOnceAndItsBytesAreSharedAndKept) {
+  ServerCluster cluster({.workers = 3});
+  step(cluster, 3, 0);
+  for (uint32_t worker = 0; worker < 3; ++worker) {
+    const auto push = step(cluster, worker, 0);
+    ASSERT_TRUE(cluster.rank(3).receive(worker, push[0].bytes).ok());
+  }
+  const std::vector<OutgoingMessage> pulls = cluster.rank(3).take_outgoing();
+  ASSERT_EQ(pulls.size(), 3u);
+  for (const OutgoingMessage& pull : pulls) {
+    EXPECT_EQ(pull.keep, pulls[0].keep);
+    EXPECT_EQ(pull.bytes.data(), pulls[0].bytes.data());
+  }
+  const std::vector<std::byte> before(pulls[2].bytes.begin(), pulls[2].bytes.end());
+  step(cluster, 3, 1);
+  EXPECT_TRUE(std::ranges::equal(before, pulls[2].bytes));
+}
+
+TEST_F(ServerMessages, ALateWorkerGetsTheNewestVersionFirstAndGoesOnWithAll) {
+  ServerCluster cluster(
+      {.workers = 3, .codec = "raw", .options = {.backup = 1}, .rate = -1.0f, .momentum = 0.0f});
+  ServerExchange& server = cluster.rank(3);
+  for (uint64_t version = 0; version < 3; ++version) {
+    step(cluster, 3, version);
+    for (uint32_t worker : {1u, 0u}) {
+      const auto push = step(cluster, worker, version);
+      ASSERT_TRUE(server.receive(worker, push[0].bytes).ok());
+    }
+    for (const OutgoingMessage& pull : server.take_outgoing()) {
+      ASSERT_NE(pull.peer, 2u);
+      ASSERT_TRUE(cluster.rank(pull.peer).receive(3, pull.bytes).ok());
+    }
+    if (version > 0) continue;
+    const std::vector<float> a = cluster.gradient(0, 0);
+    const std::vector<float> b = cluster.gradient(1, 0);
+    for (size_t i = 0; i < a.size(); ++i) {
+      ASSERT_EQ(cluster.worker_model(0)[i], (a[i] + b[i]) / 2);  // of those that came
+    }
+  }
+  step(cluster, 3, 3);
+  const auto late = step(cluster, 2, 0);
+  ASSERT_TRUE(server.receive(2, late[0].bytes).ok());
+  EXPECT_EQ(server.dropped_pushes(), (std::vector<uint64_t>{0, 0, 1}));
+  const std::vector<OutgoingMessage> pulls = server.take_outgoing();
+  ASSERT_EQ(pulls.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(parse_packet(pulls[i].bytes).value().header.step, 2 - i);
+    EXPECT_FALSE(cluster.rank(2).done());
+    ASSERT_TRUE(cluster.rank(2).receive(3, pulls[i].bytes).ok());
+  }
+  EXPECT_TRUE(cluster.rank(2).done());
+  EXPECT_EQ(cluster.version(2, 3), 3u);
+  EXPECT_TRUE(same_bits(cluster.worker_model(2), cluster.worker_model(0)));
+  // Its next push is for the version under way.
+  EXPECT_EQ(parse_packet(step(cluster, 2, 1)[0].bytes).value().header.step, 3u);
+}
+
+TEST_F(ServerMessages, WhatNoPlaceIsForIsRefused) {
+  ServerCluster cluster({.workers = 2});
+  ServerExchange& server = cluster.rank(2);
+  EXPECT_TRUE(server.awaits_any());
+  EXPECT_EQ(server.start(buckets_.emplace_back(cluster.layout().numel()), 7).code(),
+            StatusCode::kInvalidArgument);
+  step(cluster, 2, 0);
+  EXPECT_EQ(server.awaiting(), (std::vector<uint32_t>{0, 1}));
+  const auto first = step(cluster, 0, 0);
+  ASSERT_TRUE(server.receive(0, first[0].bytes).ok());
+  EXPECT_EQ(server.awaiting(), std::vector<uint32_t>{1});
+  const Status twice = server.receive(0, first[0].bytes);
+  EXPECT_NE(twice.message().find("rank 0 sent its push of version 0 twice"), std::string::npos);
+  EXPECT_EQ(server.receive(1, first[0].bytes).code(), StatusCode::kUnexpectedMessage);
+  EXPECT_EQ(server.receive(2, first[0].bytes).code(), StatusCode::kUnexpectedMessage);
+  EXPECT_EQ(cluster.rank(1).receive(0, first[0].bytes).code(), StatusCode::kUnexpectedMessage);
+  const auto second = step(cluster, 1, 0);
+  ASSERT_TRUE(server.receive(1, second[0].bytes).ok());
+  ASSERT_TRUE(server.done());
+  // Of an older version: an error where no worker is a backup.
+  const Status late = server.receive(1, second[0].bytes);
+  EXPECT_NE(late.message().find("but version 1 is under way"), std::string::npos);
+  const std::vector<OutgoingMessage> pulls = server.take_outgoing();
+  ASSERT_TRUE(cluster.rank(0).receive(2, pulls[0].bytes).ok());
+  EXPECT_TRUE(cluster.rank(0).done());
+  EXPECT_NE(cluster.rank(0).receive(2, pulls[0].bytes).message().find("version 0 twice"),
+            std::string::npos);
+  // Ahead of what it was sent.
+  ServerCluster ahead({.workers = 2, .first_version = 3});
+  step(cluster, 2, 1);
+  const auto push = step(ahead, 1, 0);
+  EXPECT_NE(server.receive(1, push[0].bytes).message().find("may be 0 ahead"), std::string::npos);
+}
+
+TEST(Server, GoesOnFromAnyVersion) {
+  ServerCluster cluster({.workers = 2, .servers = 2, .versions = 3, .first_version = 100});
+  ASSERT_TRUE(cluster.run({.seed = 1, .next = {}, .stalled = {}}).ok());
+  for (uint32_t rank = 0; rank < 2; ++rank) EXPECT_EQ(cluster.version(rank, 3), 103u);
+  EXPECT_EQ(cluster.rank(0).set_version(2, 0).code(), StatusCode::kUnexpectedMessage);
+  EXPECT_EQ(cluster.rank(0).set_version(1, 0).code(), StatusCode::kInvalidArgument);
+}
+
+TEST(Server, AnUpdateThatFailsOrIsNotFiniteEndsTheRun) {
+  ServerCluster cluster({.workers = 2, .rate = std::numeric_limits<float>::infinity()});
+  const Status status = cluster.run({.seed = 1, .next = {}, .stalled = {}});
+  EXPECT_EQ(status.code(), StatusCode::kNonFinite);
+  EXPECT_NE(status.message().find("the update of version 0 on rank 2"), std::string::npos);
+}
+
+TEST(Server, SetupsThatDifferOrCantWorkAreNamed) {
+  ServerCluster a({.workers = 2});
+  ServerCluster b({.workers = 2, .options = {.backup = 1}});
+  EXPECT_TRUE(a.rank(0).check_peer(2, a.rank(2).describe()).ok());
+  const Status differ = a.rank(0).check_peer(2, b.rank(2).describe());
+  EXPECT_NE(differ.message().find("backup workers 1"), std::string::npos) << differ.message();
+
+  const auto layout = std::make_shared<const Layout>(a.layout());
+  const auto worker = [&](uint32_t rank, const ServerOptions& options) {
+    return make_server_worker(layout, rank, Execution::create().value(), options, {}).status();
+  };
+  EXPECT_TRUE(worker(1, {}).ok());
+  EXPECT_EQ(worker(2, {}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(worker(1, {.backup = 2}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(worker(1, {.staleness = 64}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(make_server(layout, 1, Execution::create().value(), {}, {}).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(make_ring_exchange(layout, 1, Execution::create().value()).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace gradwire

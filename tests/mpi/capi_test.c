@@ -1,0 +1,146 @@
+/* gradwire_mpi.h in C99, on at least 2 ranks. Exit status 0: all as it should be. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gradwire/gradwire_mpi.h"
+
+enum { N = 3000 };
+
+static int rank, size;
+
+#define CHECK(condition)                                                                 \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
+      fprintf(stderr, "rank %d: %s:%d: %s (%s)\n", rank, __FILE__, __LINE__, #condition, \
+              gw_last_error_message());                                                  \
+      MPI_Abort(MPI_COMM_WORLD, 1);                                                      \
+    }                                                                                    \
+  } while (0)
+
+static void fill(float* values, int count) {
+  for (int i = 0; i < count; ++i) values[i] = (float)(i % 17 + rank);
+}
+
+/* What the sum of fill() over all ranks is. */
+static float sum_at(int i) { return (float)(size * (i % 17) + size * (size - 1) / 2); }
+
+static void test_blocking(void) {
+  static float in[N], out[N];
+  gw_mpi_options options;
+  gw_mpi_options_init(&options);
+  options.codec = "raw";
+  for (int ring = 0; ring < 2; ++ring) {
+    options.exchange = ring ? "ring" : "sharded";
+    fill(in, N);
+    CHECK(gw_allreduce(in, out, N, GW_F32, GW_SUM, MPI_COMM_WORLD, &options) == GW_OK);
+    for (int i = 0; i < N; ++i) CHECK(out[i] == sum_at(i));
+    CHECK(gw_allreduce(MPI_IN_PLACE, in, N, GW_F32, GW_AVERAGE, MPI_COMM_WORLD, &options) == GW_OK);
+    for (int i = 0; i < N; ++i) CHECK(in[i] == out[i] / (float)size);
+  }
+  CHECK(gw_allreduce(MPI_IN_PLACE, in, N, GW_F32, GW_SUM, MPI_COMM_WORLD, NULL) == GW_OK);
+}
+
+static void test_blocks(void) {
+  const int all = N * size;
+  float* in = malloc(sizeof(float) * (size_t)all);
+  float* out = malloc(sizeof(float) * (size_t)all);
+  gw_mpi_options options;
+  gw_mpi_options_init(&options);
+  options.codec = "raw";
+  fill(in, all);
+  CHECK(gw_reduce_scatter(in, out, N, GW_F32, GW_SUM, MPI_COMM_WORLD, &options) == GW_OK);
+  for (int i = 0; i < N; ++i) CHECK(out[i] == sum_at(rank * N + i));
+  CHECK(gw_allgather(out, in, N, GW_F32, MPI_COMM_WORLD, &options) == GW_OK);
+  for (int i = 0; i < all; ++i) CHECK(in[i] == sum_at(i));
+
+  gw_operation* operation = NULL;
+  fill(in, all);
+  CHECK(gw_reduce_scatter_init(in, out, N, GW_F32, GW_SUM, MPI_COMM_WORLD, &options, &operation) ==
+        GW_OK);
+  CHECK(gw_start(operation) == GW_OK);
+  CHECK(gw_wait(operation) == GW_OK);
+  for (int i = 0; i < N; ++i) CHECK(out[i] == sum_at(rank * N + i));
+  gw_operation_free(operation);
+  CHECK(gw_allgather_init(out, in, N, GW_F32, MPI_COMM_WORLD, &options, &operation) == GW_OK);
+  CHECK(gw_start(operation) == GW_OK);
+  CHECK(gw_wait(operation) == GW_OK);
+  for (int i = 0; i < all; ++i) CHECK(in[i] == sum_at(i));
+  gw_operation_free(operation);
+  free(in);
+  free(out);
+}
+
+static void test_operations(void) {
+  static float in[N], out[N];
+  double total = 0;
+  uint64_t sent = 0, received = 0;
+  gw_operation* operation = NULL;
+  gw_mpi_options options;
+  const uint64_t dims[2] = {30, N / 30};
+  const gw_tensor tensor = {"weight", dims, 2};
+  const gw_rule rule = {"w*", "3lc:s=1.5", GW_PUSH_AND_PULL};
+  gw_mpi_options_init(&options);
+  options.codec = "raw";
+  fill(in, N);
+  CHECK(gw_iallreduce(in, out, N, GW_F32, GW_SUM, MPI_COMM_WORLD, &options, &operation) == GW_OK);
+  for (int done = 0; !done;) CHECK(gw_test(operation, &done) == GW_OK);
+  for (int i = 0; i < N; ++i) CHECK(out[i] == sum_at(i));
+  gw_operation_free(operation);
+
+  /* Error feedback: what steps leave out comes later. */
+  options.tensors = &tensor;
+  options.tensor_count = 1;
+  options.rules = &rule;
+  options.rule_count = 1;
+  CHECK(gw_allreduce_init(in, out, N, GW_F32, GW_AVERAGE, MPI_COMM_WORLD, &options, &operation) ==
+        GW_OK);
+  for (int step = 0; step < 100; ++step) {
+    CHECK(gw_start(operation) == GW_OK);
+    CHECK(gw_start(operation) == GW_UNEXPECTED_MESSAGE);
+    CHECK(gw_wait(operation) == GW_OK);
+    total += out[5];
+  }
+  CHECK(total / 100 > sum_at(5) / size - 0.5 && total / 100 < sum_at(5) / size + 0.5);
+  CHECK(gw_operation_traffic(operation, &sent, &received) == GW_OK);
+  CHECK(sent > 0 && sent < 100 * sizeof in / 2 && received > 0);
+  gw_operation_free(operation);
+}
+
+static void test_errors(void) {
+  static float values[N];
+  gw_mpi_options options;
+  gw_status status;
+  gw_mpi_options_init(&options);
+  options.codec = rank == size - 1 ? "fp16" : "bf16";
+  status = gw_allreduce(MPI_IN_PLACE, values, N, GW_F32, GW_SUM, MPI_COMM_WORLD, &options);
+  CHECK(status == GW_PEER_MISMATCH && strstr(gw_last_error_message(), "push fp16") != NULL);
+  CHECK(strcmp(gw_strerror(GW_PEER_LOST), "peer_lost") == 0);
+
+  options.codec = "raw";
+  options.exchange = rank == 0 ? "star" : "ring";
+  status = gw_allreduce(MPI_IN_PLACE, values, N, GW_F32, GW_SUM, MPI_COMM_WORLD, &options);
+  CHECK(status == (rank == 0 ? GW_INVALID_ARGUMENT : GW_PEER_MISMATCH));
+  CHECK(strstr(gw_last_error_message(), "'star' is no exchange") != NULL);
+
+  options.exchange = "ring";
+  CHECK(gw_allreduce(MPI_IN_PLACE, values, N, 9, GW_SUM, MPI_COMM_WORLD, &options) ==
+        GW_UNSUPPORTED_DTYPE);
+  CHECK(gw_allreduce(MPI_IN_PLACE, values, N, GW_F32, 9, MPI_COMM_WORLD, &options) ==
+        GW_INVALID_ARGUMENT);
+  CHECK(gw_wait(NULL) == GW_INVALID_ARGUMENT);
+  CHECK(gw_allreduce(MPI_IN_PLACE, values, N, GW_F32, GW_SUM, MPI_COMM_WORLD, &options) == GW_OK);
+}
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  test_blocking();
+  test_blocks();
+  test_operations();
+  test_errors();
+  MPI_Finalize();
+  return 0;
+}

@@ -1,0 +1,125 @@
+// The last rank does another thing than the others: every rank is told which.
+
+#include "gtest/gtest.h"
+
+#include "tests/mpi/ranks.h"
+
+namespace gradwire::mpi {
+namespace {
+
+bool is_odd_one() { return my_rank() == world_size() - 1; }
+
+void expect_difference(const Status& status, const std::string& usual, const std::string& odd) {
+  if (world_size() == 1) return;
+  EXPECT_EQ(status.code(), StatusCode::kPeerMismatch) << status.message();
+  for (const std::string& part : {usual, odd, std::to_string(world_size() - 1)}) {
+    EXPECT_TRUE(contains(status.message(), part)) << status.message();
+  }
+}
+
+Status reduce(const Options& options, uint64_t n = 1000, Dtype dtype = Dtype::kFloat32,
+              Reduction reduction = Reduction::kSum) {
+  std::vector<float> values(n, 1.0f);
+  return all_reduce(MPI_IN_PLACE, values.data(), n, dtype, reduction, MPI_COMM_WORLD, options);
+}
+
+TEST(Disagreement, OfCodecs) {
+  expect_difference(reduce({.codec = is_odd_one() ? "3lc:s=1.5" : "3lc:s=1.75"}), "3lc:s=1.75",
+                    "3lc:s=1.5");
+}
+
+TEST(Disagreement, OfPullCodecs) {
+  expect_difference(reduce({.codec = "3lc", .pull_codec = is_odd_one() ? "bf16" : ""}), "pull 3lc",
+                    "pull bf16");
+}
+
+TEST(Disagreement, OfCounts) {
+  expect_difference(reduce({.codec = "raw"}, is_odd_one() ? 999 : 1000), "values 1000",
+                    "values 999");
+}
+
+TEST(Disagreement, OfDtypes) {
+  expect_difference(
+      reduce({.codec = "raw"}, 1000, is_odd_one() ? Dtype::kFloat16 : Dtype::kFloat32), "float32",
+      "float16");
+}
+
+TEST(Disagreement, OfReductions) {
+  expect_difference(reduce({.codec = "raw"}, 1000, Dtype::kFloat32,
+                           is_odd_one() ? Reduction::kAverage : Reduction::kSum),
+                    "exchange sharded, sum", "'exchange sharded'");
+}
+
+TEST(Disagreement, OfAlgorithms) {
+  expect_difference(
+      reduce({.codec = "raw",
+              .exchange = is_odd_one() ? ExchangeKind::kRing : ExchangeKind::kSharded}),
+      "exchange sharded", "exchange ring");
+}
+
+TEST(Disagreement, OfOperations) {
+  std::vector<float> values(1000 * world_size());
+  const Options raw{.codec = "raw"};
+  expect_difference(is_odd_one() ? allgather(MPI_IN_PLACE, values.data(), 1000, Dtype::kFloat32,
+                                             MPI_COMM_WORLD, raw)
+                                 : reduce(raw),
+                    "exchange sharded", "allgather");
+}
+
+TEST(Disagreement, OfLayouts) {
+  Options options{.codec = "3lc", .tensors = {{"a", {10, 100}}}};
+  if (is_odd_one()) options.tensors = {{"a", {100, 10}}};
+  expect_difference(reduce(options), "[10x100]", "[100x10]");
+}
+
+TEST(Disagreement, OfWhatIsPossible) {
+  const Status status = reduce({.codec = is_odd_one() ? "4lc" : "3lc"});
+  if (is_odd_one()) {
+    EXPECT_EQ(status.code(), StatusCode::kUnknownCodec) << status.message();
+  } else {
+    EXPECT_EQ(status.code(), StatusCode::kPeerMismatch) << status.message();
+    EXPECT_TRUE(contains(status.message(),
+                         "rank " + std::to_string(world_size() - 1) + " can't take part: "))
+        << status.message();
+    EXPECT_TRUE(contains(status.message(), "4lc")) << status.message();
+  }
+}
+
+TEST(Disagreement, IsFoundByPersistentOperationsAtTheFirstStep) {
+  std::vector<float> values(1000, 1.0f);
+  Result<Operation> operation =
+      all_reduce_init(MPI_IN_PLACE, values.data(), 1000, Dtype::kFloat32, Reduction::kSum,
+                      MPI_COMM_WORLD, {.codec = is_odd_one() ? "bf16" : "fp16"});
+  ASSERT_TRUE(operation.ok());
+  ASSERT_TRUE(operation.value().start().ok());
+  const Status status = operation.value().wait();
+  expect_difference(status, "fp16", "bf16");
+  if (world_size() == 1) return;
+  // And that is the end of it.
+  EXPECT_EQ(operation.value().start().code(), StatusCode::kPeerMismatch);
+}
+
+TEST(BadArguments, AreToldToTheCaller) {
+  std::vector<float> values(100);
+  const Options raw{.codec = "raw"};
+  EXPECT_EQ(all_reduce(values.data(), values.data() + 1, 99, Dtype::kFloat32, Reduction::kSum,
+                       MPI_COMM_WORLD, raw)
+                .code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      all_reduce(nullptr, values.data(), 99, Dtype::kFloat32, Reduction::kSum, MPI_COMM_WORLD, raw)
+          .code(),
+      StatusCode::kInvalidArgument);
+  EXPECT_EQ(all_reduce(MPI_IN_PLACE, values.data(), 99, Dtype::kFloat32, Reduction::kSum,
+                       MPI_COMM_NULL, raw)
+                .code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(reduce({.codec = "raw", .timeout_seconds = 0}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(reduce({.codec = "raw", .threads = 0}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(reduce({.codec = "raw", .tensors = {{"a", {7}}}}).code(), StatusCode::kLengthMismatch);
+  // And the next call works.
+  EXPECT_TRUE(reduce(raw).ok());
+}
+
+}  // namespace
+}  // namespace gradwire::mpi

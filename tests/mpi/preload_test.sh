@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# The preload library with a program that knows nothing of it.
+# Usage: preload_test.sh MPIRUN_SCRIPT LIBRARY PROGRAM
+set -euo pipefail
+mpirun=$1 library=$2 program=$3
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+config=$folder/config
+
+# run NAME=VALUE... -- ARGUMENTS: sets `output` to stdout and stderr, `status`.
+run() {
+  local environment=(LD_PRELOAD="$library")
+  while [[ $1 != -- ]]; do environment+=("$1") && shift; done
+  shift
+  status=0
+  # Not over mpirun itself: only the program gets the library.
+  output=$("$mpirun" -n 3 env "${environment[@]}" "$program" "$@" 2>&1) || status=$?
+}
+expect() {
+  [[ $output == *"$1"* ]] || { printf 'no "%s" in:\n%s\n' "$1" "$output" >&2 && exit 1; }
+}
+expect_not() {
+  [[ $output != *"$1"* ]] || { printf '"%s" in:\n%s\n' "$1" "$output" >&2 && exit 1; }
+}
+
+run GRADWIRE_MPI_CONFIG= --
+((status == 0))
+expect exact
+expect_not gradwire
+
+printf '# test\ncodec = bf16\nmin-bytes = 1000\nexchange = ring\n' >"$config"
+run GRADWIRE_MPI_CONFIG="$config" --
+((status == 0))
+expect rounded
+expect "gradwire: MPI_Allreduce of MPI_FLOAT with MPI_SUM is compressed from 1000 bytes on: codec bf16"
+expect "exchange ring"
+expect "gradwire: rank 0: 2 calls of MPI_Allreduce compressed, 3 passed on"
+[[ $(grep -c '^gradwire' <<<"$output") == 2 ]]
+
+printf 'codec = int8\nmin-bytes = 1000\n' >"$config"
+run GRADWIRE_MPI_CONFIG="$config" -- nan
+((status == 0))
+expect "value 5 of 'buffer' is NaN or Inf"
+expect "1 done again as they were not finite"
+
+printf 'codec = bf17\n' >"$config"
+run GRADWIRE_MPI_CONFIG="$config" --
+((status != 0))
+expect bf17
+printf 'codec = bf16\ncolour = red\n' >"$config"
+run GRADWIRE_MPI_CONFIG="$config" --
+((status != 0))
+expect "config:2: 'colour = red' is no line"
+run GRADWIRE_MPI_CONFIG="$folder/none" --
+((status != 0))
+expect "none: can't be read"
+echo ok

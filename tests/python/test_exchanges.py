@@ -1,0 +1,132 @@
+"""The exchanges of the Python module, all ranks in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gradients import has_code, same_bits
+from gradwire import GradwireError
+from gradwire._core import Exchange, Layout
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+TENSORS = [("a.weight", [64, 300]), ("a.bias", [64]), ("b.weight", [100, 47])]
+MACHINES = [0, 0, 1, 1, 2]
+
+Array = npt.NDArray[np.float32]
+
+
+def gradients(ranks: int, numel: int) -> list[Array]:
+    random = np.random.default_rng(1)
+    return [random.standard_normal(numel, dtype=np.float32) for _ in range(ranks)]
+
+
+def run(exchanges: Sequence[Exchange], buckets: Sequence[Array], step: int = 0) -> None:
+    """Averages the buckets in place: every message as soon as it is there."""
+    for exchange, bucket in zip(exchanges, buckets, strict=True):
+        exchange.start(bucket, step)
+    while not all(exchange.done for exchange in exchanges):
+        for rank, exchange in enumerate(exchanges):
+            for peer, message in exchange.outgoing():
+                exchanges[peer].receive(rank, message)
+
+
+def make(kind: str, codec: str, **options: Any) -> list[Exchange]:
+    world_size = 3 if kind == "hierarchical" else len(MACHINES)
+    layout = Layout(TENSORS, world_size, codec)
+    if kind == "hierarchical":
+        options["machine_of_rank"] = MACHINES
+    return [Exchange(layout, rank, kind, **options) for rank in range(len(MACHINES))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("sharded", {}),
+        ("ring", {}),
+        ("terngrad", {}),
+        ("hierarchical", {}),
+        ("hierarchical", {"between": "ring"}),
+        ("hierarchical", {"between": "terngrad"}),
+    ],
+)
+def test_every_kind_averages_over_the_ranks(kind: str, options: dict[str, str]) -> None:
+    exchanges = make(kind, "raw", **options)
+    buckets = gradients(len(MACHINES), 64 * 300 + 64 + 4700)
+    mean = np.mean(np.stack(buckets).astype(np.float64), axis=0)
+    run(exchanges, buckets)
+    np.testing.assert_allclose(buckets[0], mean, atol=1e-6)
+    for bucket in buckets:
+        assert same_bits(bucket, buckets[0])
+
+
+def test_terngrad_shares_scales_and_pulls_sums() -> None:
+    exchanges = make("terngrad", "terngrad", seed=3)
+    buckets = gradients(len(MACHINES), 64 * 300 + 64 + 4700)
+    run(exchanges, buckets)
+    for bucket in buckets:
+        assert same_bits(bucket, buckets[0])
+    for segment in Layout(TENSORS, len(MACHINES), "terngrad").segments:
+        if segment["push_codec"] == "raw":
+            continue
+        begin = segment["bucket_offset"]
+        values = buckets[2][begin : begin + segment["numel"]]
+        sums = values / np.min(np.abs(values[values != 0]))
+        np.testing.assert_allclose(sums, np.round(sums), atol=1e-4)
+        assert len(MACHINES) < len(np.unique(np.round(sums))) <= 2 * len(MACHINES) + 1
+    stats = exchanges[0].stats()
+    assert 0 < stats["scale_bytes"] < stats["push_bytes"]
+    assert not exchanges[0].keeps_residuals
+    assert "pull qsgd:levels=5" in exchanges[0].describe()
+
+
+def test_terngrad_tells_what_is_not_finite() -> None:
+    exchanges = make("terngrad", "terngrad")
+    buckets = gradients(len(MACHINES), 64 * 300 + 64 + 4700)
+    buckets[3][64 * 300 + 7] = np.nan
+    run(exchanges, buckets)
+    for exchange, bucket in zip(exchanges, buckets, strict=True):
+        assert exchange.non_finite == {"rank": 3, "tensor": "a.bias", "element": 7}
+        assert np.isnan(bucket).all()
+
+
+def test_local_bytes_of_a_hierarchy_are_counted_apart() -> None:
+    exchanges = make("hierarchical", "terngrad", between="terngrad")
+    buckets = gradients(len(MACHINES), 64 * 300 + 64 + 4700)
+    run(exchanges, buckets)
+    assert exchanges[1].stats()["local_bytes"] > buckets[0].nbytes
+    assert exchanges[1].stats()["push_bytes"] == 0
+    assert exchanges[4].stats()["local_bytes"] == 0
+    assert 0 < exchanges[4].stats()["push_bytes"] < buckets[0].nbytes / 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec", "options", "text"),
+    [
+        ("star", "raw", {}, "valid ones are: sharded, ring, terngrad, hierarchical"),
+        ("hierarchical", "raw", {}, "needs machine_of_rank"),
+        ("hierarchical", "raw", {"machine_of_rank": [0, 1]}, "the layout is for 5 machines"),
+        ("hierarchical", "raw", {"machine_of_rank": range(5), "between": "star"}, "'star' is no"),
+        ("ring", "raw", {"machine_of_rank": range(5)}, "only a hierarchical exchange takes"),
+        ("sharded", "raw", {"between": "ring"}, "only a hierarchical exchange takes"),
+        ("terngrad", "raw", {"update": print}, "only a sharded exchange takes an update"),
+        ("terngrad", "terngrad:ef=on", {}, "no residual is kept"),
+        ("terngrad", "3lc", {}, "no residual is kept"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    kind: str, codec: str, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(GradwireError, match=text) as error:
+        Exchange(Layout(TENSORS, 5, codec), 0, kind, **options)
+    assert has_code(error, "invalid_argument")
+
+
+def test_more_than_127_ranks_are_refused() -> None:
+    with pytest.raises(GradwireError, match="at most 127 ranks"):
+        Exchange(Layout(TENSORS, 128, "terngrad"), 0, "terngrad")

@@ -1,0 +1,78 @@
+"""`gradwire train` with every exchange: four workers that end with one model and learn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradwire.train import settings
+from gradwire.train.settings import SettingsError, TrainSettings
+from small_data import write_fashion_mnist
+
+pytest.importorskip("torch")
+
+GRADWIRE = str(Path(sys.executable).with_name("gradwire"))
+STEPS = 24
+WAYS = {
+    "sharded": ["--exchange", "sharded"],
+    "ring": ["--exchange", "ring"],
+    "sharded-optimizer": ["--exchange", "sharded-optimizer"],
+    "local steps": ["--every", "4"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fashion_mnist(tmp_path_factory.mktemp("data") / "fashion-mnist", 2000, 500)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_workers_learn_and_agree(way: str, folder: Path) -> None:
+    command = [GRADWIRE, "train", "--workers", "4", "--batch", "16", "--data-dir", str(folder)]
+    command += ["--bandwidth", "none", "--steps", str(STEPS), "--eval-every", "12", "--json", "-"]
+    command += ["--codec", "3lc:s=1.0", *WAYS[way]]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, result.stderr
+    report: dict[str, Any] = json.loads(result.stdout)
+    (run,) = report["results"]
+    assert run["replicas_identical"]
+    assert len(run["loss"]) == STEPS
+    assert sum(run["loss"][-4:]) < 0.99 * sum(run["loss"][:4])
+    every = report["settings"]["every"]
+    assert [bits > 0 for bits in run["push_bits"]] == [
+        (step + 1) % every == 0 for step in range(STEPS)
+    ]
+    assert run["hook_of_rank"][0]["steps"] == STEPS // every
+    exchange = report["settings"]["exchange"]
+    assert f"exchange   {exchange}, every " in result.stderr
+    assert run["ratio"] > 4
+
+
+@pytest.mark.parametrize(
+    ("change", "option", "said"),
+    [
+        ({"exchange": "star"}, "--exchange", "valid are sharded, ring, sharded-optimizer"),
+        ({"every": 0}, "--every", "valid are 1 to 400"),
+        ({"every": 3}, "--steps", "400 is no multiple of --every 3"),
+        ({"every": 4, "eval_every": 10}, "--eval-every", "10 is no multiple of --every 4"),
+        ({"every": 2, "start_iter": 2}, "--start-iter", "sharded and ring"),
+        ({"every": 2, "exchange": "sharded-optimizer"}, "--every", "in every step"),
+        ({"exchange": "sharded-optimizer", "start_iter": 2}, "--start-iter", "sharded and ring"),
+    ],
+)
+def test_exchanges_that_no_run_can_have(change: dict[str, Any], option: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as caught:
+        settings.check(replace(TrainSettings(), **change))
+    assert caught.value.option == option
+
+
+def test_evaluations_fall_on_exchanges() -> None:
+    assert settings.default_eval_every(400, 1) == 40
+    assert settings.default_eval_every(400, 16) == 48
+    assert settings.default_eval_every(5, 1) == 1

@@ -1,0 +1,131 @@
+"""What workers and servers of a ServerOptimizer run in the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gradwire.torch import ServerOptimizer
+from training import batch, digest, make_model
+
+LOCAL: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.003),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    versions: int = 8
+    local: str = "sgd"
+    arguments: dict[str, Any] = field(default_factory=dict)  # of ServerOptimizer
+    decay: float = 1.0  # of lr, each step, by a scheduler on the workers
+    stalled: int = -1  # a worker that sleeps before its step 3
+    stall_seconds: float = 0.0
+    poisoned: int = -1  # a worker whose gradient of step 2 holds NaN
+    victim: int = -1  # a rank that sends itself `signal` from version 4 on
+    signal: int = signal.SIGKILL
+    leaver: int = -1  # a worker that leaves after 3 steps
+    other: dict[str, Any] = field(default_factory=dict)  # arguments of rank 1 that differ
+    folder: str = ""  # every rank saves its state there after each second version
+    resume: bool = False  # from there
+
+
+@dataclass
+class Served:
+    version: int
+    digests: dict[int, str]  # of a worker's model, by version
+    losses: list[float]
+    final: str  # digest of the model after close; of a server, of its own
+    model: dict[str, torch.Tensor]
+    stats: dict[str, Any]
+    report: str
+    warnings: list[str]
+
+
+def run(job: Job) -> Served:
+    rank = dist.get_rank()
+    model = make_model()
+    if rank == 0:  # whoever starts differently gets the servers' model
+        with torch.no_grad():
+            model.first.bias.add_(1.0)
+    arguments = {"timeout": 20.0} | job.arguments | (job.other if rank == 1 else {})
+    local = LOCAL[job.local](model.parameters())
+    optimizer = ServerOptimizer(local, named_parameters=model.named_parameters(), **arguments)
+    path = Path(job.folder) / f"rank{rank}.pt"
+    if job.resume:
+        optimizer.load_state_dict(torch.load(path, weights_only=True))
+    served = Served(0, {}, [], "", {}, {}, "", [])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.connect()
+        if optimizer.is_server:
+            optimizer.serve(lambda version: _on_version(job, optimizer, version))
+        else:
+            _train(job, model, optimizer, served)
+    served.version = optimizer.version
+    served.final = digest(model)
+    served.model = {name: p.detach().clone() for name, p in model.named_parameters()}
+    served.stats = optimizer.stats().as_dict()
+    served.report = optimizer.stats().report()
+    served.warnings = [str(w.message) for w in caught if "gradwire" in w.category.__module__]
+    return served
+
+
+def _train(job: Job, model: nn.Module, optimizer: ServerOptimizer, served: Served) -> None:
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, job.decay)
+    step = 0
+    while optimizer.version < job.versions:
+        if step == 3 and optimizer.rank == job.stalled:
+            time.sleep(job.stall_seconds)
+        if step == 3 and optimizer.rank == job.leaver:
+            break
+        _on_version(job, optimizer, optimizer.version)
+        inputs, labels = batch(optimizer.rank, optimizer.version % 3)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        if step == 2 and optimizer.rank == job.poisoned:
+            gradient = model.get_parameter("second.weight").grad
+            assert gradient is not None
+            gradient[0, 5] = float("nan")
+        optimizer.step()
+        scheduler.step()
+        step += 1
+        served.losses.append(loss.item())
+        served.digests[optimizer.version] = digest(model)
+    optimizer.close()
+
+
+def _on_version(job: Job, optimizer: ServerOptimizer, version: int) -> None:
+    if optimizer.rank == job.victim and version >= 4:
+        os.kill(os.getpid(), job.signal)
+    if job.folder and version % 2 == 0 and not job.resume:
+        path = Path(job.folder) / f"rank{optimizer.rank}.pt"
+        torch.save(optimizer.state_dict(), path.with_suffix(".new"))
+        path.with_suffix(".new").rename(path)
+
+
+def train_alone(job: Job, workers: int) -> dict[str, torch.Tensor]:
+    """The same training in one process, without gradwire."""
+    model = make_model()
+    optimizer = LOCAL[job.local](model.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, job.decay)
+    for version in range(job.versions):
+        optimizer.zero_grad()
+        for rank in range(workers):
+            inputs, labels = batch(rank, version % 3)
+            (nn.functional.cross_entropy(model(inputs), labels) / workers).backward()
+        optimizer.step()
+        scheduler.step()
+    return {name: p.detach() for name, p in model.named_parameters()}

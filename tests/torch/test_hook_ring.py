@@ -1,0 +1,98 @@
+"""The hook over a ring: the same contract as over the sharded exchange, other bytes and bits."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import gradwire.torch
+import jobs
+from cluster import Cluster
+from gradwire.torch.runner import sparsity_multiplier
+from training import Options, Trained
+
+CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
+CODECS = ("raw", "3lc:s=1.0", "onebit")
+RUNS = [Options(state={"codec": codec, "exchange": "ring"}) for codec in CODECS]
+
+
+@pytest.fixture(scope="module", params=(2, 3, 4))
+def trained(request: pytest.FixtureRequest, cluster: Cluster) -> list[list[Trained]]:
+    """By rank: a ring with each codec, then sharded with the first."""
+    sharded = Options(state={"codec": CODECS[0]})
+    return cluster.run(request.param, jobs.train_each, [*RUNS, sharded])
+
+
+def test_all_ranks_hold_the_same_parameters(trained: list[list[Trained]]) -> None:
+    for run in range(len(CODECS)):
+        assert len({rank[run].digest for rank in trained}) == 1
+
+
+def test_raw_around_a_ring_is_raw_in_shards_but_for_rounding(trained: list[list[Trained]]) -> None:
+    ring, sharded = trained[0][0], trained[0][len(CODECS)]
+    for name, values in ring.parameters.items():
+        np.testing.assert_allclose(values, sharded.parameters[name], rtol=1e-4, atol=1e-6)
+    # Three summands and more are added in another order.
+    assert (ring.digest == sharded.digest) == (len(trained) < 3)
+
+
+def test_a_ring_sends_as_many_bytes_as_shards_do(trained: list[list[Trained]]) -> None:
+    def sent(run: int) -> int:
+        stats = [rank[run].stats for rank in trained]
+        return sum(rank["push_bytes"] + rank["pull_bytes"] for rank in stats)
+
+    assert sent(0) == sent(len(CODECS))
+    assert sent(0) > 0
+
+
+def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster) -> None:
+    state = {"codec": "3lc:s=1.0", "exchange": "ring"}
+    ranks = cluster.run(
+        3, jobs.train_each, [Options(7, state, CUT_ONCE), Options(4, state, CUT_ONCE)]
+    )
+    residuals = [rank[1].residuals for rank in ranks]
+    weights = ranks[0][1].weights
+    rest = Options(3, state, CUT_ONCE, start=4, residuals=residuals, weights=weights)
+    for (continued,) in cluster.run(3, jobs.train_each, [rest]):
+        assert continued.digest == ranks[0][0].digest
+
+
+def test_a_ring_and_shards_cannot_exchange(fragile_cluster: Cluster) -> None:
+    kinds = ["ring", "sharded", "ring"]
+    fragile_cluster.start(
+        3, jobs.train_unlike, [Options(state={"exchange": kind}) for kind in kinds]
+    )
+    answers = fragile_cluster.collect(range(3))
+    for answer in answers.values():
+        assert "PeerMismatchError" in answer.message, answer.trace
+        assert re.search("rank . has 'exchange (ring|sharded)'", answer.message)
+
+
+def test_an_unknown_exchange_is_refused() -> None:
+    with pytest.raises(ValueError, match="'star' is no exchange; valid ones are: sharded, ring"):
+        gradwire.torch.GradwireState(exchange="star")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "codec", "exchange", "said"),
+    [
+        (3, "3lc:s=1.75", "ring", "scale grows by 1.75 at least each time, so by 3.06"),
+        (3, "3lc:s=1.0", "ring", None),
+        (2, "3lc:s=1.75", "ring", None),
+        (3, "3lc:s=1.75", "sharded", None),
+    ],
+)
+def test_growing_scales_are_warned_of_once(
+    cluster: Cluster, world_size: int, codec: str, exchange: str, said: str | None
+) -> None:
+    options = Options(steps=4, state={"codec": codec, "exchange": exchange})
+    for told in cluster.run(world_size, jobs.train_and_note_growing_scales, options):
+        assert len(told) == (said is not None)
+        assert said is None or said in told[0]
+
+
+def test_the_multiplier_is_read_from_a_codec() -> None:
+    assert sparsity_multiplier("3lc:s=1.75,coder=rice") == 1.75
+    assert sparsity_multiplier("3lc") == sparsity_multiplier("topk:ratio=0.05") == 1.0

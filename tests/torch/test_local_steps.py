@@ -1,0 +1,148 @@
+"""LocalSteps: ranks that step alone, and a model that is common again after every k-th step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import optimizer_jobs
+from cluster import Cluster, Died
+from optimizer_jobs import POISONED_NAME, Run, Wrapped
+
+RAW = {"codec": "raw", "every": 2}
+RUNS = {
+    "plain raw": Wrapped("local", options=RAW),
+    "outer raw": Wrapped("diloco", options=RAW),
+    "plain 3lc": Wrapped("local", options={"codec": "3lc", "every": 2}),
+    "outer 3lc": Wrapped("slow", "adamw", options={"codec": "3lc", "every": 3}),
+    "ring": Wrapped("local", options={"codec": "3lc:s=1.0", "exchange": "ring", "every": 2}),
+    "scheduled": Wrapped("local", options=RAW, scheduled=True),
+    "every step": Wrapped("local", options={"codec": "raw", "every": 1}),
+    "called": Wrapped("local", options={"codec": "3lc", "every": 4}, synchronize_at=5),
+}
+
+
+@pytest.fixture(scope="module", params=(1, 3))
+def ranks(request: pytest.FixtureRequest, cluster: Cluster) -> list[dict[str, Run]]:
+    trained = cluster.run(request.param, optimizer_jobs.run_each, list(RUNS.values()))
+    return [dict(zip(RUNS, rank, strict=True)) for rank in trained]
+
+
+def test_replicas_are_equal_after_every_exchange_and_then_alone(
+    ranks: list[dict[str, Run]],
+) -> None:
+    for name, options in RUNS.items():
+        every = options.options["every"]
+        for step in range(options.steps):
+            different = len({rank[name].digests[step] for rank in ranks})
+            exchanged = (step + 1) % every == 0 or step == options.synchronize_at
+            assert different == (1 if exchanged else len(ranks)), (name, step)
+
+
+@pytest.mark.parametrize("name", ["plain raw", "outer raw"])
+def test_raw_exchanges_are_the_algorithm_written_down(cluster: Cluster, name: str) -> None:
+    run = cluster.run(3, optimizer_jobs.run_each, [RUNS[name]])[0][0]
+    outer = name.startswith("outer")
+    expected = cluster.run(3, optimizer_jobs.average_by_hand, RUNS[name], 2, outer)[0]
+    for parameter, values in run.parameters.items():
+        np.testing.assert_allclose(values, expected[parameter], rtol=1e-4, atol=1e-5)
+
+
+def test_bytes_go_with_the_exchanges(ranks: list[dict[str, Run]]) -> None:
+    sent = {name: ranks[0][name].stats for name in RUNS}
+    assert [sent[name]["steps"] for name in ("every step", "plain raw", "outer 3lc", "called")] == [
+        6,
+        3,
+        2,
+        2,
+    ]
+    assert sent["outer 3lc"]["local_steps"] == 6
+    assert sent["outer 3lc"]["every"] == 3
+    assert "6 steps, an exchange every 3" in ranks[0]["outer 3lc"].report
+    if len(ranks) > 1:
+        assert sent["every step"]["push_bytes"] == 2 * sent["plain raw"]["push_bytes"] > 0
+        assert [b > 0 for b in ranks[0]["plain raw"].push_bytes] == [False, True] * 3
+        assert 8 * sent["plain 3lc"]["push_bytes"] < sent["plain raw"]["push_bytes"]
+
+
+def test_schedulers_change_the_local_steps(ranks: list[dict[str, Run]]) -> None:
+    assert ranks[0]["scheduled"].digests[1] == ranks[0]["plain raw"].digests[1]
+    assert ranks[0]["scheduled"].digests[3] != ranks[0]["plain raw"].digests[3]
+
+
+@pytest.mark.parametrize("codec", ["3lc:s=1.75", "raw"])
+def test_a_change_that_is_not_finite_is_undone(cluster: Cluster, codec: str) -> None:
+    """Right before the second exchange, which all ranks leave for the anchor."""
+    options = Wrapped("local", "adam", {"codec": codec, "every": 2}, steps=8, poisoned_step=3)
+    ranks = [rank[0] for rank in cluster.run(3, optimizer_jobs.run_each, [options])]
+    for rank in ranks:
+        assert rank.digests[3] == ranks[0].digests[1]
+        assert rank.digests[5] == ranks[0].digests[5] != rank.digests[3]
+        assert rank.digests[7] == ranks[0].digests[7] != rank.digests[5]
+        assert rank.stats["skipped_steps"] == 1
+        assert np.isfinite(rank.losses[4:]).all()
+        assert len(rank.warnings) == 1
+    assert (
+        f"gradient of rank 2 is not finite at element 3 of {POISONED_NAME}"
+        in (ranks[2].warnings[0])
+    )
+
+
+@pytest.mark.parametrize("make", ["local", "slow"])
+def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster, make: str) -> None:
+    """Saved between two exchanges, when the ranks differ."""
+
+    def options(steps: int) -> Wrapped:
+        return Wrapped(make, options={"every": 3}, steps=steps, scheduled=True)
+
+    ranks = cluster.run(3, optimizer_jobs.run_each, [options(9), options(4)])
+    saved = [rank[1].saved for rank in ranks]
+    rest = Wrapped(make, options={"every": 3}, steps=5, start=4, scheduled=True, saved=saved)
+    for (whole, _), (continued,) in zip(
+        ranks, cluster.run(3, optimizer_jobs.run_each, [rest]), strict=True
+    ):
+        assert continued.digests == whole.digests[4:]
+
+
+def test_a_killed_rank_is_named(fragile_cluster: Cluster) -> None:
+    options = Wrapped("local", options={"every": 2}, steps=1000)
+    fragile_cluster.start(3, optimizer_jobs.run_and_die, options, 1, 5)
+    answers = fragile_cluster.collect(range(3), seconds=60)
+    assert isinstance(answers.pop(1), Died)
+    for answer in answers.values():
+        assert "PeerLostError: rank 1 is gone" in answer.message, answer.trace
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Wrapped("local", options={"every": 3}), "'local steps, exchanged every 3'"),
+        (Wrapped("slow", options={"every": 2}), "'plain average'"),
+    ],
+    ids=["every", "outer"],
+)
+def test_ranks_that_differ_are_named(fragile_cluster: Cluster, other: Wrapped, said: str) -> None:
+    usual = Wrapped("local", options={"every": 2})
+    fragile_cluster.start(2, optimizer_jobs.run_unlike, [usual, other])
+    for answer in fragile_cluster.collect(range(2), seconds=60).values():
+        assert "PeerMismatchError: ranks" in answer.message, answer.trace
+        assert said in answer.message
+
+
+def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
+    (said,) = cluster.run(1, optimizer_jobs.refusals_of_local_steps)
+    expected = {
+        "every": "ValueError: every is 0; an exchange every 1 step or more is needed",
+        "group": "RuntimeError: LocalSteps takes no further parameters",
+        "scaler": "RuntimeError: LocalSteps takes no GradScaler",
+        "rank": "ValueError: the state is that of rank 5 of 1",
+        "outer": "ValueError: an outer optimizer: the state has True, this rank has False",
+        "saved every": "ValueError: every: the state has 2, this rank has 1",
+    }
+    assert said.keys() == expected.keys()
+    for what, text in expected.items():
+        assert text in said[what], what
+
+
+def test_threads_end_with_their_optimizers(cluster: Cluster) -> None:
+    assert cluster.run(2, optimizer_jobs.drop_optimizers) == [(2, 0), (2, 0)]

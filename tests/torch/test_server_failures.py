@@ -1,0 +1,118 @@
+"""Workers and servers that die, fall silent or are set up differently."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cluster import Cluster, Died, Failed
+from server_jobs import Job, Served, run
+
+SERVER = 2
+
+
+@pytest.mark.parametrize("victim", [0, 1, SERVER])
+def test_a_killed_rank_is_named_by_all_others(fragile_cluster: Cluster, victim: int) -> None:
+    fragile_cluster.start(3, run, Job(versions=1000, victim=victim))
+    answers = fragile_cluster.collect(range(3), seconds=60)
+    ended = time.monotonic()
+    for rank, answer in answers.items():
+        if rank == victim:
+            assert isinstance(answer, Died)
+            continue
+        assert isinstance(answer, Failed)
+        assert "PeerLostError" in answer.message, answer.trace
+        assert f"rank {victim} is gone" in answer.message, answer.trace
+        assert ended - answer.at < 30
+
+
+@pytest.mark.parametrize("victim", [1, SERVER])
+def test_a_silent_rank_is_named(fragile_cluster: Cluster, victim: int) -> None:
+    job = Job(versions=1000, victim=victim, signal=signal.SIGSTOP, arguments={"timeout": 2.0})
+    fragile_cluster.start(3, run, job)
+    others = [rank for rank in range(3) if rank != victim]
+    for answer in fragile_cluster.collect(others, seconds=60).values():
+        assert isinstance(answer, Failed)
+        assert f"rank {victim} sent nothing" in answer.message, answer.trace
+
+
+def test_a_dead_worker_is_done_without_where_one_is_a_backup(fragile_cluster: Cluster) -> None:
+    job = Job(versions=12, victim=1, arguments={"backup_workers": 1})
+    fragile_cluster.start(3, run, job)
+    answers = fragile_cluster.collect([0, SERVER], seconds=60)
+    for answer in answers.values():
+        assert isinstance(answer, Served), answer.trace
+        assert answer.version >= 12
+    assert answers[SERVER].stats["lost_workers"] == (1,)
+    assert any("training goes on without it" in text for text in answers[SERVER].warnings)
+
+
+def test_a_worker_too_far_behind_is_named(fragile_cluster: Cluster) -> None:
+    few = {"backup_workers": 1, "history": 2}
+    job = Job(versions=50, stalled=1, stall_seconds=2.0, arguments=few)
+    fragile_cluster.start(3, run, job)
+    for rank, answer in fragile_cluster.collect(range(3), seconds=60).items():
+        assert isinstance(answer, Failed)
+        assert re.search(r"rank 1 is \d+ versions behind", answer.message), answer.trace
+        assert ("PeerStoppedError: rank 2 stopped" in answer.message) == (rank != SERVER)
+
+
+DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
+    "codec": ({"codec": "3lc:s=1.5"}, "push 3lc:s=1.5"),
+    "staleness": ({"staleness": 1}, "staleness 1"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_ranks_that_differ_are_named(fragile_cluster: Cluster, what: str) -> None:
+    other, words = DIFFERENT[what]
+    fragile_cluster.start(3, run, Job(other=other))
+    for rank, answer in fragile_cluster.collect(range(3), seconds=60).items():
+        assert isinstance(answer, Failed)
+        pair = "ranks 1 and 0" if rank == 1 else f"ranks {rank} and 1"
+        assert f"PeerMismatchError: {pair} can't exchange" in answer.message, answer.trace
+        assert words in answer.message
+
+
+def different_schedules() -> Served:
+    return run(Job(decay=0.5 if dist.get_rank() == 1 else 0.9))
+
+
+def test_workers_with_different_schedules_are_named(fragile_cluster: Cluster) -> None:
+    fragile_cluster.start(3, different_schedules)
+    for answer in fragile_cluster.collect(range(3), seconds=60).values():
+        assert isinstance(answer, Failed)
+        assert "ranks 0 and 1 differ in their parameter groups" in answer.message, answer.trace
+        assert "lr of group 0" in answer.message
+
+
+def test_a_worker_that_leaves_early_ends_the_training(fragile_cluster: Cluster) -> None:
+    fragile_cluster.start(3, run, Job(versions=20, leaver=1))
+    answers = fragile_cluster.collect(range(3), seconds=60)
+    assert isinstance(answers[1], Served)
+    assert answers[1].version == 3
+    assert isinstance(answers[0], Failed)
+    assert "makes no further version, because too few workers are left" in answers[0].message
+
+
+def test_a_server_dies_and_goes_on_from_its_checkpoint(
+    fragile_cluster: Cluster, cluster: Cluster, tmp_path: Any
+) -> None:
+    job = Job(versions=8, arguments={"codec": "raw"})
+    expected = cluster.run(3, run, job)
+    cut = Job(versions=8, victim=SERVER, arguments={"codec": "raw"}, folder=str(tmp_path))
+    fragile_cluster.start(3, run, cut)
+    for rank, answer in fragile_cluster.collect(range(3), seconds=60).items():
+        if rank != SERVER:
+            assert f"rank {SERVER} is gone" in answer.message, answer.trace
+    resumed = Job(versions=8, arguments={"codec": "raw"}, folder=str(tmp_path), resume=True)
+    answers = cluster.run(3, run, resumed)
+    assert min(answers[0].digests) <= 5  # nothing is lost but the steps since the checkpoint
+    for name, tensor in answers[0].model.items():
+        torch.testing.assert_close(tensor, expected[0].model[name], atol=2e-6, rtol=1e-5)

@@ -1,0 +1,178 @@
+"""What a ServerOptimizer refuses, what it shares with the optimizer that it wraps, the example."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradwire
+from cluster import Cluster
+from gradwire.torch import ServerOptimizer, UnmatchedPatternWarning
+
+REPOSITORY = Path(__file__).parents[2]
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"codec": "3cl"}, gradwire.GradwireError, "3lc"),
+    ({"servers": 0}, ValueError, "servers is 0; a world of 3 ranks has 1 to 2 servers"),
+    ({"servers": 3}, ValueError, "servers is 3"),
+    ({"backup_workers": 2}, gradwire.GradwireError, "2 backup workers of 2 workers"),
+    ({"staleness": 64}, gradwire.GradwireError, "a history of 64 versions is too short"),
+    ({"timeout": 0.0}, ValueError, "timeout is 0"),
+    ({"named_parameters": []}, ValueError, "parameter 0 of group 0 is not among"),
+]
+
+
+def refuse() -> None:
+    model = nn.Linear(300, 4)
+    for arguments, error, message in REFUSED:
+        with pytest.raises(error, match=re.escape(message)):
+            ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **arguments)
+    half = torch.optim.SGD(nn.Linear(3, 3).bfloat16().parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"dense float32 parameters; 0\.0 is torch\.bfloat16"):
+        ServerOptimizer(half)
+    with pytest.warns(UnmatchedPatternWarning, match=r"'weigth'"):
+        ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), exclude=["weigth"])
+
+
+def share() -> None:
+    """Groups and schedulers are the local optimizer's; a step on the wrong side is refused."""
+    model = nn.Linear(300, 4)
+    groups: list[dict[str, Any]] = [
+        {"params": [model.weight]},
+        {"params": [model.bias], "lr": 0.5},
+    ]
+    local = torch.optim.Adam(groups, lr=0.1)
+    optimizer = ServerOptimizer(local, codec="raw")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    assert optimizer.param_groups is local.param_groups
+    optimizer.connect()
+    optimizer.connect()  # does nothing
+    with pytest.raises(RuntimeError, match=r"before connect\(\)"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.raises(RuntimeError, match="no parameter can be added"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    if optimizer.is_server:
+        with pytest.raises(RuntimeError, match="rank 2 is a server"):
+            optimizer.step()
+        optimizer.serve()
+        assert [group["lr"] for group in local.param_groups] == [0.05, 0.25]  # of the last push
+        assert local.state[model.weight]["step"] == 2
+    else:
+        with pytest.raises(RuntimeError, match=f"rank {optimizer.rank} is a worker"):
+            optimizer.serve()
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(torch.ones(2, 300)).square().sum()
+            loss.backward()
+            return loss
+
+        losses = []
+        while optimizer.version < 2:
+            losses.append(optimizer.step(closure).item())
+            scheduler.step()
+        assert losses[1] != losses[0]
+        assert not local.state  # it lives on the server
+        optimizer.close()
+        with pytest.raises(RuntimeError, match="was closed"):
+            optimizer.step()
+    assert repr(optimizer).startswith("ServerOptimizer(Adam")
+
+
+def save_and_load() -> int:
+    """What a worker owes, and what a server has, are there again; the sum of what is owed."""
+    torch.manual_seed(0)
+    model = nn.Linear(300, 40)
+    optimizer = ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    optimizer.connect()
+    if optimizer.is_server:
+        optimizer.serve()
+    else:
+        while optimizer.version < 2:
+            model(torch.randn(2, 300)).square().sum().backward()
+            optimizer.step()
+        optimizer.close()
+    saved = optimizer.state_dict()
+    again = nn.Linear(300, 40)
+    loaded = ServerOptimizer(torch.optim.SGD(again.parameters(), lr=0.5, momentum=0.9))
+    loaded.load_state_dict(saved)
+    assert loaded.version == 2
+    assert loaded.param_groups[0]["lr"] == 0.1
+    found = loaded.state_dict()
+    if loaded.is_server:
+        assert torch.equal(again.weight, model.weight)
+        momentum = found["state"][0]["momentum_buffer"]
+        assert torch.equal(momentum, saved["state"][0]["momentum_buffer"])
+        return 1
+    (owed,), (expected,) = found["gradwire"]["residuals"], saved["gradwire"]["residuals"]
+    assert owed["name"] == expected["name"] == "0.0"
+    assert torch.equal(owed["values"], expected["values"])
+    saved["gradwire"]["rank"] += 1
+    with pytest.raises(ValueError, match=f"this is rank {loaded.rank} of 3"):
+        loaded.load_state_dict(saved)
+    return int(owed["values"].count_nonzero())
+
+
+def connect_late(differ: bool) -> str:
+    torch.manual_seed(dist.get_rank() if differ else 0)
+    model = nn.Linear(300, 4)
+    optimizer = ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    if optimizer.is_server:
+        with warnings.catch_warnings():
+            optimizer.serve()
+        return "served"
+    model(torch.ones(2, 300)).sum().backward()
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        optimizer.close()
+        return str(error)
+    optimizer.close()
+    return "stepped"
+
+
+def test_wrong_arguments_are_refused_at_once(cluster: Cluster) -> None:
+    cluster.run(3, refuse)
+
+
+def test_it_has_the_interface_of_the_local_optimizer(cluster: Cluster) -> None:
+    cluster.run(3, share)
+
+
+def test_a_state_comes_back(cluster: Cluster) -> None:
+    assert min(cluster.run(3, save_and_load)) > 0
+
+
+def test_a_gradient_of_another_model_is_refused(cluster: Cluster) -> None:
+    assert cluster.run(3, connect_late, False) == ["stepped", "stepped", "served"]
+    first, second, server = cluster.run(3, connect_late, True)
+    assert "call connect() on every rank before the first forward" in first
+    assert (second, server) == (first, "served")
+
+
+def test_the_example_runs_under_torchrun() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3"]
+    command += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    result = subprocess.run(
+        [*command, str(REPOSITORY / "examples/server.py")],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )
+    assert result.returncode == 0, result.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", result.stdout)]
+    assert losses[-1] < 0.8 * losses[0], result.stdout
+    assert re.search(r"role +server, 2 workers and 1 servers", result.stdout)
+    assert "version    200 (0 not finite)" in result.stdout
