@@ -53,6 +53,7 @@ GRADWIRE_EXPORT Status decode_frame(const Frame& frame, std::span<float> out, De
 
 // Decodes into the bits of `dtype`, kBfloat16 or kFloat16: rounded half to even, to infinity beyond
 // its range, a NaN to the quiet one with its sign. Raw frames of that very dtype bit for bit.
-Status decode_frame(const Frame& frame, Dtype dtype, std::span<uint16_t> out, Execution& execution);
+GRADWIRE_EXPORT Status decode_frame(const Frame& frame, Dtype dtype, std::span<uint16_t> out,
+                                    Execution& execution);
 
 }  // namespace gradwire

@@ -32,7 +32,7 @@ struct ServerOptions {
   uint64_t history = 64;   // finished versions that are kept for workers that are behind
 };
 
-class ServerExchange : public virtual Exchange {
+class GRADWIRE_EXPORT ServerExchange : public virtual Exchange {
  public:
   // Versions of this server's tensors: finished by the server, applied by a worker.
   [[nodiscard]] virtual uint64_t version(uint32_t server) const = 0;
@@ -58,10 +58,9 @@ using ApplyDelta =
 // is lost with its gradient. retract() does nothing.
 //
 // kInvalidArgument: rank is none of the workers; backup leaves no push to wait for.
-Result<std::unique_ptr<ServerExchange>> make_server_worker(std::shared_ptr<const Layout> layout,
-                                                           uint32_t rank, Execution execution,
-                                                           const ServerOptions& options,
-                                                           ApplyDelta apply, uint64_t seed = 0);
+GRADWIRE_EXPORT Result<std::unique_ptr<ServerExchange>> make_server_worker(
+    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
+    const ServerOptions& options, ApplyDelta apply, uint64_t seed = 0);
 
 // A server's side. start() begins the version `step`, which must be version(rank); done() says that
 // it is finished. `update` gets the averages of this server's tensors in the bucket and leaves the
@@ -71,9 +70,8 @@ Result<std::unique_ptr<ServerExchange>> make_server_worker(std::shared_ptr<const
 // it pushes. Without backup a push of a finished version is an error.
 //
 // kInvalidArgument: rank is no server; backup leaves no push to wait for.
-Result<std::unique_ptr<ServerExchange>> make_server(std::shared_ptr<const Layout> layout,
-                                                    uint32_t rank, Execution execution,
-                                                    const ServerOptions& options,
-                                                    ShardUpdate update, uint64_t seed = 0);
+GRADWIRE_EXPORT Result<std::unique_ptr<ServerExchange>> make_server(
+    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
+    const ServerOptions& options, ShardUpdate update, uint64_t seed = 0);
 
 }  // namespace gradwire
