@@ -68,7 +68,7 @@ build_mpi() {
   mkdir -p "$folder"
   echo 'cmake_minimum_required(VERSION 3.16)
 project(mpi_user LANGUAGES CXX)
-find_package(gradwire CONFIG REQUIRED)
+find_package(gradwire CONFIG REQUIRED COMPONENTS mpi)
 add_executable(mpi_user main.cc)
 target_link_libraries(mpi_user PRIVATE gradwire::mpi)' >"$folder/CMakeLists.txt"
   echo '#include <gradwire/gradwire_mpi.h>
