@@ -206,7 +206,8 @@ GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_ring_exchange(
 //
 // kInvalidArgument: rank out of range, more than 127 ranks, other codecs.
 GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_terngrad_exchange(
-    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution, uint64_t seed = 0);
+    const std::shared_ptr<const Layout>& layout, uint32_t rank, Execution execution,
+    uint64_t seed = 0);
 
 // The exchanges that need nothing but a layout.
 enum class ExchangeKind : uint8_t { kSharded, kRing, kTernGrad };

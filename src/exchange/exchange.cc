@@ -45,7 +45,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(ExchangeKind kind,
         return Status(StatusCode::kInvalidArgument,
                       "the terngrad exchange averages; it can't give the sum");
       }
-      return make_terngrad_exchange(std::move(layout), rank, std::move(execution), seed);
+      return make_terngrad_exchange(layout, rank, std::move(execution), seed);
   }
   return Status(StatusCode::kInvalidArgument, "no such exchange");
 }

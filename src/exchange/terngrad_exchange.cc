@@ -326,9 +326,9 @@ Result<Layout> with_pulled_sums(const Layout& layout) {
 
 }  // namespace
 
-Result<std::unique_ptr<Exchange>> make_terngrad_exchange(std::shared_ptr<const Layout> layout,
-                                                         uint32_t rank, Execution execution,
-                                                         uint64_t seed) {
+Result<std::unique_ptr<Exchange>> make_terngrad_exchange(
+    const std::shared_ptr<const Layout>& layout, uint32_t rank, Execution execution,
+    uint64_t seed) {
   GW_RETURN_IF_ERROR(check_rank(*layout, rank));
   Result<Layout> changed = with_pulled_sums(*layout);
   if (!changed.ok()) return changed.status();
