@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "base/checksum.h"
@@ -319,7 +318,7 @@ Status HierarchicalExchange::take_result(uint32_t peer, std::span<const std::byt
   }
   Result<Packet> packet = parse_local(peer, message, PacketRole::kPull);
   if (!packet.ok()) return packet.status();
-  std::memcpy(bucket_.data(), packet.value().frames[0].payload.data(), bucket_.size_bytes());
+  std::ranges::copy(packet.value().frames[0].payload, std::as_writable_bytes(bucket_).begin());
   phase_ = Phase::kDone;
   if (marks_non_finite()) note_non_finite_result();
   return {};
