@@ -146,12 +146,7 @@ Result<std::span<const std::byte>> HierarchicalExchange::raw_packet(PacketRole r
 }
 
 Status HierarchicalExchange::start(std::span<float> bucket, uint64_t step) {
-  if (!done()) return unexpected("start: the step before has not ended");
-  if (bucket.size() != layout_->numel()) {
-    return {StatusCode::kLengthMismatch,
-            "start: the layout has " + std::to_string(layout_->numel()) + " values, the bucket " +
-                std::to_string(bucket.size())};
-  }
+  GW_RETURN_IF_ERROR(check_start(*this, bucket.size()));
   bucket_ = bucket;
   step_ = step;
   non_finite_.reset();

@@ -32,6 +32,14 @@ double squared_distance(std::span<const float> a, std::span<const float> b) {
 
 Status unexpected(const std::string& what) { return {StatusCode::kUnexpectedMessage, what}; }
 
+Status check_start(const Exchange& exchange, uint64_t values) {
+  if (!exchange.done()) return unexpected("start: the step before has not ended");
+  const uint64_t expected = exchange.layout().numel();
+  if (values == expected) return {};
+  return {StatusCode::kLengthMismatch, "start: the layout has " + std::to_string(expected) +
+                                           " values, the bucket " + std::to_string(values)};
+}
+
 Status check_rank(const Layout& layout, uint32_t rank) {
   if (layout.servers() > 0) {
     return {StatusCode::kInvalidArgument, "a layout with servers is for the server exchange alone"};
@@ -96,12 +104,7 @@ std::string PacketExchange::describe() const {
 }
 
 Status PacketExchange::start(std::span<float> bucket, uint64_t step) {
-  if (!done()) return unexpected("start: the step before has not ended");
-  if (bucket.size() != layout_->numel()) {
-    return {StatusCode::kLengthMismatch,
-            "start: the layout has " + std::to_string(layout_->numel()) + " values, the bucket " +
-                std::to_string(bucket.size())};
-  }
+  GW_RETURN_IF_ERROR(check_start(*this, bucket.size()));
   bucket_ = bucket;
   step_ = step;
   ++stats_.steps;

@@ -16,6 +16,9 @@ namespace gradwire {
 // A message or a call that the protocol has no place for.
 [[nodiscard]] Status unexpected(const std::string& what);
 
+// Whether a step can begin on a bucket of so many values: kUnexpectedMessage, kLengthMismatch.
+Status check_start(const Exchange& exchange, uint64_t values);
+
 // kInvalidArgument: rank is not below the layout's world size, or the layout leaves all to servers.
 Status check_rank(const Layout& layout, uint32_t rank);
 
