@@ -22,6 +22,7 @@ STEPS = 24
 WAYS = {
     "sharded": ["--exchange", "sharded"],
     "ring": ["--exchange", "ring"],
+    "server": ["--exchange", "server"],
     "sharded-optimizer": ["--exchange", "sharded-optimizer"],
     "local steps": ["--every", "4"],
 }
@@ -54,16 +55,43 @@ def test_workers_learn_and_agree(way: str, folder: Path) -> None:
     assert run["ratio"] > 4
 
 
+def test_servers_go_on_without_the_last_worker(folder: Path) -> None:
+    command = [GRADWIRE, "train", "--workers", "3", "--batch", "16", "--data-dir", str(folder)]
+    command += ["--bandwidth", "none", "--steps", "12", "--eval-every", "6", "--json", "-"]
+    command += ["--exchange", "server", "--servers", "2", "--backup-workers", "1"]
+    command += ["--codec", "ddp", "--codec", "3lc:s=1.0"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert result.returncode == 0, result.stderr
+    plain, served = json.loads(result.stdout)["results"]
+    assert plain["hook_of_rank"] == [None] * 5  # the servers have nothing to do there
+    assert served["replicas_identical"]
+    assert len(served["loss"]) == len(served["push_bits"]) == 12
+    assert [evaluation["step"] for evaluation in served["evaluations"]][-1] == 12
+    workers, servers = served["hook_of_rank"][:3], served["hook_of_rank"][3:]
+    assert [hook["role"] for hook in servers] == ["server", "server"]
+    # What a version did without is either dropped by a server or was never computed.
+    dropped = sum(sum(hook["dropped_pushes"].values()) for hook in servers)
+    taken = sum(hook["steps"] for hook in workers)
+    assert 12 * 2 <= taken <= 12 * 3
+    assert 2 * taken - dropped == 2 * 12 * 2
+    assert ("were dropped: none" in result.stderr) == (dropped == 0)
+
+
 @pytest.mark.parametrize(
     ("change", "option", "said"),
     [
-        ({"exchange": "star"}, "--exchange", "valid are sharded, ring, sharded-optimizer"),
+        ({"exchange": "star"}, "--exchange", "valid are sharded, ring, server, "),
         ({"every": 0}, "--every", "valid are 1 to 400"),
         ({"every": 3}, "--steps", "400 is no multiple of --every 3"),
         ({"every": 4, "eval_every": 10}, "--eval-every", "10 is no multiple of --every 4"),
         ({"every": 2, "start_iter": 2}, "--start-iter", "sharded and ring"),
         ({"every": 2, "exchange": "sharded-optimizer"}, "--every", "in every step"),
         ({"exchange": "sharded-optimizer", "start_iter": 2}, "--start-iter", "sharded and ring"),
+        ({"every": 2, "exchange": "server"}, "--every", "server exchanges in every step"),
+        ({"backup_workers": 1}, "--backup-workers", "goes with --exchange server alone"),
+        ({"servers": 2}, "--servers", "goes with --exchange server alone"),
+        ({"backup_workers": 4, "exchange": "server"}, "--backup-workers", "valid are 0 to 3"),
+        ({"servers": 0, "exchange": "server"}, "--servers", "valid are 1 to 100"),
     ],
 )
 def test_exchanges_that_no_run_can_have(change: dict[str, Any], option: str, said: str) -> None:

@@ -89,6 +89,32 @@ def test_modelled_plain_ddp_takes_a_ring_all_reduce() -> None:
     assert ddp.ratio is None
 
 
+def test_servers_carry_what_all_workers_push() -> None:
+    settings = replace(SETTINGS, exchange="server")
+    ranks = [record("3lc", rank, 2.0, push=100, pull=50) for rank in range(2)]
+    for rank in ranks:
+        assert rank.hook is not None
+        rank.hook["role"] = "worker"
+    late = ranks[1]
+    late.losses[2] = late.push_bytes[2] = late.pull_bytes[2] = None
+    server = RankRecord("3lc", 2, seconds=60.0)
+    server.hook = {"role": "server", "push_bytes": 800, "pull_bytes": 400, "wire_seconds": 58.0}
+    server.hook["dropped_pushes"] = {"0": 0, "1": 3}
+    made = report.assemble(settings, PARAMETERS, MODELLED, [[*ranks, server]])
+    (result,) = made.results
+    assert result.measured_seconds == 2.0  # the workers'; the server's begins earlier
+    assert result.seconds == pytest.approx(60.0 - 58.0 + 800 * 8 / 1e6)
+    assert result.push_bits_per_value == pytest.approx(32 * 400 / 16000)
+    assert result.push_bits == pytest.approx([0.8] * 4)
+    assert result.loss == [4.5, 3.0, 2.0, 1.0]
+    assert result.ratio == pytest.approx(32000 / (400 + 200 + 8))
+    assert result.hook_of_rank[2] == server.hook
+    text = printed(made)
+    assert "a server received 0.001 MB and sent 0.000 MB" in text
+    assert "dropped: 3 of worker 1." in text
+    assert "bit-identical" in text
+
+
 def test_one_worker_sends_nothing() -> None:
     alone = record("raw", 0, 1.0, push=0, pull=0)
     (result,) = report.assemble(replace(SETTINGS, workers=1), PARAMETERS, SHAPED, [[alone]]).results

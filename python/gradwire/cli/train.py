@@ -79,6 +79,15 @@ def train(
     every: Annotated[
         int, typer.Option(help="Steps from one exchange to the next; workers step alone between.")
     ] = 1,
+    servers: Annotated[
+        int, typer.Option(help="With --exchange server: processes that hold the model.")
+    ] = 1,
+    backup_workers: Annotated[
+        int,
+        typer.Option(
+            help="With --exchange server: a step goes on without the last so many workers."
+        ),
+    ] = 0,
 ) -> None:
     """Train with data parallelism behind a slow link, once with each codec, and compare.
 
@@ -106,6 +115,8 @@ def train(
             exclude=tuple(exclude or []),
             exchange=exchange,
             every=every,
+            servers=servers,
+            backup_workers=backup_workers,
         )
         if learning_rate is None:
             known.check(chosen)

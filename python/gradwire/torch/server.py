@@ -200,6 +200,7 @@ class ServerOptimizer(Optimizer):
             codec=self._codec,
             version=self.version,
             sent_bytes=0 if link is None else link.traffic.sent_bytes + link.traffic.framing_bytes,
+            wire_seconds=0.0 if link is None else link.wire_seconds,
             serving=self._serving,
         )
 

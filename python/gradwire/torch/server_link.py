@@ -39,6 +39,7 @@ class ServerLink:
         self.rank = group.rank()
         self.world_size = group.size()
         self.error: Exception | None = None
+        self.wire_seconds = 0.0  # that `take` waited
         self._timeout = timeout
         self._group: dist.ProcessGroup | None = group
         self._board = FailureBoard(group.get_group_store(), group.rank(), group.size())
@@ -66,7 +67,7 @@ class ServerLink:
         """
         start = time.perf_counter()
         message = self._inbox.take(self._timeout)
-        self._wire.traffic.waited_seconds += time.perf_counter() - start
+        self.wire_seconds += time.perf_counter() - start
         if message is None:
             raise LostError(tuple(awaited), True, f"waited {self._timeout:g} s")
         return message

@@ -30,6 +30,7 @@ class ServerStats:
     dropped_pushes: dict[int, int]  # a server's: too late, by worker
     lost_workers: tuple[int, ...]  # a server's: gone, and done without
     encode_seconds: float
+    wire_seconds: float  # waited for messages, so also for what others compute
     decode_seconds: float
     raw_tensors: tuple[RawTensor, ...]
 
@@ -50,6 +51,7 @@ class ServerStats:
             ("beside", f"{self.control_bytes:,} bytes (model, options, lengths)"),
             ("ratio", ratio),
             ("encode", f"{self.encode_seconds:.3f} s"),
+            ("wire", f"{self.wire_seconds:.3f} s"),
             ("decode", f"{self.decode_seconds:.3f} s"),
         ]
         late = {worker: count for worker, count in self.dropped_pushes.items() if count}
@@ -76,6 +78,7 @@ def summarize(
     codec: str,
     version: int,
     sent_bytes: int,
+    wire_seconds: float,
     serving: Serving | None,
 ) -> ServerStats:
     """`serving`: of a server that has begun; None on a worker."""
@@ -103,6 +106,7 @@ def summarize(
         dropped_pushes=dict(enumerate(exchange.dropped_pushes)),
         lost_workers=() if serving is None else tuple(sorted(serving.lost)),
         encode_seconds=counted["encode_seconds"],
+        wire_seconds=wire_seconds,
         decode_seconds=counted["decode_seconds"],
         raw_tensors=tuple(
             RawTensor(segment["name"], segment["numel"], segment["reason"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwire.train.settings import PLAIN_DDP, TrainSettings
+from gradwire.train.settings import PLAIN_DDP, SERVER, TrainSettings
 
 _SAMPLE = 40960
 
@@ -16,15 +16,19 @@ def estimate_seconds(
 
     step_seconds, evaluation_seconds: as measured by the workers (loop.Trainer.measure_speed). The
     wire: bytes of a push and a pull over the bandwidth, as many bits a value as the codec makes of
-    normally distributed values; all values, though small tensors will go raw.
+    normally distributed values; all values, though small tensors will go raw. Servers take the
+    pushes of all workers through one link, each its share of the tensors.
     """
     evaluations = -(-settings.steps // settings.eval_every)
-    shares = 2 * (settings.workers - 1) / settings.workers
     estimates = {}
     for codec in settings.codecs:
         wire = 0.0
         if settings.bandwidth is not None:
-            wire = shares * parameters * typical_bits_per_value(codec) / settings.bandwidth
+            wire = parameters * typical_bits_per_value(codec) / settings.bandwidth
+            if codec == PLAIN_DDP or settings.exchange != SERVER:
+                wire *= 2 * (settings.workers - 1) / settings.workers
+            else:
+                wire *= 2 * settings.workers / settings.servers
             wire /= 1 if codec == PLAIN_DDP else settings.every
         estimates[codec] = settings.steps * (step_seconds + wire) + evaluations * evaluation_seconds
     return estimates

@@ -49,14 +49,14 @@ class Workers:
         self._readers: list[list[threading.Thread]] = []
         self._events: queue.Queue[tuple[int, Event]] = queue.Queue()
         self._errors: dict[int, str] = {}
-        self._stderr = [deque[str](maxlen=_STDERR_LINES_KEPT) for _ in range(settings.workers)]
-        self._place = ["while it started"] * settings.workers
+        self._stderr = [deque[str](maxlen=_STDERR_LINES_KEPT) for _ in range(settings.ranks)]
+        self._place = ["while it started"] * settings.ranks
         self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> Workers:
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self._kill)
-            for rank in range(self._settings.workers):
+            for rank in range(self._settings.ranks):
                 self._start(rank)
             if self._shaped:
                 assert self._settings.bandwidth is not None
@@ -86,7 +86,7 @@ class Workers:
         on_event gets what worker.py lists, and {"event": "stderr", "line"}. Raises WorkerError as
         soon as a worker fails.
         """
-        ranks = range(self._settings.workers)
+        ranks = range(self._settings.ranks)
         for rank in ranks:
             self._tell(
                 rank,
@@ -108,7 +108,9 @@ class Workers:
         for codec, by_rank in records.items():
             for rank in ranks:
                 if rank not in by_rank:
-                    raise WorkerError(f"worker {rank} ended without a result for {codec}")
+                    raise WorkerError(
+                        f"{self._settings.names([rank])} ended without a result for {codec}"
+                    )
         return [[by_rank[rank] for rank in ranks] for by_rank in records.values()]
 
     def _start(self, rank: int) -> None:
@@ -177,7 +179,8 @@ class Workers:
             if len(finished) == len(self._processes):
                 deadline = deadline or time.monotonic() + _SECONDS_TO_LEAVE
                 if time.monotonic() > deadline:
-                    raise WorkerError(f"workers {running} have finished but do not end")
+                    names = self._settings.names(running)
+                    raise WorkerError(f"{names}: have finished but do not end")
         yield from self._drain(range(len(self._processes)))
 
     @property
@@ -217,8 +220,9 @@ class Workers:
         if first in self._errors:
             raise WorkerError(self._errors[first])
         lines = "".join(f"\n  | {line}" for line in self._stderr[first])
+        end = describe_end(self._status(first))
         raise WorkerError(
-            f"worker {first} {describe_end(self._status(first))} {self._place[first]}; "
+            f"{self._settings.names([first])} {end} {self._place[first]}; "
             f"the others were stopped. Its last lines:{lines or ' none'}"
         )
 

@@ -41,8 +41,10 @@ class DivergedError(Exception):
 class TrainingClock:
     """Seconds, and bytes of an interface, of the stretches between start and stop."""
 
-    def __init__(self, interface: str | None) -> None:
+    def __init__(self, interface: str | None, workers: dist.ProcessGroup | None) -> None:
+        """workers: the ranks with such a clock; None: all."""
         self._interface = interface
+        self._workers = workers
         self._started = 0.0
         self._bytes_at_start = Bytes(0, 0)
         self._running = False
@@ -50,13 +52,13 @@ class TrainingClock:
         self._bytes = Bytes(0, 0)
 
     def start(self) -> None:
-        dist.barrier()
+        dist.barrier(self._workers)
         self._bytes_at_start = self._counted()
         self._started = time.perf_counter()
         self._running = True
 
     def stop(self) -> None:
-        dist.barrier()
+        dist.barrier(self._workers)
         self._seconds = self.seconds
         self._running = False
         passed = self._counted().since(self._bytes_at_start)
@@ -79,15 +81,15 @@ class Trainer:
     """A rank's data, kept for all codecs. One CPU thread, as every rank of a machine should."""
 
     def __init__(
-        self, settings: TrainSettings, data: Data, rank: int, world: int, interface: str | None
+        self, settings: TrainSettings, data: Data, rank: int, interface: str | None
     ) -> None:
         torch.set_num_threads(1)
         self._settings = settings
         self._data = data
         self._rank = rank
-        self._world = world
         self._interface = interface
-        self._batches = Batches(data, settings.batch, world, rank, settings.seed)
+        if not settings.is_server(rank):
+            self._batches = Batches(data, settings.batch, settings.workers, rank, settings.seed)
 
     def measure_speed(self) -> dict[str, Any]:
         """Seconds of a step's computation and of one evaluation, for an estimate. Takes about five
@@ -111,7 +113,7 @@ class Trainer:
         return {
             "parameters": models.parameter_count(model),
             "step_seconds": sorted(seconds[1:])[1],
-            "evaluation_seconds": evaluation * min(1.0, cpus / self._world) / cpus,
+            "evaluation_seconds": evaluation * min(1.0, cpus / self._settings.workers) / cpus,
         }
 
     def run(self, codec: str, on_event: OnEvent) -> RankRecord:
@@ -119,10 +121,14 @@ class Trainer:
 
         Raises DivergedError, and RuntimeError if a rank is gone.
         """
-        model = self._model()
-        strategy = strategies.choose(model, codec, self._settings)
+        model, settings = self._model(), self._settings
+        # A new one for each run, as all ranks make one together, servers too.
+        group = dist.new_group(list(range(settings.workers)))
+        if settings.is_server(self._rank):
+            return self._serve(model, codec)
+        strategy = strategies.choose(model, codec, settings, group)
         try:
-            return self._train(model, codec, strategy, on_event)
+            return self._train(model, codec, strategy, group, on_event)
         except RuntimeError as error:
             explained = strategy.explain(error)
             if explained is error:
@@ -134,16 +140,19 @@ class Trainer:
         model: nn.Module,
         codec: str,
         strategy: Strategy,
+        workers: dist.ProcessGroup,
         on_event: OnEvent,
     ) -> RankRecord:
         settings = self._settings
         optimizer = strategy.optimizer
         record = RankRecord(codec, self._rank)
-        clock = TrainingClock(self._interface)
+        clock = TrainingClock(self._interface, workers)
         last_event = -math.inf
         clock.start()
-        for step in range(settings.steps):
-            rate = learning_rate(step, settings.steps, settings.learning_rate, self._world)
+        done = 0
+        while done < settings.steps:
+            step = done
+            rate = learning_rate(step, settings.steps, settings.learning_rate, settings.workers)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             images, labels = self._batch(step)
@@ -151,12 +160,12 @@ class Trainer:
             loss = functional.cross_entropy(strategy.forward(images), labels)
             loss.backward()
             optimizer.step()
-            self._note_step(record, step, loss.item(), strategy)
+            done = strategy.steps_done(step)
+            self._note_step(record, step, done, loss.item(), strategy)
             if clock.seconds - last_event >= _SECONDS_BETWEEN_STEP_EVENTS:
                 last_event = clock.seconds
                 on_event(_step_event(record, clock.seconds))
-            done = step + 1
-            if done % settings.eval_every == 0 or done == settings.steps:
+            if self._is_time_to_evaluate(step, done):
                 clock.stop()
                 if self._rank == 0:
                     self._evaluate(model, record, clock.seconds, on_event)
@@ -166,9 +175,23 @@ class Trainer:
         record.link = clock.link
         record.parameters_digest = parameters_digest(model)
         record.hook = strategy.stats()
-        dist.barrier()  # rank 0 may still evaluate; nobody leaves before
+        dist.barrier(workers)  # rank 0 may still evaluate; nobody leaves before
         strategy.close()
         return record
+
+    def _serve(self, model: nn.Module, codec: str) -> RankRecord:
+        """A server's run: until the workers have left."""
+        record = RankRecord(codec, self._rank)
+        start = time.perf_counter()
+        record.hook = strategies.serve(model, codec, self._settings)
+        record.seconds = time.perf_counter() - start
+        return record
+
+    def _is_time_to_evaluate(self, before: int, done: int) -> bool:
+        settings = self._settings
+        return (
+            done == settings.steps or before // settings.eval_every != done // settings.eval_every
+        )
 
     def _model(self) -> nn.Module:
         data, settings = self._data, self._settings
@@ -178,17 +201,15 @@ class Trainer:
         images, labels = self._batches.at(step)
         return torch.from_numpy(images), torch.from_numpy(labels)
 
-    def _note_step(self, record: RankRecord, step: int, loss: float, strategy: Strategy) -> None:
+    def _note_step(
+        self, record: RankRecord, step: int, done: int, loss: float, strategy: Strategy
+    ) -> None:
         if not math.isfinite(loss):
             raise DivergedError(
                 f"the loss of {record.codec} is {loss} at step {step} on rank {self._rank}; "
                 f"a smaller --lr may help (now {self._settings.learning_rate:g})"
             )
-        record.losses.append(loss)
-        sent = strategy.sent_bytes()
-        if sent is not None:
-            record.push_bytes.append(sent[0])
-            record.pull_bytes.append(sent[1])
+        record.note(loss, strategy.sent_bytes(), left_out=done - step - 1)
 
     def _evaluate(
         self, model: nn.Module, record: RankRecord, seconds: float, on_event: OnEvent
@@ -228,5 +249,5 @@ def _step_event(record: RankRecord, seconds: float) -> dict[str, Any]:
         "codec": record.codec,
         "step": len(record.losses),
         "seconds": seconds,
-        "loss": record.losses[-1],
+        "loss": next(loss for loss in reversed(record.losses) if loss is not None),
     }

@@ -20,24 +20,32 @@ class Evaluation:
 
 @dataclass
 class RankRecord:
-    """What one rank saw of one run. losses, push_bytes, pull_bytes: one element for each step.
+    """What one rank saw of one run. losses, push_bytes, pull_bytes: one element for each step, None
+    where the others went on without this rank; empty on a server.
 
-    seconds: of the training clock. push_bytes, pull_bytes: what the rank sent, empty for plain DDP,
-    which does not tell. hook: the strategy's stats(), None for plain DDP. link: bytes that the
-    rank's own interface counted while the clock ran, None where it has none of its own.
-    parameters_digest: SHA-256 of all parameters after the last step.
+    seconds: of the training clock. push_bytes, pull_bytes: what the rank sent (a server's worker:
+    what it pulled), empty for plain DDP, which does not tell. hook: the strategy's stats(), None
+    for plain DDP. link: bytes that the rank's own interface counted while the clock ran, None where
+    it has none of its own. parameters_digest: SHA-256 of all parameters after the last step.
     """
 
     codec: str
     rank: int
     seconds: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    push_bytes: list[int] = field(default_factory=list)
-    pull_bytes: list[int] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
+    push_bytes: list[int | None] = field(default_factory=list)
+    pull_bytes: list[int | None] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     hook: dict[str, Any] | None = None
     link: Bytes | None = None
     parameters_digest: str = ""
+
+    def note(self, loss: float, sent: tuple[int, int] | None, left_out: int) -> None:
+        """A step that this rank took, and how many after it the others took without it."""
+        self.losses += [loss] + [None] * left_out
+        if sent is not None:
+            self.push_bytes += [sent[0]] + [None] * left_out
+            self.pull_bytes += [sent[1]] + [None] * left_out
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -7,8 +7,9 @@ part is replaced by the bytes divided by the bandwidth:
     modelled = max over ranks (seconds - wire_seconds)
              + max over ranks (max(bytes sent, bytes received)) * 8 / bandwidth
 
-wire_seconds is what the hook's thread waited for messages. The rank that waited least is the one
-that computed longest, hence the maximum. This takes links as full duplex and nothing as overlapped.
+The ranks are workers and servers. wire_seconds is what a rank waited for messages. The rank that
+waited least is the one that computed longest, hence the maximum. This takes links as full duplex
+and nothing as overlapped.
 Plain DDP does not tell how long it waited (0 is subtracted) nor what it sent: a ring all-reduce's
 2 (N - 1) / N * 4 bytes a parameter are assumed for each step.
 The bytes are those of our packets; with the headers of Ethernet, IP and TCP a real link takes 5 %
@@ -17,9 +18,10 @@ longer (measured next to shaped links at 10 Mbit/s: raw 19.2 s modelled, 20.3 s 
 Bytes. Pushed and pulled: what a worker (mean of all) sent of gradients and of results, packets
 whole: headers, raw tensors, everything. By symmetry it receives as much. Uncompressed, each of the
 two is 4 (N - 1) / N bytes a parameter and step; bits a value and ratio compare with that, whichever
-tensors went raw. The ratio also counts the few bytes sent beside the packets. Link: what the
-worker's own network interface counted, so with Ethernet, IP and TCP headers, acknowledgements and
-DDP's own messages.
+tensors went raw. With servers, pulled is what a worker received, and each of the two is 4 bytes a
+parameter and step; all that the workers push and pull goes through the servers' links. The ratio
+also counts the few bytes sent beside the packets. Link: what the worker's own network interface
+counted, so with Ethernet, IP and TCP headers, acknowledgements and DDP's own messages.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from rich.text import Text
 
 from gradwire.train.network import Bytes
 from gradwire.train.records import RankRecord
-from gradwire.train.settings import TrainSettings, format_bandwidth
+from gradwire.train.settings import PLAIN_DDP, SERVER, TrainSettings, format_bandwidth
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class CodecResult:
     loss: list[float]
     push_bits: list[float]
     pull_bits: list[float]
-    hook_of_rank: list[dict[str, Any] | None]
+    hook_of_rank: list[dict[str, Any] | None]  # servers' last
 
 
 @dataclass(frozen=True)
@@ -102,12 +104,12 @@ def assemble(
     """records: for each codec those of all ranks, in order."""
     results: list[CodecResult] = []
     for ranks in records:
-        measured = max(record.seconds for record in ranks)
+        measured = max(record.seconds for record in ranks[: settings.workers])
         seconds = measured
         if conditions.modelled:
             seconds = model_seconds(settings, parameters, ranks)
         first = results[0].seconds if results else seconds
-        results.append(_result(parameters, ranks, measured, seconds, first / seconds))
+        results.append(_result(settings, parameters, ranks, measured, seconds, first / seconds))
     return Report(settings, parameters, conditions, results)
 
 
@@ -117,28 +119,46 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
     busy, volume = 0.0, 0.0
     for record in ranks:
         hook = record.hook
-        if hook is None:
-            waited = 0.0
-            sent = received = 2 * _uncompressed_bytes(parameters, ranks)
-        else:
-            waited = hook["wire_seconds"]
-            sent = hook["push_bytes"] + hook["pull_bytes"]
-            received = hook["received_bytes"]
-        busy = max(busy, record.seconds - waited)
-        volume = max(volume, sent, received)
+        if hook is not None:
+            busy = max(busy, record.seconds - hook["wire_seconds"])
+            volume = max(volume, *_sent_and_received(hook))
+        elif record.codec == PLAIN_DDP and not settings.is_server(record.rank):
+            busy = max(busy, record.seconds)
+            volume = max(volume, 2 * _uncompressed_bytes(settings, parameters, record.codec))
     return busy + volume * 8 / settings.bandwidth
 
 
-def _uncompressed_bytes(parameters: int, ranks: Sequence[RankRecord]) -> float:
+def _sent_and_received(hook: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of packets of one rank."""
+    push, pull = hook["push_bytes"], hook["pull_bytes"]
+    if "role" not in hook:
+        return push + pull, hook["received_bytes"]
+    return (pull, push) if hook["role"] == "server" else (push, pull)
+
+
+def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> float:
+    """Of a worker in a step, as are those that it pulls. A rank keeps what it owns itself."""
+    if settings.exchange == SERVER and codec != PLAIN_DDP:
+        return parameters
+    return parameters * (settings.workers - 1) / settings.workers
+
+
+def _uncompressed_bytes(settings: TrainSettings, parameters: int, codec: str) -> float:
     """Of pushes alone (or pulls alone), of a worker, in the whole run, without compression."""
-    return 4.0 * parameters * (len(ranks) - 1) / len(ranks) * len(ranks[0].losses)
+    return 4.0 * _pushed_values(settings, parameters, codec) * settings.steps
 
 
 def _result(
-    parameters: int, ranks: Sequence[RankRecord], measured: float, seconds: float, speedup: float
+    settings: TrainSettings,
+    parameters: int,
+    ranks: Sequence[RankRecord],
+    measured: float,
+    seconds: float,
+    speedup: float,
 ) -> CodecResult:
-    plain = _uncompressed_bytes(parameters, ranks)
-    hooks = [record.hook for record in ranks if record.hook is not None]
+    codec, workers = ranks[0].codec, ranks[: settings.workers]
+    plain = _uncompressed_bytes(settings, parameters, codec)
+    hooks = [record.hook for record in workers if record.hook is not None]
     push = pull = push_bits = pull_bits = ratio = None
     if hooks and plain > 0:
         push = _mean([hook["push_bytes"] for hook in hooks])
@@ -146,10 +166,11 @@ def _result(
         push_bits, pull_bits = 32 * push / plain, 32 * pull / plain
         beside = _mean([hook["control_bytes"] for hook in hooks])
         ratio = 2 * plain / (push + pull + beside)
-    links = [record.link for record in ranks if record.link is not None]
+    links = [record.link for record in workers if record.link is not None]
     scale = seconds / measured
+    values = _pushed_values(settings, parameters, codec)
     return CodecResult(
-        codec=ranks[0].codec,
+        codec=codec,
         accuracy=ranks[0].evaluations[-1].accuracy,
         seconds=seconds,
         measured_seconds=measured,
@@ -165,11 +186,11 @@ def _result(
         )
         if links
         else None,
-        replicas_identical=len({record.parameters_digest for record in ranks}) == 1,
+        replicas_identical=len({record.parameters_digest for record in workers}) == 1,
         evaluations=[asdict(e) | {"seconds": e.seconds * scale} for e in ranks[0].evaluations],
-        loss=[_mean(step) for step in zip(*(r.losses for r in ranks), strict=True)],
-        push_bits=_bits_of_steps([record.push_bytes for record in ranks], parameters),
-        pull_bits=_bits_of_steps([record.pull_bytes for record in ranks], parameters),
+        loss=_means_of_steps([record.losses for record in workers]),
+        push_bits=_bits_of_steps([record.push_bytes for record in workers], values),
+        pull_bits=_bits_of_steps([record.pull_bytes for record in workers], values),
         hook_of_rank=[record.hook for record in ranks],
     )
 
@@ -178,12 +199,15 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _bits_of_steps(ranks: Sequence[Sequence[int]], parameters: int) -> list[float]:
+def _means_of_steps(ranks: Sequence[Sequence[float | None]]) -> list[float]:
+    """Of the ranks that took the step."""
+    steps = zip(*ranks, strict=True)
+    return [_mean([value for value in step if value is not None]) for step in steps]
+
+
+def _bits_of_steps(ranks: Sequence[Sequence[int | None]], values: float) -> list[float]:
     """Bits a value of each step from the bytes that each rank sent in it."""
-    values = parameters * (len(ranks) - 1)  # that all ranks together send
-    if values == 0:
-        return []
-    return [8 * sum(step) / values for step in zip(*ranks, strict=True)]
+    return [8 * mean / values for mean in _means_of_steps(ranks)] if values else []
 
 
 # The table
@@ -218,8 +242,9 @@ def table(report: Report) -> Table:
 
 def footnotes(report: Report) -> list[str]:
     """What a reader of the table has to know besides."""
+    served = report.settings.exchange == SERVER
     notes = [
-        "MB: what a worker sent, mean of all. bits: of a value. "
+        f"MB: what a worker sent{' (pulled: received)' * served}, mean of all. bits: of a value. "
         "ratio: float32 bytes / bytes sent, all inclusive."
         + " link: what its network interface counted, with every header."
         * _has_links(report)
@@ -230,6 +255,7 @@ def footnotes(report: Report) -> list[str]:
             f"MODELLED times: the links were not shaped. Computation was measured over loopback, "
             f"the wire is bytes * 8 / {bandwidth}; nothing overlaps."
         )
+    notes += [note for result in report.results if (note := _servers(report.settings, result))]
     if report.settings.every > 1:
         notes.append(
             f"Exchanges take place every {report.settings.every} steps; bits and ratio are those "
@@ -241,6 +267,26 @@ def footnotes(report: Report) -> list[str]:
     else:
         notes.append("Parameters are bit-identical on all ranks after every run.")
     return notes
+
+
+def _servers(settings: TrainSettings, result: CodecResult) -> str | None:
+    """What went through the servers, and what they dropped."""
+    servers = [hook for hook in result.hook_of_rank[settings.workers :] if hook is not None]
+    if not servers:
+        return None
+    received, sent = (
+        _mean([hook[key] for hook in servers]) for key in ("push_bytes", "pull_bytes")
+    )
+    note = (
+        f"{result.codec}: a server received {_megabytes(received)} MB and sent "
+        f"{_megabytes(sent)} MB"
+    )
+    dropped = {
+        worker: sum(hook["dropped_pushes"][worker] for hook in servers)
+        for worker in servers[0]["dropped_pushes"]
+    }
+    late = ", ".join(f"{count} of worker {worker}" for worker, count in dropped.items() if count)
+    return f"{note}; pushes that came too late and were dropped: {late or 'none'}."
 
 
 def _has_links(report: Report) -> bool:

@@ -84,7 +84,11 @@ def train_under_torchrun(
     """Joins the ranks that torchrun started; rank 0 reports, the others return None."""
     prepare(outputs)
     rank, world = worker.world_of_torchrun()
-    chosen = replace(chosen, workers=world, bandwidth=None)
+    chosen = replace(chosen, workers=world - (chosen.ranks - chosen.workers), bandwidth=None)
+    try:
+        settings.check(chosen)
+    except settings.SettingsError as error:
+        raise CannotRunError(f"{world} ranks of torchrun: {error.option}: {error}") from error
     conditions = report.Conditions(
         shaped=False, modelled=False, note="the network between torchrun's ranks, as it is"
     )
@@ -170,7 +174,7 @@ class _Follower:
     def show_written(self) -> None:
         """What workers wrote on stderr, such as warnings; the same line of several ranks once."""
         for line, ranks in self._written.items():
-            who = f"worker {', '.join(str(rank) for rank in sorted(set(ranks)))}"
+            who = self._settings.names(sorted(set(ranks)))
             self._print(f"{who}: {line}", style="dim")
 
     def _print_estimate(self) -> None:
@@ -195,6 +199,9 @@ class _Follower:
 
 
 def _exchange_text(chosen: TrainSettings) -> str:
+    if chosen.exchange == settings.SERVER:
+        backup = f", {chosen.backup_workers} backup workers" if chosen.backup_workers else ""
+        return f"{chosen.exchange}, every step, servers: {chosen.servers}{backup}"
     often = "every step" if chosen.every == 1 else f"every {chosen.every} steps, local ones between"
     return f"{chosen.exchange}, {often}"
 

@@ -13,8 +13,9 @@ DATA = ("fashion-mnist", "cifar10")
 BANDWIDTHS = ("10mbit", "100mbit", "1gbit", "none")
 ROLES = ("push", "pull")
 
+SERVER = "server"
 SHARDED_OPTIMIZER = "sharded-optimizer"
-EXCHANGES = ("sharded", "ring", SHARDED_OPTIMIZER)
+EXCHANGES = ("sharded", "ring", SERVER, SHARDED_OPTIMIZER)
 
 DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
 PLAIN_DDP = "ddp"  # in the place of a codec: DDP's own all-reduce, without our hook
@@ -55,6 +56,8 @@ class TrainSettings:
     bandwidth: of every worker's link, bits a second each way; None: loopback, no limit.
     learning_rate: of one worker at step 0; the run starts at learning_rate * workers.
     exchange, every: of all codecs but ddp, which is DDP's own all-reduce in every step.
+    servers, backup_workers: with the exchange `server`. The servers are ranks of their own, behind
+    the workers and on links like theirs.
     """
 
     codecs: tuple[str, ...] = DEFAULT_CODECS
@@ -74,6 +77,23 @@ class TrainSettings:
     exclude: tuple[str, ...] = field(default=())
     exchange: str = EXCHANGES[0]
     every: int = 1
+    servers: int = 1
+    backup_workers: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """Processes: workers, and servers where there are any."""
+        return self.workers + (self.servers if self.exchange == SERVER else 0)
+
+    def is_server(self, rank: int) -> bool:
+        return rank >= self.workers
+
+    def names(self, ranks: Sequence[int]) -> str:
+        """Of processes, for messages: `worker 0, 1`, `server 4`."""
+        workers = [str(rank) for rank in ranks if not self.is_server(rank)]
+        servers = [str(rank) for rank in ranks if self.is_server(rank)]
+        named = (("worker", workers), ("server", servers))
+        return ", ".join(f"{kind} {', '.join(group)}" for kind, group in named if group)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; from_json gives the same settings back."""
@@ -149,6 +169,8 @@ def check(settings: TrainSettings) -> None:
         ("--threads", settings.threads, 1, 256),
         ("--eval-every", settings.eval_every, 1, 10**7),
         ("--every", settings.every, 1, settings.steps),
+        ("--servers", settings.servers, 1, 100),
+        ("--backup-workers", settings.backup_workers, 0, settings.workers - 1),
         ("--start-iter", settings.start_iter, 0, 10**7),
         ("--seed", settings.seed, 0, 2**32 - 1),
     ):
@@ -167,16 +189,23 @@ def check(settings: TrainSettings) -> None:
 
 
 def _check_exchange(settings: TrainSettings) -> None:
-    every, sharded = settings.every, settings.exchange == SHARDED_OPTIMIZER
-    if every > 1 and sharded:
-        raise SettingsError("--every", f"{SHARDED_OPTIMIZER} exchanges in every step")
+    every, hooked = settings.every, settings.exchange not in (SERVER, SHARDED_OPTIMIZER)
+    if every > 1 and not hooked:
+        raise SettingsError("--every", f"{settings.exchange} exchanges in every step")
+    if settings.exchange != SERVER:
+        for option, value, default in (
+            ("--servers", settings.servers, 1),
+            ("--backup-workers", settings.backup_workers, 0),
+        ):
+            if value != default:
+                raise SettingsError(option, f"goes with --exchange {SERVER} alone")
     for option, steps in (("--steps", settings.steps), ("--eval-every", settings.eval_every)):
         if steps % every:
             raise SettingsError(
                 option,
                 f"{steps} is no multiple of --every {every}: the models of the workers differ",
             )
-    if settings.start_iter and (every > 1 or sharded):
+    if settings.start_iter and (every > 1 or not hooked):
         raise SettingsError(
             "--start-iter",
             f"goes with --exchange {' and '.join(EXCHANGES[:2])} in every step alone",

@@ -25,7 +25,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any
 
@@ -72,17 +71,17 @@ def world_of_torchrun() -> tuple[int, int]:
 
 
 def run_under_torchrun(settings: TrainSettings, on_event: OnEvent) -> list[list[RankRecord]] | None:
-    """Runs all codecs in the ranks that torchrun started. On rank 0 the records of all ranks for
-    each codec, None on the others. Raises DataError, DivergedError."""
+    """Runs all codecs in the ranks that torchrun started, as many as the settings have. On rank 0
+    the records of all ranks for each codec, None on the others. Raises DataError, DivergedError."""
     import torch.distributed as dist
 
     from gradwire.train import data, loop
 
     rank, world = world_of_torchrun()
-    settings = replace(settings, workers=world)
     images = data.load(settings.data, settings.data_dir)
-    trainer = loop.Trainer(settings, images, rank, world, interface=None)
-    on_event({"event": "ready", "rank": rank, **trainer.measure_speed()})
+    trainer = loop.Trainer(settings, images, rank, interface=None)
+    if not settings.is_server(rank):
+        on_event({"event": "ready", "rank": rank, **trainer.measure_speed()})
     dist.init_process_group("gloo", timeout=_PATIENCE)
     gathered = []
     for record in run_codecs(settings, trainer, on_event):
@@ -141,15 +140,16 @@ def main() -> int:
     settings, rank = TrainSettings.from_json(orders["settings"]), int(orders["rank"])
     try:
         images = data.load(settings.data, settings.data_dir)
-        trainer = loop.Trainer(settings, images, rank, settings.workers, orders["interface"])
-        launcher.send({"event": "ready", **trainer.measure_speed()})
+        trainer = loop.Trainer(settings, images, rank, orders["interface"])
+        if not settings.is_server(rank):
+            launcher.send({"event": "ready", **trainer.measure_speed()})
         port = 0 if rank == 0 else launcher.receive()["port"]
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            orders["address"], port, settings.workers, rank == 0, wait_for_workers=False
+            orders["address"], port, settings.ranks, rank == 0, wait_for_workers=False
         )
         if rank == 0:
             launcher.send({"event": "store", "port": store.port})
-        join(store, rank, settings.workers)
+        join(store, rank, settings.ranks)
         for record in run_codecs(settings, trainer, launcher.send):
             launcher.send({"event": "record", "record": record.to_json()})
         dist.destroy_process_group()

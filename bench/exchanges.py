@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Five ways to keep one model, at three bandwidths, each with three codecs: the table of
+docs/exchanges.md.
+
+    bench/exchanges.py results.json             # about an hour; needs root for the links
+    bench/exchanges.py results.json --render    # the table alone
+
+Each cell is a run of `gradwire train`. What is in the file already is not run again, so a run that
+was broken off goes on. The runs at 1 Gbit/s are long ones and tell the accuracy: it does not depend
+on the bandwidth, as a codec gives the same bytes on every link. The others are as long as their
+time a step needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+WAYS = {
+    "sharded": ["--exchange", "sharded"],
+    "ring": ["--exchange", "ring"],
+    "server": ["--exchange", "server"],
+    "sharded-optimizer": ["--exchange", "sharded-optimizer"],
+    "every 4 steps": ["--every", "4"],
+}
+CODECS = ("raw", "bf16", "3lc:s=1.00,coder=rice")
+SHORT = {"10mbit": 12, "100mbit": 24}  # steps
+LONG = "1gbit"
+Cells = dict[str, dict[str, Any]]  # by key()
+
+
+def key(way: str, bandwidth: str, codec: str) -> str:
+    return f"{way} | {bandwidth} | {codec}"
+
+
+def measure(way: str, bandwidth: str, codecs: list[str], steps: int, workers: int) -> Cells:
+    """A run of each codec. Seconds are those of the training clock, without evaluations."""
+    command = [str(Path(sys.executable).with_name("gradwire")), "train", "--model", "resnet20"]
+    command += ["--workers", str(workers), "--bandwidth", bandwidth, "--steps", str(steps)]
+    command += ["--eval-every", str(steps), *WAYS[way]]
+    for codec in codecs:
+        command += ["--codec", codec]
+    with tempfile.NamedTemporaryFile(suffix=".json") as output:
+        subprocess.run([*command, "--json", output.name], check=True)
+        report = json.loads(Path(output.name).read_text())
+    if report["times"] != "measured":
+        sys.exit(f"exchanges: {report['links']['note']}: times would be modelled")
+    cells = {}
+    for result in report["results"]:
+        if not result["replicas_identical"]:
+            sys.exit(f"exchanges: {way}, {result['codec']}: replicas differ")
+        cells[key(way, bandwidth, result["codec"])] = {
+            "steps": steps,
+            "seconds_a_step": result["measured_seconds"] / steps,
+            "bytes_a_step": (result["push_bytes"] + result["pull_bytes"]) / steps,
+            "accuracy": result["accuracy"],
+            "loss": sum(result["loss"][-20:]) / len(result["loss"][-20:]),
+            "commit": report["machine"]["gradwire"]["commit"],
+        }
+    return cells
+
+
+def table(cells: Cells) -> list[str]:
+    """Markdown. ms a step at each bandwidth; bytes: pushed and pulled by a worker in a step."""
+    bandwidths = [*SHORT, LONG]
+    head = ["exchange", "codec", *(f"ms a step, {b}" for b in bandwidths), "kB a step", "accuracy"]
+    lines = ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
+    for way in WAYS:
+        for codec in CODECS:
+            found = [cells.get(key(way, bandwidth, codec)) for bandwidth in bandwidths]
+            times = [
+                "-" if cell is None else f"{cell['seconds_a_step'] * 1e3:.0f}" for cell in found
+            ]
+            last = found[-1]
+            rest = (
+                ["-", "-"]
+                if last is None
+                else [f"{last['bytes_a_step'] / 1e3:.1f}", f"{last['accuracy']:.1%}"]
+            )
+            lines.append("| " + " | ".join([way, f"`{codec}`", *times, *rest]) + " |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--steps", type=int, default=400, help=f"of a run at {LONG}")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--render", action="store_true", help="print what is there and end")
+    arguments = parser.parse_args()
+    cells: Cells = {}
+    if arguments.results.exists():
+        cells = json.loads(arguments.results.read_text())
+    runs = {} if arguments.render else {**SHORT, LONG: arguments.steps}
+    for bandwidth, steps in runs.items():
+        for way in WAYS:
+            missing = [codec for codec in CODECS if key(way, bandwidth, codec) not in cells]
+            if missing:
+                cells |= measure(way, bandwidth, missing, steps, arguments.workers)
+                arguments.results.write_text(json.dumps(cells, indent=1) + "\n")
+    print("\n".join(table(cells)))
+
+
+if __name__ == "__main__":
+    main()
