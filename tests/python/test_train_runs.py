@@ -216,6 +216,84 @@ def test_under_torchrun_it_joins_the_ranks_that_are_there(folder: Path) -> None:
     assert said.count("speed-") == 1  # one rank reports
 
 
+SLOW_TO_LET_GO = """
+import sys, threading, time, torch, torch.distributed as dist
+from gradwire.cli import main
+
+class Slow:
+    def __del__(self):
+        if threading.current_thread() is threading.main_thread():
+            return
+        slow.append(True)
+        for _ in range(1000):
+            time.sleep(0.001)
+
+slow = []
+
+def destroy_process_group(group=None, original=dist.destroy_process_group):
+    while group is None and not slow:  # until the group's thread is the last to let go of it
+        values = torch.ones(1 << 20)
+        values.slow = Slow()
+        work = dist.all_reduce(values, async_op=True)
+        del values, work
+        time.sleep(0.001)
+    original(group)
+
+dist.destroy_process_group = destroy_process_group
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_it_ends_well_though_a_thread_of_the_group_is_slow(folder: Path) -> None:
+    """Python ends such a thread in the middle of C++, which aborts the process."""
+    options = ["train", "--batch", "4", "--steps", "2", "--codec", "ddp", "--data-dir", str(folder)]
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    result = subprocess.run(
+        [sys.executable, "-c", SLOW_TO_LET_GO, *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"} | place,
+    )
+    assert "terminate" not in result.stderr
+    assert result.returncode == 0, result.stderr
+    assert "speed-" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("at_exit", "patience", "said"),
+    [
+        ("os.abort()", 60.0, "was killed by signal 6 (SIGABRT) after it had delivered everything"),
+        ("time.sleep(60)", 0.5, "after it had delivered everything: it did not end within 0.5 s"),
+    ],
+    ids=["aborts", "stays"],
+)
+def test_a_bad_end_costs_no_result(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at_exit: str,
+    patience: float,
+    said: str,
+) -> None:
+    customize = f"import atexit, os, time\natexit.register(lambda: {at_exit})\n"
+    (tmp_path / "sitecustomize.py").write_text(customize)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launcher, "_SECONDS_TO_LEAVE", patience)
+    settings = TrainSettings(
+        codecs=("ddp",), workers=2, bandwidth=None, data_dir=folder, steps=2, eval_every=2, batch=4
+    )
+    lines: dict[int, str] = {}
+    with Workers(settings, shaped=False) as workers:
+        records = workers.run(
+            lambda rank, event: lines.update({rank: event["line"]}) if "line" in event else None
+        )
+    assert [record["rank"] for record in records[0]] == [0, 1]
+    assert said in lines[0]
+    assert said in lines[1]
+
+
 def test_a_killed_worker_is_named_and_the_others_end(running: Running) -> None:
     workers = [p for p in running.descendants if "worker" in Path(f"/proc/{p}/cmdline").read_text()]
     assert len(workers) == 2

@@ -10,10 +10,17 @@ from __future__ import annotations
 
 try:
     import torch as _torch  # noqa: F401
+    import torch.distributed as _distributed
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "gradwire.torch needs PyTorch: pip install 'gradwire[torch]'", name="torch"
     ) from error
+
+if not _distributed.is_initialized():
+    # DDP imports this after init_process_group, and then its functions keep the default group as a
+    # default argument: the group's threads outlive destroy_process_group, and one of them that
+    # still holds a tensor when the interpreter ends aborts the process.
+    import torch.distributed.nn.functional  # noqa: F401
 
 from gradwire.torch.checkpoint import reshard
 from gradwire.torch.errors import (

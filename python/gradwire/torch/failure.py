@@ -23,6 +23,7 @@ from gradwire.torch.errors import (
     PeerSilentError,
     PeerStoppedError,
 )
+from gradwire.torch.thread import join
 
 GRACE_SECONDS = 1.0  # for the reports of ranks that fail at the same moment
 STORE_SECONDS = 5.0  # a store that takes longer counts as unreachable
@@ -57,6 +58,8 @@ class FailureBoard:
         self._rank = rank
         self._ranks = range(world_size)
         self._may_host_store = dist.get_rank() == 0
+        self._unanswered: list[threading.Thread] = []
+        self._leaving = threading.Event()
 
     def announce(self, error: BaseException) -> None:
         """Leaves this rank's own error for the others; they cannot be told without a store."""
@@ -75,7 +78,7 @@ class FailureBoard:
         """
         try:
             self._write(Report(waited_for=lost, silent=silent))
-            time.sleep(GRACE_SECONDS)
+            self._leaving.wait(GRACE_SECONDS)
             reports = self._read()
         except StoreUnreachableError as error:
             if 0 in closed and not silent:
@@ -101,7 +104,7 @@ class FailureBoard:
         keys = [_left_key(rank) for rank in self._ranks if rank not in culprits]
         with contextlib.suppress(StoreUnreachableError):  # then nobody can read it any more
             while time.monotonic() < end and not self._ask(lambda: self._store.check(keys)):
-                time.sleep(0.1)
+                self._leaving.wait(0.1)
 
     def _without_store(
         self, lost: tuple[int, ...], silent: bool, when: str, why: str
@@ -135,6 +138,8 @@ class FailureBoard:
 
     def _ask(self, call: Callable[[], T]) -> T:
         """`call()` in a thread of its own: a store on a stopped machine never answers."""
+        if self._leaving.is_set():
+            raise StoreUnreachableError("this rank is leaving")
         answer: list[T] = []
         failure: list[str] = ["no answer"]
 
@@ -147,9 +152,19 @@ class FailureBoard:
         thread = threading.Thread(target=run, name="gradwire-store", daemon=True)
         thread.start()
         thread.join(STORE_SECONDS)
+        if thread.is_alive():
+            self._unanswered.append(thread)
         if not answer:
             raise StoreUnreachableError(failure[0])
         return answer[0]
+
+    def hurry(self) -> None:
+        """The program leaves: nobody waits for the store or for other ranks any more."""
+        self._leaving.set()
+
+    def join(self, seconds: float) -> bool:
+        """Waits for questions that the store has not answered; False: it does not now either."""
+        return join(self._unanswered, seconds)
 
 
 def _judge(reports: dict[int, Report], lost: tuple[int, ...], when: str) -> CommunicationError:

@@ -12,6 +12,7 @@ import queue
 import threading
 from dataclasses import dataclass
 
+from gradwire.torch.thread import join
 from gradwire.torch.wire import Bytes, Kind, Wire, WireBrokenError
 
 _ENDLESS = 365 * 86400.0
@@ -27,10 +28,14 @@ class Message:
 class Inbox:
     def __init__(self, wire: Wire, peers: list[int]) -> None:
         self._arrived: queue.SimpleQueue[Message | WireBrokenError] = queue.SimpleQueue()
-        for peer in peers:
+        self._threads = [
             threading.Thread(
                 target=self._read, args=(wire, peer), name=f"gradwire-{peer}", daemon=True
-            ).start()
+            )
+            for peer in peers
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def take(self, seconds: float) -> Message | WireBrokenError | None:
         """The next message, or which connection broke; None: nothing came for so long."""
@@ -45,6 +50,10 @@ class Inbox:
             return self._arrived.get_nowait()
         except queue.Empty:
             return None
+
+    def join(self, seconds: float) -> bool:
+        """Waits for the threads after `Wire.abort`; False if that takes longer."""
+        return join(self._threads, seconds)
 
     def _read(self, wire: Wire, peer: int) -> None:
         kind = Kind.HELLO

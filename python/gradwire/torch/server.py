@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -179,6 +180,7 @@ class ServerOptimizer(Optimizer):
         workers = list(range(self.workers))
         peers = workers if self.is_server else list(self._servers())
         self._link = ServerLink(group, self._timeout, self._exchange, peers)
+        weakref.finalize(self, ServerLink.abandon, self._link)
         if self.is_server:
             self._exchange.set_version(self.rank, self._loaded_version)
             self._part.keep_model()

@@ -14,6 +14,7 @@ from gradwire.torch.engine import agree
 from gradwire.torch.errors import CommunicationError, PeerMismatchError
 from gradwire.torch.failure import FailureBoard
 from gradwire.torch.inbox import Inbox, Message
+from gradwire.torch.thread import ABORT_SECONDS, warn_of_thread
 from gradwire.torch.wire import Bytes, Kind, Traffic, Wire, WireBrokenError
 
 CONNECT_SECONDS = 60.0  # processes may start that much apart, however small the timeout is
@@ -44,6 +45,7 @@ class ServerLink:
         self._group: dist.ProcessGroup | None = group
         self._board = FailureBoard(group.get_group_store(), group.rank(), group.size())
         self._wire = Wire(group, max(timeout, CONNECT_SECONDS))
+        self._inbox: Inbox | None = None
         with self.guard("comparing setups"):
             agree(exchange, self._wire)
         self._wire.timeout = timeout
@@ -66,6 +68,7 @@ class ServerLink:
         Raises LostError naming those that are awaited if nothing comes for the timeout.
         """
         start = time.perf_counter()
+        assert self._inbox is not None, "setups are compared"
         message = self._inbox.take(self._timeout)
         self.wire_seconds += time.perf_counter() - start
         if message is None:
@@ -73,6 +76,7 @@ class ServerLink:
         return message
 
     def take_ready(self) -> Message | WireBrokenError | None:
+        assert self._inbox is not None, "setups are compared"
         return self._inbox.take_ready()
 
     def refuse(self, message: Message) -> PeerMismatchError:
@@ -107,21 +111,32 @@ class ServerLink:
         if self.error is None:
             self.error = CommunicationError("the ServerOptimizer was closed")
             self._board.leave()
-            self._wire.abort()  # the inbox still waits
             self._disconnect()
+
+    def abandon(self) -> None:
+        """Leaves without a word: to the others this rank is gone. Nothing is left but to exit."""
+        self._board.hurry()
+        if self.error is None:
+            self.error = CommunicationError("the ServerOptimizer was dropped")
+        ended = self._disconnect()
+        if not (self._board.join(ABORT_SECONDS) and ended):
+            warn_of_thread(self.rank)
 
     def _end(self, error: Exception) -> None:
         self.error = error
         # Only now: whoever sees the connection close must find this rank's report in the store.
-        self._wire.abort()
         self._disconnect()
         culprits = error.ranks if isinstance(error, CommunicationError) else ()
         self._board.linger(frozenset(culprits))
 
-    def _disconnect(self) -> None:
+    def _disconnect(self) -> bool:
+        """False: a thread of the inbox does not end though its connection is closed."""
+        self._wire.abort()
+        ended = self._inbox is None or self._inbox.join(ABORT_SECONDS)
         self._wire.drop()
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             # The program may have destroyed all its groups already.
             with contextlib.suppress(AssertionError, RuntimeError, ValueError):
                 dist.destroy_process_group(group)
+        return ended

@@ -15,7 +15,7 @@ from torch.futures import Future
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.failure import FailureBoard
 from gradwire.torch.runner import BucketJob, BucketRunner, Coding
-from gradwire.torch.thread import CommunicationThread
+from gradwire.torch.thread import ABORT_SECONDS, CommunicationThread, warn_of_thread
 from gradwire.torch.wire import Wire, WireBrokenError
 
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
@@ -30,6 +30,7 @@ class Session:
     ) -> None:
         """`group`: a Gloo group that nobody else uses; `ranks`: its members as global ranks."""
         self.error: Exception | None = None
+        self._closing = False
         self._ranks = ranks
         self._timeout = timeout
         self._group: dist.ProcessGroup | None = group
@@ -91,12 +92,24 @@ class Session:
         return self.error
 
     def close(self, seconds: float) -> bool:
-        """Ends the thread; False: a wait for a peer lasts longer than `seconds`, and is left."""
+        """Ends the thread; a wait for a peer that lasts longer than `seconds` is broken off.
+
+        False: the thread does not even end then, which is said on stderr.
+        """
         stopped = self._thread.stop(seconds)
+        if not stopped:
+            self._closing = True
+            self._board.hurry()
+            wire = self._wire
+            if wire is not None:
+                wire.abort()
+            stopped = self._thread.stop(ABORT_SECONDS)
         if stopped:
             self._disconnect()
         if self.error is None:
-            self.error = CommunicationError("it was closed, and can take no further step")
+            self.error = closed()
+        if not (stopped and self._board.join(ABORT_SECONDS)):
+            warn_of_thread(self.rank)
         return stopped
 
     def _run(
@@ -107,7 +120,10 @@ class Session:
             try:
                 result = work(self._wire)
             except WireBrokenError as broken:
-                self._fail(self._diagnose(broken, doing))
+                if self._closing:
+                    self.error = closed()
+                else:
+                    self._fail(self._diagnose(broken, doing))
             except Exception as error:
                 self._board.announce(error)
                 self._fail(error)
@@ -139,6 +155,10 @@ class Session:
             # The program may have destroyed all its groups already.
             with contextlib.suppress(AssertionError, RuntimeError, ValueError):
                 dist.destroy_process_group(group)
+
+
+def closed() -> CommunicationError:
+    return CommunicationError("it was closed, and can take no further step")
 
 
 def check_timeout(seconds: float) -> None:

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+
+ABORT_SECONDS = 8.0  # for a thread whose connections were closed; it may wait 5 s for the store
+
+
+def join(threads: Iterable[threading.Thread], seconds: float) -> bool:
+    """Waits for the threads, all but the calling one; False if one takes longer."""
+    end = time.monotonic() + seconds
+    others = [thread for thread in threads if thread is not threading.current_thread()]
+    for thread in others:
+        thread.join(max(0.0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in others)
+
+
+def warn_of_thread(rank: int) -> None:
+    print(
+        f"gradwire: rank {rank}: a thread still waits for another rank or for the store, though "
+        "its connections are closed; if it comes back while Python ends, this process aborts",
+        file=sys.stderr,
+    )
 
 
 class CommunicationThread:
     """Runs jobs one after the other, in the order in which they were submitted.
 
-    A daemon: a Gloo wait cannot be interrupted, and must not keep the interpreter from leaving.
+    A daemon, for a wait that nothing ends must not keep the interpreter from leaving. But whoever
+    starts it stops it before: a thread that returns from C++ into an interpreter that is ending
+    aborts the process.
     A job reports its own errors; it must not raise.
     """
 
@@ -33,8 +56,7 @@ class CommunicationThread:
     def stop(self, seconds: float) -> bool:
         """Ends the thread after the jobs in the queue; False if they take longer than `seconds`."""
         self._jobs.put(None)
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        return join([self._thread], seconds)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -151,10 +151,14 @@ class Wire:
 
     def abort(self) -> None:
         """Closes all connections at once, so that waits in other threads end with an error."""
+        group = self._group
+        if group is None:
+            return  # another thread dropped them
         for peer in self.peers:
-            with contextlib.suppress(WireBrokenError):
-                probe = self._start_receive(peer, np.empty(1, dtype=np.uint8), tag=_PROBE_TAG)
-                self._wait(peer, probe, 0.001)
+            with contextlib.suppress(RuntimeError):
+                # torch.distributed itself no longer knows a group that the program destroyed.
+                probe = group.recv([torch.empty(1, dtype=torch.uint8)], peer, _PROBE_TAG)
+                probe.wait(timedelta(milliseconds=1))
 
     def drop(self) -> None:
         """Lets go of the group; what was not flushed may not arrive. The wire is of no use then."""

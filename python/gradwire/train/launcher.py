@@ -28,7 +28,7 @@ Event = dict[str, Any]
 OnEvent = Callable[[int, Event], None]  # rank, event
 
 _STDERR_LINES_KEPT = 30
-_SECONDS_TO_LEAVE = 20.0  # for a worker that has delivered everything
+_SECONDS_TO_LEAVE = 20.0  # for workers that have delivered everything; then they are killed
 _POLL_SECONDS = 0.05
 
 
@@ -84,7 +84,8 @@ class Workers:
         """Lets the workers do everything. Returns each codec's records (RankRecord), by rank.
 
         on_event gets what worker.py lists, and {"event": "stderr", "line"}. Raises WorkerError as
-        soon as a worker fails.
+        soon as a worker fails. One that fails when it has delivered everything costs no result:
+        that is told as a line on stderr.
         """
         ranks = range(self._settings.ranks)
         for rank in ranks:
@@ -162,9 +163,10 @@ class Workers:
             pipe.flush()
 
     def _until_all_ended(self) -> Iterator[tuple[int, Event]]:
-        """Events until every worker has left with status 0."""
+        """Events until every worker has left, with status 0 or after it delivered everything."""
         deadline = None
         finished: set[int] = set()
+        killed: list[int] = []
         while True:
             with contextlib.suppress(queue.Empty):
                 rank, event = self._events.get(timeout=_POLL_SECONDS)
@@ -172,22 +174,30 @@ class Workers:
                 if event["event"] == "record" and event["record"]["codec"] == self._last_codec:
                     finished.add(rank)
                 yield rank, event
-            self._raise_if_one_failed()
+            self._raise_if_one_failed(finished)
             running = [rank for rank, p in enumerate(self._processes) if p.poll() is None]
             if not running:
                 break
             if len(finished) == len(self._processes):
                 deadline = deadline or time.monotonic() + _SECONDS_TO_LEAVE
                 if time.monotonic() > deadline:
-                    names = self._settings.names(running)
-                    raise WorkerError(f"{names}: have finished but do not end")
+                    killed = running
+                    for rank in killed:
+                        self._processes[rank].kill()
+                        self._processes[rank].wait()
         yield from self._drain(range(len(self._processes)))
+        for rank in sorted(finished):
+            if self._status(rank) != 0:
+                line = f"{describe_end(self._status(rank))} after it had delivered everything"
+                if rank in killed:
+                    line += f": it did not end within {_SECONDS_TO_LEAVE:g} s"
+                yield rank, {"event": "stderr", "line": line}
 
     @property
     def _last_codec(self) -> str:
         return self._settings.codecs[-1]
 
-    def _drain(self, ranks: range | list[int]) -> Iterator[tuple[int, Event]]:
+    def _drain(self, ranks: range) -> Iterator[tuple[int, Event]]:
         """What ended workers wrote and nobody has read."""
         for rank in ranks:
             for reader in self._readers[rank]:
@@ -209,14 +219,16 @@ class Workers:
         elif event["event"] == "step":
             self._place[rank] = f"in the run of {event['codec']}, after step {event['step']}"
 
-    def _raise_if_one_failed(self) -> None:
+    def _raise_if_one_failed(self, finished: set[int]) -> None:
         failed = [rank for rank, process in enumerate(self._processes) if process.poll()]
-        if not failed:
-            return
+        if finished.issuperset(failed):
+            return  # or nobody failed
+        for reader in [reader for rank in failed for reader in self._readers[rank]]:
+            reader.join(timeout=1.0)
+        if not self._events.empty():
+            return  # what it wrote last comes first
         # When one was killed, others may have failed because of it in the same moment.
         first = min(failed, key=self._status)
-        for _ in self._drain(failed):
-            pass
         if first in self._errors:
             raise WorkerError(self._errors[first])
         lines = "".join(f"\n  | {line}" for line in self._stderr[first])

@@ -18,6 +18,7 @@ The end of stdin means that the launcher is gone: the worker ends at once.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import queue
@@ -55,7 +56,17 @@ def join(store: Store, rank: int, world: int) -> None:
     """Initialises the process group (Gloo)."""
     import torch.distributed as dist
 
+    import gradwire.torch  # noqa: F401 - before there is a group, see there
+
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_PATIENCE)
+
+
+def leave() -> None:
+    """Ends the process group with its threads: none may meet the end of the interpreter."""
+    import torch.distributed as dist
+
+    gc.collect()  # models that are part of a cycle would keep the group
+    dist.destroy_process_group()
 
 
 # Under torchrun
@@ -82,13 +93,15 @@ def run_under_torchrun(settings: TrainSettings, on_event: OnEvent) -> list[list[
     trainer = loop.Trainer(settings, images, rank, interface=None)
     if not settings.is_server(rank):
         on_event({"event": "ready", "rank": rank, **trainer.measure_speed()})
+    import gradwire.torch  # noqa: F401 - before there is a group, see there
+
     dist.init_process_group("gloo", timeout=_PATIENCE)
     gathered = []
     for record in run_codecs(settings, trainer, on_event):
         everyone: list[Any] = [None] * world
         dist.gather_object(record, everyone if rank == 0 else None)
         gathered.append(everyone)
-    dist.destroy_process_group()
+    leave()
     return gathered if rank == 0 else None
 
 
@@ -113,8 +126,10 @@ class Launcher:
         return values
 
     def _read(self) -> None:
-        for line in sys.stdin:
-            self._lines.put(line)
+        # Unbuffered: a thread in a buffered read holds a lock that the end of Python may need.
+        with open(0, "rb", buffering=0, closefd=False) as orders:
+            for line in orders:
+                self._lines.put(line.decode())
         os._exit(1)
 
 
@@ -152,7 +167,7 @@ def main() -> int:
         join(store, rank, settings.ranks)
         for record in run_codecs(settings, trainer, launcher.send):
             launcher.send({"event": "record", "record": record.to_json()})
-        dist.destroy_process_group()
+        leave()
     except (data.DataError, loop.DivergedError) as error:
         launcher.send({"event": "error", "message": str(error)})
         return 1

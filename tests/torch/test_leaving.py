@@ -1,0 +1,130 @@
+"""The end of a process: no thread may come back from C++ while the interpreter ends.
+
+Python ends such a thread in the middle of C++, which aborts the process: "terminate called without
+an active exception". Each program here makes a moment that is rare in practice last for long.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+SLOW_RELEASE = """
+import os, threading, time
+import gradwire.torch
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+class Slow:
+    def __del__(self):
+        if threading.current_thread() is threading.main_thread():
+            return
+        slow.append("a group's thread")
+        for _ in range(1000):
+            time.sleep(0.001)
+
+slow = []
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ddp = DistributedDataParallel(nn.Linear(4, 4))
+state = gradwire.torch.GradwireState(start_iter=0)
+ddp.register_comm_hook(state, gradwire.torch.gradwire_hook)
+ddp(torch.ones(2, 4)).sum().backward()
+state.close()
+del ddp, state
+while not slow:  # until the group's thread is the last to let go of the tensor
+    values = torch.ones(1 << 20)
+    values.slow = Slow()
+    work = dist.all_reduce(values, async_op=True)
+    del values, work
+    time.sleep(0.001)
+dist.destroy_process_group()
+print("slow:", *slow)
+if os.path.exists("/proc/self/task"):
+    names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+    print("left", [name for name in names if "gloo" in name])
+"""
+
+TWO_RANKS = """
+import atexit, sys, threading, time
+
+def show():
+    print([thread.name for thread in threading.enumerate()])
+    time.sleep(0.5)  # the other rank's connections close meanwhile
+
+atexit.register(show)  # runs last
+import torch, torch.distributed as dist
+from torch import nn
+import gradwire.torch
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = nn.Linear(64, 64)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+LEAVES_IN_A_STEP = """
+from torch.nn.parallel import DistributedDataParallel
+ddp = DistributedDataParallel(nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)]),
+                              bucket_cap_mb=0.01)
+state = gradwire.torch.GradwireState()
+ddp.register_comm_hook(state, gradwire.torch.gradwire_hook)
+for step in range(3):
+    output = ddp(torch.ones(2, 64)).sum()
+    if step == 2:
+        # Each rank waits for a bucket that the other one never has.
+        state._session.start(lambda wire: wire.receive(1 - rank), "a bucket")
+        dist.barrier()
+    else:
+        output.backward()
+
+# The same for a group that the program has destroyed.
+optimizer = gradwire.torch.ShardedOptimizer(sgd, model)
+dist.barrier()
+optimizer._replica._session.start(lambda wire: wire.receive(1 - rank), "a step")
+dist.destroy_process_group()
+sys.exit(7)
+"""
+
+LEAVES_SERVERS = """
+optimizer = gradwire.torch.ServerOptimizer(sgd)
+optimizer.connect()
+dist.barrier()
+sys.exit(7)
+"""
+
+
+def test_a_groups_thread_ends_before_the_interpreter() -> None:
+    result = _start(SLOW_RELEASE).communicate(timeout=60)
+    said = "".join(result)
+    assert "terminate" not in said
+    assert "slow: a group's thread" in said
+    if sys.platform == "linux":
+        assert "left []" in said
+
+
+@pytest.mark.parametrize("leaves", [LEAVES_IN_A_STEP, LEAVES_SERVERS], ids=["hook", "server"])
+def test_two_ranks_leave_without_close_and_wait_for_each_other(leaves: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [_start(TWO_RANKS + leaves, place | {"RANK": rank}) for rank in "01"]
+    said = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [7, 7], said
+    assert [out for out, _ in said] == ["['MainThread']\n"] * 2
+    assert not any("gradwire: rank" in err for _, err in said)
+
+
+def _start(script: str, place: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | (place or {}),
+    )
