@@ -23,6 +23,7 @@ WAYS = {
     "sharded": ["--exchange", "sharded"],
     "ring": ["--exchange", "ring"],
     "server": ["--exchange", "server"],
+    "terngrad": ["--exchange", "terngrad", "--codec", "terngrad"],
     "sharded-optimizer": ["--exchange", "sharded-optimizer"],
     "local steps": ["--every", "4"],
 }
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_workers_learn_and_agree(way: str, folder: Path) -> None:
     command = [GRADWIRE, "train", "--workers", "4", "--batch", "16", "--data-dir", str(folder)]
     command += ["--bandwidth", "none", "--steps", str(STEPS), "--eval-every", "12", "--json", "-"]
-    command += ["--codec", "3lc:s=1.0", *WAYS[way]]
+    command += WAYS[way] if "--codec" in WAYS[way] else ["--codec", "3lc:s=1.0", *WAYS[way]]
     result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert result.returncode == 0, result.stderr
     report: dict[str, Any] = json.loads(result.stdout)
@@ -80,13 +81,14 @@ def test_servers_go_on_without_the_last_worker(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "option", "said"),
     [
-        ({"exchange": "star"}, "--exchange", "valid are sharded, ring, server, "),
+        ({"exchange": "star"}, "--exchange", "valid are sharded, ring, terngrad, server, "),
         ({"every": 0}, "--every", "valid are 1 to 400"),
         ({"every": 3}, "--steps", "400 is no multiple of --every 3"),
         ({"every": 4, "eval_every": 10}, "--eval-every", "10 is no multiple of --every 4"),
-        ({"every": 2, "start_iter": 2}, "--start-iter", "sharded and ring"),
+        ({"every": 2, "start_iter": 2}, "--start-iter", "sharded, ring"),
         ({"every": 2, "exchange": "sharded-optimizer"}, "--every", "in every step"),
-        ({"exchange": "sharded-optimizer", "start_iter": 2}, "--start-iter", "sharded and ring"),
+        ({"exchange": "sharded-optimizer", "start_iter": 2}, "--start-iter", "sharded, ring"),
+        ({"exchange": "terngrad"}, "--codec", "goes with terngrad, raw and ddp, not with bf16"),
         ({"every": 2, "exchange": "server"}, "--every", "server exchanges in every step"),
         ({"backup_workers": 1}, "--backup-workers", "goes with --exchange server alone"),
         ({"servers": 2}, "--servers", "goes with --exchange server alone"),

@@ -371,3 +371,16 @@ def train_and_note_growing_scales(options: Options) -> list[str]:
         warnings.simplefilter("always")
         train(options)
     return [str(w.message) for w in caught if w.category is GrowingScalesWarning]
+
+
+def refusals(all_arguments: list[dict[str, Any]]) -> list[str | None]:
+    """What GradwireState says to these arguments; None: it takes them."""
+    told: list[str | None] = []
+    for arguments in all_arguments:
+        try:
+            GradwireState(**arguments)
+        except ValueError as error:
+            told.append(str(error))
+        else:
+            told.append(None)
+    return told

@@ -25,6 +25,7 @@ class Averaged:
     skipped: bool
     owed: Owed  # after the step
     warnings: list[str]
+    stats: dict[str, Any]
 
 
 def average_given(dtype: torch.dtype, what: str, state_options: dict[str, Any]) -> Averaged:
@@ -42,7 +43,15 @@ def average_given(dtype: torch.dtype, what: str, state_options: dict[str, Any]) 
     assert model.weight.grad is not None
     skipped = state.last_step()["skipped"]
     said = [str(w.message) for w in caught if w.category is NonFiniteStepWarning]
-    return Averaged(own, model.weight.grad, skipped, owed(state), said)
+    return Averaged(own, model.weight.grad, skipped, owed(state), said, state.stats().as_dict())
+
+
+def average_unlike(dtypes: list[torch.dtype], state_options: dict[str, Any]) -> None:
+    """Ranks whose models have other dtypes, which DDP itself does not notice."""
+    dtype = dtypes[dist.get_rank()]
+    ddp = DistributedDataParallel(nn.Linear(96, 96, bias=False).to(dtype), init_sync=False)
+    ddp.register_comm_hook(GradwireState(**state_options), gradwire_hook)
+    ddp(torch.eye(96, dtype=dtype)).sum().backward()
 
 
 def scale_float16(state_options: dict[str, Any]) -> Scaled:

@@ -106,3 +106,16 @@ def test_a_gradient_scaler_works_on_float16(cluster: Cluster) -> None:
     assert not all(first.skipped)
     assert first.scales[-1] < first.scales[0]
     assert np.mean(first.losses[-5:]) < 0.8 * np.mean(first.losses[:5])
+
+
+@pytest.mark.parametrize("start_iter", [0, 2])
+def test_gradients_of_other_dtypes_are_named_by_every_rank(
+    fragile_cluster: Cluster, start_iter: int
+) -> None:
+    """Also where nothing goes raw, so that all would encode alike."""
+    dtypes = [torch.float32, torch.bfloat16, torch.float32]
+    fragile_cluster.start(3, jobs_half.average_unlike, dtypes, {"start_iter": start_iter})
+    for answer in fragile_cluster.collect(range(3), seconds=60).values():
+        assert "PeerMismatchError" in answer.message, answer.trace
+        assert "rank 1 has 'gradients torch.bfloat16'" in answer.message
+        assert "has 'gradients torch.float32'" in answer.message

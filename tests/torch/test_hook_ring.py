@@ -10,7 +10,7 @@ import pytest
 import gradwire.torch
 import jobs
 from cluster import Cluster
-from gradwire.torch.runner import sparsity_multiplier
+from gradwire.torch.coding import sparsity_multiplier
 from training import Options, Trained
 
 CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}

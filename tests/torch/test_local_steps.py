@@ -16,6 +16,10 @@ RUNS = {
     "plain 3lc": Wrapped("local", options={"codec": "3lc", "every": 2}),
     "outer 3lc": Wrapped("slow", "adamw", options={"codec": "3lc", "every": 3}),
     "ring": Wrapped("local", options={"codec": "3lc:s=1.0", "exchange": "ring", "every": 2}),
+    "terngrad": Wrapped("local", options={"exchange": "terngrad", "every": 2}),
+    "machines": Wrapped(
+        "local", options={"exchange": "hierarchical", "ranks_per_machine": 1, "every": 2}
+    ),
     "scheduled": Wrapped("local", options=RAW, scheduled=True),
     "every step": Wrapped("local", options={"codec": "raw", "every": 1}),
     "called": Wrapped("local", options={"codec": "3lc", "every": 4}, synchronize_at=5),

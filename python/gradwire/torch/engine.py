@@ -5,7 +5,8 @@ The exchange says which bytes go to whom and from whom bytes are due; the wire m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,25 @@ class Described(Protocol):
 
     def describe(self) -> str: ...
     def check_peer(self, peer: int, text: str) -> None: ...
+
+
+class Lines:
+    """Lines that must be equal on all ranks."""
+
+    def __init__(self, rank: int, lines: Sequence[str]) -> None:
+        self._rank = rank
+        self._lines = lines
+
+    def describe(self) -> str:
+        return "\n".join(self._lines)
+
+    def check_peer(self, peer: int, text: str) -> None:
+        for mine, theirs in zip_longest(self._lines, text.split("\n"), fillvalue="nothing"):
+            if mine != theirs:
+                raise ValueError(
+                    f"ranks {self._rank} and {peer} can't exchange: rank {self._rank} has "
+                    f"'{mine}', rank {peer} has '{theirs}'"
+                )
 
 
 class Exchange(Described, Protocol):

@@ -44,6 +44,10 @@ class GrowingScalesWarning(UserWarning):
     """A codec whose scale grows at each hop is to go around a ring of more than two ranks."""
 
 
+class OneMachineWarning(UserWarning):
+    """A hierarchical exchange among ranks of one machine: nothing is compressed."""
+
+
 class ResidualDroppedWarning(RuntimeWarning):
     """A residual has no place in the new configuration and is left out."""
 

@@ -24,8 +24,8 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from gradwire.torch import checkpoint
+from gradwire.torch.coding import make_coding
 from gradwire.torch.replica import Replica, name_parameters, refuse_gradient_scaler
-from gradwire.torch.runner import Coding
 from gradwire.torch.session import check_timeout
 from gradwire.torch.shard import options_of
 from gradwire.torch.stats import Stats, StepCounters
@@ -76,7 +76,7 @@ class LocalSteps(Optimizer):
     model          gives the parameters their names, which rules and errors speak of
     every          steps from one exchange to the next
     outer          makes the outer optimizer of the parameters it is given; None: plain average
-    codec ... exchange, timeout   as in GradwireState
+    codec ... ranks_per_machine, timeout   as in GradwireState
 
     A change that is not finite on any rank: all ranks go back to the anchor, a NonFiniteStepWarning
     names it, stats() counts it, residuals are kept; the optimizer of that rank starts anew.
@@ -93,7 +93,7 @@ class LocalSteps(Optimizer):
         *,
         every: int,
         outer: OuterFactory | None = None,
-        codec: str = "3lc:s=1.75",
+        codec: str | None = None,
         pull_codec: str | None = None,
         rules: Sequence[tuple[str, ...]] = (),
         exclude: Sequence[str] = (),
@@ -102,6 +102,7 @@ class LocalSteps(Optimizer):
         threads: int = 1,
         target: str = "auto",
         exchange: str = "sharded",
+        ranks_per_machine: int | None = None,
         seed: int = 0,
         timeout: float = 600.0,
     ) -> None:
@@ -110,18 +111,19 @@ class LocalSteps(Optimizer):
         check_timeout(timeout)
         named = name_parameters(optimizer, model)
         super().__init__([dict(group) for group in optimizer.param_groups], optimizer.defaults)
-        coding = Coding(
-            codec,
-            pull_codec,
-            tuple(rules),
-            tuple(exclude),
-            min_numel,
-            threads,
-            target,
-            seed,
-            exchange,
+        coding = make_coding(
+            process_group,
+            codec=codec,
+            pull_codec=pull_codec,
+            rules=rules,
+            exclude=exclude,
+            min_numel=min_numel,
+            threads=threads,
+            target=target,
+            seed=seed,
+            exchange=exchange,
+            ranks_per_machine=ranks_per_machine,
         )
-        coding.check()
         self.every = every
         self._optimizer = optimizer
         self._anchors = [nn.Parameter(torch.empty_like(parameter)) for _, parameter in named]

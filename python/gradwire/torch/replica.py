@@ -10,7 +10,6 @@ import hashlib
 import time
 import weakref
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.torch import checkpoint
-from gradwire.torch.engine import agree
+from gradwire.torch.coding import Coding
+from gradwire.torch.engine import Lines, agree
 from gradwire.torch.names import NamedShape
-from gradwire.torch.runner import BucketJob, BucketRunner, Coding
+from gradwire.torch.runner import BucketJob, BucketRunner
 from gradwire.torch.session import LEAVE_SECONDS, Session, explain_by, finish
 from gradwire.torch.stats import Stats, summarize
 from gradwire.torch.wire import Bytes, Kind, Wire
@@ -120,16 +120,22 @@ class Replica:
         """
         named = [("parameter", n, p.detach()) for n, p in self._model.named_parameters()]
         tensors = named + [("buffer", n, b) for n, b in self._model.named_buffers()]
-        lines = [f"{kind} {name} {list(t.shape)} {t.dtype}" for kind, name, t in tensors]
+        lines = [f"exchange {self.coding.exchange}"]
+        lines += [f"{kind} {name} {list(t.shape)} {t.dtype}" for kind, name, t in tensors]
 
         def work(wire: Wire) -> torch.Tensor:
-            agree(_Description(wire.rank, [*settings, *lines]), wire)
+            agree(Lines(wire.rank, [*settings, *lines]), wire)
+            self._session.runner.find_machines()
             values = _broadcast([tensor for _, _, tensor in tensors], wire)
             digest = hashlib.sha256(values).hexdigest()
-            agree(_Description(wire.rank, [f"values {digest} after the broadcast"]), wire)
+            agree(Lines(wire.rank, [f"values {digest} after the broadcast"]), wire)
             return self.bucket
 
-        self._session.start(work, "comparing and broadcasting the model").wait()
+        try:
+            self._session.start(work, "comparing and broadcasting the model").wait()
+        except BaseException:
+            self.close()  # nobody else will: the error refers to this object, and the session to it
+            raise
 
     def find_non_finite(self) -> str | None:
         """Where the bucket holds NaN or Inf first, in words."""
@@ -190,6 +196,7 @@ class Replica:
             "rank": self.rank,
             "world_size": self.world_size,
             "iterations": step,
+            "ranks_per_machine": self._idle_runner().ranks_per_machine,
             "loss_scale": None,
             "residuals": checkpoint.residuals_to_list(self._idle_runner().residuals()),
         }
@@ -207,7 +214,7 @@ class Replica:
             )
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
-        self._idle_runner().replace_residuals(checkpoint.residuals_of(state), None)
+        self._idle_runner().replace_residuals({**state, "loss_scale": None})
 
     def explain(self, error: BaseException) -> BaseException:
         return explain_by(self._session, error)
@@ -220,25 +227,6 @@ class Replica:
         if not self._session.drain(LEAVE_SECONDS):
             raise RuntimeError("a step is under way; residuals can be had between two steps only")
         return self._session.runner
-
-
-class _Description:
-    """Lines that must be equal on all ranks."""
-
-    def __init__(self, rank: int, lines: Sequence[str]) -> None:
-        self._rank = rank
-        self._lines = lines
-
-    def describe(self) -> str:
-        return "\n".join(self._lines)
-
-    def check_peer(self, peer: int, text: str) -> None:
-        for mine, theirs in zip_longest(self._lines, text.split("\n"), fillvalue="nothing"):
-            if mine != theirs:
-                raise ValueError(
-                    f"ranks {self._rank} and {peer} can't exchange: rank {self._rank} has "
-                    f"'{mine}', rank {peer} has '{theirs}'"
-                )
 
 
 def _broadcast(tensors: Sequence[torch.Tensor], wire: Wire) -> Bytes:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from gradwire._core import Exchange, Layout
-from gradwire.torch.engine import agree, exchange_bucket
+from gradwire._core import Layout
+from gradwire.torch.checkpoint import StateDict, ranks_per_machine_of, residuals_of
+from gradwire.torch.coding import HIERARCHICAL, RAW_CODECS, RING, Coding, sparsity_multiplier
+from gradwire.torch.engine import Lines, agree, exchange_bucket
 from gradwire.torch.errors import (
     GrowingScalesWarning,
     NonFiniteStepWarning,
+    OneMachineWarning,
     ResidualDroppedWarning,
     UnmatchedPatternWarning,
 )
+from gradwire.torch.machines import agree_on_machines
 from gradwire.torch.names import NamedShape
 from gradwire.torch.residuals import Residual, ResidualPool
 from gradwire.torch.stats import (
@@ -30,66 +33,6 @@ from gradwire.torch.stats import (
     Totals,
 )
 from gradwire.torch.wire import Wire
-
-RAW = "raw"
-
-# What stands for raw in buckets of each dtype. Pushes are exact; pulls are rounded as the bucket
-# would be anyway.
-RAW_CODECS = {torch.float32: RAW, torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-@dataclass(frozen=True)
-class Coding:
-    """How tensors are encoded and exchanged; the arguments of GradwireState of the same names.
-
-    `update` (sharded alone): called by each owner when the bucket holds its shard's averages, to
-    turn them in place into what everyone gets.
-    """
-
-    codec: str
-    pull_codec: str | None
-    rules: Sequence[tuple[str, ...]]
-    exclude: Sequence[str]
-    min_numel: int
-    threads: int
-    target: str
-    seed: int
-    exchange: str = "sharded"
-    update: Callable[[], None] | None = None
-
-    def check(self) -> None:
-        """Raises GradwireError for what no bucket could be encoded with."""
-        self.make_exchange(self.layout([("probe", [1])], 1, RAW, raw=False), 0)
-
-    def text(self) -> str:
-        return self.codec if self.pull_codec is None else f"{self.codec}, pull {self.pull_codec}"
-
-    def layout(
-        self, tensors: Sequence[NamedShape], world_size: int, raw_codec: str, raw: bool
-    ) -> Layout:
-        if raw:
-            return Layout(tensors, world_size, RAW, raw_codec=raw_codec)
-        return Layout(
-            tensors,
-            world_size,
-            self.codec,
-            pull_codec=self.pull_codec,
-            rules=self.rules,
-            exclude=self.exclude,
-            min_numel=self.min_numel,
-            raw_codec=raw_codec,
-        )
-
-    def make_exchange(self, layout: Layout, rank: int) -> Exchange:
-        return Exchange(
-            layout,
-            rank,
-            self.exchange,
-            update=self.update,
-            threads=self.threads,
-            target=self.target,
-            seed=self.seed,
-        )
 
 
 @dataclass(frozen=True)
@@ -121,7 +64,13 @@ class _Bucket:
         raw_codec = RAW_CODECS[self.dtype]
         self.layout = coding.layout(job.tensors, wire.world_size, raw_codec, job.raw)
         self.exchange = coding.make_exchange(self.layout, wire.rank)
+        self._pullers = coding.machines(wire.world_size) - 1  # of each pull packet
         self.counted = self.exchange.stats()
+
+    def description(self, rank: int) -> Lines:
+        """The exchange's, with the dtype: replicas differ if their gradients are rounded unlike."""
+        exchange, *layout = self.exchange.describe().split("\n")
+        return Lines(rank, [exchange, f"gradients {self.dtype}", *layout])
 
     def fits(self, job: BucketJob) -> bool:
         same = self.raw == job.raw and self.dtype == job.values.dtype
@@ -153,24 +102,17 @@ class _Bucket:
                     stacklevel=2,
                 )
 
-    def count_into(self, step: StepCounters, peers: int) -> None:
+    def count_into(self, step: StepCounters) -> None:
         """Adds what the exchange did since the last call."""
-        values = step.values_pushed + peers * step.values_pulled
+        values = step.values_pushed + self._pullers * step.values_pulled
         before, self.counted = self.counted, self.exchange.stats()
         for name in COUNTED_BY_EXCHANGE:
             increase = self.counted[name] - before[name]
             setattr(step, name, getattr(step, name) + increase)
-        values = step.values_pushed + peers * step.values_pulled - values
+        values = step.values_pushed + self._pullers * step.values_pulled - values
         step.raw_bytes += self.dtype.itemsize * values
         step.values += self.layout.numel
         step.dtypes.add(str(self.dtype).removeprefix("torch."))
-
-
-def sparsity_multiplier(codec: str) -> float:
-    """The `s` of 3lc, by which a scale exceeds the largest magnitude; 1 for every other codec."""
-    name, _, parameters = codec.partition(":")
-    settings = dict(setting.partition("=")[::2] for setting in parameters.split(",") if setting)
-    return float(settings.get("s", 1.0)) if name == "3lc" else 1.0
 
 
 class BucketRunner:
@@ -182,6 +124,8 @@ class BucketRunner:
         self._coding = coding
         self._wire = wire
         self._unplaced = ResidualPool()
+        self._unplaced_machines: int | None = None  # ranks a machine where they were kept
+        self._found_machines = False
         self._buckets: dict[int, _Bucket] = {}
         self._step = StepCounters(step=-1)
         self._done: list[int] = []  # bucket indices of the step under way
@@ -206,7 +150,7 @@ class BucketRunner:
 
         step = self._step
         self._done.append(job.index)
-        bucket.count_into(step, len(self._wire.peers))
+        bucket.count_into(step)
         step.setup_seconds += ready - started
         step.wire_seconds += waited
         step.own_seconds += job.hook_seconds + finished - ready - waited
@@ -223,13 +167,21 @@ class BucketRunner:
         placed = [r for bucket in self._buckets.values() for r in bucket.residuals()]
         return placed + list(self._unplaced)
 
-    def replace_residuals(self, residuals: list[Residual], loss_scale: float | None) -> None:
-        """Forgets all residuals and goes on with these."""
+    def replace_residuals(self, state: StateDict) -> None:
+        """Forgets all residuals and goes on with those of a saved state.
+
+        Raises ValueError if other ranks keep them here; where the ranks have not agreed on their
+        machines yet, `find_machines` does.
+        """
+        residuals = residuals_of(state)
+        self._unplaced_machines = ranks_per_machine_of(state) if residuals else None
+        if self._found_machines:
+            self._check_machines()
         self._buckets.clear()
         self._done.clear()
         self._unplaced.clear()
         self._unplaced.add(residuals)
-        self.loss_scale = loss_scale
+        self.loss_scale = state["loss_scale"]
 
     def release(self) -> None:
         """Lets go of all exchanges; residuals and counters stay. No step can be taken then."""
@@ -238,6 +190,39 @@ class BucketRunner:
         self._unplaced.clear()
         self._unplaced.add(residuals)
         self._released = raw_tensors
+
+    @property
+    def ranks_per_machine(self) -> int | None:
+        """That share residuals: 1 unless the exchange is hierarchical; None: not known yet."""
+        if self._coding.exchange != HIERARCHICAL:
+            return 1
+        return self._coding.ranks_per_machine if self._found_machines else self._unplaced_machines
+
+    def find_machines(self) -> None:
+        """Agrees with the peers on the ranks of a machine, unless that is done or not needed."""
+        if self._found_machines:
+            return
+        if self._coding.exchange == HIERARCHICAL:
+            size = agree_on_machines(self._coding.ranks_per_machine, self._wire)
+            self._coding = replace(self._coding, ranks_per_machine=size)
+            if size == self._wire.world_size > 1:
+                warnings.warn(
+                    f"all {size} ranks are on one machine, where exchange='{HIERARCHICAL}' "
+                    "compresses nothing",
+                    OneMachineWarning,
+                    stacklevel=2,
+                )
+        self._found_machines = True
+        self._check_machines()
+
+    def _check_machines(self) -> None:
+        saved, here = self._unplaced_machines, self.ranks_per_machine
+        if saved not in (None, here):
+            raise ValueError(
+                f"the state was saved with ranks_per_machine={saved}, here it is {here}: "
+                f"gradwire.torch.reshard(states, world_size, ranks_per_machine={here}) moves its "
+                "residuals"
+            )
 
     def raw_tensors(self) -> tuple[RawTensor, ...]:
         """What goes raw although the codec is another."""
@@ -262,7 +247,8 @@ class BucketRunner:
     def _end_step(self) -> None:
         traffic = self._wire.traffic
         sent = traffic.sent_bytes + traffic.framing_bytes - self._sent_before
-        self._step.control_bytes = sent - self._step.push_bytes - self._step.pull_bytes
+        step = self._step
+        step.control_bytes = sent - step.push_bytes - step.pull_bytes - step.local_bytes
         self.totals.add(self._step)
         self.last_step = self._step
         if not self._checked_patterns and not self._step.raw:
@@ -282,7 +268,7 @@ class BucketRunner:
 
     def _warn_of_growing_scales(self, layout: Layout) -> None:
         world_size = self._wire.world_size
-        if self._coding.exchange != "ring" or world_size < 3 or self._warned_of_scales:
+        if self._coding.exchange != RING or world_size < 3 or self._warned_of_scales:
             return
         codecs = [segment["push_codec"] for segment in layout.segments]
         growth, codec = max(((sparsity_multiplier(c), c) for c in codecs), default=(1.0, ""))
@@ -304,8 +290,9 @@ class BucketRunner:
         # The gradients are cut anew: what this step has not come to yet makes room.
         for index in self._buckets.keys() - set(self._done):
             self._unplaced.add(self._buckets.pop(index).residuals())
+        self.find_machines()
         bucket = _Bucket(job, self._coding, self._wire)
-        agree(bucket.exchange, self._wire)
+        agree(bucket.description(self._wire.rank), self._wire)
         if not job.raw:
             self._warn_of_growing_scales(bucket.layout)
             bucket.adopt(self._unplaced.take(name for name, _ in job.tensors))

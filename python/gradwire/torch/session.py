@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from gradwire.torch.coding import Coding
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.failure import FailureBoard
-from gradwire.torch.runner import BucketJob, BucketRunner, Coding
+from gradwire.torch.runner import BucketJob, BucketRunner
 from gradwire.torch.thread import ABORT_SECONDS, CommunicationThread, warn_of_thread
 from gradwire.torch.wire import Wire, WireBrokenError
 
@@ -117,19 +118,22 @@ class Session:
     ) -> None:
         if self.error is None:
             assert self._wire is not None, "it is dropped with an error alone"
+            failure: Exception
             try:
                 result = work(self._wire)
             except WireBrokenError as broken:
-                if self._closing:
-                    self.error = closed()
-                else:
-                    self._fail(self._diagnose(broken, doing))
+                failure = closed() if self._closing else self._diagnose(broken, doing)
             except Exception as error:
                 self._board.announce(error)
-                self._fail(error)
+                failure = error
             else:
                 future.set_result(result)
                 return
+            # Not before: what broke holds the connections open as long as it is handled.
+            if self._closing:
+                self.error = failure
+            else:
+                self._fail(failure)
         future.set_exception(self.error)  # type: ignore[arg-type] # as its documentation says
 
     def _diagnose(self, broken: WireBrokenError, doing: str) -> CommunicationError:

@@ -20,8 +20,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.torch import checkpoint
+from gradwire.torch.coding import RAW, make_coding
 from gradwire.torch.replica import Replica, name_parameters, refuse_gradient_scaler
-from gradwire.torch.runner import RAW, Coding
 from gradwire.torch.session import check_timeout
 from gradwire.torch.shard import Options, Shard, check_optimizer, options_of
 from gradwire.torch.stats import Stats
@@ -81,19 +81,19 @@ class ShardedOptimizer(Optimizer):
         super().__init__([dict(group) for group in optimizer.param_groups], optimizer.defaults)
         self._complete = True
         self._shard = Shard(optimizer)
-        coding = Coding(
-            codec,
-            pull_codec,
-            tuple(rules),
-            tuple(exclude),
-            min_numel,
-            threads,
-            target,
-            seed,
+        coding = make_coding(
+            process_group,
+            codec=codec,
+            pull_codec=pull_codec,
+            rules=rules,
+            exclude=exclude,
+            min_numel=min_numel,
+            threads=threads,
+            target=target,
+            seed=seed,
             # Not of this object: the replica's finalizer would hold it.
             update=self._shard.update,
         )
-        coding.check()
         self._replica = Replica(named, model, coding, process_group, timeout)
         self._replica.follow_rank_0(
             [

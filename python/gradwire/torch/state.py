@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from gradwire.torch import checkpoint
+from gradwire.torch.coding import RAW_CODECS, make_coding
 from gradwire.torch.names import ParameterNames
-from gradwire.torch.runner import RAW_CODECS, BucketJob, Coding
+from gradwire.torch.runner import BucketJob
 from gradwire.torch.session import LEAVE_SECONDS, Session, check_timeout, explain_by, finish
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 
@@ -40,7 +41,8 @@ class GradwireState:
 
     Every rank must be given the same arguments (checked with the peers before the first use).
 
-    codec          codec of pushes and pulls, as text; `pull_codec` overrides it for pulls
+    codec          codec of pushes and pulls, as text; `pull_codec` overrides it for pulls. None:
+                   "3lc:s=1.75", or "terngrad" where that is the exchange
     rules          (pattern, codec) or (pattern, codec, "push" | "pull" | "both"): tensors whose
                    name matches the pattern take that codec; the first match wins
     exclude        name patterns of tensors that go raw
@@ -50,8 +52,12 @@ class GradwireState:
     threads        threads for encoding and decoding on this rank; they are woken for segments of
                    more than a million values, below that one is faster
     target         SIMD target, see `gradwire.simd_targets()`
-    exchange       "sharded" (every rank averages a part) or "ring" (neighbours alone talk); see
-                   docs/exchanges.md
+    exchange       "sharded" (every rank averages a part), "ring" (neighbours alone talk),
+                   "terngrad" (one scale for all ranks, sums of trits are not decoded on their way)
+                   or "hierarchical" (one rank of each machine talks to the other machines, and only
+                   that is compressed); see docs/exchanges.md
+    ranks_per_machine   of exchange="hierarchical": ranks 0 to k - 1 are on the first machine, and
+                   so on. None: LOCAL_WORLD_SIZE of torchrun, or else found by host names
     seed           of the random numbers of codecs that draw any
     timeout        seconds to wait for a rank that is connected but silent. A rank that evaluates
                    alone between two steps must be done by then
@@ -71,7 +77,7 @@ class GradwireState:
 
     def __init__(
         self,
-        codec: str = "3lc:s=1.75",
+        codec: str | None = None,
         *,
         pull_codec: str | None = None,
         rules: Sequence[tuple[str, ...]] = (),
@@ -82,6 +88,7 @@ class GradwireState:
         threads: int = 1,
         target: str = "auto",
         exchange: str = "sharded",
+        ranks_per_machine: int | None = None,
         seed: int = 0,
         timeout: float = 600.0,
         scaler: LossScaler | None = None,
@@ -90,18 +97,19 @@ class GradwireState:
         if start_iter < 0:
             raise ValueError(f"start_iter is {start_iter}; it must not be negative")
         check_timeout(timeout)
-        self._coding = Coding(
-            codec,
-            pull_codec,
-            tuple(rules),
-            tuple(exclude),
-            min_numel,
-            threads,
-            target,
-            seed,
-            exchange,
+        self._coding = make_coding(
+            process_group,
+            codec=codec,
+            pull_codec=pull_codec,
+            rules=rules,
+            exclude=exclude,
+            min_numel=min_numel,
+            threads=threads,
+            target=target,
+            seed=seed,
+            exchange=exchange,
+            ranks_per_machine=ranks_per_machine,
         )
-        self._coding.check()
         self._start_iter = start_iter
         self._process_group = process_group
         self._timeout = timeout
@@ -198,6 +206,7 @@ class GradwireState:
             "rank": rank,
             "world_size": world_size,
             "iterations": self._iterations,
+            "ranks_per_machine": session.runner.ranks_per_machine if session else None,
             "loss_scale": session.runner.loss_scale if session else None,
             "residuals": checkpoint.residuals_to_list(
                 session.runner.residuals() if session else ()
@@ -210,9 +219,10 @@ class GradwireState:
         The result is that of the uninterrupted run, bit for bit, if DDP cuts its gradients into the
         same buckets. (It cuts them anew after the first iteration, unless find_unused_parameters is
         on.) With other buckets nothing is lost, but other values share a scale.
-        Raises ValueError if it was saved by another rank or for another world size: see `reshard`.
+        Raises ValueError if it was saved by another rank, for another world size, or for other
+        machines (then the first step may raise it): see `reshard`.
         """
-        residuals = checkpoint.residuals_of(state)
+        checkpoint.residuals_of(state)  # raises where it is no state
         place = self._place()
         if (state["rank"], state["world_size"]) != place:
             raise ValueError(
@@ -220,11 +230,11 @@ class GradwireState:
                 f"{place[0]} of {place[1]}; gradwire.torch.reshard makes states for another world"
             )
         session = self._idle_session()
-        self._iterations = int(state["iterations"])
         if session is None:
             self._loaded = state
         else:
-            session.runner.replace_residuals(residuals, state["loss_scale"])
+            session.runner.replace_residuals(state)
+        self._iterations = int(state["iterations"])
 
     def close(self) -> None:
         """Ends the communication thread and its process group; what is known by then stays.
@@ -253,9 +263,7 @@ class GradwireState:
         """Called in the first bucket of every rank: its order is the same on all of them."""
         session = Session.open(self._coding, self._process_group, self._timeout)
         if self._loaded is not None:
-            session.runner.replace_residuals(
-                checkpoint.residuals_of(self._loaded), self._loaded["loss_scale"]
-            )
+            session.runner.replace_residuals(self._loaded)
             self._loaded = None
         self._finalizer = weakref.finalize(self, finish, session)
         return session

@@ -32,6 +32,7 @@ COUNTED_BY_EXCHANGE = (
     "pull_bytes",
     "pull_packet_bytes",
     "received_bytes",
+    "local_bytes",
     "values_pushed",
     "values_pulled",
     "encode_seconds",
@@ -62,6 +63,7 @@ class StepCounters:
     pull_bytes: int = 0
     pull_packet_bytes: int = 0  # each pull packet once
     received_bytes: int = 0
+    local_bytes: int = 0  # sent inside a machine, uncompressed
     control_bytes: int = 0  # sent beside the packets: length words, comparison of layouts
     raw_bytes: int = 0  # what the same pushes and pulls take in the gradients' own dtype
     values: int = 0  # in the buckets
@@ -86,6 +88,7 @@ class StepCounters:
             "skipped": self.skipped,
             "push_bytes": self.push_bytes,
             "pull_bytes": self.pull_bytes,
+            "local_bytes": self.local_bytes,
             "control_bytes": self.control_bytes,
             "received_bytes": self.received_bytes,
             "push_bits_per_value": bits(self.push_bytes, self.values_pushed),
@@ -121,6 +124,7 @@ class Totals(StepCounters):
 
     @property
     def sent_bytes(self) -> int:
+        """All but what stays inside a machine."""
         return self.push_bytes + self.pull_bytes + self.control_bytes
 
     @property
@@ -149,11 +153,12 @@ class Stats:
     skipped_steps: int
     push_bytes: int
     pull_bytes: int
+    local_bytes: int  # inside a machine, uncompressed, of a hierarchical exchange
     control_bytes: int
     received_bytes: int
     values: int
     dtypes: tuple[str, ...]  # of the gradients
-    ratio: float | None  # bytes in these dtypes / bytes sent, all included; None: nothing was sent
+    ratio: float | None  # bytes in these dtypes / bytes sent, but for local ones; None: none
     bits_per_value_push: float | None
     bits_per_value_pull: float | None
     encode_seconds: float
@@ -193,6 +198,8 @@ class Stats:
             ),
             ("error norm", error),
         ]
+        if self.local_bytes:
+            rows.insert(5, ("in machine", f"{self.local_bytes:,} bytes, uncompressed"))
         lines = [f"{label:<11}{text}" for label, text in rows]
         if self.raw_tensors:
             numel = sum(tensor.numel for tensor in self.raw_tensors)
@@ -219,11 +226,12 @@ def summarize(
         skipped_steps=totals.skipped_steps,
         push_bytes=totals.push_bytes,
         pull_bytes=totals.pull_bytes,
+        local_bytes=totals.local_bytes,
         control_bytes=totals.control_bytes,
         received_bytes=totals.received_bytes,
         values=totals.values,
         dtypes=tuple(sorted(totals.dtypes)),
-        ratio=totals.raw_bytes / totals.sent_bytes if totals.sent_bytes else None,
+        ratio=totals.raw_bytes / totals.sent_bytes if totals.raw_bytes else None,
         bits_per_value_push=bits(totals.push_bytes, totals.values_pushed),
         bits_per_value_pull=bits(totals.pull_packet_bytes, totals.values_pulled),
         encode_seconds=totals.encode_seconds,
@@ -250,12 +258,12 @@ def _bits(value: float | None) -> str:
 def _remarks(totals: Totals) -> list[str]:
     compressed = totals.steps - totals.raw_steps
     remarks = []
-    if compressed and totals.sent_bytes and totals.raw_bytes < totals.sent_bytes:
+    if compressed and 0 < totals.raw_bytes < totals.sent_bytes:
         remarks.append(
             f"compression does not pay: {totals.sent_bytes:,} bytes sent, raw would have been "
             f"{totals.raw_bytes:,}"
         )
-    if compressed and totals.sent_bytes and totals.fastest_raw_seconds is not None:
+    if compressed and totals.raw_bytes and totals.fastest_raw_seconds is not None:
         fastest = totals.fastest_compressed_seconds
         if fastest is not None and fastest > totals.fastest_raw_seconds:
             remarks.append(

@@ -15,7 +15,8 @@ ROLES = ("push", "pull")
 
 SERVER = "server"
 SHARDED_OPTIMIZER = "sharded-optimizer"
-EXCHANGES = ("sharded", "ring", SERVER, SHARDED_OPTIMIZER)
+TERNGRAD = "terngrad"
+EXCHANGES = ("sharded", "ring", TERNGRAD, SERVER, SHARDED_OPTIMIZER)
 
 DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
 PLAIN_DDP = "ddp"  # in the place of a codec: DDP's own all-reduce, without our hook
@@ -199,6 +200,14 @@ def _check_exchange(settings: TrainSettings) -> None:
         ):
             if value != default:
                 raise SettingsError(option, f"goes with --exchange {SERVER} alone")
+    if settings.exchange == TERNGRAD:
+        for codec in settings.codecs:
+            if codec.partition(":")[0] not in (TERNGRAD, "raw", PLAIN_DDP):
+                raise SettingsError(
+                    "--codec",
+                    f"--exchange {TERNGRAD} goes with {TERNGRAD}, raw and {PLAIN_DDP}, "
+                    f"not with {codec}",
+                )
     for option, steps in (("--steps", settings.steps), ("--eval-every", settings.eval_every)):
         if steps % every:
             raise SettingsError(
@@ -208,7 +217,7 @@ def _check_exchange(settings: TrainSettings) -> None:
     if settings.start_iter and (every > 1 or not hooked):
         raise SettingsError(
             "--start-iter",
-            f"goes with --exchange {' and '.join(EXCHANGES[:2])} in every step alone",
+            f"goes with --exchange {', '.join(EXCHANGES[:3])} in every step alone",
         )
 
 

@@ -167,7 +167,7 @@ def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, An
 
 
 def hook(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
-    """DDP with gradwire's hook, over a sharded or a ring exchange."""
+    """DDP with gradwire's hook, over the exchange that is set."""
     from gradwire.torch import GradwireState, gradwire_hook
 
     state = GradwireState(
@@ -189,7 +189,7 @@ def sharded_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> 
 
 
 def local_steps(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
-    """Plain averages of what the ranks changed, over a sharded or a ring exchange."""
+    """Plain averages of what the ranks changed, over the exchange that is set."""
     from gradwire.torch import LocalSteps
 
     optimizer = LocalSteps(

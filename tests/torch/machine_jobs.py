@@ -1,0 +1,87 @@
+"""What the ranks of a cluster run with a hierarchical exchange."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gradwire.torch import LocalSteps, OneMachineWarning
+from gradwire.torch.wire import Kind, Wire
+from training import Options, Trained, batch, load, make_model, save, train
+
+
+def train_and_count_by_peer(options: Options) -> tuple[Trained, dict[int, int]]:
+    """With the bytes of packets that this rank sent each other."""
+    sent: dict[int, int] = {}
+    send = Wire.send
+
+    def counting_send(wire: Wire, peer: int, kind: Kind, payload: np.ndarray) -> None:
+        if kind is Kind.PACKET:
+            sent[peer] = sent.get(peer, 0) + payload.size
+        send(wire, peer, kind, payload)
+
+    with mock.patch.object(Wire, "send", counting_send):
+        return train(options), sent
+
+
+@dataclass
+class Placed:
+    """A few local steps: what the ranks found, or what the first error said."""
+
+    error: str | None
+    warnings: list[str]
+    parameters: bytes
+    saved: bytes | None
+
+
+def place(
+    options_by_rank: list[dict[str, Any]],
+    hosts: list[str] | None = None,
+    torchrun: list[str] | None = None,
+    part: list[int] | None = None,
+    saved: list[bytes] | None = None,
+) -> Placed | None:
+    """One local step in a world of this many. `hosts`: names of the ranks' machines; `torchrun`:
+    what it tells each rank; `part`: the ranks that take part."""
+    rank = dist.get_rank()
+    group = None if part is None else dist.new_group(part)
+    result = None
+    environment = {} if torchrun is None else {"LOCAL_WORLD_SIZE": torchrun[rank]}
+    name = socket.gethostname() if hosts is None else hosts[rank]
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(socket, "gethostname", return_value=name),
+    ):
+        if part is None or rank in part:
+            result = _place(options_by_rank[rank], group, None if saved is None else saved[rank])
+    dist.barrier()  # rank 0 has the store
+    return result
+
+
+def _place(options: dict[str, Any], group: Any, saved: bytes | None) -> Placed:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parameters, state, error = b"", None, None
+        try:
+            model = make_model()
+            local = torch.optim.SGD(model.parameters(), lr=0.05)
+            optimizer = LocalSteps(local, model, every=1, process_group=group, **options)
+            if saved is not None:
+                optimizer.load_state_dict(load(saved))
+            inputs, labels = batch(dist.get_rank(), 0)
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            parameters = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+            state = save(optimizer.state_dict())
+        except (RuntimeError, ValueError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+    said = [str(w.message) for w in caught if w.category is OneMachineWarning]
+    return Placed(error, said, parameters, state)

@@ -1,0 +1,202 @@
+"""The hook over a hierarchy: uncompressed inside a machine, compressed between machines."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gradwire.torch
+import jobs
+import jobs_half
+import machine_jobs
+from cluster import Cluster, Died
+from training import Options, Trained, load, save
+
+WORLD = 4
+PAIRS: dict[str, Any] = {"exchange": "hierarchical", "ranks_per_machine": 2}
+FOUND: dict[str, Any] = {"exchange": "hierarchical"}
+CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def counted(cluster: Cluster) -> list[tuple[Trained, dict[int, int]]]:
+    options = Options(STEPS, PAIRS | {"start_iter": 0})
+    return cluster.run(WORLD, machine_jobs.train_and_count_by_peer, options)
+
+
+def test_replicas_are_equal_and_learn(counted: list[tuple[Trained, dict[int, int]]]) -> None:
+    assert len({trained.digest for trained, _ in counted}) == 1
+    losses = np.mean([trained.losses for trained, _ in counted], axis=0)
+    assert losses[-1] < losses[0]
+
+
+def test_only_speakers_compress_and_only_for_each_other(
+    counted: list[tuple[Trained, dict[int, int]]],
+) -> None:
+    numel = sum(values.size for values in counted[0][0].parameters.values())
+    for rank, (trained, sent) in enumerate(counted):
+        speaker, stats = rank - rank % 2, trained.stats
+        near = rank ^ 1
+        assert set(sent) == ({near, 2 - speaker} if rank == speaker else {near})
+        assert sent[near] == stats["local_bytes"]
+        assert 4 * numel * STEPS < sent[near] < 4.1 * numel * STEPS
+        assert stats["local_bytes"] == sum(s["local_bytes"] for s in trained.last_steps)
+        between = stats["push_bytes"] + stats["pull_bytes"]
+        assert between == sent.get(2 - speaker, 0)
+        assert f"in machine {stats['local_bytes']:,} bytes" in trained.report
+        assert 0 < stats["control_bytes"] < 20000
+        if rank == speaker:
+            assert 0 < between < 4 * numel * STEPS / 8
+            assert stats["bits_per_value_push"] < 3
+            assert stats["ratio"] > 4
+        else:
+            assert between == 0
+            assert stats["bits_per_value_push"] is stats["ratio"] is None
+            assert trained.residuals is not None
+            assert load(trained.residuals)["residuals"] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_average_is_within_the_codecs_bound(cluster: Cluster, dtype: torch.dtype) -> None:
+    """bf16 twice: of the sums of a machine, and of their average."""
+    options = PAIRS | {"start_iter": 0, "codec": "bf16"}
+    ranks = cluster.run(WORLD, jobs_half.average_given, dtype, "noise", options)
+    own = torch.stack([rank.own.double() for rank in ranks])
+    sums = own.view(2, 2, 96, 96).sum(dim=1).abs().sum(dim=0) / 4
+    for rank in ranks:
+        assert torch.equal(rank.averaged, ranks[0].averaged)
+        error = (rank.averaged.double() - own.mean(dim=0)).abs()
+        assert bool((error <= 2**-8 * 1.01 * (sums + own.mean(dim=0).abs())).all())
+        assert bool((error > 0).any())
+
+
+def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster) -> None:
+    runs = [Options(7, PAIRS, CUT_ONCE), Options(4, PAIRS, CUT_ONCE)]
+    ranks = cluster.run(WORLD, jobs.train_each, runs)
+    residuals = [rank[1].residuals for rank in ranks]
+    weights = ranks[0][1].weights
+    rest = Options(3, PAIRS, CUT_ONCE, start=4, residuals=residuals, weights=weights)
+    for (continued,) in cluster.run(WORLD, jobs.train_each, [rest]):
+        assert continued.digest == ranks[0][0].digest
+
+
+@pytest.mark.parametrize(("before", "world_size", "after"), [(1, 4, 2), (2, 4, 1), (2, 6, 3)])
+def test_reshard_keeps_what_is_owed(
+    cluster: Cluster, before: int, world_size: int, after: int
+) -> None:
+    def machines(size: int) -> dict[str, Any]:
+        return {"exchange": "hierarchical", "ranks_per_machine": size}
+
+    trained = cluster.run(WORLD, jobs.train_each, [Options(5, machines(before))])
+    states = [load(rank[0].residuals) for rank in trained]
+    resharded = gradwire.torch.reshard(states, world_size, ranks_per_machine=after)
+    assert [rank for rank, s in enumerate(resharded) if s["residuals"]] == list(
+        range(0, world_size, after)
+    )
+    options = Options(1, machines(after), residuals=[save(state) for state in resharded])
+    placed = cluster.run(world_size, jobs.place_residuals, options)
+    found = owed_by([rank.state for rank in placed], after)
+    for name, owed in owed_by(states, before).items():
+        assert owed.any()
+        value = found[name] + placed[0].applied[name]
+        np.testing.assert_allclose(value, owed, rtol=1e-5, atol=1e-6 * abs(owed).max())
+
+
+def owed_by(states: list[dict[str, Any]], ranks_per_machine: int) -> dict[str, np.ndarray]:
+    speakers = states[::ranks_per_machine]
+    return jobs.total_owed([jobs.owed_in(state) for state in speakers])
+
+
+def test_machines_are_found(cluster: Cluster) -> None:
+    """As told, by torchrun, by host names; a part of the world does not ask torchrun."""
+
+    def run(
+        options: dict[str, Any], *arguments: Any, ranks: tuple[int, ...] = (0, 1, 2, 3)
+    ) -> bytes:
+        answers = cluster.run(WORLD, machine_jobs.place, [options] * WORLD, *arguments)
+        (parameters,) = {answers[rank].parameters for rank in ranks}
+        assert all(answers[rank].error is None for rank in ranks)
+        assert all(answers[rank].warnings == [] for rank in ranks)
+        return parameters
+
+    told = run(PAIRS)
+    assert told == run(FOUND, None, ["2"] * 4) == run(FOUND, ["a", "a", "b", "b"])
+    assert told == run(PAIRS, ["a", "b", "c", "d"], ["1"] * 4)
+    assert told != run(FOUND, ["a", "b", "c", "d"])
+    hosts = ["-", "a", "b", "c"]
+    run(FOUND, hosts, ["4"] * 4, [1, 2, 3], ranks=(1, 2, 3))
+
+
+def test_one_machine_is_exact_and_said(cluster: Cluster) -> None:
+    one: dict[str, Any] = {"exchange": "hierarchical", "ranks_per_machine": 4}
+    answers = cluster.run(WORLD, machine_jobs.place, [one] * WORLD)
+    raw = cluster.run(WORLD, machine_jobs.place, [PAIRS | {"codec": "raw"}] * WORLD)
+    for rank in answers:
+        (said,) = rank.warnings
+        assert "all 4 ranks are on one machine" in said
+        values, expected = (np.frombuffer(r.parameters, np.float32) for r in (rank, raw[0]))
+        np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "said"),
+    [
+        ([FOUND] * 4, (["a", "b", "a", "b"],), "one behind the other; ranks 0 to 3 are on a, b"),
+        ([FOUND] * 4, (["a", "a", "a", "b"],), "needs as many ranks on every machine"),
+        ([FOUND] * 4, (["a", "a", "b", "c"],), "needs as many ranks on every machine"),
+        ([FOUND] * 4, (None, ["3"] * 4), "LOCAL_WORLD_SIZE of torchrun is 3; 4 ranks can be on"),
+        ([FOUND] * 4, (None, list("2224")), "ranks_per_machine 2', rank 3 has 'exchange"),
+        ([PAIRS, PAIRS, PAIRS, FOUND], (), "ranks_per_machine 2', rank 3 has 'exchange hierarchic"),
+        ([PAIRS, PAIRS, PAIRS, {}], (), "has 'exchange hierarchical', rank 3 has 'exchange shar"),
+        ([PAIRS | {"ranks_per_machine": 3}] * 4, (), "is 3; 4 ranks can be on machines of 1, 2, 4"),
+    ],
+)
+def test_machines_that_no_exchange_has(
+    cluster: Cluster, options: list[dict[str, Any]], arguments: tuple[Any, ...], said: str
+) -> None:
+    answers = cluster.run(WORLD, machine_jobs.place, options, *arguments)
+    for rank, answer in enumerate(answers):
+        assert answer.error is not None, rank
+        assert "rank 3" not in said or "PeerMismatchError" in answer.error
+        assert said in answer.error or (rank == 3 and "rank 3 has" in answer.error), answer.error
+
+
+def test_residuals_of_other_machines_are_refused(cluster: Cluster) -> None:
+    sharded = cluster.run(WORLD, machine_jobs.place, [{}] * WORLD)
+    saved = [rank.saved for rank in sharded]
+    for answer in cluster.run(WORLD, machine_jobs.place, [PAIRS] * 4, None, None, None, saved):
+        assert "saved with ranks_per_machine=1, here it is 2: gradwire.torch.resh" in answer.error
+
+
+def test_hooks_that_differ_are_named(fragile_cluster: Cluster) -> None:
+    """Ranks that have agreed on their machines, or would, and one that has none."""
+    kinds = [PAIRS | {"ranks_per_machine": 3}, {}, FOUND]
+    fragile_cluster.start(3, jobs.train_unlike, [Options(state=kind) for kind in kinds])
+    for rank, answer in fragile_cluster.collect(range(3)).items():
+        assert "PeerMismatchError" in answer.message, answer.trace
+        assert f"rank {rank} has 'exchange " in answer.message
+
+
+def test_a_killed_rank_is_named(fragile_cluster: Cluster) -> None:
+    """By rank 1, too, which talks to rank 0 alone."""
+    options = Options(1000, {"exchange": "hierarchical", "ranks_per_machine": 3})
+    fragile_cluster.start(3, jobs.train_and_signal, options, 2, 5, signal.SIGKILL)
+    answers = fragile_cluster.collect(range(3), seconds=60)
+    assert isinstance(answers.pop(2), Died)
+    for answer in answers.values():
+        assert "PeerLostError: rank 2 is gone" in answer.message, answer.trace
+
+
+def test_wrong_arguments_are_refused_at_once() -> None:
+    for exchange, size, said in (
+        ("sharded", 2, "goes with exchange='hierarchical' alone, not with 'sharded'"),
+        ("hierarchical", 0, "ranks_per_machine is 0"),
+        ("hierarchical", -2, "ranks_per_machine is -2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            gradwire.torch.GradwireState(exchange=exchange, ranks_per_machine=size)
