@@ -40,7 +40,8 @@ Usage: mpirun -n N gradwire-perftest [OPTION...]
   --pull-codec TEXT       (as codec)
   --tensor VALUES         how many have a scale of their own, as layers do; 0: the buffer as a whole
                           has one (262144)
-  --exchange KIND         sharded or ring (sharded)
+  --exchange KIND         sharded, ring, terngrad, or hierarchical[:between=KIND,ranks=R] with R ranks
+                          a machine, which are by default those that share memory (sharded)
   --mode MODE             persistent: with error feedback, as training does; or blocking (persistent)
   --op OP                 sum or average (sum)
   --input WHAT            synthetic, or a safetensors file of gradients, tiled with noise (synthetic)
@@ -74,11 +75,7 @@ std::optional<std::string> parse(int argc, char** argv, Options& options) {
       {"--codec", [&](auto text) { return collective.codec = text, true; }},
       {"--pull-codec", [&](auto text) { return collective.pull_codec = text, true; }},
       {"--tensor", [&](auto text) { return parse_number(text, options.tensor_values); }},
-      {"--exchange",
-       [&](auto text) {
-         return choose(text, "ring", "sharded", collective.exchange, ExchangeKind::kRing,
-                       ExchangeKind::kSharded);
-       }},
+      {"--exchange", [&](auto text) { return mpi::set_exchange(text, collective).ok(); }},
       {"--mode",
        [&](auto text) {
          return choose(text, "persistent", "blocking", options.persistent, true, false);

@@ -214,7 +214,7 @@ void print_head(const Ranks& ranks, const Options& options) {
   std::printf("# gradwire-perftest: %u ranks, codec %s, pull %s, exchange %s, %s, %s, input %s\n",
               ranks.size, collective.codec.c_str(),
               (collective.pull_codec.empty() ? collective.codec : collective.pull_codec).c_str(),
-              exchange_name(collective.exchange).data(),
+              mpi::exchange_text(collective).c_str(),
               options.persistent ? "persistent" : "blocking",
               options.reduction == Reduction::kSum ? "sum" : "average", options.input.c_str());
   std::printf("# %25s %30s %30s\n", "", "MPI_Allreduce", "gradwire");

@@ -226,7 +226,7 @@ GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_exchange(
 //   parts    the other ranks send their buckets to the speaker as they are; it adds them in
 //            ascending order of ranks
 //   between  the speakers average over the machines, each sum divided by the mean number of ranks
-//            a machine
+//            a machine; or they add, undivided
 //   result   the speaker sends its bucket as it is
 //
 // `layout` is that of the speakers: its world size is the number of machines. Bytes on the network
@@ -239,6 +239,6 @@ GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_exchange(
 GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_hierarchical_exchange(
     std::shared_ptr<const Layout> layout, uint32_t rank,
     const std::vector<uint32_t>& machine_of_rank, ExchangeKind between, Execution execution,
-    Execution between_execution, uint64_t seed = 0);
+    Execution between_execution, uint64_t seed = 0, Reduction reduction = Reduction::kAverage);
 
 }  // namespace gradwire

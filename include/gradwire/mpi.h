@@ -80,6 +80,11 @@ struct Options {
   std::string codec = "3lc";
   std::string pull_codec = {};                     // empty: as codec
   ExchangeKind exchange = ExchangeKind::kSharded;  // of all-reduce
+  // All-reduce uncompressed inside each machine, and between the machines with `exchange`.
+  bool hierarchical = false;
+  // That each machine holds, rank after rank; 0: the ranks that MPI_COMM_TYPE_SHARED puts together
+  // are on one machine.
+  uint32_t ranks_per_machine = 0;
   uint64_t seed = 0;
   int threads = 1;
   double timeout_seconds = kDefaultTimeout;
@@ -91,6 +96,13 @@ struct Options {
   std::vector<std::string> exclude = {};
   uint64_t min_numel = 256;
 };
+
+// Sets the exchange by its name: "sharded", "ring", "terngrad", or "hierarchical", which takes
+// parameters as codecs do: "hierarchical:between=ring,ranks=4" (between the machines: sharded;
+// ranks per machine: as MPI says). kInvalidArgument listing what there is.
+GRADWIRE_EXPORT Status set_exchange(std::string_view text, Options& options);
+// What set_exchange would have to be given.
+GRADWIRE_EXPORT std::string exchange_text(const Options& options);
 
 struct Traffic {
   uint64_t bytes_sent = 0;  // to all ranks together
@@ -138,7 +150,8 @@ class GRADWIRE_EXPORT Operation {
 // "ef=on" in the codec is kInvalidArgument. Error feedback, which training needs, works only with
 // the persistent operation that `*_init` gives, started once a step.
 
-// Sum or average over all ranks of `count` values.
+// Sum or average over all ranks of `count` values. TernGrad's exchange averages; its sum is the
+// average times the number of ranks, rounded once more.
 GRADWIRE_EXPORT Status all_reduce(const void* sendbuf, void* recvbuf, uint64_t count, Dtype dtype,
                                   Reduction reduction, MPI_Comm comm, const Options& options = {});
 // Started; to be waited for.

@@ -44,7 +44,7 @@ struct Machines {
 class HierarchicalExchange final : public Exchange {
  public:
   HierarchicalExchange(std::shared_ptr<const Layout> layout, uint32_t rank, Machines machines,
-                       std::string description, ExchangeKind kind,
+                       std::string description, ExchangeKind kind, Reduction reduction,
                        std::unique_ptr<Exchange> between, PacketWriter writer, Execution execution)
       : layout_(std::move(layout)),
         rank_(rank),
@@ -52,6 +52,7 @@ class HierarchicalExchange final : public Exchange {
         description_(std::move(description)),
         digest_(digest64({std::as_bytes(std::span(description_))})),
         kind_(kind),
+        reduction_(reduction),
         between_(std::move(between)),
         writer_(std::move(writer)),
         execution_(std::move(execution)),
@@ -99,7 +100,6 @@ class HierarchicalExchange final : public Exchange {
             .step = step_,
             .layout_digest = digest_};
   }
-  // The whole bucket as it is.
   Result<std::span<const std::byte>> raw_packet(PacketRole role);
   Result<Packet> parse_local(uint32_t peer, std::span<const std::byte> message,
                              PacketRole role) const;
@@ -123,6 +123,7 @@ class HierarchicalExchange final : public Exchange {
   std::string description_;
   uint64_t digest_;
   ExchangeKind kind_;
+  Reduction reduction_;
   std::unique_ptr<Exchange> between_;  // null for all but speakers
   PacketWriter writer_;
   Execution execution_;
@@ -256,9 +257,11 @@ Status HierarchicalExchange::add_parts_in_order() {
 
 Status HierarchicalExchange::start_between() {
   // The speakers average over the machines, whatever the machines' sizes.
-  const float ranks_a_machine =
-      static_cast<float>(machines_.world_size) / static_cast<float>(machines_.speakers.size());
-  execution_.kernels().divide(bucket_.data(), bucket_.size(), ranks_a_machine);
+  if (reduction_ == Reduction::kAverage) {
+    const auto machines = static_cast<float>(machines_.speakers.size());
+    execution_.kernels().divide(bucket_.data(), bucket_.size(),
+                                static_cast<float>(machines_.world_size) / machines);
+  }
   phase_ = Phase::kBetween;
   GW_RETURN_IF_ERROR(between_->start(bucket_, step_));
   GW_RETURN_IF_ERROR(after_between());
@@ -367,18 +370,18 @@ Status check_machines(const Layout& layout, const std::vector<uint32_t>& machine
 Result<std::unique_ptr<Exchange>> make_hierarchical_exchange(
     std::shared_ptr<const Layout> layout, uint32_t rank,
     const std::vector<uint32_t>& machine_of_rank, ExchangeKind between, Execution execution,
-    Execution execution_between, uint64_t seed) {
+    Execution execution_between, uint64_t seed, Reduction reduction) {
   GW_RETURN_IF_ERROR(check_machines(*layout, machine_of_rank, rank));
   Machines machines = Machines::create(machine_of_rank, rank);
   std::unique_ptr<Exchange> speakers;
   if (machines.speaks(rank)) {
-    Result<std::unique_ptr<Exchange>> made =
-        make_exchange(between, layout, machines.mine, std::move(execution_between), seed);
+    Result<std::unique_ptr<Exchange>> made = make_exchange(
+        between, layout, machines.mine, std::move(execution_between), seed, reduction);
     if (!made.ok()) return made.status();
     speakers = std::move(made).value();
   }
-  std::string description =
-      "exchange hierarchical, " + std::string(exchange_name(between)) + " between machines\n";
+  std::string description = "exchange hierarchical, " + std::string(exchange_name(between)) +
+                            " between machines" + (reduction == Reduction::kSum ? ", sum\n" : "\n");
   for (uint32_t r = 0; r < machine_of_rank.size(); ++r) {
     description +=
         "rank " + std::to_string(r) + " on machine " + std::to_string(machine_of_rank[r]) + "\n";
@@ -389,7 +392,7 @@ Result<std::unique_ptr<Exchange>> make_hierarchical_exchange(
   Result<PacketWriter> writer = PacketWriter::create({{raw.value(), layout->numel()}});
   if (!writer.ok()) return writer.status();
   return std::unique_ptr<Exchange>(std::make_unique<HierarchicalExchange>(
-      std::move(layout), rank, std::move(machines), std::move(description), between,
+      std::move(layout), rank, std::move(machines), std::move(description), between, reduction,
       std::move(speakers), std::move(writer).value(), std::move(execution)));
 }
 

@@ -43,6 +43,16 @@ run GRADWIRE_MPI_CONFIG="$config" -- nan
 expect "value 5 of 'buffer' is NaN or Inf"
 expect "1 done again as they were not finite"
 
+printf 'codec = terngrad\nmin-bytes = 1000\nexchange = terngrad\n' >"$config"
+run GRADWIRE_MPI_CONFIG="$config" --
+((status == 0))
+expect "exchange terngrad"
+printf 'codec = int8\nmin-bytes = 1000\nexchange = hierarchical\n' >"$config"
+run GRADWIRE_MPI_CONFIG="$config" --
+((status == 0))
+expect exact # one machine
+expect "exchange hierarchical:between=sharded"
+
 printf 'codec = bf17\n' >"$config"
 run GRADWIRE_MPI_CONFIG="$config" --
 ((status != 0))

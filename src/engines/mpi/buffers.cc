@@ -72,11 +72,12 @@ Status Buffers::check(const Request& request, uint32_t world) {
   return {};
 }
 
-Buffers::Buffers(const Request& request, uint32_t rank, uint32_t world)
+Buffers::Buffers(const Request& request, uint32_t rank, uint32_t world, float factor)
     : request_(request),
       own_block_(request.collective == Collective::kAllReduce ? 0 : rank * request.count),
       world_(world),
-      in_place_(request.sendbuf == MPI_IN_PLACE || request.sendbuf == request.recvbuf) {
+      in_place_(request.sendbuf == MPI_IN_PLACE || request.sendbuf == request.recvbuf),
+      factor_(factor) {
   const bool fits = request.collective != Collective::kReduceScatter || in_place_;
   if (request.dtype != Dtype::kFloat32 || !fits) work_.resize(numel());
 }
@@ -101,6 +102,12 @@ std::span<float> Buffers::load(Execution& execution) {
 
 void Buffers::store(Execution& execution) {
   if (request_.count == 0) return;
+  if (factor_ != 1) {
+    float* bucket = work_.empty() ? static_cast<float*>(request_.recvbuf) : work_.data();
+    for_each_piece(numel(), execution, [&](uint64_t first, uint64_t count) {
+      for (uint64_t i = first; i < first + count; ++i) bucket[i] *= factor_;
+    });
+  }
   if (request_.collective == Collective::kReduceScatter) {
     if (work_.empty()) {
       float* bucket = static_cast<float*>(request_.recvbuf);

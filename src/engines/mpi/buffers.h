@@ -30,7 +30,8 @@ class Buffers {
   // kInvalidArgument: a null pointer that stands for values, or buffers that overlap in part.
   static Status check(const Request& request, uint32_t world);
 
-  Buffers(const Request& request, uint32_t rank, uint32_t world);
+  // factor: of the bucket's values in the output.
+  Buffers(const Request& request, uint32_t rank, uint32_t world, float factor = 1);
 
   // Input to bucket.
   std::span<float> load(Execution& execution);
@@ -44,6 +45,7 @@ class Buffers {
   uint64_t own_block_;  // its first value
   uint32_t world_;
   bool in_place_;
+  float factor_;
   std::vector<float> work_;  // empty where the bucket is the caller's
 };
 

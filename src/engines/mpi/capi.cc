@@ -36,9 +36,7 @@ Result<mpi::Options> read_options(const gw_mpi_options* given) {
   GW_RETURN_IF_ERROR(check_values("exclude", given->exclude, given->exclude_count));
   options.codec = given->codec;
   if (given->pull_codec != nullptr) options.pull_codec = given->pull_codec;
-  Result<ExchangeKind> exchange = parse_exchange(given->exchange);
-  if (!exchange.ok()) return exchange.status();
-  options.exchange = exchange.value();
+  GW_RETURN_IF_ERROR(mpi::set_exchange(given->exchange, options));
   options.seed = given->seed;
   options.threads = given->threads;
   options.timeout_seconds = given->timeout_seconds;

@@ -67,6 +67,7 @@ Result<std::shared_ptr<Communicator>> Communicator::attach(MPI_Comm user) {
   MPI_Comm_size(made->handle_, &size);
   made->rank_ = static_cast<uint32_t>(rank);
   made->size_ = static_cast<uint32_t>(size);
+  GW_RETURN_IF_ERROR(made->find_machines());
   int* highest_tag = nullptr;
   int known = 0;
   MPI_Comm_get_attr(made->handle_, MPI_TAG_UB, static_cast<void*>(&highest_tag), &known);
@@ -75,6 +76,21 @@ Result<std::shared_ptr<Communicator>> Communicator::attach(MPI_Comm user) {
   GW_RETURN_IF_ERROR(
       check_mpi(MPI_Comm_set_attr(user, key, new Attached(made)), "MPI_Comm_set_attr"));
   return made;
+}
+
+Status Communicator::find_machines() {
+  MPI_Comm machine = MPI_COMM_NULL;
+  GW_RETURN_IF_ERROR(
+      check_mpi(MPI_Comm_split_type(handle_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
+                "MPI_Comm_split_type"));
+  uint32_t lowest = rank_;
+  machines_.resize(size_);
+  const int told = MPI_Bcast(&lowest, 1, MPI_UINT32_T, 0, machine);
+  MPI_Comm_free(&machine);
+  GW_RETURN_IF_ERROR(check_mpi(told, "MPI_Bcast"));
+  return check_mpi(
+      MPI_Allgather(&lowest, 1, MPI_UINT32_T, machines_.data(), 1, MPI_UINT32_T, handle_),
+      "MPI_Allgather");
 }
 
 Communicator::~Communicator() {

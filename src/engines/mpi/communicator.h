@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "gradwire/status.h"
 
@@ -26,6 +27,10 @@ class Communicator {
   [[nodiscard]] MPI_Comm handle() const noexcept { return handle_; }
   [[nodiscard]] uint32_t rank() const noexcept { return rank_; }
   [[nodiscard]] uint32_t size() const noexcept { return size_; }
+  // The lowest rank on the machine of each rank, as MPI_COMM_TYPE_SHARED says. Known from the
+  // start: finding it is collective, and ranks that differ in what they want must not wait for each
+  // other.
+  [[nodiscard]] const std::vector<uint32_t>& machines() const noexcept { return machines_; }
 
   // Two tags for the next operation, the one returned and the one behind it. Operations on a
   // communicator are made in the same order on all ranks, so all take the same. They come round
@@ -34,10 +39,12 @@ class Communicator {
 
  private:
   Communicator() = default;
+  Status find_machines();
 
   MPI_Comm handle_ = MPI_COMM_NULL;
   uint32_t rank_ = 0;
   uint32_t size_ = 0;
+  std::vector<uint32_t> machines_;
   uint32_t tag_pairs_ = 0;
   uint32_t next_pair_ = 0;
 };

@@ -1,7 +1,9 @@
 #include "engines/mpi/operation.h"
 
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/return_if_error.h"
 #include "engines/mpi/communicator.h"
@@ -60,13 +62,55 @@ Result<Layout> make_layout(const Request& request, const Options& options, Memor
   return layout;
 }
 
+// By rank; empty where machines don't matter.
+std::vector<uint32_t> choose_machines(const Request& request, const Options& options,
+                                      const Communicator& communicator) {
+  if (!options.hierarchical || request.collective != Collective::kAllReduce) return {};
+  if (options.ranks_per_machine == 0) return communicator.machines();
+  std::vector<uint32_t> machines;
+  for (uint32_t rank = 0; rank < communicator.size(); ++rank) {
+    machines.push_back(rank / options.ranks_per_machine);
+  }
+  return machines;
+}
+
+uint32_t count_machines(const std::vector<uint32_t>& machines) {
+  return static_cast<uint32_t>(std::set<uint32_t>(machines.begin(), machines.end()).size());
+}
+
+// Whether the exchange averages where a sum is wanted, as it knows no other way.
+bool is_scaled_average(const Request& request, const Options& options) {
+  return request.collective == Collective::kAllReduce && request.reduction == Reduction::kSum &&
+         options.exchange == ExchangeKind::kTernGrad;
+}
+
+Result<std::unique_ptr<Exchange>> make_all_reduce(const Request& request, const Options& options,
+                                                  std::shared_ptr<const Layout> layout,
+                                                  uint32_t rank,
+                                                  const std::vector<uint32_t>& machines,
+                                                  Execution execution) {
+  const Reduction reduction =
+      is_scaled_average(request, options) ? Reduction::kAverage : request.reduction;
+  if (!options.hierarchical) {
+    return gradwire::make_exchange(options.exchange, std::move(layout), rank, std::move(execution),
+                                   options.seed, reduction);
+  }
+  Result<Execution> between = Execution::create("auto", options.threads);
+  if (!between.ok()) return between.status();
+  return make_hierarchical_exchange(std::move(layout), rank, machines, options.exchange,
+                                    std::move(execution), std::move(between).value(), options.seed,
+                                    reduction);
+}
+
 Result<std::unique_ptr<Exchange>> make_exchange_of(const Request& request, const Options& options,
                                                    std::shared_ptr<const Layout> layout,
-                                                   uint32_t rank, Execution execution) {
+                                                   uint32_t rank,
+                                                   const std::vector<uint32_t>& machines,
+                                                   Execution execution) {
   switch (request.collective) {
     case Collective::kAllReduce:
-      return gradwire::make_exchange(options.exchange, std::move(layout), rank,
-                                     std::move(execution), options.seed, request.reduction);
+      return make_all_reduce(request, options, std::move(layout), rank, machines,
+                             std::move(execution));
     case Collective::kReduceScatter:
       return make_reduce_scatter_exchange(std::move(layout), rank, std::move(execution),
                                           options.seed, request.reduction);
@@ -94,16 +138,20 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
     if (!execution.ok()) return execution.status();
     Result<Execution> copying = Execution::create("auto", options.threads);
     if (!copying.ok()) return copying.status();
-    Result<Layout> layout = make_layout(request, options, memory, world);
+    const std::vector<uint32_t> machines = choose_machines(request, options, *communicator.value());
+    Result<Layout> layout =
+        make_layout(request, options, memory, machines.empty() ? world : count_machines(machines));
     if (!layout.ok()) return layout.status();
     Result<std::unique_ptr<Exchange>> exchange = make_exchange_of(
-        request, options, std::make_shared<const Layout>(std::move(layout).value()), rank,
+        request, options, std::make_shared<const Layout>(std::move(layout).value()), rank, machines,
         std::move(execution).value());
     if (!exchange.ok()) return exchange.status();
-    Buffers buffers(request, rank, world);
+    const bool scaled = is_scaled_average(request, options);
+    Buffers buffers(request, rank, world, scaled ? static_cast<float>(world) : 1.0f);
     Result<Engine> engine =
         Engine::create(request.comm, std::move(exchange).value(), options.timeout_seconds,
-                       std::string("values of ") + name_of(request.dtype) + "\n");
+                       std::string("values of ") + name_of(request.dtype) + "\n" +
+                           (scaled ? "sum: the average times the number of ranks\n" : ""));
     if (!engine.ok()) return engine.status();
     return Operation(std::make_unique<Operation::Implementation>(
         std::move(engine).value(), std::move(buffers), std::move(copying).value()));

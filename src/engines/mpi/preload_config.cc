@@ -29,11 +29,7 @@ bool set(std::string_view key, std::string_view value, PreloadConfig& config) {
     (key == "codec" ? options.codec : options.pull_codec) = value;
     return !value.empty();
   }
-  if (key == "exchange") {
-    const Result<ExchangeKind> exchange = parse_exchange(value);
-    if (exchange.ok()) options.exchange = exchange.value();
-    return exchange.ok();
-  }
+  if (key == "exchange") return set_exchange(value, options).ok();
   if (key == "min-bytes") return parse_number(value, config.min_bytes);
   if (key == "threads") return parse_number(value, options.threads);
   if (key == "seed") return parse_number(value, options.seed);
@@ -63,7 +59,8 @@ Result<PreloadConfig> read_preload_config(const std::string& path) {
       return Status(StatusCode::kInvalidArgument,
                     path + ":" + std::to_string(number) + ": '" + std::string(line) +
                         "' is no line of key = value; keys: codec, pull-codec, exchange "
-                        "(sharded or ring), min-bytes, threads, seed, timeout");
+                        "(sharded, ring, terngrad, hierarchical[:between=,ranks=]), min-bytes, "
+                        "threads, seed, timeout");
     }
   }
   if (config.options.codec.empty()) {
