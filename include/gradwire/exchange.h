@@ -93,6 +93,10 @@ class GRADWIRE_EXPORT Exchange {
   // Whether the algorithm may go on without some of these ranks, so that an engine must not wait
   // for a certain one, and takes what comes from any.
   [[nodiscard]] virtual bool awaits_any() const { return false; }
+  // Ranks whose messages are taken as they come, awaited or not, and also when done; from others,
+  // none may be handed over that isn't awaited. Empty but for exchanges whose ranks go on each at
+  // their own pace.
+  [[nodiscard]] virtual std::vector<uint32_t> listening() const { return {}; }
   // A message came. It is used or copied before this returns.
   virtual Status receive(uint32_t peer, std::span<const std::byte> message) = 0;
   // The bucket holds the result, the same bits on every rank.

@@ -64,6 +64,29 @@ class GRADWIRE_EXPORT Engine {
   Result<bool> test();
   Status wait();
 
+  // For workers and servers (gradwire/server.h), which go on each at their own pace: any worker's
+  // push is taken as it comes, late ones too, and answered. A server's step is a version; `step` of
+  // workers is their own count. A worker does
+  //
+  //   while (<not trained enough> && !engine.over()) { engine.start(gradient, n++); engine.wait();
+  //   } engine.leave();
+  //
+  // and a server, from the version on that its exchange begins with:
+  //
+  //   while (true) { engine.start(bucket, version++); engine.wait(); if (engine.over()) break; }
+  //   engine.leave();
+  //
+  // A server waits for as many pushes as it needs: kPeerLost is when all that it waits for were
+  // silent. Between its versions, whoever comes is answered in test().
+
+  // After a step: whether it ended undone, as too many have left. A server's version then never
+  // gets the pushes that it needs; for a worker it is a server that makes no further version.
+  [[nodiscard]] bool over() const noexcept;
+  // This rank's last call here: tells the others, and takes and answers what still comes until all
+  // are here. A server's leaving is the end of training for all. kPeerLost as test() says, also
+  // where a worker that training went on without never came back. Does nothing for other exchanges.
+  Status leave();
+
   [[nodiscard]] Exchange& exchange() noexcept;
   // Bytes handed to MPI and got from it, those of the comparison among them.
   [[nodiscard]] uint64_t bytes_sent() const noexcept;

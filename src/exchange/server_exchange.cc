@@ -14,6 +14,15 @@ Result<std::pair<Packet, uint32_t>> ServerPackets::read(uint32_t peer,
   return std::pair(std::move(parsed).value(), shard.value());
 }
 
+std::vector<uint32_t> ServerPackets::listening() const {
+  const bool server = is_server(rank());
+  std::vector<uint32_t> ranks;
+  for (uint32_t peer = server ? 0 : workers(); peer < (server ? workers() : world_size()); ++peer) {
+    ranks.push_back(peer);
+  }
+  return ranks;
+}
+
 Status check_side(const Layout& layout, uint32_t rank, const ServerOptions& options, bool server) {
   const auto invalid = [](const std::string& what) {
     return Status(StatusCode::kInvalidArgument, what);

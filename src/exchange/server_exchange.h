@@ -19,6 +19,8 @@ class ServerPackets : public PacketExchange, public ServerExchange {
 
   // What a version carries is applied as it comes.
   void retract() override {}
+  // The other side.
+  std::vector<uint32_t> listening() const override;
 
  protected:
   ServerPackets(std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,

@@ -3,6 +3,7 @@
 //
 //   silent  the last rank does not call at all
 //   ring    ... not a second time, and most of the others wait for one that waits for it
+//   late    ... and before, all others had waited for rank 0 for more than half the timeout
 //   killed  ... is killed before its second step (mpirun --enable-recovery)
 
 #include <signal.h>
@@ -31,14 +32,18 @@ int judge(const Status& status) {
 int run(const std::string& mode) {
   const bool lost = my_rank() == world_size() - 1;
   std::vector<float> values(1000, 1.0f);
-  const Options options{.codec = "raw",
-                        .exchange = mode == "ring" ? ExchangeKind::kRing : ExchangeKind::kSharded,
-                        .timeout_seconds = kTimeout};
+  const Options options{
+      .codec = "raw",
+      .exchange = mode == "ring" || mode == "late" ? ExchangeKind::kRing : ExchangeKind::kSharded,
+      .timeout_seconds = kTimeout};
   Result<Operation> operation =
       all_reduce_init(MPI_IN_PLACE, values.data(), values.size(), Dtype::kFloat32,
                       Reduction::kAverage, MPI_COMM_WORLD, options);
   if (!operation.ok()) return 2;
   if (mode != "silent") {
+    if (mode == "late" && my_rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(0.7 * kTimeout));
+    }
     if (!operation.value().start().ok() || !operation.value().wait().ok()) return 3;
   }
   if (lost) {

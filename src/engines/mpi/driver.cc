@@ -1,5 +1,6 @@
 #include "engines/mpi/driver.h"
 
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <thread>
@@ -35,6 +36,7 @@ Engine::Driver::Driver(std::shared_ptr<Communicator> communicator,
           Held{.wire = Wire(*communicator_, communicator_->take_tags(), timeout_seconds),
                .exchange = std::move(exchange),
                .description = std::string(preface)})),
+      listening_(held_->exchange->listening()),
       descriptions_(communicator_->size()) {
   held_->description += held_->exchange->describe();
 }
@@ -55,9 +57,11 @@ Status Engine::Driver::start(std::span<float> bucket, uint64_t step) {
             "start: the layout has " + std::to_string(exchange().layout().numel()) +
                 " values, the bucket " + std::to_string(bucket.size())};
   }
+  if (over_ || left_) {
+    return {StatusCode::kUnexpectedMessage, "start: no step is made any more, as over() says"};
+  }
   bucket_ = bucket;
   step_ = step;
-  ++round_;
   if (agreed_) {
     failure_ = start_exchange();
   } else {
@@ -79,7 +83,7 @@ Status Engine::Driver::start_exchange() {
 
 Status Engine::Driver::send_outgoing() {
   for (const OutgoingMessage& message : exchange().take_outgoing()) {
-    GW_RETURN_IF_ERROR(held_->wire.send(message.peer, message.bytes));
+    GW_RETURN_IF_ERROR(held_->wire.send(message.peer, message.bytes, message.keep));
   }
   return {};
 }
@@ -104,6 +108,7 @@ Result<bool> Engine::Driver::advance() {
   Result<bool> moved = false;
   switch (state_) {
     case State::kIdle:
+      if (agreed_ && !listening_.empty() && !left_) moved = take({}, false);
       break;
     case State::kComparing:
       moved = compare();
@@ -112,7 +117,7 @@ Result<bool> Engine::Driver::advance() {
       moved = exchange_packets();
       break;
     case State::kFlushing:
-      moved = held_->wire.poll({}, round_, {});
+      moved = held_->wire.poll({.awaited = {}}, {});
       break;
     case State::kFailed:
       return failure_;
@@ -129,7 +134,7 @@ Result<bool> Engine::Driver::advance() {
 Result<bool> Engine::Driver::compare() {
   const std::vector<uint32_t> awaited = ranks_not_heard();
   Result<bool> moved =
-      held_->wire.poll(awaited, round_, [&](uint32_t peer, std::span<const std::byte> text) {
+      held_->wire.poll({.awaited = awaited}, [&](uint32_t peer, std::span<const std::byte> text) {
         descriptions_[peer] = std::string(reinterpret_cast<const char*>(text.data()), text.size());
         return Status();
       });
@@ -139,7 +144,7 @@ Result<bool> Engine::Driver::compare() {
   agreed_ = true;
   descriptions_.clear();
   GW_RETURN_IF_ERROR(start_exchange());
-  if (exchange().done()) state_ = State::kFlushing;
+  if (exchange().done() && listening_.empty()) state_ = State::kFlushing;
   return true;
 }
 
@@ -166,15 +171,86 @@ Status Engine::Driver::find_difference() const {
 }
 
 Result<bool> Engine::Driver::exchange_packets() {
-  const auto receive = [&](uint32_t peer, std::span<const std::byte> message) {
-    GW_RETURN_IF_ERROR(exchange().receive(peer, message));
-    return send_outgoing();
-  };
   if (exchange().done()) {
-    state_ = State::kFlushing;
-    return true;
+    // Whatever else has come is for now: a late push wants its answer, a stale model its versions.
+    Result<bool> more = listening_.empty() ? false : take({}, false);
+    if (more.ok() && !more.value()) state_ = State::kFlushing;
+    return more;
   }
-  return held_->wire.poll(exchange().awaiting(), round_, receive);
+  if (!listening_.empty()) {
+    GW_RETURN_IF_ERROR(find_end());
+    if (state_ != State::kExchanging) return true;
+  }
+  std::vector<uint32_t> awaited = exchange().awaiting();
+  std::erase_if(awaited, [&](uint32_t peer) {
+    return peer < communicator_->size() && held_->wire.heard(peer, Wire::News::kLeft);
+  });
+  return take(awaited, exchange().awaits_any());
+}
+
+Result<bool> Engine::Driver::take(std::span<const uint32_t> awaited, bool any, bool flushing) {
+  return held_->wire.poll(
+      {.awaited = awaited, .any = any, .listening = listening_, .flushing = flushing},
+      [&](uint32_t peer, std::span<const std::byte> message) {
+        GW_RETURN_IF_ERROR(exchange().receive(peer, message));
+        return send_outgoing();
+      });
+}
+
+std::vector<uint32_t> Engine::Driver::ranks_there() const {
+  std::vector<uint32_t> there = listening_;
+  std::erase_if(there, [&](uint32_t peer) { return held_->wire.heard(peer, Wire::News::kLeft); });
+  return there;
+}
+
+Status Engine::Driver::find_end() {
+  GW_RETURN_IF_ERROR(held_->wire.take_news());
+  const std::vector<uint32_t> awaited = exchange().awaiting();
+  const auto is_gone = [&](uint32_t peer) {
+    return peer < communicator_->size() && (held_->wire.heard(peer, Wire::News::kLeft) ||
+                                            held_->wire.heard(peer, Wire::News::kOver));
+  };
+  // A server needs some of those it waits for, a worker all.
+  over_ = exchange().awaits_any() ? std::all_of(awaited.begin(), awaited.end(), is_gone)
+                                  : std::any_of(awaited.begin(), awaited.end(), is_gone);
+  if (over_) state_ = State::kIdle;
+  return {};
+}
+
+// Whether anything moved; the end is `left_`.
+Result<bool> Engine::Driver::run_out() {
+  GW_RETURN_IF_ERROR(held_->wire.take_news());
+  const std::vector<uint32_t> there = ranks_there();
+  if (there.empty() && exchange().awaits_any() && !told_left_) {
+    for (uint32_t peer : listening_) {
+      GW_RETURN_IF_ERROR(held_->wire.tell(peer, Wire::News::kLeft));
+    }
+    told_left_ = true;
+  }
+  left_ = there.empty() && !held_->wire.any_sends_pending();
+  return left_ ? true : take(there, false, there.empty());
+}
+
+Status Engine::Driver::leave() {
+  if (state_ == State::kFailed) return failure_;
+  if (state_ != State::kIdle) {
+    return {StatusCode::kUnexpectedMessage, "leave: a step is under way"};
+  }
+  if (listening_.empty() || !agreed_ || left_) return {};
+  const bool server = exchange().awaits_any();
+  for (uint32_t peer : listening_) {
+    failure_ = held_->wire.tell(peer, server ? Wire::News::kOver : Wire::News::kLeft);
+    if (!failure_.ok()) break;
+  }
+  told_left_ = !server;
+  for (int idle_looks = 0; failure_.ok() && !left_;) {
+    const Result<bool> moved = run_out();
+    failure_ = moved.status();
+    idle_looks = moved.ok() && moved.value() ? 0 : idle_looks + 1;
+    if (idle_looks > kBusyLooks) std::this_thread::sleep_for(kPause);
+  }
+  if (!failure_.ok()) state_ = State::kFailed;
+  return failure_;
 }
 
 Engine::Engine(std::unique_ptr<Driver> driver) : driver_(std::move(driver)) {}
@@ -213,7 +289,7 @@ Status Engine::refuse(MPI_Comm comm, Status reason) {
     // Whoever can't be reached will find this rank silent.
     if (!held->wire.send(peer, std::as_bytes(std::span(held->text))).ok()) break;
   }
-  if (held->wire.sends_pending() && !held->wire.poll({}, 0, {}).ok()) return reason;
+  if (held->wire.sends_pending() && !held->wire.poll({.awaited = {}}, {}).ok()) return reason;
   if (held->wire.in_use()) keep_for_ever(held);
   return reason;
 }
@@ -222,6 +298,8 @@ Status Engine::start(std::span<float> bucket, uint64_t step) {
   return driver_->start(bucket, step);
 }
 Result<bool> Engine::test() { return driver_->test(); }
+Status Engine::leave() { return driver_->leave(); }
+bool Engine::over() const noexcept { return driver_->over(); }
 Status Engine::wait() { return driver_->wait(); }
 Exchange& Engine::exchange() noexcept { return driver_->exchange(); }
 uint64_t Engine::bytes_sent() const noexcept { return driver_->wire().bytes_sent(); }
