@@ -20,8 +20,10 @@ constexpr uint64_t kVersions = 10;
 
 Status train(ServerRank& rank, Engine& engine, uint32_t lost) {
   for (uint64_t step = 0; !engine.over(); ++step) {
-    if (!rank.is_server() && rank.version() == kVersions) break;
-    if (my_rank() == lost && step == 2) kill(getpid(), SIGKILL);
+    const bool trained = !rank.is_server() && rank.version() == kVersions;
+    // A late worker may get all versions with its first step.
+    if (my_rank() == lost && (step == 2 || trained)) kill(getpid(), SIGKILL);
+    if (trained) break;
     Status status = engine.start(rank.is_server() ? rank.bucket() : rank.gradient(), step);
     if (status.ok()) status = engine.wait();
     if (!status.ok()) return status;
