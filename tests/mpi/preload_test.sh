@@ -36,11 +36,13 @@ expect "gradwire: MPI_Allreduce of MPI_FLOAT with MPI_SUM is compressed from 100
 expect "exchange ring"
 expect "gradwire: rank 0: 2 calls of MPI_Allreduce compressed, 3 passed on"
 [[ $(grep -c '^gradwire' <<<"$output") == 2 ]]
+expect_not WARNING
 
 printf 'codec = int8\nmin-bytes = 1000\n' >"$config"
 run GRADWIRE_MPI_CONFIG="$config" -- nan
 ((status == 0))
 expect "value 5 of 'buffer' is NaN or Inf"
+expect "WARNING: codec int8 is made for error feedback"
 expect "1 done again as they were not finite"
 
 printf 'codec = terngrad\nmin-bytes = 1000\nexchange = terngrad\n' >"$config"
@@ -52,6 +54,11 @@ run GRADWIRE_MPI_CONFIG="$config" --
 ((status == 0))
 expect exact # one machine
 expect "exchange hierarchical:between=sharded"
+
+printf 'codec = int8:ef=off\npull-codec = 3lc\nmin-bytes = 1000\n' >"$config"
+run GRADWIRE_MPI_CONFIG="$config" --
+expect "WARNING: codec 3lc is made for error feedback"
+expect_not "codec int8:ef=off is made"
 
 printf 'codec = bf17\n' >"$config"
 run GRADWIRE_MPI_CONFIG="$config" --

@@ -122,7 +122,15 @@ TEST(Server, GoesOnWithoutAWorkerThatSleepsAndCountsWhatItDropped) {
   Training training(plan);
   const auto started = std::chrono::steady_clock::now();
   const Status status = training.run([&](uint64_t step) {
-    if (my_rank() == sleeper && step == 2) std::this_thread::sleep_for(kNap);
+    int word = 0;
+    if (my_rank() == sleeper && step == 1) {
+      for (int worker = 0; worker < static_cast<int>(sleeper); ++worker) {
+        MPI_Send(&word, 1, MPI_INT, worker, 0, MPI_COMM_WORLD);
+      }
+      std::this_thread::sleep_for(kNap);
+    } else if (my_rank() < sleeper && step == 2) {  // so that it sleeps before the end
+      MPI_Recv(&word, 1, MPI_INT, static_cast<int>(sleeper), 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
   });
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(training.rank().version(), plan.versions);

@@ -7,8 +7,10 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +47,22 @@ int world_rank() {
   std::abort();
 }
 
+// Codecs that by themselves have error feedback, which is off here.
+void warn_of_lost_residuals(const Options& options) {
+  std::set<std::string> codecs = {options.codec};
+  if (!options.pull_codec.empty()) codecs.insert(options.pull_codec);
+  for (const std::string& text : codecs) {
+    const Result<std::shared_ptr<const Codec>> codec = Codec::parse(text);
+    if (!codec.ok() || codec.value()->residual_type() == ResidualType::kNone) continue;
+    std::fprintf(
+        stderr,
+        "gradwire: WARNING: codec %s is made for error feedback, which an unchanged program "
+        "can't have: what it leaves out of a sum is lost for good; write ef=off where that "
+        "is wanted\n",
+        text.c_str());
+  }
+}
+
 void announce(const std::string& path, const PreloadConfig& config) {
   if (world_rank() != 0) return;
   const Options& options = config.options;
@@ -54,6 +72,7 @@ void announce(const std::string& path, const PreloadConfig& config) {
                config.min_bytes, options.codec.c_str(),
                options.pull_codec.empty() ? options.codec.c_str() : options.pull_codec.c_str(),
                exchange_text(options).c_str(), path.c_str());
+  warn_of_lost_residuals(options);
 }
 
 Preload& preload() {
