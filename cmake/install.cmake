@@ -1,5 +1,5 @@
 # What `cmake --install` installs: headers, the library (shared, or static without
-# BUILD_SHARED_LIBS), the CMake package, gradwire.pc, manual pages of section 3.
+# BUILD_SHARED_LIBS), the CMake package, gradwire.pc and gradwire_mpi.pc, manual pages of section 3.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -72,5 +72,19 @@ if(NOT BUILD_SHARED_LIBS)
 endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/gradwire.pc.in ${PROJECT_BINARY_DIR}/gradwire.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/gradwire.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# With what the MPI needs that this was built with, so that plain cc will do.
+if(GRADWIRE_HAS_MPI)
+  list(TRANSFORM MPI_CXX_INCLUDE_DIRS PREPEND " -I" OUTPUT_VARIABLE pc_mpi_cflags)
+  set(pc_mpi_libs ${MPI_CXX_LIBRARIES})
+  list(FILTER pc_mpi_libs EXCLUDE REGEX "mpi_cxx") # C++ bindings, which nothing here uses
+  list(TRANSFORM pc_mpi_libs PREPEND " ")
+  string(REPLACE ";" "" pc_mpi_cflags "${pc_mpi_cflags}")
+  string(REPLACE ";" "" pc_mpi_libs "${pc_mpi_libs}")
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/gradwire_mpi.pc.in
+    ${PROJECT_BINARY_DIR}/gradwire_mpi.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/gradwire_mpi.pc
+    DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
 
 include(${CMAKE_CURRENT_LIST_DIR}/install_man.cmake)

@@ -86,7 +86,35 @@ int main(int argc, char** argv) {
   cmake --build "$folder/build"
   tests/mpi/mpirun.sh -n 2 "$folder/build/mpi_user"
 }
-[[ ! -f $prefix/lib/libgradwire_mpi.so ]] || build_mpi shared
+# compile_mpi KIND: a C program of two ranks, with cc and what pkg-config says.
+compile_mpi() {
+  local program=$examples/mpi-pkg-config-$1
+  echo '#include <gradwire/gradwire_mpi.h>
+#include <stdio.h>
+int main(int argc, char** argv) {
+  float values[3] = {1, 2, 3};
+  gw_mpi_options options;
+  int size = 0;
+  gw_status status;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  gw_mpi_options_init(&options);
+  options.codec = "raw";
+  options.exchange = "hierarchical:ranks=1";
+  status = gw_allreduce(MPI_IN_PLACE, values, 3, GW_F32, GW_SUM, MPI_COMM_WORLD, &options);
+  if (status != GW_OK) fputs(gw_last_error_message(), stderr);
+  MPI_Finalize();
+  return status == GW_OK && values[2] == 3 * (float)size ? 0 : 1;
+}' >"$program.c"
+  # shellcheck disable=SC2046 # flags are words
+  cc -std=c99 -Wall -Wextra -Wpedantic -Werror "$program.c" \
+    $(pkg-config --cflags --libs gradwire_mpi) -o "$program"
+  LD_LIBRARY_PATH=$prefix/lib tests/mpi/mpirun.sh -n 2 "$program"
+}
+if [[ -f $prefix/lib/libgradwire_mpi.so ]]; then
+  build_mpi shared
+  compile_mpi shared
+fi
 
 say another language, without a compiler: the same bytes as the Python module makes
 python - "$prefix/lib/libgradwire.so" <<'PYTHON'
@@ -126,7 +154,10 @@ export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 # shellcheck disable=SC2046 # flags are words
 compile_c average-static examples/c/average.c $(pkg-config --cflags --libs gradwire)
 build_project cpp static
-[[ ! -f $prefix/lib/libgradwire_mpi.a ]] || build_mpi static
+if [[ -f $prefix/lib/libgradwire_mpi.a ]]; then
+  build_mpi static
+  compile_mpi static
+fi
 
 say manual pages
 for page in gradwire gw_encode gw_exchange_receive; do
@@ -134,3 +165,6 @@ for page in gradwire gw_encode gw_exchange_receive; do
 done
 groff -man -ww -z "$prefix/share/man/man3/gradwire.3" 2>&1 | tee "$examples/groff.log"
 [[ ! -s $examples/groff.log ]]
+[[ ! -f $prefix/lib/libgradwire_mpi.a ]] || for page in gradwire_mpi gw_allreduce gw_wait; do
+  [[ -f $prefix/share/man/man3/$page.3 ]]
+done

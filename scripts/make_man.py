@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes the manual pages in man/: section 1 from the commands' own options, section 3 from the C
-header's comments. They are kept in the repository, so that nothing has to run to install them; a
+headers' comments. They are kept in the repository, so that nothing has to run to install them; a
 test compares them with what this makes.
 
 Usage: make_man.py [--check]     --check: change nothing; exit status 1 where a page is not current
@@ -22,6 +22,7 @@ from gradwire.cli.app import COMMANDS, DeferredCommand, gradwire
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = ROOT / "include" / "gradwire" / "gradwire.h"
+MPI_HEADER = HEADER.with_name("gradwire_mpi.h")
 MAN = ROOT / "man"
 
 EXIT_STATUS = (
@@ -38,12 +39,10 @@ def escape(text: str) -> str:
     )
 
 
-def title(name: str, section: int) -> str:
+def title(name: str, section: int, source: str = "the command") -> str:
     """The first line of a page. It bears no date: the same sources give the same page."""
     numbers = re.findall(r"#define GW_VERSION_\w+ (\d+)", HEADER.read_text(encoding="utf-8"))
-    comment = (
-        f'.\\" Made by scripts/make_man.py from {"the command" if section == 1 else HEADER.name}.'
-    )
+    comment = f'.\\" Made by scripts/make_man.py from {source}.'
     return f'{comment}\n.TH {name.upper()} {section} "" "gradwire {".".join(numbers)}" "gradwire"'
 
 
@@ -170,7 +169,10 @@ def read_blocks(header: str) -> Iterator[tuple[str, str]]:
     text = re.sub(r"#ifdef __cplusplus\n.*?#endif\n", "", header, flags=re.DOTALL)
     text = re.sub(r"#if defined\(__GNUC__\).*?#endif\n", "", text, flags=re.DOTALL)
     text = re.sub(
-        r"^#(?:ifndef|define|endif).*GRADWIRE_GRADWIRE_H_.*\n", "", text, flags=re.MULTILINE
+        r"^#(?:ifndef|define|endif).*GRADWIRE_GRADWIRE_(?:MPI_)?H_.*\n",
+        "",
+        text,
+        flags=re.MULTILINE,
     )
     for block in re.split(r"\n\s*\n(?=\S)", text.strip()):
         rest = block.strip()
@@ -208,17 +210,18 @@ def plain_comment(comment: str) -> str:
     return "\n.PP\n".join(parts)
 
 
-def header_page() -> str:
-    """gradwire(3): what the header says, in its order."""
-    header = HEADER.read_text(encoding="utf-8")
+def header_page(path: Path, summary: str, see_also: str) -> str:
+    """The page of a header in section 3, named as that: what the header says, in its order."""
+    header = path.read_text(encoding="utf-8")
+    name = path.stem
     lines = [
-        title("gradwire", 3),
+        title(name, 3, path.name),
         ".SH NAME",
-        "gradwire \\- compression of gradients, and exchanges between ranks, in C",
+        f"{name} \\- {escape(summary)}",
         ".SH SYNOPSIS",
-        ".nf\n.B #include <gradwire/gradwire.h>\n.fi",
+        f".nf\n.B #include <gradwire/{path.name}>\n.fi",
         ".PP",
-        "\\fBcc\\fR \\fIfile.c\\fR $(\\fBpkg\\-config \\-\\-cflags \\-\\-libs gradwire\\fR)",
+        f"\\fBcc\\fR \\fIfile.c\\fR $(\\fBpkg\\-config \\-\\-cflags \\-\\-libs {name}\\fR)",
         ".SH DESCRIPTION",
     ]
     for kind, text in read_blocks(header):
@@ -226,21 +229,27 @@ def header_page() -> str:
             lines.append(f".SH {text.upper()}")
         elif kind == "comment":
             lines += [".PP", plain_comment(text)]
-        elif not text.startswith("#include"):
+        elif "#include" not in text:
             lines += [
                 ".PP",
                 ".nf",
                 *(f"\\fB{escape(line)}\\fR" for line in text.split("\n")),
                 ".fi",
             ]
-    lines += [".SH SEE ALSO", ".BR gradwire (1)"]
+    lines += [".SH SEE ALSO", see_also]
     return "\n".join(lines) + "\n"
 
 
 def make_pages() -> dict[str, str]:
     """File name and content of every page."""
     pages = {f"gradwire-{name}.1": command_page(name) for name in COMMANDS}
-    return pages | {"gradwire.1": gradwire_page(), "gradwire.3": header_page()}
+    in_c = header_page(
+        HEADER,
+        "compression of gradients, and exchanges between ranks, in C",
+        ".BR gradwire (1),\n.BR gradwire_mpi (3)",
+    )
+    over_mpi = header_page(MPI_HEADER, "compressed collectives over MPI, in C", ".BR gradwire (3)")
+    return pages | {"gradwire.1": gradwire_page(), "gradwire.3": in_c, "gradwire_mpi.3": over_mpi}
 
 
 def main(arguments: list[str]) -> int:
