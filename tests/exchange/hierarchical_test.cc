@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -13,13 +14,14 @@ const std::vector<uint32_t> kMachines = {7, 2, 2, 7, 2, 0};
 
 class Hierarchy {
  public:
-  Hierarchy(const std::string& codec, ExchangeKind between) {
+  Hierarchy(const std::string& codec, ExchangeKind between,
+            Reduction reduction = Reduction::kAverage) {
     layout_ = std::make_shared<const Layout>(
         Layout::create(small_tensors(), 3, LayoutOptions{.codec = codec}).value());
     for (uint32_t rank = 0; rank < kMachines.size(); ++rank) {
       ranks_.push_back(make_hierarchical_exchange(layout_, rank, kMachines, between,
                                                   Execution::create().value(),
-                                                  Execution::create().value())
+                                                  Execution::create().value(), 0, reduction)
                            .value());
     }
   }
@@ -64,6 +66,20 @@ TEST(Hierarchical, AveragesOverRanksNotOverMachines) {
   }
   ASSERT_TRUE(hierarchy.step(buckets, 0).ok());
   for (size_t i = 0; i < mean.size(); ++i) ASSERT_NEAR(buckets[4][i], mean[i], 1e-6);
+}
+
+TEST(Hierarchical, SumsWholeNumbersExactlyWhereTheSumIsWanted) {
+  for (ExchangeKind between : {ExchangeKind::kSharded, ExchangeKind::kRing}) {
+    Hierarchy hierarchy("raw", between, Reduction::kSum);
+    Buckets buckets(6, std::vector<float>(hierarchy.layout().numel()));
+    for (size_t rank = 0; rank < 6; ++rank) {
+      std::fill(buckets[rank].begin(), buckets[rank].end(), static_cast<float>(rank + 1));
+    }
+    ASSERT_TRUE(hierarchy.step(buckets, 0).ok());
+    for (const auto& bucket : buckets) {
+      for (float value : bucket) ASSERT_EQ(value, 21.0f);
+    }
+  }
 }
 
 TEST(Hierarchical, CountsWhatStaysInsideAMachineApart) {

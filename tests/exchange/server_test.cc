@@ -273,6 +273,8 @@ TEST_F(ServerMessages, WhatNoPlaceIsForIsRefused) {
   ServerCluster cluster({.workers = 2});
   ServerExchange& server = cluster.rank(2);
   EXPECT_TRUE(server.awaits_any());
+  EXPECT_EQ(server.listening(), (std::vector<uint32_t>{0, 1}));
+  EXPECT_EQ(cluster.rank(0).listening(), std::vector<uint32_t>{2});
   EXPECT_EQ(server.start(buckets_.emplace_back(cluster.layout().numel()), 7).code(),
             StatusCode::kInvalidArgument);
   step(cluster, 2, 0);
