@@ -3,8 +3,9 @@
 // Compressed collectives over MPI.
 //
 // Each user's communicator is duplicated once, at the first call on it, so that nothing here mixes
-// with its own traffic; that first call is collective, as MPI_Comm_dup is. As with MPI's
-// collectives, all ranks call the same functions on a communicator in the same order.
+// with its own traffic; that first call is collective, as MPI_Comm_dup is; which ranks
+// share a machine is found in it, too. As with MPI's collectives, all ranks call the same functions
+// on a communicator in the same order.
 //
 // Threads: with MPI_THREAD_MULTIPLE, threads may work at the same time as long as each has its own
 // communicator. With MPI_THREAD_SERIALIZED one call here at a time, with MPI_THREAD_FUNNELED the
@@ -68,13 +69,13 @@ class GRADWIRE_EXPORT Engine {
   // push is taken as it comes, late ones too, and answered. A server's step is a version; `step` of
   // workers is their own count. A worker does
   //
-  //   while (<not trained enough> && !engine.over()) { engine.start(gradient, n++); engine.wait();
-  //   } engine.leave();
+  //   for (; !trained_enough() && !engine.over(); ++step) { start(gradient, step), wait() }
+  //   leave()
   //
   // and a server, from the version on that its exchange begins with:
   //
-  //   while (true) { engine.start(bucket, version++); engine.wait(); if (engine.over()) break; }
-  //   engine.leave();
+  //   for (; !engine.over(); ++version) { start(bucket, version), wait() }
+  //   leave()
   //
   // A server waits for as many pushes as it needs: kPeerLost is when all that it waits for were
   // silent. Between its versions, whoever comes is answered in test().
