@@ -84,6 +84,8 @@ const char* gw_strerror(gw_status status) {
 gw_status gw_set_last_error(gw_status status, const char* message) {
   using namespace gradwire::capi;
   if (status == GW_OK) return GW_OK;
+  if (message == nullptr)
+    return report({gradwire::StatusCode::kInvalidArgument, "message is NULL"});
   last_fixed_message = nullptr;
   try {
     last_message = message;
