@@ -308,7 +308,7 @@ typedef struct gw_exchange gw_exchange;
 typedef gw_status (*gw_shard_update)(float* bucket, uint64_t n, void* data);
 
 typedef struct gw_exchange_options {
-  const char* kind;       /* "sharded" or "ring" */
+  const char* kind;       /* "sharded", "ring" or "terngrad" */
   const char* target;     /* as gw_execution_create: NULL */
   int threads;            /* 1 */
   uint64_t seed;          /* of stochastic codecs: 0 */
