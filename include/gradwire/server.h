@@ -27,9 +27,16 @@ namespace gradwire {
 // version was finished is dropped, and answered with all versions that the worker lacks; its next
 // push is then for the version under way.
 struct ServerOptions {
+  // A worker that lacks more versions than are kept.
+  enum class Behind : uint8_t {
+    kRefuse,  // is an error that names it (kLimitExceeded), when it pushes
+    kReport,  // stands in behind() until somebody gives it the model: see caught_up, catch_up
+  };
+
   uint32_t backup = 0;     // a version is finished without the last so many of its pushes
   uint64_t staleness = 0;  // versions that a worker pushed and needs not have when it goes on
   uint64_t history = 64;   // finished versions that are kept for workers that are behind
+  Behind behind = Behind::kRefuse;
 };
 
 class GRADWIRE_EXPORT ServerExchange : public virtual Exchange {
@@ -41,6 +48,16 @@ class GRADWIRE_EXPORT ServerExchange : public virtual Exchange {
   virtual Status set_version(uint32_t server, uint64_t version) = 0;
   // On a server: pushes of each worker that came too late. Empty on a worker.
   [[nodiscard]] virtual const std::vector<uint64_t>& dropped_pushes() const = 0;
+
+  // On a server: the workers that can only be helped by the model itself, as the other workers have
+  // it at version(rank); with Behind::kReport. Empty on a worker.
+  [[nodiscard]] virtual std::vector<uint32_t> behind() const = 0;
+  // On a server: this worker is given that model. kInvalidArgument: it was not behind.
+  virtual Status caught_up(uint32_t worker) = 0;
+  // On a worker: it has this server's tensors as of `version` now, beyond what it had, and pulls
+  // from there. What was pushed for versions before is lost with its gradients. kInvalidArgument
+  // where the rank is no server or the version none that is ahead.
+  virtual Status catch_up(uint32_t server, uint64_t version) = 0;
 };
 
 // Gets a finished version of the tensors of one server: their segments in `delta` (layout.numel()
@@ -64,10 +81,11 @@ GRADWIRE_EXPORT Result<std::unique_ptr<ServerExchange>> make_server_worker(
 
 // A server's side. start() begins the version `step`, which must be version(rank); done() says that
 // it is finished. `update` gets the averages of this server's tensors in the bucket and leaves the
-// model's change there. A version that is not finite is not updated.
+// model's change there. A version that is not finite is not updated. When it is finished, the bucket
+// holds the change as workers decode it (unless it was not finite), so that a server can keep the
+// model as they have it.
 //
-// A worker that lacks more versions than `history` is an error that names it (kLimitExceeded), when
-// it pushes. Without backup a push of a finished version is an error.
+// Without backup a push of a finished version is an error.
 //
 // kInvalidArgument: rank is no server; backup leaves no push to wait for.
 GRADWIRE_EXPORT Result<std::unique_ptr<ServerExchange>> make_server(

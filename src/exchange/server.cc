@@ -26,6 +26,11 @@ class Server final : public ServerPackets {
   uint64_t version(uint32_t server) const override { return server == rank() ? version_ : 0; }
   Status set_version(uint32_t server, uint64_t version) override;
   const std::vector<uint64_t>& dropped_pushes() const override { return dropped_; }
+  std::vector<uint32_t> behind() const override;
+  Status caught_up(uint32_t worker) override;
+  Status catch_up(uint32_t, uint64_t) override {
+    return {StatusCode::kInvalidArgument, "a server has all versions"};
+  }
 
  protected:
   Status begin_step() override;
@@ -36,6 +41,7 @@ class Server final : public ServerPackets {
   struct Link {
     uint64_t pushed = 0;                                // the version behind the last it pushed
     uint64_t sent = 0;                                  // versions it was sent
+    bool behind = false;                                // and what it lacks is kept no more
     std::map<uint64_t, std::vector<std::byte>> pushes;  // of versions that are not finished
   };
 
@@ -151,7 +157,11 @@ Status Server::finish_version() {
   GW_RETURN_IF_ERROR(update_and_encode());
   const std::span<const std::byte> packet = finish(rank(), poison_);
   history_.push_back(std::make_shared<const std::vector<std::byte>>(packet.begin(), packet.end()));
-  if (poison_) void_shard(rank(), *poison_);
+  if (poison_) {
+    void_shard(rank(), *poison_);
+  } else {
+    GW_RETURN_IF_ERROR(decode_own(rank()));
+  }
   const uint64_t finished = version_++;
   done_ = true;
   for (uint32_t worker = 0; worker < workers(); ++worker) {
@@ -181,13 +191,35 @@ Status Server::update_and_encode() {
                                       layout().tensors()[segment.tensor].name + "' not finite"};
 }
 
+std::vector<uint32_t> Server::behind() const {
+  std::vector<uint32_t> found;
+  for (uint32_t worker = 0; worker < workers(); ++worker) {
+    if (links_[worker].behind) found.push_back(worker);
+  }
+  return found;
+}
+
+Status Server::caught_up(uint32_t worker) {
+  if (worker >= workers() || !links_[worker].behind) {
+    return {StatusCode::kInvalidArgument, "rank " + std::to_string(worker) + " is not behind"};
+  }
+  links_[worker].behind = false;
+  links_[worker].sent = version_;
+  return {};
+}
+
 Status Server::send_missing(uint32_t worker) {
   Link& link = links_[worker];
   const uint64_t oldest = version_ - history_.size();
   if (link.sent < oldest) {
+    if (options().behind == ServerOptions::Behind::kReport) {
+      link.behind = true;
+      return {};
+    }
     return {StatusCode::kLimitExceeded,
             "rank " + std::to_string(worker) + " is " + std::to_string(version_ - link.sent) +
-                " versions behind; the server keeps the last " + std::to_string(history_.size())};
+                " versions behind; the server keeps the last " + std::to_string(history_.size()) +
+                " (history)"};
   }
   for (uint64_t version = version_; version-- > link.sent;) {
     send(worker, PacketRole::kPull, history_[version - oldest]);

@@ -30,6 +30,11 @@ class ServerWorker final : public ServerPackets {
   }
   Status set_version(uint32_t server, uint64_t version) override;
   const std::vector<uint64_t>& dropped_pushes() const override { return none_; }
+  std::vector<uint32_t> behind() const override { return {}; }
+  Status caught_up(uint32_t) override {
+    return {StatusCode::kInvalidArgument, "a worker serves nobody"};
+  }
+  Status catch_up(uint32_t server, uint64_t version) override;
 
  protected:
   Status begin_step() override;
@@ -61,6 +66,21 @@ Status ServerWorker::set_version(uint32_t server, uint64_t version) {
   }
   if (stats().steps > 0) return unexpected("set_version: a step was taken already");
   links_[server].pushed = links_[server].pulled = links_[server].known = version;
+  return {};
+}
+
+Status ServerWorker::catch_up(uint32_t server, uint64_t version) {
+  if (!is_server(server) || version <= links_[server].pulled) {
+    return {StatusCode::kInvalidArgument, "rank " + std::to_string(server) +
+                                              " gives no model of version " +
+                                              std::to_string(version)};
+  }
+  Link& link = links_[server];
+  link.pushed = std::max(link.pushed, version);
+  link.pulled = version;
+  link.known = std::max(link.known, version);
+  std::erase_if(link.early, [=](const auto& pull) { return pull.first < version; });
+  std::erase_if(link.sent, [=](const auto& push) { return push.first < version; });
   return {};
 }
 
