@@ -81,9 +81,9 @@ GRADWIRE_EXPORT Result<std::unique_ptr<ServerExchange>> make_server_worker(
 
 // A server's side. start() begins the version `step`, which must be version(rank); done() says that
 // it is finished. `update` gets the averages of this server's tensors in the bucket and leaves the
-// model's change there. A version that is not finite is not updated. When it is finished, the bucket
-// holds the change as workers decode it (unless it was not finite), so that a server can keep the
-// model as they have it.
+// model's change there. A version that is not finite is not updated. When it is finished, the
+// bucket holds the change as workers decode it (unless it was not finite), so that a server can
+// keep the model as they have it.
 //
 // Without backup a push of a finished version is an error.
 //

@@ -389,10 +389,12 @@ void bind_exchange(nb::module_& module) {
           [](PyServerExchange* self, const PyLayout& layout, uint32_t rank, nb::callable callback,
              uint32_t backup, uint64_t staleness, uint64_t history, int threads,
              const std::string& target, uint64_t seed) {
-            new (self) PyServerExchange(
-                layout, rank, std::move(callback),
-                ServerOptions{.backup = backup, .staleness = staleness, .history = history},
-                threads, target, seed);
+            new (self) PyServerExchange(layout, rank, std::move(callback),
+                                        ServerOptions{.backup = backup,
+                                                      .staleness = staleness,
+                                                      .history = history,
+                                                      .behind = ServerOptions::Behind::kReport},
+                                        threads, target, seed);
           },
           nb::arg("layout"), nb::arg("rank"), nb::arg("callback"), nb::kw_only(),
           nb::arg("backup") = 0, nb::arg("staleness") = 0, nb::arg("history") = 64,
@@ -413,7 +415,23 @@ void bind_exchange(nb::module_& module) {
       .def_prop_ro(
           "dropped_pushes",
           [](PyServerExchange& self) { return self.server_exchange().dropped_pushes(); },
-          "On a server: pushes of each worker that came too late.");
+          "On a server: pushes of each worker that came too late.")
+      .def_prop_ro(
+          "behind", [](PyServerExchange& self) { return self.server_exchange().behind(); },
+          "On a server: workers that lack versions which are kept no more; they need the model.")
+      .def(
+          "caught_up",
+          [](PyServerExchange& self, uint32_t worker) {
+            raise_if_error(self.server_exchange().caught_up(worker));
+          },
+          nb::arg("worker"), "On a server: the worker is given the model of version(rank).")
+      .def(
+          "catch_up",
+          [](PyServerExchange& self, uint32_t server, uint64_t version) {
+            raise_if_error(self.server_exchange().catch_up(server, version));
+          },
+          nb::arg("server"), nb::arg("version"),
+          "On a worker: it has the server's tensors as of this version now.");
 }
 
 }  // namespace gradwire::python

@@ -216,10 +216,10 @@ Status Server::send_missing(uint32_t worker) {
       link.behind = true;
       return {};
     }
-    return {StatusCode::kLimitExceeded,
-            "rank " + std::to_string(worker) + " is " + std::to_string(version_ - link.sent) +
-                " versions behind; the server keeps the last " + std::to_string(history_.size()) +
-                " (history)"};
+    return {StatusCode::kLimitExceeded, "rank " + std::to_string(worker) + " is " +
+                                            std::to_string(version_ - link.sent) +
+                                            " versions behind; the server keeps the last " +
+                                            std::to_string(history_.size()) + " (history)"};
   }
   for (uint64_t version = version_; version-- > link.sent;) {
     send(worker, PacketRole::kPull, history_[version - oldest]);

@@ -71,9 +71,9 @@ Status ServerWorker::set_version(uint32_t server, uint64_t version) {
 
 Status ServerWorker::catch_up(uint32_t server, uint64_t version) {
   if (!is_server(server) || version <= links_[server].pulled) {
-    return {StatusCode::kInvalidArgument, "rank " + std::to_string(server) +
-                                              " gives no model of version " +
-                                              std::to_string(version)};
+    return {
+        StatusCode::kInvalidArgument,
+        "rank " + std::to_string(server) + " gives no model of version " + std::to_string(version)};
   }
   Link& link = links_[server];
   link.pushed = std::max(link.pushed, version);

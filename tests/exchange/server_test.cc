@@ -130,6 +130,64 @@ TEST(Server, AWorkerTooFarBehindIsNamed) {
   EXPECT_NE(status.message().find("keeps the last 4"), std::string::npos) << status.message();
 }
 
+// Exchanges alone, without an engine: worker 1 stands still until what it lacks is gone.
+TEST(Server, AWorkerTooFarBehindIsReportedAndTakesTheModel) {
+  ServerOptions options{.backup = 1, .history = 2, .behind = ServerOptions::Behind::kReport};
+  const auto layout = std::make_shared<const Layout>(
+      Layout::create({{"w", {30, 10}}}, 3, {.codec = "3lc", .servers = 1}).value());
+  std::vector<float> models[2] = {std::vector<float>(300), std::vector<float>(300)};
+  std::vector<float> kept(300);  // as the workers have it, by the server
+  std::unique_ptr<ServerExchange> workers[2];
+  for (uint32_t i = 0; i < 2; ++i) {
+    workers[i] = make_server_worker(layout, i, Execution::create().value(), options,
+                                    [&models, i](uint32_t, uint64_t, std::span<const float> delta) {
+                                      for (size_t k = 0; k < delta.size(); ++k)
+                                        models[i][k] += delta[k];
+                                      return Status();
+                                    })
+                     .value();
+  }
+  auto server = make_server(layout, 2, Execution::create().value(), options, {}).value();
+  std::vector<float> bucket(300);
+  std::vector<float> gradients[2] = {std::vector<float>(300, 0.5f), std::vector<float>(300, 2.0f)};
+  gradients[0][7] = -1.75f;
+  const auto deliver = [&](Exchange& from, Exchange& to, uint32_t source) {
+    for (OutgoingMessage& message : from.take_outgoing()) {
+      ASSERT_TRUE(to.receive(source, message.bytes).ok());
+    }
+  };
+  ASSERT_TRUE(workers[1]->start(gradients[1], 0).ok());
+  const auto late = workers[1]->take_outgoing();
+  for (uint64_t version = 0; version < 5; ++version) {
+    ASSERT_TRUE(server->start(bucket, version).ok());
+    ASSERT_TRUE(workers[0]->start(gradients[0], version).ok());
+    deliver(*workers[0], *server, 0);
+    ASSERT_TRUE(server->done());
+    for (size_t k = 0; k < kept.size(); ++k) kept[k] += bucket[k];
+    deliver(*server, *workers[0], 2);
+  }
+  EXPECT_EQ(kept, models[0]);
+  EXPECT_EQ(server->caught_up(1).code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(server->start(bucket, 5).ok());
+  ASSERT_TRUE(server->receive(1, late[0].bytes).ok());
+  EXPECT_EQ(server->behind(), std::vector<uint32_t>{1});
+  EXPECT_EQ(server->dropped_pushes()[1], 1u);
+  models[1] = kept;
+  ASSERT_TRUE(server->caught_up(1).ok());
+  EXPECT_TRUE(server->behind().empty());
+  EXPECT_EQ(workers[1]->catch_up(2, 0).code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(workers[1]->catch_up(2, 5).ok());
+  EXPECT_TRUE(workers[1]->done());
+  ASSERT_TRUE(workers[1]->start(gradients[1], 1).ok());
+  deliver(*workers[1], *server, 1);
+  ASSERT_TRUE(server->done());
+  for (OutgoingMessage& message : server->take_outgoing()) {
+    ASSERT_EQ(message.peer, 1u);
+    ASSERT_TRUE(workers[1]->receive(2, message.bytes).ok());
+  }
+  EXPECT_EQ(workers[1]->version(2), 6u);
+}
+
 TEST(Server, AVersionThatIsNotFiniteIsSkippedAndOwedAgain) {
   ServerCluster cluster({.workers = 3,
                          .servers = 2,

@@ -62,6 +62,21 @@ def test_a_stalled_worker_is_done_without_and_catches_up(cluster: Cluster) -> No
     assert min(answer.version for answer in answers) >= 40
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_worker_away_for_longer_than_the_history_gets_the_model(
+    cluster: Cluster, staleness: int
+) -> None:
+    few = {"backup_workers": 1, "history": 2, "servers": 2, "staleness": staleness}
+    job = Job(versions=60, stalled=1, stall_seconds=1.0, arguments=few)
+    answers = cluster.run(5, run, job)
+    check_replicas(answers[:3])  # the same bits as those who pulled every version
+    assert all(answer.version >= 60 for answer in answers[:3])
+    for server in answers[3:]:
+        assert server.stats["models_sent"] >= 1
+        assert "for versions kept no more" in server.report
+    assert answers[1].stats["steps"] < 60
+
+
 def test_stale_pulls_end_with_the_same_model(cluster: Cluster) -> None:
     job = Job(versions=24, local="adam", arguments={"staleness": 2})
     answers = cluster.run(4, run, job)

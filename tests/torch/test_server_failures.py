@@ -53,16 +53,6 @@ def test_a_dead_worker_is_done_without_where_one_is_a_backup(fragile_cluster: Cl
     assert any("training goes on without it" in text for text in answers[SERVER].warnings)
 
 
-def test_a_worker_too_far_behind_is_named(fragile_cluster: Cluster) -> None:
-    few = {"backup_workers": 1, "history": 2}
-    job = Job(versions=50, stalled=1, stall_seconds=2.0, arguments=few)
-    fragile_cluster.start(3, run, job)
-    for rank, answer in fragile_cluster.collect(range(3), seconds=60).items():
-        assert isinstance(answer, Failed)
-        assert re.search(r"rank 1 is \d+ versions behind", answer.message), answer.trace
-        assert ("PeerStoppedError: rank 2 stopped" in answer.message) == (rank != SERVER)
-
-
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "codec": ({"codec": "3lc:s=1.5"}, "push 3lc:s=1.5"),
     "staleness": ({"staleness": 1}, "staleness 1"),

@@ -59,7 +59,8 @@ class ServerOptimizer(Optimizer):
                     "group.place"
     backup_workers  a version is finished without the last so many pushes; these are dropped
     staleness       versions that a worker has pushed and need not have pulled when it goes on
-    history         finished versions that a server keeps for workers that are behind
+    history         finished versions that a server keeps for workers that are behind; one that
+                    lacks more gets the model itself
     process_group   workers and servers; None: all ranks. Ranks, here and in messages, are places in
                     it
     timeout         seconds to wait for a rank that is connected but silent
@@ -183,7 +184,7 @@ class ServerOptimizer(Optimizer):
         weakref.finalize(self, ServerLink.abandon, self._link)
         if self.is_server:
             self._exchange.set_version(self.rank, self._loaded_version)
-            self._part.keep_model()
+            self._part.keep_model(with_replica=self._backup > 0)
             model = self._part.model(self._loaded_version)
             for worker in workers:
                 self._link.send(worker, Kind.MODEL, model)
@@ -375,7 +376,7 @@ class ServerOptimizer(Optimizer):
                 if message.peer in missing:
                     raise message
                 continue  # that server is through
-            if on_version is None and message.kind in (Kind.PACKET, Kind.OVER):
+            if on_version is None and message.kind in (Kind.PACKET, Kind.OVER, Kind.CATCH_UP):
                 continue
             if message.kind is not Kind.MODEL or message.peer not in missing:
                 raise link.refuse(message)
@@ -398,9 +399,13 @@ class ServerOptimizer(Optimizer):
         if message.kind is Kind.OVER:
             self._over.add(message.peer)
             return
-        if message.kind is not Kind.PACKET:
+        if message.kind is Kind.CATCH_UP:
+            version = self._part.load_model(message.peer, message.payload)
+            self._exchange.catch_up(message.peer, version)
+        elif message.kind is Kind.PACKET:
+            self._exchange.receive(message.peer, message.payload)
+        else:
             raise link.refuse(message)
-        self._exchange.receive(message.peer, message.payload)
 
     def _check_not_over(self, waiting: list[int]) -> None:
         over = self._over.intersection(waiting)

@@ -29,6 +29,7 @@ class Serving:
     lost: set[int] = field(default_factory=set)  # gone, and done without
     pushes: int = 0  # that came
     pulls: int = 0  # that were sent, a version as often as it was
+    models: int = 0  # that were sent to workers too far behind
     _left: set[int] = field(default_factory=set)
     _told: set[int] = field(default_factory=set)  # that no version will come any more
     _answered: set[int] = field(default_factory=set)  # with the last model
@@ -41,6 +42,9 @@ class Serving:
             while not (self.exchange.done or self._ended()):
                 self._take()
             if self.exchange.done:
+                if self.exchange.non_finite is None:
+                    self.part.follow()
+                self._help_those_behind()
                 on_version(self.exchange.version(self.link.rank))
         for worker in self._left:
             self.link.flush(worker)
@@ -80,6 +84,8 @@ class Serving:
             self.link.flush(message.peer, self.keep_sends)
             self.exchange.receive(message.peer, message.payload)
             self._send_all()
+            if not self.exchange.done:  # else the replica has not followed yet
+                self._help_those_behind()
         else:
             raise self.link.refuse(message)
         self._tell_if_over()
@@ -93,6 +99,15 @@ class Serving:
                 self.pulls += 1
             except WireBrokenError as broken:
                 self._lose(peer, broken.silent, str(broken).splitlines()[0])
+
+    def _help_those_behind(self) -> None:
+        """With the model itself, where the versions that a worker lacks are kept no more."""
+        version = self.exchange.version(self.link.rank)
+        for worker in self.exchange.behind:
+            if worker not in self.lost:
+                self.link.send(worker, Kind.CATCH_UP, self.part.replica(version))
+                self.models += 1
+            self.exchange.caught_up(worker)
 
     def _lose(self, worker: int, silent: bool, why: str) -> None:
         self.lost.add(worker)

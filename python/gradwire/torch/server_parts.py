@@ -56,6 +56,13 @@ class NamedParameters:
         return all(torch.equal(tensor.detach(), other) for tensor, other in pairs)
 
 
+def _pack_model(version: int, tensors: list[torch.Tensor]) -> Bytes:
+    parts = [np.frombuffer(_VERSION.pack(version), dtype=np.uint8)]
+    for tensor in tensors:
+        parts.append(tensor.detach().cpu().contiguous().view(-1).numpy().view(np.uint8))
+    return np.concatenate(parts)
+
+
 class ServerPart:
     """The bucket that an exchange works in, and the parameters behind it."""
 
@@ -75,6 +82,7 @@ class ServerPart:
         for segment in layout.segments:
             self._of_server.setdefault(segment["owner"], []).append(places[segment["name"]])
         self._before: list[torch.Tensor] = []  # a server's tensors before its step
+        self._replica: list[torch.Tensor] = []  # the same as the workers have them
 
     @property
     def is_server(self) -> bool:
@@ -127,16 +135,29 @@ class ServerPart:
     # On a server
 
     @torch.no_grad()
-    def keep_model(self) -> None:
-        """Notes the tensors as they are, so that the next step's change can be told."""
+    def keep_model(self, with_replica: bool) -> None:
+        """Notes the tensors as they are, so that the next step's change can be told.
+
+        with_replica: keeps them as the workers have them, too, for `replica`.
+        """
         self._before = [tensor.detach().clone() for tensor in self._tensors(self._rank)]
+        if with_replica:
+            self._replica = [tensor.cpu().clone() for tensor in self._before]
 
     @torch.no_grad()
     def model(self, version: int) -> Bytes:
-        parts = [np.frombuffer(_VERSION.pack(version), dtype=np.uint8)]
-        for tensor in self._tensors(self._rank):
-            parts.append(tensor.detach().cpu().contiguous().view(-1).numpy().view(np.uint8))
-        return np.concatenate(parts)
+        return _pack_model(version, self._tensors(self._rank))
+
+    def replica(self, version: int) -> Bytes:
+        """The model as workers have it that pulled all versions."""
+        return _pack_model(version, self._replica)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """The bucket holds the change of a version as the workers decode it."""
+        if self._replica:
+            for place, tensor in zip(self._of_server[self._rank], self._replica, strict=True):
+                tensor.add_(self._values[place])
 
     def named_model(self) -> dict[str, torch.Tensor]:
         return {

@@ -29,6 +29,7 @@ class ServerStats:
     ratio: float | None  # raw bytes of these pushes and pulls / their bytes; None: none yet
     dropped_pushes: dict[int, int]  # a server's: too late, by worker
     lost_workers: tuple[int, ...]  # a server's: gone, and done without
+    models_sent: int  # a server's: to workers that lacked more versions than are kept
     encode_seconds: float
     wire_seconds: float  # waited for messages, so also for what others compute
     decode_seconds: float
@@ -59,6 +60,10 @@ class ServerStats:
             rows.append(("dropped", f"{count} pushes of rank {worker}, too late"))
         for worker in self.lost_workers:
             rows.append(("lost", f"rank {worker}"))
+        if self.models_sent:
+            rows.append(
+                ("behind", f"{self.models_sent} times the model, for versions kept no more")
+            )
         lines = [f"{label:<11}{text}" for label, text in rows]
         if self.raw_tensors:
             numel = sum(tensor.numel for tensor in self.raw_tensors)
@@ -105,6 +110,7 @@ def summarize(
         ratio=4 * raw_values / moved if moved else None,
         dropped_pushes=dict(enumerate(exchange.dropped_pushes)),
         lost_workers=() if serving is None else tuple(sorted(serving.lost)),
+        models_sent=0 if serving is None else serving.models,
         encode_seconds=counted["encode_seconds"],
         wire_seconds=wire_seconds,
         decode_seconds=counted["decode_seconds"],

@@ -42,6 +42,7 @@ class Kind(IntEnum):
     MODEL = 3  # of a server: its version (u64), then its tensors as float32
     LEAVE = 4  # a worker pushes no more
     OVER = 5  # a server makes no further version
+    CATCH_UP = 6  # of a server: the model as the workers of a version have it, in MODEL's form
 
 
 class WireBrokenError(Exception):
