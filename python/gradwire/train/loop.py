@@ -173,10 +173,14 @@ class Trainer:
                     clock.start()
         record.seconds = clock.seconds
         record.link = clock.link
-        record.parameters_digest = parameters_digest(model)
         record.hook = strategy.stats()
         dist.barrier(workers)  # rank 0 may still evaluate; nobody leaves before
+        if settings.backup_workers == 0:
+            record.parameters_digest = parameters_digest(model)
         strategy.close()
+        if settings.backup_workers > 0:
+            # Of several servers one may be a version further than another, until close.
+            record.parameters_digest = parameters_digest(model)
         return record
 
     def _serve(self, model: nn.Module, codec: str) -> RankRecord:
