@@ -1,10 +1,18 @@
 """Messages between this rank and its peers, over point-to-point operations of a Gloo group.
 
 A message is one 8-byte word (length in the low 56 bits, kind in the high 8) and its bytes. Word and
-bytes travel together as long as they fit into `HEAD_BYTES`; only what is beyond follows as a second
-transfer. A receive of `HEAD_BYTES` is always posted for every peer, so a sender never waits for the
-receiver's thread, and a message that fits costs one transfer: half the time of a length followed by
-a payload. (Gloo delivers a shorter message into a larger buffer, and refuses a longer one.)
+bytes travel together as long as they fit into `HEAD_BYTES`; only what is beyond, the rest, follows
+as a second transfer. A receive of `HEAD_BYTES` is always posted for every peer, so a sender never
+waits for the receiver's thread, and a message that fits costs one transfer: half the time of a
+length followed by a payload. (Gloo delivers a shorter message into a larger buffer, and refuses a
+longer one.)
+
+For the rest, too, a receive is posted beforehand, as large as the largest rest so far, rounded up
+to a power of two; both ends know that size, as both have seen the same messages. What is beyond it
+is a third transfer, asked for when the head is there. Where that is the rule, links stand idle: the
+demand of the receiver goes over the connection on which it sends, behind its own data. (Measured:
+4 ranks that send each other 270 kB at 10 Mbit/s need 1.13 s, with the receives posted before 0.71
+s; 0.68 s would be perfect.)
 
 Refused: `all_to_all_single` for sizes and payload. With two ranks it took twice as long, and its
 errors do not say which rank is gone.
@@ -30,7 +38,8 @@ Bytes = npt.NDArray[np.uint8]
 HEAD_BYTES = 65536
 _WORD = struct.Struct("<Q")
 _LENGTH_BITS = 56
-_PROBE_TAG = 1
+_IN_HEAD = HEAD_BYTES - _WORD.size
+_HEAD_TAG, _PROBE_TAG, _REST_TAG, _BEYOND_TAG = range(4)
 
 
 class Kind(IntEnum):
@@ -82,6 +91,10 @@ class Wire:
         self._sends: list[tuple[int, dist.Work, Bytes]] = []
         self._heads = {peer: np.empty(HEAD_BYTES, dtype=np.uint8) for peer in self.peers}
         self._posted: dict[int, dist.Work | Exception] = {}
+        # Room for a message with the largest rest so far; and how much a peer has, by what it got.
+        self._rooms = dict.fromkeys(self.peers, np.empty(0, dtype=np.uint8))
+        self._rests: dict[int, dist.Work | Exception] = {}
+        self._room_there = dict.fromkeys(self.peers, 0)
         for peer in self.peers:
             self._post(peer)
 
@@ -90,11 +103,15 @@ class Wire:
         length = payload.size
         head = np.empty(min(HEAD_BYTES, _WORD.size + length), dtype=np.uint8)
         _WORD.pack_into(head, 0, length | kind << _LENGTH_BITS)
-        in_head = head.size - _WORD.size
-        head[_WORD.size :] = payload[:in_head]
-        self._start_send(peer, head)
-        if length > in_head:
-            self._start_send(peer, payload[in_head:])
+        head[_WORD.size :] = payload[: head.size - _WORD.size]
+        self._start_send(peer, head, _HEAD_TAG)
+        if length > _IN_HEAD:
+            room = self._room_there[peer]
+            if room > 0:
+                self._start_send(peer, payload[_IN_HEAD:room], _REST_TAG)
+            if length > room:
+                self._start_send(peer, payload[max(room, _IN_HEAD) :], _BEYOND_TAG)
+                self._room_there[peer] = _room_for(length)
         self.traffic.sent_bytes += length
         self.traffic.framing_bytes += _WORD.size
 
@@ -113,13 +130,26 @@ class Wire:
         kind = Kind(word >> _LENGTH_BITS)
         with self._counting:
             self.traffic.received_bytes += length
-        in_head = HEAD_BYTES - _WORD.size
-        if length <= in_head:
+        if length <= _IN_HEAD:
             return kind, head[_WORD.size : _WORD.size + length]
-        message = np.empty(length, dtype=np.uint8)
-        message[:in_head] = head[_WORD.size :]
-        self._wait(peer, self._start_receive(peer, message[in_head:]), timeout)
-        return kind, message
+        room = self._rooms[peer]
+        beyond = None
+        if length > room.size:
+            larger = np.empty(_room_for(length), dtype=np.uint8)
+            there = max(room.size, _IN_HEAD)
+            beyond = self._start_receive(peer, larger[there:length], _BEYOND_TAG)
+            self._rooms[peer] = larger
+        if room.size > 0:
+            rest = self._rests.pop(peer)
+            if isinstance(rest, Exception):
+                raise WireBrokenError(peer, silent=False, cause=rest)
+            self._wait(peer, rest, timeout)
+        if beyond is not None:
+            self._wait(peer, beyond, timeout)
+            self._rooms[peer][_IN_HEAD : room.size] = room[_IN_HEAD:]
+            room = self._rooms[peer]
+        room[:_IN_HEAD] = head[_WORD.size :]
+        return kind, room[:length]
 
     def release(self, peer: int) -> None:
         """The bytes of the last message are done with: makes room for the next one."""
@@ -164,26 +194,33 @@ class Wire:
     def drop(self) -> None:
         """Lets go of the group; what was not flushed may not arrive. The wire is of no use then."""
         self._posted.clear()
+        self._rests.clear()
         self._sends.clear()
         self._group = None
 
     def _post(self, peer: int) -> None:
-        # A peer may rightly leave after its last message: what fails here counts in `receive`.
-        try:
-            self._posted[peer] = self._start_receive(peer, self._heads[peer])
-        except WireBrokenError as broken:
-            self._posted[peer] = RuntimeError(str(broken.cause))
+        room = self._rooms[peer]
+        if room.size > 0 and peer not in self._rests:
+            self._rests[peer] = self._try_receive(peer, room[_IN_HEAD:], _REST_TAG)
+        self._posted[peer] = self._try_receive(peer, self._heads[peer], _HEAD_TAG)
 
-    def _start_send(self, peer: int, data: Bytes) -> None:
+    def _try_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work | Exception:
+        """A peer may rightly leave after its last message: what fails here counts in `receive`."""
+        try:
+            return self._start_receive(peer, data, tag)
+        except WireBrokenError as broken:
+            return RuntimeError(str(broken.cause))
+
+    def _start_send(self, peer: int, data: Bytes, tag: int) -> None:
         assert self._group is not None, "the wire was dropped"
         try:
-            work = dist.isend(_as_tensor(data), group=self._group, group_dst=peer)
+            work = dist.isend(_as_tensor(data), group=self._group, group_dst=peer, tag=tag)
         except RuntimeError as error:
             raise WireBrokenError(peer, silent=False, cause=error) from error
         assert work is not None
         self._sends.append((peer, work, data))
 
-    def _start_receive(self, peer: int, data: Bytes, tag: int = 0) -> dist.Work:
+    def _start_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work:
         assert self._group is not None, "the wire was dropped"
         try:
             work = dist.irecv(_as_tensor(data), group=self._group, group_src=peer, tag=tag)
@@ -204,6 +241,11 @@ class Wire:
         finally:
             with self._counting:
                 self.traffic.waited_seconds += time.perf_counter() - start
+
+
+def _room_for(length: int) -> int:
+    """Bytes for a message: the head's and as many more, a power of two, as hold the rest."""
+    return _IN_HEAD + (1 << (length - _IN_HEAD - 1).bit_length())
 
 
 class _Writable:
