@@ -29,7 +29,7 @@ WAYS = {
     "every 4 steps": ["--every", "4"],
 }
 CODECS = ("raw", "bf16", "3lc:s=1.00,coder=rice")
-SHORT = {"10mbit": 12, "100mbit": 24}  # steps
+SHORT = {"10mbit": 16, "100mbit": 40}  # steps
 LONG = "1gbit"
 Cells = dict[str, dict[str, Any]]  # by key()
 

@@ -6,6 +6,8 @@
 #include <map>
 #include <string_view>
 
+#include "gradwire/codec.h"
+
 namespace gradwire::perftest {
 namespace {
 
@@ -67,38 +69,56 @@ std::optional<std::string> parse(int argc, char** argv, Options& options) {
     return true;
   };
   mpi::Options& collective = options.collective;
-  const std::map<std::string_view, std::function<bool(std::string_view)>> takes_value = {
-      {"--min", [&](auto text) { return parse_size(text, options.min_bytes); }},
-      {"--max", [&](auto text) { return parse_size(text, options.max_bytes); }},
+  struct Reader {
+    std::function<bool(std::string_view)> read;
+    const char* valid;
+  };
+  constexpr const char* kSize = "sizes as 100, 64K, 1M, 2G";
+  constexpr const char* kCount = "whole numbers";
+  const std::map<std::string_view, Reader> takes_value = {
+      {"--min", {[&](auto text) { return parse_size(text, options.min_bytes); }, kSize}},
+      {"--max", {[&](auto text) { return parse_size(text, options.max_bytes); }, kSize}},
       {"--factor",
-       [&](auto text) { return parse_number(text, options.factor) && options.factor > 1; }},
-      {"--codec", [&](auto text) { return collective.codec = text, true; }},
-      {"--pull-codec", [&](auto text) { return collective.pull_codec = text, true; }},
-      {"--tensor", [&](auto text) { return parse_number(text, options.tensor_values); }},
-      {"--exchange", [&](auto text) { return mpi::set_exchange(text, collective).ok(); }},
+       {[&](auto text) { return parse_number(text, options.factor) && options.factor > 1; },
+        "numbers above 1"}},
+      {"--codec", {[&](auto text) { return collective.codec = text, true; }, ""}},
+      {"--pull-codec", {[&](auto text) { return collective.pull_codec = text, true; }, ""}},
+      {"--tensor", {[&](auto text) { return parse_number(text, options.tensor_values); }, kCount}},
+      {"--exchange",
+       {[&](auto text) { return mpi::set_exchange(text, collective).ok(); },
+        "sharded, ring, terngrad and hierarchical[:between=KIND,ranks=R]"}},
       {"--mode",
-       [&](auto text) {
-         return choose(text, "persistent", "blocking", options.persistent, true, false);
-       }},
+       {[&](auto text) {
+          return choose(text, "persistent", "blocking", options.persistent, true, false);
+        },
+        "persistent and blocking"}},
       {"--op",
-       [&](auto text) {
-         return choose(text, "sum", "average", options.reduction, Reduction::kSum,
-                       Reduction::kAverage);
-       }},
-      {"--input", [&](auto text) { return options.input = text, true; }},
+       {[&](auto text) {
+          return choose(text, "sum", "average", options.reduction, Reduction::kSum,
+                        Reduction::kAverage);
+        },
+        "sum and average"}},
+      {"--input", {[&](auto text) { return options.input = text, true; }, ""}},
       {"--repetitions",
-       [&](auto text) {
-         return parse_number(text, options.repetitions) && options.repetitions > 0;
-       }},
+       {[&](auto text) {
+          return parse_number(text, options.repetitions) && options.repetitions > 0;
+        },
+        "whole numbers above 0"}},
       {"--warmups",
-       [&](auto text) { return parse_number(text, options.warmups) && options.warmups >= 0; }},
+       {[&](auto text) { return parse_number(text, options.warmups) && options.warmups >= 0; },
+        kCount}},
       {"--plain-repetitions",
-       [&](auto text) {
-         return parse_number(text, options.plain_repetitions) && options.plain_repetitions >= 0;
-       }},
-      {"--threads", [&](auto text) { return parse_number(text, collective.threads); }},
-      {"--seed", [&](auto text) { return parse_number(text, collective.seed); }},
-      {"--timeout", [&](auto text) { return parse_number(text, collective.timeout_seconds); }},
+       {[&](auto text) {
+          return parse_number(text, options.plain_repetitions) && options.plain_repetitions >= 0;
+        },
+        kCount}},
+      {"--threads", {[&](auto text) { return parse_number(text, collective.threads); }, kCount}},
+      {"--seed", {[&](auto text) { return parse_number(text, collective.seed); }, kCount}},
+      {"--timeout",
+       {[&](auto text) {
+          return parse_number(text, collective.timeout_seconds) && collective.timeout_seconds > 0;
+        },
+        "numbers of seconds above 0"}},
   };
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
@@ -109,7 +129,15 @@ std::optional<std::string> parse(int argc, char** argv, Options& options) {
     const auto found = takes_value.find(name);
     if (found == takes_value.end()) return "unknown option " + std::string(name);
     if (++i == argc) return std::string(name) + " needs a value";
-    if (!found->second(argv[i])) return std::string(name) + ": '" + argv[i] + "' won't do";
+    if (!found->second.read(argv[i])) {
+      return std::string(name) + ": '" + argv[i] + "' is not valid; valid are " +
+             found->second.valid;
+    }
+  }
+  for (const std::string& codec : {collective.codec, collective.pull_codec}) {
+    if (codec.empty()) continue;
+    const auto parsed = Codec::parse(codec);
+    if (!parsed.ok()) return parsed.status().message();
   }
   if (options.min_bytes < sizeof(float) || options.min_bytes > options.max_bytes) {
     return std::string("--min must be 4 at least and not above --max");

@@ -85,6 +85,7 @@ class GRADWIRE_EXPORT Exchange {
   [[nodiscard]] Status check_peer(uint32_t peer, std::string_view description) const;
 
   // Begins a step on a bucket of layout.numel() values, which the exchange works in until done.
+  // Messages of the step before that were not taken are gone.
   virtual Status start(std::span<float> bucket, uint64_t step) = 0;
   // Messages that are ready and were not yet handed out.
   virtual std::vector<OutgoingMessage> take_outgoing() = 0;

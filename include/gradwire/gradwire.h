@@ -12,8 +12,8 @@
  * not be, and GW_OUT_OF_MEMORY; further ones are named with it.
  *
  * Handles (gw_codec, ...) are made by a function that ends in create, parse or so, and freed by the
- * function that ends in free, which takes NULL. Functions that only read a handle and can't fail
- * must not be given NULL. A gw_codec and a gw_layout serve all threads at once; every other handle
+ * function that ends in free, which takes NULL. Functions that only read a handle and can't fail,
+ * and those that fill in default options, must not be given NULL. A gw_codec and a gw_layout serve all threads at once; every other handle
  * serves one call at a time. Strings end with NUL; those returned belong to the library and live
  * as long as the handle they came from, or for ever where there is none.
  *
@@ -408,9 +408,11 @@ typedef struct gw_exchange_stats {
   uint64_t non_finite_steps;
   uint64_t push_bytes_sent;
   uint64_t push_bytes_received;
-  uint64_t pull_bytes_sent; /* a packet as often as it is sent, passed-on ones too */
+  uint64_t scale_bytes_sent; /* of push_bytes_sent: TernGrad's max round */
+  uint64_t pull_bytes_sent;  /* a packet as often as it is sent, passed-on ones too */
   uint64_t pull_bytes_received;
   uint64_t pull_bytes_encoded; /* the one packet, once */
+  uint64_t local_bytes_sent;   /* inside a machine, uncompressed; in none of the others */
   uint64_t values_pushed;      /* values that push_bytes_sent stand for */
   uint64_t values_pulled;      /* values that pull_bytes_encoded stand for */
   double encode_seconds;

@@ -16,18 +16,16 @@ from torch.optim import Optimizer
 from gradwire._core import Layout, ServerExchange
 from gradwire.torch import checkpoint
 from gradwire.torch.errors import (
-    CommunicationError,
     NonFiniteStepWarning,
     UnmatchedPatternWarning,
 )
-from gradwire.torch.inbox import Message
 from gradwire.torch.residuals import Residual
 from gradwire.torch.server_link import CONNECT_SECONDS, ServerLink
 from gradwire.torch.server_loop import Serving
-from gradwire.torch.server_options import encode_options
 from gradwire.torch.server_parts import NamedParameters, ServerPart
 from gradwire.torch.server_stats import ServerStats, summarize
-from gradwire.torch.wire import Kind, WireBrokenError
+from gradwire.torch.server_worker import Working
+from gradwire.torch.wire import Kind
 
 StateDict = dict[str, Any]
 
@@ -138,9 +136,8 @@ class ServerOptimizer(Optimizer):
         self._link: ServerLink | None = None
         self._loaded_version = 0
         self._steps = 0
-        self._sent_options: bytes = b""
         self._serving: Serving | None = None
-        self._over: set[int] = set()  # servers that make no further version
+        self._working: Working | None = None
         self._warned = False
 
     # What every rank has ------------------------------------------------------------------------
@@ -189,8 +186,9 @@ class ServerOptimizer(Optimizer):
             for worker in workers:
                 self._link.send(worker, Kind.MODEL, model)
             return
+        self._working = Working(self._link, self._exchange, self._part, self._servers())
         with self._link.guard("waiting for the model"):
-            self._receive_model(self._exchange.set_version)
+            self._working.receive_models(self._exchange.set_version)
 
     def stats(self) -> ServerStats:
         """Sums over what this rank did."""
@@ -224,21 +222,10 @@ class ServerOptimizer(Optimizer):
                 result = closure()
         if self._link is None:
             self._connect_late()
-        link = self._connected()
+        assert self._working is not None
         step, self._steps = self._steps, self._steps + 1
-        with link.guard(f"step {step}"):
-            link.flush()
-            self._part.fill_with_gradients()
-            self._send_options(link)
-            self._exchange.start(self._part.bucket, step)
-            for server, push in self._exchange.outgoing():
-                link.send(server, Kind.PACKET, push)
-            while not self._exchange.done:
-                waiting = self._exchange.awaiting()
-                self._check_not_over(waiting)
-                self._take_version(link, link.take(waiting))
-            while (message := link.take_ready()) is not None:
-                self._take_version(link, message)
+        with self._connected().guard(f"step {step}"):
+            self._working.step(step, self.param_groups)
         self._warn_of_non_finite(f"step {step}")
         return result
 
@@ -251,11 +238,9 @@ class ServerOptimizer(Optimizer):
         link = self._link
         if link is None or link.error is not None:
             return
-        if not self.is_server:
+        if self._working is not None:
             with link.guard("waiting for the last model"):
-                for server in self._servers():
-                    link.send(server, Kind.LEAVE)
-                self._receive_model(None)
+                self._working.leave()
         link.close()
 
     # A server ----------------------------------------------------------------------------------
@@ -364,56 +349,6 @@ class ServerOptimizer(Optimizer):
             raise RuntimeError(
                 "the servers' model differs from that for which this gradient was computed: call "
                 "connect() on every rank before the first forward"
-            )
-
-    def _receive_model(self, on_version: Callable[[int, int], None] | None) -> None:
-        """From every server. What else is still on its way to a worker that leaves is left out."""
-        link = self._connected()
-        missing = set(self._servers())
-        while missing:
-            message = link.take(sorted(missing))
-            if isinstance(message, WireBrokenError):
-                if message.peer in missing:
-                    raise message
-                continue  # that server is through
-            if on_version is None and message.kind in (Kind.PACKET, Kind.OVER, Kind.CATCH_UP):
-                continue
-            if message.kind is not Kind.MODEL or message.peer not in missing:
-                raise link.refuse(message)
-            version = self._part.load_model(message.peer, message.payload)
-            if on_version is not None:
-                on_version(message.peer, version)
-            missing.discard(message.peer)
-
-    def _send_options(self, link: ServerLink) -> None:
-        options = encode_options(self.param_groups)
-        if options.tobytes() == self._sent_options:
-            return
-        self._sent_options = options.tobytes()
-        for server in self._servers():
-            link.send(server, Kind.OPTIONS, options)
-
-    def _take_version(self, link: ServerLink, message: Message | WireBrokenError) -> None:
-        if isinstance(message, WireBrokenError):
-            raise message
-        if message.kind is Kind.OVER:
-            self._over.add(message.peer)
-            return
-        if message.kind is Kind.CATCH_UP:
-            version = self._part.load_model(message.peer, message.payload)
-            self._exchange.catch_up(message.peer, version)
-        elif message.kind is Kind.PACKET:
-            self._exchange.receive(message.peer, message.payload)
-        else:
-            raise link.refuse(message)
-
-    def _check_not_over(self, waiting: list[int]) -> None:
-        over = self._over.intersection(waiting)
-        if over:
-            raise CommunicationError(
-                f"rank {min(over)} makes no further version, because too few workers are left; "
-                "train with `while optimizer.version < steps`, so that all leave at one version",
-                tuple(sorted(over)),
             )
 
     def _apply(self, server: int, version: int) -> None:

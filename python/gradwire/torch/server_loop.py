@@ -112,7 +112,8 @@ class Serving:
     def _lose(self, worker: int, silent: bool, why: str) -> None:
         self.lost.add(worker)
         if len(self.lost) > self.backup:
-            raise LostError(tuple(sorted(self.lost)), silent, why)
+            hint = "" if silent else " (a worker that is through calls optimizer.close())"
+            raise LostError(tuple(sorted(self.lost)), silent, why + hint)
         warnings.warn(
             f"rank {worker} {'sent nothing' if silent else 'is gone'} ({why}); training goes on "
             f"without it, as backup_workers={self.backup} allows",

@@ -20,6 +20,8 @@ int make_key() {
   return key;
 }
 
+}  // namespace
+
 Status check_running() {
   int initialized = 0;
   int finalized = 0;
@@ -29,8 +31,6 @@ Status check_running() {
   return {StatusCode::kInvalidArgument,
           finalized != 0 ? "MPI_Finalize was called already" : "MPI_Init was not called yet"};
 }
-
-}  // namespace
 
 Status check_mpi(int code, const char* call) {
   if (code == MPI_SUCCESS) return {};

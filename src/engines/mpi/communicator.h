@@ -13,6 +13,9 @@ namespace gradwire::mpi {
 // kPeerLost with MPI's own words, unless code is MPI_SUCCESS.
 Status check_mpi(int code, const char* call);
 
+// kInvalidArgument before MPI_Init and after MPI_Finalize.
+Status check_running();
+
 // A duplicate of a user's communicator, made once and found again through an attribute of that. It
 // lives as long as the user's or whoever holds it; errors on it are returned.
 class Communicator {

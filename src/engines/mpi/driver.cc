@@ -48,6 +48,7 @@ Engine::Driver::~Driver() {
 }
 
 Status Engine::Driver::start(std::span<float> bucket, uint64_t step) {
+  GW_RETURN_IF_ERROR(check_running());
   if (state_ == State::kFailed) return failure_;
   if (state_ != State::kIdle) {
     return {StatusCode::kUnexpectedMessage, "start: the step before has not ended"};
