@@ -6,9 +6,8 @@ docs/exchanges.md.
     bench/exchanges.py results.json --render    # the table alone
 
 Each cell is a run of `gradwire train`. What is in the file already is not run again, so a run that
-was broken off goes on. The runs at 1 Gbit/s are long ones and tell the accuracy: it does not depend
-on the bandwidth, as a codec gives the same bytes on every link. The others are as long as their
-time a step needs.
+was broken off goes on. Runs that tell a time a step are short. Accuracy and bytes come from longer
+ones at 1 Gbit/s: they do not depend on the bandwidth, as codecs give the same bytes on every link.
 """
 
 from __future__ import annotations
@@ -29,19 +28,23 @@ WAYS = {
     "every 4 steps": ["--every", "4"],
 }
 CODECS = ("raw", "bf16", "3lc:s=1.00,coder=rice")
-SHORT = {"10mbit": 16, "100mbit": 40}  # steps
-LONG = "1gbit"
+SHORT = {"10mbit": 16, "100mbit": 24, "1gbit": 24}  # steps
+LONG = "1gbit, long"
 Cells = dict[str, dict[str, Any]]  # by key()
 
 
-def key(way: str, bandwidth: str, codec: str) -> str:
-    return f"{way} | {bandwidth} | {codec}"
+def key(way: str, case: str, codec: str) -> str:
+    return f"{way} | {case} | {codec}"
 
 
-def measure(way: str, bandwidth: str, codecs: list[str], steps: int, workers: int) -> Cells:
+def measure(
+    way: str, case: str, codecs: list[str], steps: int, workers: int, data_dir: Path | None
+) -> Cells:
     """A run of each codec. Seconds are those of the training clock, without evaluations."""
+    bandwidth = case.split(",")[0]
     command = [str(Path(sys.executable).with_name("gradwire")), "train", "--model", "resnet20"]
     command += ["--workers", str(workers), "--bandwidth", bandwidth, "--steps", str(steps)]
+    command += [] if data_dir is None else ["--data-dir", str(data_dir)]
     command += ["--eval-every", str(steps), *WAYS[way]]
     for codec in codecs:
         command += ["--codec", codec]
@@ -54,7 +57,7 @@ def measure(way: str, bandwidth: str, codecs: list[str], steps: int, workers: in
     for result in report["results"]:
         if not result["replicas_identical"]:
             sys.exit(f"exchanges: {way}, {result['codec']}: replicas differ")
-        cells[key(way, bandwidth, result["codec"])] = {
+        cells[key(way, case, result["codec"])] = {
             "steps": steps,
             "seconds_a_step": result["measured_seconds"] / steps,
             "bytes_a_step": (result["push_bytes"] + result["pull_bytes"]) / steps,
@@ -67,16 +70,15 @@ def measure(way: str, bandwidth: str, codecs: list[str], steps: int, workers: in
 
 def table(cells: Cells) -> list[str]:
     """Markdown. ms a step at each bandwidth; bytes: pushed and pulled by a worker in a step."""
-    bandwidths = [*SHORT, LONG]
-    head = ["exchange", "codec", *(f"ms a step, {b}" for b in bandwidths), "kB a step", "accuracy"]
+    cases = [*SHORT, LONG]
+    head = ["exchange", "codec", *(f"ms a step, {b}" for b in SHORT), "kB a step", "accuracy"]
     lines = ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
     for way in WAYS:
         for codec in CODECS:
-            found = [cells.get(key(way, bandwidth, codec)) for bandwidth in bandwidths]
+            *found, last = [cells.get(key(way, case, codec)) for case in cases]
             times = [
                 "-" if cell is None else f"{cell['seconds_a_step'] * 1e3:.0f}" for cell in found
             ]
-            last = found[-1]
             rest = (
                 ["-", "-"]
                 if last is None
@@ -91,7 +93,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", type=Path)
-    parser.add_argument("--steps", type=int, default=400, help=f"of a run at {LONG}")
+    parser.add_argument("--steps", type=int, default=400, help="of a long run")
+    parser.add_argument("--data-dir", type=Path, help="Fashion-MNIST, or as few images as it takes")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--render", action="store_true", help="print what is there and end")
     arguments = parser.parse_args()
@@ -99,11 +102,11 @@ def main() -> None:
     if arguments.results.exists():
         cells = json.loads(arguments.results.read_text())
     runs = {} if arguments.render else {**SHORT, LONG: arguments.steps}
-    for bandwidth, steps in runs.items():
+    for case, steps in runs.items():
         for way in WAYS:
-            missing = [codec for codec in CODECS if key(way, bandwidth, codec) not in cells]
+            missing = [codec for codec in CODECS if key(way, case, codec) not in cells]
             if missing:
-                cells |= measure(way, bandwidth, missing, steps, arguments.workers)
+                cells |= measure(way, case, missing, steps, arguments.workers, arguments.data_dir)
                 arguments.results.write_text(json.dumps(cells, indent=1) + "\n")
     print("\n".join(table(cells)))
 
