@@ -13,9 +13,10 @@
  *
  * Handles (gw_codec, ...) are made by a function that ends in create, parse or so, and freed by the
  * function that ends in free, which takes NULL. Functions that only read a handle and can't fail,
- * and those that fill in default options, must not be given NULL. A gw_codec and a gw_layout serve all threads at once; every other handle
- * serves one call at a time. Strings end with NUL; those returned belong to the library and live
- * as long as the handle they came from, or for ever where there is none.
+ * and those that fill in default options, must not be given NULL. A gw_codec and a gw_layout serve
+ * all threads at once; every other handle serves one call at a time. Strings end with NUL; those
+ * returned belong to the library and live as long as the handle they came from, or for ever where
+ * there is none.
  *
  * Sizes are in bytes where they are called size, otherwise in values. Where there are no values
  * their pointer may be NULL. The memory stays the caller's.

@@ -59,7 +59,7 @@ Status set_exchange(std::string_view text, Options& options) {
 }
 
 std::string exchange_text(const Options& options) {
-  const std::string kind(exchange_name(options.exchange));
+  std::string kind(exchange_name(options.exchange));
   if (!options.hierarchical) return kind;
   return std::string(kHierarchical) + ":between=" + kind +
          (options.ranks_per_machine == 0 ? ""

@@ -30,7 +30,7 @@ Wire::Wire(const Communicator& communicator, int tag, double timeout_seconds)
       told_by_(communicator.size()) {}
 
 Status Wire::send(uint32_t peer, std::span<const std::byte> bytes,
-                  std::shared_ptr<const void> keep) {
+                  const std::shared_ptr<const void>& keep) {
   if (peer >= communicator_.size()) return no_such_rank(peer, communicator_);
   bytes_sent_ += bytes.size();
   ++messages_sent_[peer];

@@ -31,7 +31,7 @@ class Wire {
   // Starts sending. `bytes` stay as they are until sends_pending() is false; where something keeps
   // them, it is held as long as they are needed.
   Status send(uint32_t peer, std::span<const std::byte> bytes,
-              std::shared_ptr<const void> keep = {});
+              const std::shared_ptr<const void>& keep = {});
 
   // Who may send, and who has to.
   struct Peers {
