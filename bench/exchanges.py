@@ -30,6 +30,7 @@ WAYS = {
 CODECS = ("raw", "bf16", "3lc:s=1.00,coder=rice")
 SHORT = {"10mbit": 16, "100mbit": 24, "1gbit": 24}  # steps
 LONG = "1gbit, long"
+LEARNING_RATE = "0.025"  # of a worker: with the default, 0.1, few steps end anywhere
 Cells = dict[str, dict[str, Any]]  # by key()
 
 
@@ -45,7 +46,7 @@ def measure(
     command = [str(Path(sys.executable).with_name("gradwire")), "train", "--model", "resnet20"]
     command += ["--workers", str(workers), "--bandwidth", bandwidth, "--steps", str(steps)]
     command += [] if data_dir is None else ["--data-dir", str(data_dir)]
-    command += ["--eval-every", str(steps), *WAYS[way]]
+    command += ["--eval-every", str(steps), "--lr", LEARNING_RATE, *WAYS[way]]
     for codec in codecs:
         command += ["--codec", codec]
     with tempfile.NamedTemporaryFile(suffix=".json") as output:
