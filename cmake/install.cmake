@@ -41,9 +41,9 @@ target_compile_features(${installed_library} INTERFACE cxx_std_20)
 install(TARGETS ${installed_library} EXPORT gradwire_targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-set(no_headers "")
+set(no_headers PATTERN "cuda.h" EXCLUDE) # until it has run on a GPU
 if(NOT GRADWIRE_HAS_MPI)
-  set(no_headers PATTERN "*mpi.h" EXCLUDE)
+  list(APPEND no_headers PATTERN "*mpi.h" EXCLUDE)
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/gradwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h" ${no_headers})

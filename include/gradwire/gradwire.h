@@ -70,6 +70,7 @@ typedef enum gw_status {
   GW_UNEXPECTED_MESSAGE = 16,
   GW_LENGTH_MISMATCH = 17,
   GW_PEER_LOST = 18,
+  GW_DEVICE_ERROR = 19,
   GW_OUT_OF_MEMORY = 200,
   GW_INTERNAL_ERROR = 201 /* a defect of gradwire */
 } gw_status;

@@ -32,6 +32,7 @@ enum class StatusCode : uint8_t {
   kUnexpectedMessage = 16,
   kLengthMismatch = 17,
   kPeerLost = 18,
+  kDeviceError = 19,
 };
 
 // "ok", "checksum_mismatch", ...: the name that stands in spec/format.md.

@@ -42,6 +42,8 @@ std::string_view status_name(StatusCode code) noexcept {
       return "length_mismatch";
     case StatusCode::kPeerLost:
       return "peer_lost";
+    case StatusCode::kDeviceError:
+      return "device_error";
   }
   return "unknown_status";
 }

@@ -32,6 +32,7 @@ static_assert(same(GW_PEER_MISMATCH, StatusCode::kPeerMismatch));
 static_assert(same(GW_UNEXPECTED_MESSAGE, StatusCode::kUnexpectedMessage));
 static_assert(same(GW_LENGTH_MISMATCH, StatusCode::kLengthMismatch));
 static_assert(same(GW_PEER_LOST, StatusCode::kPeerLost));
+static_assert(same(GW_DEVICE_ERROR, StatusCode::kDeviceError));
 
 }  // namespace
 

@@ -1,8 +1,6 @@
 #include "codecs/drawn_ternary.h"
 
 #include <algorithm>
-#include <cfloat>
-#include <cmath>
 #include <vector>
 
 #include "base/endian.h"
@@ -21,9 +19,6 @@ namespace {
 
 static_assert(Input::kPartValues % kWordBits == 0 && kDrawnWords % kWordBits == 0);
 
-// The difference of two sums is all rounding where it is not above this part of them.
-constexpr double kLeastVariance = 0x1p-32;
-
 // Of all values, chunk by chunk. From the end to the start, as for_each_absmax.
 Moments moments_of(const Input& input, const ChunkShape& shape, Execution& execution) {
   std::vector<Moments> of_chunk(shape.chunks);
@@ -40,20 +35,6 @@ Moments moments_of(const Input& input, const ChunkShape& shape, Execution& execu
     total.largest = std::max(total.largest, moments.largest);
   }
   return total;
-}
-
-// What n finite values are clipped to: `clip` times their population standard deviation, in double.
-// FLT_MAX where this is 0, but for rounding, and where `clip` is 0.
-float clipping_limit(const Moments& total, uint64_t values, float clip) {
-  if (clip == 0.0f) return FLT_MAX;
-  const auto n = static_cast<double>(values);
-  const double mean = total.sum / n;
-  const double mean_square = total.squares / n;
-  const double variance = mean_square - mean * mean;
-  if (!(variance > kLeastVariance * mean_square)) return FLT_MAX;
-  const double limit = static_cast<double>(clip) * std::sqrt(variance);
-  const auto rounded = static_cast<float>(std::min(limit, static_cast<double>(FLT_MAX)));
-  return rounded == 0.0f ? FLT_MAX : rounded;
 }
 
 // The bits of one chunk's trits; residuals become what is left of the values.

@@ -4,15 +4,12 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
-#include <limits>
 
-#include "base/philox.h"
 #include "stages/element.h"
+#include "stages/sample.h"
 
 namespace gradwire {
 namespace {
-
-constexpr uint64_t kSamples = 4096;
 
 // The one of that rank, 0 the largest, among count <= kSamples magnitudes: their bits are in the
 // same order. They are counted by their upper bits, which leaves few to sort.
@@ -37,20 +34,13 @@ float ranked(const float* magnitudes, uint64_t count, uint64_t rank) {
 
 float sample_threshold(const Input& input, uint64_t n, float fraction) {
   const uint64_t count = std::min(n, kSamples);
-  // Always the same places, but in no rhythm that a tensor's rows could have, too.
   uint32_t places[kSamples];
-  input.kernels().draw_words(DrawStream::create(0, 0, 0), 0, count, places);
-  const auto begin = [n](uint64_t i) {
-    return n < kSamples ? i : n / kSamples * i + n % kSamples * i / kSamples;
-  };
+  input.kernels().draw_words(sample_draws(), 0, count, places);
   float magnitudes[kSamples];
   for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t stratum = begin(i + 1) - begin(i);
-    magnitudes[i] = std::abs(input.at(begin(i) + (places[i] * stratum >> 32)));
+    magnitudes[i] = std::abs(input.at(sample_place(n, i, places[i])));
   }
-  const auto wanted = static_cast<uint64_t>(std::lround(fraction * static_cast<float>(count)));
-  const uint64_t rank = std::clamp<uint64_t>(wanted, 1, count) - 1;
-  return std::max(ranked(magnitudes, count, rank), std::numeric_limits<float>::denorm_min());
+  return least_threshold(ranked(magnitudes, count, sample_rank(fraction, count)));
 }
 
 }  // namespace gradwire

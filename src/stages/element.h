@@ -149,6 +149,9 @@ GW_HOST_DEVICE inline float widen_f16(uint16_t x) {
   return float_of(bits | sign);
 }
 
+// From these magnitude bits on, a float32 rounds to an infinite f16: 65520.
+inline constexpr uint32_t kF16RoundsToInfinity = 0x477ff000u;
+
 // Rounds half to even, to infinity from 65520 on; a NaN becomes the quiet NaN 0x7e00 with its sign.
 GW_HOST_DEVICE inline uint16_t narrow_f16(float x) {
   const uint32_t sign = bits_of(x) >> 16 & 0x8000u;

@@ -4,6 +4,7 @@
 // stages/element.h.
 
 #include <cfloat>
+#include <cmath>
 #include <cstdint>
 
 #include "base/host_device.h"
@@ -22,6 +23,13 @@ struct LevelScale {
   float prescale;
   float inverse;
 };
+
+// Euclidean norm of values whose squares have this sum: FLT_MAX where it is more; NaN or infinity
+// where one of them is.
+GW_HOST_DEVICE inline float l2_norm_of(double squares) {
+  const double norm = std::sqrt(squares);
+  return norm > FLT_MAX && norm <= DBL_MAX ? FLT_MAX : static_cast<float>(norm);
+}
 
 // The step for a finite norm >= 0: norm / s, rounded up where s * unit would be less than the norm.
 // So no value needs a level above s, and none is lost where norm / s is too small for a float.

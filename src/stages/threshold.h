@@ -5,9 +5,21 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "stages/element.h"
 
 namespace gradwire {
+
+// The trit of a value that is sent if its magnitude reaches t.
+GW_HOST_DEVICE inline int reached_trit(float b, float t) {
+  if (!reaches(b, t)) return 0;
+  return b < 0.0f ? -1 : 1;
+}
+
+// What those that are sent decode to: their mean magnitude; 0 where there is none.
+GW_HOST_DEVICE inline float mean_reached(double sum, uint64_t count) {
+  return count == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(count));
+}
 
 // Kernels::take_large.
 template <class Residual>

@@ -20,14 +20,20 @@ GW_HOST_DEVICE inline void set_trit(uint64_t* plus, uint64_t* minus, size_t i, i
   words[i / kWordBits] |= uint64_t{1} << i % kWordBits;
 }
 
-// weights[g]: what five bits add to a packed byte, the first the lowest.
+// What five bits add to a packed byte, the first the lowest.
+GW_HOST_DEVICE constexpr int weight_of_five(uint32_t bits) {
+  int weight = 0;
+  for (int place = 0; place < kTritsPerByte; ++place) {
+    weight += static_cast<int>(bits >> place & 1) * trit_weight(place);
+  }
+  return weight;
+}
+
 struct WeightsOfFive {
   uint8_t of[32] = {};
   constexpr WeightsOfFive() {
-    for (int g = 0; g < 32; ++g) {
-      for (int place = 0; place < kTritsPerByte; ++place) {
-        of[g] = static_cast<uint8_t>(of[g] + (g >> place & 1) * trit_weight(place));
-      }
+    for (uint32_t bits = 0; bits < 32; ++bits) {
+      of[bits] = static_cast<uint8_t>(weight_of_five(bits));
     }
   }
 };

@@ -2,6 +2,8 @@
 
 // Trits that are drawn (TernGrad, section 3), and two bits for each.
 
+#include <cfloat>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -10,6 +12,24 @@
 #include "stages/trit_bits.h"
 
 namespace gradwire {
+
+// The difference of two sums is all rounding where it is not above this part of them.
+inline constexpr double kLeastVariance = 0x1p-32;
+
+// What n finite values are clipped to: `clip` times their population standard deviation, in double.
+// FLT_MAX where this is 0, but for rounding, and where `clip` is 0.
+GW_HOST_DEVICE inline float clipping_limit(const Moments& total, uint64_t values, float clip) {
+  if (clip == 0.0f) return FLT_MAX;
+  const auto n = static_cast<double>(values);
+  const double mean = total.sum / n;
+  const double mean_square = total.squares / n;
+  const double variance = mean_square - mean * mean;
+  if (!(variance > kLeastVariance * mean_square)) return FLT_MAX;
+  const double limit = static_cast<double>(clip) * std::sqrt(variance);
+  if (limit >= static_cast<double>(FLT_MAX)) return FLT_MAX;
+  const auto rounded = static_cast<float>(limit);
+  return rounded == 0.0f ? FLT_MAX : rounded;
+}
 
 // How b becomes a trit: its sign with the probability |b| / scale, b clipped to `limit` before.
 struct TritDraw {

@@ -1,5 +1,6 @@
 #include "codecs/half.h"
 #include "codecs/registry.h"
+#include "stages/element.h"
 
 namespace gradwire {
 namespace {
@@ -16,7 +17,7 @@ constexpr CodecInfo kInfo = {
 
 constexpr HalfFormat kFormat = {
     .info = &kInfo,
-    .rounds_to_infinity = 0x477ff000u,  // 65520
+    .rounds_to_infinity = kF16RoundsToInfinity,
     .narrow = &Kernels::narrow_f16,
     .widen = &Kernels::widen_f16,
     .widen_add = &Kernels::widen_add_f16,

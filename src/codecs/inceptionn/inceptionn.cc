@@ -1,3 +1,5 @@
+#include "codecs/inceptionn/inceptionn.h"
+
 #include <iterator>
 #include <string>
 
@@ -48,6 +50,8 @@ class InceptionnCodec final : public Codec {
         clip_(float_clip(kBounds[parameters.bound], parameters.mode)) {}
 
   const CodecInfo& info() const noexcept override { return kInfo; }
+
+  [[nodiscard]] const FloatClip& clip() const { return clip_; }
 
   WireCodec wire() const noexcept override {
     const auto mode = static_cast<uint16_t>(parameters_.mode);
@@ -157,6 +161,11 @@ Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
 }
 
 }  // namespace
+
+std::optional<FloatClip> inceptionn_clip(const Codec& codec) {
+  const auto* inceptionn = dynamic_cast<const InceptionnCodec*>(&codec);
+  return inceptionn == nullptr ? std::nullopt : std::optional(inceptionn->clip());
+}
 
 const CodecEntry codec_entries::inceptionn = {
     .info = &kInfo, .create = create, .from_wire = from_wire};

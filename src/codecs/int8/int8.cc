@@ -1,4 +1,4 @@
-#include "stages/int8.h"
+#include "codecs/int8/int8.h"
 
 #include <string>
 
@@ -9,6 +9,7 @@
 #include "codecs/input.h"
 #include "codecs/registry.h"
 #include "codecs/scales.h"
+#include "stages/int8.h"
 #include "stages/kernels.h"
 
 namespace gradwire {
@@ -34,6 +35,7 @@ class Int8Codec final : public Codec {
   Int8Codec(uint32_t bucket, ResidualType residual_type) : Codec(residual_type), bucket_(bucket) {}
 
   const CodecInfo& info() const noexcept override { return kInfo; }
+  Int8Parameters parameters() const { return {.bucket = bucket_}; }
   WireCodec wire() const noexcept override { return {.id = kInfo.id, .param_b = bucket_}; }
   uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
 
@@ -135,6 +137,11 @@ class Int8Codec final : public Codec {
 };
 
 }  // namespace
+
+std::optional<Int8Parameters> int8_parameters(const Codec& codec) {
+  const auto* int8 = dynamic_cast<const Int8Codec*>(&codec);
+  return int8 == nullptr ? std::nullopt : std::optional(int8->parameters());
+}
 
 const CodecEntry codec_entries::int8 = {
     .info = &kInfo,

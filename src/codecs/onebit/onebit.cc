@@ -1,3 +1,5 @@
+#include "codecs/onebit/onebit.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -132,6 +134,7 @@ class OneBitCodec final : public Codec {
       : Codec(residual_type), bucket_(bucket) {}
 
   const CodecInfo& info() const noexcept override { return kInfo; }
+  OneBitParameters parameters() const { return {.bucket = bucket_}; }
   WireCodec wire() const noexcept override { return {.id = kInfo.id, .param_b = bucket_}; }
   uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
 
@@ -229,6 +232,11 @@ class OneBitCodec final : public Codec {
 };
 
 }  // namespace
+
+std::optional<OneBitParameters> onebit_parameters(const Codec& codec) {
+  const auto* onebit = dynamic_cast<const OneBitCodec*>(&codec);
+  return onebit == nullptr ? std::nullopt : std::optional(onebit->parameters());
+}
 
 const CodecEntry codec_entries::onebit = {
     .info = &kInfo,

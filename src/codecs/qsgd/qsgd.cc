@@ -1,7 +1,7 @@
+#include "codecs/qsgd/qsgd.h"
+
 #include <algorithm>
 #include <atomic>
-#include <cfloat>
-#include <cmath>
 
 #include "base/endian.h"
 #include "base/return_if_error.h"
@@ -34,23 +34,14 @@ constexpr CodecInfo kInfo = {
     .parameters = kParameters,
 };
 
-enum class Norm : uint8_t { kMax = 0, kL2 = 1 };
-
 // Bits of param_a (codecs/qsgd/spec.md).
 constexpr uint16_t kLevelMask = 127;
 constexpr int kCoderShift = 7;
 constexpr uint16_t kCoderMask = 3;
 constexpr int kNormShift = 9;
 constexpr int kReservedShift = 10;
-constexpr int32_t kDefaultLevels = 7;
-constexpr uint32_t kDefaultBucket = 512;
-
-struct QsgdParameters {
-  int32_t levels = kDefaultLevels;  // s
-  LevelCoder coder = LevelCoder::kFixed;
-  Norm norm = Norm::kMax;  // the encoder's business alone
-  uint32_t bucket = kDefaultBucket;
-};
+constexpr int32_t kDefaultLevels = QsgdParameters().levels;
+constexpr uint32_t kDefaultBucket = QsgdParameters().bucket;
 
 // Euclidean norm of the n values from `begin` on, FLT_MAX where it is more; NaN or infinity where
 // one of them is. The order of the additions stands in spec/format.md.
@@ -59,8 +50,7 @@ float l2_norm(const Input& input, uint64_t begin, uint64_t n, const Kernels& ker
   input.for_each_part(begin, n, [&](uint64_t, uint64_t count, const float* b) {
     squares += kernels.moments(b, count).squares;
   });
-  const double norm = std::sqrt(squares);
-  return norm > FLT_MAX && std::isfinite(norm) ? FLT_MAX : static_cast<float>(norm);
+  return l2_norm_of(squares);
 }
 
 // First pass: the unit of each bucket. Returns the largest norm, as bits of a float >= 0.
@@ -136,6 +126,8 @@ class QsgdCodec final : public Codec {
                 Execution& execution) const override {
     return decode_qsgd(shape(out.size()), kInfo.name, payload, out, mode, execution);
   }
+
+  [[nodiscard]] const QsgdParameters& parameters() const { return parameters_; }
 
   [[nodiscard]] QsgdShape shape(uint64_t n) const {
     return {n, parameters_.levels, parameters_.coder, parameters_.bucket};
@@ -250,6 +242,11 @@ Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
 std::optional<QsgdShape> qsgd_shape(const Codec& codec, uint64_t n) {
   const auto* qsgd = dynamic_cast<const QsgdCodec*>(&codec);
   return qsgd == nullptr ? std::nullopt : std::optional(qsgd->shape(n));
+}
+
+std::optional<QsgdParameters> qsgd_parameters(const Codec& codec) {
+  const auto* qsgd = dynamic_cast<const QsgdCodec*>(&codec);
+  return qsgd == nullptr ? std::nullopt : std::optional(qsgd->parameters());
 }
 
 const CodecEntry codec_entries::qsgd = {.info = &kInfo, .create = create, .from_wire = from_wire};

@@ -1,5 +1,7 @@
 // The smallest complete codec: copy this folder to begin a new one.
 
+#include "codecs/raw/raw.h"
+
 #include <cstring>
 
 #include "base/return_if_error.h"
@@ -26,6 +28,7 @@ class RawCodec final : public Codec {
   explicit RawCodec(Dtype dtype) : Codec(ResidualType::kNone), dtype_(dtype) {}
 
   const CodecInfo& info() const noexcept override { return kInfo; }
+  RawParameters parameters() const { return {.dtype = dtype_}; }
   WireCodec wire() const noexcept override { return {.id = kInfo.id}; }
   uint64_t max_payload_size(uint64_t n) const noexcept override { return n * sizeof(float); }
 
@@ -68,6 +71,11 @@ class RawCodec final : public Codec {
 };
 
 }  // namespace
+
+std::optional<RawParameters> raw_parameters(const Codec& codec) {
+  const auto* raw = dynamic_cast<const RawCodec*>(&codec);
+  return raw == nullptr ? std::nullopt : std::optional(raw->parameters());
+}
 
 const CodecEntry codec_entries::raw = {
     .info = &kInfo,

@@ -1,3 +1,5 @@
+#include "codecs/stc/stc.h"
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "codecs/threshold.h"
 #include "stages/element.h"
 #include "stages/kernels.h"
+#include "stages/threshold.h"
 
 namespace gradwire {
 namespace {
@@ -34,11 +37,6 @@ constexpr CodecInfo kInfo = {
     .error_feedback = true,
     .lossless = false,
     .parameters = kParameters,
-};
-
-struct StcParameters {
-  float density = 0.01f;  // the encoder's business alone
-  TernaryCoder coder = TernaryCoder::kRice;
 };
 
 constexpr float kLeastDensity = 0.0001f;
@@ -70,7 +68,7 @@ float mean_magnitude(const Input& input, const ChunkShape& shape, float threshol
     total.sum += part.sum;
     total.count += part.count;
   }
-  return total.count == 0 ? 0.0f : static_cast<float>(total.sum / static_cast<double>(total.count));
+  return mean_reached(total.sum, total.count);
 }
 
 class StcCodec final : public Codec {
@@ -79,6 +77,7 @@ class StcCodec final : public Codec {
       : Codec(residual_type), parameters_(parameters) {}
 
   const CodecInfo& info() const noexcept override { return kInfo; }
+  const StcParameters& parameters() const { return parameters_; }
 
   WireCodec wire() const noexcept override {
     return {.id = kInfo.id,
@@ -184,6 +183,11 @@ Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
 }
 
 }  // namespace
+
+std::optional<StcParameters> stc_parameters(const Codec& codec) {
+  const auto* stc = dynamic_cast<const StcCodec*>(&codec);
+  return stc == nullptr ? std::nullopt : std::optional(stc->parameters());
+}
 
 const CodecEntry codec_entries::stc = {.info = &kInfo, .create = create, .from_wire = from_wire};
 

@@ -1,3 +1,5 @@
+#include "codecs/three_lc/three_lc.h"
+
 #include <algorithm>
 
 #include "base/endian.h"
@@ -32,12 +34,6 @@ constexpr CodecInfo kInfo = {
 };
 
 constexpr float kSparsityUnits = 16384.0f;  // in param_a, of s - 1
-
-struct ThreeLcParameters {
-  float sparsity = 1.0f;  // s, in [1, 2); the encoder's business alone
-  TernaryCoder coder = TernaryCoder::kZeroRun;
-  uint32_t bucket = 0;  // values that share a scale, a multiple of 5; 0: the whole segment
-};
 
 // Quantizes and packs n values from `begin` on; their residuals become what is left of them.
 void pack(const Kernels& kernels, const float* x, const ResidualView& residual, uint64_t begin,
@@ -127,6 +123,7 @@ class ThreeLcCodec final : public Codec {
       : Codec(residual_type), parameters_(parameters) {}
 
   const CodecInfo& info() const noexcept override { return kInfo; }
+  [[nodiscard]] const ThreeLcParameters& parameters() const { return parameters_; }
 
   WireCodec wire() const noexcept override {
     return {.id = kInfo.id,
@@ -213,6 +210,11 @@ Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
 }
 
 }  // namespace
+
+std::optional<ThreeLcParameters> three_lc_parameters(const Codec& codec) {
+  const auto* three_lc = dynamic_cast<const ThreeLcCodec*>(&codec);
+  return three_lc == nullptr ? std::nullopt : std::optional(three_lc->parameters());
+}
 
 const CodecEntry codec_entries::three_lc = {
     .info = &kInfo, .create = create, .from_wire = from_wire};

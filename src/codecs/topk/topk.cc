@@ -1,3 +1,5 @@
+#include "codecs/topk/topk.h"
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -35,25 +37,13 @@ constexpr CodecInfo kInfo = {
     .parameters = kParameters,
 };
 
-enum class SentAs : uint8_t { kFloat32 = 0, kBfloat16 = 1 };
-enum class IndexCoder : uint8_t { kBitmap = 0, kRice = 1 };
-
 // param_a: bit 0 the type of the values, bit 1 the coder of the index.
 constexpr int kIndexShift = 1;
 constexpr uint16_t kKnownBits = 3;
 
-struct TopkParameters {
-  float ratio = 0.05f;  // the encoder's business alone
-  SentAs values = SentAs::kFloat32;
-  IndexCoder index = IndexCoder::kBitmap;
-};
-
 constexpr float kLeastRatio = 0.0001f;
 constexpr uint64_t kChunkWords = kChunkValues / 64;
 static_assert(Input::kPartValues % 64 == 0);
-
-// A coded index says how many bytes it has.
-constexpr uint64_t kIndexSizeBytes = 2;
 
 uint64_t map_size(uint64_t values) { return (values + 7) / 8; }
 
@@ -83,6 +73,7 @@ class TopkCodec final : public Codec {
       : Codec(residual_type), parameters_(parameters) {}
 
   const CodecInfo& info() const noexcept override { return kInfo; }
+  [[nodiscard]] const TopkParameters& parameters() const { return parameters_; }
 
   WireCodec wire() const noexcept override {
     return {
@@ -275,6 +266,11 @@ Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
 }
 
 }  // namespace
+
+std::optional<TopkParameters> topk_parameters(const Codec& codec) {
+  const auto* topk = dynamic_cast<const TopkCodec*>(&codec);
+  return topk == nullptr ? std::nullopt : std::optional(topk->parameters());
+}
 
 const CodecEntry codec_entries::topk = {.info = &kInfo, .create = create, .from_wire = from_wire};
 

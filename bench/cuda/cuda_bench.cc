@@ -1,0 +1,241 @@
+// Speed of the codecs on a GPU, beside a copy of the same array in its memory.
+//
+//   cuda_bench [VALUES]      default 256 M
+//
+// Bytes moved are what the algorithm must read and write: of each value x, the residual where it is
+// kept, the sum that is added to, and the payload. The share is that of the copy's bandwidth (bytes
+// read and written) in the same process. Medians of kRepetitions.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gradwire/cuda.h"
+
+namespace gradwire::cuda {
+namespace {
+
+constexpr int kRepetitions = 9;
+
+void require(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "cuda_bench: %s\n", cudaGetErrorString(error));
+  std::exit(1);
+}
+
+void require(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "cuda_bench: %s\n", status.message().c_str());
+  std::exit(1);
+}
+
+template <typename T>
+class Array {
+ public:
+  explicit Array(uint64_t count) : count_(count) {
+    require(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<uint64_t>(count, 1) * sizeof(T)));
+  }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  ~Array() { cudaFree(data_); }
+
+  [[nodiscard]] T* data() const { return data_; }
+  void write(const T* values) {
+    require(cudaMemcpy(data_, values, count_ * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  [[nodiscard]] std::vector<T> read() const {
+    std::vector<T> values(count_);
+    require(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return values;
+  }
+
+ private:
+  uint64_t count_;
+  T* data_ = nullptr;
+};
+
+// Median milliseconds of `work` on the default stream.
+template <typename Work>
+float milliseconds(const Work& work) {
+  cudaEvent_t begin;
+  cudaEvent_t end;
+  require(cudaEventCreate(&begin));
+  require(cudaEventCreate(&end));
+  std::vector<float> times(kRepetitions);
+  work();
+  for (float& time : times) {
+    require(cudaEventRecord(begin));
+    work();
+    require(cudaEventRecord(end));
+    require(cudaEventSynchronize(end));
+    require(cudaEventElapsedTime(&time, begin, end));
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::nth_element(times.begin(), times.begin() + kRepetitions / 2, times.end());
+  return times[kRepetitions / 2];
+}
+
+// Lengths of the 161 tensors of ResNet-50 (He et al., 2015), from the first layer to the last.
+std::vector<uint64_t> resnet50() {
+  std::vector<uint64_t> lengths;
+  const auto convolution = [&](uint64_t in, uint64_t out, uint64_t side) {
+    lengths.insert(lengths.end(), {in * out * side * side, out, out});  // and batch normalisation
+  };
+  convolution(3, 64, 7);
+  uint64_t in = 64;
+  uint64_t width = 64;
+  for (int blocks : {3, 4, 6, 3}) {
+    for (int block = 0; block < blocks; ++block) {
+      convolution(in, width, 1);
+      convolution(width, width, 3);
+      convolution(width, 4 * width, 1);
+      if (block == 0) convolution(in, 4 * width, 1);
+      in = 4 * width;
+    }
+    width *= 2;
+  }
+  lengths.insert(lengths.end(), {2048 * 1000, 1000});
+  return lengths;
+}
+
+std::vector<float> synthetic(uint64_t n) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(n);
+  for (float& value : values) value = 0.01f * normal(random) * std::exp(0.5f * normal(random));
+  return values;
+}
+
+class Bench {
+ public:
+  explicit Bench(const std::vector<uint64_t>& lengths) : lengths_(lengths) {
+    for (uint64_t n : lengths) n_ += n;
+    x_ = std::make_unique<Array<float>>(n_);
+    residual_ = std::make_unique<Array<float>>(n_);
+    out_ = std::make_unique<Array<float>>(n_);
+    // A part of the values, again and again: drawing them all would take minutes.
+    const std::vector<float> part = synthetic(std::min<uint64_t>(n_, 1 << 22));
+    for (uint64_t at = 0; at < n_; at += part.size()) {
+      require(cudaMemcpy(x_->data() + at, part.data(),
+                         std::min<uint64_t>(part.size(), n_ - at) * sizeof(float),
+                         cudaMemcpyHostToDevice));
+    }
+    copy_ms_ = milliseconds([&] {
+      require(cudaMemcpyAsync(out_->data(), x_->data(), n_ * sizeof(float),
+                              cudaMemcpyDeviceToDevice, nullptr));
+    });
+  }
+
+  [[nodiscard]] double copy_bandwidth() const {  // bytes a millisecond
+    return 8.0 * static_cast<double>(n_) / static_cast<double>(copy_ms_);
+  }
+
+  void run(const std::string& text) {
+    const auto codec = Codec::parse(text).value();
+    std::vector<BucketSegment> segments;
+    uint64_t offset = 0;
+    for (uint64_t n : lengths_) {
+      segments.push_back({.offset = offset, .n = n, .stream = segments.size()});
+      offset += n;
+    }
+    Result<BucketCodec> made = BucketCodec::create(codec, segments);
+    if (!made.ok()) {
+      std::printf("%-34s %s\n", text.c_str(), made.status().message().c_str());
+      return;
+    }
+    const BucketCodec& bucket = made.value();
+    Array<std::byte> table(bucket.table().size());
+    table.write(bucket.table().data());
+    Array<std::byte> payloads(bucket.payloads_size());
+    Array<EncodedSegment> encoded(segments.size());
+    Array<std::byte> scratch(std::max(bucket.encode_scratch_size(), bucket.decode_scratch_size()));
+    require(cudaMemset(residual_->data(), 0, n_ * sizeof(float)));
+    uint64_t step = 0;
+    const bool keeps = codec->residual_type() != ResidualType::kNone;
+    const float encode_ms = milliseconds([&] {
+      require(bucket.encode({.table_dev = table.data(),
+                             .x_dev = x_->data(),
+                             .residual_type = codec->residual_type(),
+                             .residual_dev = keeps ? residual_->data() : nullptr,
+                             .draw = {.seed = 1, .stream = 0, .step = step++},
+                             .payloads_dev = payloads.data(),
+                             .encoded_dev = encoded.data(),
+                             .scratch_dev = scratch.data()},
+                            nullptr));
+    });
+    std::vector<PayloadPlace> places;
+    uint64_t sent = 0;
+    const std::vector<EncodedSegment> results = encoded.read();
+    for (size_t i = 0; i < segments.size(); ++i) {
+      places.push_back({bucket.payload_offset(i), results[i].size});
+      sent += results[i].size;
+    }
+    Array<PayloadPlace> places_dev(places.size());
+    places_dev.write(places.data());
+    Array<DecodedSegment> decoded(segments.size());
+    const float decode_ms = milliseconds([&] {
+      require(bucket.decode({.table_dev = table.data(),
+                             .payloads_dev = payloads.data(),
+                             .places_dev = places_dev.data(),
+                             .out_dev = out_->data(),
+                             .mode = DecodeMode::kAdd,
+                             .decoded_dev = decoded.data(),
+                             .scratch_dev = scratch.data()},
+                            nullptr));
+    });
+    const bool scaled =
+        text.substr(0, 4) != "ince" && text != "bf16" && text != "fp16" && text != "raw";
+    const double n = static_cast<double>(n_);
+    const double encode_bytes =
+        n * ((scaled ? 2 : 1) * (keeps ? 8 : 4) + (keeps ? 4 : 0)) + static_cast<double>(sent);
+    const double decode_bytes = n * 8 + static_cast<double>(sent);
+    std::printf("%-34s %8.3f %9.4f %6.2f %9.4f %6.2f\n", text.c_str(),
+                8 * static_cast<double>(sent) / n, static_cast<double>(encode_ms),
+                encode_bytes / static_cast<double>(encode_ms) / copy_bandwidth(),
+                static_cast<double>(decode_ms),
+                decode_bytes / static_cast<double>(decode_ms) / copy_bandwidth());
+  }
+
+ private:
+  std::vector<uint64_t> lengths_;
+  uint64_t n_ = 0;
+  std::unique_ptr<Array<float>> x_, residual_, out_;
+  float copy_ms_ = 0;
+};
+
+void run(const char* title, const std::vector<uint64_t>& lengths) {
+  Bench bench(lengths);
+  std::printf("\n%s; copy %.0f GB/s read and written\n", title, bench.copy_bandwidth() / 1e6);
+  std::printf("%-34s %8s %9s %6s %9s %6s\n", "codec", "bits", "encode ms", "share", "decode_add",
+              "share");
+  for (const char* codec :
+       {"3lc:s=1.75,coder=none", "3lc:s=1.75", "3lc:s=1.75,coder=rice", "3lc:s=1.00,coder=rice",
+        "terngrad", "stoch3", "stc", "qsgd:bits=2", "qsgd:bits=4", "qsgd:bits=8",
+        "qsgd:bits=2,coder=elias", "int8", "onebit", "topk", "inceptionn", "bf16", "fp16", "raw"}) {
+    bench.run(codec);
+  }
+}
+
+}  // namespace
+}  // namespace gradwire::cuda
+
+int main(int argc, char** argv) {
+  using gradwire::cuda::run;
+  const uint64_t values = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : uint64_t{256} << 20;
+  cudaDeviceProp device{};
+  gradwire::cuda::require(cudaGetDeviceProperties(&device, 0));
+  std::printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
+  run("one tensor", {values});
+  run("1 M values", {uint64_t{1} << 20});
+  run("ResNet-50, 161 tensors in one bucket", gradwire::cuda::resnet50());
+  return 0;
+}

@@ -1,0 +1,115 @@
+#pragma once
+
+// Encoding and decoding on an NVIDIA GPU, to the same bytes as on the CPU. There is a function here
+// only where gradwire was built with CUDA (CMake option GRADWIRE_CUDA).
+//
+// Pointers that end in _dev are the device's. The caller owns all memory and the stream: no call
+// here allocates device memory, copies, or waits for the device. Sizes and faults are written on
+// the device, behind the kernels in the stream.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "gradwire/codec.h"
+#include "gradwire/export.h"
+#include "gradwire/status.h"
+
+namespace gradwire::cuda {
+
+// A tensor's values in the bucket, the array that one call encodes or decodes.
+struct BucketSegment {
+  uint64_t offset = 0;  // of its first value
+  uint64_t n = 0;
+  uint64_t stream = 0;  // of its draws, beside DrawContext::stream
+};
+
+// What became of an encoded segment.
+struct EncodedSegment {
+  static constexpr uint64_t kFinite = ~uint64_t{0};
+
+  uint64_t size;        // bytes of its payload; 0 where the input is not finite
+  uint64_t non_finite;  // its first value that is NaN or Inf with the residual added, or kFinite
+};
+
+// Where the payload of a segment lies in the bytes that came.
+struct PayloadPlace {
+  uint64_t begin;
+  uint64_t size;
+};
+
+// What became of a decoded segment.
+struct DecodedSegment {
+  uint32_t valid;  // 0: the payload is corrupt, and the values are unspecified
+  uint32_t empty;  // 1: the payload is empty, so all values are +0
+};
+
+struct EncodeArguments {
+  const std::byte* table_dev = nullptr;  // a copy of BucketCodec::table()
+  Dtype dtype = Dtype::kFloat32;
+  const void* x_dev = nullptr;  // the bucket, aligned to its dtype
+  ResidualType residual_type = ResidualType::kNone;
+  void* residual_dev = nullptr;  // as long as the bucket; or nullptr for kNone
+  DrawContext draw;
+  std::byte* payloads_dev = nullptr;      // payloads_size() bytes
+  EncodedSegment* encoded_dev = nullptr;  // one for each segment
+  std::byte* scratch_dev = nullptr;       // encode_scratch_size() bytes, aligned to 8
+};
+
+struct DecodeArguments {
+  const std::byte* table_dev = nullptr;
+  const std::byte* payloads_dev = nullptr;
+  const PayloadPlace* places_dev = nullptr;  // one for each segment; within payloads_dev
+  float* out_dev = nullptr;                  // the bucket
+  DecodeMode mode = DecodeMode::kStore;
+  DecodedSegment* decoded_dev = nullptr;  // one for each segment
+  std::byte* scratch_dev = nullptr;       // decode_scratch_size() bytes, aligned to 8
+};
+
+class CodecKernels;
+
+// A codec for all segments of a bucket: a launch takes all of them, however small they are.
+// Immutable; one object serves all threads and streams.
+class GRADWIRE_EXPORT BucketCodec {
+ public:
+  // kLimitExceeded: more than 2^32 chunks of 40960 values, or scales. kInvalidArgument: a segment
+  // has more values than kMaxNumel.
+  static Result<BucketCodec> create(std::shared_ptr<const Codec> codec,
+                                    std::span<const BucketSegment> segments);
+  BucketCodec(BucketCodec&&) noexcept;
+  BucketCodec& operator=(BucketCodec&&) noexcept;
+  ~BucketCodec();
+
+  // What the kernels have to know of the segments; the caller copies it to the device once, to an
+  // address aligned to 8.
+  [[nodiscard]] std::span<const std::byte> table() const noexcept { return table_; }
+  [[nodiscard]] uint64_t encode_scratch_size() const noexcept;
+  [[nodiscard]] uint64_t decode_scratch_size() const noexcept;
+  // Each segment's payload has room for the largest.
+  [[nodiscard]] uint64_t payloads_size() const noexcept { return payloads_size_; }
+  [[nodiscard]] uint64_t payload_offset(size_t segment) const { return payload_offsets_[segment]; }
+
+  // Queues the kernels. As Codec::encode, for each segment; a segment that is not finite leaves its
+  // residual as it was. kDeviceError if CUDA refuses a launch.
+  Status encode(const EncodeArguments& arguments, cudaStream_t stream) const;
+  // As Codec::decode. Any bytes are safe.
+  Status decode(const DecodeArguments& arguments, cudaStream_t stream) const;
+
+ private:
+  BucketCodec();
+
+  std::shared_ptr<const Codec> codec_;
+  std::unique_ptr<const CodecKernels> kernels_;
+  std::vector<std::byte> table_;
+  std::vector<uint64_t> payload_offsets_;
+  uint64_t payloads_size_ = 0;
+  uint64_t segments_ = 0;
+  uint64_t chunks_ = 0;
+  uint64_t scales_ = 0;
+};
+
+}  // namespace gradwire::cuda

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <optional>
+
+#include "gradwire/codec.h"
+#include "stages/float_clip.h"
+
+namespace gradwire {
+
+// What the tags of a codec inceptionn depend on; nothing for others.
+[[nodiscard]] std::optional<FloatClip> inceptionn_clip(const Codec& codec);
+
+}  // namespace gradwire

@@ -1,0 +1,123 @@
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "codecs/registry.h"
+#include "codecs/scales.h"
+#include "cuda/codec_kernels.h"
+#include "cuda/segments.h"
+#include "gradwire/cuda.h"
+
+namespace gradwire::cuda {
+namespace {
+
+// Payloads begin at such addresses, if payloads_dev does.
+constexpr uint64_t kPayloadAlignment = 16;
+
+struct Line {
+  const CodecEntry* entry;
+  KernelsFactory kernels;
+};
+
+const Line kLines[] = {{&codec_entries::raw, kernel_factories::raw},
+                       {&codec_entries::bf16, kernel_factories::bf16},
+                       {&codec_entries::fp16, kernel_factories::fp16},
+                       {&codec_entries::int8, kernel_factories::int8},
+                       {&codec_entries::onebit, kernel_factories::onebit},
+                       {&codec_entries::three_lc, kernel_factories::three_lc},
+                       {&codec_entries::terngrad, kernel_factories::terngrad},
+                       {&codec_entries::stoch3, kernel_factories::stoch3},
+                       {&codec_entries::stc, kernel_factories::stc},
+                       {&codec_entries::qsgd, kernel_factories::qsgd},
+                       {&codec_entries::inceptionn, kernel_factories::inceptionn},
+                       {&codec_entries::topk, kernel_factories::topk}};
+
+Result<std::unique_ptr<const CodecKernels>> kernels_of(const Codec& codec) {
+  for (const Line& line : kLines) {
+    if (line.entry->info->id == codec.info().id) return line.kernels(codec);
+  }
+  return Status(StatusCode::kUnknownCodec, std::string(codec.info().name) + " is not on the GPU");
+}
+
+Segments in_table(const std::byte* table, uint64_t segments, uint64_t chunks, uint64_t scales) {
+  const std::byte* behind = table == nullptr ? nullptr : table + segments * sizeof(Segment);
+  return {reinterpret_cast<const Segment*>(table), reinterpret_cast<const uint32_t*>(behind),
+          static_cast<uint32_t>(segments), static_cast<uint32_t>(chunks),
+          static_cast<uint32_t>(scales)};
+}
+
+}  // namespace
+
+BucketCodec::BucketCodec() = default;
+BucketCodec::BucketCodec(BucketCodec&&) noexcept = default;
+BucketCodec& BucketCodec::operator=(BucketCodec&&) noexcept = default;
+BucketCodec::~BucketCodec() = default;
+
+Result<BucketCodec> BucketCodec::create(std::shared_ptr<const Codec> codec,
+                                        std::span<const BucketSegment> segments) {
+  Result<std::unique_ptr<const CodecKernels>> kernels = kernels_of(*codec);
+  if (!kernels.ok()) return kernels.status();
+  BucketCodec made;
+  made.kernels_ = std::move(kernels.value());
+  std::vector<Segment> table;
+  std::vector<uint32_t> segment_of_chunk;
+  uint64_t payload = 0;
+  for (const BucketSegment& segment : segments) {
+    if (segment.n > kMaxNumel) {
+      return Status(StatusCode::kInvalidArgument,
+                    "a segment has at most " + std::to_string(kMaxNumel) + " values");
+    }
+    const Buckets buckets(segment.n, made.kernels_->bucket());
+    const uint64_t chunks = (segment.n + kChunkValues - 1) / kChunkValues;
+    if (made.chunks_ + chunks > UINT32_MAX || made.scales_ + buckets.count > UINT32_MAX ||
+        segments.size() > UINT32_MAX) {
+      return Status(StatusCode::kLimitExceeded, "the bucket has more chunks or scales than 2^32");
+    }
+    table.push_back({.begin = segment.offset,
+                     .n = segment.n,
+                     .stream = segment.stream,
+                     .payload = payload,
+                     .bucket = buckets.bucket,
+                     .first_chunk = static_cast<uint32_t>(made.chunks_),
+                     .chunks = static_cast<uint32_t>(chunks),
+                     .first_scale = static_cast<uint32_t>(made.scales_),
+                     .scales = static_cast<uint32_t>(buckets.count)});
+    segment_of_chunk.resize(segment_of_chunk.size() + chunks,
+                            static_cast<uint32_t>(table.size() - 1));
+    made.payload_offsets_.push_back(payload);
+    payload += (codec->max_payload_size(segment.n) + kPayloadAlignment - 1) / kPayloadAlignment *
+               kPayloadAlignment;
+    made.chunks_ += chunks;
+    made.scales_ += buckets.count;
+  }
+  made.payloads_size_ = payload;
+  made.segments_ = segments.size();
+  made.table_.resize(table.size() * sizeof(Segment) + segment_of_chunk.size() * sizeof(uint32_t));
+  if (!table.empty()) std::memcpy(made.table_.data(), table.data(), table.size() * sizeof(Segment));
+  if (!segment_of_chunk.empty()) {
+    std::memcpy(made.table_.data() + table.size() * sizeof(Segment), segment_of_chunk.data(),
+                segment_of_chunk.size() * sizeof(uint32_t));
+  }
+  made.codec_ = std::move(codec);
+  return made;
+}
+
+uint64_t BucketCodec::encode_scratch_size() const noexcept {
+  return kernels_->encode_scratch_size(in_table(nullptr, segments_, chunks_, scales_));
+}
+
+uint64_t BucketCodec::decode_scratch_size() const noexcept {
+  return kernels_->decode_scratch_size(in_table(nullptr, segments_, chunks_, scales_));
+}
+
+Status BucketCodec::encode(const EncodeArguments& arguments, cudaStream_t stream) const {
+  return kernels_->encode(in_table(arguments.table_dev, segments_, chunks_, scales_), arguments,
+                          stream);
+}
+
+Status BucketCodec::decode(const DecodeArguments& arguments, cudaStream_t stream) const {
+  return kernels_->decode(in_table(arguments.table_dev, segments_, chunks_, scales_), arguments,
+                          stream);
+}
+
+}  // namespace gradwire::cuda

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "gradwire/status.h"
+
+namespace gradwire::cuda {
+
+// Threads of a block, of every kernel here.
+inline constexpr unsigned kThreads = 256;
+// Blocks that a multiprocessor holds at least: a thread may take 64 registers. With a looser bound
+// nvcc 13 aims for more blocks, and spills.
+inline constexpr unsigned kResidentBlocks = 4;
+inline constexpr unsigned kLanes = 32;
+inline constexpr unsigned kWarps = kThreads / kLanes;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Blocks for so many threads.
+inline uint64_t blocks_for(uint64_t threads) { return (threads + kThreads - 1) / kThreads; }
+
+// Queues a kernel of `blocks` blocks; none are fine. kDeviceError with CUDA's own words if the
+// launch is refused.
+template <typename... Parameters, typename... Arguments>
+Status launch(void (*kernel)(Parameters...), uint64_t blocks, cudaStream_t stream,
+              Arguments... arguments) {
+  if (blocks == 0) return {};
+#ifdef __CUDACC__
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) {
+    return {StatusCode::kDeviceError, std::string("CUDA: ") + cudaGetErrorString(error)};
+  }
+#else
+  static_cast<void>(stream);
+  on_host::launch(static_cast<unsigned>(blocks), kThreads, [&] { kernel(arguments...); });
+#endif
+  return {};
+}
+
+}  // namespace gradwire::cuda

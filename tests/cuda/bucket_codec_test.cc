@@ -1,0 +1,220 @@
+// The GPU's bytes are the CPU's. Runs on the device in a build with CUDA, else on the kernels
+// compiled for the host (on_host/cuda_runtime.h); both go through device_memory.h.
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+#include "cuda/bucket.h"
+
+namespace gradwire::cuda {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kLargest = std::numeric_limits<float>::max();
+constexpr DrawContext kDraw{.seed = 5, .stream = 9, .step = 3};
+
+DrawContext draw_of(const BucketSegment& segment) {
+  DrawContext own = kDraw;
+  own.stream += segment.stream;
+  return own;
+}
+
+// The first value that the CPU refuses: its message names it.
+uint64_t refused_element(const Status& status) {
+  EXPECT_EQ(status.code(), StatusCode::kNonFinite);
+  const std::string text(status.message());
+  return std::stoull(text.substr(text.find("element ") + 8));
+}
+
+std::vector<std::byte> encode_zeros(const Codec& codec, uint64_t n) {
+  Execution execution = Execution::create().value();
+  std::vector<std::byte> payload(codec.max_payload_size(n));
+  payload.resize(codec.encode(std::vector<float>(n), {}, {}, payload, execution).value());
+  return payload;
+}
+
+// Encodes and decodes on both sides.
+void compare(const std::string& text, Bucket bucket) {
+  SCOPED_TRACE(text);
+  const auto codec = Codec::parse(text).value();
+  const bool keeps = !bucket.residual.empty();
+  const BucketCodec kernels = BucketCodec::create(codec, bucket.segments).value();
+  DeviceArray<std::byte> table(kernels.table());
+  DeviceArray<float> x_dev{std::span<const float>(bucket.x)};
+  DeviceArray<float> residual_dev{std::span<const float>(bucket.residual)};
+  DeviceArray<std::byte> payloads(kernels.payloads_size());
+  DeviceArray<EncodedSegment> encoded(bucket.segments.size());
+  DeviceArray<std::byte> scratch(kernels.encode_scratch_size());
+  const Status status =
+      kernels.encode({.table_dev = table.data(),
+                      .x_dev = x_dev.data(),
+                      .residual_type = keeps ? ResidualType::kFloat32 : ResidualType::kNone,
+                      .residual_dev = residual_dev.data(),
+                      .draw = kDraw,
+                      .payloads_dev = payloads.data(),
+                      .encoded_dev = encoded.data(),
+                      .scratch_dev = scratch.data()},
+                     nullptr);
+  ASSERT_TRUE(status.ok()) << status.message();
+
+  const std::vector<EncodedSegment> results = encoded.read();
+  const std::vector<std::byte> bytes = payloads.read();
+  const std::vector<float> left = residual_dev.read();
+  std::vector<float> expected(bucket.x.size(), 0.5f);
+  std::vector<std::vector<std::byte>> of_segments;
+  Execution execution = Execution::create().value();
+  for (size_t i = 0; i < bucket.segments.size(); ++i) {
+    const BucketSegment& segment = bucket.segments[i];
+    SCOPED_TRACE("segment " + std::to_string(i) + " of " + std::to_string(segment.n));
+    std::vector<std::byte> payload(codec->max_payload_size(segment.n));
+    const std::span<const float> x = bucket.of(i, bucket.x);
+    const Result<uint64_t> size =
+        codec->encode(x, keeps ? ResidualView(bucket.of(i, bucket.residual)) : ResidualView(),
+                      draw_of(segment), payload, execution);
+    EXPECT_EQ(results[i].non_finite,
+              size.ok() ? EncodedSegment::kFinite : refused_element(size.status()));
+    payload.resize(size.ok() ? size.value() : 0);
+    ASSERT_EQ(results[i].size, payload.size());
+    EXPECT_TRUE(
+        std::equal(payload.begin(), payload.end(), bytes.data() + kernels.payload_offset(i)));
+    // What is not sent can't come; zeros do in its place.
+    if (!size.ok()) payload = encode_zeros(*codec, segment.n);
+    const Status decoded =
+        codec->decode(payload, bucket.of(i, expected), DecodeMode::kAdd, execution);
+    ASSERT_TRUE(decoded.ok()) << decoded.message();
+    of_segments.push_back(std::move(payload));
+  }
+  EXPECT_TRUE(same_bits(left, bucket.residual));
+
+  const DeviceDecoded decoded =
+      decode_on_device(codec, bucket, of_segments, DecodeMode::kAdd, 0.5f);
+  for (size_t i = 0; i < bucket.segments.size(); ++i) {
+    EXPECT_EQ(decoded.segments[i].valid, 1u);
+    EXPECT_EQ(decoded.segments[i].empty, of_segments[i].empty() ? 1u : 0u);
+  }
+  EXPECT_TRUE(same_bits(decoded.out, expected));
+}
+
+class BucketCodecTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(BucketCodecTest, GivesTheCpusBytes) {
+  Bucket bucket({1, 4, 33, 319, 0, 40960, 41003, 2, 90001});
+  uint32_t seed = 1;
+  for (float power : {0.0f, 1.0f, 8.0f}) {
+    bucket.draw(power, true, seed++);
+    compare(GetParam(), bucket);
+  }
+  bucket.draw(3.0f, false, seed++);
+  compare(GetParam(), bucket);
+}
+
+TEST_P(BucketCodecTest, NamesTheFirstValueThatIsNotFinite) {
+  Bucket bucket({33, 41003, 70, 83000, 1});
+  for (bool with_residual : {false, true}) {
+    bucket.draw(1.0f, with_residual, 7);
+    bucket.of(0, bucket.x)[20] = kNan;
+    bucket.of(0, bucket.x)[31] = kInfinity;
+    bucket.of(1, bucket.x)[40977] = -kInfinity;
+    bucket.of(3, bucket.x)[81927] = kLargest;
+    bucket.of(3, bucket.x)[40961] = -kLargest;
+    bucket.of(4, bucket.x)[0] = kNan;
+    // Too large for bfloat16 with a residual.
+    bucket.of(2, bucket.x)[65] = 3.4e38f;
+    if (with_residual) {
+      bucket.of(1, bucket.residual)[40970] = kNan;
+      bucket.of(3, bucket.residual)[81927] = kLargest;
+      bucket.of(3, bucket.residual)[40961] = -kLargest;
+    }
+    compare(GetParam(), bucket);
+  }
+}
+
+// Zeros, of either sign; values that the residual cancels; values so small that scales vanish.
+TEST_P(BucketCodecTest, SendsNothingWhereNothingIs) {
+  Bucket bucket({5, 700, 41003, 33, 12});
+  bucket.draw(1.0f, true, 11);
+  for (float& x : bucket.of(0, bucket.x)) x = 0.0f;
+  for (float& r : bucket.of(0, bucket.residual)) r = -0.0f;
+  for (size_t segment : {1u, 2u}) {
+    for (size_t i = 0; i < bucket.segments[segment].n; ++i) {
+      bucket.of(segment, bucket.x)[i] = -bucket.of(segment, bucket.residual)[i];
+    }
+  }
+  for (float& x : bucket.of(3, bucket.x)) x = std::copysign(0x1p-149f, x);
+  for (float& r : bucket.of(3, bucket.residual)) r = 0.0f;
+  compare(GetParam(), bucket);
+  bucket.residual.clear();
+  for (size_t segment : {1u, 2u}) {
+    for (float& x : bucket.of(segment, bucket.x)) x = std::copysign(0.0f, x);
+  }
+  compare(GetParam(), bucket);
+}
+
+// More segments than blocks that take one chunk each (cuda/rice_decode.cuh).
+TEST(BucketCodec, TakesManySegments) {
+  std::vector<uint64_t> lengths(530);
+  for (size_t i = 0; i < lengths.size(); ++i) lengths[i] = i % 67;
+  lengths[300] = 50001;
+  Bucket bucket(lengths, 0);
+  bucket.draw(4.0f, true, 13);
+  compare("3lc:coder=rice", bucket);
+}
+
+// 16 bits a value come in, and stay in the residual.
+TEST_P(BucketCodecTest, TakesHalves) {
+  const auto codec = Codec::parse(GetParam()).value();
+  const Bucket bucket({7, 41003, 40});
+  std::mt19937 random(3);
+  std::vector<uint16_t> x(bucket.x.size());
+  std::vector<uint16_t> residual(x.size());
+  Execution execution = Execution::create().value();
+  for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
+    // Magnitudes of both formats, none infinite, a few denormal.
+    for (uint16_t& bits : x) bits = static_cast<uint16_t>(random() & 0xbbff);
+    for (uint16_t& bits : residual) bits = static_cast<uint16_t>(random() & 0xbbff);
+    const BucketCodec kernels = BucketCodec::create(codec, bucket.segments).value();
+    DeviceArray<std::byte> table(kernels.table());
+    DeviceArray<uint16_t> x_dev{std::span<const uint16_t>(x)};
+    DeviceArray<uint16_t> residual_dev{std::span<const uint16_t>(residual)};
+    DeviceArray<std::byte> payloads(kernels.payloads_size() + 1);
+    DeviceArray<EncodedSegment> encoded(bucket.segments.size());
+    DeviceArray<std::byte> scratch(kernels.encode_scratch_size());
+    const Status status = kernels.encode({.table_dev = table.data(),
+                                          .dtype = dtype,
+                                          .x_dev = x_dev.data(),
+                                          .residual_type = ResidualType::kBfloat16,
+                                          .residual_dev = residual_dev.data(),
+                                          .draw = kDraw,
+                                          .payloads_dev = payloads.data() + 1,
+                                          .encoded_dev = encoded.data(),
+                                          .scratch_dev = scratch.data()},
+                                         nullptr);
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (size_t i = 0; i < bucket.segments.size(); ++i) {
+      std::vector<std::byte> payload(codec->max_payload_size(bucket.segments[i].n));
+      const uint64_t size =
+          codec
+              ->encode(InputView(dtype, bucket.of(i, x)), ResidualView(bucket.of(i, residual)),
+                       draw_of(bucket.segments[i]), payload, execution)
+              .value();
+      ASSERT_EQ(encoded.read()[i].size, size);
+      const std::vector<std::byte> bytes = payloads.read();
+      EXPECT_TRUE(std::equal(payload.begin(), payload.begin() + static_cast<ptrdiff_t>(size),
+                             bytes.data() + 1 + kernels.payload_offset(i)));
+    }
+    EXPECT_EQ(residual_dev.read(), residual);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllCodecs, BucketCodecTest, testing::ValuesIn(kBucketCodecs));
+
+}  // namespace
+}  // namespace gradwire::cuda

@@ -1,0 +1,196 @@
+#pragma once
+
+// The part of CUDA that src/cuda uses, on the host: kernels compiled as C++ against this header run
+// block by block, their threads as fibers that take turns at barriers and warp operations. So a
+// machine without a GPU can compare their bytes with the CPU's. What this shows: results, bounds
+// (with a sanitizer), threads that wait at different barriers. What it can't: speed, memory order.
+//
+// Threads run in an order drawn from a seed, a new one after each barrier, so that a missing
+// barrier shows in the results of some seeds. Blocks run one after the other, in order.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <utility>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __shared__ static
+#define __launch_bounds__(...)
+
+struct dim3 {
+  unsigned x = 1;
+  unsigned y = 1;
+  unsigned z = 1;
+  dim3() = default;
+  dim3(unsigned only_x) : x(only_x) {}  // NOLINT(google-explicit-constructor): as in CUDA
+};
+
+namespace gradwire::on_host {
+
+struct Place {
+  dim3 thread;
+  dim3 block;
+  dim3 block_size;
+  dim3 blocks;
+};
+
+// Of the thread that runs.
+const Place& place();
+
+// Waits for all threads of the block.
+void block_barrier();
+
+// Waits for all 32 lanes and gives each lane's value (`own` of that lane).
+const uint64_t* exchange(uint64_t own);
+
+// Runs body once for each thread of each block. The seed of the next launch's order is set before.
+void launch(dim3 blocks, dim3 block_size, const std::function<void()>& body);
+void set_seed(uint64_t seed);
+
+template <typename T>
+uint64_t to_word(T value) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof value);
+  return word;
+}
+
+template <typename T>
+T from_word(uint64_t word) {
+  T value;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+inline unsigned lane() { return place().thread.x % 32; }
+
+}  // namespace gradwire::on_host
+
+#define threadIdx (gradwire::on_host::place().thread)
+#define blockIdx (gradwire::on_host::place().block)
+#define blockDim (gradwire::on_host::place().block_size)
+#define gridDim (gradwire::on_host::place().blocks)
+
+inline void __syncthreads() { gradwire::on_host::block_barrier(); }
+inline void __syncwarp(unsigned = 0xffffffffu) { gradwire::on_host::exchange(0); }
+inline void __threadfence() {}
+
+template <typename T>
+T __shfl_sync(unsigned, T value, int from) {
+  using namespace gradwire::on_host;
+  return from_word<T>(exchange(to_word(value))[from & 31]);
+}
+
+template <typename T>
+T __shfl_up_sync(unsigned, T value, unsigned delta) {
+  using namespace gradwire::on_host;
+  const uint64_t* all = exchange(to_word(value));
+  return lane() < delta ? value : from_word<T>(all[lane() - delta]);
+}
+
+template <typename T>
+T __shfl_down_sync(unsigned, T value, unsigned delta) {
+  using namespace gradwire::on_host;
+  const uint64_t* all = exchange(to_word(value));
+  return lane() + delta > 31 ? value : from_word<T>(all[lane() + delta]);
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int mask) {
+  using namespace gradwire::on_host;
+  return from_word<T>(exchange(to_word(value))[lane() ^ static_cast<unsigned>(mask)]);
+}
+
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  const uint64_t* all = gradwire::on_host::exchange(predicate != 0);
+  unsigned bits = 0;
+  for (unsigned i = 0; i < 32; ++i) bits |= static_cast<unsigned>(all[i]) << i;
+  return bits;
+}
+
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  const uint64_t* all = gradwire::on_host::exchange(value);
+  unsigned sum = 0;
+  for (unsigned i = 0; i < 32; ++i) sum += static_cast<unsigned>(all[i]);
+  return sum;
+}
+
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  const uint64_t* all = gradwire::on_host::exchange(value);
+  unsigned largest = 0;
+  for (unsigned i = 0; i < 32; ++i) {
+    if (static_cast<unsigned>(all[i]) > largest) largest = static_cast<unsigned>(all[i]);
+  }
+  return largest;
+}
+
+inline uint32_t min(uint32_t a, uint32_t b) { return a < b ? a : b; }
+inline uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
+
+// One thread runs at a time.
+template <typename T>
+T atomicAdd(T* at, T value) {
+  const T old = *at;
+  *at = old + value;
+  return old;
+}
+template <typename T>
+T atomicMax(T* at, T value) {
+  const T old = *at;
+  if (value > old) *at = value;
+  return old;
+}
+template <typename T>
+T atomicMin(T* at, T value) {
+  const T old = *at;
+  if (value < old) *at = value;
+  return old;
+}
+template <typename T>
+T atomicOr(T* at, T value) {
+  const T old = *at;
+  *at = old | value;
+  return old;
+}
+template <typename T>
+T atomicExch(T* at, T value) {
+  return std::exchange(*at, value);
+}
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+using cudaStream_t = void*;
+
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  *memory = ::operator new (bytes, std::align_val_t{256});
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* memory) {
+  ::operator delete (memory, std::align_val_t{256});
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemset(void* memory, int byte, size_t bytes) {
+  std::memset(memory, byte, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : "invalid value";
+}
