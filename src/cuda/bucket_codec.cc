@@ -19,18 +19,11 @@ struct Line {
   KernelsFactory kernels;
 };
 
-const Line kLines[] = {{&codec_entries::raw, kernel_factories::raw},
-                       {&codec_entries::bf16, kernel_factories::bf16},
-                       {&codec_entries::fp16, kernel_factories::fp16},
-                       {&codec_entries::int8, kernel_factories::int8},
-                       {&codec_entries::onebit, kernel_factories::onebit},
-                       {&codec_entries::three_lc, kernel_factories::three_lc},
-                       {&codec_entries::terngrad, kernel_factories::terngrad},
-                       {&codec_entries::stoch3, kernel_factories::stoch3},
-                       {&codec_entries::stc, kernel_factories::stc},
-                       {&codec_entries::qsgd, kernel_factories::qsgd},
-                       {&codec_entries::inceptionn, kernel_factories::inceptionn},
-                       {&codec_entries::topk, kernel_factories::topk}};
+const Line kLines[] = {
+#define GW_CODEC(symbol) {&codec_entries::symbol, kernel_factories::symbol},
+#include "codecs/codecs.def"
+#undef GW_CODEC
+};
 
 Result<std::unique_ptr<const CodecKernels>> kernels_of(const Codec& codec) {
   for (const Line& line : kLines) {

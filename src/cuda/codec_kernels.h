@@ -49,18 +49,9 @@ class CodecKernels {
 using KernelsFactory = std::unique_ptr<const CodecKernels> (*)(const Codec& codec);
 
 namespace kernel_factories {
-extern const KernelsFactory raw;
-extern const KernelsFactory bf16;
-extern const KernelsFactory fp16;
-extern const KernelsFactory int8;
-extern const KernelsFactory onebit;
-extern const KernelsFactory three_lc;
-extern const KernelsFactory terngrad;
-extern const KernelsFactory stoch3;
-extern const KernelsFactory stc;
-extern const KernelsFactory qsgd;
-extern const KernelsFactory inceptionn;
-extern const KernelsFactory topk;
+#define GW_CODEC(symbol) extern const KernelsFactory symbol;
+#include "codecs/codecs.def"
+#undef GW_CODEC
 }  // namespace kernel_factories
 
 }  // namespace gradwire::cuda
