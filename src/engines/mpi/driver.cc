@@ -173,7 +173,8 @@ Status Engine::Driver::find_difference() const {
 
 Result<bool> Engine::Driver::exchange_packets() {
   if (exchange().done()) {
-    // Whatever else has come is for now: a late push wants its answer, a stale model its versions.
+    // What else has come is taken at once: a late push wants its answer, a stale model its
+    // versions.
     Result<bool> more = listening_.empty() ? false : take({}, false);
     if (more.ok() && !more.value()) state_ = State::kFlushing;
     return more;
