@@ -89,6 +89,9 @@ class GRADWIRE_EXPORT BucketCodec {
   [[nodiscard]] std::span<const std::byte> table() const noexcept { return table_; }
   [[nodiscard]] uint64_t encode_scratch_size() const noexcept;
   [[nodiscard]] uint64_t decode_scratch_size() const noexcept;
+  // Whether a payload's size is known beforehand: the largest, or 0. What travels then needs no
+  // look at sizes on the host.
+  [[nodiscard]] bool has_fixed_sizes() const noexcept { return fixed_sizes_; }
   // Each segment's payload has room for the largest.
   [[nodiscard]] uint64_t payloads_size() const noexcept { return payloads_size_; }
   [[nodiscard]] uint64_t payload_offset(size_t segment) const { return payload_offsets_[segment]; }
@@ -107,6 +110,7 @@ class GRADWIRE_EXPORT BucketCodec {
   std::vector<std::byte> table_;
   std::vector<uint64_t> payload_offsets_;
   uint64_t payloads_size_ = 0;
+  bool fixed_sizes_ = true;
   uint64_t segments_ = 0;
   uint64_t chunks_ = 0;
   uint64_t scales_ = 0;

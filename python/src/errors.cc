@@ -30,6 +30,12 @@ void bind_errors(nb::module_& module) {
   module.attr("NonFiniteWarning") = nb::handle(warning_type);
 }
 
+void import_errors() {
+  const nb::module_ core = nb::module_::import_("gradwire._core");
+  error_type = nb::object(core.attr("GradwireError")).release().ptr();
+  warning_type = nb::object(core.attr("NonFiniteWarning")).release().ptr();
+}
+
 void raise(const Status& status) {
   nb::object error = nb::handle(error_type)(status.message());
   error.attr("code") = std::string(status_name(status.code()));

@@ -11,6 +11,9 @@ namespace gradwire::python {
 // Adds GradwireError and NonFiniteWarning to the module.
 void bind_errors(nanobind::module_& module);
 
+// Takes them from gradwire._core, for a module beside it.
+void import_errors();
+
 // Raises GradwireError (a ValueError) with the message; `.code` is the status' name.
 [[noreturn]] void raise(const Status& status);
 

@@ -18,6 +18,7 @@
 
 #include "arrays.h"
 #include "errors.h"
+#include "exchange/packet_exchange.h"
 #include "gradwire/layout.h"
 #include "gradwire/server.h"
 #include "module.h"
@@ -102,6 +103,14 @@ class PyLayout {
       list.append(entry);
     }
     return list;
+  }
+
+  [[nodiscard]] std::vector<uint64_t> streams(uint32_t rank) const {
+    std::vector<uint64_t> streams;
+    for (const Segment& segment : layout_->segments()) {
+      streams.push_back(draw_stream(*layout_, rank, segment));
+    }
+    return streams;
   }
 
   [[nodiscard]] std::vector<std::string> unmatched() const { return layout_->unmatched(); }
@@ -320,6 +329,8 @@ void bind_exchange(nb::module_& module) {
            nb::arg("exclude") = nb::tuple(), nb::arg("min_numel") = 256,
            nb::arg("raw_codec") = "raw", nb::arg("servers") = 0)
       .def_prop_ro("segments", &PyLayout::segments)
+      .def("streams", &PyLayout::streams, nb::arg("rank"),
+           "What the rank draws its random words from, for each segment.")
       .def_prop_ro("unmatched", &PyLayout::unmatched,
                    "Patterns of rules and exclude that match none of the tensors.")
       .def_prop_ro("numel", [](const PyLayout& self) { return self.layout()->numel(); })

@@ -78,8 +78,9 @@ Result<BucketCodec> BucketCodec::create(std::shared_ptr<const Codec> codec,
     segment_of_chunk.resize(segment_of_chunk.size() + chunks,
                             static_cast<uint32_t>(table.size() - 1));
     made.payload_offsets_.push_back(payload);
-    payload += (codec->max_payload_size(segment.n) + kPayloadAlignment - 1) / kPayloadAlignment *
-               kPayloadAlignment;
+    const uint64_t largest = codec->max_payload_size(segment.n);
+    made.fixed_sizes_ &= segment.n == 0 || !codec->check_size(segment.n, largest - 1).ok();
+    payload += (largest + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;
     made.chunks_ += chunks;
     made.scales_ += buckets.count;
   }

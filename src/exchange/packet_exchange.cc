@@ -50,6 +50,12 @@ Status check_rank(const Layout& layout, uint32_t rank) {
                                             std::to_string(layout.world_size())};
 }
 
+uint64_t draw_stream(const Layout& layout, uint32_t rank, const Segment& segment) {
+  const uint64_t place[] = {rank, segment.tensor_offset};
+  return digest64({std::as_bytes(std::span(place)),
+                   std::as_bytes(std::span(layout.tensors()[segment.tensor].name))});
+}
+
 PacketExchange::PacketExchange(std::shared_ptr<const Layout> layout, uint32_t rank,
                                Execution execution, uint64_t seed, Reduction reduction)
     : layout_(std::move(layout)),
@@ -69,11 +75,7 @@ Status PacketExchange::prepare() {
                                   ? ResidualType::kNone
                                   : codec_of(segment).residual_type();
     residuals_.emplace_back(type, segment.n);
-    // By name, so that no other tensor has the same, whichever bucket it lies in.
-    const uint64_t place[] = {rank_, segment.tensor_offset};
-    streams_.push_back(
-        digest64({std::as_bytes(std::span(place)),
-                  std::as_bytes(std::span(layout_->tensors()[segment.tensor].name))}));
+    streams_.push_back(draw_stream(*layout_, rank_, segment));
     // The same verdict on every rank: whoever sees NaN must say so if anybody keeps a residual.
     keeps_residuals_ |=
         world_size() > 1 && (segment.push_codec->residual_type() != ResidualType::kNone ||

@@ -27,6 +27,10 @@ using SharedBytes = std::shared_ptr<const std::vector<std::byte>>;
 
 enum class Arrival : uint8_t { kMissing, kHere };
 
+// What a rank draws its random words for a segment from: by name, so that no other tensor has the
+// same, whichever bucket it lies in.
+[[nodiscard]] uint64_t draw_stream(const Layout& layout, uint32_t rank, const Segment& segment);
+
 // What the exchanges of packets share. The segments of one owner are a shard, and a packet holds
 // one shard: its push on the way to the owner, or the owner's pull. A rank encodes every segment
 // once a step at most, pushing what others own and pulling what it owns, so a segment has one
