@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_build() -> dict[str, Any]:
-    """Version, commit, compiler and flags of the compiled module, SIMD targets of this CPU (best
-    first)."""
+    """Version, commit, compiler and flags of the compiled module, whether codecs for GPUs are
+    there, SIMD targets of this CPU (best first)."""
     return {
         "version": gradwire.__version__,
         **_core.build_info(),
+        "cuda": find_spec("gradwire._cuda") is not None,
         "simd_targets": gradwire.simd_targets(),
     }
 

@@ -12,6 +12,7 @@ from gradwire._core import Exchange, Layout
 from gradwire.torch.names import NamedShape
 
 RAW = "raw"
+SHARDED = "sharded"
 RING = "ring"
 TERNGRAD = "terngrad"
 HIERARCHICAL = "hierarchical"
@@ -41,7 +42,7 @@ class Coding:
     threads: int
     target: str
     seed: int
-    exchange: str = "sharded"
+    exchange: str = SHARDED
     ranks_per_machine: int | None = None
     update: Callable[[], None] | None = None
 
@@ -54,6 +55,14 @@ class Coding:
         self._check_machines(world_size)
         if self.exchange == TERNGRAD:
             self._check_trits(world_size)
+
+    def check_on_device(self) -> None:
+        """Raises ValueError for what is on the CPU alone."""
+        if self.exchange != SHARDED:
+            raise ValueError(
+                f"gradients on a GPU are averaged by exchange='{SHARDED}' alone, not by "
+                f"'{self.exchange}'"
+            )
 
     def text(self) -> str:
         return self.codec if self.pull_codec is None else f"{self.codec}, pull {self.pull_codec}"
@@ -138,7 +147,7 @@ def make_coding(
     threads: int,
     target: str,
     seed: int,
-    exchange: str = "sharded",
+    exchange: str = SHARDED,
     ranks_per_machine: int | None = None,
     update: Callable[[], None] | None = None,
 ) -> Coding:

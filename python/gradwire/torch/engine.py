@@ -81,7 +81,7 @@ def exchange_bucket(
     _send_all(exchange, wire)
     while not exchange.done:
         for peer in exchange.awaiting():
-            exchange.receive(peer, _receive(wire, peer, Kind.PACKET))
+            exchange.receive(peer, receive_packet(wire, peer))
             wire.release(peer)
             _send_all(exchange, wire)
     wire.flush()
@@ -90,6 +90,14 @@ def exchange_bucket(
 def _send_all(exchange: Exchange, wire: Wire) -> None:
     for peer, message in exchange.outgoing():
         wire.send(peer, Kind.PACKET, message)
+
+
+def receive_packet(wire: Wire, peer: int) -> Bytes:
+    """Waits for the peer's next packet, valid until `wire.release(peer)`.
+
+    Raises PeerMismatchError if it sent something else.
+    """
+    return _receive(wire, peer, Kind.PACKET)
 
 
 def _receive(wire: Wire, peer: int, expected: Kind) -> Bytes:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gradwire._core import Layout
+from gradwire._core import Exchange, Layout
 from gradwire.torch.checkpoint import StateDict, ranks_per_machine_of, residuals_of
 from gradwire.torch.coding import HIERARCHICAL, RAW_CODECS, RING, Coding, sparsity_multiplier
+from gradwire.torch.device_exchange import DeviceExchange
+from gradwire.torch.device_queue import DeviceQueue
 from gradwire.torch.engine import Lines, agree, exchange_bucket
 from gradwire.torch.errors import (
     GrowingScalesWarning,
@@ -32,6 +34,7 @@ from gradwire.torch.stats import (
     StepCounters,
     Totals,
 )
+from gradwire.torch.transports import CollectiveTransport, run_step
 from gradwire.torch.wire import Wire
 
 
@@ -39,7 +42,7 @@ from gradwire.torch.wire import Wire
 class BucketJob:
     """A bucket to average in place. `tensors` lie one behind the other in `values` (flat).
 
-    `values` are float32, bfloat16 or float16.
+    `values` are float32, bfloat16 or float16; on a GPU, what is in them when `ready` has come.
     """
 
     step: int
@@ -52,18 +55,26 @@ class BucketJob:
     queued: float
     hook_seconds: float
     hook_cpu_seconds: float
+    ready: torch.cuda.Event | None = None
 
 
 class _Bucket:
     """The exchange of one bucket, as long as the bucket keeps its tensors and its coding."""
 
-    def __init__(self, job: BucketJob, coding: Coding, wire: Wire) -> None:
+    def __init__(
+        self, job: BucketJob, coding: Coding, wire: Wire, queue: DeviceQueue | None
+    ) -> None:
         self.tensors = job.tensors
         self.raw = job.raw
         self.dtype = job.values.dtype
         raw_codec = RAW_CODECS[self.dtype]
         self.layout = coding.layout(job.tensors, wire.world_size, raw_codec, job.raw)
-        self.exchange = coding.make_exchange(self.layout, wire.rank)
+        self._queue = queue
+        self.exchange: Exchange | DeviceExchange = (
+            coding.make_exchange(self.layout, wire.rank)
+            if queue is None
+            else DeviceExchange(self.layout, wire.rank, queue.device, seed=coding.seed)
+        )
         self._pullers = coding.machines(wire.world_size) - 1  # of each pull packet
         self.counted = self.exchange.stats()
 
@@ -79,9 +90,30 @@ class _Bucket:
     def average(self, job: BucketJob, wire: Wire) -> None:
         """In float32, whatever the gradients are; their average is rounded half to even."""
         wide = job.values.float()  # the bucket itself where it is float32
-        exchange_bucket(self.exchange, wire, wide.numpy(), job.step)
+        if isinstance(self.exchange, DeviceExchange):
+            assert self._queue is not None, "it was made for one"
+            run_step(self.exchange.average(wide, job.step), self._queue.transport)
+        else:
+            exchange_bucket(self.exchange, wire, wide.numpy(), job.step)
         if wide is not job.values:
             job.values.copy_(wide)
+
+    def capture(self, job: BucketJob) -> None:
+        """The same in a CUDA graph."""
+        if self._queue is None or not isinstance(self._queue.transport, CollectiveTransport):
+            raise RuntimeError(
+                "what is staged through the host can't be captured in a CUDA graph: it takes "
+                "transport='nccl'"
+            )
+        assert isinstance(self.exchange, DeviceExchange), "there is a queue"
+        wide = job.values.float()
+        run_step(self.exchange.captured(wide), self._queue.transport)
+        if wide is not job.values:
+            job.values.copy_(wide)
+
+    @property
+    def void_replays(self) -> int:
+        return self.exchange.void_steps if isinstance(self.exchange, DeviceExchange) else 0
 
     def residuals(self) -> list[Residual]:
         return [Residual(**entry) for entry in self.exchange.export_residuals()]
@@ -118,11 +150,13 @@ class _Bucket:
 class BucketRunner:
     """Averages buckets in the order in which they come, which is the same on every rank."""
 
-    def __init__(self, coding: Coding, wire: Wire) -> None:
+    def __init__(self, coding: Coding, wire: Wire, queue: DeviceQueue | None = None) -> None:
+        """`queue`: where the buckets are exchanged that are not on the CPU."""
         self.totals = Totals()
         self.last_step = StepCounters()
         self._coding = coding
         self._wire = wire
+        self._queue = queue
         self._unplaced = ResidualPool()
         self._unplaced_machines: int | None = None  # ranks a machine where they were kept
         self._found_machines = False
@@ -144,7 +178,8 @@ class BucketRunner:
         bucket = self._bucket_for(job)
         ready = time.perf_counter()
         waited, cpu = self._wire.traffic.waited_seconds, time.thread_time()
-        bucket.average(job, self._wire)
+        with torch.profiler.record_function(f"gradwire bucket {job.index}"):
+            bucket.average(job, self._wire)
         finished = time.perf_counter()
         waited = self._wire.traffic.waited_seconds - waited
 
@@ -160,6 +195,20 @@ class BucketRunner:
             self._note_non_finite(bucket)
         if job.last:
             self._end_step()
+
+    def capture(self, job: BucketJob) -> None:
+        """Averages the bucket by work in the caller's stream that a CUDA graph can replay."""
+        bucket = self._buckets.get(job.index)
+        if job.raw or bucket is None or not bucket.fits(job):
+            raise RuntimeError(
+                "a CUDA graph can be captured when the hook has averaged the same buckets before, "
+                "compressed: take some more iterations first (start_iter goes raw)"
+            )
+        bucket.capture(job)
+
+    def void_replays(self) -> int:
+        """Replays of a CUDA graph in which a bucket was not finite. Waits for the device."""
+        return max((bucket.void_replays for bucket in self._buckets.values()), default=0)
 
     def residuals(self) -> list[Residual]:
         """All that this rank keeps for later steps."""
@@ -291,7 +340,7 @@ class BucketRunner:
         for index in self._buckets.keys() - set(self._done):
             self._unplaced.add(self._buckets.pop(index).residuals())
         self.find_machines()
-        bucket = _Bucket(job, self._coding, self._wire)
+        bucket = _Bucket(job, self._coding, self._wire, self._queue)
         agree(bucket.description(self._wire.rank), self._wire)
         if not job.raw:
             self._warn_of_growing_scales(bucket.layout)

@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 import torch
@@ -13,13 +14,17 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from gradwire.torch.coding import Coding
+from gradwire.torch.device_codec import has_kernels
+from gradwire.torch.device_queue import DeviceQueue
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.failure import FailureBoard
 from gradwire.torch.runner import BucketJob, BucketRunner
 from gradwire.torch.thread import ABORT_SECONDS, CommunicationThread, warn_of_thread
+from gradwire.torch.transports import AUTO, GLOO, CollectiveTransport, StagedTransport, backend_for
 from gradwire.torch.wire import Wire, WireBrokenError
 
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
+_CPU = torch.device("cpu")
 LEAVE_SECONDS = 1.0  # for the thread to end; what it waits for then does not come
 
 
@@ -27,35 +32,67 @@ class Session:
     """Lasts from the first bucket to `close` or to the first error, which ends all of it."""
 
     def __init__(
-        self, coding: Coding, group: dist.ProcessGroup, ranks: list[int], timeout: float
+        self,
+        coding: Coding,
+        group: dist.ProcessGroup,
+        ranks: list[int],
+        timeout: float,
+        device: torch.device = _CPU,
+        collectives: dist.ProcessGroup | None = None,
     ) -> None:
-        """`group`: a Gloo group that nobody else uses; `ranks`: its members as global ranks."""
+        """`group`: a Gloo group that nobody else uses; `ranks`: its members as global ranks.
+        `collectives`: another one, whose backend takes memory of the buckets' device; None: what is
+        on a device is staged through the host.
+        """
         self.error: Exception | None = None
         self._closing = False
         self._ranks = ranks
         self._timeout = timeout
         self._group: dist.ProcessGroup | None = group
         self._board = FailureBoard(group.get_group_store(), group.rank(), group.size())
+        self._collectives = collectives
         self._wire: Wire | None = Wire(group, timeout)
+        self._queue: DeviceQueue | None = None
+        if has_kernels(device):
+            self._queue = DeviceQueue(
+                device,
+                StagedTransport(self._wire, device)
+                if collectives is None
+                else CollectiveTransport(collectives, device, self._wire.traffic),
+            )
         self._thread = CommunicationThread()
         self.rank = group.rank()
         self.world_size = group.size()
-        self.runner = BucketRunner(coding, self._wire)
+        self.runner = BucketRunner(coding, self._wire, self._queue)
 
     @staticmethod
-    def open(coding: Coding, process_group: dist.ProcessGroup | None, timeout: float) -> Session:
-        """Over a Gloo group of its own. To be called on all ranks, in the same order."""
+    def open(
+        coding: Coding,
+        process_group: dist.ProcessGroup | None,
+        timeout: float,
+        device: torch.device = _CPU,
+        transport: str = AUTO,
+    ) -> Session:
+        """Over a Gloo group of its own, and another one for collectives on the buckets' device
+        where `transport` says so. To be called on all ranks, in the same order.
+        """
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-        group = dist.new_group(
-            ranks,
-            timeout=timedelta(seconds=timeout),
-            backend="gloo",
-            # In a part of the world only its members get here.
-            use_local_synchronization=len(ranks) < dist.get_world_size(),
-            group_desc="gradwire",
-            sort_ranks=False,
-        )
-        return Session(coding, group, ranks, timeout)
+
+        def new_group(backend: str) -> dist.ProcessGroup:
+            return dist.new_group(
+                ranks,
+                timeout=timedelta(seconds=timeout),
+                backend=backend,
+                # In a part of the world only its members get here.
+                use_local_synchronization=len(ranks) < dist.get_world_size(),
+                group_desc="gradwire",
+                sort_ranks=False,
+            )
+
+        group = new_group(GLOO)
+        backend = backend_for(transport, device, process_group)
+        collectives = None if backend is None or len(ranks) == 1 else new_group(backend)
+        return Session(coding, group, ranks, timeout, device, collectives)
 
     def submit(self, job: BucketJob) -> Future[torch.Tensor]:
         """A future of the averaged bucket, which is `job.values` itself."""
@@ -64,12 +101,27 @@ class Session:
             self.runner.run(job)
             return job.values
 
-        return self.start(work, f"step {job.step}, bucket {job.index}")
+        return self.start(work, f"step {job.step}, bucket {job.index}", job.ready)
 
-    def start(self, work: Callable[[Wire], torch.Tensor], doing: str) -> Future[torch.Tensor]:
-        """Runs `work` after all that was submitted; its error, with `doing`, is the session's."""
-        future: Future[torch.Tensor] = Future()
-        self._thread.submit(lambda: self._run(work, doing, future))
+    def capture(self, job: BucketJob) -> Future[torch.Tensor]:
+        """The same, queued on the caller's stream, of which a CUDA graph is made."""
+        self.runner.capture(job)
+        future = self._future()
+        future.set_result(job.values)
+        return future
+
+    def start(
+        self,
+        work: Callable[[Wire], torch.Tensor],
+        doing: str,
+        ready: torch.cuda.Event | None = None,
+    ) -> Future[torch.Tensor]:
+        """Runs `work` after all that was submitted; its error, with `doing`, is the session's.
+
+        On a GPU, what it queues runs after `ready`, and whoever waits for the future waits for it.
+        """
+        future = self._future()
+        self._thread.submit(lambda: self._run(work, doing, future, ready))
         return future
 
     def drain(self, seconds: float) -> bool:
@@ -114,20 +166,27 @@ class Session:
         return stopped
 
     def _run(
-        self, work: Callable[[Wire], torch.Tensor], doing: str, future: Future[torch.Tensor]
+        self,
+        work: Callable[[Wire], torch.Tensor],
+        doing: str,
+        future: Future[torch.Tensor],
+        ready: torch.cuda.Event | None,
     ) -> None:
         if self.error is None:
             assert self._wire is not None, "it is dropped with an error alone"
             failure: Exception
             try:
-                result = work(self._wire)
+                with self._beside(ready):
+                    result = work(self._wire)
             except WireBrokenError as broken:
                 failure = closed() if self._closing else self._diagnose(broken, doing)
             except Exception as error:
-                self._board.announce(error)
-                failure = error
+                failure = self._lost_by(error, doing) or error
+                if failure is error:
+                    self._board.announce(error)
             else:
-                future.set_result(result)
+                with self._beside(None):
+                    future.set_result(result)
                 return
             # Not before: what broke holds the connections open as long as it is handled.
             if self._closing:
@@ -136,12 +195,32 @@ class Session:
                 self._fail(failure)
         future.set_exception(self.error)  # type: ignore[arg-type] # as its documentation says
 
+    def _future(self) -> Future[torch.Tensor]:
+        gpus: list[int | str | torch.device] | None
+        gpus = [self._queue.device] if self._queue and self._queue.device.type == "cuda" else None
+        return Future(devices=gpus)
+
+    def _beside(self, ready: torch.cuda.Event | None) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._queue is None else self._queue.after(ready)
+
+    def _lost_by(self, error: Exception, doing: str) -> CommunicationError | None:
+        """Who is gone, if that is why a collective failed: its own error may not say so."""
+        if self._collectives is None or self._wire is None:
+            return None
+        lost = self._wire.closed_peers()
+        if not lost:
+            return None
+        return self._board.diagnose(lost, False, self._when(doing, str(error).splitlines()[0]))
+
     def _diagnose(self, broken: WireBrokenError, doing: str) -> CommunicationError:
         waited = f"waited {self._timeout:g} s" if broken.silent else str(broken).splitlines()[0]
-        when = f"rank {self.rank}, {doing}: {waited}"
+        return self._board.diagnose((broken.peer,), broken.silent, self._when(doing, waited))
+
+    def _when(self, doing: str, what: str) -> str:
+        when = f"rank {self.rank}, {doing}: {what}"
         if len(self._ranks) != dist.get_world_size():
             when += f" (ranks are places in the process group {self._ranks})"
-        return self._board.diagnose((broken.peer,), broken.silent, when)
+        return when
 
     def _fail(self, error: Exception) -> None:
         self.error = error
@@ -151,14 +230,18 @@ class Session:
         self._board.linger(frozenset(culprits))
 
     def _disconnect(self) -> None:
-        group, self._group = self._group, None
+        groups = [self._collectives, self._group]
+        self._collectives = self._group = None
+        if self._queue is not None:
+            self._queue.transport.drop()
         if self._wire is not None:
             self._wire.drop()
             self._wire = None
-        if group is not None and dist.is_initialized():
-            # The program may have destroyed all its groups already.
-            with contextlib.suppress(AssertionError, RuntimeError, ValueError):
-                dist.destroy_process_group(group)
+        for group in groups:
+            if group is not None and dist.is_initialized():
+                # The program may have destroyed all its groups already.
+                with contextlib.suppress(AssertionError, RuntimeError, ValueError):
+                    dist.destroy_process_group(group)
 
 
 def closed() -> CommunicationError:

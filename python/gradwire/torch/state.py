@@ -12,12 +12,14 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from gradwire.torch import checkpoint
+from gradwire.torch import checkpoint, device_queue
 from gradwire.torch.coding import RAW_CODECS, make_coding
+from gradwire.torch.device_codec import has_kernels, require_kernels
 from gradwire.torch.names import ParameterNames
 from gradwire.torch.runner import BucketJob
 from gradwire.torch.session import LEAVE_SECONDS, Session, check_timeout, explain_by, finish
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
+from gradwire.torch.transports import AUTO, NCCL, check_transport
 
 
 class Overlap(Enum):
@@ -63,6 +65,9 @@ class GradwireState:
                    alone between two steps must be done by then
     scaler         the GradScaler, if gradients are scaled: residuals follow its scale
     overlap        see Overlap
+    transport      how messages of gradients on a GPU travel: "nccl", straight from its memory;
+                   "gloo", staged through page-locked memory of the host; "auto": "nccl" where the
+                   process group has it
 
     Raises GradwireError for an unknown codec or a bad parameter, ValueError for other arguments.
 
@@ -70,6 +75,9 @@ class GradwireState:
     residuals are kept as the codec says, and the average is rounded half to even into the bucket.
     What goes raw is sent in their own 16 bits, as codec bf16 or fp16: pushes are exact, and pulls
     are rounded as the bucket would be. An average beyond float16 is infinite: see `scaler`.
+
+    Gradients on a GPU are encoded and decoded there, in a build with CUDA, to the same result as on
+    the CPU; exchange is "sharded" then, and `threads` and `target` are of no account.
 
     A parameter that no rank used in an iteration (find_unused_parameters) still sends what its
     residual holds, and DDP leaves its gradient alone: that amount is not applied.
@@ -93,10 +101,12 @@ class GradwireState:
         timeout: float = 600.0,
         scaler: LossScaler | None = None,
         overlap: Overlap = Overlap.ON,
+        transport: str = AUTO,
     ) -> None:
         if start_iter < 0:
             raise ValueError(f"start_iter is {start_iter}; it must not be negative")
         check_timeout(timeout)
+        check_transport(transport)
         self._coding = make_coding(
             process_group,
             codec=codec,
@@ -115,6 +125,8 @@ class GradwireState:
         self._timeout = timeout
         self._scaler = scaler
         self._overlap = overlap
+        self._transport = transport
+        self._device: torch.device | None = None  # of the gradients
         self._names = ParameterNames(self)
         self._iterations = 0
         self._session: Session | None = None
@@ -128,35 +140,44 @@ class GradwireState:
     ) -> Future[torch.Tensor]:
         """Starts averaging the bucket over all ranks; the future holds its own buffer.
 
-        Raises TypeError for gradients that are not float32, bfloat16 or float16 on the CPU, and the
-        first error of the communication again if there was one.
+        Raises TypeError for gradients that are not float32, bfloat16 or float16, on the CPU or on
+        one GPU, RuntimeError for a GPU in a build without CUDA, ValueError for settings that do not
+        go on a GPU, and the first error of the communication again if there was one.
         """
         queued, cpu = time.perf_counter(), time.thread_time()
         if self.error is not None:
             raise self.error
         values = bucket.buffer()
-        _check_gradients(values)
+        self._check_gradients(values)
         if self._session is None:
-            self._session = self._connect()
+            self._session = self._connect(values.device)
             queued, cpu = time.perf_counter(), time.thread_time()
         tensors = self._names.shapes(bucket.parameters())
         if bucket.index() == 0:
             self._iterations += 1
         step = self._iterations - 1
-        future = self._session.submit(
-            BucketJob(
-                step=step,
-                index=bucket.index(),
-                last=bucket.is_last(),
-                raw=step < self._start_iter,
-                tensors=tensors,
-                values=values,
-                loss_scale=None if self._scaler is None else self._scaler.get_scale(),
-                queued=queued,
-                hook_seconds=time.perf_counter() - queued,
-                hook_cpu_seconds=time.thread_time() - cpu,
+        captures = device_queue.is_capturing(values)
+        if captures and self._scaler is not None:
+            raise RuntimeError(
+                "a CUDA graph can't be captured with scaler=: residuals follow its scale, which "
+                "may change between replays"
             )
+        job = BucketJob(
+            step=step,
+            index=bucket.index(),
+            last=bucket.is_last(),
+            raw=step < self._start_iter,
+            tensors=tensors,
+            values=values,
+            loss_scale=None if self._scaler is None else self._scaler.get_scale(),
+            queued=queued,
+            hook_seconds=time.perf_counter() - queued,
+            hook_cpu_seconds=time.thread_time() - cpu,
+            ready=None if captures else device_queue.mark_ready(values),
         )
+        if captures:
+            return self._session.capture(job).then(_value)
+        future = self._session.submit(job)
         if self._overlap is Overlap.OFF:
             future.wait()
         # DDP takes an exception only from a future's callback.
@@ -183,6 +204,12 @@ class GradwireState:
         """The last complete step of this rank: bytes, bits a value (None: no value), timings."""
         session = self._session
         return (session.runner.last_step if session else StepCounters()).summary()
+
+    def void_replays(self) -> int:
+        """Replays of a CUDA graph whose result was NaN, which `stats` does not count. Waits for the
+        GPU.
+        """
+        return self._session.runner.void_replays() if self._session else 0
 
     def explain(self, error: BaseException) -> BaseException:
         """The error to show for one that came out of the training: names the ranks that are gone.
@@ -259,26 +286,36 @@ class GradwireState:
             raise RuntimeError("a step is under way; residuals can be had between two steps only")
         return self._session
 
-    def _connect(self) -> Session:
+    def _check_gradients(self, values: torch.Tensor) -> None:
+        if values.dtype not in RAW_CODECS:
+            raise TypeError(
+                "gradwire_hook averages float32, bfloat16 and float16 gradients; this bucket is "
+                f"{values.dtype}"
+            )
+        if values.device == self._device:
+            return
+        if self._device is not None:
+            raise TypeError(
+                f"gradwire_hook averages gradients of one device; this bucket is on "
+                f"{values.device}, the first one was on {self._device}"
+            )
+        if values.device.type != "cpu" or has_kernels(values.device):
+            require_kernels(values.device)
+            self._coding.check_on_device()
+        elif self._transport == NCCL:
+            raise ValueError("transport='nccl' is for gradients on a GPU; these are on the CPU")
+        self._device = values.device
+
+    def _connect(self, device: torch.device) -> Session:
         """Called in the first bucket of every rank: its order is the same on all of them."""
-        session = Session.open(self._coding, self._process_group, self._timeout)
+        session = Session.open(
+            self._coding, self._process_group, self._timeout, device, self._transport
+        )
         if self._loaded is not None:
             session.runner.replace_residuals(self._loaded)
             self._loaded = None
         self._finalizer = weakref.finalize(self, finish, session)
         return session
-
-
-def _check_gradients(values: torch.Tensor) -> None:
-    if values.device.type != "cpu":
-        raise TypeError(
-            f"gradwire_hook averages gradients on the CPU; this bucket is on {values.device}"
-        )
-    if values.dtype not in RAW_CODECS:
-        raise TypeError(
-            "gradwire_hook averages float32, bfloat16 and float16 gradients; this bucket is "
-            f"{values.dtype}"
-        )
 
 
 def _value(future: Future[torch.Tensor]) -> torch.Tensor:

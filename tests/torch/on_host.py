@@ -1,0 +1,33 @@
+"""Buckets on the CPU as if they were on a GPU: their kernels run on the host (tests/cuda/on_host).
+
+The module is the target _cuda_on_host of a build with GRADWIRE_CUDA and GRADWIRE_PYTHON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from gradwire.torch.device_codec import KERNEL_MODULES
+from gradwire.torch.transports import COLLECTIVE_BACKENDS
+
+_BUILT = Path(__file__).parents[2] / "build" / "gcc" / "cuda_on_host"
+
+
+@contextlib.contextmanager
+def device_kernels() -> Iterator[None]:
+    """Gloo, which takes the memory of this device, stands for NCCL."""
+    folder = Path(os.environ.get("GRADWIRE_CUDA_ON_HOST", _BUILT))
+    if not list(folder.glob("_cuda.*")):
+        raise FileNotFoundError(f"{folder}: build the target _cuda_on_host (scripts/test.sh does)")
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    with (
+        mock.patch.dict(KERNEL_MODULES, cpu="_cuda"),
+        mock.patch.dict(COLLECTIVE_BACKENDS, cpu="gloo"),
+    ):
+        yield
