@@ -1,11 +1,14 @@
 """What it is worth that communication runs while backward does: step time with and without.
 
     python bench/overlap.py [--codec 3lc:s=1.75] [--bandwidth 100mbit] [--json overlap.json]
+                            [--device cuda] [--trace overlap-trace.json]
 
 Two ranks on this machine, each behind a rate-limited link of its own if this process may build one
 (else over the loopback, and it says so), train the same model in several buckets: blocks of steps
 with overlap and without take turns, so that both see the same noise. Medians over all steps. That
-both arrive at the same parameters, bit for bit, is checked first.
+both arrive at the same parameters, bit for bit, is checked first. With --device cuda the ranks take
+turns through the GPUs there are. --trace keeps a timeline of rank 0's last steps with overlap, for
+chrome://tracing: "gradwire bucket" runs in the communication thread, and on a GPU in its stream.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ def main() -> None:
     parser.add_argument("--codec", default="3lc:s=1.75")
     parser.add_argument("--bandwidth", default="100mbit", choices=list(RATES))
     parser.add_argument("--blocks", type=int, default=6, help="of each kind")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--trace", type=Path, help="write rank 0's timeline here")
     parser.add_argument("--json", type=Path, help="write the result here too")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
@@ -79,6 +84,7 @@ def run_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
         "build": describe_build(),
         "machine": describe_machine(),
         "codec": arguments.codec,
+        "device": arguments.device,
         "link": arguments.bandwidth if shaped else f"loopback, not limited: {reason}",
         "ranks": RANKS,
         **measured,
@@ -92,6 +98,9 @@ def start_rank(
     own = result if rank == 0 else result.with_name(f"rank{rank}.json")
     command = [sys.executable, __file__, "--rank", str(rank), "--result", str(own)]
     command += ["--codec", arguments.codec, "--blocks", str(arguments.blocks)]
+    command += ["--device", arguments.device]
+    if arguments.trace is not None and rank == 0:
+        command += ["--trace", str(arguments.trace)]
     environment = os.environ | {
         "MASTER_ADDR": network.address(0) if shaped else "127.0.0.1",
         "MASTER_PORT": str(PORT),
@@ -121,6 +130,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from gradwire.torch import GradwireState, Overlap, gradwire_hook
 
+    device = torch.device("cpu")
+    if arguments.device == "cuda":
+        device = torch.device("cuda", arguments.rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+
+    def synchronize() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
     class Training:
         """A model, and the time of each of its steps."""
 
@@ -129,7 +147,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             layers = [
                 layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())
             ]
-            self.model = nn.Sequential(*layers)
+            self.model = nn.Sequential(*layers).to(device)
             self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=BUCKET_MB)
             self.state = GradwireState(arguments.codec, overlap=overlap, start_iter=0)
             self.ddp.register_comm_hook(self.state, gradwire_hook)
@@ -143,13 +161,16 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         def run(self, steps: int) -> None:
             for _ in range(steps):
                 torch.manual_seed(2 * self.steps + dist.get_rank())
-                inputs = torch.randn(BATCH, WIDTH)
+                inputs = torch.randn(BATCH, WIDTH).to(device)
+                synchronize()
                 dist.barrier()
                 begin = time.perf_counter()
                 self.optimizer.zero_grad()
                 self.ddp(inputs).square().mean().backward()
+                synchronize()
                 backward_ended = time.perf_counter()
                 self.optimizer.step()
+                synchronize()
                 self.step_seconds.append(time.perf_counter() - begin)
                 last = self.state.last_step()
                 self.wire_seconds.append(last["wire_seconds"])
@@ -158,7 +179,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 self.steps += 1
 
         def digest(self) -> str:
-            content = b"".join(p.detach().numpy().tobytes() for p in self.model.parameters())
+            values = [p.detach().cpu().numpy() for p in self.model.parameters()]
+            content = b"".join(v.tobytes() for v in values)
             return hashlib.sha256(content).hexdigest()
 
     sys.stdin.readline()
@@ -172,6 +194,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     for _ in range(arguments.blocks):
         for training in trainings.values():
             training.run(BLOCK)
+    if arguments.trace is not None:
+        # The communication thread is none that the profiler would follow by itself.
+        every = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        with torch.profiler.profile(experimental_config=every) as profile:
+            trainings[Overlap.ON].run(2)
+        profile.export_chrome_trace(str(arguments.trace))
+    else:
+        trainings[Overlap.ON].run(2)  # with the rank that keeps one
     dist.barrier()
     result: dict[str, Any] = {
         "values": sum(p.numel() for p in trainings[Overlap.ON].model.parameters()),
