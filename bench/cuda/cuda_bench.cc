@@ -3,8 +3,8 @@
 //   cuda_bench [VALUES]      default 256 M
 //
 // Bytes moved are what the algorithm must read and write: of each value x, the residual where it is
-// kept, the sum that is added to, and the payload. The share is that of the copy's bandwidth (bytes
-// read and written) in the same process. Medians of kRepetitions.
+// kept, the sum that is added to, and the payload (or payloads). The share is that of the copy's
+// bandwidth (bytes read and written) in the same process. Medians of kRepetitions.
 
 #include <cuda_runtime.h>
 
@@ -24,6 +24,8 @@ namespace gradwire::cuda {
 namespace {
 
 constexpr int kRepetitions = 9;
+// Payloads that the owner of a shard gets in a world of 8 ranks, adds up and divides by 8.
+constexpr uint32_t kSources = 7;
 
 void require(cudaError_t error) {
   if (error == cudaSuccess) return;
@@ -157,7 +159,8 @@ class Bench {
     table.write(bucket.table().data());
     Array<std::byte> payloads(bucket.payloads_size());
     Array<EncodedSegment> encoded(segments.size());
-    Array<std::byte> scratch(std::max(bucket.encode_scratch_size(), bucket.decode_scratch_size()));
+    Array<std::byte> scratch(
+        std::max(bucket.encode_scratch_size(), bucket.decode_scratch_size(kSources)));
     require(cudaMemset(residual_->data(), 0, n_ * sizeof(float)));
     uint64_t step = 0;
     const bool keeps = codec->residual_type() != ResidualType::kNone;
@@ -179,30 +182,48 @@ class Bench {
       places.push_back({bucket.payload_offset(i), results[i].size});
       sent += results[i].size;
     }
+    // Each source has its own bytes, as the cache would hold what comes twice.
+    Array<std::byte> sources(kSources * bucket.payloads_size());
+    for (uint32_t source = 0; source < kSources; ++source) {
+      require(cudaMemcpy(sources.data() + source * bucket.payloads_size(), payloads.data(),
+                         bucket.payloads_size(), cudaMemcpyDeviceToDevice));
+      for (size_t i = 0; source > 0 && i < segments.size(); ++i) {
+        places.push_back({source * bucket.payloads_size() + places[i].begin, places[i].size});
+      }
+    }
     Array<PayloadPlace> places_dev(places.size());
     places_dev.write(places.data());
-    Array<DecodedSegment> decoded(segments.size());
-    const float decode_ms = milliseconds([&] {
-      require(bucket.decode({.table_dev = table.data(),
-                             .payloads_dev = payloads.data(),
-                             .places_dev = places_dev.data(),
-                             .out_dev = out_->data(),
-                             .mode = DecodeMode::kAdd,
-                             .decoded_dev = decoded.data(),
-                             .scratch_dev = scratch.data()},
-                            nullptr));
-    });
+    Array<DecodedSegment> decoded(places.size());
+    const auto decode = [&](uint32_t count, float divisor) {
+      return milliseconds([&] {
+        require(bucket.decode({.table_dev = table.data(),
+                               .payloads_dev = sources.data(),
+                               .places_dev = places_dev.data(),
+                               .sources = count,
+                               .out_dev = out_->data(),
+                               .mode = DecodeMode::kAdd,
+                               .divisor = divisor,
+                               .decoded_dev = decoded.data(),
+                               .scratch_dev = scratch.data()},
+                              nullptr));
+      });
+    };
+    const float decode_ms = decode(1, 0);
+    const float sum_ms = decode(kSources, kSources + 1);
     const bool scaled =
         text.substr(0, 4) != "ince" && text != "bf16" && text != "fp16" && text != "raw";
     const double n = static_cast<double>(n_);
     const double encode_bytes =
         n * ((scaled ? 2 : 1) * (keeps ? 8 : 4) + (keeps ? 4 : 0)) + static_cast<double>(sent);
     const double decode_bytes = n * 8 + static_cast<double>(sent);
-    std::printf("%-34s %8.3f %9.4f %6.2f %9.4f %6.2f\n", text.c_str(),
+    const double sum_bytes = n * 8 + kSources * static_cast<double>(sent);
+    std::printf("%-34s %8.3f %9.4f %6.2f %9.4f %6.2f %9.4f %6.2f\n", text.c_str(),
                 8 * static_cast<double>(sent) / n, static_cast<double>(encode_ms),
                 encode_bytes / static_cast<double>(encode_ms) / copy_bandwidth(),
                 static_cast<double>(decode_ms),
-                decode_bytes / static_cast<double>(decode_ms) / copy_bandwidth());
+                decode_bytes / static_cast<double>(decode_ms) / copy_bandwidth(),
+                static_cast<double>(sum_ms),
+                sum_bytes / static_cast<double>(sum_ms) / copy_bandwidth());
   }
 
  private:
@@ -215,8 +236,8 @@ class Bench {
 void run(const char* title, const std::vector<uint64_t>& lengths) {
   Bench bench(lengths);
   std::printf("\n%s; copy %.0f GB/s read and written\n", title, bench.copy_bandwidth() / 1e6);
-  std::printf("%-34s %8s %9s %6s %9s %6s\n", "codec", "bits", "encode ms", "share", "decode_add",
-              "share");
+  std::printf("%-34s %8s %9s %6s %9s %6s %9s %6s\n", "codec", "bits", "encode ms", "share",
+              "decode_add", "share", "7, / 8", "share");
   for (const char* codec :
        {"3lc:s=1.75,coder=none", "3lc:s=1.75", "3lc:s=1.75,coder=rice", "3lc:s=1.00,coder=rice",
         "terngrad", "stoch3", "stc", "qsgd:bits=2", "qsgd:bits=4", "qsgd:bits=8",

@@ -60,14 +60,17 @@ struct EncodeArguments {
   std::byte* scratch_dev = nullptr;       // encode_scratch_size() bytes, aligned to 8
 };
 
+// Places and results are those of the segments' first payloads, then those of their second ones...
 struct DecodeArguments {
   const std::byte* table_dev = nullptr;
   const std::byte* payloads_dev = nullptr;
-  const PayloadPlace* places_dev = nullptr;  // one for each segment; within payloads_dev
+  const PayloadPlace* places_dev = nullptr;  // sources * segments, within payloads_dev
+  uint32_t sources = 1;                      // payloads of each segment, added in this order
   float* out_dev = nullptr;                  // the bucket
-  DecodeMode mode = DecodeMode::kStore;
-  DecodedSegment* decoded_dev = nullptr;  // one for each segment
-  std::byte* scratch_dev = nullptr;       // decode_scratch_size() bytes, aligned to 8
+  DecodeMode mode = DecodeMode::kStore;      // of the first payload; the others are added to it
+  float divisor = 0;                         // of the sum, in float32; 0 or 1: none
+  DecodedSegment* decoded_dev = nullptr;     // sources * segments
+  std::byte* scratch_dev = nullptr;          // decode_scratch_size(sources) bytes, aligned to 8
 };
 
 class CodecKernels;
@@ -88,7 +91,7 @@ class GRADWIRE_EXPORT BucketCodec {
   // address aligned to 8.
   [[nodiscard]] std::span<const std::byte> table() const noexcept { return table_; }
   [[nodiscard]] uint64_t encode_scratch_size() const noexcept;
-  [[nodiscard]] uint64_t decode_scratch_size() const noexcept;
+  [[nodiscard]] uint64_t decode_scratch_size(uint32_t sources = 1) const noexcept;
   // Whether a payload's size is known beforehand: the largest, or 0. What travels then needs no
   // look at sizes on the host.
   [[nodiscard]] bool has_fixed_sizes() const noexcept { return fixed_sizes_; }
@@ -99,7 +102,11 @@ class GRADWIRE_EXPORT BucketCodec {
   // Queues the kernels. As Codec::encode, for each segment; a segment that is not finite leaves its
   // residual as it was. kDeviceError if CUDA refuses a launch.
   Status encode(const EncodeArguments& arguments, cudaStream_t stream) const;
-  // As Codec::decode. Any bytes are safe.
+  // As Codec::decode, once for each source. Any bytes are safe. One pass over the bucket adds all
+  // sources where a codec's values have fixed places (raw, bf16, fp16, int8, onebit, qsgd with
+  // coder=fixed, trits with coder=none or pack=2bit); for other codecs there is one for each
+  // source, and one to divide. The values of a segment are unspecified if one of its payloads is
+  // corrupt. kInvalidArgument: no sources.
   Status decode(const DecodeArguments& arguments, cudaStream_t stream) const;
 
  private:

@@ -82,16 +82,19 @@ class PyBucketCodec {
     check(bucket_codec_.encode(arguments, reinterpret_cast<cudaStream_t>(stream)));
   }
 
-  void decode(uintptr_t table, uintptr_t payloads, uintptr_t places, uintptr_t out, bool accumulate,
-              uintptr_t decoded, uintptr_t scratch, int device, uintptr_t stream) const {
+  void decode(uintptr_t table, uintptr_t payloads, uintptr_t places, uint32_t sources,
+              uintptr_t out, bool accumulate, float divisor, uintptr_t decoded, uintptr_t scratch,
+              int device, uintptr_t stream) const {
     const nb::gil_scoped_release release;
     select(device);
     const cuda::DecodeArguments arguments = {
         .table_dev = at<const std::byte>(table),
         .payloads_dev = at<const std::byte>(payloads),
         .places_dev = at<const cuda::PayloadPlace>(places),
+        .sources = sources,
         .out_dev = at<float>(out),
         .mode = accumulate ? DecodeMode::kAdd : DecodeMode::kStore,
+        .divisor = divisor,
         .decoded_dev = at<cuda::DecodedSegment>(decoded),
         .scratch_dev = at<std::byte>(scratch)};
     check(bucket_codec_.decode(arguments, reinterpret_cast<cudaStream_t>(stream)));
@@ -146,8 +149,12 @@ NB_MODULE(_cuda, module) {
       .def_prop_ro("table", &PyBucketCodec::table, "To be copied to the device once.")
       .def_prop_ro("encode_scratch_size",
                    [](const PyBucketCodec& self) { return self.get().encode_scratch_size(); })
-      .def_prop_ro("decode_scratch_size",
-                   [](const PyBucketCodec& self) { return self.get().decode_scratch_size(); })
+      .def(
+          "decode_scratch_size",
+          [](const PyBucketCodec& self, uint32_t sources) {
+            return self.get().decode_scratch_size(sources);
+          },
+          nb::arg("sources"))
       .def_prop_ro("payloads_size",
                    [](const PyBucketCodec& self) { return self.get().payloads_size(); })
       .def_prop_ro("payload_rooms", &PyBucketCodec::payload_rooms,
@@ -161,7 +168,9 @@ NB_MODULE(_cuda, module) {
            nb::arg("encoded"), nb::arg("scratch"), nb::arg("device"), nb::arg("stream"),
            "Queues the kernels. x: float32; encoded: (size, non_finite) u64 a segment.")
       .def("decode", &PyBucketCodec::decode, nb::kw_only(), nb::arg("table"), nb::arg("payloads"),
-           nb::arg("places"), nb::arg("out"), nb::arg("accumulate"), nb::arg("decoded"),
-           nb::arg("scratch"), nb::arg("device"), nb::arg("stream"),
-           "Queues the kernels. places: (begin, size) u64 a segment; decoded: (valid, empty) u32.");
+           nb::arg("places"), nb::arg("sources"), nb::arg("out"), nb::arg("accumulate"),
+           nb::arg("divisor"), nb::arg("decoded"), nb::arg("scratch"), nb::arg("device"),
+           nb::arg("stream"),
+           "Queues the kernels. places: (begin, size) u64 for each source and segment; decoded: "
+           "(valid, empty) u32 for each.");
 }

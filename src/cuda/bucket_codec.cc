@@ -100,8 +100,8 @@ uint64_t BucketCodec::encode_scratch_size() const noexcept {
   return kernels_->encode_scratch_size(in_table(nullptr, segments_, chunks_, scales_));
 }
 
-uint64_t BucketCodec::decode_scratch_size() const noexcept {
-  return kernels_->decode_scratch_size(in_table(nullptr, segments_, chunks_, scales_));
+uint64_t BucketCodec::decode_scratch_size(uint32_t sources) const noexcept {
+  return kernels_->decode_scratch_size(in_table(nullptr, segments_, chunks_, scales_), sources);
 }
 
 Status BucketCodec::encode(const EncodeArguments& arguments, cudaStream_t stream) const {
@@ -110,6 +110,8 @@ Status BucketCodec::encode(const EncodeArguments& arguments, cudaStream_t stream
 }
 
 Status BucketCodec::decode(const DecodeArguments& arguments, cudaStream_t stream) const {
+  if (arguments.sources == 0)
+    return {StatusCode::kInvalidArgument, "there are no payloads to decode"};
   return kernels_->decode(in_table(arguments.table_dev, segments_, chunks_, scales_), arguments,
                           stream);
 }

@@ -38,7 +38,8 @@ class CodecKernels {
   // Values that share a scale, in a segment of n; 0: all n.
   [[nodiscard]] virtual uint64_t bucket() const = 0;
   [[nodiscard]] virtual uint64_t encode_scratch_size(const Segments& segments) const = 0;
-  [[nodiscard]] virtual uint64_t decode_scratch_size(const Segments& segments) const = 0;
+  [[nodiscard]] virtual uint64_t decode_scratch_size(const Segments& segments,
+                                                     uint32_t sources) const = 0;
   virtual Status encode(const Segments& segments, const EncodeArguments& arguments,
                         cudaStream_t stream) const = 0;
   virtual Status decode(const Segments& segments, const DecodeArguments& arguments,

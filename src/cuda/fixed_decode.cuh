@@ -1,110 +1,282 @@
 #pragma once
 
-// The way back of fixed_encode.cuh. Any bytes are safe.
+// The way back of fixed_encode.cuh. Any bytes are safe. Of each segment there may be several
+// payloads: a thread keeps its values in registers while it goes through them, so the bucket is
+// read and written once. A format says what is special about a codec:
+//
+//   struct Format {
+//     static constexpr uint32_t kScaleBytes;  // of a scale in the head
+//     static constexpr bool kEmptyIsZero;     // an empty payload stands for zeros
+//     static constexpr bool kSparse;          // there are codes that add nothing, often
+//     struct Scale;
+//     uint64_t bytes(uint64_t n) const;  // of n values, a multiple of 8 but for the last
+//     // `any`: the scale is not 0.
+//     __device__ bool valid(const uint8_t* scale, bool& any) const;
+//     __device__ Scale load(const uint8_t* scale) const;
+//     // The bits in which value `at` lies, and what they say.
+//     __device__ uint32_t code(const uint8_t* values, uint32_t at) const;
+//     __device__ bool valid_code(uint32_t code, uint32_t at) const;
+//     __device__ bool valid_end(uint32_t code, uint32_t n) const;  // behind the last of n values
+//     __device__ float value(uint32_t code, uint32_t at, Scale scale) const;
+//     // Where it is sparse; else a value is added as it is.
+//     __device__ bool adds(uint32_t code, uint32_t at) const;  // false: `add` changes no sum
+//     __device__ float add(float sum, uint32_t code, uint32_t at, Scale scale) const;
+//   };
 
 #include <cstdint>
 
 #include "base/return_if_error.h"
-#include "cuda/block.cuh"
+#include "cuda/codec_kernels.h"
 #include "cuda/input.cuh"
 #include "cuda/segments.h"
+#include "cuda/sources.cuh"
 #include "gradwire/cuda.h"
 
 namespace gradwire::cuda {
 
-// Sizes and heads; a block a segment.
-template <typename Format>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    check_fixed(Segments segments, const uint8_t* payloads, const PayloadPlace* places,
-                DecodedSegment* decoded) {
-  __shared__ BlockShared shared;
-  const Segment segment = segments.segments[blockIdx.x];
-  const PayloadPlace place = places[blockIdx.x];
-  const bool empty = place.size == 0;
-  const uint64_t size = uint64_t{segment.scales} * Format::kScaleBytes + Format::bytes(segment.n);
-  bool valid = place.size == size || (Format::kEmptyIsZero && empty);
-  if constexpr (Format::kScaleBytes > 0) {
-    uint32_t wrong = 0;
-    uint32_t not_zero = 0;
-    for (uint64_t i = threadIdx.x; valid && !empty && i < segment.scales; i += kThreads) {
-      bool any = false;
-      if (!Format::valid(payloads + place.begin + i * Format::kScaleBytes, any)) wrong = 1;
-      if (any) not_zero = 1;
-    }
-    wrong = block_max(wrong, shared);
-    not_zero = block_max(not_zero, shared);
-    valid = valid && wrong == 0 && (empty || not_zero != 0);
+// The payloads of a call, numbered source by source.
+struct Payloads {
+  const uint8_t* bytes;
+  const PayloadPlace* places;
+  uint32_t sources;
+  DecodedSegment* decoded;
+  uint32_t* any;  // of each: whether a scale is not 0
+
+  __device__ uint64_t number(const Segments& segments, uint32_t source, uint32_t index) const {
+    return uint64_t{source} * segments.count + index;
   }
-  if (threadIdx.x == 0) decoded[blockIdx.x] = {valid ? 1u : 0u, empty ? 1u : 0u};
+  __device__ void refuse(uint64_t payload) const { atomicExch(&decoded[payload].valid, 0u); }
+};
+
+template <typename Format>
+__device__ uint64_t fixed_size(const Format& format, const Segment& segment) {
+  return uint64_t{segment.scales} * Format::kScaleBytes + format.bytes(segment.n);
 }
 
-// Stores or adds what value_at(at) gives for the values of a chunk. Several loads are under way
-// before anything is stored.
-template <typename ValueAt>
-__device__ void put_values(const Chunk& chunk, float* out, DecodeMode mode,
-                           const ValueAt& value_at) {
+// A thread a payload.
+template <typename Format>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    check_sizes(Segments segments, Format format, Payloads payloads) {
+  const uint64_t number = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (number >= uint64_t{payloads.sources} * segments.count) return;
+  const Segment& segment = segments.segments[number % segments.count];
+  const uint64_t size = payloads.places[number].size;
+  const bool valid = size == fixed_size(format, segment) || (Format::kEmptyIsZero && size == 0);
+  payloads.decoded[number] = {valid ? 1u : 0u, size == 0 ? 1u : 0u};
+  if constexpr (Format::kScaleBytes > 0) payloads.any[number] = 0;
+}
+
+// A thread a scale of a payload.
+template <typename Format>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    check_scales(Segments segments, Format format, Payloads payloads) {
+  const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (thread >= uint64_t{payloads.sources} * segments.scales) return;
+  const auto scale = static_cast<uint32_t>(thread % segments.scales);
+  const uint32_t index = segment_of_scale(segments, scale);
+  const Segment& segment = segments.segments[index];
+  const uint64_t number =
+      payloads.number(segments, static_cast<uint32_t>(thread / segments.scales), index);
+  const PayloadPlace place = payloads.places[number];
+  if (place.size != fixed_size(format, segment)) return;
+  bool any = false;
+  if (!format.valid(payloads.bytes + place.begin +
+                        uint64_t{scale - segment.first_scale} * Format::kScaleBytes,
+                    any)) {
+    payloads.refuse(number);
+  }
+  if (any && *static_cast<volatile uint32_t*>(&payloads.any[number]) == 0) {
+    atomicExch(&payloads.any[number], 1u);
+  }
+}
+
+// Values that a thread has under way, kThreads apart from `base` on. Behind the last of a chunk it
+// has the last one again, and does not store it.
+struct FixedValues {
+  uint32_t at[kUnrolled];
+  uint32_t there;  // bit i: the i-th is
+
+  __device__ FixedValues(uint32_t base, uint32_t n) : there(0) {
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) {
+      const uint32_t own = base + i * kThreads;
+      at[i] = min(own, n - 1);
+      there |= static_cast<uint32_t>(own < n) << i;
+    }
+  }
+};
+
+// Their codes in one payload.
+template <typename Format>
+struct FixedCodes {
+  const uint8_t* scales = nullptr;  // nullptr: there are none
+  typename Format::Scale scale{};   // where the segment has one
+  uint32_t of[kUnrolled] = {};
+};
+
+// The chunk of a block, in all payloads of its segment.
+template <typename Format>
+class FixedChunk {
+ public:
+  __device__ FixedChunk(const Segments& segments, const Chunk& chunk, const Format& format,
+                        const Payloads& payloads)
+      : format_(format),
+        payloads_(payloads),
+        first_(chunk.index),
+        stride_(segments.count),
+        values_at_(uint64_t{chunk.segment.scales} * Format::kScaleBytes +
+                   format.bytes(chunk.first)),
+        n_(chunk.n),
+        several_(chunk.segment.scales > 1),
+        scale_of_(chunk) {}
+
+  [[nodiscard]] __device__ uint64_t number(uint32_t source) const {
+    return first_ + uint64_t{source} * stride_;
+  }
+
+  // Refuses payloads whose scales are all 0, or that hold something behind their last value.
+  __device__ void check() const {
+    for (uint32_t source = threadIdx.x; source < payloads_.sources; source += kThreads) {
+      const uint64_t payload = number(source);
+      const uint8_t* values = values_of(payload);
+      if (values == nullptr) continue;
+      bool valid = format_.valid_end(format_.code(values, n_ - 1), n_);
+      if constexpr (Format::kScaleBytes > 0) valid = valid && payloads_.any[payload] != 0;
+      if (!valid) payloads_.refuse(payload);
+    }
+  }
+
+  [[nodiscard]] __device__ FixedCodes<Format> read(uint32_t source,
+                                                   const FixedValues& values) const {
+    FixedCodes<Format> codes;
+    const uint8_t* from = values_of(number(source));
+    if (from == nullptr) return codes;
+    codes.scales = from - values_at_;
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) codes.of[i] = format_.code(from, values.at[i]);
+    if (!several_) codes.scale = format_.load(codes.scales);
+    return codes;
+  }
+
+  // Stores the values of the codes, or adds them. false: a code is wrong.
+  template <DecodeMode kMode>
+  __device__ bool put(const FixedCodes<Format>& codes, const FixedValues& values,
+                      float (&sums)[kUnrolled]) const {
+    bool valid = true;
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) {
+      const uint32_t code = codes.of[i];
+      const uint32_t at = values.at[i];
+      valid &= format_.valid_code(code, at);
+      typename Format::Scale scale = codes.scale;
+      if (several_) scale = format_.load(codes.scales + scale_of_(worked_out_anew(at)) * Format::kScaleBytes);
+      if constexpr (kMode == DecodeMode::kStore) {
+        sums[i] = format_.value(code, at, scale);
+      } else if constexpr (Format::kSparse) {
+        sums[i] = format_.add(sums[i], code, at, scale);
+      } else {
+        sums[i] += format_.value(code, at, scale);
+      }
+    }
+    return valid;
+  }
+
+  // Bit i: the codes change the i-th sum.
+  [[nodiscard]] __device__ uint32_t changed(const FixedCodes<Format>& codes,
+                                            const FixedValues& values) const {
+    uint32_t bits = 0;
+    if (codes.scales == nullptr) return bits;
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) {
+      bits |= static_cast<uint32_t>(format_.adds(codes.of[i], values.at[i])) << i;
+    }
+    return bits;
+  }
+
+ private:
+  // nullptr: none come.
+  [[nodiscard]] __device__ const uint8_t* values_of(uint64_t payload) const {
+    const PayloadPlace place = payloads_.places[payload];
+    if (place.size == 0 || payloads_.decoded[payload].valid == 0) return nullptr;
+    return payloads_.bytes + place.begin + values_at_;
+  }
+
+  const Format& format_;
+  const Payloads& payloads_;
+  uint64_t first_;
+  uint64_t stride_;
+  uint64_t values_at_;  // of the chunk, in a payload
+  uint32_t n_;
+  bool several_;
+  ScaleOf scale_of_;
+};
+
+// A chunk's values. A wrong one marks the payload; no thread waits for another here.
+template <typename Format>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    decode_fixed(Segments segments, Format format, Payloads payloads, float* out, DecodeMode mode,
+                 float divisor) {
+  const Chunk chunk = Chunk::create(segments, blockIdx.x);
+  const FixedChunk<Format> fixed(segments, chunk, format, payloads);
+  fixed.check();
+  // Sums that don't change are left alone.
+  [[maybe_unused]] const bool sparse =
+      mode == DecodeMode::kAdd && payloads.sources == 1 && !divides(divisor);
   float* to = out + chunk.begin;
   for (uint32_t base = threadIdx.x; base < chunk.n; base += kUnrolled * kThreads) {
-    float values[kUnrolled] = {};
+    const FixedValues values(base, chunk.n);
+    uint32_t which = values.there;
+    if constexpr (Format::kSparse) {
+      if (sparse) which &= fixed.changed(fixed.read(0, values), values);
+    }
+    float sums[kUnrolled] = {};
     if (mode == DecodeMode::kAdd) {
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) {
-        const uint32_t at = base + i * kThreads;
-        if (at < chunk.n) values[i] = to[at];
+        if ((which >> i & 1) != 0) sums[i] = to[values.at[i]];
       }
     }
-#pragma unroll
-    for (uint32_t i = 0; i < kUnrolled; ++i) {
-      const uint32_t at = base + i * kThreads;
-      if (at >= chunk.n) continue;
-      const float value = value_at(at);
-      values[i] = mode == DecodeMode::kAdd ? values[i] + value : value;
+    for (uint32_t source = 0; source < payloads.sources; ++source) {
+      const FixedCodes<Format> codes = fixed.read(source, values);
+      if (codes.scales == nullptr) continue;
+      const bool valid = mode == DecodeMode::kStore && source == 0
+                             ? fixed.template put<DecodeMode::kStore>(codes, values, sums)
+                             : fixed.template put<DecodeMode::kAdd>(codes, values, sums);
+      if (!valid) payloads.refuse(fixed.number(source));
     }
 #pragma unroll
     for (uint32_t i = 0; i < kUnrolled; ++i) {
-      const uint32_t at = base + i * kThreads;
-      if (at < chunk.n) to[at] = values[i];
+      if ((which >> i & 1) == 0) continue;
+      to[values.at[i]] = divides(divisor) ? sums[i] / divisor : sums[i];
     }
   }
 }
 
-// A chunk's values. A wrong one marks the segment; no thread waits for another here.
 template <typename Format>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    decode_fixed(Segments segments, const uint8_t* payloads, const PayloadPlace* places, float* out,
-                 DecodeMode mode, DecodedSegment* decoded) {
-  const Chunk chunk = Chunk::create(segments, blockIdx.x);
-  const PayloadPlace place = places[chunk.index];
-  if (decoded[chunk.index].valid == 0) return;
-  if (place.size == 0) {
-    if (mode == DecodeMode::kStore) put_values(chunk, out, mode, [](uint32_t) { return 0.0f; });
-    return;
-  }
-  const uint8_t* payload = payloads + place.begin;
-  const uint8_t* values =
-      payload + uint64_t{chunk.segment.scales} * Format::kScaleBytes + Format::bytes(chunk.first);
-  const ScaleOf scale_of(chunk);
-  auto scale = Format::load(payload);
-  bool valid = true;
-  put_values(chunk, out, mode, [&](uint32_t at) {
-    if (chunk.segment.scales > 1) {
-      scale = Format::load(payload + scale_of(at) * Format::kScaleBytes);
-    }
-    valid = valid && Format::valid_at(values, at, chunk.n);
-    return Format::get(values, at, scale);
-  });
-  if (!valid) decoded[chunk.index].valid = 0;
+uint64_t fixed_decode_scratch_size(const Segments& segments, uint32_t sources) {
+  ScratchLayout layout(nullptr);
+  if (Format::kScaleBytes > 0) layout.take<uint32_t>(uint64_t{sources} * segments.count);
+  return layout.size();
 }
 
-// Queues both.
+// Queues them.
 template <typename Format>
 Status decode_fixed_payloads(const Segments& segments, const DecodeArguments& arguments,
-                             cudaStream_t stream) {
-  const auto* payloads = reinterpret_cast<const uint8_t*>(arguments.payloads_dev);
-  GW_RETURN_IF_ERROR(launch(check_fixed<Format>, segments.count, stream, segments, payloads,
-                            arguments.places_dev, arguments.decoded_dev));
-  return launch(decode_fixed<Format>, segments.chunks, stream, segments, payloads,
-                arguments.places_dev, arguments.out_dev, arguments.mode, arguments.decoded_dev);
+                             cudaStream_t stream, Format format = {}) {
+  const Payloads payloads{.bytes = reinterpret_cast<const uint8_t*>(arguments.payloads_dev),
+                          .places = arguments.places_dev,
+                          .sources = arguments.sources,
+                          .decoded = arguments.decoded_dev,
+                          .any = reinterpret_cast<uint32_t*>(arguments.scratch_dev)};
+  const uint64_t sources = arguments.sources;
+  GW_RETURN_IF_ERROR(launch(check_sizes<Format>, blocks_for(sources * segments.count), stream,
+                            segments, format, payloads));
+  if constexpr (Format::kScaleBytes > 0) {
+    GW_RETURN_IF_ERROR(launch(check_scales<Format>, blocks_for(sources * segments.scales), stream,
+                              segments, format, payloads));
+  }
+  return launch(decode_fixed<Format>, segments.chunks, stream, segments, format, payloads,
+                arguments.out_dev, arguments.mode, arguments.divisor);
 }
 
 }  // namespace gradwire::cuda

@@ -5,7 +5,6 @@
 //
 //   struct Format {
 //     static constexpr uint32_t kScaleBytes;     // of a scale in the head
-//     static constexpr bool kEmptyIsZero;        // an empty payload stands for zeros
 //     static constexpr uint32_t kLeastInfinite;  // magnitude bits that are refused from here on
 //     struct Scale;
 //     // On the host: its scratch, and the kernels of the first pass; `encoded` is cleared there.
@@ -21,12 +20,9 @@
 //     // Writes value `at` (if it is there) and returns what is left of it. All lanes of a warp
 //     // together.
 //     __device__ static float put(uint8_t* values, uint32_t at, bool there, float b, Scale scale);
-//     // The way back. `any`: the scale is not 0. `n` values are there in all.
-//     __device__ static bool valid(const uint8_t* scale, bool& any);
-//     __device__ static Scale load(const uint8_t* at);
-//     __device__ static float get(const uint8_t* values, uint32_t at, Scale scale);
-//     __device__ static bool valid_at(const uint8_t* values, uint32_t at, uint32_t n);
 //   };
+//
+// and what fixed_decode.cuh asks for.
 
 #include <cstdint>
 

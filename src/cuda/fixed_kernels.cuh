@@ -24,7 +24,9 @@ class FixedKernels final : public CodecKernels {
     Format().take_scratch(segments, layout);
     return layout.size();
   }
-  uint64_t decode_scratch_size(const Segments&) const override { return 0; }
+  uint64_t decode_scratch_size(const Segments& segments, uint32_t sources) const override {
+    return fixed_decode_scratch_size<Format>(segments, sources);
+  }
 
   Status encode(const Segments& segments, const EncodeArguments& arguments,
                 cudaStream_t stream) const override {

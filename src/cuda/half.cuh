@@ -15,6 +15,7 @@ template <typename Conversion>
 struct HalfFormat {
   static constexpr uint32_t kScaleBytes = 0;
   static constexpr bool kEmptyIsZero = false;
+  static constexpr bool kSparse = false;
   static constexpr uint32_t kLeastInfinite = Conversion::kRoundsToInfinity;
   struct Scale {};
 
@@ -43,10 +44,14 @@ struct HalfFormat {
   }
 
   __device__ static Scale load(const uint8_t*) { return {}; }
-  __device__ static float get(const uint8_t* values, uint32_t at, Scale) {
-    return Conversion::widen(load_word<uint16_t>(values + bytes(at)));
+  __device__ static uint32_t code(const uint8_t* values, uint32_t at) {
+    return load_word<uint16_t>(values + bytes(at));
   }
-  __device__ static bool valid_at(const uint8_t*, uint32_t, uint32_t) { return true; }
+  __device__ static bool valid_code(uint32_t, uint32_t) { return true; }
+  __device__ static bool valid_end(uint32_t, uint32_t) { return true; }
+  __device__ static float value(uint32_t code, uint32_t, Scale) {
+    return Conversion::widen(static_cast<uint16_t>(code));
+  }
 };
 
 }  // namespace gradwire::cuda

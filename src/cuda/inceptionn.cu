@@ -4,6 +4,7 @@
 #include "codecs/inceptionn/inceptionn.h"
 #include "cuda/burst_decode.cuh"
 #include "cuda/burst_encode.cuh"
+#include "cuda/sources.cuh"
 
 namespace gradwire::cuda {
 namespace {
@@ -20,7 +21,7 @@ class InceptionnKernels final : public CodecKernels {
     return layout.size();
   }
 
-  uint64_t decode_scratch_size(const Segments& segments) const override {
+  uint64_t decode_scratch_size(const Segments& segments, uint32_t) const override {
     ScratchLayout layout(nullptr);
     CodedChunks::take(segments, layout);
     return layout.size();
@@ -49,6 +50,14 @@ class InceptionnKernels final : public CodecKernels {
 
   Status decode(const Segments& segments, const DecodeArguments& arguments,
                 cudaStream_t stream) const override {
+    return decode_one_by_one(segments, arguments, stream, [&](const DecodeArguments& one) {
+      return decode_chunks(segments, one, stream);
+    });
+  }
+
+ private:
+  static Status decode_chunks(const Segments& segments, const DecodeArguments& arguments,
+                              cudaStream_t stream) {
     ScratchLayout layout(arguments.scratch_dev);
     const CodedChunks chunks = CodedChunks::take(segments, layout);
     const auto* payloads = reinterpret_cast<const uint8_t*>(arguments.payloads_dev);
@@ -59,7 +68,6 @@ class InceptionnKernels final : public CodecKernels {
                   arguments.mode, arguments.decoded_dev, chunks);
   }
 
- private:
   static BurstScratch encode_scratch(const Segments& segments, ScratchLayout& layout) {
     return {
         .magnitudes = {.of_scale = nullptr, .of_segment = layout.take<uint32_t>(segments.count)},

@@ -100,55 +100,78 @@ class Input {
   // The values of a thread, kStride apart from `base` on; 0 from n on.
   template <uint32_t kStride = kThreads>
   __device__ void load(uint64_t begin, uint32_t base, uint32_t n, Values& b) const {
-#pragma unroll
-    for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = 0.0f;
     if (dtype_ == Dtype::kFloat32) {
-      const auto* x = static_cast<const float*>(x_);
-      for_each_there<kStride>(begin, base, n, [&](uint32_t i, uint64_t index) { b[i] = x[index]; });
+      read<kStride>(static_cast<const float*>(x_) + begin, base, n, b);
     } else {
-      const auto* x = static_cast<const uint16_t*>(x_);
+      uint16_t x[kUnrolled];
+      read<kStride>(static_cast<const uint16_t*>(x_) + begin, base, n, x);
       const bool bf16 = dtype_ == Dtype::kBfloat16;
-      for_each_there<kStride>(begin, base, n, [&](uint32_t i, uint64_t index) {
-        b[i] = bf16 ? widen_bf16(x[index]) : widen_f16(x[index]);
-      });
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = bf16 ? widen_bf16(x[i]) : widen_f16(x[i]);
     }
     if (residual_type_ == ResidualType::kFloat32) {
-      const auto* r = static_cast<const float*>(residual_);
-      for_each_there<kStride>(begin, base, n,
-                              [&](uint32_t i, uint64_t index) { b[i] = b[i] + r[index]; });
+      float r[kUnrolled];
+      read<kStride>(static_cast<const float*>(residual_) + begin, base, n, r);
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = b[i] + r[i];
     } else if (residual_type_ == ResidualType::kBfloat16) {
-      const auto* r = static_cast<const uint16_t*>(residual_);
-      for_each_there<kStride>(
-          begin, base, n, [&](uint32_t i, uint64_t index) { b[i] = b[i] + widen_bf16(r[index]); });
+      uint16_t r[kUnrolled];
+      read<kStride>(static_cast<const uint16_t*>(residual_) + begin, base, n, r);
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = b[i] + widen_bf16(r[i]);
     }
   }
 
  private:
   static constexpr uint32_t kAllValues = (1u << kUnrolled) - 1;
 
-  // Calls one(i, index) for those of a thread's values that are there.
-  template <uint32_t kStride, typename One>
-  __device__ static void for_each_there(uint64_t begin, uint32_t base, uint32_t n, const One& one) {
+  // Whether all of a thread's values are there. Then they have one address and nothing to compare,
+  // which would take more instructions than all else that is done with a value in a first pass.
+  template <uint32_t kStride>
+  __device__ static bool full(uint32_t base, uint32_t n) {
+    return base + (kUnrolled - 1) * kStride < n;
+  }
+
+  // A thread's values, all under way before one is used; 0 from n on.
+  template <uint32_t kStride, typename T>
+  __device__ static void read(const T* from, uint32_t base, uint32_t n, T (&values)[kUnrolled]) {
+    from += base;
+    if (full<kStride>(base, n)) {
 #pragma unroll
-    for (uint32_t i = 0; i < kUnrolled; ++i) {
-      const uint32_t at = base + i * kStride;
-      if (at < n) one(i, begin + at);
+      for (uint32_t i = 0; i < kUnrolled; ++i) values[i] = from[i * kStride];
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) {
+        values[i] = base + i * kStride < n ? from[i * kStride] : T{};
+      }
     }
   }
 
-  // `which`: bit i where the i-th value is kept.
+  // `which`: bit i where the i-th value is written.
+  template <typename T>
+  __device__ static void write(T* to, uint32_t base, uint32_t n, const T (&values)[kUnrolled],
+                               uint32_t which) {
+    to += base;
+    if (which == kAllValues && full<kThreads>(base, n)) {
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) to[i * kThreads] = values[i];
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) {
+        if (base + i * kThreads < n && (which >> i & 1) != 0) to[i * kThreads] = values[i];
+      }
+    }
+  }
+
   __device__ void keep(uint64_t begin, uint32_t base, uint32_t n, const Values& left,
                        uint32_t which) const {
     if (residual_type_ == ResidualType::kFloat32) {
-      auto* r = static_cast<float*>(residual_);
-      for_each_there<kThreads>(begin, base, n, [&](uint32_t i, uint64_t index) {
-        if ((which >> i & 1) != 0) r[index] = left[i];
-      });
+      write(static_cast<float*>(residual_) + begin, base, n, left, which);
     } else if (residual_type_ == ResidualType::kBfloat16) {
-      auto* r = static_cast<uint16_t*>(residual_);
-      for_each_there<kThreads>(begin, base, n, [&](uint32_t i, uint64_t index) {
-        if ((which >> i & 1) != 0) r[index] = narrow_bf16(left[i]);
-      });
+      uint16_t halves[kUnrolled];
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) halves[i] = narrow_bf16(left[i]);
+      write(static_cast<uint16_t*>(residual_) + begin, base, n, halves, which);
     }
   }
 

@@ -9,6 +9,7 @@ namespace {
 struct Int8Format {
   static constexpr uint32_t kScaleBytes = sizeof(float);
   static constexpr bool kEmptyIsZero = true;
+  static constexpr bool kSparse = false;
   static constexpr uint32_t kLeastInfinite = kNonFiniteBits;
   using Scale = float;  // the unit
 
@@ -44,11 +45,13 @@ struct Int8Format {
     return bits <= kLargestInt8UnitBits;
   }
   __device__ static Scale load(const uint8_t* at) { return float_of(load_word<uint32_t>(at)); }
-  __device__ static float get(const uint8_t* values, uint32_t at, Scale unit) {
-    return int8_value(static_cast<int8_t>(values[at]), unit);
+  __device__ static uint32_t code(const uint8_t* values, uint32_t at) { return values[at]; }
+  __device__ static bool valid_code(uint32_t code, uint32_t) {
+    return static_cast<int8_t>(code) >= -kInt8Levels;
   }
-  __device__ static bool valid_at(const uint8_t* values, uint32_t at, uint32_t) {
-    return static_cast<int8_t>(values[at]) >= -kInt8Levels;
+  __device__ static bool valid_end(uint32_t, uint32_t) { return true; }
+  __device__ static float value(uint32_t code, uint32_t, Scale unit) {
+    return int8_value(static_cast<int8_t>(code), unit);
   }
 };
 

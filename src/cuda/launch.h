@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <string>
 
 #include "gradwire/status.h"
@@ -17,15 +18,25 @@ inline constexpr unsigned kLanes = 32;
 inline constexpr unsigned kWarps = kThreads / kLanes;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
+// The same value, of which the compiler knows nothing. So what depends on it is worked out anew in
+// each turn of a loop, where it would else take a register throughout, or be spilled.
+__device__ inline uint32_t worked_out_anew(uint32_t value) {
+#ifdef __CUDACC__
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}
+
 // Blocks for so many threads.
 inline uint64_t blocks_for(uint64_t threads) { return (threads + kThreads - 1) / kThreads; }
 
-// Queues a kernel of `blocks` blocks; none are fine. kDeviceError with CUDA's own words if the
-// launch is refused.
+// Queues a kernel of `blocks` blocks; none are fine. kLimitExceeded: more than a grid may have.
+// kDeviceError with CUDA's own words if the launch is refused.
 template <typename... Parameters, typename... Arguments>
 Status launch(void (*kernel)(Parameters...), uint64_t blocks, cudaStream_t stream,
               Arguments... arguments) {
   if (blocks == 0) return {};
+  if (blocks > INT32_MAX) return {StatusCode::kLimitExceeded, "CUDA: more than 2^31 - 1 blocks"};
 #ifdef __CUDACC__
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
   const cudaError_t error = cudaGetLastError();

@@ -14,6 +14,7 @@
 
 namespace gradwire::cuda {
 
+// Of Elias codes.
 struct LevelLayout {
   int32_t levels;
   LevelCoder coder;
@@ -22,18 +23,15 @@ struct LevelLayout {
     return 4 * static_cast<uint64_t>(segment.scales);
   }
   __device__ uint32_t room(uint32_t n) const {
-    return static_cast<uint32_t>(coder == LevelCoder::kFixed
-                                     ? packed_levels_size(n, level_width(levels))
-                                 : coder == LevelCoder::kSparse ? sparse_levels_room(n, levels)
-                                                                : dense_levels_room(n, levels));
+    return static_cast<uint32_t>(coder == LevelCoder::kSparse ? sparse_levels_room(n, levels)
+                                                              : dense_levels_room(n, levels));
   }
   __device__ uint32_t least(uint32_t n) const {
-    return static_cast<uint32_t>(coder == LevelCoder::kFixed    ? room(n)
-                                 : coder == LevelCoder::kSparse ? sparse_levels_least(n)
-                                                                : dense_levels_least(n));
+    return static_cast<uint32_t>(coder == LevelCoder::kSparse ? sparse_levels_least(n)
+                                                              : dense_levels_least(n));
   }
   __device__ static uint64_t extra() { return 0; }
-  GW_HOST_DEVICE bool varying() const { return coder != LevelCoder::kFixed; }
+  __device__ static bool varying() { return true; }
   __device__ static bool empty_is_zeros() { return true; }
 };
 
@@ -51,7 +49,11 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   if (i < segments.count) any[i] = 0;
 }
 
-// Each unit finite with its sign bit clear, so is s times it.
+// Finite with its sign bit clear, so is s times it.
+__device__ inline bool valid_unit(uint32_t bits, int32_t levels) {
+  return bits < kNonFiniteBits && float_of(bits) * static_cast<float>(levels) <= FLT_MAX;
+}
+
 static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     read_units(Segments segments, const uint8_t* payloads, const PayloadPlace* places,
                int32_t levels, DecodedSegment* decoded, LevelDecodeScratch scratch) {
@@ -64,9 +66,7 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   const uint32_t bits = load_word<uint32_t>(payloads + places[index].begin +
                                             4 * uint64_t{scale - segment.first_scale});
   scratch.units[scale] = float_of(bits);
-  if (bits >= kNonFiniteBits || float_of(bits) * static_cast<float>(levels) > FLT_MAX) {
-    atomicExch(&decoded[index].valid, 0u);
-  }
+  if (!valid_unit(bits, levels)) atomicExch(&decoded[index].valid, 0u);
   if (bits != 0 && *static_cast<volatile uint32_t*>(&scratch.any[index]) == 0) {
     atomicExch(&scratch.any[index], 1u);
   }
@@ -77,31 +77,44 @@ __device__ inline void put_level(float& value, int32_t level, float unit, Decode
   value = mode == DecodeMode::kStore ? level_value(level, unit) : value + level_value(level, unit);
 }
 
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    decode_fixed_levels(Segments segments, const uint8_t* payloads, int32_t levels, float* out,
-                        DecodeMode mode, DecodedSegment* decoded, LevelDecodeScratch scratch) {
-  __shared__ BlockShared shared;
-  const Chunk chunk = Chunk::create(segments, blockIdx.x);
-  const uint64_t begin = scratch.chunks.begin[blockIdx.x];
-  if (begin == kUncoded) return skip_chunk(chunk, decoded[chunk.index], out, mode);
-  const auto width = static_cast<uint32_t>(level_width(levels));
-  const uint8_t* bytes = payloads + begin;
-  const ScaleOf scale_of(chunk);
-  uint32_t wrong = scratch.any[chunk.index] == 0;
-#pragma unroll 4
-  for (uint32_t at = threadIdx.x; at < chunk.n; at += kThreads) {
-    const uint32_t bit = at * width;
-    uint32_t code = bytes[bit / 8];
-    if (bit % 8 + width > 8) code |= static_cast<uint32_t>(bytes[bit / 8 + 1]) << 8;
-    code = code >> bit % 8 & ((1u << width) - 1);
-    const int32_t level = static_cast<int32_t>(code) - levels;
-    wrong |= level > levels;
-    put_level(out[chunk.begin + at], level, scratch.units[chunk.segment.first_scale + scale_of(at)],
-              mode);
+// Levels of one width, as fixed_decode.cuh takes them.
+struct LevelFormat {
+  static constexpr uint32_t kScaleBytes = sizeof(float);
+  static constexpr bool kEmptyIsZero = true;
+  static constexpr bool kSparse = false;
+  using Scale = float;  // the unit
+
+  int32_t levels;
+  uint32_t width;
+
+  GW_HOST_DEVICE uint64_t bytes(uint64_t n) const {
+    return packed_levels_size(n, static_cast<int>(width));
   }
-  const uint32_t used = chunk.n * width % 8;  // of the last byte
-  if (used != 0) wrong |= bytes[chunk.n * width / 8] >> used;
-  if (block_max(wrong, shared) != 0 && threadIdx.x == 0) decoded[chunk.index].valid = 0;
-}
+  __device__ bool valid(const uint8_t* unit, bool& any) const {
+    const auto bits = load_word<uint32_t>(unit);
+    any = bits != 0;
+    return valid_unit(bits, levels);
+  }
+  __device__ static Scale load(const uint8_t* unit) { return float_of(load_word<uint32_t>(unit)); }
+
+  // One byte or two.
+  __device__ uint32_t code(const uint8_t* values, uint32_t at) const {
+    const uint32_t bit = at * width;
+    uint32_t code = values[bit / 8];
+    if (bit % 8 + width > 8) code |= static_cast<uint32_t>(values[bit / 8 + 1]) << 8;
+    return code;
+  }
+  __device__ int32_t level(uint32_t code, uint32_t at) const {
+    return static_cast<int32_t>(code >> at * width % 8 & ((1u << width) - 1)) - levels;
+  }
+  __device__ bool valid_code(uint32_t code, uint32_t at) const { return level(code, at) <= levels; }
+  // There are zeros.
+  __device__ bool valid_end(uint32_t code, uint32_t n) const {
+    return code >> ((n - 1) * width % 8 + width) == 0;
+  }
+  __device__ float value(uint32_t code, uint32_t at, Scale unit) const {
+    return level_value(level(code, at), unit);
+  }
+};
 
 }  // namespace gradwire::cuda

@@ -23,18 +23,6 @@ struct LevelStep {
 inline constexpr uint64_t kPartValues = 4096;
 inline constexpr uint32_t kPartsOfChunk = kChunkValues / kPartValues;
 
-// The segment of a scale: the last whose scales begin there or before. Those without values have
-// none, and are passed over as the next begins there too.
-GW_HOST_DEVICE inline uint32_t segment_of_scale(const Segments& segments, uint32_t scale) {
-  uint32_t low = 0;
-  uint32_t high = segments.count;
-  while (high - low > 1) {
-    const uint32_t middle = low + (high - low) / 2;
-    (segments.segments[middle].first_scale <= scale ? low : high) = middle;
-  }
-  return low;
-}
-
 // The sums of a segment's parts lie at first_scale + kPartsOfChunk * first_chunk; each bucket has
 // the same number of places.
 GW_HOST_DEVICE inline uint64_t parts_of_bucket(const Segment& segment) {

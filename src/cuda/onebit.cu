@@ -10,6 +10,7 @@ namespace {
 struct OneBitFormat {
   static constexpr uint32_t kScaleBytes = 2 * sizeof(float);
   static constexpr bool kEmptyIsZero = true;
+  static constexpr bool kSparse = false;
   static constexpr uint32_t kLeastInfinite = kNonFiniteBits;
   using Scale = SignMeans;
 
@@ -67,12 +68,14 @@ struct OneBitFormat {
   __device__ static Scale load(const uint8_t* at) {
     return {float_of(load_word<uint32_t>(at)), float_of(load_word<uint32_t>(at + sizeof(float)))};
   }
-  __device__ static float get(const uint8_t* values, uint32_t at, Scale means) {
-    return means.of((values[at / 8] >> at % 8 & 1) != 0);
+  __device__ static uint32_t code(const uint8_t* values, uint32_t at) { return values[at / 8]; }
+  __device__ static bool valid_code(uint32_t, uint32_t) { return true; }
+  // There are zeros.
+  __device__ static bool valid_end(uint32_t code, uint32_t n) {
+    return n % 8 == 0 || code >> n % 8 == 0;
   }
-  // Behind the last value there are zeros.
-  __device__ static bool valid_at(const uint8_t* values, uint32_t at, uint32_t n) {
-    return at + 1 != n || n % 8 == 0 || values[at / 8] >> n % 8 == 0;
+  __device__ static float value(uint32_t code, uint32_t at, Scale means) {
+    return means.of((code >> at % 8 & 1) != 0);
   }
 };
 

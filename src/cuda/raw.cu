@@ -33,19 +33,24 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   }
 }
 
-// What decoding needs of a format (fixed_encode.cuh).
+// What decoding needs of a format (fixed_decode.cuh).
 template <typename T, float (*widen)(T)>
 struct RawFormat {
   static constexpr uint32_t kScaleBytes = 0;
   static constexpr bool kEmptyIsZero = false;
+  static constexpr bool kSparse = false;
   struct Scale {};
 
   GW_HOST_DEVICE static uint64_t bytes(uint64_t n) { return n * sizeof(T); }
   __device__ static Scale load(const uint8_t*) { return {}; }
-  __device__ static float get(const uint8_t* values, uint32_t at, Scale) {
-    return widen(load_word<T>(values + bytes(at)));
+  __device__ static uint32_t code(const uint8_t* values, uint32_t at) {
+    return load_word<T>(values + bytes(at));
   }
-  __device__ static bool valid_at(const uint8_t*, uint32_t, uint32_t) { return true; }
+  __device__ static bool valid_code(uint32_t, uint32_t) { return true; }
+  __device__ static bool valid_end(uint32_t, uint32_t) { return true; }
+  __device__ static float value(uint32_t code, uint32_t, Scale) {
+    return widen(static_cast<T>(code));
+  }
 };
 
 class RawKernels final : public CodecKernels {
@@ -54,7 +59,7 @@ class RawKernels final : public CodecKernels {
 
   uint64_t bucket() const override { return 0; }
   uint64_t encode_scratch_size(const Segments&) const override { return 0; }
-  uint64_t decode_scratch_size(const Segments&) const override { return 0; }
+  uint64_t decode_scratch_size(const Segments&, uint32_t) const override { return 0; }
 
   Status encode(const Segments& segments, const EncodeArguments& arguments,
                 cudaStream_t stream) const override {

@@ -36,6 +36,18 @@ struct Segments {
   uint32_t scales;
 };
 
+// The segment of a scale: the last whose scales begin there or before. Those without values have
+// none, and are passed over as the next begins there too.
+GW_HOST_DEVICE inline uint32_t segment_of_scale(const Segments& segments, uint32_t scale) {
+  uint32_t low = 0;
+  uint32_t high = segments.count;
+  while (high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    (segments.segments[middle].first_scale <= scale ? low : high) = middle;
+  }
+  return low;
+}
+
 // A chunk, as the block that takes it sees it.
 struct Chunk {
   Segment segment;

@@ -22,20 +22,16 @@ struct DecodeScratch {
 
 inline constexpr uint64_t kNoChunk = ~uint64_t{0};
 
-__device__ inline bool has_sizes(const Segment& segment, TernaryCoder coder) {
-  return segment.chunks > 1 && (coder == TernaryCoder::kZeroRun || coder == TernaryCoder::kRice);
-}
-
-// Where each chunk of a segment lies; a block a segment. What is wrong with sizes and scales is
-// found here.
+// Where each chunk of a segment lies, of coders whose chunks vary in size; a block a segment. What
+// is wrong with sizes and scales is found here.
 static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     find_chunks(Segments segments, const uint8_t* payloads, const PayloadPlace* places,
-                TernaryCoder coder, DecodedSegment* decoded, DecodeScratch scratch) {
+                DecodedSegment* decoded, DecodeScratch scratch) {
   __shared__ BlockShared shared;
   const Segment segment = segments.segments[blockIdx.x];
   const PayloadPlace place = places[blockIdx.x];
   const uint8_t* payload = payloads + place.begin;
-  const bool listed = has_sizes(segment, coder);
+  const bool listed = segment.chunks > 1;
   const uint64_t sizes_at = 4 * static_cast<uint64_t>(segment.scales);
   const uint64_t chunks_at = sizes_at + (listed ? 2 * static_cast<uint64_t>(segment.chunks) : 0);
   const bool empty = place.size == 0;
@@ -59,15 +55,11 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
       if (listed) {
         size = payload[sizes_at + 2 * chunk] |
                static_cast<uint32_t>(payload[sizes_at + 2 * chunk + 1]) << 8;
-      } else if (coder == TernaryCoder::kNone) {
-        size = packed;
-      } else if (coder == TernaryCoder::kTwoBit) {
-        size = static_cast<uint32_t>(two_bit_size(segment.values_of(chunk)));
       } else {
         const uint64_t rest = place.size - chunks_at;
         size = rest > packed ? packed + 1 : static_cast<uint32_t>(rest);
       }
-      wrong |= coder != TernaryCoder::kTwoBit && size > packed;
+      wrong |= size > packed;
     }
     uint32_t total = 0;
     const uint32_t before = block_exclusive_sum(size, shared, total);
@@ -109,8 +101,8 @@ __device__ inline bool expand_zero_runs(const uint8_t* codes, uint32_t size, uin
   return true;
 }
 
-// Decodes a chunk, but those in Golomb-Rice code (rice_decode.cuh). What is wrong with its bytes
-// marks the segment.
+// Decodes a chunk of packed bytes, their zero runs coded or not; not those in Golomb-Rice code
+// (rice_decode.cuh). What is wrong with its bytes marks the segment.
 static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     decode_ternary(Segments segments, const uint8_t* payloads, const PayloadPlace* places,
                    TernaryCoder coder, float* out, DecodeMode mode, DecodedSegment* decoded,
@@ -132,36 +124,22 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   const uint8_t* five = bytes;  // packed bytes
   bool valid = true;
   if (coder == TernaryCoder::kRice && size < packed) return;
-  if (coder == TernaryCoder::kTwoBit) {
-    uint32_t wrong = 0;
-    for (uint32_t i = threadIdx.x; i < size; i += kThreads) {
-      wrong |= (bytes[i] & bytes[i] >> 1 & 0x55u) != 0;
-      if (i + 1 == size && n % kTwoBitTrits != 0) wrong |= bytes[i] >> 2 * (n % kTwoBitTrits);
+  if (coder == TernaryCoder::kZeroRun) {
+    valid = expand_zero_runs(bytes, size, packed, expanded, shared);
+    five = reinterpret_cast<const uint8_t*>(expanded);
+  }
+  uint32_t wrong = 0;
+  for (uint32_t i = threadIdx.x; valid && i < packed; i += kThreads) {
+    wrong |= five[i] > kLargestPackedByte;
+    for (uint32_t place = 0; i + 1 == packed && place < kTritsPerByte; ++place) {
+      wrong |= i * kTritsPerByte + place >= n && trit_at(five[i], static_cast<int>(place)) != 0;
     }
-    valid = block_max(wrong, shared) == 0;
-    if (valid) {
-      put_trits(chunk, scales, out, mode, [&](uint32_t at) {
-        return two_bit_trit(bytes[at / kTwoBitTrits] >> 2 * (at % kTwoBitTrits) & 3);
-      });
-    }
-  } else {
-    if (coder == TernaryCoder::kZeroRun) {
-      valid = expand_zero_runs(bytes, size, packed, expanded, shared);
-      five = reinterpret_cast<const uint8_t*>(expanded);
-    }
-    uint32_t wrong = 0;
-    for (uint32_t i = threadIdx.x; valid && i < packed; i += kThreads) {
-      wrong |= five[i] > kLargestPackedByte;
-      for (uint32_t place = 0; i + 1 == packed && place < kTritsPerByte; ++place) {
-        wrong |= i * kTritsPerByte + place >= n && trit_at(five[i], static_cast<int>(place)) != 0;
-      }
-    }
-    valid = valid && block_max(wrong, shared) == 0;
-    if (valid) {
-      put_trits(chunk, scales, out, mode, [&](uint32_t at) {
-        return trit_at(five[at / kTritsPerByte], static_cast<int>(at % kTritsPerByte));
-      });
-    }
+  }
+  valid = valid && block_max(wrong, shared) == 0;
+  if (valid) {
+    put_trits(chunk, scales, out, mode, [&](uint32_t at) {
+      return trit_at(five[at / kTritsPerByte], static_cast<int>(at % kTritsPerByte));
+    });
   }
   if (!valid && threadIdx.x == 0) decoded[chunk.index].valid = 0;
 }

@@ -7,7 +7,10 @@
 
 #include "base/return_if_error.h"
 #include "cuda/codec_kernels.h"
+#include "cuda/fixed_decode.cuh"
+#include "cuda/packed_trits.cuh"
 #include "cuda/rice_decode.cuh"
+#include "cuda/sources.cuh"
 #include "cuda/ternary_decode.cuh"
 #include "cuda/ternary_encode.cuh"
 
@@ -29,7 +32,13 @@ class TernaryKernels final : public CodecKernels {
     return layout.size();
   }
 
-  uint64_t decode_scratch_size(const Segments& segments) const override {
+  uint64_t decode_scratch_size(const Segments& segments, uint32_t sources) const override {
+    if (coder_ == TernaryCoder::kNone) {
+      return fixed_decode_scratch_size<PackedTrits<kTritsPerByte>>(segments, sources);
+    }
+    if (coder_ == TernaryCoder::kTwoBit) {
+      return fixed_decode_scratch_size<PackedTrits<kTwoBitTrits>>(segments, sources);
+    }
     ScratchLayout layout(nullptr);
     decode_scratch(segments, layout);
     return layout.size();
@@ -54,11 +63,26 @@ class TernaryKernels final : public CodecKernels {
 
   Status decode(const Segments& segments, const DecodeArguments& arguments,
                 cudaStream_t stream) const override {
+    if (coder_ == TernaryCoder::kNone) {
+      return decode_fixed_payloads<PackedTrits<kTritsPerByte>>(segments, arguments, stream);
+    }
+    if (coder_ == TernaryCoder::kTwoBit) {
+      return decode_fixed_payloads<PackedTrits<kTwoBitTrits>>(segments, arguments, stream);
+    }
+    return decode_one_by_one(segments, arguments, stream, [&](const DecodeArguments& one) {
+      return decode_chunks(segments, one, stream);
+    });
+  }
+
+ private:
+  // Of coders whose chunks vary in size.
+  Status decode_chunks(const Segments& segments, const DecodeArguments& arguments,
+                       cudaStream_t stream) const {
     ScratchLayout layout(arguments.scratch_dev);
     const DecodeScratch scratch = decode_scratch(segments, layout);
     const auto* payloads = reinterpret_cast<const uint8_t*>(arguments.payloads_dev);
     GW_RETURN_IF_ERROR(launch(find_chunks, segments.count, stream, segments, payloads,
-                              arguments.places_dev, coder_, arguments.decoded_dev, scratch));
+                              arguments.places_dev, arguments.decoded_dev, scratch));
     GW_RETURN_IF_ERROR(launch(decode_ternary, segments.chunks, stream, segments, payloads,
                               arguments.places_dev, coder_, arguments.out_dev, arguments.mode,
                               arguments.decoded_dev, scratch));
@@ -69,7 +93,6 @@ class TernaryKernels final : public CodecKernels {
                   arguments.decoded_dev, scratch);
   }
 
- private:
   static TernaryScratch encode_scratch(const Segments& segments, ScratchLayout& layout) {
     return {.magnitudes = {.of_scale = layout.take<uint32_t>(segments.scales),
                            .of_segment = layout.take<uint32_t>(segments.count)},

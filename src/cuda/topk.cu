@@ -2,6 +2,7 @@
 
 #include "base/return_if_error.h"
 #include "codecs/topk/topk.h"
+#include "cuda/sources.cuh"
 #include "cuda/sparse_decode.cuh"
 #include "cuda/sparse_encode.cuh"
 #include "cuda/thresholds.cuh"
@@ -21,7 +22,7 @@ class TopkKernels final : public CodecKernels {
     return layout.size();
   }
 
-  uint64_t decode_scratch_size(const Segments& segments) const override {
+  uint64_t decode_scratch_size(const Segments& segments, uint32_t) const override {
     ScratchLayout layout(nullptr);
     CodedChunks::take(segments, layout);
     return layout.size();
@@ -46,6 +47,14 @@ class TopkKernels final : public CodecKernels {
 
   Status decode(const Segments& segments, const DecodeArguments& arguments,
                 cudaStream_t stream) const override {
+    return decode_one_by_one(segments, arguments, stream, [&](const DecodeArguments& one) {
+      return decode_chunks(segments, one, stream);
+    });
+  }
+
+ private:
+  Status decode_chunks(const Segments& segments, const DecodeArguments& arguments,
+                       cudaStream_t stream) const {
     ScratchLayout layout(arguments.scratch_dev);
     const CodedChunks chunks = CodedChunks::take(segments, layout);
     const auto* payloads = reinterpret_cast<const uint8_t*>(arguments.payloads_dev);
@@ -58,7 +67,6 @@ class TopkKernels final : public CodecKernels {
                   chunks);
   }
 
- private:
   static SparseScratch encode_scratch(const Segments& segments, ScratchLayout& layout) {
     return {
         .magnitudes = {.of_scale = nullptr, .of_segment = layout.take<uint32_t>(segments.count)},

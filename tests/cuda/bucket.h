@@ -112,29 +112,33 @@ struct DeviceDecoded {
   std::vector<float> out;
 };
 
-// Decodes payloads that lie back to back, at whatever addresses that gives, onto values.
+// Decodes payloads that lie back to back, at whatever addresses that gives, onto values. There may
+// be several for each segment, one source after the other.
 inline DeviceDecoded decode_on_device(const std::shared_ptr<const Codec>& codec,
                                       const Bucket& bucket,
                                       const std::vector<std::vector<std::byte>>& payloads,
-                                      DecodeMode mode, float onto) {
+                                      DecodeMode mode, float onto, float divisor = 0) {
   std::vector<std::byte> bytes(1);
   std::vector<PayloadPlace> places;
   for (const std::vector<std::byte>& payload : payloads) {
     places.push_back({bytes.size(), payload.size()});
     bytes.insert(bytes.end(), payload.begin(), payload.end());
   }
+  const auto sources = static_cast<uint32_t>(payloads.size() / bucket.segments.size());
   const BucketCodec kernels = BucketCodec::create(codec, bucket.segments).value();
   DeviceArray<std::byte> table(kernels.table());
   DeviceArray<std::byte> payloads_dev{std::span<const std::byte>(bytes)};
   DeviceArray<PayloadPlace> places_dev{std::span<const PayloadPlace>(places)};
   DeviceArray<float> out{std::span<const float>(std::vector<float>(bucket.x.size(), onto))};
-  DeviceArray<DecodedSegment> decoded(bucket.segments.size());
-  DeviceArray<std::byte> scratch(kernels.decode_scratch_size());
+  DeviceArray<DecodedSegment> decoded(payloads.size());
+  DeviceArray<std::byte> scratch(kernels.decode_scratch_size(sources));
   const Status status = kernels.decode({.table_dev = table.data(),
                                         .payloads_dev = payloads_dev.data(),
                                         .places_dev = places_dev.data(),
+                                        .sources = sources,
                                         .out_dev = out.data(),
                                         .mode = mode,
+                                        .divisor = divisor,
                                         .decoded_dev = decoded.data(),
                                         .scratch_dev = scratch.data()},
                                        nullptr);

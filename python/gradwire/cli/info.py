@@ -44,7 +44,7 @@ def info(as_json: JsonOption = False) -> None:
             ("gradwire", f"{build['version']}, commit {build['commit']}"),
             ("built with", describe_compilation(build)),
             ("SIMD targets", f"{', '.join(build['simd_targets'])} (best first)"),
-            ("GPU codecs", "built" if build["cuda"] else "not built (GRADWIRE_CUDA=ON builds them)"),
+            ("GPU codecs", "built" if build["cuda"] else "not built (GRADWIRE_CUDA=ON does)"),
             ("CPU", machine["cpu"]),
             ("cores", f"{machine['cores']} may be used"),
             ("caches", ", ".join(f"{name} {size}" for name, size in machine["caches"].items())),

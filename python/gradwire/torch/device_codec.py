@@ -27,8 +27,7 @@ class BucketCodec(Protocol):
     def table(self) -> bytes: ...
     @property
     def encode_scratch_size(self) -> int: ...
-    @property
-    def decode_scratch_size(self) -> int: ...
+    def decode_scratch_size(self, sources: int) -> int: ...
     @property
     def payloads_size(self) -> int: ...
     @property
@@ -108,7 +107,7 @@ class SegmentCodec:
         self._kernels = require_kernels(device)(codec, triples)  # type: ignore[call-arg]
         self._device = device
         self._scratch = scratch
-        scratch.reserve(max(self._kernels.encode_scratch_size, self._kernels.decode_scratch_size))
+        scratch.reserve(self._kernels.encode_scratch_size)
         table = np.frombuffer(self._kernels.table, np.uint8).copy()
         self._table = torch.from_numpy(table).to(device)
         self.text = codec
@@ -141,24 +140,37 @@ class SegmentCodec:
         )
 
     def places(self) -> torch.Tensor:
-        """int64 [segments, 2]: begin and size of what `encode` made, in `payloads`."""
-        return torch.stack([self._begins, self.encoded[:, 0]], 1)
+        """int64 [1, segments, 2]: begin and size of what `encode` made, in `payloads`."""
+        return torch.stack([self._begins, self.encoded[:, 0]], 1)[None]
 
     def decode(
-        self, payloads: torch.Tensor, places: torch.Tensor, out: torch.Tensor, accumulate: bool
+        self,
+        payloads: torch.Tensor,
+        places: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        accumulate: bool,
+        divisor: float = 1.0,
     ) -> torch.Tensor:
-        """Decodes into, or onto, the segments of `out` (float32).
+        """Decodes into, or onto, the segments of `out` (float32); the sum is divided.
 
-        places   int64 [segments, 2]: begin of each payload in `payloads` (uint8), and its size
-        Returns int32 [segments]: 0 where the payload is corrupt, and the values are unspecified.
+        places   int64 [sources, segments, 2]: begin of each payload in `payloads` (uint8), and its
+                 size. The payloads of a segment are added in the order of the sources
+        Returns int32 [sources * segments]: 0 where the payload is corrupt, and the segment's values
+        are unspecified.
         """
-        decoded = places.new_empty((len(self.rooms), 2), dtype=torch.int32)
+        sources = len(places)
+        assert places.shape == (sources, len(self.rooms), 2), places.shape
+        self._scratch.reserve(self._kernels.decode_scratch_size(sources))
+        decoded = places.new_empty((sources * len(self.rooms), 2), dtype=torch.int32)
         self._kernels.decode(
             table=self._table.data_ptr(),
             payloads=payloads.data_ptr(),
             places=_address(places, torch.int64),
+            sources=sources,
             out=_address(out, torch.float32),
             accumulate=accumulate,
+            divisor=divisor,
             decoded=decoded.data_ptr(),
             scratch=self._scratch.address,
             device=self._device.index or 0,

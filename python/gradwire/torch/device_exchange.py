@@ -216,13 +216,12 @@ class DeviceExchange:
         message = shards.pushed
         assert message is not None, "a lone rank gets nothing"
         begins = shards.on_device([received.begins[peer] for peer in shards.peers])
-        verdicts = [
-            part.codec.decode(received.data, of_peer, bucket, True)
+        return [
+            part.codec.decode(
+                received.data, of_part, bucket, accumulate=True, divisor=shards.world_size
+            )
             for part, of_part in zip(message.parts, message.places(heads, begins), strict=True)
-            for of_peer in of_part
         ]
-        shards.divide(bucket)
-        return verdicts
 
     def _pulled_heads(self, received: Received) -> list[torch.Tensor]:
         return [
@@ -241,9 +240,9 @@ class DeviceExchange:
         for shard, message in self._shards.pulled.items():
             of_parts = message.places(heads[shard][None], begins[shard : shard + 1])
             for part, of_part in zip(message.parts, of_parts, strict=True):
-                places.setdefault(part.codec, []).append(of_part[0])
+                places.setdefault(part.codec, []).append(of_part)
         return [
-            codec.decode(received.data, torch.cat(of_codec), bucket, False)
+            codec.decode(received.data, torch.cat(of_codec, 1), bucket, accumulate=False)
             for codec, of_codec in places.items()
         ]
 
@@ -316,9 +315,9 @@ class DeviceExchange:
         for codec in shards.codecs_of(shards.encoded):
             if codec.residual_dtype is not None:
                 places = codec.places()
-                places[:, 1] *= back.index_select(0, shards.owners_of(codec))
+                places[0, :, 1] *= back.index_select(0, shards.owners_of(codec))
                 owed = shards.residuals.tensor(codec.residual_dtype)
-                codec.decode(codec.payloads, places, owed, True)
+                codec.decode(codec.payloads, places, owed, accumulate=True)
         self._void.zero_()
 
     # Between steps ------------------------------------------------------------------------------

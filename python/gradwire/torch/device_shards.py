@@ -100,13 +100,6 @@ class DeviceShards:
                 self._constants[key] = found
         return found
 
-    def divide(self, bucket: torch.Tensor) -> None:
-        """This rank's shard, by the number of ranks."""
-        # By a tensor: a number would be multiplied with as its reciprocal, and round otherwise.
-        divisor = torch.full((), self.world_size, dtype=torch.float32, device=self.device)
-        for run in self.runs[self.rank]:
-            bucket[run].div_(divisor)
-
     def find_non_finite(self, bucket: torch.Tensor, shards: Iterable[int]) -> Origin | None:
         """The first NaN or Inf in these shards, where anybody keeps a residual."""
         shards = list(shards)
@@ -139,11 +132,11 @@ class DeviceShards:
                 continue
             parts = [part for part in parts_of(messages) if part.codec is codec]
             places = codec.places()
-            left = torch.ones(len(places), dtype=torch.bool)
+            left = torch.ones(places.shape[1], dtype=torch.bool)
             for part in parts:
                 left[part.first : part.last] = False
-            places[left.to(self.device), 1] = 0  # of other shards nothing is decoded
-            codec.decode(codec.payloads, places, sent, False)
+            places[0, left.to(self.device), 1] = 0  # of other shards nothing is decoded
+            codec.decode(codec.payloads, places, sent, accumulate=False)
             for i in (i for part in parts for i in part.segments):
                 self.residuals.add(i, sent[self.residuals.place(i)])
 
@@ -152,7 +145,7 @@ class DeviceShards:
         error, total = torch.zeros(2, dtype=torch.float64, device=self.device).unbind()
         decoded = torch.zeros_like(bucket)
         for codec in self.codecs_of(self.peers):
-            codec.decode(codec.payloads, codec.places(), decoded, False)
+            codec.decode(codec.payloads, codec.places(), decoded, accumulate=False)
         for i in (i for peer in self.peers for i in self.encoded[peer].segments):
             place, owed = self.residuals.place(i), self.residuals.of(i)
             wanted = bucket[place].double()
