@@ -83,6 +83,9 @@ void compare(const std::string& text, Bucket bucket) {
               size.ok() ? EncodedSegment::kFinite : refused_element(size.status()));
     payload.resize(size.ok() ? size.value() : 0);
     ASSERT_EQ(results[i].size, payload.size());
+    if (kernels.has_fixed_sizes() && !payload.empty()) {
+      EXPECT_EQ(payload.size(), codec->max_payload_size(segment.n));
+    }
     EXPECT_TRUE(
         std::equal(payload.begin(), payload.end(), bytes.data() + kernels.payload_offset(i)));
     // What is not sent can't come; zeros do in its place.
@@ -114,6 +117,21 @@ TEST_P(BucketCodecTest, GivesTheCpusBytes) {
   }
   bucket.draw(3.0f, false, seed++);
   compare(GetParam(), bucket);
+}
+
+TEST(BucketCodecSizesTest, AreFixedWhereNothingIsCoded) {
+  const std::vector<BucketSegment> segments = {{.n = 0}, {.n = 7}, {.offset = 7, .n = 50001}};
+  const auto fixed = [&](const char* text) {
+    return BucketCodec::create(Codec::parse(text).value(), segments).value().has_fixed_sizes();
+  };
+  for (const char* text : {"raw", "bf16", "fp16", "int8:bucket=3", "onebit", "3lc:coder=none",
+                           "terngrad", "stoch3", "stc:coder=none", "qsgd"}) {
+    EXPECT_TRUE(fixed(text)) << text;
+  }
+  for (const char* text : {"3lc", "3lc:coder=rice", "terngrad:pack=trits5,coder=zre", "stc", "topk",
+                           "topk:index=rice", "qsgd:coder=elias", "inceptionn"}) {
+    EXPECT_FALSE(fixed(text)) << text;
+  }
 }
 
 TEST_P(BucketCodecTest, NamesTheFirstValueThatIsNotFinite) {

@@ -291,7 +291,9 @@ class DeviceExchange:
 
     @property
     def void_steps(self) -> int:
-        """How often `captured` made the bucket NaN. Waits for the device."""
+        """How often `captured` made the bucket NaN. Waits for all that the device does."""
+        if self._shards.device.type == "cuda":
+            torch.cuda.synchronize(self._shards.device)
         return int(self._void_steps)
 
     def _check_capture(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -212,8 +213,9 @@ class BucketRunner:
 
     def residuals(self) -> list[Residual]:
         """All that this rank keeps for later steps."""
-        self._settle()
-        placed = [r for bucket in self._buckets.values() for r in bucket.residuals()]
+        with nullcontext() if self._queue is None else self._queue.after(None):
+            self._settle()
+            placed = [r for bucket in self._buckets.values() for r in bucket.residuals()]
         return placed + list(self._unplaced)
 
     def replace_residuals(self, state: StateDict) -> None:

@@ -176,7 +176,7 @@ class GradwireState:
             ready=None if captures else device_queue.mark_ready(values),
         )
         if captures:
-            return self._session.capture(job).then(_value)
+            return self._session.capture(job)
         future = self._session.submit(job)
         if self._overlap is Overlap.OFF:
             future.wait()
