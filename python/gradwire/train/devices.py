@@ -44,7 +44,10 @@ def check_usable(settings: TrainSettings) -> None:
 
 
 def of_worker(name: str, local_rank: int) -> torch.device:
-    """`cuda` gives the workers of a machine its GPUs in turn; more workers than GPUs share them."""
+    """`cuda` gives the workers of a machine its GPUs in turn; more workers than GPUs share them.
+
+    local_rank: of the worker among those of its machine, or where nobody tells, among all.
+    """
     import torch
 
     if name == "cuda":

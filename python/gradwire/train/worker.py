@@ -90,7 +90,7 @@ def run_under_torchrun(settings: TrainSettings, on_event: OnEvent) -> list[list[
 
     rank, world = world_of_torchrun()
     images = data.load(settings.data, settings.data_dir)
-    device = devices.of_worker(settings.device, int(os.environ["LOCAL_RANK"]))
+    device = devices.of_worker(settings.device, int(os.environ.get("LOCAL_RANK", rank)))
     trainer = loop.Trainer(settings, images, rank, None, device)
     if not settings.is_server(rank):
         on_event({"event": "ready", "rank": rank, **trainer.measure_speed()})
