@@ -140,14 +140,15 @@ def summarise(runs: list[Run]) -> dict[str, Any]:
 def table(summary: dict[str, Any]) -> list[str]:
     """Markdown: what was measured beside the paper's numbers."""
     lines = [
-        "| design | codec | test accuracy | difference to raw | bits pushed, pulled | ratio "
+        "| design | codec | runs | test accuracy | difference to raw | bits pushed, pulled | ratio "
         "| payload bits | payload ratio | 3LC: accuracy | difference | ratio |",
-        "| --- | --- |" + " ---: |" * 9,
+        "| --- | --- |" + " ---: |" * 10,
     ]
     for name, row in summary.items():
         cells = [
             row["title"],
             f"`{row['codec']}`" + (f", every {row['every']} steps" if row["every"] > 1 else ""),
+            str(len(row["seeds"])),
             _percent(row["measured_accuracy"], "{:.2f}"),
             "" if name == "raw" else _percent(row["measured_difference"], "{:+.2f}"),
             *(
@@ -163,7 +164,7 @@ def table(summary: dict[str, Any]) -> list[str]:
             _number(row["ratio"], "{:.1f}"),
         ]
         if row["diverged"]:
-            cells[2] += f" ({len(row['diverged'])} of {len(row['seeds'])} seeds diverged)"
+            cells[3] += f" ({len(row['diverged'])} of {len(row['seeds'])} seeds diverged)"
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

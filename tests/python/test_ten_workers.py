@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from small_data import write_fashion_mnist
@@ -27,6 +28,8 @@ from gradwire.train.schedule import learning_rate
 SETTING = one_process.Setting(
     model="lenet", steps=4, workers=3, batch=4, learning_rate=0.005, device="cpu"
 )
+
+WEIGHTS = [150, 2400, 48000, 10080, 840]  # of lenet
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +76,56 @@ def test_raw_is_plain_training(images: Data, every: int) -> None:
     assert 32 / every < outcome.push_bits < 32.1 / every  # headers
 
 
+def quantize(x: np.ndarray, residual: np.ndarray) -> np.ndarray:
+    """3LC with s = 1.5, tensor by tensor; the residual takes up what is lost."""
+    wanted = x + residual
+    arrived = wanted.copy()
+    start = 0
+    for numel in WEIGHTS:
+        part = slice(start, start + numel)
+        scale = np.float32(1.5) * np.abs(wanted[part]).max()
+        arrived[part] = np.sign(wanted[part]) * (np.abs(wanted[part]) > scale / 2) * scale
+        start += numel
+    residual[:] = wanted - arrived
+    return arrived
+
+
+def test_residuals_of_workers_and_server(images: Data) -> None:
+    """The same in plain NumPy: every vector holds the weights first, then the biases."""
+    model = models.build("lenet", 1, 28, 10, seed=7)
+    parameters = sorted(model.parameters(), key=lambda p: p.dim() == 1)
+    server = np.concatenate([p.detach().numpy().ravel() for p in parameters])
+    replica, momentum, pull = server.copy(), np.zeros_like(server), np.zeros_like(server)
+    pushes = [np.zeros_like(server) for _ in range(SETTING.workers)]
+    batches = Batches(images, 12, world=1, rank=0, seed=7)
+    losses = []
+    for step in range(SETTING.steps):
+        nn.utils.vector_to_parameters(torch.from_numpy(replica.copy()), parameters)
+        pixels, labels = (torch.from_numpy(array) for array in batches.at(step))
+        mean, loss_of_all = np.zeros_like(server), 0.0
+        for worker, residual in enumerate(pushes):
+            own = slice(4 * worker, 4 * worker + 4)
+            loss = nn.functional.cross_entropy(model(pixels[own]), labels[own])
+            gradients = torch.autograd.grad(loss, parameters)
+            flat = np.concatenate([gradient.numpy().ravel() for gradient in gradients])
+            mean += quantize(flat, residual) / SETTING.workers
+            loss_of_all += loss.item()
+        losses.append(loss_of_all / SETTING.workers)
+        momentum = 0.9 * momentum + mean + 1e-4 * server
+        change = -learning_rate(step, SETTING.steps, 0.005, 3) * momentum
+        server = server + change.astype(np.float32)
+        replica += quantize(change.astype(np.float32), pull)
+    assert simulate(images, "3lc:s=1.5")[1] == pytest.approx(losses, rel=1e-4)
+    assert abs(losses[-1] - plain_losses(images, 1)[-1]) > 1e-3
+
+
 def test_small_tensors_go_raw_and_the_rest_is_compressed(images: Data) -> None:
     outcome, losses = simulate(images, "stoch3:coder=none")
-    weights = [2400, 48000, 10080, 840, 150]
-    payload = sum(8 * (4 + -(-n // 5)) for n in weights) / sum(weights)  # a scale, 5 to a byte
+    payload = sum(8 * (4 + -(-n // 5)) for n in WEIGHTS) / sum(WEIGHTS)  # a scale, 5 to a byte
     assert outcome.push_payload_bits == outcome.pull_payload_bits
     assert outcome.push_payload_bits == pytest.approx(payload, abs=0.01)
     raw = 8 * (4 * 236 + 6 * 32)  # biases and headers
-    assert outcome.push_bits == pytest.approx((payload * sum(weights) + raw) / 61706, abs=0.01)
+    assert outcome.push_bits == pytest.approx((payload * sum(WEIGHTS) + raw) / 61706, abs=0.01)
     assert losses[0] == pytest.approx(plain_losses(images, 1)[0], rel=1e-5)
     assert losses[-1] != pytest.approx(plain_losses(images, 1)[-1], rel=1e-5)
 
@@ -155,5 +200,5 @@ def test_means_and_spread() -> None:
     assert summary["int8"]["measured_difference"] == {"mean": -0.25, "min": -0.25, "max": -0.25}
     assert summary["int8"]["ratio_by_bits"] == 64.0
     raw, int8 = ten_workers.table(summary)[2:]
-    assert "| 62.50 % (50.00 to 75.00) |  | 0.500, 0.500 | 64.0 |" in raw
-    assert "| 25.00 % (1 of 2 seeds diverged) | -25.00 % |" in int8
+    assert "| 2 | 62.50 % (50.00 to 75.00) |  | 0.500, 0.500 | 64.0 |" in raw
+    assert "| 2 | 25.00 % (1 of 2 seeds diverged) | -25.00 % |" in int8
