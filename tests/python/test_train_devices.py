@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from cli_runner import run
+from gradwire.torch import device_codec
 from gradwire.train import devices, report, settings
 from gradwire.train.devices import DeviceError
 from gradwire.train.records import Evaluation, RankRecord
@@ -26,23 +27,6 @@ CUDA = TrainSettings(workers=3, device="cuda")
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
-
-@pytest.fixture
-def kernels_for(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """A build with kernels that run on cuda:0 alone; the devices that it was asked for."""
-    asked: list[torch.device] = []
-    module = ModuleType("gradwire.torch.device_codec")
-
-    def require_kernels(device: torch.device) -> None:
-        asked.append(device)
-        if device.index != 0:
-            raise RuntimeError(f"no kernels for {device}")
-
-    vars(module)["require_kernels"] = require_kernels
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    return asked
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
@@ -91,19 +75,20 @@ def test_a_gpu_that_is_not_there(two_gpus: None) -> None:
 def test_a_build_without_kernels_trains_plain_ddp_alone(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(device_codec.KERNEL_MODULES, "cuda", "gradwire._cuda_is_not_there")
     devices.check_usable(replace(CUDA, codecs=("ddp",)))
     devices.check_usable(replace(CUDA, device="cpu"))
-    with pytest.raises(DeviceError, match=r"built without CUDA .* what goes is --codec ddp"):
+    with pytest.raises(DeviceError, match=r"built without CUDA.*what goes is --codec ddp"):
         devices.check_usable(replace(CUDA, codecs=("ddp", "raw")))
 
 
-def test_kernels_are_asked_of_each_gpu(two_gpus: None, kernels_for: list[torch.device]) -> None:
-    devices.check_usable(replace(CUDA, device="cuda:0"))
-    devices.check_usable(replace(CUDA, workers=1))
-    assert set(kernels_for) == {torch.device("cuda:0")}
-    with pytest.raises(DeviceError, match="--device cuda: no kernels for cuda:1"):
-        devices.check_usable(CUDA)
+def test_a_build_with_kernels_is_usable(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("kernels")
+    vars(module)["BucketCodec"] = object
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(device_codec.KERNEL_MODULES, "cuda", module.__name__)
+    devices.check_usable(CUDA)
+    devices.check_usable(replace(CUDA, device="cuda:1"))
 
 
 def test_workers_take_gpus_in_turn(two_gpus: None) -> None:

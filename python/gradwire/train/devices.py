@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 from gradwire.train.settings import PLAIN_DDP, TrainSettings, is_cuda
@@ -30,17 +29,12 @@ def check_usable(settings: TrainSettings) -> None:
         raise DeviceError(f"{asked}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
     if all(codec == PLAIN_DDP for codec in settings.codecs):
         return
-    if importlib.util.find_spec("gradwire._cuda") is None:
-        raise DeviceError(
-            f"{asked}: this gradwire was built without CUDA (CMake option GRADWIRE_CUDA); what "
-            f"goes is --codec {PLAIN_DDP}"
-        )
-    kernels = importlib.import_module("gradwire.torch.device_codec")
-    for index in range(min(settings.workers, count)):
-        try:
-            kernels.require_kernels(of_worker(settings.device, index))
-        except RuntimeError as error:
-            raise DeviceError(f"{asked}: {error}") from error
+    from gradwire.torch.device_codec import require_kernels
+
+    try:
+        require_kernels(device)
+    except RuntimeError as error:
+        raise DeviceError(f"{asked}: {error}; what goes is --codec {PLAIN_DDP}") from error
 
 
 def of_worker(name: str, local_rank: int) -> torch.device:
