@@ -88,6 +88,14 @@ def train(
             help="With --exchange server: a step goes on without the last so many workers."
         ),
     ] = 0,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(known.DEVICES),
+            help="Of model, data and optimizer; cuda gives the workers the GPUs in turn. With "
+            f"--exchange {known.EXCHANGES[0]}, and with ddp.",
+        ),
+    ] = "cpu",
 ) -> None:
     """Train with data parallelism behind a slow link, once with each codec, and compare.
 
@@ -117,6 +125,7 @@ def train(
             every=every,
             servers=servers,
             backup_workers=backup_workers,
+            device=device,
         )
         if learning_rate is None:
             known.check(chosen)

@@ -4,6 +4,7 @@
     schedule   learning rate of a step
     data       images in memory; sharded, seeded, augmented batches
     models     lenet, resnet20, resnet56, resnet110
+    devices    the device of a worker: CPU or one of the GPUs
     network    a rate-limited network of namespaces for processes of one machine
     strategies how the ranks keep one model: hook, sharded optimizer, local steps, plain DDP
     loop       one training run of one rank with one codec, and its clocks

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from gradwire.train import models, strategies
+from gradwire.train import devices, models, strategies
 from gradwire.train.data import Batches, Data, ImageSet
 from gradwire.train.network import Bytes, read_interface_bytes
 from gradwire.train.records import Evaluation, RankRecord
@@ -41,9 +41,12 @@ class DivergedError(Exception):
 class TrainingClock:
     """Seconds, and bytes of an interface, of the stretches between start and stop."""
 
-    def __init__(self, interface: str | None, workers: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, interface: str | None, device: torch.device, workers: dist.ProcessGroup | None
+    ) -> None:
         """workers: the ranks with such a clock; None: all."""
         self._interface = interface
+        self._device = device
         self._workers = workers
         self._started = 0.0
         self._bytes_at_start = Bytes(0, 0)
@@ -52,12 +55,14 @@ class TrainingClock:
         self._bytes = Bytes(0, 0)
 
     def start(self) -> None:
+        devices.wait_for(self._device)
         dist.barrier(self._workers)
         self._bytes_at_start = self._counted()
         self._started = time.perf_counter()
         self._running = True
 
     def stop(self) -> None:
+        devices.wait_for(self._device)
         dist.barrier(self._workers)
         self._seconds = self.seconds
         self._running = False
@@ -78,12 +83,23 @@ class TrainingClock:
 
 
 class Trainer:
-    """A rank's data, kept for all codecs. One CPU thread, as every rank of a machine should."""
+    """A rank's data and device, kept for all codecs.
+
+    One CPU thread, as every rank of a machine should.
+    """
 
     def __init__(
-        self, settings: TrainSettings, data: Data, rank: int, interface: str | None
+        self,
+        settings: TrainSettings,
+        data: Data,
+        rank: int,
+        interface: str | None,
+        device: torch.device,
     ) -> None:
         torch.set_num_threads(1)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self._device = device
         self._settings = settings
         self._data = data
         self._rank = rank
@@ -101,6 +117,7 @@ class Trainer:
             start = time.perf_counter()
             loss = functional.cross_entropy(model(images), labels)
             loss.backward()
+            devices.wait_for(self._device)
             seconds.append(time.perf_counter() - start)
         sample = ImageSet(
             self._data.test.images[:_EVALUATION_BATCH], self._data.test.labels[:_EVALUATION_BATCH]
@@ -108,12 +125,14 @@ class Trainer:
         start = time.perf_counter()
         self._accuracy(model, sample, threads=1)
         evaluation = (time.perf_counter() - start) * len(self._data.test) / len(sample)
-        # All ranks of this machine measure at once, but rank 0 evaluates alone, on all CPUs.
-        cpus = len(os.sched_getaffinity(0))
+        if self._device.type == "cpu":
+            # All ranks of this machine measure at once, but rank 0 evaluates alone, on all CPUs.
+            cpus = len(os.sched_getaffinity(0))
+            evaluation *= min(1.0, cpus / self._settings.workers) / cpus
         return {
             "parameters": models.parameter_count(model),
             "step_seconds": sorted(seconds[1:])[1],
-            "evaluation_seconds": evaluation * min(1.0, cpus / self._settings.workers) / cpus,
+            "evaluation_seconds": evaluation,
         }
 
     def run(self, codec: str, on_event: OnEvent) -> RankRecord:
@@ -145,8 +164,8 @@ class Trainer:
     ) -> RankRecord:
         settings = self._settings
         optimizer = strategy.optimizer
-        record = RankRecord(codec, self._rank)
-        clock = TrainingClock(self._interface, workers)
+        record = RankRecord(codec, self._rank, device=devices.describe(self._device))
+        clock = TrainingClock(self._interface, self._device, workers)
         last_event = -math.inf
         clock.start()
         done = 0
@@ -199,11 +218,12 @@ class Trainer:
 
     def _model(self) -> nn.Module:
         data, settings = self._data, self._settings
-        return models.build(settings.model, data.channels, data.side, data.classes, settings.seed)
+        model = models.build(settings.model, data.channels, data.side, data.classes, settings.seed)
+        return model.to(self._device)
 
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         images, labels = self._batches.at(step)
-        return torch.from_numpy(images), torch.from_numpy(labels)
+        return torch.from_numpy(images).to(self._device), torch.from_numpy(labels).to(self._device)
 
     def _note_step(
         self, record: RankRecord, step: int, done: int, loss: float, strategy: Strategy
@@ -233,7 +253,7 @@ class Trainer:
             for start in range(0, len(images), _EVALUATION_BATCH):
                 part = slice(start, start + _EVALUATION_BATCH)
                 pixels = torch.from_numpy(self._data.normalise(images.images[part]))
-                answers = frozen(pixels).argmax(dim=1)
+                answers = frozen(pixels.to(self._device)).argmax(dim=1).cpu()
                 right += int((answers == torch.from_numpy(images.labels[part])).sum())
         torch.set_num_threads(1)
         return right / len(images)
@@ -243,7 +263,7 @@ def parameters_digest(model: nn.Module) -> str:
     """SHA-256 of all parameters: equal on all ranks if the replicas are."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
+        digest.update(parameter.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

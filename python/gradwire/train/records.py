@@ -27,6 +27,7 @@ class RankRecord:
     what it pulled), empty for plain DDP, which does not tell. hook: the strategy's stats(), None
     for plain DDP. link: bytes that the rank's own interface counted while the clock ran, None where
     it has none of its own. parameters_digest: SHA-256 of all parameters after the last step.
+    device: as devices.describe has it; empty on a server.
     """
 
     codec: str
@@ -39,6 +40,7 @@ class RankRecord:
     hook: dict[str, Any] | None = None
     link: Bytes | None = None
     parameters_digest: str = ""
+    device: str = ""
 
     def note(self, loss: float, sent: tuple[int, int] | None, left_out: int) -> None:
         """A step that this rank took, and how many after it the others took without it."""

@@ -36,7 +36,7 @@ from rich.text import Text
 
 from gradwire.train.network import Bytes
 from gradwire.train.records import RankRecord
-from gradwire.train.settings import PLAIN_DDP, SERVER, TrainSettings, format_bandwidth
+from gradwire.train.settings import PLAIN_DDP, SERVER, TrainSettings, format_bandwidth, is_cuda
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class CodecResult:
     push_bits: list[float]
     pull_bits: list[float]
     hook_of_rank: list[dict[str, Any] | None]  # servers' last
+    device_of_worker: list[str]
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ def _result(
         push_bits=_bits_of_steps([record.push_bytes for record in workers], values),
         pull_bits=_bits_of_steps([record.pull_bytes for record in workers], values),
         hook_of_rank=[record.hook for record in ranks],
+        device_of_worker=[record.device for record in workers],
     )
 
 
@@ -249,6 +251,7 @@ def footnotes(report: Report) -> list[str]:
         + " link: what its network interface counted, with every header."
         * _has_links(report)
     ]
+    notes += _devices(report)
     if report.conditions.modelled:
         bandwidth = format_bandwidth(report.settings.bandwidth)
         notes.append(
@@ -267,6 +270,20 @@ def footnotes(report: Report) -> list[str]:
     else:
         notes.append("Parameters are bit-identical on all ranks after every run.")
     return notes
+
+
+def _devices(report: Report) -> list[str]:
+    """Which GPU each worker computed on; nothing for CPUs."""
+    names = report.results[0].device_of_worker
+    if not is_cuda(report.settings.device):
+        return []
+    workers = {name: [i for i, of in enumerate(names) if of == name] for name in names}
+    places = [f"{name}: {report.settings.names(ranks)}" for name, ranks in workers.items()]
+    shared = any(len(ranks) > 1 for ranks in workers.values())
+    return [
+        f"Computed on {'; '.join(places)}."
+        + " Workers that share a GPU wait for each other's computation." * shared
+    ]
 
 
 def _servers(settings: TrainSettings, result: CodecResult) -> str | None:

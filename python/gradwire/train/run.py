@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gradwire.train import data, launcher, network, report, settings, worker
+from gradwire.train import data, devices, launcher, network, report, settings, worker
 from gradwire.train.estimate import estimate_seconds
 from gradwire.train.progress import Display
 from gradwire.train.records import RankRecord
@@ -29,15 +29,19 @@ class Outputs:
     plots: Path | None = None
 
 
-def prepare(outputs: Outputs) -> None:
-    """Fails now rather than after the training: CannotRunError for what is not installed, OSError
-    for places that cannot be written to."""
+def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
+    """Fails now rather than after the training: CannotRunError for what is not installed and for a
+    device that is not there, OSError for places that cannot be written to."""
     needed = ["torch"] + (["matplotlib"] if outputs.plots else [])
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise CannotRunError(
             f"{' and '.join(missing)} not installed; `pip install 'gradwire[train]'` brings it"
         )
+    try:
+        devices.check_usable(chosen)
+    except devices.DeviceError as error:
+        raise CannotRunError(str(error)) from error
     if outputs.plots is not None:
         outputs.plots.mkdir(parents=True, exist_ok=True)
     if outputs.json not in (None, "-"):
@@ -54,7 +58,7 @@ def train_here(chosen: TrainSettings, outputs: Outputs, console: Console) -> rep
 
     Raises CannotRunError. KeyboardInterrupt passes through, after everything was ended.
     """
-    prepare(outputs)
+    prepare(chosen, outputs)
     conditions = _shape_if_possible(chosen)
     follower = _Follower(chosen, console, conditions)
     try:
@@ -82,7 +86,7 @@ def train_under_torchrun(
     chosen: TrainSettings, outputs: Outputs, console: Console
 ) -> report.Report | None:
     """Joins the ranks that torchrun started; rank 0 reports, the others return None."""
-    prepare(outputs)
+    prepare(chosen, outputs)
     rank, world = worker.world_of_torchrun()
     chosen = replace(chosen, workers=world - (chosen.ranks - chosen.workers), bandwidth=None)
     try:
@@ -155,6 +159,7 @@ class _Follower:
             f"{chosen.workers} workers x {chosen.batch} images, seed {chosen.seed}\n"
             f"optimizer  SGD, momentum {settings.MOMENTUM}, weight decay {settings.WEIGHT_DECAY}, "
             f"learning rate {rate:g} to {rate / 100:g} (cosine)\n"
+            f"device     {chosen.device}\n"
             f"links      {links}\n"
             f"exchange   {_exchange_text(chosen)}\n"
             f"codecs     {', '.join(chosen.codecs)}, one after the other"

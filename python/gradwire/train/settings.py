@@ -18,6 +18,8 @@ SHARDED_OPTIMIZER = "sharded-optimizer"
 TERNGRAD = "terngrad"
 EXCHANGES = ("sharded", "ring", TERNGRAD, SERVER, SHARDED_OPTIMIZER)
 
+DEVICES = ("cpu", "cuda", "cuda:K")
+
 DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
 PLAIN_DDP = "ddp"  # in the place of a codec: DDP's own all-reduce, without our hook
 
@@ -59,6 +61,7 @@ class TrainSettings:
     exchange, every: of all codecs but ddp, which is DDP's own all-reduce in every step.
     servers, backup_workers: with the exchange `server`. The servers are ranks of their own, behind
     the workers and on links like theirs.
+    device: of model, data and optimizer in each worker; see devices.of_worker.
     """
 
     codecs: tuple[str, ...] = DEFAULT_CODECS
@@ -80,6 +83,7 @@ class TrainSettings:
     every: int = 1
     servers: int = 1
     backup_workers: int = 0
+    device: str = "cpu"
 
     @property
     def ranks(self) -> int:
@@ -145,6 +149,10 @@ def default_eval_every(steps: int, every: int) -> int:
     return -(-tenth // every) * every if every > 0 else tenth
 
 
+def is_cuda(device: str) -> bool:
+    return device.partition(":")[0] == "cuda"
+
+
 def parse_rule(text: str) -> Rule:
     """`PATTERN=CODEC`, `PATTERN=CODEC@push` or `PATTERN=CODEC@pull`."""
     pattern, _, rest = text.partition("=")
@@ -180,6 +188,7 @@ def check(settings: TrainSettings) -> None:
     if not 0.0 < settings.learning_rate <= 100.0:
         raise SettingsError("--lr", f"{settings.learning_rate} is not valid; valid are (0, 100]")
     _check_exchange(settings)
+    _check_device(settings)
     if not settings.codecs:
         raise SettingsError("--codec", "no codec given")
     for codec in settings.codecs:
@@ -219,6 +228,25 @@ def _check_exchange(settings: TrainSettings) -> None:
             "--start-iter",
             f"goes with --exchange {', '.join(EXCHANGES[:3])} in every step alone",
         )
+
+
+def _check_device(settings: TrainSettings) -> None:
+    """Whether the device is there: see devices.check_usable."""
+    device = settings.device
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
+        raise SettingsError(
+            "--device", f"unknown device '{device}'; valid are {', '.join(DEVICES)} (K: a number)"
+        )
+    if not is_cuda(device):
+        return
+    goes = f"does not go with --device {device}; what goes is"
+    if settings.exchange != EXCHANGES[0]:
+        raise SettingsError(
+            "--exchange", f"{settings.exchange} {goes} {EXCHANGES[0]}, and --codec {PLAIN_DDP}"
+        )
+    for option, value in (("--every", settings.every), ("--threads", settings.threads)):
+        if value != 1:
+            raise SettingsError(option, f"{value} {goes} 1")
 
 
 def check_codec(codec: str, option: str = "--codec") -> None:

@@ -86,11 +86,12 @@ def run_under_torchrun(settings: TrainSettings, on_event: OnEvent) -> list[list[
     the records of all ranks for each codec, None on the others. Raises DataError, DivergedError."""
     import torch.distributed as dist
 
-    from gradwire.train import data, loop
+    from gradwire.train import data, devices, loop
 
     rank, world = world_of_torchrun()
     images = data.load(settings.data, settings.data_dir)
-    trainer = loop.Trainer(settings, images, rank, interface=None)
+    device = devices.of_worker(settings.device, int(os.environ.get("LOCAL_RANK", rank)))
+    trainer = loop.Trainer(settings, images, rank, None, device)
     if not settings.is_server(rank):
         on_event({"event": "ready", "rank": rank, **trainer.measure_speed()})
     import gradwire.torch  # noqa: F401 - before there is a group, see there
@@ -148,14 +149,15 @@ def main() -> int:
 
     import torch.distributed as dist
 
-    from gradwire.train import data, loop
+    from gradwire.train import data, devices, loop
     from gradwire.train.settings import TrainSettings
 
     orders = launcher.receive()
     settings, rank = TrainSettings.from_json(orders["settings"]), int(orders["rank"])
     try:
         images = data.load(settings.data, settings.data_dir)
-        trainer = loop.Trainer(settings, images, rank, orders["interface"])
+        device = devices.of_worker(settings.device, rank)
+        trainer = loop.Trainer(settings, images, rank, orders["interface"], device)
         if not settings.is_server(rank):
             launcher.send({"event": "ready", **trainer.measure_speed()})
         port = 0 if rank == 0 else launcher.receive()["port"]

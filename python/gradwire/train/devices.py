@@ -1,0 +1,76 @@
+"""Which device a worker computes on: `cpu`, `cuda` or `cuda:K` in the settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradwire.train.settings import PLAIN_DDP, TrainSettings, is_cuda
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DeviceError(Exception):
+    """The device that was asked for cannot be used; the message says why."""
+
+
+def check_usable(settings: TrainSettings) -> None:
+    """Raises DeviceError unless this machine, its PyTorch and this build of gradwire have what the
+    settings' device takes."""
+    if not is_cuda(settings.device):
+        return
+    import torch
+
+    asked = f"--device {settings.device}"
+    if not torch.cuda.is_available():
+        raise DeviceError(f"{asked}: PyTorch {torch.__version__} has no GPU here: {_why_no_gpu()}")
+    device, count = torch.device(settings.device), torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise DeviceError(f"{asked}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
+    if all(codec == PLAIN_DDP for codec in settings.codecs):
+        return
+    from gradwire.torch.device_codec import require_kernels
+
+    try:
+        require_kernels(device)
+    except RuntimeError as error:
+        raise DeviceError(f"{asked}: {error}; what goes is --codec {PLAIN_DDP}") from error
+
+
+def of_worker(name: str, local_rank: int) -> torch.device:
+    """`cuda` gives the workers of a machine its GPUs in turn; more workers than GPUs share them.
+
+    local_rank: of the worker among those of its machine, or where nobody tells, among all.
+    """
+    import torch
+
+    if name == "cuda":
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return torch.device(name)
+
+
+def describe(device: torch.device) -> str:
+    """`cpu`, or `cuda:0 (NVIDIA H100)`."""
+    import torch
+
+    if device.type == "cpu":
+        return "cpu"
+    return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def wait_for(device: torch.device) -> None:
+    """Until all that was asked of the device is done: before a time is taken."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _why_no_gpu() -> str:
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return str(error).strip().splitlines()[0]
+    return "no device"

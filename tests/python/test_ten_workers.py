@@ -1,0 +1,204 @@
+"""bench/ten_workers.py: all workers of a training in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from small_data import write_fashion_mnist
+
+pytest.importorskip("torch")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import torch
+from torch import nn
+
+import one_process
+import ten_workers
+from gradwire.train import data, models
+from gradwire.train.data import Batches, Data
+from gradwire.train.schedule import learning_rate
+
+SETTING = one_process.Setting(
+    model="lenet", steps=4, workers=3, batch=4, learning_rate=0.005, device="cpu"
+)
+
+WEIGHTS = [150, 2400, 48000, 10080, 840]  # of lenet
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fashion_mnist(tmp_path_factory.mktemp("data") / "fashion-mnist", 300, 100)
+
+
+@pytest.fixture(scope="module")
+def images(folder: Path) -> Data:
+    return data.load("fashion-mnist", folder)
+
+
+def simulate(images: Data, codec: str, every: int = 1) -> tuple[one_process.Outcome, list[float]]:
+    losses: list[float] = []
+    outcome = one_process.train(
+        SETTING, images, codec, every, 7, lambda step, loss: losses.append(loss)
+    )
+    return outcome, losses
+
+
+def plain_losses(images: Data, every: int) -> list[float]:
+    """Without gradwire: one model, the sum of `every` batches of all workers, PyTorch's SGD."""
+    model = models.build("lenet", 1, 28, 10, seed=7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-4)
+    batches = Batches(images, 12, world=1, rank=0, seed=7)
+    losses = []
+    for step in range(SETTING.steps):
+        pixels, labels = (torch.from_numpy(array) for array in batches.at(step))
+        loss = nn.functional.cross_entropy(model(pixels), labels)
+        loss.backward()
+        losses.append(loss.item())
+        if (step + 1) % every == 0:
+            optimizer.param_groups[0]["lr"] = learning_rate(step, SETTING.steps, 0.005, 3)
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_raw_is_plain_training(images: Data, every: int) -> None:
+    outcome, losses = simulate(images, "raw", every)
+    assert losses == pytest.approx(plain_losses(images, every), rel=1e-4)
+    assert outcome.push_payload_bits == outcome.pull_payload_bits == 32 / every
+    assert 32 / every < outcome.push_bits < 32.1 / every  # headers
+
+
+def quantize(x: np.ndarray, residual: np.ndarray) -> np.ndarray:
+    """3LC with s = 1.5, tensor by tensor; the residual takes up what is lost."""
+    wanted = x + residual
+    arrived = wanted.copy()
+    start = 0
+    for numel in WEIGHTS:
+        part = slice(start, start + numel)
+        scale = np.float32(1.5) * np.abs(wanted[part]).max()
+        arrived[part] = np.sign(wanted[part]) * (np.abs(wanted[part]) > scale / 2) * scale
+        start += numel
+    residual[:] = wanted - arrived
+    return arrived
+
+
+def test_residuals_of_workers_and_server(images: Data) -> None:
+    """The same in plain NumPy: every vector holds the weights first, then the biases."""
+    model = models.build("lenet", 1, 28, 10, seed=7)
+    parameters = sorted(model.parameters(), key=lambda p: p.dim() == 1)
+    server = np.concatenate([p.detach().numpy().ravel() for p in parameters])
+    replica, momentum, pull = server.copy(), np.zeros_like(server), np.zeros_like(server)
+    pushes = [np.zeros_like(server) for _ in range(SETTING.workers)]
+    batches = Batches(images, 12, world=1, rank=0, seed=7)
+    losses = []
+    for step in range(SETTING.steps):
+        nn.utils.vector_to_parameters(torch.from_numpy(replica.copy()), parameters)
+        pixels, labels = (torch.from_numpy(array) for array in batches.at(step))
+        mean, loss_of_all = np.zeros_like(server), 0.0
+        for worker, residual in enumerate(pushes):
+            own = slice(4 * worker, 4 * worker + 4)
+            loss = nn.functional.cross_entropy(model(pixels[own]), labels[own])
+            gradients = torch.autograd.grad(loss, parameters)
+            flat = np.concatenate([gradient.numpy().ravel() for gradient in gradients])
+            mean += quantize(flat, residual) / SETTING.workers
+            loss_of_all += loss.item()
+        losses.append(loss_of_all / SETTING.workers)
+        momentum = 0.9 * momentum + mean + 1e-4 * server
+        change = -learning_rate(step, SETTING.steps, 0.005, 3) * momentum
+        server = server + change.astype(np.float32)
+        replica += quantize(change.astype(np.float32), pull)
+    assert simulate(images, "3lc:s=1.5")[1] == pytest.approx(losses, rel=1e-4)
+    assert abs(losses[-1] - plain_losses(images, 1)[-1]) > 1e-3
+
+
+def test_small_tensors_go_raw_and_the_rest_is_compressed(images: Data) -> None:
+    outcome, losses = simulate(images, "stoch3:coder=none")
+    payload = sum(8 * (4 + -(-n // 5)) for n in WEIGHTS) / sum(WEIGHTS)  # a scale, 5 to a byte
+    assert outcome.push_payload_bits == outcome.pull_payload_bits
+    assert outcome.push_payload_bits == pytest.approx(payload, abs=0.01)
+    raw = 8 * (4 * 236 + 6 * 32)  # biases and headers
+    assert outcome.push_bits == pytest.approx((payload * sum(WEIGHTS) + raw) / 61706, abs=0.01)
+    assert losses[0] == pytest.approx(plain_losses(images, 1)[0], rel=1e-5)
+    assert losses[-1] != pytest.approx(plain_losses(images, 1)[-1], rel=1e-5)
+
+
+def test_the_same_seed_is_the_same_training(images: Data) -> None:
+    assert simulate(images, "3lc:s=1.5") == simulate(images, "3lc:s=1.5")
+
+
+def test_what_lies_on_another_device_comes_back(
+    images: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = simulate(images, "3lc:s=1.5")
+    monkeypatch.setattr(torch.Tensor, "cpu", torch.Tensor.clone)
+    assert simulate(images, "3lc:s=1.5") == wanted
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(images: Data) -> None:
+    setting = one_process.Setting("lenet", 50, 3, 4, 1e12, "cpu")
+    outcome = one_process.train(setting, images, "raw", 1, 7, lambda step, loss: None)
+    assert outcome.accuracy is None
+    assert outcome.steps < 50
+
+
+def test_statistics_are_those_of_the_first_worker() -> None:
+    model = one_process.FlatModel(models.build("resnet20", 1, 28, 10, seed=0))
+    norm = model.module.get_submodule("bn1")
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    before = norm.running_mean.clone()
+    gradient = model.gradient_views(torch.zeros_like(model.weights))
+    batch = torch.ones(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64)
+    model.add_gradient(*batch, gradient, is_first=False)
+    assert torch.equal(norm.running_mean, before)
+    model.add_gradient(*batch, gradient, is_first=True)
+    assert not torch.equal(norm.running_mean, before)
+
+
+def call(results: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ten_workers.__file__, str(results)]
+    command += ["--model", "lenet", "--data-dir", str(folder), "--batch", "2", "--threads", "1"]
+    command += ["--design", "raw", "--design", "3lc-1.75", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_call_goes_on_where_another_ended(folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    first = call(results, folder, "--steps", "3", "--seeds", "1")
+    assert first.returncode == 0, first.stderr
+    assert "raw, seed 0: step 3 of 3" in first.stderr
+    run = json.loads((results / "run-3lc-1.75-0.json").read_text())
+    assert (run["steps"], run["setting"]["workers"]) == (3, 10)
+
+    second = call(results, folder, "--steps", "3", "--seeds", "2")
+    assert "seed 1: step 3" in second.stderr
+    assert "seed 0" not in second.stderr
+    assert second.stdout == (results / "table.md").read_text()
+    row = next(line for line in second.stdout.splitlines() if "1.75" in line)
+    assert row.endswith("| 93.51 % | +0.14 | 107.0 |")
+    assert json.loads((results / "summary.json").read_text())["3lc-1.75"]["seeds"] == [0, 1]
+
+    other = call(results, folder, "--steps", "2")
+    assert other.returncode == 1
+    assert "take another folder" in other.stderr
+
+
+def test_means_and_spread() -> None:
+    bits = dict.fromkeys(ten_workers.BITS, 0.5)
+    found = [("raw", 0, 0.5), ("raw", 1, 0.75), ("int8", 0, 0.25), ("int8", 1, None)]
+    runs = [{"design": d, "seed": s, "accuracy": a, **bits} for d, s, a in found]
+    summary = ten_workers.summarise(runs)
+    assert summary["raw"]["measured_accuracy"] == {"mean": 0.625, "min": 0.5, "max": 0.75}
+    assert summary["int8"]["measured_difference"] == {"mean": -0.25, "min": -0.25, "max": -0.25}
+    assert summary["int8"]["ratio_by_bits"] == 64.0
+    raw, int8 = ten_workers.table(summary)[2:]
+    assert "| 2 | 62.50 % (50.00 to 75.00) |  | 0.500, 0.500 | 64.0 |" in raw
+    assert "| 2 | 25.00 % (1 of 2 seeds diverged) | -25.00 % |" in int8
