@@ -1,12 +1,17 @@
 # gradwire_options: what every target of this project is compiled with.
 add_library(gradwire_options INTERFACE)
-target_compile_options(gradwire_options INTERFACE
-  # The same bytes everywhere: a compiler that fuses a multiplication with an addition changes them.
-  -ffp-contract=off
-  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
+# The same bytes everywhere: a compiler that fuses a multiplication with an addition changes them.
+set(gradwire_flags -ffp-contract=off -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
+set(gradwire_cuda_flags --fmad=false)
 if(GRADWIRE_WERROR)
-  target_compile_options(gradwire_options INTERFACE -Werror)
+  list(APPEND gradwire_flags -Werror)
+  list(APPEND gradwire_cuda_flags -Werror=all-warnings)
 endif()
+# What nvcc hands to the host's compiler is its own code too, which -Wpedantic is no match for.
+list(JOIN gradwire_flags "," flags_behind_nvcc)
+target_compile_options(gradwire_options INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:${gradwire_flags};-Wpedantic>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:${gradwire_cuda_flags};-Xcompiler=${flags_behind_nvcc}>")
 
 if(GRADWIRE_SANITIZE STREQUAL "address")
   set(gradwire_sanitizers address,undefined)

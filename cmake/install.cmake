@@ -41,14 +41,37 @@ target_compile_features(${installed_library} INTERFACE cxx_std_20)
 install(TARGETS ${installed_library} EXPORT gradwire_targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-set(no_headers PATTERN "cuda.h" EXCLUDE) # until it has run on a GPU
+set(no_headers "")
 if(NOT GRADWIRE_HAS_MPI)
   list(APPEND no_headers PATTERN "*mpi.h" EXCLUDE)
+endif()
+if(NOT GRADWIRE_HAS_CUDA)
+  list(APPEND no_headers PATTERN "cuda.h" EXCLUDE)
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/gradwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h" ${no_headers})
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gradwire)
+
+# gradwire_install_part(part library...): installs gradwire_<part>, a library of its own on top of
+# gradwire and these, as gradwire::<part>.
+function(gradwire_install_part part)
+  set(installed gradwire_${part})
+  set_target_properties(${installed} PROPERTIES EXPORT_NAME ${part})
+  if(BUILD_SHARED_LIBS)
+    set(installed gradwire_${part}_shared)
+    add_library(${installed} SHARED $<TARGET_OBJECTS:gradwire_${part}>)
+    target_link_libraries(${installed} PUBLIC gradwire_shared ${ARGN})
+    gradwire_shared_library(${installed} gradwire_${part})
+    # libgradwire.so lies beside it.
+    set_target_properties(${installed} PROPERTIES EXPORT_NAME ${part} INSTALL_RPATH "$ORIGIN")
+  endif()
+  install(TARGETS ${installed} EXPORT gradwire_${part}_targets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT gradwire_${part}_targets NAMESPACE gradwire:: DESTINATION ${package_dir})
+endfunction()
+
 install(EXPORT gradwire_targets NAMESPACE gradwire:: DESTINATION ${package_dir})
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/gradwire-config.cmake.in
   ${PROJECT_BINARY_DIR}/gradwire-config.cmake INSTALL_DESTINATION ${package_dir})

@@ -3,7 +3,8 @@
 
 C: every function marked GW_API, no other. C++: names of namespace gradwire that are marked
 GRADWIRE_EXPORT, each of them, no other; and no function at namespace scope lacks the mark, unless
-it is defined in the header. All carry the version GRADWIRE_x.y.
+it is defined in the header. All carry the version GRADWIRE_x.y. Beside them, with the version
+GRADWIRE_PRIVATE_x.y.z, stands what libgradwire_cuda.so of the same build takes from libgradwire.so.
 
 Usage: check_exports.py INCLUDE_DIR LIBRARY...    exit status 0: equal, 1: differences printed
 """
@@ -24,6 +25,7 @@ _CPP_DECLARATION = re.compile(
     r"^(?=[A-Za-z\[])(?!using|template|class|struct|enum)(?:[^;{}]|\{\})*;", re.MULTILINE
 )
 _FUNCTION_NAME = re.compile(r"(\w+)\(")
+_PRIVATE_VERSION = re.compile(r"GRADWIRE_PRIVATE_\d+\.\d+\.\d+")
 _SPECIAL = re.compile(r"^(?:typeinfo name|typeinfo|vtable|VTT) for ")
 
 
@@ -58,7 +60,7 @@ def read_headers(include: Path) -> Declared:
 
 
 def read_exports(library: Path) -> list[tuple[str, str]]:
-    """(demangled name, version) of each symbol that the library defines for others."""
+    """(demangled name, version) of each symbol that the library defines for everyone."""
     listed = subprocess.run(
         ["nm", "--dynamic", "--defined-only", "--demangle", str(library)],
         capture_output=True,
@@ -68,8 +70,9 @@ def read_exports(library: Path) -> list[tuple[str, str]]:
     exports = []
     for line in listed.splitlines():
         _, kind, name = line.split(maxsplit=2)
-        if kind != "A":  # the version itself
-            symbol, _, version = name.partition("@@")
+        symbol, _, version = name.partition("@@")
+        # A: the version itself.
+        if kind != "A" and not _PRIVATE_VERSION.fullmatch(version):
             exports.append((symbol, version))
     return exports
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs gradwire as a user does, shared and static, into build/install-prefix, and builds and
 # runs the examples in C and C++ against it: with pkg-config, with nothing but cc, with CMake.
+# (gradwire::cuda: scripts/check_install_cuda.sh.)
 #
 # Usage: scripts/check_install.sh
 set -euo pipefail
@@ -20,7 +21,7 @@ install_as() {
   [[ $1 == static ]] && shared=OFF
   prefix=$PWD/build/install-prefix/$1
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGRADWIRE_TESTS=OFF \
-    -DBUILD_SHARED_LIBS="$shared" -DCMAKE_INSTALL_LIBDIR=lib
+    -DGRADWIRE_CUDA=OFF -DBUILD_SHARED_LIBS="$shared" -DCMAKE_INSTALL_LIBDIR=lib
   cmake --build "$build" -j "$(nproc)"
   # The prefix is given here and not before, which must be right too.
   cmake --install "$build" --prefix "$prefix"

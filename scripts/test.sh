@@ -18,6 +18,7 @@ stages=(
   "lint      formatters and linters (scripts/lint.sh)"
   "clang     build with clang++, warnings are errors, fuzzers too; ctest"
   "asan      AddressSanitizer and UndefinedBehaviorSanitizer; ctest"
+  "cuda      build with nvcc for sm_80, sm_90, sm_100; cuda_test, for which a GPU is needed; install"
   "install   cmake --install, shared and static; the examples in C and C++ against it"
   "wheel     the built package alone, in an environment without PyTorch"
   "pytest    the Python tests"
@@ -41,12 +42,34 @@ stage_gcc() { build_and_ctest gcc; }
 stage_lint() { scripts/lint.sh; }
 stage_clang() { build_and_ctest clang; }
 stage_asan() { build_and_ctest asan; }
+# A line that begins with `note:` is shown in the terminal too.
+stage_cuda() {
+  command -v nvcc >/dev/null || PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
+  if ! command -v nvcc >/dev/null; then
+    echo "note: there is no nvcc here; the codecs on the GPU were not compiled"
+    return
+  fi
+  cmake --preset cuda
+  cmake --build --preset cuda -j "$(nproc)"
+  local status=0
+  build/cuda/tests/cuda/cuda_test || status=$?
+  case $status in
+    0) ;;
+    77) echo "note: there is no GPU here; the codecs on the GPU were compiled, but not run" ;;
+    *) return "$status" ;;
+  esac
+  scripts/check_install_cuda.sh
+}
 stage_install() { scripts/check_install.sh; }
 stage_tsan() { build_and_ctest tsan; }
 stage_release() { build_and_ctest release; }
 stage_pytest() {
   scripts/setup.sh # the module that is tested is the one these sources give
-  "$venv/bin/python" -m pytest --durations=10 tests
+  # Tests of buckets on a GPU run its kernels on the host.
+  cmake --preset gcc
+  cmake --build --preset gcc --target _cuda_on_host -j "$(nproc)"
+  # Two processes, each takes the next file in order: half of the time they would wait for ranks.
+  "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 tests
 }
 
 # The wheel must stand alone: whatever the source tree or PyTorch would lend it is not there.
@@ -124,6 +147,7 @@ for stage in "${chosen[@]}"; do
     read_clock "$stage_start"
   else
     run_step "$stage" "build/logs/test-$stage.log" "$0" --inline "$stage" || status=$?
+    sed -n 's/^note: /      /p' "build/logs/test-$stage.log"
   fi
   if ((status != 0)); then
     summary+=("$(printf '%-10s %7s s   FAILED' "$stage" "$clock")")

@@ -4,7 +4,9 @@
 //
 // Bytes moved are what the algorithm must read and write: of each value x, the residual where it is
 // kept, the sum that is added to, and the payload (or payloads). The share is that of the copy's
-// bandwidth (bytes read and written) in the same process. Medians of kRepetitions.
+// bandwidth (bytes read and written) in the same process. Medians of kRepetitions. What targets.h
+// wants is compared with what was measured at the end, a line each that ends with `pass` or
+// `short`.
 
 #include <cuda_runtime.h>
 
@@ -13,12 +15,15 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "gradwire/cuda.h"
+#include "targets.h"
 
 namespace gradwire::cuda {
 namespace {
@@ -141,7 +146,8 @@ class Bench {
     return 8.0 * static_cast<double>(n_) / static_cast<double>(copy_ms_);
   }
 
-  void run(const std::string& text) {
+  // Prints a line; nothing for a codec that has no kernels.
+  std::optional<Measured> run(const std::string& text) {
     const auto codec = Codec::parse(text).value();
     std::vector<BucketSegment> segments;
     uint64_t offset = 0;
@@ -152,7 +158,7 @@ class Bench {
     Result<BucketCodec> made = BucketCodec::create(codec, segments);
     if (!made.ok()) {
       std::printf("%-34s %s\n", text.c_str(), made.status().message().c_str());
-      return;
+      return std::nullopt;
     }
     const BucketCodec& bucket = made.value();
     Array<std::byte> table(bucket.table().size());
@@ -210,6 +216,12 @@ class Bench {
     };
     const float decode_ms = decode(1, 0);
     const float sum_ms = decode(kSources, kSources + 1);
+    for (const DecodedSegment& segment : decoded.read()) {
+      if (segment.valid == 0) {
+        std::fprintf(stderr, "cuda_bench: %s does not decode what it encoded\n", text.c_str());
+        std::exit(1);
+      }
+    }
     const bool scaled =
         text.substr(0, 4) != "ince" && text != "bf16" && text != "fp16" && text != "raw";
     const double n = static_cast<double>(n_);
@@ -217,13 +229,16 @@ class Bench {
         n * ((scaled ? 2 : 1) * (keeps ? 8 : 4) + (keeps ? 4 : 0)) + static_cast<double>(sent);
     const double decode_bytes = n * 8 + static_cast<double>(sent);
     const double sum_bytes = n * 8 + kSources * static_cast<double>(sent);
-    std::printf("%-34s %8.3f %9.4f %6.2f %9.4f %6.2f %9.4f %6.2f\n", text.c_str(),
-                8 * static_cast<double>(sent) / n, static_cast<double>(encode_ms),
-                encode_bytes / static_cast<double>(encode_ms) / copy_bandwidth(),
-                static_cast<double>(decode_ms),
-                decode_bytes / static_cast<double>(decode_ms) / copy_bandwidth(),
+    const Measured measured = {
+        .encode_ms = static_cast<double>(encode_ms),
+        .encode_share = encode_bytes / static_cast<double>(encode_ms) / copy_bandwidth(),
+        .decode_add_share = decode_bytes / static_cast<double>(decode_ms) / copy_bandwidth()};
+    std::printf("%-34s %8.3f %9.4f %6.2f %10.4f %6.2f %9.4f %6.2f\n", text.c_str(),
+                8 * static_cast<double>(sent) / n, measured.encode_ms, measured.encode_share,
+                static_cast<double>(decode_ms), measured.decode_add_share,
                 static_cast<double>(sum_ms),
                 sum_bytes / static_cast<double>(sum_ms) / copy_bandwidth());
+    return measured;
   }
 
  private:
@@ -233,30 +248,55 @@ class Bench {
   float copy_ms_ = 0;
 };
 
-void run(const char* title, const std::vector<uint64_t>& lengths) {
+using Table = std::map<std::string, Measured>;  // by codec
+
+Table run(const char* title, const std::vector<uint64_t>& lengths) {
   Bench bench(lengths);
   std::printf("\n%s; copy %.0f GB/s read and written\n", title, bench.copy_bandwidth() / 1e6);
-  std::printf("%-34s %8s %9s %6s %9s %6s %9s %6s\n", "codec", "bits", "encode ms", "share",
+  std::printf("%-34s %8s %9s %6s %10s %6s %9s %6s\n", "codec", "bits", "encode ms", "share",
               "decode_add", "share", "7, / 8", "share");
+  Table table;
   for (const char* codec :
        {"3lc:s=1.75,coder=none", "3lc:s=1.75", "3lc:s=1.75,coder=rice", "3lc:s=1.00,coder=rice",
         "terngrad", "stoch3", "stc", "qsgd:bits=2", "qsgd:bits=4", "qsgd:bits=8",
         "qsgd:bits=2,coder=elias", "int8", "onebit", "topk", "inceptionn", "bf16", "fp16", "raw"}) {
-    bench.run(codec);
+    if (const auto measured = bench.run(codec)) table[codec] = *measured;
   }
+  return table;
 }
 
 }  // namespace
 }  // namespace gradwire::cuda
 
 int main(int argc, char** argv) {
-  using gradwire::cuda::run;
-  const uint64_t values = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : uint64_t{256} << 20;
+  using namespace gradwire::cuda;
+  const uint64_t values = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : kTargetValues;
+  if (values == 0) {
+    std::fprintf(stderr, "usage: cuda_bench [VALUES]\n");
+    return 2;
+  }
   cudaDeviceProp device{};
-  gradwire::cuda::require(cudaGetDeviceProperties(&device, 0));
-  std::printf("%s, compute capability %d.%d\n", device.name, device.major, device.minor);
-  run("one tensor", {values});
-  run("1 M values", {uint64_t{1} << 20});
-  run("ResNet-50, 161 tensors in one bucket", gradwire::cuda::resnet50());
+  int driver = 0;
+  require(cudaGetDeviceProperties(&device, 0));
+  require(cudaDriverGetVersion(&driver));
+  std::printf("%s, compute capability %d.%d, %.0f GiB; driver for CUDA %d.%d\n", device.name,
+              device.major, device.minor, static_cast<double>(device.totalGlobalMem) / 0x1p30,
+              driver / 1000, driver % 1000 / 10);
+  const std::string title = "one tensor of " + std::to_string(values) + " values";
+  const Table tables[] = {run(title.c_str(), {values}), run("2^20 values", {uint64_t{1} << 20}),
+                          run("ResNet-50, 161 tensors in one bucket", resnet50())};
+  if (values != kTargetValues) {
+    std::printf("\nno targets: those are for %llu values\n",
+                static_cast<unsigned long long>(kTargetValues));
+    return 0;
+  }
+  std::printf("\n%-58s %8s %9s\n", "target", "", "measured");
+  for (const Target& target : kTargets) {
+    const double measured = target.take(tables[static_cast<size_t>(target.input)].at(target.codec));
+    std::printf(
+        "%-58s %s %-6.4g %8.4f  %s\n", target.name, target.at_least ? ">=" : "< ", target.limit,
+        measured,
+        (target.at_least ? measured >= target.limit : measured < target.limit) ? "pass" : "short");
+  }
   return 0;
 }

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "base/private_export.h"
 #include "codecs/parameters.h"
 #include "gradwire/codec.h"
 
@@ -17,7 +18,7 @@ struct CodecEntry {
 };
 
 namespace codec_entries {
-#define GW_CODEC(symbol) extern const CodecEntry symbol;
+#define GW_CODEC(symbol) extern GW_PRIVATE_EXPORT const CodecEntry symbol;
 #include "codecs/codecs.def"
 #undef GW_CODEC
 }  // namespace codec_entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -162,8 +163,8 @@ def test_step_that_fails_shows_its_log_and_stops(tmp_path: Path) -> None:
 
 def test_test_script_refuses_unknown_stages_and_lists_the_known() -> None:
     listed = run_bash("scripts/test.sh --list").stdout
-    assert re.findall(r"^(setup|includes|gcc|clang|lint|pytest) ", listed, re.M) == [
-        *("setup", "includes", "gcc", "lint", "clang", "pytest")
+    assert re.findall(r"^(setup|includes|gcc|clang|lint|cuda|pytest) ", listed, re.M) == [
+        *("setup", "includes", "gcc", "lint", "clang", "cuda", "pytest")
     ]
     result = run_bash("scripts/test.sh includes no-such-stage")
     assert result.returncode == 2
@@ -184,6 +185,38 @@ def test_test_script_stops_at_the_first_failure(tmp_path: Path) -> None:
     assert re.search(r"^includes +\d+\.\d s +FAILED$", result.stdout, re.M)
     assert not re.search(r"^lint ", result.stdout, re.M)
     assert "FAILED in stage includes" in result.stdout
+
+
+def test_test_script_says_that_there_is_no_nvcc(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    for name in ("test.sh", "progress.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "cut", "dirname", "env", "mkdir", "sed", "sleep", "tail", "tr", "wc"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    script = f"PATH='{tools}' CUDA_HOME='{tmp_path}' scripts/test.sh cuda"
+    result = run_bash(script, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout
+    assert (
+        "\n      there is no nvcc here; the codecs on the GPU were not compiled\n" in result.stdout
+    )
+    assert re.search(r"^cuda +\d+\.\d s +ok$", result.stdout, re.M)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "reason"),
+    [
+        ("--arhc 90", 2, "unknown option --arhc"),
+        ("--build-only", 1, "--build-only needs --arch"),
+        ("--help", 0, ""),
+    ],
+)
+def test_gpu_check_refuses_what_it_cannot_do(arguments: str, status: int, reason: str) -> None:
+    result = run_bash(f"scripts/check-gpu.sh {arguments}")
+    assert result.returncode == status
+    assert reason in result.stderr
+    assert (not result.stderr) == (status == 0)
 
 
 def test_pins_are_exact_and_satisfy_the_package() -> None:

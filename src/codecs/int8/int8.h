@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/private_export.h"
 #include "gradwire/codec.h"
 
 namespace gradwire {
@@ -12,6 +13,6 @@ struct Int8Parameters {
 };
 
 // Of a codec int8; nothing for others.
-[[nodiscard]] std::optional<Int8Parameters> int8_parameters(const Codec& codec);
+[[nodiscard]] GW_PRIVATE_EXPORT std::optional<Int8Parameters> int8_parameters(const Codec& codec);
 
 }  // namespace gradwire

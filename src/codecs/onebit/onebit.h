@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/private_export.h"
 #include "gradwire/codec.h"
 
 namespace gradwire {
@@ -12,6 +13,7 @@ struct OneBitParameters {
 };
 
 // Of a codec onebit; nothing for others.
-[[nodiscard]] std::optional<OneBitParameters> onebit_parameters(const Codec& codec);
+[[nodiscard]] GW_PRIVATE_EXPORT std::optional<OneBitParameters> onebit_parameters(
+    const Codec& codec);
 
 }  // namespace gradwire

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/private_export.h"
 #include "codecs/qsgd/qsgd_shape.h"
 #include "gradwire/codec.h"
 
@@ -18,6 +19,6 @@ struct QsgdParameters {
 };
 
 // Of a codec qsgd; nothing for others.
-[[nodiscard]] std::optional<QsgdParameters> qsgd_parameters(const Codec& codec);
+[[nodiscard]] GW_PRIVATE_EXPORT std::optional<QsgdParameters> qsgd_parameters(const Codec& codec);
 
 }  // namespace gradwire

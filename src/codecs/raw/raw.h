@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "base/private_export.h"
 #include "gradwire/codec.h"
 
 namespace gradwire {
@@ -11,6 +12,6 @@ struct RawParameters {
 };
 
 // Of a codec raw; nothing for others.
-[[nodiscard]] std::optional<RawParameters> raw_parameters(const Codec& codec);
+[[nodiscard]] GW_PRIVATE_EXPORT std::optional<RawParameters> raw_parameters(const Codec& codec);
 
 }  // namespace gradwire

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "base/private_export.h"
 #include "codecs/ternary.h"
 #include "gradwire/codec.h"
 
@@ -13,6 +14,6 @@ struct StcParameters {
 };
 
 // Of a codec stc; nothing for others.
-[[nodiscard]] std::optional<StcParameters> stc_parameters(const Codec& codec);
+[[nodiscard]] GW_PRIVATE_EXPORT std::optional<StcParameters> stc_parameters(const Codec& codec);
 
 }  // namespace gradwire

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/private_export.h"
 #include "codecs/ternary.h"
 #include "gradwire/codec.h"
 
@@ -16,6 +17,7 @@ struct Stoch3Parameters {
 };
 
 // Of a codec stoch3; nothing for others.
-[[nodiscard]] std::optional<Stoch3Parameters> stoch3_parameters(const Codec& codec);
+[[nodiscard]] GW_PRIVATE_EXPORT std::optional<Stoch3Parameters> stoch3_parameters(
+    const Codec& codec);
 
 }  // namespace gradwire

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/private_export.h"
 #include "codecs/ternary.h"
 #include "gradwire/codec.h"
 
@@ -18,6 +19,7 @@ struct TernGradParameters {
 };
 
 // Nothing where the codec is another one.
-std::optional<TernGradParameters> terngrad_parameters(const Codec& codec);
+[[nodiscard]] GW_PRIVATE_EXPORT std::optional<TernGradParameters> terngrad_parameters(
+    const Codec& codec);
 
 }  // namespace gradwire

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/private_export.h"
 #include "codecs/ternary.h"
 #include "gradwire/codec.h"
 
@@ -15,6 +16,7 @@ struct ThreeLcParameters {
 };
 
 // Of a codec 3lc; nothing for others.
-[[nodiscard]] std::optional<ThreeLcParameters> three_lc_parameters(const Codec& codec);
+[[nodiscard]] GW_PRIVATE_EXPORT std::optional<ThreeLcParameters> three_lc_parameters(
+    const Codec& codec);
 
 }  // namespace gradwire

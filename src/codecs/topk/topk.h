@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/private_export.h"
 #include "gradwire/codec.h"
 
 namespace gradwire {
@@ -20,6 +21,6 @@ struct TopkParameters {
 };
 
 // Of a codec topk; nothing for others.
-[[nodiscard]] std::optional<TopkParameters> topk_parameters(const Codec& codec);
+[[nodiscard]] GW_PRIVATE_EXPORT std::optional<TopkParameters> topk_parameters(const Codec& codec);
 
 }  // namespace gradwire
