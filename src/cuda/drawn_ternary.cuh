@@ -68,7 +68,7 @@ struct DrawnQuantizer {
   [[nodiscard]] Status measure(const Segments& segments, const Input& input,
                                const Magnitudes& magnitudes, cudaStream_t stream) const {
     if (clip == 0.0f) {
-      return launch(find_magnitudes, segments.chunks, stream, segments, input, magnitudes);
+      return queue_magnitudes(segments, input, magnitudes, stream);
     }
     GW_RETURN_IF_ERROR(
         launch(find_moments, segments.chunks, stream, segments, input, magnitudes, kept.sums));

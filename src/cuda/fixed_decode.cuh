@@ -169,7 +169,8 @@ class FixedChunk {
       const uint32_t at = values.at[i];
       valid &= format_.valid_code(code, at);
       typename Format::Scale scale = codes.scale;
-      if (several_) scale = format_.load(codes.scales + scale_of_(worked_out_anew(at)) * Format::kScaleBytes);
+      if (several_)
+        scale = format_.load(codes.scales + scale_of_(worked_out_anew(at)) * Format::kScaleBytes);
       if constexpr (kMode == DecodeMode::kStore) {
         sums[i] = format_.value(code, at, scale);
       } else if constexpr (Format::kSparse) {

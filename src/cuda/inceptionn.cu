@@ -39,8 +39,7 @@ class InceptionnKernels final : public CodecKernels {
                               arguments.encoded_dev, scratch));
     // Without a residual, what is not finite passes through.
     if (arguments.residual_type != ResidualType::kNone) {
-      GW_RETURN_IF_ERROR(
-          launch(find_magnitudes, segments.chunks, stream, segments, input, scratch.magnitudes));
+      GW_RETURN_IF_ERROR(queue_magnitudes(segments, input, scratch.magnitudes, stream));
     }
     GW_RETURN_IF_ERROR(launch(encode_bursts, tiles, stream, segments, input, clip_, payloads,
                               arguments.encoded_dev, scratch));

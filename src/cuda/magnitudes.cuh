@@ -60,25 +60,41 @@ __device__ inline void raise_segment(const Chunk& chunk, uint32_t largest, bool 
   atomicMax(&magnitudes.of_segment[chunk.index], largest);
 }
 
-// Of each scale's bucket, where asked for, and of each segment.
+// Blocks that share a chunk here: with one, a bucket of 1 M values would keep 26 multiprocessors
+// waiting for memory 20 times.
+inline constexpr uint32_t kPartsOfMagnitudes = 5;
+inline constexpr uint32_t kPartOfMagnitudes = kChunkValues / kPartsOfMagnitudes;
+static_assert(kPartsOfMagnitudes * kPartOfMagnitudes == kChunkValues);
+static_assert(kPartOfMagnitudes % (kUnrolled * kThreads) == 0);
+
+// Of each scale's bucket, where asked for, and of each segment. kPartsOfMagnitudes blocks a chunk.
 static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     find_magnitudes(Segments segments, Input input, Magnitudes magnitudes) {
   __shared__ BlockShared shared;
-  const Chunk chunk = Chunk::create(segments, blockIdx.x);
+  const Chunk chunk = Chunk::create(segments, blockIdx.x / kPartsOfMagnitudes);
+  const uint32_t first = blockIdx.x % kPartsOfMagnitudes * kPartOfMagnitudes;
+  if (first >= chunk.n) return;
+  const uint64_t begin = chunk.begin + first;
+  const uint32_t n = min(chunk.n - first, kPartOfMagnitudes);
   const bool several = magnitudes.of_scale != nullptr && chunk.segment.scales > 1;
   uint32_t largest = 0;
   if (several) {
     const ScaleOf scale_of(chunk);
-    input.for_each(chunk.begin, chunk.n, [&](uint32_t at, float b) {
-      raise_scale(chunk, scale_of, at, magnitude_bits(b), magnitudes.of_scale);
+    input.for_each(begin, n, [&](uint32_t at, float b) {
+      raise_scale(chunk, scale_of, first + at, magnitude_bits(b), magnitudes.of_scale);
       largest = max(largest, magnitude_bits(b));
     });
   } else {
-    input.for_each(chunk.begin, chunk.n,
-                   [&](uint32_t, float b) { largest = max(largest, magnitude_bits(b)); });
+    input.for_each(begin, n, [&](uint32_t, float b) { largest = max(largest, magnitude_bits(b)); });
   }
   largest = block_max(largest, shared);
   if (threadIdx.x == 0) raise_segment(chunk, largest, several, magnitudes);
+}
+
+inline Status queue_magnitudes(const Segments& segments, const Input& input,
+                               const Magnitudes& magnitudes, cudaStream_t stream) {
+  return launch(find_magnitudes, uint64_t{kPartsOfMagnitudes} * segments.chunks, stream, segments,
+                input, magnitudes);
 }
 
 // Queues both.
@@ -87,7 +103,7 @@ inline Status measure(const Segments& segments, const Input& input, EncodedSegme
   const uint64_t cleared = segments.count > segments.scales ? segments.count : segments.scales;
   GW_RETURN_IF_ERROR(
       launch(clear_magnitudes, blocks_for(cleared), stream, segments, encoded, magnitudes));
-  return launch(find_magnitudes, segments.chunks, stream, segments, input, magnitudes);
+  return queue_magnitudes(segments, input, magnitudes, stream);
 }
 
 // Tells which value of the chunk is the first whose magnitude bits are at least `limit`.

@@ -47,8 +47,7 @@ class QsgdKernels final : public CodecKernels {
       GW_RETURN_IF_ERROR(launch(sum_squares, blocks_for(most_parts(segments) * kMomentLanes),
                                 stream, segments, input, scratch.squares));
     } else {
-      GW_RETURN_IF_ERROR(
-          launch(find_magnitudes, segments.chunks, stream, segments, input, scratch.magnitudes));
+      GW_RETURN_IF_ERROR(queue_magnitudes(segments, input, scratch.magnitudes, stream));
     }
     GW_RETURN_IF_ERROR(launch(
         make_steps, blocks_for(segments.scales), stream, segments, parameters_.levels,

@@ -13,7 +13,7 @@ struct ThreeLcQuantizer {
   void take_scratch(const Segments&, ScratchLayout&) {}
   [[nodiscard]] static Status measure(const Segments& segments, const Input& input,
                                       const Magnitudes& magnitudes, cudaStream_t stream) {
-    return launch(find_magnitudes, segments.chunks, stream, segments, input, magnitudes);
+    return queue_magnitudes(segments, input, magnitudes, stream);
   }
 
   __device__ void begin(uint32_t) {}

@@ -36,8 +36,7 @@ class TopkKernels final : public CodecKernels {
     const uint64_t cleared = std::max<uint64_t>({segments.count, segments.chunks, 1});
     GW_RETURN_IF_ERROR(launch(clear_sparse_scratch, blocks_for(cleared), stream, segments,
                               arguments.encoded_dev, scratch));
-    GW_RETURN_IF_ERROR(
-        launch(find_magnitudes, segments.chunks, stream, segments, input, scratch.magnitudes));
+    GW_RETURN_IF_ERROR(queue_magnitudes(segments, input, scratch.magnitudes, stream));
     GW_RETURN_IF_ERROR(launch(find_thresholds, segments.count, stream, segments, input,
                               parameters_.ratio, scratch.thresholds));
     return launch(encode_large, segments.chunks, stream, segments, input, parameters_.values,
