@@ -10,6 +10,8 @@
 #   --commit NAME     what is said of the sources where there is no git to ask
 #   --build-only      no GPU needed; with --arch
 #   --run-only        with the programs that are in build/gpu: needs neither compiler nor network
+#   --no-python       without the tests of the hook, for which python3 must have PyTorch, nanobind,
+#                     pytest and typing_extensions
 #
 # Exit status: 0 all right; 1 a build or test failed, or there is no GPU; 3 a speed is short of its target.
 #
@@ -29,6 +31,7 @@ arch=native
 commit=unknown
 builds=yes
 runs=yes
+python=yes
 words="scripts/check-gpu.sh $*"
 while (($# > 0)); do
   case $1 in
@@ -38,6 +41,7 @@ while (($# > 0)); do
     --commit) commit=${2:?--commit needs a name} && shift ;;
     --build-only) runs=no ;;
     --run-only) builds=no ;;
+    --no-python) python=no ;;
     -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
     --) shift && break ;;
     *) echo "check-gpu.sh: unknown option $1 (see --help)" >&2 && exit 2 ;;
@@ -61,11 +65,16 @@ build_programs() {
   command -v nvcc >/dev/null || fail "there is no nvcc here, in PATH or ${CUDA_HOME:-/usr/local/cuda}/bin"
   local generator=()
   ! command -v ninja >/dev/null || [[ -f $build/CMakeCache.txt ]] || generator=(-G Ninja)
+  local module=(-DGRADWIRE_PYTHON=OFF) targets=(cuda_test cuda_bench)
+  if [[ $python == yes ]]; then
+    module=(-DGRADWIRE_PYTHON=ON -DPython_EXECUTABLE="$(command -v python3)")
+    targets+=(_core _cuda)
+  fi
   {
     cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DGRADWIRE_CUDA=ON \
       -DCMAKE_CUDA_ARCHITECTURES="$arch" -DGRADWIRE_TESTS=ON -DGRADWIRE_BENCH=OFF \
-      -DGRADWIRE_PYTHON=OFF -DGRADWIRE_MPI=OFF -DGRADWIRE_INSTALL=OFF "$@" &&
-      cmake --build "$build" --target cuda_test cuda_bench --parallel "$(nproc)"
+      "${module[@]}" -DGRADWIRE_MPI=OFF -DGRADWIRE_INSTALL=OFF "$@" &&
+      cmake --build "$build" --target "${targets[@]}" --parallel "$(nproc)"
   } >"$log" 2>&1 || {
     tail -n 60 "$log" >&2
     fail "the build failed; all of its output is in $log. Without a network see --help"
@@ -77,7 +86,21 @@ build_programs() {
   } >"$build/built.txt"
 }
 
+# The exchange and the hook on the GPU, with the modules that were built.
+test_python() {
+  local site=$build/site
+  rm -rf "$site" && mkdir -p "$site"
+  cp -r python/gradwire "$site/"
+  cp "$build"/python/_core.*.so "$build"/python/_cuda.*.so "$site/gradwire/"
+  PYTHONPATH=$site timeout 200 python3 -m pytest -q -p no:cacheprovider -k "gpu or Gpu" \
+    tests/torch/test_device_exchange.py tests/torch/test_hook_gpu.py
+}
+
 mkdir -p build/logs "$(dirname "$output")"
+if [[ $python == yes ]] && ! python3 -c 'import nanobind, numpy, pytest, torch, typing_extensions' 2>/dev/null; then
+  say "the hook is not tested: python3 lacks PyTorch, nanobind, pytest or typing_extensions"
+  python=no
+fi
 if [[ $builds == yes ]]; then
   say "building in $build (log: $log)"
   build_programs "$@"
@@ -94,12 +117,17 @@ status=0
 ((status != 77)) || fail "CUDA finds no GPU that it can use here"
 ((status == 0)) || fail "the codecs on the GPU are not right (cuda_test ended with $status); nothing was measured"
 
+if [[ $python == yes ]]; then
+  say "the hook, in PyTorch"
+  test_python || fail "the hook is not right on this GPU; nothing was measured"
+fi
+
 say "cuda_bench"
 driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
 {
   echo "# $words, $(date -u +%F); driver ${driver:-unknown}"
   sed 's/^/# /' "$build/built.txt"
-  echo "# cuda_test: every test passed"
+  echo "# cuda_test: every test passed; the hook in PyTorch: $([[ $python == yes ]] && echo too || echo not tested)"
   "$build/bench/cuda/cuda_bench"
 } | tee "$output.part"
 mv "$output.part" "$output"

@@ -1,6 +1,7 @@
 """Buckets on the CPU as if they were on a GPU: their kernels run on the host (tests/cuda/on_host).
 
-The module is the target _cuda_on_host of a build with GRADWIRE_CUDA and GRADWIRE_PYTHON.
+The module is the target _cuda_on_host of a build with GRADWIRE_CUDA_ON_HOST and GRADWIRE_PYTHON, as
+the preset gcc is; or in the folder that the variable GRADWIRE_ON_HOST_MODULE names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BUILT = Path(__file__).parents[2] / "build" / "gcc" / "cuda_on_host"
 @contextlib.contextmanager
 def device_kernels() -> Iterator[None]:
     """Gloo, which takes the memory of this device, stands for NCCL."""
-    folder = Path(os.environ.get("GRADWIRE_CUDA_ON_HOST", _BUILT))
+    folder = Path(os.environ.get("GRADWIRE_ON_HOST_MODULE", _BUILT))
     if not list(folder.glob("_cuda.*")):
         raise FileNotFoundError(f"{folder}: build the target _cuda_on_host (scripts/test.sh does)")
     if str(folder) not in sys.path:

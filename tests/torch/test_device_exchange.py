@@ -1,11 +1,12 @@
 """The exchange of buckets on a device against the core's on the CPU: the same bits.
 
-The kernels run on the host.
+The kernels run on the host, and again on a GPU where there is one.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,21 +24,30 @@ from on_host import device_kernels
 
 # Pieces of tensors, tensors that go raw, and more segments than ranks.
 TENSORS = [("a", [60, 30]), ("norm", [30]), ("b", [7, 11]), ("c", [40, 21]), ("bias", [301])]
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-@pytest.fixture(autouse=True)
-def kernels() -> Iterator[None]:
-    with device_kernels():
+@pytest.fixture(autouse=True, params=[CPU, GPU], ids=["host", "gpu"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where the buckets of the tests are."""
+    monkeypatch.setattr(World, "place", request.param)
+    if request.param == GPU:
+        if not torch.cuda.is_available():
+            pytest.skip("there is no GPU here")
         yield
+    else:
+        with device_kernels():
+            yield
 
 
 class World:
     """The same ranks twice: on the device and on the CPU."""
 
+    place = CPU
+
     def __init__(self, size: int, codec: str, seed: int = 5, **options: Any) -> None:
         self.layout = Layout(TENSORS, size, codec, **{"min_numel": 64, **options})
-        self.device = [DeviceExchange(self.layout, r, CPU, seed=seed) for r in range(size)]
+        self.device = [DeviceExchange(self.layout, r, self.place, seed=seed) for r in range(size)]
         self.cpu = [Exchange(self.layout, r, seed=seed) for r in range(size)]
         self._generator = torch.Generator().manual_seed(size)
 
@@ -52,17 +62,21 @@ class World:
         where it is not finite; of several, the first to arrive is.
         """
         gradients = gradients or self.gradients()
-        on_device = [g.clone() for g in gradients]
+        on_device = self.copies(gradients)
         on_cpu = [g.numpy().copy() for g in gradients]
         loopback.average(self.device, on_device, step)
         loopback.average_on_cpu(self.cpu, on_cpu, step)
         for a, b in zip(on_device, on_cpu, strict=True):
-            same_bits(a.numpy(), b)
+            same_bits(a.cpu().numpy(), b)
         for device, cpu in zip(self.device, self.cpu, strict=True):
             assert (device.non_finite is None) == (cpu.non_finite is None)
             assert culprits > 1 or device.non_finite == cpu.non_finite
         self.compare_residuals()
-        return on_device[0]
+        return on_device[0].cpu()
+
+    def copies(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """On the device."""
+        return [gradient.to(self.place, copy=True) for gradient in gradients]
 
     def compare_residuals(self) -> None:
         for device, cpu in zip(self.device, self.cpu, strict=True):
@@ -125,8 +139,7 @@ def test_bytes_and_values_are_counted() -> None:
             for peer, length in enumerate(reply.lengths):
                 sent[peer] += length if peer != rank else 0
 
-    buckets = world.gradients()
-    loopback.average(world.device, buckets, 0, count)
+    loopback.average(world.device, world.copies(world.gradients()), 0, count)
     for rank, exchange in enumerate(world.device):
         stats = exchange.stats()
         assert stats["push_bytes"] + stats["pull_bytes"] == sent[rank]
@@ -214,8 +227,9 @@ def test_a_corrupt_payload_ends_the_step(leg: type) -> None:
         if isinstance(request, leg):
             replies[0].data[replies[0].begins[1] + 60] = 255  # no five trits
 
+    buckets = world.copies(world.gradients())
     with pytest.raises(GradwireError, match=f"a {leg.__name__.lower()}.* is corrupt") as raised:
-        loopback.average(world.device, world.gradients(), 0, spoil)
+        loopback.average(world.device, buckets, 0, spoil)
     assert raised.value.code == "corrupt_payload"
 
 
@@ -225,8 +239,9 @@ def test_sizes_that_no_message_has_are_refused() -> None:
     def spoil(request: Push | Pull, replies: list[Received]) -> None:
         replies[0].data[replies[0].begins[1] + 16] ^= 64  # of the first payload
 
+    buckets = world.copies(world.gradients())
     with pytest.raises(PeerMismatchError, match="a message of rank 1 does not fit") as raised:
-        loopback.average(world.device, world.gradients(), 0, spoil)
+        loopback.average(world.device, buckets, 0, spoil)
     assert raised.value.ranks == (1,)
 
 
@@ -243,13 +258,13 @@ def test_a_captured_step_is_the_same_step(codec: str, size: int) -> None:
     world.step(0)
     for step in (1, 2):
         gradients = world.gradients()
-        on_device = [g.clone() for g in gradients]
+        on_device = world.copies(gradients)
         on_cpu = [g.numpy().copy() for g in gradients]
         pairs = zip(world.device, on_device, strict=True)
         loopback.run([exchange.captured(bucket) for exchange, bucket in pairs])
         loopback.average_on_cpu(world.cpu, on_cpu, step)
         for a, b in zip(on_device, on_cpu, strict=True):
-            same_bits(a.numpy(), b)
+            same_bits(a.cpu().numpy(), b)
         world.compare_residuals()
     assert [exchange.void_steps for exchange in world.device] == [0] * size
     world.step(3)
@@ -259,10 +274,10 @@ def test_what_a_captured_step_sent_in_vain_is_owed_again() -> None:
     world = World(3, "3lc:s=1.75,coder=none")
 
     def captured(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        buckets = [g.clone() for g in gradients]
+        buckets = world.copies(gradients)
         pairs = zip(world.device, buckets, strict=True)
         loopback.run([exchange.captured(bucket) for exchange, bucket in pairs])
-        return buckets
+        return [bucket.cpu() for bucket in buckets]
 
     def owed() -> torch.Tensor:
         total = torch.zeros(world.layout.numel, dtype=torch.float64)
@@ -308,19 +323,43 @@ def test_what_a_captured_step_sent_in_vain_is_owed_again() -> None:
 def test_what_cannot_be_captured_says_why(codec: str, why: str) -> None:
     world = World(2, codec)
     with pytest.raises(RuntimeError, match=f"{codec} can't be captured in a CUDA graph: .*{why}"):
-        next(world.device[0].captured(world.gradients()[0]))
+        next(world.device[0].captured(world.copies(world.gradients())[0]))
+
+
+@pytest.mark.parametrize("codec", CAPTURED)
+def test_a_cuda_graph_replays_the_step(codec: str) -> None:
+    world = World(3, codec)
+    if world.place != GPU:
+        pytest.skip("graphs are a GPU's")
+    world.step(0)
+    buckets = world.copies(world.gradients())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        pairs = zip(world.device, buckets, strict=True)
+        loopback.run([exchange.captured(bucket) for exchange, bucket in pairs])
+    for step in (1, 2):
+        gradients = world.gradients()
+        on_cpu = [g.numpy().copy() for g in gradients]
+        for bucket, gradient in zip(buckets, gradients, strict=True):
+            bucket.copy_(gradient)
+        graph.replay()
+        loopback.average_on_cpu(world.cpu, on_cpu, step)
+        for a, b in zip(buckets, on_cpu, strict=True):
+            same_bits(a.cpu().numpy(), b)
+        world.compare_residuals()
 
 
 # What there is -----------------------------------------------------------------------------------
 
 
 def test_kernels_are_for_devices_that_have_some() -> None:
-    assert has_kernels(CPU)  # in these tests
+    assert has_kernels(World.place)  # in these tests
     with pytest.raises(TypeError, match="not on meta"):
         require_kernels(torch.device("meta"))
 
 
-def test_a_build_without_cuda_says_so() -> None:
+def test_a_build_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gradwire._cuda", None)
     pattern = "gradients on cuda:1: this gradwire was built without CUDA.*GRADWIRE_CUDA=ON"
     with pytest.raises(RuntimeError, match=re.compile(pattern)):
         require_kernels(torch.device("cuda:1"))

@@ -72,6 +72,7 @@ class Options:
     residuals: list[bytes] | None = None  # saved states of the hook by rank, for a restart
     weights: bytes | None = None  # saved model and optimizer, for a restart
     dtype: torch.dtype = torch.float32  # of the model and of its gradients
+    device: str = "cpu"
 
 
 @dataclass
@@ -102,13 +103,13 @@ def load(content: bytes) -> dict[str, Any]:
 
 def digest(model: nn.Module) -> str:
     return hashlib.sha256(
-        b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in model.parameters())
+        b"".join(p.detach().view(torch.uint8).cpu().numpy().tobytes() for p in model.parameters())
     ).hexdigest()
 
 
 def train(options: Options, on_step: Callable[[int], None] = lambda step: None) -> Trained:
     rank = dist.get_rank()
-    model = make_model(options.dtype)
+    model = make_model(options.dtype).to(options.device)
     optimizer = make_optimizer(model)
     if options.weights is not None:
         weights = load(options.weights)
@@ -129,7 +130,7 @@ def train(options: Options, on_step: Callable[[int], None] = lambda step: None) 
         optimizer.zero_grad()
         use_branch = step % options.branch_every == 0
         for micro in range(options.micro_batches):
-            inputs, labels = batch(rank, step, micro)
+            inputs, labels = (part.to(options.device) for part in batch(rank, step, micro))
             is_last = micro == options.micro_batches - 1
             with contextlib.nullcontext() if is_last else ddp.no_sync():
                 output = ddp(inputs.to(options.dtype), use_branch).float()
@@ -142,7 +143,7 @@ def train(options: Options, on_step: Callable[[int], None] = lambda step: None) 
     return Trained(
         digest=digest(model),
         parameters={
-            name: p.detach().float().numpy().copy() for name, p in model.named_parameters()
+            name: p.detach().float().cpu().numpy().copy() for name, p in model.named_parameters()
         },
         buckets=log,
         losses=losses,
