@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gradwire
+from gradwire.torch.device_codec import Scratch, SegmentCodec, Span, has_kernels
 from gradwire.train import models
 from gradwire.train.data import Batches, Data
 from gradwire.train.schedule import learning_rate
@@ -30,6 +31,7 @@ from gradwire.train.settings import MOMENTUM, WEIGHT_DECAY
 _EVALUATION_BATCH = 500
 _LAST_STEPS = 20  # whose mean is the final loss
 _BATCH_NORM_MOMENTUM = 0.1
+_FRAME_HEADER = 32  # spec/format.md
 
 
 @dataclass(frozen=True)
@@ -121,30 +123,49 @@ class Compressors:
         ends = np.cumsum(segments)
         self._places = [slice(end - n, end) for n, end in zip(segments, ends, strict=True)]
 
-    def encode(self, values: np.ndarray, step: int) -> list[bytes]:
-        """A frame for each segment; that of the tensors that go raw is the last."""
-        return [
-            part.encode(values[place], step)
+    def transmit(self, values: Tensor, step: int, sums: Tensor, sent: Sent) -> None:
+        """Adds to `sums` what arrives of `values`, and to `sent` what it took."""
+        frames = [
+            part.encode(values.numpy()[place], step)
             for part, place in zip(self._parts, self._places, strict=True)
         ]
-
-    def decode_add(self, frames: list[bytes], sums: np.ndarray) -> None:
         for frame, place in zip(frames, self._places, strict=True):
-            gradwire.decode_into(frame, sums[place], accumulate=True)
+            gradwire.decode_into(frame, sums.numpy()[place], accumulate=True)
+        sent.frames += sum(len(frame) for frame in frames)
+        sent.payloads += sum(gradwire.inspect(frame)["payload_bytes"] for frame in frames[:-1])
 
 
-def transmit(compressors: Compressors, values: Tensor, step: int, sums: Tensor, sent: Sent) -> None:
-    """Adds to `sums` what arrives of `values`, and to `sent` what it took.
+class DeviceCompressors:
+    """The same on a GPU, by its kernels: to the same bytes, which stay there and are counted."""
 
-    The codecs are the CPU's: vectors on another device are copied to the CPU and `sums` back.
-    """
-    frames = compressors.encode(values.cpu().numpy(), step)
-    on_cpu = sums.cpu()  # of a CPU tensor: itself
-    compressors.decode_add(frames, on_cpu.numpy())
-    if on_cpu is not sums:
-        sums.copy_(on_cpu)
-    sent.frames += sum(len(frame) for frame in frames)
-    sent.payloads += sum(gradwire.inspect(frame)["payload_bytes"] for frame in frames[:-1])
+    def __init__(
+        self, codec: str, segments: list[int], seed: int, sender: int, device: torch.device
+    ) -> None:
+        begins = [0, *np.cumsum(segments).tolist()]
+        spans = [
+            Span(begin, numel, sender * len(segments) + i)
+            for i, (begin, numel) in enumerate(zip(begins, segments, strict=False))
+        ]
+        scratch = Scratch(device)
+        self._coded, self._raw = (
+            SegmentCodec(text, those, device, scratch, encodes=True)
+            for text, those in ((codec, spans[:-1]), ("raw", spans[-1:]))
+        )
+        self._seed = seed
+        dtype = self._coded.residual_dtype
+        self._residual = (
+            None if dtype is None else torch.zeros(begins[-1], dtype=dtype, device=device)
+        )
+
+    def transmit(self, values: Tensor, step: int, sums: Tensor, sent: Sent) -> None:
+        for part, residual in ((self._coded, self._residual), (self._raw, None)):
+            part.encode(values, residual, self._seed, step)
+            part.decode(part.payloads, part.places(), sums, accumulate=True)
+            if bool((part.encoded[:, 1] >= 0).any()):  # as a frame's marker decodes
+                sums.fill_(torch.nan)
+            sizes = part.encoded[:, 0]
+            sent.frames += int((sizes + _FRAME_HEADER).sum())
+            sent.payloads += int(sizes.sum()) if part is self._coded else 0
 
 
 def train(
@@ -163,8 +184,14 @@ def train(
     segments = replica.segments()
     server = replica.weights.clone().requires_grad_()
     optimizer = torch.optim.SGD([server], lr=1.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
-    pushes = [Compressors(codec, segments, seed, worker) for worker in range(workers)]
-    pull = Compressors(codec, segments, seed, workers)
+
+    def compressors(sender: int) -> Compressors | DeviceCompressors:
+        if has_kernels(device):
+            return DeviceCompressors(codec, segments, seed, sender, device)
+        return Compressors(codec, segments, seed, sender)
+
+    pushes = [compressors(worker) for worker in range(workers)]
+    pull = compressors(workers)
     gradients = torch.zeros(workers, server.numel(), device=device)
     views = [replica.gradient_views(gradient) for gradient in gradients]
     # One permutation for all workers: each takes its part of every step's images.
@@ -185,8 +212,8 @@ def train(
         if (step + 1) % every:
             continue
         mean = torch.zeros_like(gradients[0])
-        for compressors, gradient in zip(pushes, gradients, strict=True):
-            transmit(compressors, gradient, step, mean, pushed)
+        for push, gradient in zip(pushes, gradients, strict=True):
+            push.transmit(gradient, step, mean, pushed)
         gradients.zero_()
         before = server.detach().clone()
         server.grad = mean.div_(workers)
@@ -194,7 +221,7 @@ def train(
             step, setting.steps, setting.learning_rate, workers
         )
         optimizer.step()
-        transmit(pull, server.detach() - before, step, replica.weights, pulled)
+        pull.transmit(server.detach() - before, step, replica.weights, pulled)
     bits, coded_bits = (8 / (count * len(losses)) for count in (sum(segments), sum(segments[:-1])))
     return Outcome(
         accuracy=_accuracy(replica, server.detach(), data) if math.isfinite(losses[-1]) else None,

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from gradwire.machine import describe_build, describe_machine
+from gradwire.torch.device_codec import require_kernels
 from gradwire.train import data, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -229,7 +230,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--batch", type=int, default=32, help="images of a worker in a step")
     parser.add_argument("--lr", type=float, default=0.1, help="first learning rate of a worker")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:K; codecs: CPU")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:K, for the codecs too")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="PyTorch's")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each design: seeds 0, 1, ...")
     parser.add_argument(
@@ -239,6 +240,11 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"--device {arguments.device}: this PyTorch finds no GPU it can use")
+    if arguments.device != "cpu":
+        try:
+            require_kernels(torch.device(arguments.device))
+        except RuntimeError as error:
+            parser.error(str(error))
     for option in ("steps", "workers", "batch", "threads", "seeds"):
         if getattr(arguments, option) < 1:
             parser.error(f"--{option} must be at least 1")

@@ -134,14 +134,6 @@ def test_the_same_seed_is_the_same_training(images: Data) -> None:
     assert simulate(images, "3lc:s=1.5") == simulate(images, "3lc:s=1.5")
 
 
-def test_what_lies_on_another_device_comes_back(
-    images: Data, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = simulate(images, "3lc:s=1.5")
-    monkeypatch.setattr(torch.Tensor, "cpu", torch.Tensor.clone)
-    assert simulate(images, "3lc:s=1.5") == wanted
-
-
 def test_a_loss_that_is_not_finite_ends_the_training(images: Data) -> None:
     setting = one_process.Setting("lenet", 50, 3, 4, 1e12, "cpu")
     outcome = one_process.train(setting, images, "raw", 1, 7, lambda step, loss: None)

@@ -78,6 +78,11 @@ class World:
         """On the device."""
         return [gradient.to(self.place, copy=True) for gradient in gradients]
 
+    def retract(self) -> None:
+        for on_device, on_cpu in zip(self.device, self.cpu, strict=True):
+            on_device.retract()
+            on_cpu.retract()
+
     def compare_residuals(self) -> None:
         for device, cpu in zip(self.device, self.cpu, strict=True):
             for a, b in zip(device.export_residuals(), cpu.export_residuals(), strict=True):
@@ -166,8 +171,7 @@ def test_a_step_that_is_not_finite_is_skipped_as_on_the_cpu(codec: str, rank: in
     else:
         assert world.device[0].non_finite == {"rank": rank, "tensor": "b", "element": 13}
         assert bool(torch.isnan(average).all())
-    for exchange in (*world.device, *world.cpu):
-        exchange.retract()
+    world.retract()
     world.compare_residuals()
     world.step(2)
 
@@ -179,8 +183,7 @@ def test_a_sum_with_the_residual_that_overflows_is_not_sent() -> None:
     world.step(0, huge, culprits=2)
     average = world.step(1, huge, culprits=2)
     assert bool(torch.isnan(average).all())
-    for exchange in (*world.device, *world.cpu):
-        exchange.retract()
+    world.retract()
     world.compare_residuals()
 
 
@@ -188,8 +191,7 @@ def test_a_step_that_nobody_applied_is_owed_again() -> None:
     world = World(3, "3lc:coder=rice")
     gradients = world.gradients()
     world.step(0, gradients)
-    for exchange in (*world.device, *world.cpu):
-        exchange.retract()
+    world.retract()
     world.compare_residuals()
     world.step(1, [torch.zeros_like(g) for g in gradients])
 
@@ -198,8 +200,9 @@ def test_a_step_that_nobody_applied_is_owed_again() -> None:
 def test_residuals_are_scaled_and_move_to_another_world(codec: str) -> None:
     world = World(3, codec)
     world.step(0)
-    for exchange in (*world.device, *world.cpu):
-        exchange.scale_residuals(0.3)
+    for on_device, on_cpu in zip(world.device, world.cpu, strict=True):
+        on_device.scale_residuals(0.3)
+        on_cpu.scale_residuals(0.3)
     world.compare_residuals()
     for size in (1, 2):
         other = World(size, codec)

@@ -1,0 +1,43 @@
+"""bench/one_process.py: what its workers send by a GPU's kernels is what the CPU's codecs send.
+
+The kernels run on the host.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import one_process
+from on_host import device_kernels
+
+SEGMENTS = [150, 2400, 801, 36]
+
+
+@pytest.mark.parametrize("codec", ["raw", "3lc:s=1.75", "stoch3:coder=none", "int8:residual=bf16"])
+def test_sums_and_bytes_are_those_of_the_cpu(codec: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    cpu = one_process.Compressors(codec, SEGMENTS, 7, 2)
+    with device_kernels():
+        device = one_process.DeviceCompressors(codec, SEGMENTS, 7, 2, torch.device("cpu"))
+        for step in range(3):
+            values = torch.randn(sum(SEGMENTS), generator=generator)
+            sums, wanted = torch.ones(2, sum(SEGMENTS)).unbind()
+            sent, of_cpu = one_process.Sent(), one_process.Sent()
+            device.transmit(values, step, sums, sent)
+            cpu.transmit(values, step, wanted, of_cpu)
+            assert torch.equal(sums.view(torch.int32), wanted.view(torch.int32))
+            assert sent == of_cpu
+
+
+def test_what_is_not_finite_makes_the_sum_nan() -> None:
+    with device_kernels():
+        device = one_process.DeviceCompressors("3lc", SEGMENTS, 7, 2, torch.device("cpu"))
+        sums = torch.zeros(sum(SEGMENTS))
+        device.transmit(torch.full_like(sums, torch.inf), 0, sums, one_process.Sent())
+    assert bool(sums.isnan().all())
