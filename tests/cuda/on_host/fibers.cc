@@ -82,7 +82,6 @@ class Resident {
 
   void run(Launch launch) {
     launch_ = std::move(launch);
-    if (launch_.order.empty()) return;
     // Fewer are more likely to wait for one that has not begun.
     const size_t count = std::min<size_t>(1 + random() % kBlocksAtOnce, launch_.order.size());
     active_.resize(count);
@@ -319,6 +318,7 @@ uint64_t waits() { return all_waits; }
 void set_seed(uint64_t seed) { resident().generator().seed(seed); }
 
 void launch(dim3 blocks, dim3 block_size, const std::function<void()>& body) {
+  if (blocks.x == 0) fail("a grid without blocks");
   std::vector<unsigned> order(blocks.x);
   std::iota(order.begin(), order.end(), 0u);
   std::shuffle(order.begin(), order.end(), resident().generator());
