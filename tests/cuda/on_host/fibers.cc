@@ -30,10 +30,28 @@ constexpr uint64_t kMostIdleRounds = 2000;
 
 enum class State { kReady, kWaiting, kAtBlockBarrier, kAtWarp, kDone };
 
+// Where code that others have interrupted goes on.
+struct Continuation {
+  ucontext_t context;
+  jmp_buf place;
+  bool begun = true;  // false: at the front of `context`
+};
+
+// Goes on at `to`, until something goes on at `from`.
+void go(Continuation& from, Continuation& to) {
+#ifdef __SANITIZE_ADDRESS__
+  swapcontext(&from.context, &to.context);
+#else
+  // As swapcontext, without its system calls.
+  if (_setjmp(from.place) != 0) return;
+  if (to.begun) _longjmp(to.place, 1);
+  to.begun = true;
+  setcontext(&to.context);
+#endif
+}
+
 struct Fiber {
-  ucontext_t begin;
-  jmp_buf place_in_code;
-  bool begun = false;
+  Continuation code;
   std::unique_ptr<char[]> stack;
   State state = State::kReady;
   Place place;
@@ -202,13 +220,13 @@ class Block {
     Fiber& fiber = fibers_[i];
     if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStackBytes);
     fiber.state = State::kReady;
-    fiber.begun = false;
+    fiber.code.begun = false;
     fiber.place = {dim3(i), dim3(block), launch.size, launch.blocks};
-    getcontext(&fiber.begin);
-    fiber.begin.uc_stack.ss_sp = fiber.stack.get();
-    fiber.begin.uc_stack.ss_size = kStackBytes;
-    fiber.begin.uc_link = nullptr;
-    makecontext(&fiber.begin, &Block::enter, 0);
+    getcontext(&fiber.code.context);
+    fiber.code.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.code.context.uc_stack.ss_size = kStackBytes;
+    fiber.code.context.uc_link = nullptr;
+    makecontext(&fiber.code.context, &Block::enter, 0);
   }
 
   // Runs the threads that can, up to where each waits. Some warps rest, so that others run ahead as
@@ -239,22 +257,16 @@ class Block {
     switch_block();
   }
 
-  // Neither calls the system, as swapcontext does.
   void resume(Fiber& fiber) {
     running_ = &fiber;
-    if (_setjmp(scheduler_) != 0) return;
-    if (fiber.begun) _longjmp(fiber.place_in_code, 1);
-    fiber.begun = true;
-    setcontext(&fiber.begin);
+    go(scheduler_, fiber.code);
   }
-  void yield() {
-    if (_setjmp(running_->place_in_code) == 0) _longjmp(scheduler_, 1);
-  }
+  void yield() { go(running_->code, scheduler_); }
 
   unsigned number_;  // of its system thread
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
-  jmp_buf scheduler_;
+  Continuation scheduler_;
   Fiber* running_ = nullptr;
   unsigned threads_ = 0;
   unsigned at_barrier_ = 0;
@@ -268,7 +280,7 @@ void Block::enter() {
   (*resident().launch().body)();
   own_block->running_->state = State::kDone;
   ++own_block->done_;
-  _longjmp(own_block->scheduler_, 1);
+  own_block->yield();
 }
 
 #ifdef __SANITIZE_ADDRESS__
