@@ -53,8 +53,8 @@ struct EncodeArguments {
   Dtype dtype = Dtype::kFloat32;
   const void* x_dev = nullptr;  // the bucket, aligned to its dtype
   ResidualType residual_type = ResidualType::kNone;
-  void* residual_dev = nullptr;  // as long as the bucket; or nullptr for kNone
-  DrawContext draw;
+  void* residual_dev = nullptr;           // as long as the bucket; or nullptr for kNone
+  DrawContext draw;                       // by value: a captured graph draws the same each time
   std::byte* payloads_dev = nullptr;      // payloads_size() bytes
   EncodedSegment* encoded_dev = nullptr;  // one for each segment
   std::byte* scratch_dev = nullptr;       // encode_scratch_size() bytes, aligned to 8
@@ -79,8 +79,8 @@ class CodecKernels;
 // Immutable; one object serves all threads and streams.
 class GRADWIRE_EXPORT BucketCodec {
  public:
-  // kLimitExceeded: more than 2^32 chunks of 40960 values, or scales. kInvalidArgument: a segment
-  // has more values than kMaxNumel.
+  // kLimitExceeded: 2^31 chunks of 40960 values, or 2^32 scales, or more. kInvalidArgument: a
+  // segment has more values than kMaxNumel.
   static Result<BucketCodec> create(std::shared_ptr<const Codec> codec,
                                     std::span<const BucketSegment> segments);
   BucketCodec(BucketCodec&&) noexcept;
@@ -100,7 +100,8 @@ class GRADWIRE_EXPORT BucketCodec {
   [[nodiscard]] uint64_t payload_offset(size_t segment) const { return payload_offsets_[segment]; }
 
   // Queues the kernels. As Codec::encode, for each segment; a segment that is not finite leaves its
-  // residual as it was. kDeviceError if CUDA refuses a launch.
+  // residual as it was. kDeviceError if CUDA refuses a launch, also where a kernel before has
+  // failed.
   Status encode(const EncodeArguments& arguments, cudaStream_t stream) const;
   // As Codec::decode, once for each source. Any bytes are safe. One pass over the bucket adds all
   // sources where a codec's values have fixed places (raw, bf16, fp16, int8, onebit, qsgd with

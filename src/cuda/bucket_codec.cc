@@ -13,6 +13,8 @@ namespace {
 
 // Payloads begin at such addresses, if payloads_dev does.
 constexpr uint64_t kPayloadAlignment = 16;
+// A block takes one, or some blocks do.
+constexpr uint64_t kMostChunks = INT32_MAX;
 
 struct Line {
   const CodecEntry* entry;
@@ -62,9 +64,10 @@ Result<BucketCodec> BucketCodec::create(std::shared_ptr<const Codec> codec,
     }
     const Buckets buckets(segment.n, made.kernels_->bucket());
     const uint64_t chunks = (segment.n + kChunkValues - 1) / kChunkValues;
-    if (made.chunks_ + chunks > UINT32_MAX || made.scales_ + buckets.count > UINT32_MAX ||
+    if (made.chunks_ + chunks > kMostChunks || made.scales_ + buckets.count > UINT32_MAX ||
         segments.size() > UINT32_MAX) {
-      return Status(StatusCode::kLimitExceeded, "the bucket has more chunks or scales than 2^32");
+      return Status(StatusCode::kLimitExceeded,
+                    "the bucket has more chunks than 2^31 - 1 or more scales than 2^32 - 1");
     }
     table.push_back({.begin = segment.offset,
                      .n = segment.n,

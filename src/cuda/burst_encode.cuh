@@ -18,9 +18,9 @@ namespace gradwire::cuda {
 inline constexpr uint32_t kStepValues = kUnrolled * kThreads;
 inline constexpr uint32_t kStepRows = kStepValues / kLanes;
 inline constexpr uint32_t kRowBursts = kLanes / kBurstValues;
-inline constexpr uint32_t kTileValues = 4 * kStepValues;
-inline constexpr uint32_t kTiles = kChunkValues / kTileValues;  // of a chunk
-static_assert(kTiles * kTileValues == kChunkValues && kStepRows * kRowBursts == kThreads);
+inline constexpr uint32_t kBurstTileValues = 4 * kStepValues;
+inline constexpr uint32_t kTiles = kChunkValues / kBurstTileValues;  // of a chunk
+static_assert(kTiles * kBurstTileValues == kChunkValues && kStepRows * kRowBursts == kThreads);
 
 // Scratch of a call, zeros before the first kernel.
 struct BurstScratch {
@@ -55,7 +55,7 @@ struct TagRow {
 
 // What a block has in shared memory.
 struct BurstTile {
-  uint32_t words[kTileValues / kBurstValues * kMaxBurstSize / 4 + 1];
+  uint32_t words[kBurstTileValues / kBurstValues * kMaxBurstSize / 4 + 1];
   TagRow tags[kStepRows];
   uint32_t starts[kStepRows];  // of the rows, in words
   BlockShared shared;
@@ -128,13 +128,13 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   __shared__ BurstTile tile;
   const uint32_t number = take_ticket(scratch.ticket);
   const Chunk chunk = Chunk::create(segments, number / kTiles);
-  const uint32_t first = number % kTiles * kTileValues;
+  const uint32_t first = number % kTiles * kBurstTileValues;
   if (first >= chunk.n) return;
   if (scratch.magnitudes.of_segment[chunk.index] >= kNonFiniteBits) {
     if (first == 0) tell_non_finite(chunk, input, kNonFiniteBits, encoded);
     return;
   }
-  const uint32_t n = min(kTileValues, chunk.n - first);
+  const uint32_t n = min(kBurstTileValues, chunk.n - first);
   uint32_t size = 0;
   for (uint32_t at = 0; at < n; at += kStepValues) {
     size += code_step(input, chunk.begin + first + at, min(kStepValues, n - at), clip, size, tile);
@@ -155,7 +155,7 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   if (scratch.magnitudes.of_segment[chunk.index] >= kNonFiniteBits) return;
   const uint64_t* told = scratch.told + number * kTiles;
   const uint64_t begin = chunk.of_segment == 0 ? 0 : told[-1] & kBytesMask;
-  const uint64_t end = told[(chunk.n - 1) / kTileValues] & kBytesMask;
+  const uint64_t end = told[(chunk.n - 1) / kBurstTileValues] & kBytesMask;
   const uint64_t sizes = burst_sizes_size(chunk.segment);
   if (sizes != 0) {
     store_word(payloads + chunk.segment.payload + 4 * static_cast<uint64_t>(chunk.of_segment),

@@ -29,6 +29,14 @@ class ScratchLayout {
   uint64_t size_ = 0;
 };
 
+// Bytes of what take(segments, layout) takes.
+template <typename Take>
+uint64_t scratch_size(const Segments& segments, const Take& take) {
+  ScratchLayout layout(nullptr);
+  take(segments, layout);
+  return layout.size();
+}
+
 // What a codec does on the device, for all segments at once. `segments.segments` and
 // `segments.segment_of_chunk` are nullptr where only sizes are asked for.
 class CodecKernels {

@@ -14,7 +14,8 @@
 namespace gradwire::cuda {
 
 // A word for each chunk, 0 before the kernel begins: what is told, in the upper two bits, and
-// bytes.
+// bytes. All that a block learns from another stands in the word, which is read and written at
+// once, so no fence is needed; volatile, so that each look goes to memory.
 inline constexpr uint64_t kSizeTold = uint64_t{1} << 62;
 inline constexpr uint64_t kEndTold = uint64_t{2} << 62;
 inline constexpr uint64_t kBytesMask = kSizeTold - 1;
@@ -49,9 +50,9 @@ __device__ inline uint64_t place_chunk(uint64_t* told, uint32_t index, uint32_t 
         const uint32_t back = nearest + lane();
         uint64_t word = kEndTold;  // in front of the segment
         if (back <= index) {
-          do {
-            word = read_told(told - back);
-          } while (word == 0);
+          for (word = read_told(told - back); word == 0; word = read_told(told - back)) {
+            wait_a_little();
+          }
         }
         const unsigned ends = __ballot_sync(kAllLanes, (word & kEndTold) != 0);
         const unsigned last =

@@ -10,7 +10,7 @@
 namespace gradwire::cuda {
 
 // Bits of coded gaps, the first the lowest; 64 of them at hand.
-struct GapReader {
+struct GapBits {
   const uint8_t* bytes;
   uint32_t total;  // bits
   uint32_t at = 0;
@@ -33,7 +33,7 @@ struct GapReader {
 // stand for no n trits. `trits` is 0 before.
 __device__ inline bool read_gaps(const uint8_t* bytes, uint32_t size, uint32_t n,
                                  TritWords& trits) {
-  GapReader reader{bytes, 8 * size};
+  GapBits reader{bytes, 8 * size};
   uint32_t next = 0;
   while (!reader.ended()) {
     if (reader.left() < kRiceHeadBits) return false;

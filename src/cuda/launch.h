@@ -27,20 +27,34 @@ __device__ inline uint32_t worked_out_anew(uint32_t value) {
   return value;
 }
 
+// In a loop that waits for another block.
+#ifdef __CUDACC__
+__device__ inline void wait_a_little() {}
+#else
+inline void wait_a_little() { on_host::wait(); }
+#endif
+
 // Blocks for so many threads.
 inline uint64_t blocks_for(uint64_t threads) { return (threads + kThreads - 1) / kThreads; }
 
-// Queues a kernel of `blocks` blocks; none are fine. kLimitExceeded: more than a grid may have.
-// kDeviceError with CUDA's own words if the launch is refused.
+inline constexpr uint64_t kMostBlocks = INT32_MAX;
+
+// Queues a kernel of `blocks` blocks; none are fine. kDeviceError with CUDA's own words if the
+// launch is refused. An error that the caller has left behind is not taken for one of the launch,
+// and the launch leaves none.
 template <typename... Parameters, typename... Arguments>
 Status launch(void (*kernel)(Parameters...), uint64_t blocks, cudaStream_t stream,
               Arguments... arguments) {
   if (blocks == 0) return {};
-  if (blocks > INT32_MAX) return {StatusCode::kLimitExceeded, "CUDA: more than 2^31 - 1 blocks"};
+  if (blocks > kMostBlocks) return {StatusCode::kDeviceError, "CUDA: more than 2^31 - 1 blocks"};
 #ifdef __CUDACC__
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
-  const cudaError_t error = cudaGetLastError();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
   if (error != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
     return {StatusCode::kDeviceError, std::string("CUDA: ") + cudaGetErrorString(error)};
   }
 #else

@@ -25,7 +25,7 @@ inline constexpr uint32_t kPartsOfChunk = kChunkValues / kPartValues;
 
 // The sums of a segment's parts lie at first_scale + kPartsOfChunk * first_chunk; each bucket has
 // the same number of places.
-GW_HOST_DEVICE inline uint64_t parts_of_bucket(const Segment& segment) {
+GW_HOST_DEVICE inline uint64_t square_parts(const Segment& segment) {
   return (segment.bucket + kPartValues - 1) / kPartValues;
 }
 GW_HOST_DEVICE inline uint64_t first_part(const Segment& segment) {
@@ -47,8 +47,8 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   }
   const Segment segment = segments.segments[low];
   const uint64_t part = number - first_part(segment);
-  const uint64_t bucket = part / parts_of_bucket(segment);
-  const uint64_t first = bucket * segment.bucket + part % parts_of_bucket(segment) * kPartValues;
+  const uint64_t bucket = part / square_parts(segment);
+  const uint64_t first = bucket * segment.bucket + part % square_parts(segment) * kPartValues;
   const uint64_t bucket_end = (bucket + 1) * segment.bucket;
   const uint64_t end = bucket_end < segment.n ? bucket_end : segment.n;
   const bool there = bucket < segment.scales && first < end;
@@ -83,7 +83,7 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   } else {
     const uint64_t rest = segment.n - bucket * segment.bucket;
     const uint64_t values = rest < segment.bucket ? rest : segment.bucket;
-    const uint64_t part = first_part(segment) + bucket * parts_of_bucket(segment);
+    const uint64_t part = first_part(segment) + bucket * square_parts(segment);
     double sum = 0;
 #pragma unroll 8
     for (uint64_t i = 0; i * kPartValues < values; ++i) sum += squares[part + i];

@@ -21,16 +21,13 @@ class QsgdKernels final : public CodecKernels {
   uint64_t bucket() const override { return parameters_.bucket; }
 
   uint64_t encode_scratch_size(const Segments& segments) const override {
-    ScratchLayout layout(nullptr);
-    encode_scratch(segments, layout);
-    return layout.size();
+    return scratch_size(
+        segments, [&](const Segments& all, ScratchLayout& layout) { encode_scratch(all, layout); });
   }
 
   uint64_t decode_scratch_size(const Segments& segments, uint32_t sources) const override {
     if (fixed()) return fixed_decode_scratch_size<LevelFormat>(segments, sources);
-    ScratchLayout layout(nullptr);
-    decode_scratch(segments, layout);
-    return layout.size();
+    return scratch_size(segments, decode_scratch);
   }
 
   Status encode(const Segments& segments, const EncodeArguments& arguments,

@@ -26,10 +26,10 @@ class TernaryKernels final : public CodecKernels {
   uint64_t bucket() const override { return bucket_; }
 
   uint64_t encode_scratch_size(const Segments& segments) const override {
-    ScratchLayout layout(nullptr);
-    encode_scratch(segments, layout);
-    Quantizer(quantizer_).take_scratch(segments, layout);
-    return layout.size();
+    return scratch_size(segments, [&](const Segments& all, ScratchLayout& layout) {
+      encode_scratch(all, layout);
+      Quantizer(quantizer_).take_scratch(all, layout);
+    });
   }
 
   uint64_t decode_scratch_size(const Segments& segments, uint32_t sources) const override {
@@ -39,9 +39,7 @@ class TernaryKernels final : public CodecKernels {
     if (coder_ == TernaryCoder::kTwoBit) {
       return fixed_decode_scratch_size<PackedTrits<kTwoBitTrits>>(segments, sources);
     }
-    ScratchLayout layout(nullptr);
-    decode_scratch(segments, layout);
-    return layout.size();
+    return scratch_size(segments, decode_scratch);
   }
 
   Status encode(const Segments& segments, const EncodeArguments& arguments,

@@ -17,15 +17,11 @@ class TopkKernels final : public CodecKernels {
   uint64_t bucket() const override { return 0; }
 
   uint64_t encode_scratch_size(const Segments& segments) const override {
-    ScratchLayout layout(nullptr);
-    encode_scratch(segments, layout);
-    return layout.size();
+    return scratch_size(segments, encode_scratch);
   }
 
   uint64_t decode_scratch_size(const Segments& segments, uint32_t) const override {
-    ScratchLayout layout(nullptr);
-    CodedChunks::take(segments, layout);
-    return layout.size();
+    return scratch_size(segments, CodedChunks::take);
   }
 
   Status encode(const Segments& segments, const EncodeArguments& arguments,

@@ -124,7 +124,8 @@ inline DeviceDecoded decode_on_device(const std::shared_ptr<const Codec>& codec,
     places.push_back({bytes.size(), payload.size()});
     bytes.insert(bytes.end(), payload.begin(), payload.end());
   }
-  const auto sources = static_cast<uint32_t>(payloads.size() / bucket.segments.size());
+  const auto sources =
+      static_cast<uint32_t>(bucket.segments.empty() ? 1 : payloads.size() / bucket.segments.size());
   const BucketCodec kernels = BucketCodec::create(codec, bucket.segments).value();
   DeviceArray<std::byte> table(kernels.table());
   DeviceArray<std::byte> payloads_dev{std::span<const std::byte>(bytes)};

@@ -176,6 +176,21 @@ TEST_P(BucketCodecTest, SendsNothingWhereNothingIs) {
   compare(GetParam(), bucket);
 }
 
+// No segments, and none with values: kernels without blocks are not launched.
+TEST_P(BucketCodecTest, TakesNothing) {
+  compare(GetParam(), Bucket({}));
+  compare(GetParam(), Bucket({0, 0}));
+}
+
+TEST(BucketCodec, RefusesWhatItCannotNumber) {
+  const std::vector<BucketSegment> scales = {{.n = uint64_t{1} << 34}};
+  EXPECT_EQ(BucketCodec::create(Codec::parse("int8:bucket=3").value(), scales).status().code(),
+            StatusCode::kLimitExceeded);
+  const std::vector<BucketSegment> values = {{.n = kMaxNumel + 1}};
+  EXPECT_EQ(BucketCodec::create(Codec::parse("raw").value(), values).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
 // More segments than blocks that take one chunk each (cuda/rice_decode.cuh).
 TEST(BucketCodec, TakesManySegments) {
   std::vector<uint64_t> lengths(530);

@@ -1,25 +1,35 @@
 #pragma once
 
 // The part of CUDA that src/cuda uses, on the host: kernels compiled as C++ against this header run
-// block by block, their threads as fibers that take turns at barriers and warp operations. So a
-// machine without a GPU can compare their bytes with the CPU's. What this shows: results, bounds
-// (with a sanitizer), threads that wait at different barriers. What it can't: speed, memory order.
+// as fibers, one a thread, that take turns at barriers and warp operations. So a machine without a
+// GPU can compare their bytes with the CPU's. What this shows: results, bounds (with a sanitizer),
+// threads that wait at different barriers, blocks that wait for blocks that have not begun. What it
+// can't: speed, memory order.
 //
 // Threads run in an order drawn from a seed, a new one after each barrier, so that a missing
-// barrier shows in the results of some seeds. Blocks run one after the other, in order.
+// barrier shows in the results of some seeds. So do blocks: they begin in any order, several are
+// under way at once, and atomics and barriers are where others may go on. Shared memory holds
+// anything when a block begins.
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <new>
+#include <source_location>
 #include <utility>
 
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline
+// A block's own: each of those under way has its system thread. AddressSanitizer watches the bounds
+// of static arrays only, so there is one block at a time with it.
+#ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
+#else
+#define __shared__ static thread_local
+#endif
 #define __launch_bounds__(...)
 
 struct dim3 {
@@ -42,11 +52,21 @@ struct Place {
 // Of the thread that runs.
 const Place& place();
 
+// Where in the code a thread waits for others: all are at the same place.
+using Site = std::source_location;
+
 // Waits for all threads of the block.
-void block_barrier();
+void block_barrier(const Site& site);
 
 // Waits for all 32 lanes and gives each lane's value (`own` of that lane).
-const uint64_t* exchange(uint64_t own);
+const uint64_t* exchange(uint64_t own, unsigned mask, const Site& site);
+
+// Another block may go on here.
+void may_switch();
+
+// Others go on; for threads that wait for what another block does. There were `waits` of them.
+void wait();
+uint64_t waits();
 
 // Runs body once for each thread of each block. The seed of the next launch's order is set before.
 void launch(dim3 blocks, dim3 block_size, const std::function<void()>& body);
@@ -76,52 +96,67 @@ inline unsigned lane() { return place().thread.x % 32; }
 #define blockDim (gradwire::on_host::place().block_size)
 #define gridDim (gradwire::on_host::place().blocks)
 
-inline void __syncthreads() { gradwire::on_host::block_barrier(); }
-inline void __syncwarp(unsigned = 0xffffffffu) { gradwire::on_host::exchange(0); }
+inline void __syncthreads(const std::source_location& site = std::source_location::current()) {
+  gradwire::on_host::block_barrier(site);
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu,
+                       const std::source_location& site = std::source_location::current()) {
+  gradwire::on_host::exchange(0, mask, site);
+}
 inline void __threadfence() {}
 
 template <typename T>
-T __shfl_sync(unsigned, T value, int from) {
+T __shfl_sync(unsigned mask, T value, int from,
+              const std::source_location& site = std::source_location::current()) {
   using namespace gradwire::on_host;
-  return from_word<T>(exchange(to_word(value))[from & 31]);
+  return from_word<T>(exchange(to_word(value), mask, site)[from & 31]);
 }
 
 template <typename T>
-T __shfl_up_sync(unsigned, T value, unsigned delta) {
+T __shfl_up_sync(unsigned mask, T value, unsigned delta,
+                 const std::source_location& site = std::source_location::current()) {
   using namespace gradwire::on_host;
-  const uint64_t* all = exchange(to_word(value));
+  const uint64_t* all = exchange(to_word(value), mask, site);
   return lane() < delta ? value : from_word<T>(all[lane() - delta]);
 }
 
 template <typename T>
-T __shfl_down_sync(unsigned, T value, unsigned delta) {
+T __shfl_down_sync(unsigned mask, T value, unsigned delta,
+                   const std::source_location& site = std::source_location::current()) {
   using namespace gradwire::on_host;
-  const uint64_t* all = exchange(to_word(value));
+  const uint64_t* all = exchange(to_word(value), mask, site);
   return lane() + delta > 31 ? value : from_word<T>(all[lane() + delta]);
 }
 
 template <typename T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
+T __shfl_xor_sync(unsigned mask, T value, int of_lane,
+                  const std::source_location& site = std::source_location::current()) {
   using namespace gradwire::on_host;
-  return from_word<T>(exchange(to_word(value))[lane() ^ static_cast<unsigned>(mask)]);
+  return from_word<T>(
+      exchange(to_word(value), mask, site)[lane() ^ static_cast<unsigned>(of_lane)]);
 }
 
-inline unsigned __ballot_sync(unsigned, int predicate) {
-  const uint64_t* all = gradwire::on_host::exchange(predicate != 0);
+inline unsigned __ballot_sync(unsigned mask, int predicate,
+                              const std::source_location& site = std::source_location::current()) {
+  const uint64_t* all = gradwire::on_host::exchange(predicate != 0, mask, site);
   unsigned bits = 0;
   for (unsigned i = 0; i < 32; ++i) bits |= static_cast<unsigned>(all[i]) << i;
   return bits;
 }
 
-inline unsigned __reduce_add_sync(unsigned, unsigned value) {
-  const uint64_t* all = gradwire::on_host::exchange(value);
+inline unsigned __reduce_add_sync(
+    unsigned mask, unsigned value,
+    const std::source_location& site = std::source_location::current()) {
+  const uint64_t* all = gradwire::on_host::exchange(value, mask, site);
   unsigned sum = 0;
   for (unsigned i = 0; i < 32; ++i) sum += static_cast<unsigned>(all[i]);
   return sum;
 }
 
-inline unsigned __reduce_max_sync(unsigned, unsigned value) {
-  const uint64_t* all = gradwire::on_host::exchange(value);
+inline unsigned __reduce_max_sync(
+    unsigned mask, unsigned value,
+    const std::source_location& site = std::source_location::current()) {
+  const uint64_t* all = gradwire::on_host::exchange(value, mask, site);
   unsigned largest = 0;
   for (unsigned i = 0; i < 32; ++i) {
     if (static_cast<unsigned>(all[i]) > largest) largest = static_cast<unsigned>(all[i]);
@@ -135,33 +170,38 @@ inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 
-// One thread runs at a time.
+// One thread runs at a time, of all blocks.
 template <typename T>
 T atomicAdd(T* at, T value) {
+  gradwire::on_host::may_switch();
   const T old = *at;
   *at = old + value;
   return old;
 }
 template <typename T>
 T atomicMax(T* at, T value) {
+  gradwire::on_host::may_switch();
   const T old = *at;
   if (value > old) *at = value;
   return old;
 }
 template <typename T>
 T atomicMin(T* at, T value) {
+  gradwire::on_host::may_switch();
   const T old = *at;
   if (value < old) *at = value;
   return old;
 }
 template <typename T>
 T atomicOr(T* at, T value) {
+  gradwire::on_host::may_switch();
   const T old = *at;
   *at = old | value;
   return old;
 }
 template <typename T>
 T atomicExch(T* at, T value) {
+  gradwire::on_host::may_switch();
   return std::exchange(*at, value);
 }
 
