@@ -50,6 +50,7 @@ while (($# > 0)); do
 done
 
 build=build/gpu
+cuda_test=$build/tests/cuda/cuda_test
 log=build/logs/check-gpu.log
 fail() { echo "check-gpu.sh: $*" >&2 && exit 1; }
 say() { printf '== %s s: %s\n' "$SECONDS" "$*"; }
@@ -57,8 +58,7 @@ say() { printf '== %s s: %s\n' "$SECONDS" "$*"; }
 has_gpu() { [[ -e /dev/nvidia0 || -e /dev/dxg ]] || nvidia-smi -L >/dev/null 2>&1; }
 [[ $runs == no ]] || has_gpu || fail "there is no NVIDIA GPU here (no /dev/nvidia0, and nvidia-smi lists none)"
 [[ $runs == yes || $arch != native ]] || fail "--build-only needs --arch, as 90"
-[[ $builds == yes || -x $build/tests/cuda/cuda_test ]] ||
-  fail "$build/tests/cuda/cuda_test is not there; --build-only makes it"
+[[ $builds == yes || -x $cuda_test ]] || fail "$cuda_test is not there; --build-only makes it"
 
 build_programs() {
   command -v nvcc >/dev/null || PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
@@ -79,11 +79,16 @@ build_programs() {
     tail -n 60 "$log" >&2
     fail "the build failed; all of its output is in $log. Without a network see --help"
   }
+  local compiler
+  compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")
   {
     echo "commit $(git describe --always --dirty 2>/dev/null || echo "$commit")"
     echo "$(nvcc --version | sed -n 's/.*release .*, V/nvcc /p'), architectures $arch," \
-      "$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt" | xargs -I{} {} --version | head -n 1)"
+      "$("$compiler" --version | sed -n 1p)"
   } >"$build/built.txt"
+  # For a machine that has not installed it.
+  mkdir -p "$build/lib"
+  ldd "$cuda_test" | sed -n 's/.*libhwy.* => \([^ ]*\) .*/\1/p' | xargs -r cp -L -t "$build/lib"
 }
 
 # The exchange and the hook on the GPU, with the modules that were built.
@@ -111,7 +116,7 @@ if [[ $runs == no ]]; then
 fi
 
 say "cuda_test"
-cuda_test=$build/tests/cuda/cuda_test
+export LD_LIBRARY_PATH=$build/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 status=0
 "$cuda_test" --gtest_brief=1 || status=$?
 ((status != 77)) || fail "CUDA finds no GPU that it can use here"
@@ -140,7 +145,7 @@ sanitize() {
     >"$log" 2>&1 || status=$?
   case $status in
     0) echo "compute-sanitizer $1: nothing found" ;;
-    124 | 137) echo "compute-sanitizer $1: stopped after $2 s, $(grep -c '^========= [A-Z].*' "$log" || true) lines said until then ($log)" ;;
+    124 | 137) echo "compute-sanitizer $1: stopped after $2 s, $(grep '^=========' "$log" | grep -vc COMPUTE-SANITIZER || true) lines said until then ($log)" ;;
     *) echo "compute-sanitizer $1: FAILED with $status: $(grep '^=========' "$log" | sed -n 2p) ($log)" ;;
   esac
 }

@@ -275,6 +275,12 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: cuda_bench [VALUES]\n");
     return 2;
   }
+  int gpus = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&gpus); error != cudaSuccess || gpus == 0) {
+    std::fprintf(stderr, "cuda_bench: there is no GPU here that CUDA can use (%s)\n",
+                 cudaGetErrorString(error));
+    return 1;
+  }
   cudaDeviceProp device{};
   int driver = 0;
   require(cudaGetDeviceProperties(&device, 0));

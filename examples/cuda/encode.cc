@@ -43,6 +43,12 @@ T* on_device(size_t count, const T* values = nullptr) {
 }  // namespace
 
 int main() {
+  int gpus = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&gpus); error != cudaSuccess || gpus == 0) {
+    std::fprintf(stderr, "encode: there is no GPU here that CUDA can use (%s)\n",
+                 cudaGetErrorString(error));
+    return 1;
+  }
   const auto codec = must(Codec::parse("3lc:s=1.75"));
   const std::vector<cuda::BucketSegment> segments = {{.offset = 0, .n = 100'000, .stream = 0},
                                                      {.offset = 100'000, .n = 64, .stream = 1}};
