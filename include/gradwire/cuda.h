@@ -79,8 +79,9 @@ class CodecKernels;
 // Immutable; one object serves all threads and streams.
 class GRADWIRE_EXPORT BucketCodec {
  public:
-  // kLimitExceeded: 2^31 chunks of 40960 values, or 2^32 scales, or more. kInvalidArgument: a
-  // segment has more values than kMaxNumel.
+  // kLimitExceeded: 2^31 chunks of 40960 values, or 2^32 scales, or more (some kernels take fewer,
+  // 2^31 / 5 chunks: then encode says kDeviceError). kInvalidArgument: a segment has more values
+  // than kMaxNumel.
   static Result<BucketCodec> create(std::shared_ptr<const Codec> codec,
                                     std::span<const BucketSegment> segments);
   BucketCodec(BucketCodec&&) noexcept;

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import jobs
-from gradwire.torch import GradwireState, device_queue, gradwire_hook
+from gradwire.torch import GradwireState, device_exchange, device_queue, gradwire_hook
 from on_host import device_kernels
 from training import Options, Trained, batch, digest, make_model, make_optimizer, train
 
@@ -35,6 +37,21 @@ def train_and_signal_on_device(options: Options, victim: int, at_step: int, numb
         jobs.train_and_signal(options, victim, at_step, number)
 
 
+def train_and_fail_between_push_and_pull(options: Options, victim: int, at_step: int) -> None:
+    """The victim raises when it has added the pushes of a bucket, and makes no pull."""
+
+    def on_step(step: int) -> None:
+        if dist.get_rank() == victim and step == at_step:
+            broken = mock.Mock(side_effect=ArithmeticError("planted"))
+            mock.patch.object(device_exchange, "_require_valid", broken).start()
+
+    try:
+        with device_kernels():
+            train(options, on_step)
+    finally:
+        mock.patch.stopall()
+
+
 def train_scaled_on_device(*arguments: Any) -> jobs.Scaled:
     with device_kernels():
         return jobs.train_scaled(*arguments)
@@ -46,7 +63,7 @@ def train_captured(
     """Steps from `captured_from` on are taken as if a CUDA graph were captured in each.
 
     Returns the digest of the parameters, the void replays, and which steps gave NaN. A step that
-    does is not applied.
+    does is not applied. In the end, a state can be saved and not loaded if anything was captured.
     """
     rank = dist.get_rank()
     model = make_model()
@@ -68,4 +85,9 @@ def train_captured(
             void.append(all(nan))
             if not any(nan):
                 optimizer.step()
+        saved = hook_state.state_dict()
+        with contextlib.ExitStack() as stack:
+            if steps > captured_from:
+                stack.enter_context(pytest.raises(RuntimeError, match="a CUDA graph holds"))
+            hook_state.load_state_dict(saved)
         return digest(model), hook_state.void_replays(), void

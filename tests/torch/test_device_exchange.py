@@ -19,6 +19,7 @@ from gradwire import GradwireError
 from gradwire._core import Exchange, Layout
 from gradwire.torch.device_codec import has_kernels, require_kernels
 from gradwire.torch.device_exchange import DeviceExchange, Pull, Push, Received
+from gradwire.torch.device_replays import Replays
 from gradwire.torch.errors import PeerMismatchError
 from on_host import device_kernels
 
@@ -47,7 +48,11 @@ class World:
 
     def __init__(self, size: int, codec: str, seed: int = 5, **options: Any) -> None:
         self.layout = Layout(TENSORS, size, codec, **{"min_numel": 64, **options})
-        self.device = [DeviceExchange(self.layout, r, self.place, seed=seed) for r in range(size)]
+        self.replays = [Replays(self.place) for _ in range(size)]
+        self.device = [
+            DeviceExchange(self.layout, rank, self.place, replays, seed=seed)
+            for rank, replays in enumerate(self.replays)
+        ]
         self.cpu = [Exchange(self.layout, r, seed=seed) for r in range(size)]
         self._generator = torch.Generator().manual_seed(size)
 
@@ -73,6 +78,15 @@ class World:
             assert culprits > 1 or device.non_finite == cpu.non_finite
         self.compare_residuals()
         return on_device[0].cpu()
+
+    def capture(self, buckets: list[torch.Tensor]) -> None:
+        """A step as in a CUDA graph, of this bucket alone."""
+        for replays in self.replays:
+            replays.begin_step()
+        pairs = zip(self.device, buckets, strict=True)
+        loopback.run([exchange.captured(bucket) for exchange, bucket in pairs])
+        for replays in self.replays:
+            replays.end_step()
 
     def copies(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         """On the device."""
@@ -263,13 +277,12 @@ def test_a_captured_step_is_the_same_step(codec: str, size: int) -> None:
         gradients = world.gradients()
         on_device = world.copies(gradients)
         on_cpu = [g.numpy().copy() for g in gradients]
-        pairs = zip(world.device, on_device, strict=True)
-        loopback.run([exchange.captured(bucket) for exchange, bucket in pairs])
+        world.capture(on_device)
         loopback.average_on_cpu(world.cpu, on_cpu, step)
         for a, b in zip(on_device, on_cpu, strict=True):
             same_bits(a.cpu().numpy(), b)
         world.compare_residuals()
-    assert [exchange.void_steps for exchange in world.device] == [0] * size
+    assert [replays.count for replays in world.replays] == [0] * size
     world.step(3)
 
 
@@ -278,11 +291,12 @@ def test_what_a_captured_step_sent_in_vain_is_owed_again() -> None:
 
     def captured(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         buckets = world.copies(gradients)
-        pairs = zip(world.device, buckets, strict=True)
-        loopback.run([exchange.captured(bucket) for exchange, bucket in pairs])
+        world.capture(buckets)
         return [bucket.cpu() for bucket in buckets]
 
     def owed() -> torch.Tensor:
+        for replays in world.replays:
+            replays.begin_step()
         total = torch.zeros(world.layout.numel, dtype=torch.float64)
         begins = {s["name"]: s["bucket_offset"] - s["tensor_offset"] for s in world.layout.segments}
         for exchange in world.device:
@@ -299,7 +313,7 @@ def test_what_a_captured_step_sent_in_vain_is_owed_again() -> None:
     gradients[1][5] = torch.nan  # of tensor a, all of rank 0's shard
     for bucket in captured(gradients):
         assert bool(torch.isnan(bucket).all())
-    assert [exchange.void_steps for exchange in world.device] == [1] * 3
+    assert [replays.count for replays in world.replays] == [1] * 3
     # In a step of zeros, what is sent and owed is what was owed, and the gradients but for the
     # spoilt shard.
     sent = captured([torch.zeros(world.layout.numel)] * 3)[0]
@@ -313,6 +327,28 @@ def test_what_a_captured_step_sent_in_vain_is_owed_again() -> None:
     after = owed() + sent.double()
     assert int(compressed.sum()) == 917
     np.testing.assert_allclose(after[compressed], expected[compressed], rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_in_vain_is_a_matter_of_all_its_buckets() -> None:
+    """One bucket is NaN, and what the other one's pulls sent is owed again."""
+    world = World(2, "3lc:s=1.75,coder=none", rules=[("b", "3lc:s=1.75,coder=none")])
+    world.capture(world.copies(world.gradients()))
+    for replays in world.replays:
+        replays.begin_step()
+    pairs = zip(world.device, world.copies(world.gradients()), strict=True)
+    before = [exchange.export_residuals() for exchange in world.device]
+    loopback.run([exchange.captured(bucket) for exchange, bucket in pairs])
+    sent = [exchange.export_residuals() for exchange in world.device]
+    for replays in world.replays:
+        replays.note(torch.tensor(True, device=world.place))  # another bucket
+        replays.end_step()
+        replays.begin_step()
+    back = [exchange.export_residuals() for exchange in world.device]
+    for rank in range(2):
+        for old, left, now in zip(before[rank], sent[rank], back[rank], strict=True):
+            assert np.abs(old["values"] - left["values"]).max() > 0
+            put_back = np.abs(now["values"] - left["values"]).max() > 0
+            assert put_back == (now["kind"] == "pull")
 
 
 @pytest.mark.parametrize(
@@ -338,8 +374,7 @@ def test_a_cuda_graph_replays_the_step(codec: str) -> None:
     buckets = world.copies(world.gradients())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        pairs = zip(world.device, buckets, strict=True)
-        loopback.run([exchange.captured(bucket) for exchange, bucket in pairs])
+        world.capture(buckets)
     for step in (1, 2):
         gradients = world.gradients()
         on_cpu = [g.numpy().copy() for g in gradients]

@@ -97,6 +97,21 @@ def test_a_killed_rank_is_named(fragile_cluster: Cluster, transport: str) -> Non
         assert "rank 1 is gone" in answers[rank].message, answers[rank].trace
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_fails_between_two_messages_is_named(
+    fragile_cluster: Cluster, transport: str
+) -> None:
+    options = Options(steps=1000, state={"codec": "3lc", "timeout": 20.0, "transport": transport})
+    job = device_jobs.train_and_fail_between_push_and_pull
+    fragile_cluster.start(3, job, options, 1, 3)
+    answers = fragile_cluster.collect(range(3), seconds=60)
+    assert "ArithmeticError: planted" in answers[1].message
+    for rank in (0, 2):
+        assert "PeerStoppedError" in answers[rank].message, answers[rank].trace
+        assert "rank 1" in answers[rank].message
+        assert "planted" in answers[rank].message
+
+
 def test_ranks_on_unlike_devices_are_named(fragile_cluster: Cluster) -> None:
     options = [Options(4, {"codec": "3lc", "transport": "gloo"})] * 3
     fragile_cluster.start(3, device_jobs.train_one_on_device, options, [0, 2])

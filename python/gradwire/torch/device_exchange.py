@@ -22,6 +22,7 @@ import torch
 from gradwire._core import GradwireError, Layout
 from gradwire.torch.device_codec import SegmentCodec
 from gradwire.torch.device_message import Origin, ShardMessage, Words, sizes_in
+from gradwire.torch.device_replays import Replays
 from gradwire.torch.device_shards import DeviceShards, to_host
 from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.stats import COUNTED_BY_EXCHANGE
@@ -64,9 +65,19 @@ Step = Generator[Push | Pull, Received, None]
 
 
 class DeviceExchange:
-    """One rank's part. Arguments as those of `gradwire._core.Exchange`, and the bucket's device."""
+    """One rank's part. Arguments as those of `gradwire._core.Exchange`, the bucket's device, and
+    the `replays` that the buckets of a step share.
+    """
 
-    def __init__(self, layout: Layout, rank: int, device: torch.device, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        rank: int,
+        device: torch.device,
+        replays: Replays,
+        *,
+        seed: int = 0,
+    ) -> None:
         self.layout = layout
         self.non_finite: dict[str, Any] | None = None
         self._shards = DeviceShards(layout, rank, device, seed)
@@ -76,9 +87,9 @@ class DeviceExchange:
         self._sent: set[int] = set()  # shards that this rank has encoded in this step
         self._sizes: dict[int, Words] = {}  # of the payloads of what it encoded
         self._captures = False
-        # Of the last captured step, on the device: the shards that were NaN, and whether any was.
+        self._replays = replays
+        # The shards that were NaN in the last captured step, on the device.
         self._void = torch.zeros(layout.workers, dtype=torch.bool, device=device)
-        self._void_steps = torch.zeros((), dtype=torch.int64, device=device)
 
     def describe(self) -> str:
         device = self._shards.device.type
@@ -262,7 +273,7 @@ class DeviceExchange:
         """Averages `bucket` in place, without a look at the device or at what is in the bucket.
 
         Where a value is not finite, the whole bucket becomes NaN on every rank, and the next step
-        puts back what this one sent. Raises RuntimeError for codecs that do not go.
+        puts back what the buckets of this one sent. Raises RuntimeError for codecs that do not go.
         """
         self._check_capture()
         self._captures = True
@@ -286,15 +297,8 @@ class DeviceExchange:
         heads = self._pulled_heads(received)
         self._decode_pulls(bucket, received, heads)
         self._void.copy_(torch.stack([head[0] >= 0 for head in heads]))
-        self._void_steps += self._void.any()
-        bucket += torch.where(self._void.any(), torch.nan, 0.0)
-
-    @property
-    def void_steps(self) -> int:
-        """How often `captured` made the bucket NaN. Waits for all that the device does."""
-        if self._shards.device.type == "cuda":
-            torch.cuda.synchronize(self._shards.device)
-        return int(self._void_steps)
+        self._replays.note(self._void.any())
+        bucket += torch.where(self._void.any(), torch.nan, -0.0)  # -0 changes no bit
 
     def _check_capture(self) -> None:
         shards = self._shards
@@ -313,7 +317,7 @@ class DeviceExchange:
         """After a captured step that was not applied, as `retract` does."""
         shards = self._shards
         back = self._void.clone()
-        back[shards.rank] = self._void.any() & ~self._void[shards.rank]
+        back[shards.rank] = self._replays.skipped & ~self._void[shards.rank]
         for codec in shards.codecs_of(shards.encoded):
             if codec.residual_dtype is not None:
                 places = codec.places()
@@ -345,6 +349,8 @@ class DeviceExchange:
         self._shards.residuals.scale(factor)
 
     def export_residuals(self) -> list[dict[str, Any]]:
+        if self._captures:
+            self._take_back()
         return self._shards.residuals.export()
 
     def import_residual(

@@ -144,10 +144,11 @@ class ShardMessage:
     def check(self, head: Words, length: int) -> str | None:
         """What is wrong with the sizes in a head, in a message of this length; None: nothing."""
         sizes = sizes_in(head)
-        if head[0] != _FINITE:
-            return None  # nothing is read of it
         fixed, others = np.split(sizes, [len(self._host_sizes)])
-        if (others < 0).any() or not ((fixed == 0) | (fixed == self._host_sizes)).all():
+        if head[0] != _FINITE:  # nothing is read of it
+            return f"it is not finite, and has the sizes {sizes.tolist()}" if others.any() else None
+        wrong = (others < 0) | (others > length)
+        if wrong.any() or not ((fixed == 0) | (fixed == self._host_sizes)).all():
             return f"its payloads have the sizes {sizes.tolist()}, which none of the layout has"
         expected = self.length(sizes)
         return None if expected == length else f"it has {length} bytes, {expected} were expected"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 
+from gradwire.torch.device_replays import Replays
 from gradwire.torch.transports import Transport
 
 _FIRST = -1  # what waits for the network is short, and others wait for it
@@ -18,15 +20,29 @@ class DeviceQueue:
     def __init__(self, device: torch.device, transport: Transport) -> None:
         self.device = device
         self.transport = transport
+        self.replays = Replays(device)
         self._stream = torch.cuda.Stream(device, priority=_FIRST) if device.type == "cuda" else None
 
     @contextlib.contextmanager
     def after(self, ready: torch.cuda.Event | None) -> Iterator[None]:
         """What is queued here runs when `ready` has come, and what was queued here before."""
-        with torch.cuda.stream(self._stream):  # None: no GPU's
-            if ready is not None and self._stream is not None:
+        if self._stream is None:  # no GPU's
+            yield
+            return
+        # The device first: whoever leaves a stream alone takes the device that was current, the
+        # first one in a thread of its own, and makes a context there.
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            if ready is not None:
                 self._stream.wait_event(ready)
             yield
+
+    def after_all(self) -> AbstractContextManager[None]:
+        """What is queued here runs when the device has done all that it has to do, replays of CUDA
+        graphs in anybody's stream, too.
+        """
+        if self._stream is not None:
+            torch.cuda.synchronize(self.device)
+        return self.after(None)
 
 
 def is_capturing(values: torch.Tensor) -> bool:

@@ -96,7 +96,8 @@ class DeviceShards:
         found = self._constants.get(key)
         if found is None:
             found = torch.tensor(key, dtype=torch.int64).to(self.device)
-            if all(message.fixed_length is not None for message in self.pulled.values()):
+            messages = [*self.pulled.values()] + ([] if self.pushed is None else [self.pushed])
+            if all(message.fixed_length is not None for message in messages):
                 self._constants[key] = found
         return found
 
@@ -126,7 +127,7 @@ class DeviceShards:
     def put_back(self, shards: Iterable[int]) -> None:
         """What was encoded of the shards goes back into the residuals."""
         messages = {shard: self.encoded[shard] for shard in shards}
-        sent = torch.zeros(self.layout.numel, device=self.device)
+        sent = torch.zeros(self.layout.numel, dtype=torch.float32, device=self.device)
         for codec in self.codecs_of(messages):
             if codec.residual_dtype is None:
                 continue

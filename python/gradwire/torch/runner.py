@@ -74,7 +74,9 @@ class _Bucket:
         self.exchange: Exchange | DeviceExchange = (
             coding.make_exchange(self.layout, wire.rank)
             if queue is None
-            else DeviceExchange(self.layout, wire.rank, queue.device, seed=coding.seed)
+            else DeviceExchange(
+                self.layout, wire.rank, queue.device, queue.replays, seed=coding.seed
+            )
         )
         self._pullers = coding.machines(wire.world_size) - 1  # of each pull packet
         self.counted = self.exchange.stats()
@@ -111,10 +113,8 @@ class _Bucket:
         run_step(self.exchange.captured(wide), self._queue.transport)
         if wide is not job.values:
             job.values.copy_(wide)
-
-    @property
-    def void_replays(self) -> int:
-        return self.exchange.void_steps if isinstance(self.exchange, DeviceExchange) else 0
+        if wide is not job.values or not self.exchange.keeps_residuals:
+            self._queue.replays.note(torch.isfinite(job.values).all().logical_not())
 
     def residuals(self) -> list[Residual]:
         return [Residual(**entry) for entry in self.exchange.export_residuals()]
@@ -158,6 +158,7 @@ class BucketRunner:
         self._coding = coding
         self._wire = wire
         self._queue = queue
+        self._captured: list[_Bucket] = []  # graphs write to their memory as long as they live
         self._unplaced = ResidualPool()
         self._unplaced_machines: int | None = None  # ranks a machine where they were kept
         self._found_machines = False
@@ -196,6 +197,8 @@ class BucketRunner:
             self._note_non_finite(bucket)
         if job.last:
             self._end_step()
+            if self._captured:
+                self._settle()  # now: replays overwrite what was sent
 
     def capture(self, job: BucketJob) -> None:
         """Averages the bucket by work in the caller's stream that a CUDA graph can replay."""
@@ -205,16 +208,26 @@ class BucketRunner:
                 "a CUDA graph can be captured when the hook has averaged the same buckets before, "
                 "compressed: take some more iterations first (start_iter goes raw)"
             )
+        if self._step.skipped and self._done:
+            raise RuntimeError("the last step was skipped: take another one before the capture")
+        assert self._queue is not None, "else no bucket is captured"
+        if job.index == 0:
+            self._queue.replays.begin_step()
+        if bucket not in self._captured:
+            self._captured.append(bucket)
         bucket.capture(job)
+        if job.last:
+            self._queue.replays.end_step()
 
     def void_replays(self) -> int:
-        """Replays of a CUDA graph in which a bucket was not finite. Waits for the device."""
-        return max((bucket.void_replays for bucket in self._buckets.values()), default=0)
+        """Replays of CUDA graphs that were not finite. Waits for the device."""
+        return self._queue.replays.count if self._queue else 0
 
     def residuals(self) -> list[Residual]:
         """All that this rank keeps for later steps."""
-        with nullcontext() if self._queue is None else self._queue.after(None):
+        with nullcontext() if self._queue is None else self._queue.after_all():
             self._settle()
+            self._begin_behind_replays()
             placed = [r for bucket in self._buckets.values() for r in bucket.residuals()]
         return placed + list(self._unplaced)
 
@@ -225,6 +238,8 @@ class BucketRunner:
         machines yet, `find_machines` does.
         """
         residuals = residuals_of(state)
+        if self._captured:
+            raise RuntimeError("a CUDA graph holds the residuals: load a state before the capture")
         self._unplaced_machines = ranks_per_machine_of(state) if residuals else None
         if self._found_machines:
             self._check_machines()
@@ -289,6 +304,7 @@ class BucketRunner:
 
     def _begin_step(self, job: BucketJob) -> None:
         self._settle()
+        self._begin_behind_replays()
         self._rescale(job.loss_scale)
         self._step = StepCounters(step=job.step, raw=job.raw)
         self._done.clear()
@@ -340,6 +356,10 @@ class BucketRunner:
             return bucket
         # The gradients are cut anew: what this step has not come to yet makes room.
         for index in self._buckets.keys() - set(self._done):
+            if self._buckets[index] in self._captured:
+                raise RuntimeError(
+                    "DDP cuts its gradients anew, and a CUDA graph holds the buckets as they were"
+                )
             self._unplaced.add(self._buckets.pop(index).residuals())
         self.find_machines()
         bucket = _Bucket(job, self._coding, self._wire, self._queue)
@@ -349,6 +369,11 @@ class BucketRunner:
             bucket.adopt(self._unplaced.take(name for name, _ in job.tensors))
         self._buckets[job.index] = bucket
         return bucket
+
+    def _begin_behind_replays(self) -> None:
+        """What the last replay sent is put back by the buckets, where it was not finite."""
+        if self._captured and self._queue is not None:
+            self._queue.replays.begin_step()
 
     def _settle(self) -> None:
         """After a skipped step: what was sent in it, and applied nowhere, is owed again."""

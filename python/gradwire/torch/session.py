@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from gradwire.torch import device_queue
 from gradwire.torch.coding import Coding
 from gradwire.torch.device_codec import has_kernels
 from gradwire.torch.device_queue import DeviceQueue
@@ -20,11 +22,19 @@ from gradwire.torch.errors import CommunicationError
 from gradwire.torch.failure import FailureBoard
 from gradwire.torch.runner import BucketJob, BucketRunner
 from gradwire.torch.thread import ABORT_SECONDS, CommunicationThread, warn_of_thread
-from gradwire.torch.transports import AUTO, GLOO, CollectiveTransport, StagedTransport, backend_for
+from gradwire.torch.transports import (
+    AUTO,
+    GLOO,
+    CollectiveTransport,
+    StagedTransport,
+    backend_for,
+    end_collectives,
+)
 from gradwire.torch.wire import Wire, WireBrokenError
 
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
 _CPU = torch.device("cpu")
+_NOTICE_SECONDS = 2.0  # the group of the collectives may notice first that a peer is gone
 LEAVE_SECONDS = 1.0  # for the thread to end; what it waits for then does not come
 
 
@@ -58,7 +68,7 @@ class Session:
                 device,
                 StagedTransport(self._wire, device)
                 if collectives is None
-                else CollectiveTransport(collectives, device, self._wire.traffic),
+                else CollectiveTransport(collectives, device, self._wire),
             )
         self._thread = CommunicationThread()
         self.rank = group.rank()
@@ -78,10 +88,10 @@ class Session:
         """
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
 
-        def new_group(backend: str) -> dist.ProcessGroup:
+        def new_group(backend: str, patience: float) -> dist.ProcessGroup:
             return dist.new_group(
                 ranks,
-                timeout=timedelta(seconds=timeout),
+                timeout=timedelta(seconds=patience),
                 backend=backend,
                 # In a part of the world only its members get here.
                 use_local_synchronization=len(ranks) < dist.get_world_size(),
@@ -89,9 +99,12 @@ class Session:
                 sort_ranks=False,
             )
 
-        group = new_group(GLOO)
+        group = new_group(GLOO, timeout)
         backend = backend_for(transport, device, process_group)
-        collectives = None if backend is None or len(ranks) == 1 else new_group(backend)
+        collectives = None
+        if backend is not None and len(ranks) > 1:
+            # NCCL's watchdog ends the process: the transport's own wait is over before.
+            collectives = new_group(backend, 2 * timeout)
         return Session(coding, group, ranks, timeout, device, collectives)
 
     def submit(self, job: BucketJob) -> Future[torch.Tensor]:
@@ -178,6 +191,7 @@ class Session:
             try:
                 with self._beside(ready):
                     result = work(self._wire)
+                    device_queue.mark_ready(result)  # what has gone wrong there is told here
             except WireBrokenError as broken:
                 failure = closed() if self._closing else self._diagnose(broken, doing)
             except Exception as error:
@@ -207,13 +221,17 @@ class Session:
         """Who is gone, if that is why a collective failed: its own error may not say so."""
         if self._collectives is None or self._wire is None:
             return None
-        lost = self._wire.closed_peers()
-        if not lost:
-            return None
-        return self._board.diagnose(lost, False, self._when(doing, str(error).splitlines()[0]))
+        if isinstance(error, CommunicationError) or not isinstance(error, RuntimeError):
+            return None  # that is no collective's
+        end = time.monotonic() + _NOTICE_SECONDS
+        while not (lost := self._wire.closed_peers()):
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.05)
+        return self._board.diagnose(lost, False, self._when(doing, _first_line(error)))
 
     def _diagnose(self, broken: WireBrokenError, doing: str) -> CommunicationError:
-        waited = f"waited {self._timeout:g} s" if broken.silent else str(broken).splitlines()[0]
+        waited = f"waited {self._timeout:g} s" if broken.silent else _first_line(broken)
         return self._board.diagnose((broken.peer,), broken.silent, self._when(doing, waited))
 
     def _when(self, doing: str, what: str) -> str:
@@ -230,18 +248,24 @@ class Session:
         self._board.linger(frozenset(culprits))
 
     def _disconnect(self) -> None:
-        groups = [self._collectives, self._group]
-        self._collectives = self._group = None
+        group, self._group = self._group, None
+        collectives, self._collectives = self._collectives, None
         if self._queue is not None:
             self._queue.transport.drop()
         if self._wire is not None:
             self._wire.drop()
             self._wire = None
-        for group in groups:
-            if group is not None and dist.is_initialized():
-                # The program may have destroyed all its groups already.
-                with contextlib.suppress(AssertionError, RuntimeError, ValueError):
-                    dist.destroy_process_group(group)
+        if group is not None and dist.is_initialized():
+            # The program may have destroyed all its groups already.
+            with contextlib.suppress(AssertionError, RuntimeError, ValueError):
+                dist.destroy_process_group(group)
+        # Behind Gloo's, by which the peers notice.
+        if collectives is not None and dist.is_initialized():
+            end_collectives(collectives, broken=self.error is not None)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or repr(error)).splitlines()[0]
 
 
 def closed() -> CommunicationError:

@@ -129,6 +129,7 @@ class GradwireState:
         self._device: torch.device | None = None  # of the gradients
         self._names = ParameterNames(self)
         self._iterations = 0
+        self._loss_scale: float | None = None  # of the iteration
         self._session: Session | None = None
         self._loaded: checkpoint.StateDict | None = None
 
@@ -153,15 +154,17 @@ class GradwireState:
             self._session = self._connect(values.device)
             queued, cpu = time.perf_counter(), time.thread_time()
         tensors = self._names.shapes(bucket.parameters())
-        if bucket.index() == 0:
-            self._iterations += 1
-        step = self._iterations - 1
         captures = device_queue.is_capturing(values)
         if captures and self._scaler is not None:
             raise RuntimeError(
                 "a CUDA graph can't be captured with scaler=: residuals follow its scale, which "
                 "may change between replays"
             )
+        if bucket.index() == 0:
+            self._iterations += 1
+            # On a GPU it waits for all that is queued: once a step.
+            self._loss_scale = None if self._scaler is None else self._scaler.get_scale()
+        step = self._iterations - 1
         job = BucketJob(
             step=step,
             index=bucket.index(),
@@ -169,7 +172,7 @@ class GradwireState:
             raw=step < self._start_iter,
             tensors=tensors,
             values=values,
-            loss_scale=None if self._scaler is None else self._scaler.get_scale(),
+            loss_scale=self._loss_scale,
             queued=queued,
             hook_seconds=time.perf_counter() - queued,
             hook_cpu_seconds=time.thread_time() - cpu,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
@@ -12,12 +14,18 @@ import torch.distributed as dist
 
 from gradwire.torch.device_exchange import Pull, Push, Received, Step
 from gradwire.torch.engine import receive_packet
-from gradwire.torch.wire import Bytes, Kind, Traffic, Wire
+from gradwire.torch.errors import PeerSilentError
+from gradwire.torch.thread import ABORT_SECONDS, join
+from gradwire.torch.wire import Bytes, Kind, Wire, WireBrokenError
 
 AUTO, NCCL, GLOO = TRANSPORTS = ("auto", "nccl", "gloo")
 
 # The backend whose collectives take a device's memory.
 COLLECTIVE_BACKENDS = {"cuda": NCCL}
+
+_POLL_SECONDS = 20e-6
+_LEAVE_SECONDS = 1.0
+_LOOK_SECONDS = 1.0  # from one look for lost peers to the next
 
 
 class Transport(Protocol):
@@ -136,36 +144,39 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 class CollectiveTransport:
     """Over collectives of a group whose backend takes the device's memory: NCCL.
 
-    `traffic` counts what this rank sends, lengths and padding included.
+    The wire's traffic counts what this rank sends, lengths and padding included, and its
+    connections tell of peers that are gone: a collective by itself waits for them.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, traffic: Traffic) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, wire: Wire) -> None:
         self._group: dist.ProcessGroup | None = group
         self._world_size = group.size()
         self._device = device
-        self._traffic = traffic
+        self._wire = wire
 
     def push(self, request: Push) -> Received:
+        assert self._group is not None, "it was dropped"
         lengths = request.expected
         if lengths is None:
             sent = self._words(request.lengths)
             came = torch.empty_like(sent)
             dist.all_to_all_single(came, sent, group=self._group)
-            self._count(8 * (self._world_size - 1))
+            self._end(8 * (self._world_size - 1))
             lengths = came.tolist()
         data = request.message.new_empty(sum(lengths))
         dist.all_to_all_single(data, request.message, lengths, request.lengths, group=self._group)
-        self._count(sum(request.lengths))
+        self._end(sum(request.lengths))
         return Received(data, _starts(lengths), lengths)
 
     def pull(self, request: Pull) -> Received:
         """Messages take as much room as the largest."""
+        assert self._group is not None, "it was dropped"
         lengths = request.expected
         if lengths is None:
             came = self._words([0] * self._world_size)
             own = self._words([request.message.numel()])
             _all_gather(came, own, group=self._group)
-            self._count(8 * (self._world_size - 1))
+            self._end(8 * (self._world_size - 1))
             lengths = came.tolist()
         longest = max(lengths)
         message = request.message
@@ -173,7 +184,7 @@ class CollectiveTransport:
             message = torch.nn.functional.pad(message, (0, longest - message.numel()))
         data = message.new_empty(self._world_size * longest)
         _all_gather(data, message, group=self._group)
-        self._count(longest * (self._world_size - 1))
+        self._end(longest * (self._world_size - 1))
         return Received(data, [k * longest for k in range(self._world_size)], lengths)
 
     def drop(self) -> None:
@@ -182,8 +193,53 @@ class CollectiveTransport:
     def _words(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self._device)
 
-    def _count(self, sent: int) -> None:
-        self._traffic.sent_bytes += sent
+    def _end(self, sent: int) -> None:
+        """Waits for the collective, as long as the peers are there, unless a graph is captured."""
+        traffic = self._wire.traffic
+        traffic.sent_bytes += sent
+        if self._device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return
+        done = torch.cuda.current_stream(self._device).record_event()
+        begun = looked = time.perf_counter()
+        lost: tuple[int, ...] = ()
+        while not done.query():
+            time.sleep(_POLL_SECONDS)
+            now = time.perf_counter()
+            if now - looked > _LOOK_SECONDS:
+                # Twice: a peer may leave as it should, right behind the last collective.
+                gone = self._wire.closed_peers()
+                for peer in set(gone).intersection(lost):
+                    cause = RuntimeError("it left during a collective")
+                    raise WireBrokenError(peer, silent=False, cause=cause)
+                looked, lost = now, gone
+            if now - begun > self._wire.timeout:
+                peers = tuple(self._wire.peers)
+                raise PeerSilentError(
+                    f"a collective with ranks {peers} took longer than {self._wire.timeout:g} s",
+                    peers,
+                )
+        traffic.waited_seconds += time.perf_counter() - begun
+
+
+def end_collectives(group: dist.ProcessGroup, broken: bool) -> None:
+    """Destroys the group. Where it is `broken`, what is under way is broken off, as far as its
+    backend can; else only if the other ranks, for whom NCCL waits, don't leave within a second.
+    """
+
+    def destroy() -> None:
+        with contextlib.suppress(AssertionError, RuntimeError, ValueError):
+            dist.destroy_process_group(group)
+
+    leaving = threading.Thread(target=destroy, name="gradwire-leave", daemon=True)
+    if not broken:
+        leaving.start()
+        if join([leaving], _LEAVE_SECONDS):
+            return
+    with contextlib.suppress(RuntimeError):  # Gloo can't
+        group.abort()
+    if broken:
+        leaving.start()
+    join([leaving], ABORT_SECONDS)
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:
