@@ -229,17 +229,6 @@ class ServerOptimizer(Optimizer):
         self._warn_of_non_finite(f"step {step}")
         return result
 
-    def even_out(self) -> None:
-        """Waits until this worker has the same version of every server's tensors.
-
-        For workers that stop at a version for each other, at an evaluation, say: one that has a
-        newer version of some server than of another would push for a version beyond it there, and
-        wait for those who stand still. Only where no worker can be lost on the way.
-        """
-        if self._working is not None:
-            with self._connected().guard("waiting for the servers to be at one version"):
-                self._working.even_out()
-
     def close(self) -> None:
         """Leaves: takes over the servers' model as it is when the other workers are through, too.
 

@@ -41,17 +41,6 @@ class Working:
         while (message := self.link.take_ready()) is not None:
             self._take(message)
 
-    def even_out(self) -> None:
-        """Waits until this worker has the same version of every server."""
-        while True:
-            versions = {server: self.exchange.version(server) for server in self.servers}
-            newest = max(versions.values())
-            behind = [server for server, version in versions.items() if version < newest]
-            if not behind:
-                return
-            self._check_not_over(behind)
-            self._take(self.link.take(behind))
-
     def receive_models(self, on_version: Callable[[int, int], None] | None) -> None:
         """From every server, with its version. Without `on_version` the worker leaves: what else
         is still on its way is left out."""

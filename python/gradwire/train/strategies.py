@@ -122,7 +122,6 @@ class _Served:
         self._before = (0, 0)
 
     def steps_done(self, step: int) -> int:
-        self.optimizer.even_out()  # the workers stop for each evaluation
         return self.optimizer.version
 
     def sent_bytes(self) -> tuple[int, int] | None:
