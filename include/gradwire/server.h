@@ -25,7 +25,8 @@ namespace gradwire {
 // A *version* of a server's tensors is one update of them. A worker pushes for the version behind
 // the last it pulled, or for one behind that within `staleness`. A push that comes after its
 // version was finished is dropped, and answered with all versions that the worker lacks; its next
-// push is then for the version under way.
+// push is then for the version under way. A step of a worker is for the oldest version that it has
+// of any server: those of which it has a newer one get no push.
 struct ServerOptions {
   // A worker that lacks more versions than are kept.
   enum class Behind : uint8_t {
@@ -46,7 +47,8 @@ class GRADWIRE_EXPORT ServerExchange : public virtual Exchange {
   // Where a run goes on, before its first step; by default all begin with version 0.
   // kInvalidArgument: no server that this rank has to do with. kUnexpectedMessage: not before it.
   virtual Status set_version(uint32_t server, uint64_t version) = 0;
-  // On a server: pushes of each worker that came too late. Empty on a worker.
+  // On a server: pushes of each worker that came too late. On a worker: pushes, by the server's
+  // rank, that it did not make, since it had newer versions of that server than of another.
   [[nodiscard]] virtual const std::vector<uint64_t>& dropped_pushes() const = 0;
 
   // On a server: the workers that can only be helped by the model itself, as the other workers have

@@ -426,7 +426,8 @@ void bind_exchange(nb::module_& module) {
       .def_prop_ro(
           "dropped_pushes",
           [](PyServerExchange& self) { return self.server_exchange().dropped_pushes(); },
-          "On a server: pushes of each worker that came too late.")
+          "On a server: pushes of each worker that came too late. On a worker: pushes, by the "
+          "server's rank, that it did not make, as that server was ahead of another.")
       .def_prop_ro(
           "behind", [](PyServerExchange& self) { return self.server_exchange().behind(); },
           "On a server: workers that lack versions which are kept no more; they need the model.")

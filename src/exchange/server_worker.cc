@@ -19,7 +19,8 @@ class ServerWorker final : public ServerPackets {
                const ServerOptions& options, ApplyDelta apply, uint64_t seed)
       : ServerPackets(std::move(layout), rank, std::move(execution), options, seed),
         apply_(std::move(apply)),
-        links_(world_size()) {}
+        links_(world_size()),
+        held_back_(world_size()) {}
 
   bool done() const override { return awaiting().empty(); }
   std::vector<uint32_t> awaiting() const override;
@@ -29,7 +30,7 @@ class ServerWorker final : public ServerPackets {
     return is_server(server) ? links_[server].pulled : 0;
   }
   Status set_version(uint32_t server, uint64_t version) override;
-  const std::vector<uint64_t>& dropped_pushes() const override { return none_; }
+  const std::vector<uint64_t>& dropped_pushes() const override { return held_back_; }
   std::vector<uint32_t> behind() const override { return {}; }
   Status caught_up(uint32_t) override {
     return {StatusCode::kInvalidArgument, "a worker serves nobody"};
@@ -56,8 +57,8 @@ class ServerWorker final : public ServerPackets {
   Status pull(uint32_t server, const Packet& packet);
 
   ApplyDelta apply_;
-  std::vector<Link> links_;  // by rank; those of the servers are used
-  std::vector<uint64_t> none_;
+  std::vector<Link> links_;          // by rank; those of the servers are used
+  std::vector<uint64_t> held_back_;  // pushes, by rank
 };
 
 Status ServerWorker::set_version(uint32_t server, uint64_t version) {
@@ -96,8 +97,24 @@ std::vector<uint32_t> ServerWorker::awaiting() const {
 }
 
 Status ServerWorker::begin_step() {
+  // Where this worker was late, it may have newer versions of one server than of another. A step is
+  // for the oldest: a push for a version that the other workers have not come to might wait for
+  // them, who wait for this one.
+  uint64_t oldest = step_of(workers());
+  for (uint32_t server = workers(); server < world_size(); ++server) {
+    oldest = std::min(oldest, step_of(server));
+  }
+  std::vector<uint32_t> servers;
+  for (uint32_t server = workers(); server < world_size(); ++server) {
+    if (step_of(server) == oldest) {
+      servers.push_back(server);
+    } else {
+      ++held_back_[server];
+    }
+  }
   std::optional<NonFiniteOrigin> poison = find_poison();
-  for (uint32_t server = workers(); server < world_size() && !poison; ++server) {
+  for (uint32_t server : servers) {
+    if (poison) break;
     Result<std::optional<NonFiniteOrigin>> origin = encode(server);
     if (!origin.ok()) return origin.status();
     poison = origin.value();
@@ -105,7 +122,7 @@ Status ServerWorker::begin_step() {
     for (uint32_t earlier = workers(); earlier < server; ++earlier) put_back(earlier);
   }
   if (!poison) sample_error_norm();
-  for (uint32_t server = workers(); server < world_size(); ++server) {
+  for (uint32_t server : servers) {
     Link& link = links_[server];
     const uint64_t version = step_of(server);
     const SharedBytes packet = share(finish(server, poison));

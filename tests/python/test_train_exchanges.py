@@ -73,8 +73,10 @@ def test_servers_go_on_without_the_last_worker(folder: Path) -> None:
     # What a version did without is either dropped by a server or was never computed.
     dropped = sum(sum(hook["dropped_pushes"].values()) for hook in servers)
     taken = sum(hook["steps"] for hook in workers)
+    # Of servers that a worker knew to be ahead.
+    held_back = sum(sum(hook["dropped_pushes"].values()) for hook in workers)
     assert 12 * 2 <= taken <= 12 * 3
-    assert 2 * taken - dropped == 2 * 12 * 2
+    assert 2 * taken - held_back - dropped == 2 * 12 * 2
     assert ("were dropped: none" in result.stderr) == (dropped == 0)
 
 

@@ -27,7 +27,7 @@ class ServerStats:
     control_bytes: int  # sent beside: the model at the beginning and end, options, lengths
     values: int  # of the model (worker), of the tensors here (server)
     ratio: float | None  # raw bytes of these pushes and pulls / their bytes; None: none yet
-    dropped_pushes: dict[int, int]  # a server's: too late, by worker
+    dropped_pushes: dict[int, int]  # a server's: too late, by worker; a worker's: see its report
     lost_workers: tuple[int, ...]  # a server's: gone, and done without
     models_sent: int  # a server's: to workers that lacked more versions than are kept
     encode_seconds: float
@@ -55,9 +55,11 @@ class ServerStats:
             ("wire", f"{self.wire_seconds:.3f} s"),
             ("decode", f"{self.decode_seconds:.3f} s"),
         ]
-        late = {worker: count for worker, count in self.dropped_pushes.items() if count}
-        for worker, count in late.items():
-            rows.append(("dropped", f"{count} pushes of rank {worker}, too late"))
+        for rank, count in self.dropped_pushes.items():
+            if count and self.role == "server":
+                rows.append(("dropped", f"{count} pushes of rank {rank}, too late"))
+            elif count:
+                rows.append(("held back", f"{count} pushes for rank {rank}, which was ahead"))
         for worker in self.lost_workers:
             rows.append(("lost", f"rank {worker}"))
         if self.models_sent:
