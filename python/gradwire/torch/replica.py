@@ -20,10 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.torch import checkpoint
+from gradwire.torch.bucket import BucketJob
 from gradwire.torch.coding import Coding
 from gradwire.torch.engine import Lines, agree
 from gradwire.torch.names import NamedShape
-from gradwire.torch.runner import BucketJob, BucketRunner
+from gradwire.torch.runner import BucketRunner
 from gradwire.torch.session import LEAVE_SECONDS, Session, explain_by, finish
 from gradwire.torch.stats import Stats, summarize
 from gradwire.torch.wire import Bytes, Kind, Wire

@@ -15,12 +15,13 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from gradwire.torch import device_queue
+from gradwire.torch.bucket import BucketJob
 from gradwire.torch.coding import Coding
 from gradwire.torch.device_codec import has_kernels
 from gradwire.torch.device_queue import DeviceQueue
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.failure import FailureBoard
-from gradwire.torch.runner import BucketJob, BucketRunner
+from gradwire.torch.runner import BucketRunner
 from gradwire.torch.thread import ABORT_SECONDS, CommunicationThread, warn_of_thread
 from gradwire.torch.transports import (
     AUTO,

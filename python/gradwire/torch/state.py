@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from gradwire.torch import checkpoint, device_queue
+from gradwire.torch.bucket import BucketJob
 from gradwire.torch.coding import RAW_CODECS, make_coding
 from gradwire.torch.device_codec import has_kernels, require_kernels
 from gradwire.torch.names import ParameterNames
-from gradwire.torch.runner import BucketJob
 from gradwire.torch.session import LEAVE_SECONDS, Session, check_timeout, explain_by, finish
 from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.transports import AUTO, NCCL, check_transport
