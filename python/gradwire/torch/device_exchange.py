@@ -85,7 +85,8 @@ class DeviceExchange:
         self._steps = 0
         self._voided: set[int] = set()  # shards that are NaN in this step
         self._sent: set[int] = set()  # shards that this rank has encoded in this step
-        self._sizes: dict[int, Words] = {}  # of the payloads of what it encoded
+        self._heads: dict[int, torch.Tensor] = {}  # of the messages of what it encoded
+        self._sizes: dict[int, Words] = {}  # of their payloads
         self._captures = False
         self._replays = replays
         # The shards that were NaN in the last captured step, on the device.
@@ -136,7 +137,8 @@ class DeviceExchange:
         begun = time.perf_counter()
         shards = self._shards
         shards.encode(bucket, these, step)
-        heads = to_host([shards.encoded[shard].head() for shard in these])
+        self._heads |= {shard: shards.encoded[shard].head() for shard in these}
+        heads = to_host([self._heads[shard] for shard in these])
         self._sizes |= {shard: sizes_in(head) for shard, head in zip(these, heads, strict=True)}
         origin = next(filter(None, map(Origin.in_head, heads)), None)
         if origin is None:
@@ -163,7 +165,7 @@ class DeviceExchange:
         message = self._shards.encoded[shard]
         if origin is not None:
             return message.marker(origin)
-        return message.pieces(message.head(), self._sizes.get(shard))
+        return message.pieces(self._heads[shard], self._sizes.get(shard))
 
     def _pushed_lengths(self) -> list[int] | None:
         """Known on every rank, or on none."""
@@ -282,6 +284,7 @@ class DeviceExchange:
             return
         self._take_back()
         shards.encode(bucket, shards.peers, 0)
+        self._heads |= {peer: shards.encoded[peer].head() for peer in shards.peers}
         received = yield self._push(None)
         _, pushed = self._pushed_heads(received)
         self._decode_pushes(bucket, received, pushed)

@@ -131,10 +131,8 @@ class ShardMessage:
         pieces.append(self._padding[: _padded(length) - length])
         return pieces
 
-    def length(self, sizes: Words | None) -> int:
+    def length(self, sizes: Words) -> int:
         """Bytes of a message with payloads of these sizes."""
-        if sizes is None:
-            return _padded(self._fixed_end)
         return _padded(self._fixed_end + int(sizes[len(self._host_sizes) :].sum()))
 
     def heads_in(self, received: torch.Tensor, begins: Sequence[int]) -> torch.Tensor:
