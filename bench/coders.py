@@ -2,12 +2,12 @@
 
     python bench/coders.py [--s 1.00 1.75] [--steps 300] [--json FILE]
 
-Trains ResNet-20 on Fashion-MNIST with 3LC's recipe and 4 simulated workers in one process: each
-worker pushes every tensor through a compressor of its own, the average is pulled through one more
-(3LC, section 3.1; small and one-dimensional tensors are averaged as they are). At an early, a
-middle and a late step every tensor's trits are coded with each coder. Sizes are those of the coded
-trits: without frame header and scale. The entropy is that of the tensor's three frequencies,
-order 0: the least that a coder can need that codes each trit by itself with a fixed model.
+Trains ResNet-20 on Fashion-MNIST with 3LC's recipe and 4 simulated workers in one process. Each
+worker pushes every tensor through its own compressor; the average is pulled through one more
+compressor (3LC, section 3.1). Small and one-dimensional tensors are averaged uncompressed. At an
+early, a middle and a late step every tensor's trits are coded with each coder. The sizes are those
+of the coded trits, without frame header and scale. The entropy is of order 0, from the frequencies
+of the tensor's three trits: no coder needs less that codes each trit by itself with a fixed model.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Trits:
     sizes: dict[str, int]
 
 
-class Stream:
-    """A compressor of one tensor, and what it decodes to."""
+class Link:
+    """A compressor of one tensor and its decoder."""
 
     def __init__(self, s: float, numel: int) -> None:
         self._compressor = gradwire.Compressor(f"3lc:s={s}", numel)
@@ -68,8 +68,8 @@ def train(s: float, steps: int, recorded: list[int], data_dir: Path | None) -> I
     )
     named = dict(model.named_parameters())
     coded = [name for name, p in named.items() if p.dim() > 1 and p.numel() >= LEAST_VALUES]
-    pushes = [{name: Stream(s, named[name].numel()) for name in coded} for _ in range(WORKERS)]
-    pulls = {name: Stream(s, named[name].numel()) for name in coded}
+    pushes = [{name: Link(s, named[name].numel()) for name in coded} for _ in range(WORKERS)]
+    pulls = {name: Link(s, named[name].numel()) for name in coded}
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(step, steps, BASE_LEARNING_RATE, workers=WORKERS)
@@ -98,7 +98,7 @@ def train(s: float, steps: int, recorded: list[int], data_dir: Path | None) -> I
 
 
 def measure(s: float, role: str, step: int, tensor: str, sent: NDArray[np.float32]) -> Trits:
-    """`sent`: values -m, 0 or m, which 3lc with s=1 turns into the same trits again."""
+    """sent: values -m, 0 or m, which 3lc with s=1 encodes to the same trits again."""
     counts = np.array([np.sum(sent < 0), np.sum(sent == 0), np.sum(sent > 0)], float)
     shares = counts[counts > 0] / sent.size
     sizes = {}

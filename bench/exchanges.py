@@ -5,9 +5,10 @@ docs/exchanges.md.
     bench/exchanges.py results.json             # about an hour; needs root for the links
     bench/exchanges.py results.json --render    # the table alone
 
-Each cell is a run of `gradwire train`. What is in the file already is not run again, so a run that
-was broken off goes on. Runs that tell a time a step are short. Accuracy and bytes come from longer
-ones at 1 Gbit/s: they do not depend on the bandwidth, as codecs give the same bytes on every link.
+Each cell is a run of `gradwire train`. Cells that are in the file already are not run again, so a
+call that was interrupted can be repeated. Runs that measure the time of a step are short. Accuracy
+and bytes come from longer runs at 1 Gbit/s: they do not depend on the bandwidth, as a codec makes
+the same bytes for every link.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WAYS = {
 CODECS = ("raw", "bf16", "3lc:s=1.00,coder=rice")
 SHORT = {"10mbit": 16, "100mbit": 24, "1gbit": 24}  # steps
 LONG = "1gbit, long"
-LEARNING_RATE = "0.025"  # of a worker: with the default, 0.1, few steps end anywhere
+LEARNING_RATE = "0.025"  # of a worker; with the default, 0.1, few steps do not train the model
 Cells = dict[str, dict[str, Any]]  # by key()
 
 
@@ -41,7 +42,7 @@ def key(way: str, case: str, codec: str) -> str:
 def measure(
     way: str, case: str, codecs: list[str], steps: int, workers: int, data_dir: Path | None
 ) -> Cells:
-    """A run of each codec. Seconds are those of the training clock, without evaluations."""
+    """Runs each codec. Seconds are those of the training clock, without evaluations."""
     bandwidth = case.split(",")[0]
     command = [str(Path(sys.executable).with_name("gradwire")), "train", "--model", "resnet20"]
     command += ["--workers", str(workers), "--bandwidth", bandwidth, "--steps", str(steps)]
@@ -95,9 +96,9 @@ def main() -> None:
     )
     parser.add_argument("results", type=Path)
     parser.add_argument("--steps", type=int, default=400, help="of a long run")
-    parser.add_argument("--data-dir", type=Path, help="Fashion-MNIST, or as few images as it takes")
+    parser.add_argument("--data-dir", type=Path, help="the folder with Fashion-MNIST")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--render", action="store_true", help="print what is there and end")
+    parser.add_argument("--render", action="store_true", help="only print the table of the results")
     arguments = parser.parse_args()
     cells: Cells = {}
     if arguments.results.exists():

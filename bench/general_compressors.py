@@ -1,10 +1,11 @@
-"""Ratio and speed of general-purpose compressors on the gradients that `gradwire bench` takes.
+"""Ratio and speed of general-purpose compressors on the gradients of `gradwire bench`.
 
     python bench/general_compressors.py [--numel 2000000] [--seconds 1] [--json]
 
-What is not installed is named and left out: zstandard, lz4, python-snappy, zfpy (`pip install`).
-Columns as in `gradwire bench`; encode and decode are of whole arrays, one thread, into memory that
-the package allocates. zfp is lossy: its tolerance is a share of the largest magnitude, which is 1.
+Needs zstandard, lz4, python-snappy and zfpy (`pip install`); it names packages that are missing and
+leaves them out. The columns are those of `gradwire bench`. Whole arrays are encoded and decoded by
+one thread into memory that the package allocates. zfp is lossy: its tolerance is a share of the
+largest magnitude, which is 1.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Row:
 
 
 def compressors() -> dict[str, Callable[[Any], tuple[Callable[..., Any], Callable[..., Any]]]]:
-    """For each name, what makes (encode, decode) from the module."""
+    """For each name, a function that takes the module and returns (encode, decode)."""
     return {
         "zstandard -1": lambda m: (
             m.ZstdCompressor(level=1).compress,

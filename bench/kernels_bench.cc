@@ -22,8 +22,10 @@
 #include "benchmark/benchmark.h"
 #include "hwy/aligned_allocator.h"
 
-#include "stages/element.h"
+#include "stages/element/bfloat16.h"
 #include "stages/kernels.h"
+#include "stages/ternary/nearest_trit.h"
+#include "stages/trits/trit.h"
 
 namespace gradwire {
 namespace {
@@ -118,13 +120,13 @@ struct Workload {
 
 // The codec's two passes: the maximum from the end to the start, then encoding from the start on,
 // where the second pass finds the last part of the first one in cache.
-uint32_t absmax_of_chunks(const Kernels& k, const Workload& w) {
+uint32_t absmax_of_chunks(const Kernels& k, Workload& w) {
   const size_t n = w.x.size();
   uint32_t bits = 0;
   for (size_t chunk = (n + kChunkValues - 1) / kChunkValues; chunk-- > 0;) {
     const size_t first = chunk * kChunkValues;
     const size_t count = std::min(kChunkValues, n - first);
-    bits = std::max(bits, k.absmax_f32(w.x.data() + first, w.r.data() + first, count));
+    bits = std::max(bits, k.absmax(w.x.data() + first, w.r.data() + first, count));
   }
   return bits;
 }
@@ -137,17 +139,17 @@ void encode(const Kernels& k, const Data& data, Workload& w) {
   uint8_t* end = frame.bytes.data();
   for (size_t first = 0; first < n; first += kChunkValues) {
     const size_t count = std::min(kChunkValues, n - first);
-    frame.sizes.push_back(k.ternary_encode_f32(&w.x[first], &w.r[first], count, frame.m, end));
+    frame.sizes.push_back(k.ternary_encode(&w.x[first], &w.r[first], count, frame.m, end));
     end += frame.sizes.back();
   }
 }
 
-void decode(const Kernels& k, Workload& w, decltype(Kernels::zero_run_unpack) Kernels::*function) {
+void decode(const Kernels& k, Workload& w, DecodeMode mode) {
   const uint8_t* codes = w.frame.bytes.data();
   size_t first = 0;
   for (size_t size : w.frame.sizes) {
     const size_t count = std::min(kChunkValues, w.x.size() - first);
-    (k.*function)(codes, size, count, w.frame.m, &w.out[first]);
+    k.zero_run_unpack(codes, size, count, w.frame.m, &w.out[first], mode);
     codes += size;
     first += count;
   }
@@ -164,15 +166,15 @@ const Operation kOperations[] = {
                       Workload& w) { benchmark::DoNotOptimize(absmax_of_chunks(k, w)); }},
     {"absmax_bf16",
      [](const Kernels& k, const Data&, Workload& w) {
-       benchmark::DoNotOptimize(k.absmax_bf16(w.x.data(), w.r16.data(), w.x.size()));
+       benchmark::DoNotOptimize(k.absmax(w.x.data(), w.r16.data(), w.x.size()));
      }},
     {"ternary_pack_f32",
      [](const Kernels& k, const Data&, Workload& w) {
-       k.ternary_pack_f32(w.x.data(), w.r.data(), w.x.size(), w.frame.m, w.packed.data());
+       k.ternary_pack(w.x.data(), w.r.data(), w.x.size(), w.frame.m, w.packed.data());
      }},
     {"ternary_pack_bf16",
      [](const Kernels& k, const Data&, Workload& w) {
-       k.ternary_pack_bf16(w.x.data(), w.r16.data(), w.x.size(), w.frame.m, w.packed.data());
+       k.ternary_pack(w.x.data(), w.r16.data(), w.x.size(), w.frame.m, w.packed.data());
      }},
     {"zero_run_encode",
      [](const Kernels& k, const Data&, Workload& w) {
@@ -182,21 +184,23 @@ const Operation kOperations[] = {
                                                     w.frame.bytes.data()));
        }
      }},
-    {"decode_add", [](const Kernels& k, const Data&,
-                      Workload& w) { decode(k, w, &Kernels::zero_run_unpack_add); }},
+    {"decode_add",
+     [](const Kernels& k, const Data&, Workload& w) { decode(k, w, DecodeMode::kAdd); }},
     {"decode",
-     [](const Kernels& k, const Data&, Workload& w) { decode(k, w, &Kernels::zero_run_unpack); }},
+     [](const Kernels& k, const Data&, Workload& w) { decode(k, w, DecodeMode::kStore); }},
     {"unpack_add",
      [](const Kernels& k, const Data&, Workload& w) {
-       k.unpack_add(w.packed.data(), w.x.size(), w.frame.m, w.out.data());
+       k.unpack(w.packed.data(), w.x.size(), w.frame.m, w.out.data(), DecodeMode::kAdd);
      }},
-    {"unpack", [](const Kernels& k, const Data&,
-                  Workload& w) { k.unpack(w.packed.data(), w.x.size(), w.frame.m, w.out.data()); }},
+    {"unpack",
+     [](const Kernels& k, const Data&, Workload& w) {
+       k.unpack(w.packed.data(), w.x.size(), w.frame.m, w.out.data(), DecodeMode::kStore);
+     }},
     {"narrow_bf16", [](const Kernels& k, const Data&,
                        Workload& w) { k.narrow_bf16(w.x.data(), w.x.size(), w.r16.data()); }},
     {"widen_add_bf16",
      [](const Kernels& k, const Data&, Workload& w) {
-       k.widen_add_bf16(w.r16.data(), w.x.size(), w.out.data());
+       k.widen_bf16(w.r16.data(), w.x.size(), w.out.data(), DecodeMode::kAdd);
      }},
     {"add_f32", [](const Kernels& k, const Data&,
                    Workload& w) { k.add_f32(w.r.data(), w.x.size(), w.out.data()); }},
@@ -207,7 +211,7 @@ const Operation kOperations[] = {
 // Encodes into the frame, and leaves the whole packed bytes for the operations on them.
 void prepare(const Kernels& k, const Data& data, Workload& w) {
   encode(k, data, w);
-  k.ternary_pack_f32(w.x.data(), w.r.data(), w.x.size(), w.frame.m, w.packed.data());
+  k.ternary_pack(w.x.data(), w.r.data(), w.x.size(), w.frame.m, w.packed.data());
 }
 
 bool same_bytes(const Kernels& k, const Operation& operation, const Data& data, size_t n) {

@@ -1,14 +1,15 @@
-"""What it is worth that communication runs while backward does: step time with and without.
+"""The time of a step with and without communication during the backward pass.
 
     python bench/overlap.py [--codec 3lc:s=1.75] [--bandwidth 100mbit] [--json overlap.json]
                             [--device cuda] [--trace overlap-trace.json]
 
-Two ranks on this machine, each behind a rate-limited link of its own if this process may build one
-(else over the loopback, and it says so), train the same model in several buckets: blocks of steps
-with overlap and without take turns, so that both see the same noise. Medians over all steps. That
-both arrive at the same parameters, bit for bit, is checked first. With --device cuda the ranks take
-turns through the GPUs there are. --trace keeps a timeline of rank 0's last steps with overlap, for
-chrome://tracing: "gradwire bucket" runs in the communication thread, and on a GPU in its stream.
+Two ranks on this machine train the same model in several buckets, each behind its own rate-limited
+link if this process may build one; otherwise they use the loopback, and the result says so. Blocks
+of steps with overlap and without take turns, so that both see the same noise. Times are medians
+over all steps. First it is checked that both arrive at the same parameters, bit for bit. With
+--device cuda the ranks take the GPUs in turn. --trace writes a timeline of rank 0's last steps with
+overlap, for chrome://tracing: "gradwire bucket" runs in the communication thread, and on a GPU in
+its stream.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def run_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Starts the ranks, waits for them, and puts rank 0's numbers into the frame of the machine."""
+    """Starts the ranks, waits for them, and adds the machine to rank 0's numbers."""
     rate = RATES[arguments.bandwidth]
     reason = "not asked for" if rate is None else network.why_not_shaped()
     shaped = reason is None
@@ -94,7 +95,7 @@ def run_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
 def start_rank(
     arguments: argparse.Namespace, rank: int, result: Path, shaped: bool
 ) -> subprocess.Popen[bytes]:
-    """The rank waits for a line on its standard input: its network is there."""
+    """Starts a rank, which waits on its standard input until its network is there."""
     own = result if rank == 0 else result.with_name(f"rank{rank}.json")
     command = [sys.executable, __file__, "--rank", str(rank), "--result", str(own)]
     command += ["--codec", arguments.codec, "--blocks", str(arguments.blocks)]
@@ -195,13 +196,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         for training in trainings.values():
             training.run(BLOCK)
     if arguments.trace is not None:
-        # The communication thread is none that the profiler would follow by itself.
+        # Without this the profiler would not follow the communication thread.
         every = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         with torch.profiler.profile(experimental_config=every) as profile:
             trainings[Overlap.ON].run(2)
         profile.export_chrome_trace(str(arguments.trace))
     else:
-        trainings[Overlap.ON].run(2)  # with the rank that keeps one
+        trainings[Overlap.ON].run(2)  # together with the rank that writes a trace
     dist.barrier()
     result: dict[str, Any] = {
         "values": sum(p.numel() for p in trainings[Overlap.ON].model.parameters()),

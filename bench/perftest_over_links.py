@@ -4,14 +4,14 @@
     bench/perftest_over_links.py build/release/bench/perftest/gradwire-perftest \\
         --rate 10M --ranks 4 -- --min 1M --max 64M
 
-Every rank has a network namespace of its own, joined by a switch as in `gradwire train --bandwidth`
-(python/gradwire/train/network.py); mpirun has another. mpirun starts its daemon of each rank as on
-a cluster, but its remote shell is this script, which enters the namespace instead. All messages of
-MPI go over the shaped links, those of ranks of the same machine too.
+Every rank has its own network namespace, and mpirun has another; a switch joins them, as in
+`gradwire train --bandwidth` (python/gradwire/train/network.py). mpirun starts its daemon of each
+rank as on a cluster, but its remote shell is this script, which enters the namespace. So all
+messages of MPI go over the shaped links.
 
---rate unshaped: no namespaces; ranks talk as MPI likes best, through shared memory.
+--rate unshaped: no namespaces; the ranks use MPI's shared memory.
 
-What follows `--` goes to gradwire-perftest. Needs Open MPI and what a shaped network needs (root).
+The arguments after `--` go to gradwire-perftest. Needs Open MPI, and root for the network.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from gradwire.train import network
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-# For the remote shell: by rank the processes that hold the namespaces, and a folder for files.
+# For the remote shell: the processes that hold the namespaces, by rank, and a folder for files.
 _PIDS = "GRADWIRE_PERFTEST_PIDS"
 _FOLDER = "GRADWIRE_PERFTEST_FOLDER"
 
@@ -44,19 +44,19 @@ def parse_rate(text: str) -> int | None:
 
 
 def mpirun(*options: str) -> list[str]:
-    """mpirun with what all runs here need."""
+    """mpirun with the options of all runs."""
     command = ["mpirun", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", *options]
     return [*command, "--allow-run-as-root"] if os.geteuid() == 0 else command
 
 
 def run_unshaped(ranks: int, program: Sequence[str]) -> int:
-    """Runs it as MPI likes best on one machine; returns the exit status."""
+    """Runs the program over MPI's shared memory; returns the exit status."""
     command = mpirun("--oversubscribe", "--mca", "btl", "self,vader", "-n", str(ranks))
     return subprocess.run([*command, *program], check=False).returncode
 
 
 def run_shaped(rate: int, ranks: int, program: Sequence[str]) -> int:
-    """Runs it with a namespace for each rank and one for mpirun; returns the exit status."""
+    """Runs the program with a namespace for each rank and for mpirun; returns the exit status."""
     with contextlib.ExitStack() as cleanup:
         switch = cleanup.enter_context(network.ShapedNetwork(rate))
         holders = [cleanup.enter_context(_holder()) for _ in range(ranks + 1)]
@@ -80,7 +80,7 @@ def run_shaped(rate: int, ranks: int, program: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _holder() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does nothing but hold a namespace, until its input ends."""
+    """A process that holds a namespace until its input ends."""
     process = subprocess.Popen(
         network.in_own_namespace(["cat"]), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
@@ -96,10 +96,9 @@ def _in_namespace(pid: int, command: Sequence[str]) -> list[str]:
 
 
 def enter_as_remote_shell(host: str, words: Sequence[str]) -> None:
-    """What mpirun calls as its remote shell: runs a shell command line "on" a host.
+    """mpirun's remote shell: runs a shell command line in the namespace that stands for a host.
 
-    The daemons of all hosts are on one machine, so each gets a host name and a place for its files
-    of its own.
+    The daemons of all hosts are on one machine, so each gets its own host name and folder.
     """
     pids = os.environ[_PIDS].split(",")
     rank = [network.address(rank) for rank in range(len(pids))].index(host)

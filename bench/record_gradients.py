@@ -2,10 +2,10 @@
 
     python bench/record_gradients.py bench/data/resnet20_gradients.safetensors
 
-Trains ResNet-20 on Fashion-MNIST in one process with 3LC's recipe and stores the gradient that a
-worker would push, tensor by tensor, at an early, a middle and a late step: float32, 273 thousand
-values each. The file's metadata say how it was made; the same command makes the same values on the
-same machine and PyTorch.
+Trains ResNet-20 on Fashion-MNIST with 3LC's recipe and one worker, by the loop of `gradwire train`.
+At an early, a middle and a late step it stores the gradient that the worker would push, tensor by
+tensor: float32, 273 thousand values each. The file's metadata say how it was made; the same command
+makes the same values on the same machine and PyTorch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gradwire.train import data, models, schedule
+from gradwire.train import data
+from gradwire.train.loop import Trainer
+from gradwire.train.settings import MOMENTUM, PLAIN_DDP, WEIGHT_DECAY, TrainSettings
+from gradwire.train.strategy import Strategy
 
 STEPS = 300
 RECORDED_STEPS = (20, 150, 290)
@@ -29,7 +33,7 @@ LARGEST_FILE = 4 * 10**6
 
 
 def main() -> None:
-    """Trains, writes the file, and says what is in it."""
+    """Trains, writes the file, and prints its size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("output", type=Path, help="the .safetensors file to write")
     parser.add_argument("--data-dir", type=Path, help="where Fashion-MNIST lies")
@@ -44,30 +48,52 @@ def main() -> None:
     print(f"{options.output}: {len(gradients)} tensors, {options.output.stat().st_size} bytes")
 
 
+class Recording(Strategy):
+    """Plain SGD of one worker, which keeps the gradients of some steps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters = model.parameters()
+        sgd = torch.optim.SGD(parameters, BASE_LEARNING_RATE, MOMENTUM, weight_decay=WEIGHT_DECAY)
+        super().__init__(model, sgd)
+        self._step = 0
+        self.recorded: dict[str, Tensor] = {}
+
+    def take_step(self, images: Tensor, labels: Tensor) -> Tensor:
+        loss = super().take_step(images, labels)
+        if self._step in RECORDED_STEPS:
+            print(f"step {self._step}: loss {loss.item():.3f}", file=sys.stderr)
+            for name, parameter in self._model.named_parameters():
+                if parameter.grad is not None:
+                    gradient = parameter.grad.clone().contiguous()
+                    self.recorded[f"step{self._step:04}/{name}"] = gradient
+        self._step += 1
+        return loss
+
+
 def _train_and_record(data_dir: Path | None, seed: int) -> dict[str, Tensor]:
     """Returns "step0020/conv1.weight" and so on, each the gradient of one parameter."""
-    images = data.load("fashion-mnist", data_dir)
-    batches = data.Batches(images, BATCH, world=1, rank=0, seed=seed)
-    model = models.build("resnet20", images.channels, images.side, images.classes, seed)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=BASE_LEARNING_RATE, momentum=0.9, weight_decay=1e-4
+    settings = TrainSettings(
+        model="resnet20",
+        workers=1,
+        steps=STEPS,
+        batch=BATCH,
+        learning_rate=BASE_LEARNING_RATE,
+        seed=seed,
+        eval_every=STEPS,
     )
-    recorded: dict[str, Tensor] = {}
-    for step in range(STEPS):
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate(step, STEPS, BASE_LEARNING_RATE, workers=1)
-        pictures, labels = batches.at(step)
-        logits = model(torch.from_numpy(pictures))
-        loss = nn.functional.cross_entropy(logits, torch.from_numpy(labels))
-        optimizer.zero_grad()
-        loss.backward()
-        if step in RECORDED_STEPS:
-            print(f"step {step}: loss {loss.item():.3f}", file=sys.stderr)
-            for name, parameter in model.named_parameters():
-                if parameter.grad is not None:
-                    recorded[f"step{step:04}/{name}"] = parameter.grad.clone().contiguous()
-        optimizer.step()
-    return recorded
+    images = data.load(settings.data, data_dir)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    strategies: list[Recording] = []
+
+    def choose(model: nn.Module, *_: object) -> Recording:
+        strategies.append(Recording(model))
+        return strategies[0]
+
+    trainer = Trainer(settings, images, 0, None, torch.device("cpu"))
+    trainer.run(PLAIN_DDP, lambda event: None, choose)
+    dist.destroy_process_group()
+    return strategies[0].recorded
 
 
 def _describe(seed: int) -> dict[str, str]:

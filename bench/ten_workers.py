@@ -5,14 +5,13 @@
     bench/ten_workers.py results --model resnet20 --steps 400 --seeds 2 --data-dir fashion-mnist
     bench/ten_workers.py results --render               # the table of what is there
 
-All workers and their server are simulated in one process on one device (one_process.py). Setting:
-3LC, section 4.3: SGD with momentum 0.9 and weight decay 1e-4, learning rate from 0.1 to 0.001 along
-a cosine, times the number of workers, 32 images a worker and step; batch normalisation and biases
-go raw.
+Each run is one of `gradwire train --exchange one-process`. The setting is that of 3LC, section 4.3:
+SGD with momentum 0.9 and weight decay 1e-4, a learning rate from 0.1 to 0.001 along a cosine, times
+the number of workers, 32 images a worker and step; batch normalisation and biases go raw.
 
-Each finished run is a file of the folder; what is there is not run again, so a call that was broken
-off goes on, and several calls may share the folder, each with designs of its own. summary.json and
-table.md hold what is there so far.
+Each finished run is a file of the folder and is not run again. So a call that was interrupted can
+be repeated, and several calls may share the folder, each with designs of its own. summary.json and
+table.md hold the results so far.
 """
 
 from __future__ import annotations
@@ -23,25 +22,23 @@ import os
 import shlex
 import statistics
 import sys
-import time
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from rich.console import Console
 
-from gradwire.machine import describe_build, describe_machine
-from gradwire.torch.device_codec import require_kernels
-from gradwire.train import data, settings
-
-sys.path.insert(0, str(Path(__file__).parent))
-import one_process
+from gradwire.train import run, settings
+from gradwire.train.errors import DivergedError, TrainError
+from gradwire.train.settings import SettingsError, TrainSettings
 
 
 @dataclass(frozen=True)
 class Design:
-    """What is compared. title: 3LC's name; accuracy, difference: from 3LC's Table 1, in percent;
-    ratio: from its Table 2. None: not in there."""
+    """A design that is compared. title: its name in 3LC; accuracy, difference: from 3LC's Table 1,
+    in percent; ratio: from its Table 2. None: the table does not have it."""
 
     title: str
     codec: str
@@ -69,28 +66,7 @@ SOURCE = (
     "ResNet-110, CIFAR-10, 10 workers of 32 images, 25,600 steps, mean of 5 runs."
 )
 BITS = ("push_bits", "pull_bits", "push_payload_bits", "pull_payload_bits")
-SECONDS_BETWEEN_LINES = 10.0
-Run = dict[str, Any]  # as in its file
-
-
-class Progress:
-    """A line every few seconds."""
-
-    def __init__(self, name: str, steps: int) -> None:
-        self._name, self._steps = name, steps
-        self._start = self._last = time.monotonic()
-
-    def show(self, step: int, loss: float) -> None:
-        now = time.monotonic()
-        if now - self._last < SECONDS_BETWEEN_LINES and step < self._steps:
-            return
-        self._last = now
-        left = (now - self._start) / step * (self._steps - step)
-        print(
-            f"{self._name}: step {step} of {self._steps}, loss {loss:.3f}, {left:.0f} s left",
-            file=sys.stderr,
-            flush=True,
-        )
+Run = dict[str, Any]  # the content of a run's file
 
 
 def write(path: Path, text: str) -> None:
@@ -104,13 +80,15 @@ def read_runs(folder: Path) -> list[Run]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("run-*.json"))]
 
 
-def spread(values: list[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
     return {"mean": statistics.fmean(values), "min": min(values), "max": max(values)}
 
 
 def summarise(runs: list[Run]) -> dict[str, Any]:
     """By design: seeds, mean, min and max of accuracy and bits, and of the difference in accuracy
-    to `raw` with the same seed; what 64 bits, a value each way, become smaller by."""
+    to `raw` with the same seed; the ratio of 64 bits, a value each way, to the bits sent."""
     summary: dict[str, Any] = {}
     accuracies = {(run["design"], run["seed"]): run["accuracy"] for run in runs}
     for name, design in DESIGNS.items():
@@ -123,18 +101,17 @@ def summarise(runs: list[Run]) -> dict[str, Any]:
             for seed, accuracy in found.items()
             if (baseline := accuracies.get(("raw", seed))) is not None
         ]
-        summary[name] = {
+        summary[name] = row = {
             **asdict(design),
             "seeds": [run["seed"] for run in own],
             "diverged": [run["seed"] for run in own if run["accuracy"] is None],
-            "measured_accuracy": spread(list(found.values())) if found else None,
-            "measured_difference": spread(pairs) if pairs else None,
-            **{key: spread([run[key] for run in own]) for key in BITS},
+            "measured_accuracy": spread(list(found.values())),
+            "measured_difference": spread(pairs),
+            **{key: spread([run[key] for run in own if key in run]) for key in BITS},
         }
-        row = summary[name]
         for bits in ("bits", "payload_bits"):
-            both = row[f"push_{bits}"]["mean"] + row[f"pull_{bits}"]["mean"]
-            row[f"ratio_by_{bits}"] = 64 / both
+            push, pull = row[f"push_{bits}"], row[f"pull_{bits}"]
+            row[f"ratio_by_{bits}"] = 64 / (push["mean"] + pull["mean"]) if push else None
     return summary
 
 
@@ -156,8 +133,8 @@ def table(summary: dict[str, Any]) -> list[str]:
                 cell
                 for bits in ("bits", "payload_bits")
                 for cell in (
-                    f"{row[f'push_{bits}']['mean']:.3f}, {row[f'pull_{bits}']['mean']:.3f}",
-                    f"{row[f'ratio_by_{bits}']:.1f}",
+                    ", ".join(_mean(row[f"{leg}_{bits}"]) for leg in ("push", "pull")),
+                    _number(row[f"ratio_by_{bits}"], "{:.1f}"),
                 )
             ),
             _number(row["accuracy"], "{:.2f} %"),
@@ -178,24 +155,28 @@ def _percent(spread_of: dict[str, float] | None, form: str) -> str:
     return f"{mean} %" if low == high else f"{mean} % ({low} to {high})"
 
 
+def _mean(spread_of: dict[str, float] | None) -> str:
+    return "-" if spread_of is None else f"{spread_of['mean']:.3f}"
+
+
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
 def report(folder: Path) -> str:
-    """Writes summary.json and table.md; returns the table and what one has to know besides."""
+    """Writes summary.json and table.md; returns the table with its explanation."""
     runs = read_runs(folder)
     summary = summarise(runs)
     lines = table(summary) if summary else ["no finished run"]
     if runs:
-        what = runs[0]["setting"]
+        what = runs[0]["settings"]
         seeds = sorted({run["seed"] for run in runs})
         lines += [
             "",
-            f"{what['model']} on {runs[0]['data']}, {what['workers']} workers of {what['batch']} "
+            f"{what['model']} on {what['data']}, {what['workers']} workers of {what['batch']} "
             f"images, {what['steps']} steps, learning rate {what['learning_rate']:g} a worker, "
             f"device {what['device']}, seeds {', '.join(map(str, seeds))}: mean (min to max). Bits "
-            "of a value pushed, pulled, and the ratio of both to 32: whole frames, headers and raw "
+            "of a value pushed, pulled, and the ratio of 32 to both: whole frames, headers and raw "
             "tensors included. Payload: compressed tensors alone, without headers.",
             "",
             SOURCE,
@@ -206,16 +187,41 @@ def report(folder: Path) -> str:
     return text
 
 
-def check_same(folder: Path, kind: dict[str, Any]) -> None:
-    """Ends the program if a run in the folder is of another kind: they cannot be compared."""
-    for run in read_runs(folder):
-        different = [key for key, value in kind.items() if run[key] != value]
-        if different:
-            key = different[0]
-            sys.exit(
-                f"ten_workers: {folder} holds runs with {key} {run[key]}, not {kind[key]}; "
-                "take another folder"
-            )
+def train(folder: Path, name: str, chosen: TrainSettings) -> None:
+    """One training, whose results become a file of the folder."""
+    print(f"{name}, seed {chosen.seed}", file=sys.stderr, flush=True)
+    found: Run = {"design": name, "seed": chosen.seed, "accuracy": None}
+    found |= {"settings": chosen.to_json(), "command": shlex.join(sys.argv)}
+    with tempfile.TemporaryDirectory() as temporary:
+        output = Path(temporary) / "report.json"
+        try:
+            run.train_here(chosen, run.Outputs(str(output)), Console(stderr=True, width=120))
+            document = json.loads(output.read_text())
+            (result,) = document["results"]
+            sent = result["hook_of_rank"][0]
+            whole, coded = (8 / chosen.steps / sent[key] for key in ("values", "compressed_values"))
+            found |= {key: document[key] for key in ("machine", "parameters")}
+            found |= {key: result[key] for key in ("accuracy", "seconds", "loss")}
+            found |= {f"{leg}_bits": whole * sent[f"{leg}_bytes"] for leg in ("push", "pull")}
+            for leg in ("push", "pull"):
+                found[f"{leg}_payload_bits"] = coded * sent[f"{leg}_payload_bytes"]
+        except DivergedError as error:
+            found["diverged"] = str(error)
+    write(folder / f"run-{name}-{chosen.seed}.json", json.dumps(found, indent=1) + "\n")
+    report(folder)
+
+
+def check_same(folder: Path, chosen: TrainSettings) -> None:
+    """Ends the program if a run in the folder has other settings: they cannot be compared."""
+    own = {"codecs", "every", "seed", "data_dir"}
+    wanted = json.loads(json.dumps(chosen.to_json()))
+    for found in read_runs(folder):
+        for key, value in wanted.items():
+            if key not in own and found["settings"][key] != value:
+                sys.exit(
+                    f"ten_workers: {folder} holds runs with {key} {found['settings'][key]}, not "
+                    f"{value}; take another folder"
+                )
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -223,81 +229,50 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where results are and go")
-    parser.add_argument("--model", choices=settings.MODELS, default="resnet110")
-    parser.add_argument("--data", choices=settings.DATA, default="fashion-mnist")
+    parser.add_argument("--model", default="resnet110")
+    parser.add_argument("--data", default="fashion-mnist")
     parser.add_argument("--data-dir", type=Path, help="where the data set is")
     parser.add_argument("--steps", type=int, default=25600)
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--batch", type=int, default=32, help="images of a worker in a step")
     parser.add_argument("--lr", type=float, default=0.1, help="first learning rate of a worker")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:K, for the codecs too")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="PyTorch's")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each design: seeds 0, 1, ...")
     parser.add_argument(
         "--design", choices=DESIGNS, action="append", help="repeatable; default: all"
     )
-    parser.add_argument("--render", action="store_true", help="the table of what is there, no run")
-    arguments = parser.parse_args()
-    if arguments.device != "cpu" and not torch.cuda.is_available():
-        parser.error(f"--device {arguments.device}: this PyTorch finds no GPU it can use")
-    if arguments.device != "cpu":
-        try:
-            require_kernels(torch.device(arguments.device))
-        except RuntimeError as error:
-            parser.error(str(error))
-    for option in ("steps", "workers", "batch", "threads", "seeds"):
-        if getattr(arguments, option) < 1:
-            parser.error(f"--{option} must be at least 1")
-    if arguments.steps % 2 and "local-2" in (arguments.design or DESIGNS):
-        parser.error(f"--steps {arguments.steps}: local-2 takes an even number")
-    return arguments
+    parser.add_argument("--render", action="store_true", help="only print the table of the results")
+    return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     folder: Path = arguments.folder
-    if arguments.render:
-        print(report(folder), end="")
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(arguments.threads)
-    try:
-        images = data.load(arguments.data, arguments.data_dir)
-    except data.DataError as error:
-        sys.exit(f"ten_workers: {error}")
-    setting = one_process.Setting(
-        arguments.model,
-        arguments.steps,
-        arguments.workers,
-        arguments.batch,
-        arguments.lr,
-        arguments.device,
-    )
-    kind = {"setting": asdict(setting), "data": arguments.data}
-    check_same(folder, kind)
-    where = {
-        "command": shlex.join(["bench/ten_workers.py", *sys.argv[1:]]),
-        "machine": describe_machine(),
-        "gradwire": describe_build(),
-        "torch": torch.__version__,
-    }
-    if arguments.device != "cpu":
-        where["gpu"] = torch.cuda.get_device_name(arguments.device)
-    for seed in range(arguments.seeds):
-        for name in arguments.design or DESIGNS:
-            path = folder / f"run-{name}-{seed}.json"
-            if path.exists():
-                continue
-            design = DESIGNS[name]
-            progress = Progress(f"{name}, seed {seed}", arguments.steps)
-            start = time.monotonic()
-            outcome = one_process.train(
-                setting, images, design.codec, design.every, seed, progress.show
-            )
-            run = {"design": name, "seed": seed, **asdict(outcome), **kind}
-            run |= {"seconds": time.monotonic() - start, **where}
-            write(path, json.dumps(run, indent=1) + "\n")
-            report(folder)
+    if not arguments.render:
+        folder.mkdir(parents=True, exist_ok=True)
+        common = TrainSettings(
+            exchange=settings.ONE_PROCESS,
+            bandwidth=None,
+            learning_rate=arguments.lr,
+            eval_every=arguments.steps,
+            **{
+                name: getattr(arguments, name)
+                for name in ("model", "data", "data_dir", "steps", "workers", "batch", "device")
+            },
+        )
+        check_same(folder, common)
+        try:
+            for seed in range(arguments.seeds):
+                for name in arguments.design or DESIGNS:
+                    if not (folder / f"run-{name}-{seed}.json").exists():
+                        design = DESIGNS[name]
+                        chosen = replace(
+                            common, codecs=(design.codec,), every=design.every, seed=seed
+                        )
+                        settings.check(chosen)
+                        train(folder, name, chosen)
+        except (TrainError, SettingsError) as error:
+            sys.exit(f"ten_workers: {error}")
     print(report(folder), end="")
 
 

@@ -7,11 +7,11 @@ if(GRADWIRE_WERROR)
   list(APPEND gradwire_flags -Werror)
   list(APPEND gradwire_cuda_flags -Werror=all-warnings)
 endif()
-# What nvcc hands to the host's compiler is its own code too, which -Wpedantic is no match for.
-list(JOIN gradwire_flags "," flags_behind_nvcc)
+# nvcc hands the host's compiler code of its own, which -Wpedantic refuses.
+list(JOIN gradwire_flags "," host_flags)
 target_compile_options(gradwire_options INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:${gradwire_flags};-Wpedantic>"
-  "$<$<COMPILE_LANGUAGE:CUDA>:${gradwire_cuda_flags};-Xcompiler=${flags_behind_nvcc}>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:${gradwire_cuda_flags};-Xcompiler=${host_flags}>")
 
 if(GRADWIRE_SANITIZE STREQUAL "address")
   set(gradwire_sanitizers address,undefined)

@@ -1,4 +1,4 @@
-# Each dependency comes from the system's packages where they are installed, else it is fetched.
+# Each dependency comes from the system's packages if they are installed; else it is fetched.
 include(FetchContent)
 set(FETCHCONTENT_TRY_FIND_PACKAGE_MODE OPT_IN)
 
@@ -7,7 +7,7 @@ find_package(Threads REQUIRED)
 set(HWY_ENABLE_TESTS OFF)
 set(HWY_ENABLE_EXAMPLES OFF)
 set(HWY_ENABLE_CONTRIB OFF)
-# A fetched one becomes part of a shared gradwire; a static gradwire needs it beside itself.
+# A fetched Highway becomes part of a shared gradwire; with a static gradwire it is installed too.
 set(HWY_FORCE_STATIC_LIBS ON)
 if(BUILD_SHARED_LIBS)
   set(HWY_ENABLE_INSTALL OFF)
@@ -22,7 +22,7 @@ if(NOT TARGET hwy::hwy)
   add_library(hwy::hwy ALIAS hwy)
 endif()
 
-# xxHash is used as a header alone (XXH_INLINE_ALL).
+# Of xxHash only the header is used (XXH_INLINE_ALL).
 find_path(GRADWIRE_XXHASH_INCLUDE xxhash.h)
 if(NOT GRADWIRE_XXHASH_INCLUDE)
   FetchContent_Declare(xxhash

@@ -6,8 +6,8 @@ include(GNUInstallDirs)
 # Until 1.0 each minor version may change the interface of the library.
 set(gradwire_soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 
-# gradwire_shared_library(target name): makes lib<name>.so of the target, with a version and with the
-# symbols of gradwire.map alone.
+# gradwire_shared_library(target name): makes the target lib<name>.so, which has a version and exports
+# only the symbols of gradwire.map.
 function(gradwire_shared_library target name)
   set(symbol_map ${PROJECT_BINARY_DIR}/gradwire.map)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/gradwire.map.in ${symbol_map} @ONLY)
@@ -24,7 +24,8 @@ function(gradwire_shared_library target name)
     EXPORT_NAME ${name})
 endfunction()
 
-# What is tested is the static library, which the tests look into; the shared one has its objects.
+# The tests link the static library, because they call private functions. The shared library is
+# made of the same objects.
 if(BUILD_SHARED_LIBS)
   set(installed_library gradwire_shared)
   add_library(gradwire_shared SHARED $<TARGET_OBJECTS:gradwire>)
@@ -49,12 +50,12 @@ if(NOT GRADWIRE_HAS_CUDA)
   list(APPEND no_headers PATTERN "cuda.h" EXCLUDE)
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/gradwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  FILES_MATCHING PATTERN "*.h" ${no_headers})
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.def" ${no_headers})
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/gradwire)
 
-# gradwire_install_part(part library...): installs gradwire_<part>, a library of its own on top of
-# gradwire and these, as gradwire::<part>.
+# gradwire_install_part(part library...): installs gradwire_<part>, which uses gradwire and these
+# libraries, as gradwire::<part>.
 function(gradwire_install_part part)
   set(installed gradwire_${part})
   set_target_properties(${installed} PROPERTIES EXPORT_NAME ${part})
@@ -63,7 +64,7 @@ function(gradwire_install_part part)
     add_library(${installed} SHARED $<TARGET_OBJECTS:gradwire_${part}>)
     target_link_libraries(${installed} PUBLIC gradwire_shared ${ARGN})
     gradwire_shared_library(${installed} gradwire_${part})
-    # libgradwire.so lies beside it.
+    # libgradwire.so is in the same folder.
     set_target_properties(${installed} PROPERTIES EXPORT_NAME ${part} INSTALL_RPATH "$ORIGIN")
   endif()
   install(TARGETS ${installed} EXPORT gradwire_${part}_targets
@@ -82,13 +83,13 @@ install(FILES
   ${PROJECT_BINARY_DIR}/gradwire-config-version.cmake
   DESTINATION ${package_dir})
 
-# The paths in gradwire.pc start from where it lies, so that `cmake --install --prefix` is right.
+# The paths in gradwire.pc are relative to its folder, so that `cmake --install --prefix` works.
 set(pc_dir ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pc_prefix ${pc_dir} ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" pc_prefix ${pc_prefix})
 file(RELATIVE_PATH pc_libdir ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_LIBDIR})
 file(RELATIVE_PATH pc_includedir ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
-# A C compiler that links the static library must be told what C++ and Highway need.
+# A C compiler that links the static library needs the libraries of C++ and Highway too.
 set(pc_libs "")
 if(NOT BUILD_SHARED_LIBS)
   set(pc_libs " -lhwy -lstdc++ -lm -pthread")
@@ -96,11 +97,11 @@ endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/gradwire.pc.in ${PROJECT_BINARY_DIR}/gradwire.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/gradwire.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-# With what the MPI needs that this was built with, so that plain cc will do.
+# gradwire_mpi.pc names the flags of the MPI that this build uses, so that plain cc is enough.
 if(GRADWIRE_HAS_MPI)
   list(TRANSFORM MPI_CXX_INCLUDE_DIRS PREPEND " -I" OUTPUT_VARIABLE pc_mpi_cflags)
   set(pc_mpi_libs ${MPI_CXX_LIBRARIES})
-  list(FILTER pc_mpi_libs EXCLUDE REGEX "mpi_cxx") # C++ bindings, which nothing here uses
+  list(FILTER pc_mpi_libs EXCLUDE REGEX "mpi_cxx") # gradwire uses no C++ bindings
   list(TRANSFORM pc_mpi_libs PREPEND " ")
   string(REPLACE ";" "" pc_mpi_cflags "${pc_mpi_cflags}")
   string(REPLACE ";" "" pc_mpi_libs "${pc_mpi_libs}")

@@ -1,4 +1,4 @@
-# gradwire(3), gradwire_mpi(3), and for each function of the C headers a page that leads there.
+# gradwire(3), gradwire_mpi(3), and for each function of the C headers a page that includes its header's.
 set(man3_dir ${CMAKE_INSTALL_MANDIR}/man3)
 
 function(gradwire_install_man name)

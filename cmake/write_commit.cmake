@@ -1,4 +1,4 @@
-# Writes OUT with the commit of SOURCE as git has it ("unknown" without), if it has changed.
+# Writes a header to OUT that names the commit of SOURCE ("unknown" without git), if it has changed.
 execute_process(COMMAND git -C ${SOURCE} describe --always --dirty --exclude=*
   OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
 if(failed OR commit STREQUAL "")

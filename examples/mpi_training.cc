@@ -229,8 +229,10 @@ Settings parse(int argc, char** argv) {
     const std::string value = argv[i + 1];
     if (name == "--codec") {
       settings.collective.codec = value;
-    } else if (name == "--exchange" && gradwire::parse_exchange(value).ok()) {
-      settings.collective.exchange = gradwire::parse_exchange(value).value();
+    } else if (name == "--exchange") {
+      const auto exchange = gradwire::ExchangeChoice::parse(value);
+      if (!exchange.ok()) stop(exchange.status().message());
+      settings.collective.exchange = value;
     } else if (name == "--data") {
       settings.data = value;
     } else if (name == "--steps" && std::atoi(value.c_str()) > 0) {
@@ -241,7 +243,7 @@ Settings parse(int argc, char** argv) {
       settings.learning_rate = static_cast<float>(std::atof(value.c_str()));
     } else {
       stop(name + " " + value +
-           ": options are --codec, --exchange sharded|ring, --data, --steps, "
+           ": options are --codec, --exchange, --data, --steps, "
            "--batch, --learning-rate");
     }
   }

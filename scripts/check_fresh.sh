@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Does what a stranger does: clones the committed state into an empty folder and runs, in order,
+# Does what a newcomer does: clones the committed state into an empty folder and runs, in order,
 # the commands of the README's ```sh blocks that start with scripts/ or .venv/bin/. Nothing that
-# is built or installed in this checkout is used; the folder is removed unless a command fails.
+# is built or installed in this checkout is used. The folder is removed unless a command fails.
 #
 # Usage: scripts/check_fresh.sh [--list] [--keep] [REVISION]
 #   --list    print the commands and run none
@@ -44,7 +44,7 @@ fi
 [[ -z $(git status --porcelain) ]] ||
   echo "  note: this checkout has changes that are not committed; they are not checked"
 
-# What an activated environment or a build in progress would lend the clone.
+# The clone must not use the environment that this script was started in.
 unset VIRTUAL_ENV PYTHONPATH PYTHONHOME CC CXX CFLAGS CXXFLAGS LDFLAGS
 PATH=$(printf '%s' "$PATH" | tr ':' '\n' | grep -vxF "$PWD/.venv/bin" | paste -sd :)
 

@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
-"""Proves from the #include lines that the layers' arrows point one way.
+"""Proves from the lines with #include and import that the layers' arrows point one way.
 
-A folder may include only itself and what stands above it:
+A folder of C++ may include only itself and what stands above it:
 
     include/gradwire  base  stages  codecs  frame  feedback  exchange  capi  engines  cuda
 
-(all but the first under src/). python/src, tests, bench, fuzz and examples may include everything;
-nothing includes them. An include that cannot be followed (through a macro, by a bare name that some
-include directory could resolve) counts for every file it could mean, or is itself an error, so that
-a clean run is a proof and not a guess.
+(all but the first under src/). Between the folders of src/stages there is no circle. python/src,
+tests, bench, fuzz and examples may include everything; nothing includes them. A package of Python
+may import only itself and what stands before it in PACKAGES; only import statements are looked at.
+An include that cannot be followed (through a macro, by a bare name that some include directory
+could resolve) counts for every file it could mean, or is itself an error, so that a clean run is a
+proof and not a guess.
 
 Usage: check_includes.py [ROOT]     exit status 0: clean, 1: offending lines printed, 2: bad usage
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -35,6 +38,21 @@ LAYERS = (
 )
 OUTSIDE = ("python", "tests", "bench", "fuzz", "examples")
 SUFFIXES = {".h", ".hpp", ".inl", ".inc", ".def", ".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh"}
+
+# The packages under python/. A module belongs to the longest name here that its own begins with.
+PACKAGES = (
+    "gradwire",
+    "gradwire.torch.link",
+    "gradwire.torch.records",
+    "gradwire.torch.device",
+    "gradwire.torch.session",
+    "gradwire.torch.server",
+    "gradwire.torch.optimizers",
+    "gradwire.torch.hook",
+    "gradwire.torch",
+    "gradwire.train",
+    "gradwire.cli",
+)
 
 # What may hold a quote or a comment sign without being one: numbers with digit separators, raw
 # strings, strings. Each is consumed whole, so that a comment is a comment.
@@ -82,6 +100,20 @@ def may_include(layer: str, target: str) -> bool:
     if layer in OUTSIDE:
         return True
     return target in LAYERS and LAYERS.index(target) <= LAYERS.index(layer)
+
+
+def stage_of(path: PurePosixPath) -> str | None:
+    """The stage of a file in a folder of src/stages; None for any other file."""
+    return path.parts[2] if path.parts[:2] == ("src", "stages") and len(path.parts) > 3 else None
+
+
+def find_circles(arrows: dict[tuple[str, str], Offence]) -> list[Offence]:
+    """Those of the arrows between stages, with the line that makes each, that are in a circle."""
+    reached = {start: {start} for arrow in arrows for start in arrow}
+    for _ in reached:
+        for start, end in arrows:
+            reached[start] |= reached[end]
+    return [arrows[start, end] for start, end in arrows if start in reached[end]]
 
 
 def find_includes(text: str) -> Iterator[tuple[int, str]]:
@@ -135,8 +167,49 @@ def _normalise(path: PurePosixPath) -> PurePosixPath:
     return PurePosixPath(*parts)
 
 
-def check(root: Path) -> tuple[list[Offence], int]:
-    """Checks every source file under `root`; returns the offences and how many files were read."""
+def package_of(module: str) -> str | None:
+    """The entry of PACKAGES for a module or package; None if it is not ours."""
+    fitting = [name for name in PACKAGES if f"{module}.".startswith(f"{name}.")]
+    return max(fitting, key=len, default=None)
+
+
+def find_imports(text: str, parent: str) -> Iterator[tuple[int, str]]:
+    """Yields (line number, module) of each import statement.
+
+    `parent`: the package of the file, for relative imports. What `from a import b` imports may be a
+    module too, so it yields `a.b`.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = parent.rsplit(".", node.level - 1)[0] if node.level else ""
+            start = ".".join(filter(None, [above, node.module]))
+            yield from ((node.lineno, f"{start}.{alias.name}") for alias in node.names)
+
+
+def check_python(root: Path) -> tuple[list[Offence], int]:
+    """Checks the packages under `root`/python; returns the offences and the number of files."""
+    files = sorted((root / "python").rglob("*.py"))
+    offences = []
+    for path in files:
+        file = PurePosixPath(path.relative_to(root).as_posix())
+        parts = file.with_suffix("").parts[1:]
+        parent = ".".join(parts[:-1])
+        package = package_of(".".join(parts).removesuffix(".__init__"))
+        if package is None:
+            offences.append(Offence(file, 1, "in no package", "known are those of PACKAGES"))
+            continue
+        for line, module in find_imports(path.read_text(encoding="utf-8"), parent):
+            target = package_of(module)
+            if target is not None and PACKAGES.index(target) > PACKAGES.index(package):
+                why = f"{package} may not import {target}"
+                offences.append(Offence(file, line, f"import of {module}", why))
+    return offences, len(files)
+
+
+def check_includes(root: Path) -> tuple[list[Offence], int]:
+    """Checks every C and C++ file under `root`; returns the same."""
     files = sorted(
         PurePosixPath(path.relative_to(root).as_posix())
         for top in ("include", "src", *OUTSIDE)
@@ -145,6 +218,7 @@ def check(root: Path) -> tuple[list[Offence], int]:
     )
     ours = frozenset(files)
     offences: list[Offence] = []
+    arrows: dict[tuple[str, str], Offence] = {}
     for file in files:
         layer = layer_of(file)
         if layer is None:
@@ -158,12 +232,16 @@ def check(root: Path) -> tuple[list[Offence], int]:
                 offences.append(Offence(file, line, what, "cannot be followed; name the file"))
                 continue
             for target in targets:
+                stage, target_stage = stage_of(file), stage_of(target)
+                if stage and target_stage and stage != target_stage:
+                    why = f"{stage} and {target_stage} are in a circle"
+                    arrows.setdefault((stage, target_stage), Offence(file, line, what, why))
                 target_layer = layer_of(target)
                 if target_layer is None or may_include(layer, target_layer):
                     continue
                 why = f"{layer} may not include {target_layer} ({target})"
                 offences.append(Offence(file, line, what, why))
-    return offences, len(files)
+    return offences + find_circles(arrows), len(files)
 
 
 def main(arguments: list[str]) -> int:
@@ -172,7 +250,9 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 2
     root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
-    offences, count = check(root)
+    offences, count = check_includes(root)
+    more_offences, more = check_python(root)
+    offences, count = offences + more_offences, count + more
     if count == 0:
         print(f"check_includes: no source files under {root}")
         return 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs gradwire as a user does, shared and static, into build/install-prefix, and builds and
+# Installs what the preset gcc builds, shared and static, into build/install-prefix, and builds and
 # runs the examples in C and C++ against it: with pkg-config, with nothing but cc, with CMake.
 # (gradwire::cuda: scripts/check_install_cuda.sh.)
 #
@@ -7,23 +7,24 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-build=$PWD/build/install
-examples=$build-examples
-rm -rf "$build" "$PWD/build/install-prefix" "$examples"
+build=$PWD/build/gcc
+examples=$PWD/build/install-examples
+rm -rf "$PWD/build/install-prefix" "$examples"
 mkdir -p "$examples"
 
-# say WORDS...: what comes now.
+# say WORDS...: names the next part.
 say() { printf '== %s\n' "$*"; }
 
-# install_as shared|static: sets `prefix`. One build folder: the objects are the same.
+# install_as shared|static: sets `prefix`. The objects of both are those that are tested.
 install_as() {
   local shared=ON
   [[ $1 == static ]] && shared=OFF
+  say "$1"
   prefix=$PWD/build/install-prefix/$1
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGRADWIRE_TESTS=OFF \
-    -DGRADWIRE_CUDA=OFF -DBUILD_SHARED_LIBS="$shared" -DCMAKE_INSTALL_LIBDIR=lib
+  export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+  cmake --preset gcc -DBUILD_SHARED_LIBS="$shared"
   cmake --build "$build" -j "$(nproc)"
-  # The prefix is given here and not before, which must be right too.
+  # A prefix that is given only now must be right too.
   cmake --install "$build" --prefix "$prefix"
 }
 
@@ -43,27 +44,7 @@ build_project() {
   "$folder/average"
 }
 
-say shared
-install_as shared
-export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
-libraries=("$prefix/lib/libgradwire.so")
-[[ ! -f $prefix/lib/libgradwire_mpi.so ]] || libraries+=("$prefix/lib/libgradwire_mpi.so")
-scripts/check_exports.py "$prefix/include" "${libraries[@]}"
-readelf -d "$prefix/lib/libgradwire.so" | grep -q 'SONAME.*\[libgradwire\.so\.0\.[0-9]*\]'
-[[ -z $(find "$prefix" -name '*.a' -o -name '_core*') ]]
-for example in average compress; do
-  # shellcheck disable=SC2046 # flags are words
-  compile_c "$example-pkg-config" "examples/c/$example.c" $(pkg-config --cflags --libs gradwire)
-  compile_c "$example-cc" "examples/c/$example.c" -I "$prefix/include" -L "$prefix/lib" -lgradwire
-done
-# shellcheck disable=SC2046 # flags are words
-c++ -std=c++20 examples/cpp/average.cc $(pkg-config --cflags --libs gradwire) \
-  -o "$examples/average-c++" && LD_LIBRARY_PATH=$prefix/lib "$examples/average-c++"
-echo '#include <gradwire/gradwire.h>' |
-  c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$prefix/include" -x c++ -
-build_project c shared
-build_project cpp shared
-# build_mpi: a program of two ranks against the installed gradwire::mpi.
+# build_mpi KIND: a program of two ranks against the installed gradwire::mpi.
 build_mpi() {
   local folder=$examples/mpi-$1
   mkdir -p "$folder"
@@ -87,6 +68,7 @@ int main(int argc, char** argv) {
   cmake --build "$folder/build"
   tests/mpi/mpirun.sh -n 2 "$folder/build/mpi_user"
 }
+
 # compile_mpi KIND: a C program of two ranks, with cc and what pkg-config says.
 compile_mpi() {
   local program=$examples/mpi-pkg-config-$1
@@ -112,6 +94,35 @@ int main(int argc, char** argv) {
     $(pkg-config --cflags --libs gradwire_mpi) -o "$program"
   LD_LIBRARY_PATH=$prefix/lib tests/mpi/mpirun.sh -n 2 "$program"
 }
+
+install_as static
+[[ -z $(find "$prefix" -name '*.so*' ! -name libgradwire_mpi_preload.so) ]]
+# shellcheck disable=SC2046 # flags are words
+compile_c average-static examples/c/average.c $(pkg-config --cflags --libs gradwire)
+build_project cpp static
+if [[ -f $prefix/lib/libgradwire_mpi.a ]]; then
+  build_mpi static
+  compile_mpi static
+fi
+
+install_as shared
+libraries=("$prefix/lib/libgradwire.so")
+[[ ! -f $prefix/lib/libgradwire_mpi.so ]] || libraries+=("$prefix/lib/libgradwire_mpi.so")
+scripts/check_exports.py "$prefix/include" "${libraries[@]}"
+readelf -d "$prefix/lib/libgradwire.so" | grep -q 'SONAME.*\[libgradwire\.so\.0\.[0-9]*\]'
+[[ -z $(find "$prefix" -name '*.a' -o -name '_core*') ]]
+for example in average compress; do
+  # shellcheck disable=SC2046 # flags are words
+  compile_c "$example-pkg-config" "examples/c/$example.c" $(pkg-config --cflags --libs gradwire)
+  compile_c "$example-cc" "examples/c/$example.c" -I "$prefix/include" -L "$prefix/lib" -lgradwire
+done
+# shellcheck disable=SC2046 # flags are words
+c++ -std=c++20 examples/cpp/average.cc $(pkg-config --cflags --libs gradwire) \
+  -o "$examples/average-c++" && LD_LIBRARY_PATH=$prefix/lib "$examples/average-c++"
+echo '#include <gradwire/gradwire.h>' |
+  c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$prefix/include" -x c++ -
+build_project c shared
+build_project cpp shared
 if [[ -f $prefix/lib/libgradwire_mpi.so ]]; then
   build_mpi shared
   compile_mpi shared
@@ -148,24 +159,12 @@ if(gradwire_FOUND)
 endif()' >"$examples/newer/CMakeLists.txt"
 cmake -S "$examples/newer" -B "$examples/newer/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
 
-say static
-install_as static
-export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
-[[ -z $(find "$prefix" -name '*.so*' ! -name libgradwire_mpi_preload.so) ]]
-# shellcheck disable=SC2046 # flags are words
-compile_c average-static examples/c/average.c $(pkg-config --cflags --libs gradwire)
-build_project cpp static
-if [[ -f $prefix/lib/libgradwire_mpi.a ]]; then
-  build_mpi static
-  compile_mpi static
-fi
-
 say manual pages
 for page in gradwire gw_encode gw_exchange_receive; do
   [[ -f $prefix/share/man/man3/$page.3 ]]
 done
 groff -man -ww -z "$prefix/share/man/man3/gradwire.3" 2>&1 | tee "$examples/groff.log"
 [[ ! -s $examples/groff.log ]]
-[[ ! -f $prefix/lib/libgradwire_mpi.a ]] || for page in gradwire_mpi gw_allreduce gw_wait; do
+[[ ! -f $prefix/lib/libgradwire_mpi.so ]] || for page in gradwire_mpi gw_allreduce gw_wait; do
   [[ -f $prefix/share/man/man3/$page.3 ]]
 done

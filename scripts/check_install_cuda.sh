@@ -16,7 +16,7 @@ for kind in static shared; do
   prefix=$PWD/build/install-prefix/cuda-$kind
   example=$PWD/build/install-cuda-example/$kind
   rm -rf "$prefix" "$example"
-  cmake --preset cuda -DBUILD_SHARED_LIBS="$shared" -DCMAKE_INSTALL_LIBDIR=lib
+  cmake -B build/cuda -DBUILD_SHARED_LIBS="$shared"
   cmake --build build/cuda --target "${targets[@]}"
   cmake --install build/cuda --prefix "$prefix"
   cmake -S examples/cuda -B "$example" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
@@ -32,5 +32,5 @@ done
 prefix=build/install-prefix/cuda-shared
 scripts/check_exports.py "$prefix/include" "$prefix"/lib/libgradwire{,_cuda}.so
 [[ -z $(find "$prefix" -name '*.a') ]]
-# The GPU's library brings CUDA's runtime; a program needs no other library of CUDA's.
+# libgradwire_cuda.so contains CUDA's runtime; a program needs no other library of CUDA.
 ! readelf -d "$prefix/lib/libgradwire_cuda.so" | grep -i 'NEEDED.*cuda'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formatters and linters over the whole tree; changes nothing unless asked.
+# Runs formatters and linters over the whole tree. Changes nothing without --fix.
 #
 # Usage: scripts/lint.sh [--fix] [TOOL...]
 #   --fix   let clang-format and ruff rewrite what they can
@@ -61,7 +61,7 @@ lint_shellcheck() {
 
 lint_clang_tidy() {
   cmake --preset gcc > /dev/null
-  # Not what is made of CUDA: its headers are not there, or are the tests' own.
+  # CUDA's headers may be missing, so the files that include them are left out.
   list_files 'src/*.cc' 'python/src/*.cc' ':!src/cuda/*' ':!python/src/cuda_module.cc' |
     xargs -0r -n 1 -P "$(nproc)" clang-tidy -p build/gcc --quiet --warnings-as-errors='*'
 }

@@ -1,32 +1,37 @@
 """Writes tests/golden/ anew, with spec/reference.py and spec/reference_encoder.py alone.
 
-Run by hand when the format changes on purpose; look at the difference before you keep it. No test
-runs it, and it asks the C++ code nothing: golden files are a second opinion, not a recording.
-The cases stand in golden_encode.py, golden_decode.py and golden_errors.py beside it. What the index
-means stands in tests/golden/README.md.
+Run it by hand when the format changes on purpose, and look at the difference before you keep it. No
+test runs it, and it asks the C++ code nothing: golden files are a second opinion, not a recording.
+The cases stand in golden_cases/; those of a codec in golden_cases/codecs/, in a module with the
+name of its twin in spec/payloads/. tests/golden/README.md explains the index.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from golden_cases import containers, frames, packets
+from golden_cases.inputs import GRADIENTS, TENSORS, take
+
+# Found because golden_cases puts spec/ on the path.
+# isort: split
+import common
+import container as spec_container
+import payloads
+import reference as spec
+import reference_encoder as encoder
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "spec"))
-
-import common  # noqa: E402
-import payloads  # noqa: E402
-import reference as spec  # noqa: E402
-import reference_encoder as encoder  # noqa: E402
-from golden_decode import decode_frames, packets  # noqa: E402
-from golden_encode import FEEDBACK, INPUTS, PLAIN, take  # noqa: E402
-from golden_errors import frame_errors, packet_errors  # noqa: E402
-from golden_frames import SIGNALLING_NAN  # noqa: E402
-
 GOLDEN = ROOT / "tests" / "golden"
+# Tensors that every codec encodes, with their lengths.
+EVERY_ENCODE = [("gradient", 0), ("gradient", 1), ("gradient", 39), ("zero", 39)]
+EVERY_ENCODE += [("denormals", 7), ("huge", 6), ("nan", 3)]
 
 
 class Writer:
@@ -51,54 +56,85 @@ def file_name(text: str) -> str:
     return text.replace(":", "-").replace("=", "").replace(",", "-").replace(".", "_")
 
 
+def codecs_with_cases() -> Iterator[tuple[payloads.Payload, Any]]:
+    """Each codec and the module of its cases, or None."""
+    for module_name, module in payloads.MODULES.items():
+        if hasattr(module, "NUMBER"):
+            name = f"golden_cases.codecs.{module_name}"
+            yield module, import_module(name) if find_spec(name) else None
+
+
 def write_encode(out: Writer) -> None:
-    tensors = {name: common.to_bytes(values) for name, values in INPUTS.items()}
-    tensors["special"] += SIGNALLING_NAN
-    for name, tensor in tensors.items():
+    for name, tensor in TENSORS.items():
         out.file(f"encode/{name}.f32", tensor)
-    for codec, source, n in PLAIN:
-        name = f"{file_name(codec)}-{source}-{n}"
-        out.add(
-            "encode",
-            name=name,
-            codec=codec,
-            n=n,
-            input=f"encode/{source}.f32",
-            frame=out.file(
-                f"encode/{name}.frame", encoder.encode_frame(take(tensors[source], n), codec)
-            ),
-        )
-    for title, codec, values, residual in FEEDBACK:
-        name = f"feedback-{title}"
-        before = common.to_bytes(residual)
-        if "residual=bf16" in codec:
-            before = common.widen_bf16(common.narrow_tensor(before))
-        tensor = common.to_bytes(values)
-        frame, after = encoder.encode_with_residual(tensor, codec, before)
-        out.add(
-            "encode",
-            name=name,
-            codec=codec,
-            n=len(values),
-            input=out.file(f"encode/{name}.f32", tensor),
-            residual_in=out.file(f"encode/{name}.in.f32", before),
-            residual_out=out.file(f"encode/{name}.out.f32", after),
-            frame=out.file(f"encode/{name}.frame", frame),
-        )
+    for codec, cases in codecs_with_cases():
+        plain = [(codec.NAME, *case) for case in EVERY_ENCODE] + getattr(cases, "ENCODE", [])
+        for text, source, n in dict.fromkeys(plain):
+            name = f"{file_name(text)}-{source}-{n}"
+            frame = encoder.encode_frame(take(TENSORS[source], n), text)
+            out.add(
+                "encode",
+                name=name,
+                codec=text,
+                n=n,
+                input=f"encode/{source}.f32",
+                frame=out.file(f"encode/{name}.frame", frame),
+            )
+        for title, text, values, residual in getattr(cases, "FEEDBACK", []):
+            write_feedback(out, f"feedback-{title}", text, values, residual)
+
+
+def write_feedback(
+    out: Writer, name: str, codec: str, values: list[float], residual: list[float]
+) -> None:
+    before = common.to_bytes(residual)
+    if "residual=bf16" in codec:
+        before = common.widen_bf16(common.narrow_tensor(before))
+    tensor = common.to_bytes(values)
+    frame, after = encoder.encode_with_residual(tensor, codec, before)
+    out.add(
+        "encode",
+        name=name,
+        codec=codec,
+        n=len(values),
+        input=out.file(f"encode/{name}.f32", tensor),
+        residual_in=out.file(f"encode/{name}.in.f32", before),
+        residual_out=out.file(f"encode/{name}.out.f32", after),
+        frame=out.file(f"encode/{name}.frame", frame),
+    )
+
+
+def without_payload(codec: payloads.Payload, n: int, flags: int = 0) -> bytes:
+    return encoder.seal_frame(codec.NUMBER, *codec.parameters(codec.read({})), n, b"", flags)
+
+
+def has_empty_payloads(codec: payloads.Payload) -> bool:
+    return status_of("frame", without_payload(codec, 1)) == "ok"
+
+
+def decode_frames() -> dict[str, bytes]:
+    found = dict(frames.DECODE)
+    for codec, cases in codecs_with_cases():
+        found[codec.NAME] = encoder.encode_frame(GRADIENTS, codec.NAME)
+        found[f"marker-{codec.NAME}"] = without_payload(codec, 3, spec.NON_FINITE_FLAG)
+        if has_empty_payloads(codec):
+            found[f"{codec.NAME}-nothing-sent"] = without_payload(codec, 7)
+        for name, frame in getattr(cases, "DECODE", {}).items():
+            found[f"{codec.NAME}-{name}"] = frame
+    return found
 
 
 def write_decode(out: Writer) -> None:
     for name, frame in decode_frames().items():
         values = spec.decode_frame(frame)
-        n = len(values) // 4
         out.add(
             "decode",
             name=name,
             frame=out.file(f"decode/{name}.frame", frame),
-            n=n,
+            n=len(values) // 4,
             values=out.file(f"decode/{name}.f32", values[: 4 * period(values)]),
         )
-    for name, packet in packets().items():
+    for name, packet in packets.packets().items():
         data = encoder.encode_packet(packet)
         assert spec.parse_packet(data) == packet
         report = vars(packet.report) if packet.report else None
@@ -115,12 +151,31 @@ def write_decode(out: Writer) -> None:
             "decode",
             name=f"packet-{name}",
             packet=out.file(f"decode/{name}.packet", data),
-            role=("push", "pull")[packet.kind],
+            direction=("push", "pull")[packet.direction],
             source=packet.source,
             step=packet.step,
             layout_digest=f"{packet.layout_digest:016x}",
             non_finite=report,
             frames=frames,
+        )
+
+
+def write_containers(out: Writer) -> None:
+    for name, content in containers.containers().items():
+        data = spec_container.encode_container(content)
+        assert spec_container.parse_container(data) == content
+        tensors = [
+            {key: value for key, value in vars(tensor).items() if key != "data"}
+            | {"data": out.file(f"decode/container-{name}-{i}.bytes", tensor.data)}
+            for i, tensor in enumerate(content.tensors)
+        ]
+        out.add(
+            "decode",
+            name=f"container-{name}",
+            container=out.file(f"decode/{name}.container", data),
+            restores=content.kind,
+            metadata=content.metadata,
+            tensors=tensors,
         )
 
 
@@ -133,18 +188,33 @@ def period(values: bytes) -> int:
 
 
 def status_of(form: str, data: bytes) -> str:
+    readers: dict[str, Callable[[bytes], object]] = {
+        "frame": spec.decode_frame,
+        "packet": spec.parse_packet,
+        "container": spec_container.parse_container,
+    }
     try:
-        if form == "frame":
-            spec.decode_frame(data)
-        else:
-            spec.parse_packet(data)
+        readers[form](data)
     except common.FormatError as error:
         return error.status
     return "ok"
 
 
+def frame_errors() -> dict[str, tuple[str, bytes]]:
+    found = frames.errors()
+    for codec, cases in codecs_with_cases():
+        marker = without_payload(codec, 2**40, spec.NON_FINITE_FLAG)
+        found[f"{codec.NAME}-marker-2-40"] = ("limit_exceeded", marker)
+        refused = "limit_exceeded" if has_empty_payloads(codec) else "corrupt_payload"
+        found[f"{codec.NAME}-empty-2-40"] = (refused, without_payload(codec, 2**40))
+        for status, broken in getattr(cases, "ERRORS", {}).items():
+            found |= {f"{codec.NAME}-{name}": (status, data) for name, data in broken.items()}
+    return found
+
+
 def write_errors(out: Writer) -> None:
-    for form, cases in (("frame", frame_errors()), ("packet", packet_errors())):
+    broken = {"frame": frame_errors(), "packet": packets.errors(), "container": containers.errors()}
+    for form, cases in broken.items():
         for name, (status, data) in cases.items():
             assert status_of(form, data) == status, (name, status_of(form, data))
             file = out.file(f"errors/{name}.{form}", data)
@@ -157,6 +227,7 @@ def main() -> None:
     out = Writer()
     write_encode(out)
     write_decode(out)
+    write_containers(out)
     write_errors(out)
     out.file("index.json", (json.dumps(out.index, indent=1) + "\n").encode())
     counts = ", ".join(f"{len(cases)} {kind}" for kind, cases in out.index.items())

@@ -54,7 +54,7 @@ class CliParameter:
     """A parameter of a command."""
 
     options: list[str]  # "--codec", "-c"; none: an argument
-    value: str  # what stands for its value; "": a flag
+    value: str  # the name of its value; "": a flag
     repeatable: bool
     text: str
 
@@ -71,12 +71,13 @@ class CliParameter:
 
 
 def read_parameters(name: str, function: Callable[..., object]) -> Iterator[CliParameter]:
-    """The parameters of a command: what Typer makes of its function, with the types of that."""
+    """The parameters of a command, as Typer derives them from its function."""
     stand_in = DeferredCommand(name=name, callback=None)
     command = stand_in.make_context(name, [], resilient_parsing=True).command
     annotations = {
         parameter.name: get_args(parameter.annotation)[0]
         for parameter in inspect.signature(function, eval_str=True).parameters.values()
+        if get_args(parameter.annotation)  # typer.Context is no option
     }
     type_names = {int: "INTEGER", float: "NUMBER", Path: "PATH"}
     for parameter in command.params:
@@ -193,7 +194,7 @@ def read_blocks(header: str) -> Iterator[tuple[str, str]]:
 
 
 def plain_comment(comment: str) -> str:
-    """A C comment's text: paragraphs, and what is indented as it stands."""
+    """A C comment's text: paragraphs; indented lines stay as they are."""
     lines = [re.sub(r"^ ?\* ?", "", line) for line in comment[2:-2].split("\n")]
     if not comment.startswith("/*\n"):
         lines = [re.sub(r"^ {3}", "", line) for line in lines]
@@ -211,7 +212,7 @@ def plain_comment(comment: str) -> str:
 
 
 def header_page(path: Path, summary: str, see_also: str) -> str:
-    """The page of a header in section 3, named as that: what the header says, in its order."""
+    """The page of a header in section 3, with the text of the header in its order."""
     header = path.read_text(encoding="utf-8")
     name = path.stem
     lines = [

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: runs a command as a step that shows where it is.
+# Other scripts source this file. It runs commands as steps that show their progress.
 
 # Sets `clock` to the seconds since the microsecond time $1, with one decimal.
 read_clock() {

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Prepares this checkout: system packages, .venv with the versions of constraints.txt, and gradwire
-# built and installed into it (editable: Python files count as they are; C++ is built again by the
-# next start of this script). What is there already is skipped; nothing changed takes a second or two.
+# Prepares this checkout: installs system packages, creates .venv with the versions of
+# constraints.txt, and builds and installs gradwire into it. The installation is editable: changes of
+# Python files count at once, changes of C++ after this script has run again. Steps that are done
+# already are skipped; without changes the script takes a second or two.
 #
-# As root on Debian it installs the missing packages. Without root it names them and stops.
+# As root on Debian it installs missing packages. Without root it names them and stops.
 #
 # Usage: scripts/setup.sh [--demo] [--python PATH] [--torch-index URL]
-#   --demo             only what building and the demo need, not the developer's tools
+#   --demo             only what the build and the demo need, without tools for developers
 #   --python PATH      interpreter for a new .venv (default: the first of python3, python3.14 ..
 #                      python3.11, /usr/bin/python3 with version >= 3.11, venv and headers)
 #   --torch-index URL  package index for PyTorch (default: pip's own sources if they have the CPU
@@ -25,11 +26,18 @@ developer_packages=(
 python_packages=(python3 python3-dev python3-venv)
 
 packages=("${build_packages[@]}" "${demo_packages[@]}" "${developer_packages[@]}")
+logs=build/logs
+requirements=constraints.txt
 wanted_python=""
 torch_index=""
 while (($# > 0)); do
   case $1 in
-    --demo) packages=("${build_packages[@]}" "${demo_packages[@]}") ;;
+    --demo)
+      packages=("${build_packages[@]}" "${demo_packages[@]}")
+      requirements=$logs/demo-packages.txt
+      mkdir -p "$logs"
+      sed '/^# Tools for developers/,$d' constraints.txt >"$requirements"
+      ;;
     --python) wanted_python=${2:?--python needs a path} && shift ;;
     --torch-index) torch_index=${2:?--torch-index needs a URL} && shift ;;
     -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
@@ -39,7 +47,6 @@ while (($# > 0)); do
 done
 
 start=${EPOCHREALTIME/[.,]/}
-logs=build/logs
 venv=.venv
 
 is_suitable_python() {
@@ -62,11 +69,11 @@ find_python() {
   done
 }
 
-# Sets `missing` to those of the named packages that dpkg does not have.
+# Sets `missing` to the named packages that are not installed.
 find_missing() {
   local known installed package
   missing=()
-  # dpkg-query fails when one of them is unknown to it, which is no error here.
+  # dpkg-query fails if it does not know one of them, which is no error here.
   known=$(dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' "$@" 2>/dev/null || true)
   installed=" $(sed -n 's/^ii *//p' <<<"$known" | tr '\n' ' ') "
   for package in "$@"; do
@@ -76,7 +83,7 @@ find_missing() {
 
 install_system_packages() {
   if ! command -v dpkg-query >/dev/null; then
-    echo "  not a Debian system: taking for granted what these packages hold: ${packages[*]}"
+    echo "  not a Debian system; it must have what these packages contain: ${packages[*]}"
     return
   fi
   local missing
@@ -89,10 +96,10 @@ install_system_packages() {
   fi
   export DEBIAN_FRONTEND=noninteractive
   local apt=(apt-get -q -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
-  # An index that is out of date is the commonest reason for a failing install; an update that
-  # fails (one mirror of several is away) need not be one.
+  # An install fails most often because the index is out of date. An update may fail because one
+  # mirror of several is away, and the install may still work.
   run_step "apt-get update" "$logs/apt-update.log" "${apt[@]}" update ||
-    echo "  going on with the package lists that are there"
+    echo "  going on with the present package lists"
   run_step "apt-get install ${missing[*]}" "$logs/apt-install.log" \
     "${apt[@]}" install -y --no-install-recommends "${missing[@]}"
 }
@@ -109,10 +116,10 @@ create_environment() {
   run_step "virtual environment of $python" "$logs/venv.log" "$python" -m venv --clear "$venv"
 }
 
-# Prints the names in constraints.txt whose version is not the installed one. A local version
+# Prints the names in $requirements whose version is not the installed one. A local version
 # (2.13.0+cpu) counts as the version.
 list_outdated() {
-  "$venv/bin/python" - constraints.txt <<'PYTHON'
+  "$venv/bin/python" - "$requirements" <<'PYTHON'
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
@@ -151,10 +158,10 @@ install_python_packages() {
     install_torch
   fi
   run_step "$(wc -l <<<"$outdated") packages of constraints.txt" "$logs/pip-packages.log" \
-    "${pip[@]}" -r constraints.txt
+    "${pip[@]}" -r "$requirements"
 }
 
-# A digest of everything the built module comes from, with the place and the interpreter.
+# Prints a digest of everything that the module depends on: sources, folder, interpreter.
 digest_sources() {
   local path paths=()
   for path in CMakeLists.txt cmake include man src python/CMakeLists.txt python/src pyproject.toml \
@@ -189,7 +196,7 @@ if ! "$venv/bin/python" -c 'import pip' 2>/dev/null && [[ -z $(find_python) ]]; 
 fi
 install_system_packages
 create_environment
-# cmake, ninja and nanobind of the environment are the ones to build with.
+# The build takes cmake, ninja and nanobind from the environment.
 PATH="$PWD/$venv/bin:$PATH"
 pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off)
 install_python_packages

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change goes in, from set-up to the last test. Stops at the
-# first stage that fails, after its log; ends with the seconds of each stage. Needs no terminal.
+# Runs everything that must pass before a change goes in, from set-up to the last test. Stops at the
+# first stage that fails and prints its log. Ends with the seconds of each stage. Needs no terminal.
 #
 # Usage: scripts/test.sh [--list] [--verbose] [STAGE...]
 #   STAGE      run these only, in the order given (default: all but those marked "on request")
@@ -18,14 +18,15 @@ stages=(
   "lint      formatters and linters (scripts/lint.sh)"
   "clang     build with clang++, warnings are errors, fuzzers too; ctest"
   "asan      AddressSanitizer and UndefinedBehaviorSanitizer; ctest"
-  "cuda      build with nvcc for sm_80, sm_90, sm_100; cuda_test, for which a GPU is needed; install"
-  "install   cmake --install, shared and static; the examples in C and C++ against it"
+  "cuda      build with nvcc for sm_90; cuda_test, for which a GPU is needed; install"
+  "install   cmake --install of what gcc built, shared and static; the examples against it"
   "wheel     the built package alone, in an environment without PyTorch"
   "pytest    the Python tests"
 )
 on_request=(
-  "tsan      ThreadSanitizer; ctest"
   "release   build as users get it; ctest"
+  "tsan      ThreadSanitizer; ctest"
+  "cuda_all  as cuda, for sm_80, sm_90, sm_100"
 )
 
 venv=$PWD/.venv
@@ -42,14 +43,16 @@ stage_gcc() { build_and_ctest gcc; }
 stage_lint() { scripts/lint.sh; }
 stage_clang() { build_and_ctest clang; }
 stage_asan() { build_and_ctest asan; }
+stage_cuda() { build_cuda 90-real; }
+stage_cuda_all() { build_cuda '80-real;90-real;100'; }
 # A line that begins with `note:` is shown in the terminal too.
-stage_cuda() {
+build_cuda() {
   command -v nvcc >/dev/null || PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
   if ! command -v nvcc >/dev/null; then
     echo "note: there is no nvcc here; the codecs on the GPU were not compiled"
     return
   fi
-  cmake --preset cuda
+  cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES="$1"
   cmake --build --preset cuda -j "$(nproc)"
   local status=0
   build/cuda/tests/cuda/cuda_test || status=$?
@@ -61,18 +64,18 @@ stage_cuda() {
   scripts/check_install_cuda.sh
 }
 stage_install() { scripts/check_install.sh; }
-stage_tsan() { build_and_ctest tsan; }
 stage_release() { build_and_ctest release; }
+stage_tsan() { build_and_ctest tsan; }
 stage_pytest() {
-  scripts/setup.sh # the module that is tested is the one these sources give
-  # Tests of buckets on a GPU run its kernels on the host.
+  scripts/setup.sh # the module must be built from the present sources
+  # Tests of buckets on a GPU run the kernels on the host.
   cmake --preset gcc
   cmake --build --preset gcc --target _cuda_on_host -j "$(nproc)"
   # Two processes, each takes the next file in order: half of the time they would wait for ranks.
   "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 tests
 }
 
-# The wheel must stand alone: whatever the source tree or PyTorch would lend it is not there.
+# The wheel must work without the source tree and without PyTorch.
 stage_wheel() {
   local pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
   rm -rf build/wheel
@@ -112,7 +115,7 @@ while (($# > 0)); do
       exit 0
       ;;
     --verbose) verbose=yes ;;
-    --inline) # how a stage runs itself: in a shell of its own, so that errexit holds in it
+    --inline) # a stage runs in a shell of its own, so that errexit holds in it
       PATH="$venv/bin:$PATH"
       "stage_${2:?}"
       exit 0

@@ -1,4 +1,4 @@
-"""What reference.py, reference_encoder.py and the codecs' modules share: conventions of format.md.
+"""The conventions of format.md, which all modules of this folder share.
 
 A tensor is `bytes`, its values as little-endian float32, so that every bit of it is kept.
 """
@@ -88,7 +88,41 @@ def widen_bf16(halves: bytes) -> bytes:
     return b"".join(b"\0\0" + halves[i : i + 2] for i in range(0, len(halves), 2))
 
 
-# --- Draws ------------------------------------------------------------------------------------
+def group_size(n: int, group: int) -> int:
+    """Values of a group, where a group size of 0 stands for all n."""
+    return group or max(n, 1)
+
+
+# --- Sums -------------------------------------------------------------------------------------
+
+PART_VALUES = 40960
+LANES = 16
+
+
+def total(values: list[float]) -> float:
+    """The sum of f64 in the order of format.md."""
+    parts = range(0, len(values), PART_VALUES)
+    return add_in_order([add_lanes(values[first : first + PART_VALUES]) for first in parts])
+
+
+def add_in_order(numbers: list[float]) -> float:
+    """Each addition rounds to f64; sum() of newer Pythons is more exact."""
+    result = 0.0
+    for number in numbers:
+        result += number
+    return result
+
+
+def add_lanes(part: list[float]) -> float:
+    """The sum of a part: value i goes to lane i % 16, then the upper lanes to the lower ones."""
+    lanes = [add_in_order(part[lane::LANES]) for lane in range(LANES)]
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
+    return lanes[0]
+
+
+# --- Random words ----------------------------------------------------------------------------
 
 
 def philox(counter: tuple[int, ...], key0: int, key1: int) -> tuple[int, ...]:
@@ -107,11 +141,11 @@ class Draws:
     """The random words of a tensor in a step, one for each value."""
 
     seed: int = 0
-    stream: int = 0
+    draw_stream: int = 0
     step: int = 0
 
     def words(self, n: int) -> list[int]:
-        key0, key1, _, _ = philox((*halves(self.stream), 0, 0), *halves(self.seed))
+        key0, key1, _, _ = philox((*halves(self.draw_stream), 0, 0), *halves(self.seed))
         drawn: list[int] = []
         for block in range(ceil_div(n, 4)):
             drawn += philox((*halves(block), *halves(self.step)), key0, key1)

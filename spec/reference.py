@@ -1,12 +1,12 @@
-"""The wire format of gradwire in plain Python: written to be read beside format.md, in its order.
+"""The wire format of gradwire in plain Python, in the order of format.md: read them side by side.
 
-The third opinion: it shares no code with the C++ core, and the golden files come from it. It is
-slow and holds everything in memory.
+It shares no code with the C++ core, and the golden files come from it. It is slow and holds
+everything in memory.
 
     python spec/reference.py FILE       prints the header and the values of a frame or a packet
 
-Needs the package `xxhash` and nothing else outside the standard library. What is inside a payload
-stands in payloads/, one module a codec.
+It needs the package `xxhash` and nothing else outside the standard library. payloads/ has a module
+for the payload of each codec.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ PUSH, PULL = 0, 1
 
 @dataclass(frozen=True)
 class NonFiniteReport:
-    """The body of a packet that says: there was a NaN or an infinity."""
+    """The body of a marker: the place of the NaN or infinity."""
 
     rank: int
     segment: int
@@ -98,7 +98,7 @@ class NonFiniteReport:
 
 @dataclass(frozen=True)
 class Packet:
-    kind: int
+    direction: int
     source: int
     step: int
     layout_digest: int
@@ -111,9 +111,9 @@ def parse_packet(data: bytes) -> Packet:
     require(len(data) >= HEADER_SIZE, "truncated", f"{len(data)} bytes are no packet header")
     require(data[0:2] == b"GP", "bad_magic", f"starts with {data[0:2].hex(' ')}, not 47 50")
     require(data[2] == VERSION, "unsupported_version", f"version {data[2]}, known is {VERSION}")
-    flags, kind, table_length = data[3], data[4], data[5]
+    flags, direction, table_length = data[3], data[4], data[5]
     require(flags & ~NON_FINITE_FLAG == 0, "reserved_bits", f"flags {flags:#04x}")
-    require(kind in (PUSH, PULL), "reserved_bits", f"kind {kind}")
+    require(direction in (PUSH, PULL), "reserved_bits", f"direction {direction}")
     source, step, digest = little(data[6:8]), little(data[8:16]), little(data[16:24])
     frame_count, stored = little(data[24:28]), little(data[28:32])
     require(stored == checksum(data[0:28], data[32:]), "checksum_mismatch", "of the packet")
@@ -127,7 +127,7 @@ def parse_packet(data: bytes) -> Packet:
     else:
         frames = read_frames(reader, table_length, frame_count)
     require(reader.left == 0, "trailing_bytes", f"{reader.left} after the last payload")
-    return Packet(kind, source, step, digest, frames, report)
+    return Packet(direction, source, step, digest, frames, report)
 
 
 class Reader:
@@ -214,8 +214,9 @@ def main(arguments: list[str]) -> int:
         if data[:2] == b"GP":
             packet = parse_packet(data)
             print(
-                f"packet, kind {packet.kind}, source {packet.source}, step {packet.step}, "
-                f"layout {packet.layout_digest:016x}, {len(packet.frames)} frames"
+                f"packet, direction {packet.direction}, source {packet.source}, "
+                f"step {packet.step}, layout {packet.layout_digest:016x}, "
+                f"{len(packet.frames)} frames"
             )
             if packet.report is not None:
                 print(packet.report)

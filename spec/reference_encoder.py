@@ -61,10 +61,16 @@ def encode_with_residual(
 
 
 def seal_frame(
-    codec: int, param_a: int, param_b: int, n: int, payload: bytes, flags: int = 0
+    codec: int,
+    param_a: int,
+    param_b: int,
+    n: int,
+    payload: bytes,
+    flags: int = 0,
+    dtype: int = FLOAT32,
 ) -> bytes:
     """A frame with a true checksum, whatever the fields are."""
-    before = struct.pack("<2sBBBBHQI", b"GW", VERSION, codec, FLOAT32, flags, param_a, n, param_b)
+    before = struct.pack("<2sBBBBHQI", b"GW", VERSION, codec, dtype, flags, param_a, n, param_b)
     after = struct.pack("<Q", len(payload)) + payload
     return before + checksum(before, after).to_bytes(4, "little") + after
 
@@ -87,7 +93,7 @@ def encode_packet(packet: Packet) -> bytes:
 
 def seal_packet(packet: Packet, flags: int, table_length: int, body: bytes) -> bytes:
     """A packet with a true checksum, whatever the body is."""
-    fields = (VERSION, flags, packet.kind, table_length, packet.source)
+    fields = (VERSION, flags, packet.direction, table_length, packet.source)
     before = struct.pack("<2sBBBBH", b"GP", *fields)
     before += struct.pack("<QQI", packet.step, packet.layout_digest, len(packet.frames))
     return before + checksum(before, body).to_bytes(4, "little") + body

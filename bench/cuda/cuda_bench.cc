@@ -2,11 +2,11 @@
 //
 //   cuda_bench [VALUES]      default 256 M
 //
-// Bytes moved are what the algorithm must read and write: of each value x, the residual where it is
-// kept, the sum that is added to, and the payload (or payloads). The share is that of the copy's
-// bandwidth (bytes read and written) in the same process. Medians of kRepetitions. What targets.h
-// wants is compared with what was measured at the end, a line each that ends with `pass` or
-// `short`.
+// The bytes moved are those that the algorithm must read and write: for each value x, the residual
+// if there is one, the sum to which it is added, and the payloads. The share is that of the
+// bandwidth of a copy (bytes read and written) in the same process. Times are medians of
+// kRepetitions. At the end each target of targets.h is compared with the measured speed, in a line
+// that ends with `pass` or `short`.
 
 #include <cuda_runtime.h>
 
@@ -29,7 +29,7 @@ namespace gradwire::cuda {
 namespace {
 
 constexpr int kRepetitions = 9;
-// Payloads that the owner of a shard gets in a world of 8 ranks, adds up and divides by 8.
+// In a world of 8 ranks the owner of a shard adds up so many payloads, and divides by 8.
 constexpr uint32_t kSources = 7;
 
 void require(cudaError_t error) {
@@ -129,7 +129,7 @@ class Bench {
     x_ = std::make_unique<Array<float>>(n_);
     residual_ = std::make_unique<Array<float>>(n_);
     out_ = std::make_unique<Array<float>>(n_);
-    // A part of the values, again and again: drawing them all would take minutes.
+    // A part of the values is repeated, as drawing all of them would take minutes.
     const std::vector<float> part = synthetic(std::min<uint64_t>(n_, 1 << 22));
     for (uint64_t at = 0; at < n_; at += part.size()) {
       require(cudaMemcpy(x_->data() + at, part.data(),
@@ -146,7 +146,7 @@ class Bench {
     return 8.0 * static_cast<double>(n_) / static_cast<double>(copy_ms_);
   }
 
-  // Prints a line; nothing for a codec that has no kernels.
+  // Prints a line, unless the codec has no kernels.
   std::optional<Measured> run(const std::string& text) {
     const auto codec = Codec::parse(text).value();
     std::vector<BucketSegment> segments;
@@ -188,7 +188,7 @@ class Bench {
       places.push_back({bucket.payload_offset(i), results[i].size});
       sent += results[i].size;
     }
-    // Each source has its own bytes, as the cache would hold what comes twice.
+    // Each source has its own bytes: the cache would hold bytes that are read twice.
     Array<std::byte> sources(kSources * bucket.payloads_size());
     for (uint32_t source = 0; source < kSources; ++source) {
       require(cudaMemcpy(sources.data() + source * bucket.payloads_size(), payloads.data(),

@@ -1,6 +1,6 @@
 #pragma once
 
-// How fast the codecs are to be on a GPU of the Hopper generation.
+// Target speeds of the codecs on a GPU of the Hopper generation.
 
 #include <cstdint>
 

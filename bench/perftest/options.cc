@@ -30,9 +30,7 @@ bool parse_number(std::string_view text, T& value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-}  // namespace
-
-const char* const kUsage =
+constexpr const char* kUsage =
     R"(gradwire-perftest: compressed all-reduce beside MPI_Allreduce, float32.
 
 Usage: mpirun -n N gradwire-perftest [OPTION...]
@@ -42,8 +40,7 @@ Usage: mpirun -n N gradwire-perftest [OPTION...]
   --pull-codec TEXT       (as codec)
   --tensor VALUES         how many have a scale of their own, as layers do; 0: the buffer as a whole
                           has one (262144)
-  --exchange KIND         sharded, ring, terngrad, or hierarchical[:between=KIND,ranks=R] with R ranks
-                          a machine, which are by default those that share memory (sharded)
+  --exchange TEXT         one of the exchanges below, with its parameters (sharded)
   --mode MODE             persistent: with error feedback, as training does; or blocking (persistent)
   --op OP                 sum or average (sum)
   --input WHAT            synthetic, or a safetensors file of gradients, tiled with noise (synthetic)
@@ -60,6 +57,21 @@ Columns, as in nccl-tests: time is that of the slowest rank; algbw = size / time
 2 (N - 1) / N; error: of one repetition's result, norm of the difference to MPI_Allreduce's over the
 norm of that (with error feedback it is owed to the next ones); wire: bytes that rank 0 sent.
 )";
+
+}  // namespace
+
+std::string usage() {
+  std::string text = kUsage;
+  text += "\nExchanges:\n";
+  for (const ExchangeInfo* info : exchanges()) {
+    text += "  " + std::string(info->name) + ": " + std::string(info->summary) + "\n";
+    for (const CodecParameter& parameter : info->parameters) {
+      text += "      " + std::string(parameter.name) + "=" + std::string(parameter.values) + ": " +
+              std::string(parameter.help) + " (" + std::string(parameter.default_value) + ")\n";
+    }
+  }
+  return text;
+}
 
 std::optional<std::string> parse(int argc, char** argv, Options& options) {
   const auto choose = [](std::string_view text, std::string_view yes, std::string_view no,
@@ -84,9 +96,7 @@ std::optional<std::string> parse(int argc, char** argv, Options& options) {
       {"--codec", {[&](auto text) { return collective.codec = text, true; }, ""}},
       {"--pull-codec", {[&](auto text) { return collective.pull_codec = text, true; }, ""}},
       {"--tensor", {[&](auto text) { return parse_number(text, options.tensor_values); }, kCount}},
-      {"--exchange",
-       {[&](auto text) { return mpi::set_exchange(text, collective).ok(); },
-        "sharded, ring, terngrad and hierarchical[:between=KIND,ranks=R]"}},
+      {"--exchange", {[&](auto text) { return collective.exchange = text, true; }, ""}},
       {"--mode",
        {[&](auto text) {
           return choose(text, "persistent", "blocking", options.persistent, true, false);
@@ -139,6 +149,8 @@ std::optional<std::string> parse(int argc, char** argv, Options& options) {
     const auto parsed = Codec::parse(codec);
     if (!parsed.ok()) return parsed.status().message();
   }
+  const auto exchange = ExchangeChoice::parse(collective.exchange);
+  if (!exchange.ok()) return exchange.status().message();
   if (options.min_bytes < sizeof(float) || options.min_bytes > options.max_bytes) {
     return std::string("--min must be 4 at least and not above --max");
   }

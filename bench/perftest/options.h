@@ -23,7 +23,7 @@ struct Options {
   bool check = false;
 };
 
-extern const char* const kUsage;
+[[nodiscard]] std::string usage();
 
 // The message of what is wrong, or nothing.
 std::optional<std::string> parse(int argc, char** argv, Options& options);

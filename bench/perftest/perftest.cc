@@ -1,4 +1,4 @@
-// gradwire-perftest: see kUsage.
+// gradwire-perftest: see usage().
 
 #include <mpi.h>
 
@@ -214,8 +214,7 @@ void print_head(const Ranks& ranks, const Options& options) {
   std::printf("# gradwire-perftest: %u ranks, codec %s, pull %s, exchange %s, %s, %s, input %s\n",
               ranks.size, collective.codec.c_str(),
               (collective.pull_codec.empty() ? collective.codec : collective.pull_codec).c_str(),
-              mpi::exchange_text(collective).c_str(),
-              options.persistent ? "persistent" : "blocking",
+              collective.exchange.c_str(), options.persistent ? "persistent" : "blocking",
               options.reduction == Reduction::kSum ? "sum" : "average", options.input.c_str());
   std::printf("# %25s %30s %30s\n", "", "MPI_Allreduce", "gradwire");
   std::printf("#%11s %12s %12s %8s %8s %12s %8s %8s %9s %11s %8s\n", "size", "count", "time",
@@ -247,7 +246,7 @@ int main(int argc, char** argv) {
   using namespace gradwire::perftest;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--help") == 0 || std::strcmp(argv[i], "-h") == 0) {
-      std::fputs(kUsage, stdout);
+      std::fputs(usage().c_str(), stdout);
       return 0;
     }
   }

@@ -32,7 +32,7 @@ int main() {
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     Result<Execution> execution = Execution::create();
     if (!execution.ok()) return fail(execution.status());
-    auto exchange = make_ring_exchange(layout, rank, std::move(execution).value());
+    auto exchange = make_exchange("ring", layout, rank, std::move(execution).value());
     if (!exchange.ok()) return fail(exchange.status());
     exchanges.push_back(std::move(exchange).value());
     std::vector<float>& bucket = buckets.emplace_back(layout->numel());

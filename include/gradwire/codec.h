@@ -4,15 +4,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "gradwire/decode_mode.h"
 #include "gradwire/execution.h"
 #include "gradwire/export.h"
 #include "gradwire/status.h"
 
 namespace gradwire {
+
+class Input;  // inside the library: x + residual, part by part
 
 // Types that values come in. float32 holds the others exactly.
 enum class Dtype : uint8_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
@@ -90,6 +94,16 @@ struct WireCodec {
   friend bool operator==(const WireCodec&, const WireCodec&) = default;
 };
 
+// What Codec::measure found out about x + residual, for Codec::encode. The numbers are the codec's
+// own affair.
+struct Measurement {
+  // All values were read, and are finite. false: encode reads what it needs.
+  bool complete = false;
+  uint32_t largest = 0;  // magnitude bits
+  uint64_t count = 0;
+  double sums[2] = {0, 0};
+};
+
 struct CodecParameter {
   std::string_view name;
   std::string_view default_value;
@@ -101,20 +115,28 @@ struct CodecInfo {
   uint8_t id;
   std::string_view name;
   std::string_view summary;
-  std::string_view source;  // paper and section
-  bool error_feedback;      // the default of `ef`
-  bool lossless;            // nothing is ever left over, so that ef and residual are no keys
-  std::span<const CodecParameter> parameters;
+  std::string_view source;      // paper and section
+  bool error_feedback = false;  // the default of `ef`
+  bool lossless = false;        // nothing is left over, so that ef and residual are no keys
+  bool draws = false;           // encodes with random numbers, so that DrawContext matters
+  // Several ranks can encode with the same scales, and their symbols be added without decoding them
+  // (TernGrad, section 3, scaler sharing).
+  bool shares_scales = false;
+  bool carries_non_finite = false;  // without a residual, NaN and Inf are sent like other values
+  std::span<const CodecParameter> parameters = {};
 };
 
-enum class DecodeMode : uint8_t { kStore, kAdd };
+// The default of the key `ef`: CodecInfo::error_feedback, or off, for a sender that has no next
+// step.
+enum class FeedbackDefault : uint8_t { kOfCodec, kOff };
 
 // A named chain of stages with its parameters. Immutable; one object serves all threads.
 class GRADWIRE_EXPORT Codec {
  public:
   // Reads "3lc", "3lc:s=1.75,coder=zre". Keys that every codec has: ef=on|off (error feedback),
   // residual=f32|bf16 (what keeps it). kUnknownCodec and kBadParameter list what is valid.
-  static Result<std::shared_ptr<const Codec>> parse(std::string_view text);
+  static Result<std::shared_ptr<const Codec>> parse(
+      std::string_view text, FeedbackDefault feedback = FeedbackDefault::kOfCodec);
 
   // The codec of a frame that was received, which was made from values of `dtype`. kUnknownCodec,
   // kReservedBits.
@@ -134,6 +156,10 @@ class GRADWIRE_EXPORT Codec {
   // off: encode gets no residual. Otherwise what a compressor keeps.
   [[nodiscard]] ResidualType residual_type() const noexcept { return residual_type_; }
 
+  // A decoded value is up to so many times as large as the largest value that was encoded. On the
+  // way around a ring, where every hop encodes the sum so far, the factors multiply.
+  [[nodiscard]] virtual float scale_growth() const noexcept { return 1.0f; }
+
   // Upper bound of encode's result for n values, n <= kMaxNumel; never exceeded.
   [[nodiscard]] virtual uint64_t max_payload_size(uint64_t n) const noexcept = 0;
 
@@ -141,23 +167,61 @@ class GRADWIRE_EXPORT Codec {
   // before it takes memory for them.
   virtual Status check_size(uint64_t n, uint64_t size) const = 0;
 
-  // Encodes x plus residual into payload and returns the payload's size in bytes. The residual's
-  // size is x.size() or its type kNone.
+  // Finds what encode has to know of all values before it encodes the first: their scale, and that
+  // they are finite. The residual stays as it is. A codec that works group by group reads nothing
+  // here, and its encode refuses values that are not finite: `complete` tells which.
+  //   kNonFinite: x + residual holds a value that can't be encoded; the message names the first.
+  //   kLengthMismatch: the residual is neither absent (kNone) nor as long as x.
+  Result<Measurement> measure(const InputView& x, const ResidualView& residual,
+                              Execution& execution) const;
+
+  // Encodes x plus residual into payload and returns the payload's size in bytes. `measurement` is
+  // what measure found for the same x and residual; without one, encode measures for itself.
   //   kBufferTooSmall: payload is smaller than max_payload_size(x.size()).
-  //   kNonFinite: x + residual holds NaN or Inf, the message names the first such element.
-  // On failure the residual is as it was.
-  virtual Result<uint64_t> encode(const InputView& x, const ResidualView& residual,
-                                  const DrawContext& draw, std::span<std::byte> payload,
-                                  Execution& execution) const = 0;
+  //   kNonFinite, kLengthMismatch: as measure. Without a residual and a measurement, codecs that
+  //     carry NaN and Inf (CodecInfo::carries_non_finite) send them.
+  // On failure the residual is as it was: exactly, or, for a codec with a scale for each group of
+  // values, as `restore` leaves it.
+  Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext& draw,
+                          std::span<std::byte> payload, Execution& execution,
+                          const Measurement& measurement = {}) const;
+
+  // Undoes what encode did to the residual of x: residual = (residual + decoded) - x, in float32
+  // for each value by itself. That is the residual before encode, up to the rounding of
+  // x + residual. `payload` is what encode wrote. Statuses as decode.
+  Status restore(std::span<const std::byte> payload, const InputView& x,
+                 const ResidualView& residual, Execution& execution) const;
+
+  // Index of the first value of x + residual that encode refuses.
+  [[nodiscard]] std::optional<uint64_t> find_non_finite(const InputView& x,
+                                                        const ResidualView& residual,
+                                                        Execution& execution) const;
 
   // Decodes a payload that came with this codec's wire parameters into (kStore) or onto (kAdd) out,
   // whose size is the number of values. Any bytes are safe. On kCorruptPayload `out` holds
   // unspecified values.
-  virtual Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
-                        Execution& execution) const = 0;
+  Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
+                Execution& execution) const;
 
  protected:
   explicit Codec(ResidualType residual_type) : residual_type_(residual_type) {}
+
+  // The parts of measure, encode and decode that differ from codec to codec. There are values, the
+  // residual is as long as they are, the payload has room, or its size passed check_size and is
+  // not 0.
+  virtual Result<Measurement> measure_values(const Input& input, Execution& execution) const;
+  virtual Result<uint64_t> encode_values(const Input& input, const Measurement& measured,
+                                         const DrawContext& draw, std::span<std::byte> payload,
+                                         Execution& execution) const = 0;
+  virtual Status decode_values(std::span<const std::byte> payload, std::span<float> out,
+                               DecodeMode mode, Execution& execution) const = 0;
+  // Values of x + residual are refused whose magnitude bits are these or more: by default Inf's.
+  [[nodiscard]] virtual uint32_t refused_magnitude(ResidualType residual) const noexcept;
+  // kNonFinite naming the first value that is refused.
+  [[nodiscard]] Status refuse(const Input& input) const;
+  // Index of that value.
+  [[nodiscard]] std::optional<uint64_t> find_refused(const Input& input) const;
+
   // "s=1.75,coder=none": the parameters of this codec that are not at their defaults.
   [[nodiscard]] virtual std::string parameter_text() const = 0;
 

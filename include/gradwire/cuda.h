@@ -1,11 +1,11 @@
 #pragma once
 
-// Encoding and decoding on an NVIDIA GPU, to the same bytes as on the CPU. There is a function here
-// only where gradwire was built with CUDA (CMake option GRADWIRE_CUDA).
+// Encoding and decoding on an NVIDIA GPU, to the same bytes as on the CPU. These functions exist in
+// builds with CUDA (CMake option GRADWIRE_CUDA).
 //
 // Pointers that end in _dev are the device's. The caller owns all memory and the stream: no call
-// here allocates device memory, copies, or waits for the device. Sizes and faults are written on
-// the device, behind the kernels in the stream.
+// here allocates device memory, copies, or waits for the device. Kernels write sizes and errors to
+// device memory.
 
 #include <cuda_runtime_api.h>
 
@@ -21,30 +21,30 @@
 
 namespace gradwire::cuda {
 
-// A tensor's values in the bucket, the array that one call encodes or decodes.
+// A tensor's place in the bucket, the array that one call encodes or decodes.
 struct BucketSegment {
   uint64_t offset = 0;  // of its first value
   uint64_t n = 0;
-  uint64_t stream = 0;  // of its draws, beside DrawContext::stream
+  uint64_t stream = 0;  // its draw stream, added to that of the DrawContext
 };
 
-// What became of an encoded segment.
+// The result of encoding a segment.
 struct EncodedSegment {
   static constexpr uint64_t kFinite = ~uint64_t{0};
 
-  uint64_t size;        // bytes of its payload; 0 where the input is not finite
-  uint64_t non_finite;  // its first value that is NaN or Inf with the residual added, or kFinite
+  uint64_t size;        // bytes of its payload; 0 if the input is not finite
+  uint64_t non_finite;  // its first value for which x + residual is NaN or Inf, or kFinite
 };
 
-// Where the payload of a segment lies in the bytes that came.
+// Where the payload of a segment lies in the received bytes.
 struct PayloadPlace {
   uint64_t begin;
   uint64_t size;
 };
 
-// What became of a decoded segment.
+// The result of decoding a payload.
 struct DecodedSegment {
-  uint32_t valid;  // 0: the payload is corrupt, and the values are unspecified
+  uint32_t valid;  // 0: the payload is corrupt, and its segment's values are unspecified
   uint32_t empty;  // 1: the payload is empty, so all values are +0
 };
 
@@ -60,7 +60,7 @@ struct EncodeArguments {
   std::byte* scratch_dev = nullptr;       // encode_scratch_size() bytes, aligned to 8
 };
 
-// Places and results are those of the segments' first payloads, then those of their second ones...
+// Places and results are source by source: first those of every segment's first payload.
 struct DecodeArguments {
   const std::byte* table_dev = nullptr;
   const std::byte* payloads_dev = nullptr;
@@ -75,7 +75,7 @@ struct DecodeArguments {
 
 class CodecKernels;
 
-// A codec for all segments of a bucket: a launch takes all of them, however small they are.
+// A codec for all segments of a bucket: one launch handles all of them, however small they are.
 // Immutable; one object serves all threads and streams.
 class GRADWIRE_EXPORT BucketCodec {
  public:
@@ -88,27 +88,27 @@ class GRADWIRE_EXPORT BucketCodec {
   BucketCodec& operator=(BucketCodec&&) noexcept;
   ~BucketCodec();
 
-  // What the kernels have to know of the segments; the caller copies it to the device once, to an
-  // address aligned to 8.
+  // The segments, for the kernels; the caller copies this to the device once, to an address aligned
+  // to 8.
   [[nodiscard]] std::span<const std::byte> table() const noexcept { return table_; }
   [[nodiscard]] uint64_t encode_scratch_size() const noexcept;
   [[nodiscard]] uint64_t decode_scratch_size(uint32_t sources = 1) const noexcept;
-  // Whether a payload's size is known beforehand: the largest, or 0. What travels then needs no
-  // look at sizes on the host.
+  // Whether a payload has either its largest size or 0. Then the host can send payloads without
+  // reading their sizes.
   [[nodiscard]] bool has_fixed_sizes() const noexcept { return fixed_sizes_; }
   // Each segment's payload has room for the largest.
   [[nodiscard]] uint64_t payloads_size() const noexcept { return payloads_size_; }
   [[nodiscard]] uint64_t payload_offset(size_t segment) const { return payload_offsets_[segment]; }
 
-  // Queues the kernels. As Codec::encode, for each segment; a segment that is not finite leaves its
-  // residual as it was. kDeviceError if CUDA refuses a launch, also where a kernel before has
-  // failed.
+  // Queues the kernels, which do for each segment what Codec::encode does. A non-finite segment
+  // keeps its residual as it was. kDeviceError if CUDA refuses a launch, also after a kernel of an
+  // earlier call has failed.
   Status encode(const EncodeArguments& arguments, cudaStream_t stream) const;
-  // As Codec::decode, once for each source. Any bytes are safe. One pass over the bucket adds all
-  // sources where a codec's values have fixed places (raw, bf16, fp16, int8, onebit, qsgd with
-  // coder=fixed, trits with coder=none or pack=2bit); for other codecs there is one for each
-  // source, and one to divide. The values of a segment are unspecified if one of its payloads is
-  // corrupt. kInvalidArgument: no sources.
+  // Queues the kernels, which do what Codec::decode does, once for each source. Any bytes are safe.
+  // One pass over the bucket adds all sources if the codec's values have fixed places (raw, bf16,
+  // fp16, int8, onebit, qsgd with coder=fixed, trits with coder=none or pack=2bit). Other codecs
+  // need a pass for each source, and one to divide. The values of a segment are unspecified if one
+  // of its payloads is corrupt. kInvalidArgument: no sources.
   Status decode(const DecodeArguments& arguments, cudaStream_t stream) const;
 
  private:

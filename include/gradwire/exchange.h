@@ -31,30 +31,16 @@ struct NonFiniteInput {
   uint64_t element;  // index in the tensor
 };
 
+// What exchange_counters.def says.
 struct ExchangeStats {
-  uint64_t steps = 0;
-  uint64_t non_finite_steps = 0;
-  // Packets whole, with their headers.
-  uint64_t push_bytes_sent = 0;
-  uint64_t push_bytes_received = 0;
-  uint64_t scale_bytes_sent = 0;  // of push_bytes_sent: TernGrad's max round
-  uint64_t pull_bytes_sent = 0;   // a packet as often as it is sent, passed-on ones too
-  uint64_t pull_bytes_received = 0;
-  uint64_t pull_bytes_encoded = 0;  // the one packet, once
-  uint64_t local_bytes_sent = 0;    // inside a machine, uncompressed; in none of the others
-  uint64_t values_pushed = 0;       // values that push_bytes_sent stand for
-  uint64_t values_pulled = 0;       // values that pull_bytes_encoded stand for
-  double encode_seconds = 0;
-  double decode_seconds = 0;  // with adding and averaging
-  // Norm of what the pushes of one step left unsent over the norm of their input, sampled now and
-  // then; and how many samples error_norm_sum holds.
-  double error_norm_sum = 0;
-  uint64_t error_norm_samples = 0;
+#define GW_EXCHANGE_COUNTER(type, name, python_name) type name = 0;
+#include "gradwire/exchange_counters.def"
+#undef GW_EXCHANGE_COUNTER
 };
 
 // A piece of residual with its place, for checkpoints.
 struct ResidualPiece {
-  RuleScope role;  // kPush or kPull
+  Direction direction;
   std::string tensor;
   uint64_t offset;  // first value in the tensor
   std::vector<float> values;
@@ -130,44 +116,40 @@ class GRADWIRE_EXPORT Exchange {
   [[nodiscard]] virtual uint32_t rank() const = 0;
 };
 
-// What an owner makes of its shard's average before everyone gets it, in place: nothing where
+// What an owner makes of its shard's average before all ranks get it, in place: nothing where
 // averages are wanted; the model's step where optimizer states are sharded. Gets the bucket, in
 // which the segments of this owner hold their averages. A failure ends the exchange.
 using ShardUpdate = std::function<Status(std::span<float> bucket)>;
 
-// Two-phase all-reduce (3LC's servers, section 3, co-located with the workers):
+struct ExchangeOptions {
+  uint64_t seed = 0;  // of the draws
+  Reduction reduction = Reduction::kAverage;
+  ShardUpdate update = {};  // sharded alone
+  // Hierarchical alone: the machine of every rank, any numbers. Empty: each machine holds as many
+  // ranks as the parameter `ranks` says, one after the other.
+  std::vector<uint32_t> machine_of_rank = {};
+};
+
+// The exchange of one rank, by its text ("ring", "hierarchical:between=ring,ranks=4"): one of those
+// below. kInvalidArgument: an unknown exchange, with a list of what is valid; a rank that is not
+// below the layout's world size; an option that the exchange does not take.
+//
+// sharded: a two-phase all-reduce (3LC's servers, section 3, co-located with the workers).
 //
 //   push  every rank encodes each shard for its owner; 1 packet to each of the N - 1 others
 //   pull  the owner adds the pushes to its own part in ascending order of ranks, divides by N
-//         (unless the sum is wanted), encodes once, and sends everyone the same bytes, which it
+//         (unless the sum is wanted), encodes once, and sends all others the same bytes, which it
 //         decodes itself as well
 //
 // Bytes sent by a rank for n values at b bits: (N - 1) / N * n * b / 8 each way, plus headers; 2
 // messages on the longest way. The owner's own part is added exactly: it costs no traffic, so it
-// isn't quantized. Every value is quantized twice, whatever N; error feedback on both ways keeps
+// is not quantized. Every value is quantized twice, whatever N; error feedback on both ways keeps
 // the error of the running sum bounded.
 //
 // With an `update`, each owner's optimizer steps its shard between the two, and the pull carries
 // its result (the model delta) with the owner's residual. A step that is not finite is not updated.
 //
-// kInvalidArgument: rank is not below the layout's world size.
-GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_sharded_exchange(
-    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution, uint64_t seed = 0,
-    ShardUpdate update = {}, Reduction reduction = Reduction::kAverage);
-
-// The push of the sharded exchange alone: at the end the segments that this rank owns hold their
-// average or sum, and the others unspecified values. (N - 1) / N * n * b / 8 bytes sent, 1 message
-// on the longest way; each value that isn't the owner's is quantized once.
-GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_reduce_scatter_exchange(
-    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution, uint64_t seed = 0,
-    Reduction reduction = Reduction::kAverage);
-
-// Its pull alone: everyone gets what the owners' segments hold, encoded once; the owners, too, end
-// with what the others decode. (N - 1) times its own part's n * b / 8 bytes sent, 1 message.
-GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_allgather_exchange(
-    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution, uint64_t seed = 0);
-
-// Ring all-reduce (INCEPTIONN, algorithm 1), neighbours alone talk:
+// ring: a ring all-reduce (INCEPTIONN, algorithm 1), in which only neighbours talk.
 //
 //   reduce     N - 1 hops: shard k starts at rank k + 1 and comes to rank k; each rank on the way
 //              decodes it, adds its own part and encodes the sum for the next one
@@ -180,18 +162,13 @@ GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_allgather_exchange(
 // 3lc the scale grows by at least s from hop to hop, so by s^(N - 1): s > 1 is for the other
 // exchanges.
 //
-// kInvalidArgument: rank is not below the layout's world size.
-GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_ring_exchange(
-    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution, uint64_t seed = 0,
-    Reduction reduction = Reduction::kAverage);
-
-// TernGrad's exchange (sections 3 and 4: scaler sharing, parameter localization): gradients travel
-// both ways, never parameters, and sums of trits are never decoded on their way:
+// terngrad: TernGrad's exchange (sections 3 and 4: scaler sharing, parameter localization).
+// Gradients travel both ways, never parameters, and sums of trits are never decoded on their way.
 //
 //   max   every rank sends every other the largest clipped magnitude of each segment, or of each
-//         bucket where terngrad has some: the largest of all ranks is everyone's scale
+//         group where terngrad has groups: the largest of all ranks is the scale of all ranks
 //   push  every rank draws its trits with these scales and sends each shard to its owner
-//   pull  the owner draws its own part too, adds trits as integers, and sends everyone the sums as
+//   pull  the owner draws its own part too, adds trits as integers, and sends all ranks the sums as
 //         they are, levels from -N to N: frames of qsgd whose unit is scale / N, decoded to
 //         sum * scale / N
 //
@@ -203,47 +180,40 @@ GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_ring_exchange(
 // |b| (scale - |b|), over N. The sharded exchange draws its pulls again, at the full variance
 // whatever N.
 //
-// The layout's pushes: terngrad without error feedback, or for segments that go as in the sharded
-// exchange (raw), any codec that keeps no residual. Pulls of terngrad: the same, which stands for
-// qsgd of equal bits, or qsgd with levels=N and buckets that fit, for another coder. A gradient
-// that is not finite is told in the max round, and the result is NaN everywhere, on raw layouts
-// too.
+// The layout's pushes are terngrad without error feedback, or any codec that keeps no residual for
+// segments that go as in the sharded exchange (raw). Pulls are terngrad with the same parameters,
+// which stands for qsgd of equal bits, or, for another coder, qsgd with levels=N and groups that
+// fit. Each rank marks a gradient that is not finite in the max round, and the result is NaN
+// everywhere, with raw layouts too. At most 127 ranks.
 //
-// kInvalidArgument: rank out of range, more than 127 ranks, other codecs.
-GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_terngrad_exchange(
-    const std::shared_ptr<const Layout>& layout, uint32_t rank, Execution execution,
-    uint64_t seed = 0);
-
-// The exchanges that need nothing but a layout.
-enum class ExchangeKind : uint8_t { kSharded, kRing, kTernGrad };
-
-// "sharded", "ring", "terngrad"
-[[nodiscard]] GRADWIRE_EXPORT std::string_view exchange_name(ExchangeKind kind) noexcept;
-// kInvalidArgument listing the names.
-GRADWIRE_EXPORT Result<ExchangeKind> parse_exchange(std::string_view name);
-GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_exchange(
-    ExchangeKind kind, std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
-    uint64_t seed = 0, Reduction reduction = Reduction::kAverage);
-
-// Hierarchical all-reduce (INCEPTIONN, figure 1): what is near is not worth compressing. The lowest
-// rank of each machine speaks for it:
+// hierarchical: a hierarchical all-reduce (INCEPTIONN, figure 1), which compresses nothing inside a
+// machine. The lowest rank of each machine speaks for it:
 //
 //   parts    the other ranks send their buckets to the speaker as they are; it adds them in
 //            ascending order of ranks
-//   between  the speakers average over the machines, each sum divided by the mean number of ranks
-//            a machine; or they add, undivided
+//   between  the speakers average over the machines by another exchange, each sum divided by the
+//            mean number of ranks a machine; or they add, undivided
 //   result   the speaker sends its bucket as it is
 //
 // `layout` is that of the speakers: its world size is the number of machines. Bytes on the network
 // and error are those of the inner exchange with N = machines; inside a machine of k ranks, 4 n
 // bytes to and from each of k - 1. Messages on the longest way: 2 more than the inner exchange's.
-// A step that is not finite is told with the speaker's rank.
-//
-// machine_of_rank: the machine of every rank, any numbers. `between_execution` is the speaker's for
-// encoding. kInvalidArgument: rank out of range, another number of machines than the layout's.
-GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_hierarchical_exchange(
-    std::shared_ptr<const Layout> layout, uint32_t rank,
-    const std::vector<uint32_t>& machine_of_rank, ExchangeKind between, Execution execution,
-    Execution between_execution, uint64_t seed = 0, Reduction reduction = Reduction::kAverage);
+// The marker of a step that is not finite names the speaker's rank.
+GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_exchange(
+    std::string_view text, std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
+    ExchangeOptions options = {});
+
+// The push of the sharded exchange alone: at the end the segments that this rank owns hold their
+// average or sum, and the others unspecified values. (N - 1) / N * n * b / 8 bytes sent, 1 message
+// on the longest way; each value of another rank than the owner is quantized once.
+GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_reduce_scatter_exchange(
+    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
+    const ExchangeOptions& options = {});
+
+// Its pull alone: all ranks get what the owners' segments hold, encoded once; the owners, too, end
+// with what the others decode. (N - 1) times its own part's n * b / 8 bytes sent, 1 message.
+GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_allgather_exchange(
+    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
+    const ExchangeOptions& options = {});
 
 }  // namespace gradwire

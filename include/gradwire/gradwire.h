@@ -115,9 +115,12 @@ typedef struct gw_parameter_info {
 typedef struct gw_codec_info {
   const char* name;
   const char* summary;
-  const char* source; /* paper and section */
-  int error_feedback; /* whether it keeps a residual by default */
-  int lossless;       /* whether nothing is ever left over, so that ef and residual are no keys */
+  const char* source;     /* paper and section */
+  int error_feedback;     /* whether it keeps a residual by default */
+  int lossless;           /* whether nothing is left over, so that ef and residual are no keys */
+  int draws;              /* whether it encodes with random numbers, so that gw_draw matters */
+  int shares_scales;      /* whether ranks can share its scales and add its symbols undecoded */
+  int carries_non_finite; /* whether it sends NaN and Inf as they are where no residual is kept */
   const gw_parameter_info* parameters;
   size_t parameter_count;
 } gw_codec_info;
@@ -304,25 +307,42 @@ GW_API gw_status gw_layout_segment(const gw_layout* layout, size_t index, gw_seg
    free it. */
 typedef struct gw_exchange gw_exchange;
 
+typedef struct gw_exchange_info {
+  const char* name;
+  const char* summary;
+  const char* source; /* paper and section */
+  int sums;           /* whether it can give the sum, not the average alone */
+  int updates;        /* whether it takes a gw_shard_update */
+  const gw_parameter_info* parameters;
+  size_t parameter_count;
+} gw_exchange_info;
+
+GW_API size_t gw_exchange_count(void);
+/* NULL from gw_exchange_count() on. */
+GW_API const gw_exchange_info* gw_exchange_info_at(size_t index);
+
 /* Called by the owner of segments when the bucket (n floats) holds their averages, to turn them in
    place into what every rank gets: a model delta, where optimizer states are sharded. Anything but
    GW_OK ends the exchange. */
 typedef gw_status (*gw_shard_update)(float* bucket, uint64_t n, void* data);
 
 typedef struct gw_exchange_options {
-  const char* kind;       /* "sharded", "ring" or "terngrad" */
+  const char* kind;       /* "sharded"; or "ring", "hierarchical:between=ring,ranks=4": one of
+                             gw_exchange_info_at with its parameters */
   const char* target;     /* as gw_execution_create: NULL */
   int threads;            /* 1 */
   uint64_t seed;          /* of stochastic codecs: 0 */
-  gw_shard_update update; /* NULL, or with "sharded" alone */
+  gw_shard_update update; /* NULL; for exchanges that take one */
   void* update_data;      /* passed to it */
 } gw_exchange_options;
 
 /* Sets the defaults; set what differs after it. */
 GW_API void gw_exchange_options_init(gw_exchange_options* options);
 
-/* The exchange of one rank, below the layout's world size. options: NULL for the defaults; the
-   layout may be freed. GW_INVALID_ARGUMENT: an unknown kind or target. GW_LIMIT_EXCEEDED. */
+/* The exchange of one rank, below the layout's world size; of a hierarchical exchange, which needs
+   the parameter ranks here, the layout's world size is the number of machines. options: NULL for
+   the defaults; the layout may be freed. GW_INVALID_ARGUMENT: an unknown kind or target.
+   GW_LIMIT_EXCEEDED. */
 GW_API gw_status gw_exchange_create(const gw_layout* layout, uint32_t rank,
                                     const gw_exchange_options* options, gw_exchange** exchange);
 GW_API void gw_exchange_free(gw_exchange* exchange);
@@ -404,23 +424,11 @@ GW_API gw_status gw_residuals_at(const gw_residuals* residuals, size_t index,
    is NaN or Inf. */
 GW_API gw_status gw_exchange_import_residual(gw_exchange* exchange, const gw_residual_piece* piece);
 
-/* Since the exchange was made. Bytes are those of whole packets, with their headers. */
+/* What exchange_counters.def says. */
 typedef struct gw_exchange_stats {
-  uint64_t steps;
-  uint64_t non_finite_steps;
-  uint64_t push_bytes_sent;
-  uint64_t push_bytes_received;
-  uint64_t scale_bytes_sent; /* of push_bytes_sent: TernGrad's max round */
-  uint64_t pull_bytes_sent;  /* a packet as often as it is sent, passed-on ones too */
-  uint64_t pull_bytes_received;
-  uint64_t pull_bytes_encoded; /* the one packet, once */
-  uint64_t local_bytes_sent;   /* inside a machine, uncompressed; in none of the others */
-  uint64_t values_pushed;      /* values that push_bytes_sent stand for */
-  uint64_t values_pulled;      /* values that pull_bytes_encoded stand for */
-  double encode_seconds;
-  double decode_seconds;       /* with adding and averaging */
-  double error_norm_sum;       /* of samples: norm of what was left unsent by norm of the input */
-  uint64_t error_norm_samples; /* how many */
+#define GW_EXCHANGE_COUNTER(type, name, python_name) type name;
+#include "gradwire/exchange_counters.def"
+#undef GW_EXCHANGE_COUNTER
 } gw_exchange_stats;
 
 GW_API gw_status gw_exchange_get_stats(const gw_exchange* exchange, gw_exchange_stats* stats);

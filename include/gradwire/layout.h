@@ -2,16 +2,18 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "gradwire/codec.h"
+#include "gradwire/direction.h"
 #include "gradwire/export.h"
 #include "gradwire/status.h"
 
 namespace gradwire {
 
-// A tensor of a bucket; tensors lie one behind the other.
+// A tensor of a bucket; tensors lie one after the other.
 struct GRADWIRE_EXPORT TensorInfo {
   std::string name;
   std::vector<uint64_t> dims;
@@ -19,13 +21,11 @@ struct GRADWIRE_EXPORT TensorInfo {
   [[nodiscard]] uint64_t numel() const noexcept;
 };
 
-enum class RuleScope : uint8_t { kBoth, kPush, kPull };
-
 // Gives the tensors whose names match `pattern` (as a shell matches file names) a codec.
 struct LayoutRule {
   std::string pattern;
   std::string codec;
-  RuleScope scope = RuleScope::kBoth;
+  std::optional<Direction> direction = {};  // nothing: both
 };
 
 struct LayoutOptions {

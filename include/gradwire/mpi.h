@@ -26,6 +26,7 @@
 
 #include "gradwire/codec.h"
 #include "gradwire/exchange.h"
+#include "gradwire/exchange_choice.h"
 #include "gradwire/export.h"
 #include "gradwire/layout.h"
 #include "gradwire/status.h"
@@ -102,13 +103,10 @@ class GRADWIRE_EXPORT Engine {
 
 struct Options {
   std::string codec = "3lc";
-  std::string pull_codec = {};                     // empty: as codec
-  ExchangeKind exchange = ExchangeKind::kSharded;  // of all-reduce
-  // All-reduce uncompressed inside each machine, and between the machines with `exchange`.
-  bool hierarchical = false;
-  // That each machine holds, rank after rank; 0: the ranks that MPI_COMM_TYPE_SHARED puts together
-  // are on one machine.
-  uint32_t ranks_per_machine = 0;
+  std::string pull_codec = {};  // empty: as codec
+  // Of all-reduce: one of exchanges() with its parameters, as "hierarchical:between=ring,ranks=4".
+  // Without `ranks`, the ranks that MPI_COMM_TYPE_SHARED puts together are on one machine.
+  std::string exchange = "sharded";
   uint64_t seed = 0;
   int threads = 1;
   double timeout_seconds = kDefaultTimeout;
@@ -120,13 +118,6 @@ struct Options {
   std::vector<std::string> exclude = {};
   uint64_t min_numel = 256;
 };
-
-// Sets the exchange by its name: "sharded", "ring", "terngrad", or "hierarchical", which takes
-// parameters as codecs do: "hierarchical:between=ring,ranks=4" (between the machines: sharded;
-// ranks per machine: as MPI says). kInvalidArgument listing what there is.
-GRADWIRE_EXPORT Status set_exchange(std::string_view text, Options& options);
-// What set_exchange would have to be given.
-GRADWIRE_EXPORT std::string exchange_text(const Options& options);
 
 struct Traffic {
   uint64_t bytes_sent = 0;  // to all ranks together

@@ -40,25 +40,36 @@ struct ServerOptions {
   Behind behind = Behind::kRefuse;
 };
 
-class GRADWIRE_EXPORT ServerExchange : public virtual Exchange {
+// A server's side.
+class GRADWIRE_EXPORT ServerSide : public Exchange {
  public:
-  // Versions of this server's tensors: finished by the server, applied by a worker.
-  [[nodiscard]] virtual uint64_t version(uint32_t server) const = 0;
+  // Finished versions of this server's tensors: also the number of the one under way.
+  [[nodiscard]] virtual uint64_t version() const = 0;
   // Where a run goes on, before its first step; by default all begin with version 0.
-  // kInvalidArgument: no server that this rank has to do with. kUnexpectedMessage: not before it.
-  virtual Status set_version(uint32_t server, uint64_t version) = 0;
-  // On a server: pushes of each worker that came too late. On a worker: pushes, by the server's
-  // rank, that it did not make, since it had newer versions of that server than of another.
+  // kUnexpectedMessage: a step was taken already.
+  virtual Status set_version(uint64_t version) = 0;
+  // Of each worker, the pushes that came too late.
   [[nodiscard]] virtual const std::vector<uint64_t>& dropped_pushes() const = 0;
-
-  // On a server: the workers that can only be helped by the model itself, as the other workers have
-  // it at version(rank); with Behind::kReport. Empty on a worker.
+  // With Behind::kReport: the workers that can only be helped by the model itself, as the other
+  // workers have it at version().
   [[nodiscard]] virtual std::vector<uint32_t> behind() const = 0;
-  // On a server: this worker is given that model. kInvalidArgument: it was not behind.
+  // This worker is given that model. kInvalidArgument: it was not behind.
   virtual Status caught_up(uint32_t worker) = 0;
-  // On a worker: it has this server's tensors as of `version` now, beyond what it had, and pulls
-  // from there. What was pushed for versions before is lost with its gradients. kInvalidArgument
-  // where the rank is no server or the version none that is ahead.
+};
+
+// A worker's side. `server` is a server's rank in all of these; kInvalidArgument where it is none.
+class GRADWIRE_EXPORT WorkerSide : public Exchange {
+ public:
+  // Versions of the server's tensors that were applied here; 0 where the rank is no server.
+  [[nodiscard]] virtual uint64_t version(uint32_t server) const = 0;
+  // As for a server.
+  virtual Status set_version(uint32_t server, uint64_t version) = 0;
+  // By the server's rank, the pushes that this worker did not make, since it had newer versions of
+  // that server than of another.
+  [[nodiscard]] virtual const std::vector<uint64_t>& dropped_pushes() const = 0;
+  // This worker has the server's tensors as of `version` now, beyond what it had, and pulls from
+  // there. What was pushed for versions before is lost with its gradients. kInvalidArgument also
+  // where the version is not ahead.
   virtual Status catch_up(uint32_t server, uint64_t version) = 0;
 };
 
@@ -77,11 +88,11 @@ using ApplyDelta =
 // is lost with its gradient. retract() does nothing.
 //
 // kInvalidArgument: rank is none of the workers; backup leaves no push to wait for.
-GRADWIRE_EXPORT Result<std::unique_ptr<ServerExchange>> make_server_worker(
+GRADWIRE_EXPORT Result<std::unique_ptr<WorkerSide>> make_server_worker(
     std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
     const ServerOptions& options, ApplyDelta apply, uint64_t seed = 0);
 
-// A server's side. start() begins the version `step`, which must be version(rank); done() says that
+// A server's side. start() begins the version `step`, which must be version(); done() says that
 // it is finished. `update` gets the averages of this server's tensors in the bucket and leaves the
 // model's change there. A version that is not finite is not updated. When it is finished, the
 // bucket holds the change as workers decode it (unless it was not finite), so that a server can
@@ -90,7 +101,7 @@ GRADWIRE_EXPORT Result<std::unique_ptr<ServerExchange>> make_server_worker(
 // Without backup a push of a finished version is an error.
 //
 // kInvalidArgument: rank is no server; backup leaves no push to wait for.
-GRADWIRE_EXPORT Result<std::unique_ptr<ServerExchange>> make_server(
+GRADWIRE_EXPORT Result<std::unique_ptr<ServerSide>> make_server(
     std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
     const ServerOptions& options, ShardUpdate update, uint64_t seed = 0);
 

@@ -15,8 +15,10 @@ from gradwire._core import (
     decode,
     decode_into,
     encode,
+    exchanges,
     inspect,
     max_encoded_size,
+    parse_exchange,
     simd_targets,
 )
 
@@ -29,7 +31,9 @@ __all__ = [
     "decode",
     "decode_into",
     "encode",
+    "exchanges",
     "inspect",
     "max_encoded_size",
+    "parse_exchange",
     "simd_targets",
 ]

@@ -1,20 +1,20 @@
 """Measures encode and decode_add next to memcpy, in one process, after checking them.
 
-GB/s are 10^9 bytes of float32 input a second: what comes out of a decoder counts as its input.
-Each number is a median over repetitions; repetitions of the operation and of memcpy take turns, so
-that both meet the same machine. memcpy is NumPy's copyto of the same number of values into a buffer
-that was written before.
+GB/s are 10^9 bytes of float32 a second: an encoder's input, a decoder's output. Each number is a
+median over repetitions. Repetitions of the operation and of memcpy take turns, so that both meet
+the same machine. memcpy is NumPy's copyto of the same number of values into a buffer that was
+written before.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import cycle
-from statistics import median
+from dataclasses import dataclass, replace
+from itertools import cycle, product
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,13 @@ CODECS = (
     *("qsgd:bits=2", "qsgd:bits=4", "qsgd:bits=8", "qsgd:bits=2,coder=elias"),
 )
 
-# One timed repetition lasts at least about this long, so that the clock and the loop do not count;
-# and not much longer, so that on a busy machine most repetitions run without an interruption.
+# One timed repetition lasts at least about this long, so that the clock and the loop do not count.
+# It is not much longer, so that on a busy machine most repetitions run without an interruption.
 _REPETITION_SECONDS = 0.0005
 _LEAST_REPETITIONS = 7
 _WINDOWS = 64
 # Steps before anything is timed: by then a residual has its usual size. They are done on at most
-# so many values, and what comes out is repeated, as the data are.
+# so many values, and the residual is repeated as the data are.
 _WARM_UP_STEPS = 400
 _WARM_UP_NUMEL = 1_000_000
 _FRAMES = 8
@@ -65,11 +65,11 @@ class Case:
 class Measurement:
     """Rates in 10^9 bytes of float32 a second.
 
-    parallel_memcpy: with as many threads as the case, None where it has one or the size is small.
-    relative_error: |b - decoded| / |b| of one step, b with the residual.
-    call_overhead: seconds that the same call takes on a single value; all of Python's part and
-    more. It is part of `seconds`.
-    checked: what the result was compared with before timing.
+    parallel_memcpy: with as many threads as the case; None for one thread or a small size.
+    relative_error: |b - decoded| / |b| of one step, b being input and residual.
+    call_overhead: seconds that the same call takes on a single value, which include all of
+    Python's part. They are part of `seconds`.
+    checked: the definition that the result was compared with before timing.
     """
 
     case: Case
@@ -86,7 +86,7 @@ class Measurement:
 
 
 class CheckError(Exception):
-    """A codec gave another result than it must; nothing was timed."""
+    """A codec gave a wrong result; nothing was timed."""
 
 
 class Workload:
@@ -106,7 +106,6 @@ class Workload:
             self.frames.append(out[:size].copy())
             if len(self.frames) >= 2 and size * (len(self.frames) + 1) > _FRAME_BYTES:
                 break
-        self.frame_sizes = [frame.size for frame in self.frames]
         self.relative_error = self._relative_error()
 
     def _relative_error(self) -> float:
@@ -124,7 +123,7 @@ class Workload:
 
 
 def _warm_up(codec: str, numel: int, data: BenchData, seed: int) -> dict[str, Any]:
-    """The state of a compressor of `numel` values whose residual has grown up."""
+    """The state of a compressor of `numel` values whose residual has its usual size."""
     state = gradwire.Compressor(codec, numel).state_dict()
     if state["residual"] is None:
         return state
@@ -140,10 +139,12 @@ def _warm_up(codec: str, numel: int, data: BenchData, seed: int) -> dict[str, An
 
 
 def check(work: Workload, target: str, threads: int) -> str:
-    """Compares one step of `target` with the definition; returns with what. Raises CheckError.
+    """Compares one step of `target` with the codec's definition. Returns which definition it was:
+    "reference" or "scalar target". Raises CheckError.
 
-    Frame and residual must be those of the scalar target on one thread; what decodes must be, bit
-    for bit, what bench_reference computes from input and residual, where it knows the codec.
+    Frame and residual must equal those of the scalar target on one thread. The decoded values must
+    equal, bit for bit, those that bench_reference computes from input and residual, if it knows the
+    codec.
     """
     x = work.windows[0]
     compressor = work.compressor(target, threads)
@@ -161,8 +162,7 @@ def check(work: Workload, target: str, threads: int) -> str:
     gradwire.decode_into(frame, total, accumulate=True, target=target, threads=threads)
     if not _same_bits(total, np.float32(1) + decoded):
         raise CheckError(f"{where}: decode_add is not decode and add")
-    whole = x if before is None else x + before
-    expected = reference_decoded(work.codec, whole)
+    expected = reference_decoded(work.codec, x if before is None else x + before)
     if expected is None:
         return "scalar target"
     if not _same_bits(decoded, expected):
@@ -175,11 +175,11 @@ def measure(work: Workload, case: Case, seconds: float) -> Measurement:
     checked = check(work, case.target, case.threads)
     sizes: list[int] = []
     operation = _operation(work, case, sizes)
-    source, copy = work.windows[1], np.zeros(case.numel, np.float32)
-    turns = [operation, lambda: np.copyto(copy, source)]
+    source, copied = work.windows[1], np.zeros(case.numel, np.float32)
+    turns = [operation, lambda: np.copyto(copied, source)]
     with ThreadPoolExecutor(case.threads) as pool:
-        if case.threads > 1 and copy.nbytes >= _PARALLEL_MEMCPY_BYTES:
-            turns.append(lambda: _parallel_copy(pool, case.threads, copy, source))
+        if case.threads > 1 and copied.nbytes >= _PARALLEL_MEMCPY_BYTES:
+            turns.append(lambda: _parallel_copy(pool, case.threads, copied, source))
         times = _interleave(turns, seconds)
     rates = [4e-9 * case.numel / median(samples) for samples in times]
     return Measurement(
@@ -191,7 +191,7 @@ def measure(work: Workload, case: Case, seconds: float) -> Measurement:
         parallel_memcpy_gb_per_s=rates[2] if len(rates) > 2 else None,
         share_of_memcpy=rates[0] / rates[1],
         relative_error=work.relative_error,
-        bits_per_value=_bits_per_value(sizes or work.frame_sizes, case.numel),
+        bits_per_value=8 * fmean(sizes or map(len, work.frames)) / case.numel,
         call_overhead=_call_overhead(case),
         checked=checked,
     )
@@ -203,18 +203,14 @@ def cases(
     operations: Sequence[str],
     targets: Sequence[str],
     threads: Sequence[int],
-) -> Iterator[Case]:
-    """All combinations, those of one codec and size together."""
-    for numel in sizes:
-        for codec in codecs:
-            for operation in operations:
-                for target in targets:
-                    for count in threads:
-                        yield Case(codec, numel, operation, target, count)
-
-
-def _bits_per_value(frame_sizes: Sequence[int], numel: int) -> float:
-    return 8 * sum(frame_sizes) / (len(frame_sizes) * numel)
+) -> list[Case]:
+    """All combinations; the cases of one codec and size follow each other."""
+    return [
+        Case(codec, numel, operation, target, count)
+        for numel, codec, operation, target, count in product(
+            sizes, codecs, operations, targets, threads
+        )
+    ]
 
 
 def _operation(work: Workload, case: Case, sizes: list[int]) -> Call:
@@ -262,22 +258,14 @@ def _calls_a_repetition(call: Call) -> int:
 
 
 def _parallel_copy(pool: ThreadPoolExecutor, threads: int, target: Floats, source: Floats) -> None:
-    cuts = [target.size * part // threads for part in range(threads + 1)]
-    list(
-        pool.map(
-            lambda part: np.copyto(
-                target[cuts[part] : cuts[part + 1]], source[cuts[part] : cuts[part + 1]]
-            ),
-            range(threads),
-        )
-    )
+    parts = np.array_split(target, threads), np.array_split(source, threads)
+    list(pool.map(np.copyto, *parts))
 
 
 def _call_overhead(case: Case) -> float:
     tiny = BenchData("one", "one value", np.ones(1, np.float32))
     work = Workload(case.codec, 1, tiny, 0)
-    single = Case(case.codec, 1, case.operation, case.target, case.threads)
-    return median(_interleave([_operation(work, single, [])], 0.02)[0])
+    return median(_interleave([_operation(work, replace(case, numel=1), [])], 0.02)[0])
 
 
 def _same_bits(a: Floats | None, b: Floats | None) -> bool:

@@ -1,8 +1,8 @@
-"""Values to measure on: recorded gradients, or made ones with a heavy tail.
+"""Values to measure on: recorded gradients, or synthetic values with a heavy tail.
 
-Both are one *period* of about a million values, repeated to the wanted length. A measured call
-takes a window of it that starts at a random place, so that a residual meets other values in each
-call, as it does in training.
+Both are one *period* of about a million values, repeated to the wanted length. Each measured call
+takes a window that starts at a random place, so that a residual meets other values in each call, as
+it does in training.
 """
 
 from __future__ import annotations
@@ -31,25 +31,22 @@ _SYNTHETIC_PERIOD = 1 << 20
 
 @dataclass(frozen=True)
 class BenchData:
-    """`period`: float32, one-dimensional. `description`: what it is, in a sentence."""
+    """period: float32, one-dimensional. description: how the values were made, in a sentence."""
 
     name: str
     description: str
     period: Floats
 
     def windows(self, numel: int, count: int, seed: int) -> list[Floats]:
-        """`count` views of `numel` values each, of one array of little more than `numel`."""
+        """`count` views of `numel` values each, into one array that is a little longer."""
         base = np.resize(self.period, numel + _MARGIN)
         starts = np.random.default_rng([seed, numel]).integers(0, _MARGIN // _ALIGNMENT, count)
         return [base[s : s + numel] for s in (int(start) * _ALIGNMENT for start in starts)]
 
 
 def load_data(choice: str, seed: int) -> BenchData:
-    """`choice`: "recorded", "synthetic", or the path of a safetensors file of gradients.
-
-    "auto" takes the recorded gradients where the source tree is at hand, synthetic ones elsewhere;
-    the description says which. Raises OSError, TensorFileError.
-    """
+    """choice: "recorded", "synthetic", the path of a file of gradients, or "auto": "recorded" where
+    the source tree is at hand, else "synthetic". Raises OSError, TensorFileError."""
     if choice == "synthetic":
         return _synthetic(seed)
     checkout = find_checkout()
@@ -97,9 +94,9 @@ def _load(path: Path) -> BenchData:
 
 
 def _scale(values: Floats) -> Floats:
-    """Divides by the largest magnitude; leaves alone what has none or is not finite.
+    """Divides by the largest magnitude, unless it is 0 or not finite.
 
-    In training each tensor has a scale of its own; a benchmark's one long tensor has one for all.
+    In training each tensor has its own scale; a benchmark's one long tensor has one for all.
     """
     largest = np.abs(values).max()
     return values / largest if np.isfinite(largest) and largest > 0 else values

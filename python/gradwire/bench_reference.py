@@ -1,4 +1,4 @@
-"""What a codec must decode to, in plain NumPy: a second opinion to check against before timing."""
+"""The values that a codec must decode to, in plain NumPy, to be compared with before timing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from gradwire.bench_data import Floats
 
 
 def reference_decoded(codec: str, values: Floats) -> Floats | None:
-    """The float32 values that `values`, residual included, decode to; None for other codecs."""
+    """The float32 values that the frame of `values`, residual included, decodes to; None for codecs
+    that this module does not know."""
     name, _, parameters = codec.partition(":")
     if name == "raw":
         return values
@@ -22,10 +23,10 @@ def reference_decoded(codec: str, values: Floats) -> Floats | None:
         return _clip(values, int(given.get("bound", 10)), given.get("mode") == "strict")
     if name not in ("3lc", "int8"):
         return None
-    bucket = int(given.get("bucket", 0)) or values.size or 1
+    group = int(given.get("bucket", 0)) or values.size or 1
     s = np.float32(given.get("s", "1"))
-    buckets = [values[start : start + bucket] for start in range(0, values.size, bucket)]
-    parts = [_round_to_int8(x) if name == "int8" else _quantize_ternary(x, s) for x in buckets]
+    groups = [values[start : start + group] for start in range(0, values.size, group)]
+    parts = [_round_to_int8(x) if name == "int8" else _quantize_ternary(x, s) for x in groups]
     return np.concatenate(parts) if parts else values
 
 
@@ -38,7 +39,7 @@ def _quantize_ternary(values: Floats, s: np.float32) -> Floats:
 
 
 def _clip(values: Floats, bound: int, strict: bool) -> Floats:
-    """INCEPTIONN (Li et al. 2018, section V): what is below 1 cut to 0, 7 or 15 binary places."""
+    """INCEPTIONN (Li et al. 2018, section V): magnitudes below 1 keep 0, 7 or 15 binary places."""
     size = np.abs(values)
     cut7, cut15 = (np.trunc(values * np.float32(2**k)) / np.float32(2**k) for k in (7, 15))
     narrow = size < np.float32(2.0 ** (bound // 2 - bound))

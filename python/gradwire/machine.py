@@ -1,9 +1,10 @@
-"""What this machine and this build are, for reports that are worthless without it."""
+"""Describes this machine and this build, without which no measurement means anything."""
 
 from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_build() -> dict[str, Any]:
-    """Version, commit, compiler and flags of the compiled module, whether codecs for GPUs are
-    there, SIMD targets of this CPU (best first)."""
+    """Version, commit, compiler and flags of the compiled module, whether it has kernels for GPUs,
+    and the SIMD targets of this CPU (best first)."""
     return {
         "version": gradwire.__version__,
         **_core.build_info(),
@@ -45,26 +46,21 @@ def find_checkout() -> Path | None:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
 def _caches() -> dict[str, str]:
-    """{"L1d": "32K", "L2": "1024K"}; empty where the system does not tell."""
+    """{"L1d": "32K", "L2": "1024K"}; empty where the system does not say."""
     found = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            level = (index / "level").read_text().strip()
-            kind = (index / "type").read_text().strip()
-            size = (index / "size").read_text().strip()
-        except OSError:
-            continue
-        if kind != "Instruction":
-            found[f"L{level}{'d' if kind == 'Data' and level == '1' else ''}"] = size
+        with suppress(OSError):
+            level, kind, size = (
+                (index / name).read_text().strip() for name in ("level", "type", "size")
+            )
+            if kind != "Instruction":
+                found[f"L{level}{'d' if kind == 'Data' and level == '1' else ''}"] = size
     return found

@@ -1,7 +1,7 @@
 """Reading and writing `.npy` and `.safetensors` files as named tensors of raw bytes.
 
-The bytes are in C order; a tensor whose dtype gradwire does not encode passes through untouched,
-also one that NumPy has no type for (float8).
+The bytes are in C order. A tensor whose dtype gradwire does not encode passes through unchanged,
+even if NumPy has no type for it (float8).
 """
 
 from __future__ import annotations
@@ -19,21 +19,13 @@ from gradwire.container import Kind
 
 _NUMPY_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 
-# safetensors' names in files, and those that its writer takes.
+# The names of dtypes in safetensors files, and the names that the package's writer takes.
 _WRITER_DTYPES = {
     "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
     "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
     "C64": "complex64",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
@@ -44,7 +36,7 @@ _WRITER_DTYPES = {
 
 
 class TensorFileError(ValueError):
-    """A file cannot be read or written; the message names it and says why."""
+    """A file cannot be read or written; the message names the file and the reason."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +51,8 @@ class Tensor:
     def values(self, frame_dtype: str) -> NDArray[Any]:
         """The values, one-dimensional, without a copy.
 
-        `frame_dtype` is what FRAME_DTYPES has for `dtype`. NumPy has no bfloat16: these values come
-        as uint16 of their bits.
+        frame_dtype: FRAME_DTYPES's name for `dtype`. NumPy has no bfloat16, so these values come as
+        the uint16 of their bits.
         """
         return np.frombuffer(self.data, dtype=_NUMPY_DTYPES[frame_dtype])
 
@@ -75,7 +67,7 @@ class TensorFile:
 
 
 def widen(values: NDArray[Any]) -> NDArray[np.float32]:
-    """The float32 that are equal to what `Tensor.values` gives."""
+    """The float32 values that equal the result of `Tensor.values`."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32, copy=False)
@@ -92,7 +84,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def read_tensor_file(path: Path) -> TensorFile:
-    """Reads a whole file. TensorFileError says what is wrong with it."""
+    """Reads a whole file. Raises TensorFileError, OSError."""
     kind = kind_of(path)
     if kind == "npy":
         with path.open("rb") as file:

@@ -182,7 +182,7 @@ nb::dict inspect_packet(std::span<const std::byte> bytes) {
   nb::dict result;
   result["kind"] = "packet";
   result["version"] = 1;
-  result["role"] = packet.header.role == PacketRole::kPush ? "push" : "pull";
+  result["role"] = direction_name(packet.header.direction);
   result["source"] = packet.header.source;
   result["step"] = packet.header.step;
   result["layout_digest"] = packet.header.layout_digest;
@@ -200,19 +200,6 @@ nb::dict inspect(nb::handle data) {
   return packet ? inspect_packet(bytes) : inspect_frame(bytes);
 }
 
-nb::list parameter_dicts(std::span<const CodecParameter> parameters) {
-  nb::list list;
-  for (const CodecParameter& parameter : parameters) {
-    nb::dict entry;
-    entry["name"] = std::string(parameter.name);
-    entry["default"] = std::string(parameter.default_value);
-    entry["values"] = std::string(parameter.values);
-    entry["help"] = std::string(parameter.help);
-    list.append(entry);
-  }
-  return list;
-}
-
 nb::list list_codecs() {
   nb::list list;
   for (const CodecInfo* info : codecs()) {
@@ -221,6 +208,10 @@ nb::list list_codecs() {
     entry["summary"] = std::string(info->summary);
     entry["source"] = std::string(info->source);
     entry["error_feedback"] = info->error_feedback;
+    entry["lossless"] = info->lossless;
+    entry["draws"] = info->draws;
+    entry["shares_scales"] = info->shares_scales;
+    entry["carries_non_finite"] = info->carries_non_finite;
     nb::list parameters = parameter_dicts(info->parameters);
     for (nb::handle common : parameter_dicts(common_parameters(*info))) parameters.append(common);
     entry["parameters"] = parameters;
@@ -310,6 +301,19 @@ class PyCompressor {
 
 }  // namespace
 
+nb::list parameter_dicts(std::span<const CodecParameter> parameters) {
+  nb::list list;
+  for (const CodecParameter& parameter : parameters) {
+    nb::dict entry;
+    entry["name"] = std::string(parameter.name);
+    entry["default"] = std::string(parameter.default_value);
+    entry["values"] = std::string(parameter.values);
+    entry["help"] = std::string(parameter.help);
+    list.append(entry);
+  }
+  return list;
+}
+
 void bind_codecs(nb::module_& module) {
   module.def("encode", &encode, nb::arg("x"), nb::arg("codec"), nb::kw_only(), nb::arg("seed") = 0,
              nb::arg("step") = 0, nb::arg("stream") = 0, nb::arg("threads") = 1,
@@ -337,7 +341,13 @@ void bind_codecs(nb::module_& module) {
              "GradwireError; after corrupt_payload the values of `out` are unspecified.");
   module.def("inspect", &inspect, nb::arg("data"),
              "Header of a frame or a packet as a dict, after its checksum has been checked.");
-  module.def("codecs", &list_codecs, "All codecs with parameters, defaults and sources.");
+  module.def("codecs", &list_codecs,
+             "All codecs with parameters, defaults, properties and sources.");
+  module.def(
+      "scale_growth",
+      [](const std::string& codec) { return value_or_raise(Codec::parse(codec))->scale_growth(); },
+      nb::arg("codec"),
+      "How many times as large as the largest value that was encoded a decoded value can be.");
   module.def(
       "max_encoded_size",
       [](const std::string& codec, uint64_t numel) {

@@ -1,6 +1,6 @@
-// gradwire._cuda: BucketCodec for callers whose memory is PyTorch's. A module of its own, so that
-// gradwire._core needs nothing of CUDA. The tests build it once more, over kernels that run on the
-// host.
+// gradwire._cuda: the codecs on a GPU, for exchanges of gradwire._core, and for callers whose
+// memory is PyTorch's. A module of its own, so that gradwire._core needs nothing of CUDA. The tests
+// build it once more, over kernels that run on the host.
 
 #include <cuda_runtime_api.h>
 
@@ -16,8 +16,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "cuda/shards/device_shard_codec.h"
 #include "errors.h"
 #include "gradwire/cuda.h"
+#include "shard_codecs.h"
 
 namespace nb = nanobind;
 
@@ -111,7 +113,7 @@ class PyBucketCodec {
     return value_or_raise(cuda::BucketCodec::create(codec, made));
   }
 
-  // The stream's device, of which this copy of CUDA's runtime may not know that PyTorch took it.
+  // Makes the stream's device current: this copy of CUDA's runtime may not know PyTorch's choice.
   static void select(int device) {
     const cudaError_t error = cudaSetDevice(device);
     if (error == cudaSuccess) return;
@@ -138,6 +140,14 @@ NB_MODULE(_cuda, module) {
   nb::set_leak_warnings(false);
   module.doc() = "Codecs on NVIDIA GPUs, in builds with GRADWIRE_CUDA=ON.";
   import_errors();
+  module.def(
+      "shard_codecs",
+      [](int device, uintptr_t stream) {
+        return ShardCodecs{
+            gradwire::cuda::device_shard_codecs(device, reinterpret_cast<cudaStream_t>(stream))};
+      },
+      nb::arg("device"), nb::arg("stream"),
+      "For Exchange(shard_codecs=) of buckets on the device, whose work is queued on the stream.");
   nb::class_<PyBucketCodec>(
       module, "BucketCodec",
       "A codec for all segments of a bucket in device memory (gradwire/cuda.h). Addresses are "
@@ -159,8 +169,6 @@ NB_MODULE(_cuda, module) {
                    [](const PyBucketCodec& self) { return self.get().payloads_size(); })
       .def_prop_ro("payload_rooms", &PyBucketCodec::payload_rooms,
                    "Where each payload begins, and the size of the largest.")
-      .def_prop_ro("has_fixed_sizes",
-                   [](const PyBucketCodec& self) { return self.get().has_fixed_sizes(); })
       .def_prop_ro("residual_dtype", &PyBucketCodec::residual_dtype,
                    "What keeps the residual: float32, bfloat16 or None.")
       .def("encode", &PyBucketCodec::encode, nb::kw_only(), nb::arg("table"), nb::arg("x"),

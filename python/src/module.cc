@@ -19,7 +19,9 @@ NB_MODULE(_core, module) {
   module.attr("__version__") = GRADWIRE_VERSION;
   bind_errors(module);
   bind_codecs(module);
+  bind_layout(module);
   bind_exchange(module);
+  bind_server_sides(module);
   module.def(
       "simd_targets",
       [] {

@@ -1,37 +1,27 @@
-"""One module a codec, in the order of format.md: how its payload is decoded, and how encoded.
+"""One module a codec: how its payload is decoded and encoded. A file in this folder is enough.
 
-Each has NUMBER and NAME; CARRIES_NON_FINITE (without error feedback, NaN and infinities are encoded
-like any value: there is no marker); for decoding check_parameters, check_size and decode; for
-encoding read (the codec string's keys), parameters (param_a and param_b) and encode.
+Such a module has NUMBER and NAME; CARRIES_NON_FINITE (without error feedback, NaN and infinities
+are encoded like any value: there is no marker); LEAVES_OUT_ZEROS (a value that is not sent leaves a
+sum as it is); for decoding check_parameters, check_size and decode; for encoding read (the codec
+string's keys), parameters (param_a and param_b) and encode.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from common import Draws, Frame
-from payloads import (
-    bf16,
-    fp16,
-    inceptionn,
-    int8,
-    onebit,
-    qsgd,
-    raw,
-    stc,
-    stoch3,
-    terngrad,
-    three_lc,
-    topk,
-)
 
 
 class Payload(Protocol):
-    """What each module has."""
+    """The contents of each codec's module."""
 
     NUMBER: int
     NAME: str
     CARRIES_NON_FINITE: bool
+    LEAVES_OUT_ZEROS: bool
 
     def check_parameters(self, param_a: int, param_b: int, /) -> None: ...
     def check_size(self, frame: Frame, /) -> None: ...
@@ -41,9 +31,16 @@ class Payload(Protocol):
     def encode(self, values: list[float], options: Any, draws: Draws, /) -> bytes: ...
 
 
-_MODULES: tuple[Payload, ...] = (
-    *(raw, bf16, fp16, int8, onebit, topk, inceptionn),
-    *(three_lc, terngrad, stoch3, stc, qsgd),
-)
-CODECS = {module.NUMBER: module for module in _MODULES}
-CODECS_BY_NAME = {module.NAME: module for module in _MODULES}
+# The modules of this folder by name; those without a NUMBER are what codecs share.
+MODULES: dict[str, Any] = {
+    path.stem: import_module(f"payloads.{path.stem}")
+    for path in sorted(Path(__file__).parent.glob("[a-z]*.py"))
+}
+CODECS: dict[int, Payload] = {
+    module.NUMBER: module
+    for module in sorted(
+        (module for module in MODULES.values() if hasattr(module, "NUMBER")),
+        key=lambda module: module.NUMBER,
+    )
+}
+CODECS_BY_NAME: dict[str, Payload] = {codec.NAME: codec for codec in CODECS.values()}

@@ -6,6 +6,7 @@ from common import Draws, Frame, narrow_tensor, require, require_no_parameters, 
 
 NUMBER, NAME = 2, "bf16"
 CARRIES_NON_FINITE = True
+LEAVES_OUT_ZEROS = False
 check_parameters = require_no_parameters
 
 

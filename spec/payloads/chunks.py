@@ -1,4 +1,4 @@
-"""Chunks of 40960 values, coded each by itself; their sizes stand before them where they vary."""
+"""Chunks of 40960 values, each coded alone; where their sizes vary, the sizes stand before them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def count_chunks(n: int) -> int:
 
 
 def sizes_bytes(n: int, width: int) -> int:
-    """Bytes of the listed sizes, `width` each: none for a chunk alone."""
+    """Bytes of the listed sizes, `width` each: none for a single chunk."""
     return width * count_chunks(n) if n > CHUNK_VALUES else 0
 
 
 def total(n: int, size_of: Callable[[int], int]) -> int:
-    """Bytes of all chunks of n > 0 values, where one takes size_of(values)."""
+    """Bytes of all chunks of n > 0 values, where a chunk takes size_of(its values)."""
     full, last = divmod(n - 1, CHUNK_VALUES)
     return full * size_of(CHUNK_VALUES) + size_of(last + 1)
 
@@ -54,6 +54,6 @@ def cut(values: list[T]) -> list[list[T]]:
 
 
 def join(chunks: list[bytes], width: int) -> bytes:
-    """The chunks behind their sizes; width 0: these are not listed."""
+    """The listed sizes, then the chunks; with width 0 no sizes are listed."""
     listed = chunks if width and len(chunks) > 1 else []
     return b"".join(len(chunk).to_bytes(width, "little") for chunk in listed) + b"".join(chunks)

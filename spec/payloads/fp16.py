@@ -9,6 +9,7 @@ from payloads.raw import widen_f16
 
 NUMBER, NAME = 3, "fp16"
 CARRIES_NON_FINITE = True
+LEAVES_OUT_ZEROS = False
 check_parameters = require_no_parameters
 
 

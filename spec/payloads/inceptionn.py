@@ -1,4 +1,4 @@
-"""inceptionn: of each float as many bits as its size calls for, in bursts of eight."""
+"""inceptionn: each float takes 0, 8, 16 or 32 bits by its magnitude, in bursts of eight."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from payloads import chunks
 
 NUMBER, NAME = 7, "inceptionn"
 CARRIES_NON_FINITE = True
+LEAVES_OUT_ZEROS = False
 BURST, SIZE_WIDTH = 8, 4
 BOUNDS = (10, 8, 6)
 CODE_SIZE = (0, 1, 2, 4)  # bytes, by tag
@@ -44,7 +45,7 @@ def decode_chunk(chunk: bytes, count: int) -> bytes:
             code, at = chunk[at : at + CODE_SIZE[tag]], at + CODE_SIZE[tag]
             require(len(code) == CODE_SIZE[tag], "corrupt_payload", "a code is cut off")
             values.append(decode_value(tag, code))
-    require(at == len(chunk), "corrupt_payload", "bytes behind the last burst")
+    require(at == len(chunk), "corrupt_payload", "bytes after the last burst")
     return b"".join(values)
 
 

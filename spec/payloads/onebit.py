@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import math
 
-from common import FLT_MAX, Draws, Frame, ceil_div, f32, require, to_bytes, to_floats
-from payloads.int8 import bucket_of
+from common import (
+    FLT_MAX,
+    Draws,
+    Frame,
+    ceil_div,
+    f32,
+    group_size,
+    require,
+    to_bytes,
+    to_floats,
+    total,
+)
 
 NUMBER, NAME = 5, "onebit"
 CARRIES_NON_FINITE = False
-PART_VALUES = 40960
-LANES = 16
+LEAVES_OUT_ZEROS = False
 
 
 def check_parameters(param_a: int, param_b: int) -> None:
     require(param_a == 0, "reserved_bits", "param_a of onebit is reserved")
-    require(param_b % 8 == 0, "reserved_bits", f"onebit bucket {param_b}")
+    require(param_b % 8 == 0, "reserved_bits", f"onebit group {param_b}")
 
 
 def check_size(frame: Frame) -> None:
     size = len(frame.payload)
-    whole = 8 * ceil_div(frame.n, bucket_of(frame.n, frame.param_b)) + ceil_div(frame.n, 8)
+    whole = 8 * ceil_div(frame.n, group_size(frame.n, frame.param_b)) + ceil_div(frame.n, 8)
     fits = size == 0 or (frame.n > 0 and size == whole)
     require(fits, "corrupt_payload", f"onebit takes 0 or {whole} bytes")
 
@@ -28,8 +37,8 @@ def check_size(frame: Frame) -> None:
 def decode(frame: Frame) -> bytes:
     if not frame.payload:
         return bytes(4 * frame.n)
-    bucket = bucket_of(frame.n, frame.param_b)
-    head = 8 * ceil_div(frame.n, bucket)
+    group = group_size(frame.n, frame.param_b)
+    head = 8 * ceil_div(frame.n, group)
     means = to_floats(frame.payload[:head])
     for i, mean in enumerate(means):
         sign = math.copysign(1, mean)
@@ -39,14 +48,14 @@ def decode(frame: Frame) -> bytes:
     require(any(means), "corrupt_payload", "all means are zero")
     bits = int.from_bytes(frame.payload[head:], "little")
     require(bits >> frame.n == 0, "corrupt_payload", "padding is not zero")
-    return to_bytes([means[i // bucket * 2 + (bits >> i & 1)] for i in range(frame.n)])
+    return to_bytes([means[i // group * 2 + (bits >> i & 1)] for i in range(frame.n)])
 
 
 # --- Encoding ---------------------------------------------------------------------------------
 
 
 def read(keys: dict[str, str]) -> int:
-    """The bucket."""
+    """The group size."""
     return int(keys.get("bucket", "0"))
 
 
@@ -55,10 +64,10 @@ def parameters(options: int) -> tuple[int, int]:
 
 
 def encode(values: list[float], options: int, draws: Draws) -> bytes:
-    bucket = bucket_of(len(values), options)
+    group = group_size(len(values), options)
     means: list[float] = []
-    for first in range(0, len(values), bucket):
-        part = values[first : first + bucket]
+    for first in range(0, len(values), group):
+        part = values[first : first + group]
         negatives = sum(b < 0 for b in part)
         means.append(mean([0.0 if b < 0 else b for b in part], len(part) - negatives))
         means.append(mean([b if b < 0 else 0.0 for b in part], negatives))
@@ -70,23 +79,4 @@ def encode(values: list[float], options: int, draws: Draws) -> bytes:
 def mean(values: list[float], count: int) -> float:
     if count == 0:
         return 0.0
-    parts = range(0, len(values), PART_VALUES)
-    total = add_in_order([add_lanes(values[first : first + PART_VALUES]) for first in parts])
-    return f32(max(min(total / count, FLT_MAX), -FLT_MAX))
-
-
-def add_in_order(numbers: list[float]) -> float:
-    """Each addition rounds to a double: sum() of newer Pythons would be more exact."""
-    total = 0.0
-    for number in numbers:
-        total += number
-    return total
-
-
-def add_lanes(values: list[float]) -> float:
-    """Lane l has the sum of the values l, l + 16, ...; then halves are added to halves."""
-    lanes = [add_in_order(values[lane::LANES]) for lane in range(LANES)]
-    while len(lanes) > 1:
-        half = len(lanes) // 2
-        lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
-    return lanes[0]
+    return f32(max(min(total(values) / count, FLT_MAX), -FLT_MAX))

@@ -1,15 +1,28 @@
-"""qsgd: whole levels drawn without bias, times a unit a bucket; in equal bits or Elias codes."""
+"""qsgd: drawn levels times the unit of their group, in equal bits or in Elias codes."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from common import FLT_MAX, Draws, Frame, ceil_div, f32, little, require, to_bytes, to_floats
+from common import (
+    FLT_MAX,
+    Draws,
+    Frame,
+    add_in_order,
+    add_lanes,
+    ceil_div,
+    f32,
+    little,
+    require,
+    to_bytes,
+    to_floats,
+)
 from payloads import chunks
 
 NUMBER, NAME = 24, "qsgd"
 CARRIES_NON_FINITE = False
+LEAVES_OUT_ZEROS = False
 FIXED, SPARSE, DENSE = 0, 1, 2  # coders
 CODERS = {"fixed": FIXED, "elias": SPARSE, "elias-dense": DENSE}
 NORMS = ("max", "l2")
@@ -18,24 +31,24 @@ NORMS = ("max", "l2")
 def check_parameters(param_a: int, param_b: int) -> None:
     known = param_a & 127 > 0 and param_a >> 7 & 3 <= DENSE and param_a >> 10 == 0
     require(known, "reserved_bits", f"qsgd param_a {param_a:#06x}")
-    require(param_b > 0 and param_b % 8 == 0, "reserved_bits", f"qsgd bucket {param_b}")
+    require(param_b > 0 and param_b % 8 == 0, "reserved_bits", f"qsgd group {param_b}")
 
 
 class Shape:
     """Where the parts of a payload lie. s: the largest level."""
 
-    def __init__(self, n: int, param_a: int, bucket: int) -> None:
-        self.n, self.bucket = n, bucket
+    def __init__(self, n: int, param_a: int, group: int) -> None:
+        self.n, self.group = n, group
         self.s, self.coder = param_a & 127, param_a >> 7 & 3
         self.width = (2 * self.s).bit_length()
-        self.sizes_at = 4 * ceil_div(n, bucket)
+        self.sizes_at = 4 * ceil_div(n, group)
         # Bytes of a chunk's size; 0: its values say it.
         self.size_width = 2 if self.most_bytes(chunks.CHUNK_VALUES) < 65536 else 4
         if self.coder == FIXED:
             self.size_width = 0
 
     def most_bytes(self, count: int) -> int:
-        """Of a chunk of so many values."""
+        """The most bytes of a chunk of `count` values."""
         bits = {
             FIXED: count * self.width,
             SPARSE: count * (2 + len(elias(self.s))) + 1,
@@ -79,7 +92,7 @@ def decode(frame: Frame) -> bytes:
     for chunk, count in chunks.split(payload[shape.sizes_at :], n, shape.size_width, fixed):
         levels += decode_chunk(shape, chunk, count)
     require(all(abs(q) <= shape.s for q in levels), "corrupt_payload", "a level above s")
-    values = [f32(q * units[i // shape.bucket]) for i, q in enumerate(levels)]
+    values = [f32(q * units[i // shape.group]) for i, q in enumerate(levels)]
     return to_bytes(values)
 
 
@@ -136,7 +149,7 @@ class BitReader:
 @dataclass(frozen=True)
 class Options:
     s: int
-    bucket: int
+    group: int
     norm: str
     coder: int
 
@@ -144,7 +157,7 @@ class Options:
 def read(keys: dict[str, str]) -> Options:
     return Options(
         s=int(keys.get("levels", 2 ** (int(keys.get("bits", "4")) - 1) - 1)),
-        bucket=int(keys.get("bucket", "512")),
+        group=int(keys.get("bucket", "512")),
         norm=keys.get("norm", "max"),
         coder=CODERS[keys.get("coder", "fixed")],
     )
@@ -152,7 +165,7 @@ def read(keys: dict[str, str]) -> Options:
 
 def parameters(options: Options) -> tuple[int, int]:
     norm = NORMS.index(options.norm)
-    return options.s | options.coder << 7 | norm << 9, options.bucket
+    return options.s | options.coder << 7 | norm << 9, options.group
 
 
 def elias(k: int) -> str:
@@ -164,26 +177,15 @@ def elias(k: int) -> str:
 
 
 def step(value: float, count: int) -> float:
-    """The float32 above 0 that lies so many further up, or down."""
+    """The float32 that is `count` steps above a positive one, or below it."""
     return to_floats((little(to_bytes([value])) + count).to_bytes(4, "little"))[0]
-
-
-def squares(part: list[float]) -> float:
-    """In doubles: 16 sums, each of every 16th value, added up in halves."""
-    lanes = [0.0] * 16
-    for i, b in enumerate(part):
-        lanes[i % 16] += b * b
-    for half in (8, 4, 2, 1):
-        lanes = [lanes[lane] + lanes[lane + half] for lane in range(half)]
-    return lanes[0]
 
 
 def norm_of(part: list[float], norm: str) -> float:
     if norm == "max":
         return max(map(abs, part))
-    total = 0.0
-    for first in range(0, len(part), 4096):
-        total += squares(part[first : first + 4096])
+    squares = [b * b for b in part]
+    total = add_in_order([add_lanes(squares[i : i + 4096]) for i in range(0, len(part), 4096)])
     return min(f32(math.sqrt(total)), FLT_MAX)
 
 
@@ -209,8 +211,8 @@ def encode(values: list[float], options: Options, draws: Draws) -> bytes:
     words = draws.words(len(values))
     units: list[float] = []
     levels: list[int] = []
-    for first in range(0, len(values), options.bucket):
-        part = values[first : first + options.bucket]
+    for first in range(0, len(values), options.group):
+        part = values[first : first + options.group]
         unit = unit_of(norm_of(part, options.norm), options.s)
         units.append(unit)
         if unit == 0:

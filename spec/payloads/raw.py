@@ -18,6 +18,7 @@ from common import (
 
 NUMBER, NAME = 1, "raw"
 CARRIES_NON_FINITE = True
+LEAVES_OUT_ZEROS = False
 check_parameters = require_no_parameters
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from common import require
 
-GROUP = 32
+BLOCK = 32
 HEAD_BITS = 4
 ESCAPE = 11
 GAP_BITS = 16
-PADDING = 8  # fewer zero bits than this may stand behind the last code
+PADDING = 8  # fewer zero bits than this may follow the last code
 
 
 @dataclass
@@ -39,12 +39,12 @@ def decode(data: bytes, count: int) -> list[int]:
     at = 0
     while not bits.ended():
         k = bits.take(HEAD_BITS)
-        for i in range(GROUP):
+        for i in range(BLOCK):
             if i > 0 and bits.ended():
                 break
             gap, sign = take_code(bits, k)
             at += gap
-            require(at < count, "corrupt_payload", "a non-zero behind the end")
+            require(at < count, "corrupt_payload", "a non-zero beyond the end")
             trits[at] = -1 if sign else 1
             at += 1
     return trits
@@ -67,11 +67,11 @@ def encode(trits: list[int]) -> bytes:
     places = [i for i, q in enumerate(trits) if q]
     gaps = [i - before - 1 for before, i in zip([-1, *places], places, strict=False)]
     value, length = 0, 0
-    for first in range(0, len(gaps), GROUP):
-        group = gaps[first : first + GROUP]
-        k = min(range(1 << HEAD_BITS), key=lambda k: sum(code(gap, 0, k)[1] for gap in group))
+    for first in range(0, len(gaps), BLOCK):
+        block = gaps[first : first + BLOCK]
+        k = min(range(1 << HEAD_BITS), key=lambda k: sum(code(gap, 0, k)[1] for gap in block))
         pieces = [(k, HEAD_BITS)]
-        for gap, place in zip(group, places[first : first + GROUP], strict=True):
+        for gap, place in zip(block, places[first : first + BLOCK], strict=True):
             pieces.append(code(gap, int(trits[place] < 0), k))
         for bits, count in pieces:
             value |= bits << length
@@ -80,7 +80,7 @@ def encode(trits: list[int]) -> bytes:
 
 
 def code(gap: int, sign: int, k: int) -> tuple[int, int]:
-    """Bits, and how many."""
+    """The bits of a code, and their number."""
     quotient, remainder = gap >> k, gap & ((1 << k) - 1)
     if quotient >= ESCAPE:
         return (gap << 1 | sign) << ESCAPE, ESCAPE + 1 + GAP_BITS

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common import Draws, Frame, f32, little, require, to_bytes
+from common import Draws, Frame, add_in_order, add_lanes, f32, little, require, to_bytes
 from payloads import chunks, ternary
-from payloads.onebit import add_in_order, add_lanes
 from payloads.topk import threshold
 
 NUMBER, NAME = 19, "stc"
 CARRIES_NON_FINITE = False
+LEAVES_OUT_ZEROS = True
 
 
 def check_parameters(param_a: int, param_b: int) -> None:

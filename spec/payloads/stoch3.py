@@ -9,11 +9,12 @@ from payloads import drawn, ternary
 
 NUMBER, NAME = 18, "stoch3"
 CARRIES_NON_FINITE = False
+LEAVES_OUT_ZEROS = True
 
 
 def check_parameters(param_a: int, param_b: int) -> None:
     require(param_a <= ternary.RICE, "reserved_bits", f"param_a {param_a} of stoch3")
-    require(param_b % drawn.BUCKET_MULTIPLE == 0, "reserved_bits", f"stoch3 bucket {param_b}")
+    require(param_b % drawn.GROUP_MULTIPLE == 0, "reserved_bits", f"stoch3 group {param_b}")
 
 
 def check_size(frame: Frame) -> None:
@@ -30,7 +31,7 @@ def decode(frame: Frame) -> bytes:
 @dataclass(frozen=True)
 class Options:
     coder: int
-    bucket: int
+    group: int
 
 
 def read(keys: dict[str, str]) -> Options:
@@ -38,8 +39,8 @@ def read(keys: dict[str, str]) -> Options:
 
 
 def parameters(options: Options) -> tuple[int, int]:
-    return options.coder, options.bucket
+    return options.coder, options.group
 
 
 def encode(values: list[float], options: Options, draws: Draws) -> bytes:
-    return drawn.encode(values, 0.0, options.coder, options.bucket, draws)
+    return drawn.encode(values, 0.0, options.coder, options.group, draws)

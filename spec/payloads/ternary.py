@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common import Frame, ceil_div, little, require, to_bytes
+from common import Frame, ceil_div, group_size, little, require, to_bytes
 from payloads import chunks, rice
 
 NONE, ZRE, RICE, TWO_BIT = 0, 1, 2, 3  # coders
@@ -12,13 +12,13 @@ LONGEST_RUN = 14
 
 
 class Shape:
-    """Where the parts of a payload lie. bucket: values that share a scale."""
+    """Where the parts of a payload lie. group: how many values share a scale."""
 
-    def __init__(self, frame: Frame, coder: int, bucket: int) -> None:
+    def __init__(self, frame: Frame, coder: int, group: int) -> None:
         self.coder = coder
-        self.bucket = bucket or max(frame.n, 1)
+        self.group = group_size(frame.n, group)
         self.n = frame.n
-        self.sizes_at = 4 * ceil_div(frame.n, self.bucket)
+        self.sizes_at = 4 * ceil_div(frame.n, self.group)
 
     def limits(self) -> tuple[int, int]:
         """Fewest and most bytes of the payload."""
@@ -27,7 +27,7 @@ class Shape:
         return before + least, before + most
 
     def most_bytes(self, values: int) -> int:
-        """Of a chunk of so many values."""
+        """The most bytes of a chunk of `values` values."""
         return ceil_div(values, trits_a_byte(self.coder))
 
     def least_bytes(self, values: int) -> int:
@@ -37,7 +37,7 @@ class Shape:
 
 
 def size_width(coder: int) -> int:
-    """Bytes of a chunk's size; 0: its values say it."""
+    """Bytes of the size of a chunk; 0: the number of values gives the size."""
     return 0 if coder in (NONE, TWO_BIT) else 2
 
 
@@ -45,19 +45,19 @@ def trits_a_byte(coder: int) -> int:
     return 4 if coder == TWO_BIT else 5
 
 
-def check_size(frame: Frame, coder: int, bucket: int) -> None:
+def check_size(frame: Frame, coder: int, group: int) -> None:
     size = len(frame.payload)
     if size > 0:
         require(frame.n > 0, "corrupt_payload", "a payload for no values")
-        least, most = Shape(frame, coder, bucket).limits()
+        least, most = Shape(frame, coder, group).limits()
         require(least <= size <= most, "corrupt_payload", f"{size} bytes, not {least} to {most}")
 
 
-def decode(frame: Frame, coder: int, bucket: int) -> bytes:
+def decode(frame: Frame, coder: int, group: int) -> bytes:
     n, payload = frame.n, frame.payload
     if not payload:
         return bytes(4 * n)
-    shape = Shape(frame, coder, bucket)
+    shape = Shape(frame, coder, group)
     scales = [payload[i : i + 4] for i in range(0, shape.sizes_at, 4)]
     for i, scale in enumerate(scales):
         require(little(scale) < 0x7F800000, "corrupt_payload", f"scale {i}: {scale.hex()}")
@@ -73,7 +73,7 @@ def decode(frame: Frame, coder: int, bucket: int) -> bytes:
     for i, positive in enumerate(scales):
         negative = positive[:3] + bytes([positive[3] | 0x80])
         value = {0: bytes(4), 1: positive, -1: negative}
-        parts += [value[q] for q in trits[i * shape.bucket : (i + 1) * shape.bucket]]
+        parts += [value[q] for q in trits[i * shape.group : (i + 1) * shape.group]]
     return b"".join(parts)
 
 
@@ -136,14 +136,14 @@ def encode_chunk(trits: list[int], coder: int) -> bytes:
 
 def pack_trits(trits: list[int]) -> bytes:
     digits = [q + 1 for q in trits] + [1] * (-len(trits) % 5)
-    groups = zip(*[iter(digits)] * 5, strict=True)
-    return bytes(81 * a + 27 * b + 9 * c + 3 * d + e for a, b, c, d, e in groups)
+    fives = zip(*[iter(digits)] * 5, strict=True)
+    return bytes(81 * a + 27 * b + 9 * c + 3 * d + e for a, b, c, d, e in fives)
 
 
 def pack_two_bits(trits: list[int]) -> bytes:
     codes = [q % 3 for q in trits] + [0] * (-len(trits) % 4)
-    groups = zip(*[iter(codes)] * 4, strict=True)
-    return bytes(a | b << 2 | c << 4 | d << 6 for a, b, c, d in groups)
+    fours = zip(*[iter(codes)] * 4, strict=True)
+    return bytes(a | b << 2 | c << 4 | d << 6 for a, b, c, d in fours)
 
 
 def zero_run_encode(packed: bytes) -> bytes:

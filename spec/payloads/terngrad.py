@@ -10,10 +10,11 @@ from payloads import drawn, ternary
 
 NUMBER, NAME = 17, "terngrad"
 CARRIES_NON_FINITE = False
+LEAVES_OUT_ZEROS = True
 
 
 def check_parameters(param_a: int, param_b: int) -> None:
-    require(param_b % drawn.BUCKET_MULTIPLE == 0, "reserved_bits", f"terngrad bucket {param_b}")
+    require(param_b % drawn.GROUP_MULTIPLE == 0, "reserved_bits", f"terngrad group {param_b}")
 
 
 def check_size(frame: Frame) -> None:
@@ -31,7 +32,7 @@ def decode(frame: Frame) -> bytes:
 class Options:
     clip: float
     coder: int
-    bucket: int
+    group: int
 
 
 def read(keys: dict[str, str]) -> Options:
@@ -39,14 +40,14 @@ def read(keys: dict[str, str]) -> Options:
     return Options(
         clip=f32(float(keys.get("clip", "2.5"))),
         coder=ternary.CODERS[keys.get("coder", "none")] if five else ternary.TWO_BIT,
-        bucket=int(keys.get("bucket", "0")),
+        group=int(keys.get("bucket", "0")),
     )
 
 
 def parameters(options: Options) -> tuple[int, int]:
     informative = min(math.floor(options.clip * 1024 + 0.5), 16383)
-    return options.coder | informative << 2, options.bucket
+    return options.coder | informative << 2, options.group
 
 
 def encode(values: list[float], options: Options, draws: Draws) -> bytes:
-    return drawn.encode(values, options.clip, options.coder, options.bucket, draws)
+    return drawn.encode(values, options.clip, options.coder, options.group, draws)

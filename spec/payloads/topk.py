@@ -1,4 +1,4 @@
-"""topk: the values of largest magnitude, and where they stand."""
+"""topk: the values of largest magnitude, and their places."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from payloads import chunks, ternary
 
 NUMBER, NAME = 6, "topk"
 CARRIES_NON_FINITE = False
+LEAVES_OUT_ZEROS = True
 BF16, RICE = 1, 2  # bits of param_a
 SIZE_WIDTH = 4
 

@@ -17,7 +17,7 @@ void advise_huge_pages(void* memory, size_t bytes) noexcept {
   if (bytes < kWorthIt) return;
   // From the first whole page on.
   const size_t before = kPageSize - reinterpret_cast<uintptr_t>(memory) % kPageSize;
-  // Advice only: where it is not taken, everything works as before.
+  // This is advice: if the system does not take it, everything works as before.
   (void)madvise(static_cast<std::byte*>(memory) + before, (bytes - before) / kPageSize * kPageSize,
                 MADV_HUGEPAGE);
 #else

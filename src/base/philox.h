@@ -33,16 +33,16 @@ GW_HOST_DEVICE constexpr PhiloxBlock philox(PhiloxBlock counter, uint32_t key0, 
   return counter;
 }
 
-// The random words of one stream (a tensor of a rank) in one step: word(i) for element i.
+// A draw stream: the random words of a tensor of a rank in one step, word(i) for element i.
 struct DrawStream {
   uint32_t key0;
   uint32_t key1;
   uint64_t step;
 
-  // Seed and stream, 64 bits each, become a key of 64 bits by one Philox block.
-  GW_HOST_DEVICE static constexpr DrawStream create(uint64_t seed, uint64_t stream, uint64_t step) {
+  // One Philox block makes a key of 64 bits from the seed and the draw stream's number.
+  GW_HOST_DEVICE static constexpr DrawStream create(uint64_t seed, uint64_t number, uint64_t step) {
     const PhiloxBlock key =
-        philox({{static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32), 0, 0}},
+        philox({{static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), 0, 0}},
                static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
     return {key.word[0], key.word[1], step};
   }

@@ -10,12 +10,12 @@
 
 namespace gradwire {
 
-// Fork and join over a fixed set of threads. Indices are taken one by one from a shared counter, so
-// uneven pieces (sparse and dense chunks) balance themselves.
+// Fork and join over a fixed set of threads. Threads take indices one by one from a shared counter,
+// so uneven pieces (sparse and dense chunks) are balanced.
 class ThreadPool {
  public:
-  // `threads` counts the caller: threads - 1 are started. Throws std::system_error where the system
-  // has no more of them.
+  // `threads` counts the caller, so threads - 1 are started. Throws std::system_error if the system
+  // refuses one.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

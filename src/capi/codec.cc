@@ -44,6 +44,9 @@ class CodecTable {
                         .source = keep(info->source),
                         .error_feedback = info->error_feedback ? 1 : 0,
                         .lossless = info->lossless ? 1 : 0,
+                        .draws = info->draws ? 1 : 0,
+                        .shares_scales = info->shares_scales ? 1 : 0,
+                        .carries_non_finite = info->carries_non_finite ? 1 : 0,
                         .parameters = parameters.data(),
                         .parameter_count = parameters.size()});
     }

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <list>
 #include <string_view>
 #include <utility>
 
 #include "base/return_if_error.h"
 #include "capi/errors.h"
 #include "capi/handles.h"
+#include "gradwire/exchange_choice.h"
 
 using namespace gradwire;
 using namespace gradwire::capi;
@@ -32,31 +34,67 @@ Status call_update(gw_shard_update update, void* data, std::span<float> bucket) 
   return {code, "the update failed with status " + std::to_string(status)};
 }
 
-Result<std::unique_ptr<Exchange>> make_exchange(std::shared_ptr<const Layout> layout, uint32_t rank,
-                                                const gw_exchange_options& options) {
-  Result<ExchangeKind> kind =
-      parse_exchange(options.kind == nullptr ? kDefaults.kind : options.kind);
-  if (!kind.ok()) return kind.status();
+Result<std::unique_ptr<Exchange>> make(std::shared_ptr<const Layout> layout, uint32_t rank,
+                                       const gw_exchange_options& options) {
   Result<Execution> execution =
       Execution::create(options.target == nullptr ? "auto" : options.target, options.threads);
   if (!execution.ok()) return execution.status();
-  if (options.update == nullptr) {
-    return gradwire::make_exchange(kind.value(), std::move(layout), rank,
-                                   std::move(execution).value(), options.seed);
+  ExchangeOptions chosen = {.seed = options.seed};
+  if (options.update != nullptr) {
+    chosen.update = [call = options.update, data = options.update_data](std::span<float> bucket) {
+      return call_update(call, data, bucket);
+    };
   }
-  if (kind.value() != ExchangeKind::kSharded) {
-    return Status(StatusCode::kInvalidArgument, "only a sharded exchange takes an update");
-  }
-  return make_sharded_exchange(
-      std::move(layout), rank, std::move(execution).value(), options.seed,
-      [call = options.update, data = options.update_data](std::span<float> bucket) {
-        return call_update(call, data, bucket);
-      });
+  return make_exchange(options.kind == nullptr ? kDefaults.kind : options.kind, std::move(layout),
+                       rank, std::move(execution).value(), std::move(chosen));
 }
+
+// The registry as C sees it. The texts of an ExchangeInfo are literals, which end with NUL.
+class ExchangeTable {
+ public:
+  ExchangeTable() {
+    for (const ExchangeInfo* info : exchanges()) {
+      std::vector<gw_parameter_info>& parameters = parameters_.emplace_back();
+      for (const CodecParameter& parameter : info->parameters) {
+        parameters.push_back({.name = parameter.name.data(),
+                              .default_value = parameter.default_value.data(),
+                              .values = parameter.values.data(),
+                              .help = parameter.help.data()});
+      }
+      infos_.push_back({.name = info->name.data(),
+                        .summary = info->summary.data(),
+                        .source = info->source.data(),
+                        .sums = info->sums ? 1 : 0,
+                        .updates = info->updates ? 1 : 0,
+                        .parameters = parameters.data(),
+                        .parameter_count = parameters.size()});
+    }
+  }
+
+  [[nodiscard]] const gw_exchange_info* at(size_t i) const {
+    return i < infos_.size() ? &infos_[i] : nullptr;
+  }
+
+ private:
+  std::list<std::vector<gw_parameter_info>> parameters_;
+  std::vector<gw_exchange_info> infos_;
+};
 
 }  // namespace
 
 extern "C" {
+
+size_t gw_exchange_count(void) { return exchanges().size(); }
+
+const gw_exchange_info* gw_exchange_info_at(size_t index) {
+  try {
+    static const ExchangeTable kTable;
+    return kTable.at(index);
+  } catch (const std::bad_alloc&) {
+    report_out_of_memory();
+    return nullptr;
+  }
+}
 
 void gw_exchange_options_init(gw_exchange_options* options) { *options = kDefaults; }
 
@@ -65,7 +103,7 @@ gw_status gw_exchange_create(const gw_layout* layout, uint32_t rank,
   return guarded([&]() -> Status {
     GW_RETURN_IF_ERROR(check_given("layout", layout));
     GW_RETURN_IF_ERROR(check_given("exchange", exchange));
-    auto made = make_exchange(layout->layout, rank, options == nullptr ? kDefaults : *options);
+    auto made = make(layout->layout, rank, options == nullptr ? kDefaults : *options);
     if (!made.ok()) return made.status();
     auto handle = std::make_unique<gw_exchange>();
     handle->description = made.value()->describe();
@@ -197,21 +235,9 @@ gw_status gw_exchange_get_stats(const gw_exchange* exchange, gw_exchange_stats* 
     GW_RETURN_IF_ERROR(check_given("exchange", exchange));
     GW_RETURN_IF_ERROR(check_given("stats", stats));
     const ExchangeStats& counted = exchange->exchange->stats();
-    *stats = {.steps = counted.steps,
-              .non_finite_steps = counted.non_finite_steps,
-              .push_bytes_sent = counted.push_bytes_sent,
-              .push_bytes_received = counted.push_bytes_received,
-              .scale_bytes_sent = counted.scale_bytes_sent,
-              .pull_bytes_sent = counted.pull_bytes_sent,
-              .pull_bytes_received = counted.pull_bytes_received,
-              .pull_bytes_encoded = counted.pull_bytes_encoded,
-              .local_bytes_sent = counted.local_bytes_sent,
-              .values_pushed = counted.values_pushed,
-              .values_pulled = counted.values_pulled,
-              .encode_seconds = counted.encode_seconds,
-              .decode_seconds = counted.decode_seconds,
-              .error_norm_sum = counted.error_norm_sum,
-              .error_norm_samples = counted.error_norm_samples};
+#define GW_EXCHANGE_COUNTER(type, name, python_name) stats->name = counted.name;
+#include "gradwire/exchange_counters.def"
+#undef GW_EXCHANGE_COUNTER
     return {};
   });
 }

@@ -36,19 +36,13 @@ Result<LayoutRule> read_rule(const gw_rule& rule) {
   GW_RETURN_IF_ERROR(check_given("a rule's pattern", rule.pattern));
   GW_RETURN_IF_ERROR(check_given("a rule's codec", rule.codec));
   LayoutRule read{.pattern = rule.pattern, .codec = rule.codec};
-  switch (rule.role) {
-    case GW_PUSH_AND_PULL:
-      break;
-    case GW_PUSH:
-      read.scope = RuleScope::kPush;
-      break;
-    case GW_PULL:
-      read.scope = RuleScope::kPull;
-      break;
-    default:
-      return Status(StatusCode::kInvalidArgument,
-                    "role " + std::to_string(rule.role) +
-                        "; valid ones are 0 (GW_PUSH_AND_PULL), 1 (GW_PUSH) and 2 (GW_PULL)");
+  if (rule.role < GW_PUSH_AND_PULL || rule.role > GW_PULL) {
+    return Status(StatusCode::kInvalidArgument,
+                  "role " + std::to_string(rule.role) +
+                      "; valid ones are 0 (GW_PUSH_AND_PULL), 1 (GW_PUSH) and 2 (GW_PULL)");
+  }
+  if (rule.role != GW_PUSH_AND_PULL) {
+    read.direction = rule.role == GW_PUSH ? Direction::kPush : Direction::kPull;
   }
   return read;
 }

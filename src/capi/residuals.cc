@@ -32,7 +32,7 @@ gw_status gw_residuals_at(const gw_residuals* residuals, size_t index, gw_residu
     GW_RETURN_IF_ERROR(check_given("piece", piece));
     GW_RETURN_IF_ERROR(check_index(index, residuals->pieces.size()));
     const ResidualPiece& found = residuals->pieces[index];
-    *piece = {.role = found.role == RuleScope::kPush ? GW_PUSH : GW_PULL,
+    *piece = {.role = found.direction == Direction::kPush ? GW_PUSH : GW_PULL,
               .tensor = found.tensor.c_str(),
               .offset = found.offset,
               .n = found.values.size(),
@@ -56,7 +56,7 @@ gw_status gw_exchange_import_residual(gw_exchange* exchange, const gw_residual_p
               "a residual of " + std::to_string(piece->n) + " values: no layout has that place"};
     }
     return exchange->exchange->import_residual(
-        {.role = piece->role == GW_PUSH ? RuleScope::kPush : RuleScope::kPull,
+        {.direction = piece->role == GW_PUSH ? Direction::kPush : Direction::kPull,
          .tensor = piece->tensor,
          .offset = piece->offset,
          .values = {piece->values, piece->values + piece->n}});

@@ -1,26 +1,11 @@
 #include "codecs/checks.h"
 
-#include <cmath>
 #include <string>
-
-#include "codecs/input.h"
 
 namespace gradwire {
 
 Status corrupt_payload(std::string_view name, std::string_view what) {
   return {StatusCode::kCorruptPayload, std::string(name) + ": " + std::string(what)};
-}
-
-Status check_payload_room(const Codec& codec, uint64_t n, uint64_t room) {
-  if (n > kMaxNumel) {
-    return {StatusCode::kLimitExceeded,
-            std::to_string(n) + " values are more than the limit of " + std::to_string(kMaxNumel)};
-  }
-  const uint64_t needed = codec.max_payload_size(n);
-  if (room >= needed) return {};
-  return {StatusCode::kBufferTooSmall, std::string(codec.info().name) + ": " + std::to_string(n) +
-                                           " values need room for " + std::to_string(needed) +
-                                           " bytes of payload, got " + std::to_string(room)};
 }
 
 Status check_payload_size(const CodecInfo& info, uint64_t n, uint64_t width, uint64_t size) {
@@ -43,7 +28,7 @@ Status check_wire_bits(const CodecInfo& info, uint32_t bits, uint32_t largest) {
           std::string(info.name) + ": reserved bits are set in the parameters"};
 }
 
-Status check_wire_bucket(const CodecInfo& info, const WireCodec& wire, uint32_t multiple) {
+Status check_wire_group_size(const CodecInfo& info, const WireCodec& wire, uint32_t multiple) {
   if (wire.param_b % multiple == 0) return {};
   return {StatusCode::kReservedBits, std::string(info.name) + ": bucket " +
                                          std::to_string(wire.param_b) + " is not a multiple of " +
@@ -52,27 +37,6 @@ Status check_wire_bucket(const CodecInfo& info, const WireCodec& wire, uint32_t 
 
 Status check_no_wire_parameters(const CodecInfo& info, const WireCodec& wire) {
   return check_wire_bits(info, wire.param_a | wire.param_b, 0);
-}
-
-Status check_residual_size(const CodecInfo& info, uint64_t n, const ResidualView& residual) {
-  if (residual.type() == ResidualType::kNone || residual.size() == n) return {};
-  return {StatusCode::kLengthMismatch, std::string(info.name) + ": the residual has " +
-                                           std::to_string(residual.size()) + " values, the input " +
-                                           std::to_string(n)};
-}
-
-Status check_finite(const CodecInfo& info, const InputView& x, const ResidualView& residual,
-                    uint32_t limit) {
-  for (uint64_t i = 0; i < x.size(); ++i) {
-    const float value = value_of(x, i);
-    if (magnitude_bits(sum_of(x, residual, i)) < limit) continue;
-    const char* what = std::isnan(value)   ? " is NaN"
-                       : std::isinf(value) ? " is infinite"
-                                           : " is too large once the residual is added";
-    return {StatusCode::kNonFinite,
-            std::string(info.name) + ": element " + std::to_string(i) + what};
-  }
-  return {};
 }
 
 }  // namespace gradwire

@@ -8,7 +8,7 @@
 #include "codecs/chunks.h"
 #include "gradwire/codec.h"
 #include "gradwire/status.h"
-#include "stages/element.h"
+#include "stages/element/float_bits.h"
 
 namespace gradwire {
 
@@ -16,9 +16,6 @@ namespace gradwire {
 
 // kCorruptPayload: "3lc: all scales are 0, ...".
 Status corrupt_payload(std::string_view name, std::string_view what);
-
-// kBufferTooSmall unless `room` bytes hold any payload of n values.
-Status check_payload_room(const Codec& codec, uint64_t n, uint64_t room);
 
 // kCorruptPayload unless a payload of `size` bytes is n values of `width` bytes.
 Status check_payload_size(const CodecInfo& info, uint64_t n, uint64_t width, uint64_t size);
@@ -31,18 +28,11 @@ Status check_chunks_size(std::string_view name, const ChunkShape& shape, uint64_
 // kReservedBits unless bits of a header are at most `largest`, the largest that has a meaning.
 Status check_wire_bits(const CodecInfo& info, uint32_t bits, uint32_t largest);
 
-// kReservedBits unless param_b is a bucket: a multiple of `multiple`, or 0 for the whole segment.
-Status check_wire_bucket(const CodecInfo& info, const WireCodec& wire, uint32_t multiple);
+// kReservedBits unless param_b is the size of a group: a multiple of `multiple`, or 0 for the whole
+// segment.
+Status check_wire_group_size(const CodecInfo& info, const WireCodec& wire, uint32_t multiple);
 
 // kReservedBits unless both parameters are zero.
 Status check_no_wire_parameters(const CodecInfo& info, const WireCodec& wire);
-
-// kLengthMismatch unless the residual is absent or as long as x.
-Status check_residual_size(const CodecInfo& info, uint64_t n, const ResidualView& residual);
-
-// kNonFinite naming the first element of x + residual whose magnitude bits are at least `limit`: by
-// default NaN and Inf. Ok where there is none.
-Status check_finite(const CodecInfo& info, const InputView& x, const ResidualView& residual,
-                    uint32_t limit = kNonFiniteBits);
 
 }  // namespace gradwire

@@ -6,11 +6,6 @@
 
 namespace gradwire {
 
-Status decode_zeros(std::span<float> out, DecodeMode mode) {
-  if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
-  return {};
-}
-
 Result<std::vector<uint64_t>> find_chunks(const ChunkShape& shape,
                                           std::span<const std::byte> payload,
                                           std::string_view name) {

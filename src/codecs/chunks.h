@@ -97,9 +97,6 @@ uint64_t encode_chunks(const ChunkShape& shape, std::span<std::byte> payload, Ex
   return shape.chunks_offset() + end;
 }
 
-// Decodes an empty payload of a codec that sends nothing where all values are +0.
-Status decode_zeros(std::span<float> out, DecodeMode mode);
-
 // Where each chunk of a received payload begins behind chunks_offset(), and in the end their whole
 // size. kCorruptPayload unless they fill the payload. `name` is the codec's, for messages.
 Result<std::vector<uint64_t>> find_chunks(const ChunkShape& shape,

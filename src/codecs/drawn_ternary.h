@@ -2,37 +2,73 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <span>
 
+#include "codecs/checks.h"
 #include "codecs/ternary.h"
-#include "gradwire/codec.h"
-#include "gradwire/execution.h"
+#include "codecs/ternary_parameters.h"
+#include "stages/element/float_bits.h"
 
 namespace gradwire {
 
-// Buckets of drawn trits hold a multiple of so many values: whole words of bits, whole packed
-// bytes.
-inline constexpr uint32_t kDrawnBucketMultiple = 320;
+// Groups of drawn trits hold a multiple of so many values: whole words of bits, whole packed bytes.
+inline constexpr uint32_t kDrawnGroupMultiple = 320;
 
-// Encodes with trits that are drawn (TernGrad, section 3): values are clipped to `clip` times the
-// standard deviation of the segment (0, or no deviation: not at all), the largest clipped magnitude
-// of a bucket is its scale, and a trit is not 0 with the probability |clipped value| / scale.
-// Returns the payload's size, or kNonFinite. `payload` has room for shape.max_size().
-Result<uint64_t> encode_drawn_ternary(const CodecInfo& info, const TernaryShape& shape, float clip,
-                                      const InputView& x, const ResidualView& residual,
-                                      const DrawContext& draw, std::span<std::byte> payload,
-                                      Execution& execution);
+// Encodes one chunk with trits that are drawn (TernGrad, section 3): a value, clipped to `limit`,
+// gives its sign with the probability |clipped value| / scale of its group.
+uint64_t draw_chunk(TernaryCoder coder, const Encoding& encoding, float limit, uint64_t chunk,
+                    uint8_t* slot);
 
-// The two halves of it, for those who share scales. First: the scale of each bucket (f32), and what
-// values are clipped to. kNonFinite. x is not empty.
-Result<float> measure_scales(const CodecInfo& info, const TernaryShape& shape, float clip,
-                             const InputView& x, const ResidualView& residual, std::byte* scales,
-                             Execution& execution);
+// For ranks that share scales. First: the scale f32 of each group, and what values are clipped to:
+// `clip` times the standard deviation of the segment (0: not at all). Nothing where x holds NaN or
+// Inf. x is not empty.
+std::optional<float> measure_scales(const TernaryShape& shape, float clip, const InputView& x,
+                                    std::byte* scales, Execution& execution);
 
-// Second: draws with the scales that stand in front of `payload`, none below that of x. x is finite
-// and not empty. Returns the payload's size: 0 where all scales are 0.
+// Second: draws with the scales at the head of `payload`, none below that of x. Returns the
+// payload's size: 0 where all scales are 0.
 uint64_t draw_with_scales(const TernaryShape& shape, float limit, const InputView& x,
-                          const ResidualView& residual, const DrawContext& draw,
-                          std::span<std::byte> payload, Execution& execution);
+                          const DrawContext& draw, std::span<std::byte> payload,
+                          Execution& execution);
+
+// Moments of n values, as measure_chunks adds them up; and what all of them are clipped to.
+Measurement measure_moments(const Input& input, uint64_t begin, uint64_t n);
+float clipping_limit_of(const Measurement& moments, uint64_t n, float clip);
+
+// A codec C of drawn trits. P has the members `clip`, `coder` and `group_size`.
+template <typename C, typename P>
+class DrawnTernaryCodec : public TernaryCodec<C, P> {
+ public:
+  using TernaryCodec<C, P>::TernaryCodec;
+
+ protected:
+  // Without clipping, moments aren't needed, and encoding is one pass for each group.
+  Result<Measurement> measure_values(const Input& input, Execution& execution) const override {
+    const float clip = this->parameters().clip;
+    if (clip == 0.0f) return TernaryCodec<C, P>::measure_values(input, execution);
+    Result<Measurement> found = this->measure_whole(input, execution, measure_moments);
+    if (found.ok()) {
+      found.value().sums[0] = clipping_limit_of(found.value(), input.size(), clip);
+    }
+    return found;
+  }
+
+  void put_head(const Measurement& group, uint64_t, const Encoding& encoding,
+                std::byte* head) const override {
+    store_le_f32(head, std::min(float_of(group.largest), limit(encoding)));
+  }
+
+  uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const override {
+    return draw_chunk(this->parameters().coder, encoding, limit(encoding), chunk, slot);
+  }
+
+ private:
+  [[nodiscard]] float limit(const Encoding& encoding) const {
+    return this->parameters().clip == 0.0f ? std::numeric_limits<float>::max()
+                                           : static_cast<float>(encoding.measured.sums[0]);
+  }
+};
 
 }  // namespace gradwire

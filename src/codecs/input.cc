@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "stages/element.h"
+#include "stages/element/bfloat16.h"
+#include "stages/half/float16.h"
 
 namespace gradwire {
 
@@ -19,47 +20,37 @@ float value_of(const InputView& x, uint64_t i) {
   return 0.0f;
 }
 
-float sum_of(const InputView& x, const ResidualView& residual, uint64_t i) {
-  switch (residual.type()) {
-    case ResidualType::kNone:
-      return value_of(x, i);
-    case ResidualType::kFloat32:
-      return value_of(x, i) + residual.f32()[i];
-    case ResidualType::kBfloat16:
-      return value_of(x, i) + widen_bf16(residual.bf16()[i]);
-  }
-  return 0.0f;
+ResidualValues Input::residual_from(uint64_t begin) const {
+  if (residual_.type() == ResidualType::kFloat32) return residual_.f32() + begin;
+  if (residual_.type() == ResidualType::kBfloat16) return residual_.bf16() + begin;
+  return {};
+}
+
+float Input::residual_at(uint64_t i) const {
+  return residual_.type() == ResidualType::kFloat32 ? residual_.f32()[i]
+                                                    : widen_bf16(residual_.bf16()[i]);
+}
+
+float Input::at(uint64_t i) const {
+  return keeps_residual() ? value_of(x_, i) + residual_at(i) : value_of(x_, i);
+}
+
+const float* Input::widen(uint64_t begin, uint64_t n, float* buffer) const {
+  if (is_f32()) return x_.f32() + begin;
+  const auto widen = x_.dtype() == Dtype::kBfloat16 ? kernels_->widen_bf16 : kernels_->widen_f16;
+  widen(x_.u16() + begin, n, buffer, DecodeMode::kStore);
+  return buffer;
 }
 
 const float* Input::load(uint64_t begin, uint64_t n, float* buffer) const {
-  const bool is_f32 = x_.dtype() == Dtype::kFloat32;
-  if (is_f32 && !keeps_residual()) return x_.f32() + begin;
-  if (is_f32 && residual_.type() == ResidualType::kFloat32) {
-    kernels_->sum(x_.f32() + begin, residual_.f32() + begin, n, buffer);
-    return buffer;
+  const float* x = widen(begin, n, buffer);
+  if (residual_.type() == ResidualType::kFloat32) {
+    kernels_->sum(x, residual_.f32() + begin, n, buffer);
+  } else if (residual_.type() == ResidualType::kBfloat16) {
+    if (is_f32()) std::copy_n(x, n, buffer);
+    kernels_->widen_bf16(residual_.bf16() + begin, n, buffer, DecodeMode::kAdd);
   }
-  switch (x_.dtype()) {
-    case Dtype::kFloat32:
-      std::copy_n(x_.f32() + begin, n, buffer);
-      break;
-    case Dtype::kBfloat16:
-      kernels_->widen_bf16(x_.u16() + begin, n, buffer);
-      break;
-    case Dtype::kFloat16:
-      kernels_->widen_f16(x_.u16() + begin, n, buffer);
-      break;
-  }
-  switch (residual_.type()) {
-    case ResidualType::kNone:
-      break;
-    case ResidualType::kFloat32:
-      kernels_->add_f32(residual_.f32() + begin, n, buffer);
-      break;
-    case ResidualType::kBfloat16:
-      kernels_->widen_add_bf16(residual_.bf16() + begin, n, buffer);
-      break;
-  }
-  return buffer;
+  return keeps_residual() ? buffer : x;
 }
 
 void Input::keep(uint64_t begin, uint64_t n, const float* b, float* decoded) const {
@@ -102,18 +93,18 @@ void Input::store(uint64_t i, float left) const {
   }
 }
 
+void Input::restore(uint64_t begin, uint64_t n, const float* decoded) const {
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint64_t at = begin + i;
+    store(at, (residual_at(at) + decoded[i]) - value_of(x_, at));
+  }
+}
+
 uint32_t Input::absmax(uint64_t begin, uint64_t n) const {
   uint32_t largest = 0;
-  const auto raise = [&largest](uint32_t magnitude) { largest = std::max(largest, magnitude); };
-  with_residual(
-      begin, n,
-      [&](uint64_t, uint64_t count, const float* x) { raise(kernels_->absmax(x, count)); },
-      [&](uint64_t, uint64_t count, const float* x, const float* r) {
-        raise(kernels_->absmax_f32(x, r, count));
-      },
-      [&](uint64_t, uint64_t count, const float* x, const uint16_t* r) {
-        raise(kernels_->absmax_bf16(x, r, count));
-      });
+  with_residual(begin, n, [&](uint64_t, uint64_t count, const float* x, ResidualValues r) {
+    largest = std::max(largest, kernels_->absmax(x, r, count));
+  });
   return largest;
 }
 

@@ -9,21 +9,25 @@
 
 namespace gradwire {
 
-// One value of x, and of x + residual: for samples and for what has gone wrong.
+// One value of x.
 [[nodiscard]] float value_of(const InputView& x, uint64_t i);
-[[nodiscard]] float sum_of(const InputView& x, const ResidualView& residual, uint64_t i);
 
 // What is encoded, part by part: b = x + residual as float32, whatever the two are kept in; and
 // after encoding, what is left of b goes back into the residual.
 class Input {
  public:
-  // Values of a part at most: they and what they decode to stay in the L1 or L2 cache.
-  static constexpr uint64_t kPartValues = 4096;
+  // A part has at most so many values: they and what they decode to stay in the L1 cache. Whole
+  // words of bits and whole packed bytes hold them.
+  static constexpr uint64_t kPartValues = 3840;
 
   Input(const InputView& x, const ResidualView& residual, const Kernels& kernels)
       : x_(x), residual_(residual), kernels_(&kernels) {}
 
   [[nodiscard]] const Kernels& kernels() const { return *kernels_; }
+  [[nodiscard]] const InputView& x() const { return x_; }
+  [[nodiscard]] const ResidualView& residual() const { return residual_; }
+  [[nodiscard]] uint64_t size() const { return x_.size(); }
+  [[nodiscard]] bool is_f32() const { return x_.dtype() == Dtype::kFloat32; }
   [[nodiscard]] bool keeps_residual() const { return residual_.type() != ResidualType::kNone; }
 
   // The n values from `begin` on: x itself where it is float32 and there is no residual, else
@@ -39,25 +43,20 @@ class Input {
   // The same for value i alone.
   void store(uint64_t i, float left) const;
 
-  [[nodiscard]] float at(uint64_t i) const { return sum_of(x_, residual_, i); }
+  // residual = (residual + decoded) - x, for n values from `begin` on that were encoded.
+  void restore(uint64_t begin, uint64_t n, const float* decoded) const;
 
-  // Calls none(first, count, x), f32(first, count, x, r) or bf16(first, count, x, r), whichever the
-  // residual is, for kernels that add it themselves: with all of the n values from `begin` on where
-  // x is float32, else part by part. `first` as in for_each_part.
-  template <typename None, typename F32, typename Bf16>
-  void with_residual(uint64_t begin, uint64_t n, const None& none, const F32& f32,
-                     const Bf16& bf16) const {
+  // b of value i, for samples and for messages.
+  [[nodiscard]] float at(uint64_t i) const;
+
+  // Calls body(first, count, x, r) for kernels that add the residual themselves: with all of the n
+  // values from `begin` on where x is float32, else part by part, as for_each_part.
+  template <typename Body>
+  void with_residual(uint64_t begin, uint64_t n, const Body& body) const {
     const auto call = [&](uint64_t first, uint64_t count, const float* x) {
-      switch (residual_.type()) {
-        case ResidualType::kNone:
-          return none(first, count, x);
-        case ResidualType::kFloat32:
-          return f32(first, count, x, residual_.f32() + begin + first);
-        case ResidualType::kBfloat16:
-          return bf16(first, count, x, residual_.bf16() + begin + first);
-      }
+      body(first, count, x, residual_from(begin + first));
     };
-    if (x_.dtype() == Dtype::kFloat32) return call(0, n, x_.f32() + begin);
+    if (is_f32()) return call(0, n, x_.f32() + begin);
     Input(x_, {}, *kernels_).for_each_part(begin, n, call);
   }
 
@@ -89,6 +88,11 @@ class Input {
   }
 
  private:
+  [[nodiscard]] ResidualValues residual_from(uint64_t begin) const;
+  // x as float32: where it lies, or widened to `buffer`.
+  const float* widen(uint64_t begin, uint64_t n, float* buffer) const;
+  [[nodiscard]] float residual_at(uint64_t i) const;
+
   InputView x_;
   ResidualView residual_;
   const Kernels* kernels_;

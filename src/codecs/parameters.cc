@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "base/return_if_error.h"
+
 namespace gradwire {
 namespace {
 
@@ -38,25 +40,23 @@ Result<Parameters> Parameters::parse(const CodecInfo& info, std::string_view tex
   Parameters parameters;
   parameters.codec_ = info.name;
   while (!text.empty()) {
-    text.remove_prefix(1);  // the colon, or the comma behind the item before
+    text.remove_prefix(1);  // the colon or the comma
     const std::string_view item = text.substr(0, text.find(','));
     text.remove_prefix(item.size());
     const size_t equals = item.find('=');
     const std::string_view key = item.substr(0, equals);
-    if (equals == std::string_view::npos && is_valid_key(info, key)) {
-      return Status(StatusCode::kBadParameter, "codec '" + parameters.codec_ + "': parameter '" +
-                                                   std::string(key) +
-                                                   "' has no value; valid: " + valid_keys(info));
-    }
-    if (equals == std::string_view::npos || !is_valid_key(info, key)) {
+    const std::string name(key);
+    if (!is_valid_key(info, key)) {
       return Status(StatusCode::kBadParameter, "codec '" + parameters.codec_ +
-                                                   "' has no parameter '" + std::string(key) +
+                                                   "' has no parameter '" + name +
                                                    "'; valid: " + valid_keys(info));
     }
-    if (parameters.has(key)) {
-      return Status(StatusCode::kBadParameter, "codec '" + parameters.codec_ + "': parameter '" +
-                                                   std::string(key) + "' is given twice");
+    if (equals == std::string_view::npos) {
+      parameters.fail("parameter '" + name + "' has no value; valid: " + valid_keys(info));
+    } else if (parameters.has(key)) {
+      parameters.fail("parameter '" + name + "' is given twice");
     }
+    GW_RETURN_IF_ERROR(parameters.status());
     parameters.values_.emplace_back(key, item.substr(equals + 1));
   }
   return parameters;
@@ -71,53 +71,52 @@ const std::string* Parameters::find(std::string_view key) const noexcept {
   return nullptr;
 }
 
-Status Parameters::bad_value(std::string_view key, const std::string& value,
-                             const std::string& valid) const {
-  return Status(StatusCode::kBadParameter, "codec '" + codec_ + "': " + std::string(key) + "=" +
-                                               value + " is not valid; give " + valid);
+void Parameters::fail(const std::string& what) {
+  if (status_.ok()) status_ = Status(StatusCode::kBadParameter, "codec '" + codec_ + "': " + what);
 }
 
-Result<size_t> Parameters::choice(std::string_view key,
-                                  std::initializer_list<std::string_view> choices,
-                                  size_t otherwise) const {
+void Parameters::refuse(std::string_view key, const std::string& value, const std::string& valid) {
+  fail(std::string(key) + "=" + value + " is not valid; give " + valid);
+}
+
+size_t Parameters::place(std::string_view key, std::span<const std::string_view> names,
+                         size_t otherwise) {
   const std::string* text = find(key);
   if (text == nullptr) return otherwise;
   std::string valid;
-  for (size_t i = 0; i < choices.size(); ++i) {
-    if (choices.begin()[i] == *text) return i;
-    valid += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ");
-    valid += choices.begin()[i];
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == *text) return i;
+    valid += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ");
+    valid += names[i];
   }
-  return bad_value(key, *text, valid);
+  refuse(key, *text, valid);
+  return otherwise;
 }
 
-Result<float> Parameters::number(std::string_view key, float low, float high,
-                                 float otherwise) const {
+float Parameters::number(std::string_view key, float low, float high, float otherwise) {
   const std::string* text = find(key);
   if (text == nullptr) return otherwise;
   float value = 0;
-  if (!parse_whole(*text, value) || !(value >= low && value < high)) {
-    return bad_value(key, *text,
-                     "a number in [" + format_number(low) + ", " + format_number(high) + ")");
-  }
-  return value;
+  if (parse_whole(*text, value) && value >= low && value < high) return value;
+  refuse(key, *text, "a number in [" + format_number(low) + ", " + format_number(high) + ")");
+  return otherwise;
 }
 
-Result<uint32_t> Parameters::count(std::string_view key, uint32_t multiple, uint32_t high,
-                                   uint32_t otherwise) const {
+uint32_t Parameters::count(std::string_view key, uint32_t multiple, uint32_t high,
+                           uint32_t otherwise) {
   const std::string* text = find(key);
   if (text == nullptr) return otherwise;
   uint32_t value = 0;
-  if (!parse_whole(*text, value) || value == 0 || value % multiple != 0 || value > high) {
-    const std::string what =
-        multiple == 1 ? "a whole number" : "a multiple of " + std::to_string(multiple);
-    return bad_value(key, *text,
-                     what + " from " + std::to_string(multiple) + " to " + std::to_string(high));
+  if (parse_whole(*text, value) && value != 0 && value % multiple == 0 && value <= high) {
+    return value;
   }
-  return value;
+  const std::string what =
+      multiple == 1 ? "a whole number" : "a multiple of " + std::to_string(multiple);
+  refuse(key, *text, what + " from " + std::to_string(multiple) + " to " + std::to_string(high));
+  return otherwise;
 }
 
-Result<uint32_t> Parameters::bucket(uint32_t multiple, uint32_t otherwise) const {
+uint32_t Parameters::group_size(uint32_t multiple, uint32_t otherwise) {
   return count("bucket", multiple, UINT32_MAX / multiple * multiple, otherwise);
 }
 
@@ -128,8 +127,8 @@ void append_parameter(std::string& text, std::string_view key, std::string_view 
   text += value;
 }
 
-void append_bucket(std::string& text, uint32_t bucket, uint32_t otherwise) {
-  if (bucket != otherwise) append_parameter(text, "bucket", std::to_string(bucket));
+void append_group_size(std::string& text, uint32_t size, uint32_t otherwise) {
+  if (size != otherwise) append_parameter(text, "bucket", std::to_string(size));
 }
 
 std::string format_number(float value) {

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,7 +13,8 @@
 
 namespace gradwire {
 
-// The key=value list behind a codec's name. Every failure is kBadParameter and lists what is valid.
+// The key=value list after a codec's name. The first value that is not valid stays in status():
+// kBadParameter, listing what is valid. Whoever reads values checks it once, at the end.
 class Parameters {
  public:
   // Accepts the keys of `info` and the common ones, each at most once. `text` is the codec's text
@@ -21,35 +22,47 @@ class Parameters {
   static Result<Parameters> parse(const CodecInfo& info, std::string_view text);
 
   [[nodiscard]] bool has(std::string_view key) const noexcept;
+  [[nodiscard]] const Status& status() const noexcept { return status_; }
+  // "codec '3lc': <what>", unless something failed before.
+  void fail(const std::string& what);
 
-  // Index of the value among `choices`, or `otherwise` where the key is absent.
-  Result<size_t> choice(std::string_view key, std::initializer_list<std::string_view> choices,
-                        size_t otherwise) const;
+  // The value by its place among `names`, or `otherwise` where the key is absent.
+  template <typename E>
+  E choice(std::string_view key, std::span<const std::string_view> names, E otherwise) {
+    return static_cast<E>(place(key, names, static_cast<size_t>(otherwise)));
+  }
 
   // A float32 in [low, high).
-  Result<float> number(std::string_view key, float low, float high, float otherwise) const;
+  float number(std::string_view key, float low, float high, float otherwise);
 
   // A multiple of `multiple` in [multiple, high].
-  Result<uint32_t> count(std::string_view key, uint32_t multiple, uint32_t high,
-                         uint32_t otherwise) const;
+  uint32_t count(std::string_view key, uint32_t multiple, uint32_t high, uint32_t otherwise);
 
-  // The key `bucket`: a multiple of `multiple` that fits a header.
-  Result<uint32_t> bucket(uint32_t multiple, uint32_t otherwise) const;
+  // The key `bucket`, the size of a group: a multiple of `multiple` that fits a header.
+  uint32_t group_size(uint32_t multiple, uint32_t otherwise);
 
  private:
+  size_t place(std::string_view key, std::span<const std::string_view> names, size_t otherwise);
   [[nodiscard]] const std::string* find(std::string_view key) const noexcept;
-  [[nodiscard]] Status bad_value(std::string_view key, const std::string& value,
-                                 const std::string& valid) const;
+  void refuse(std::string_view key, const std::string& value, const std::string& valid);
 
   std::string codec_;
   std::vector<std::pair<std::string, std::string>> values_;
+  Status status_;
 };
 
-// Appends "key=value" to the text of a codec's parameters, behind a comma where there is text.
+// Appends "key=value" to the text of a codec's parameters, after a comma where there is text.
 void append_parameter(std::string& text, std::string_view key, std::string_view value);
 
-// The same for the key `bucket`, unless it is `otherwise`.
-void append_bucket(std::string& text, uint32_t bucket, uint32_t otherwise);
+// The same for a value by its place among `names`, unless it is `otherwise`.
+template <typename E>
+void append_choice(std::string& text, std::string_view key, std::span<const std::string_view> names,
+                   E value, E otherwise) {
+  if (value != otherwise) append_parameter(text, key, names[static_cast<size_t>(value)]);
+}
+
+// The same for the key `bucket`.
+void append_group_size(std::string& text, uint32_t size, uint32_t otherwise);
 
 // Shortest decimal that reads back as the same float32.
 [[nodiscard]] std::string format_number(float value);

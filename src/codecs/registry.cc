@@ -33,34 +33,33 @@ std::string valid_names() {
   return names;
 }
 
-Result<ResidualType> parse_residual_type(const CodecInfo& info, const Parameters& parameters) {
-  Result<size_t> ef = parameters.choice("ef", {"off", "on"}, info.error_feedback ? 1 : 0);
-  if (!ef.ok()) return ef.status();
-  Result<size_t> type = parameters.choice("residual", {"f32", "bf16"}, 0);
-  if (!type.ok()) return type.status();
-  if (ef.value() == 0) {
-    if (parameters.has("residual")) {
-      return Status(StatusCode::kBadParameter,
-                    "residual= says how error feedback keeps its residual, but error feedback is "
-                    "off for '" +
-                        std::string(info.name) + "'; add ef=on or leave residual out");
-    }
-    return ResidualType::kNone;
+constexpr std::string_view kOffOn[] = {"off", "on"};
+constexpr std::string_view kResidualTypes[] = {"f32", "bf16"};
+
+ResidualType parse_residual_type(bool feedback, Parameters& given) {
+  const size_t type = given.choice("residual", kResidualTypes, size_t{0});
+  if (given.choice("ef", kOffOn, feedback)) {
+    return type == 0 ? ResidualType::kFloat32 : ResidualType::kBfloat16;
   }
-  return type.value() == 0 ? ResidualType::kFloat32 : ResidualType::kBfloat16;
+  if (given.has("residual")) {
+    given.fail(
+        "residual= says how error feedback keeps its residual, but error feedback is off; "
+        "add ef=on or leave residual out");
+  }
+  return ResidualType::kNone;
 }
 
 }  // namespace
 
-Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text) {
+Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text, FeedbackDefault feedback) {
   const std::string_view name = text.substr(0, text.find(':'));
   for (const CodecEntry* entry : kEntries) {
     if (entry->info->name != name) continue;
-    Result<Parameters> parameters = Parameters::parse(*entry->info, text.substr(name.size()));
-    if (!parameters.ok()) return parameters.status();
-    Result<ResidualType> residual_type = parse_residual_type(*entry->info, parameters.value());
-    if (!residual_type.ok()) return residual_type.status();
-    return entry->create(parameters.value(), residual_type.value());
+    Result<Parameters> given = Parameters::parse(*entry->info, text.substr(name.size()));
+    if (!given.ok()) return given.status();
+    const ResidualType residual_type = parse_residual_type(
+        feedback == FeedbackDefault::kOfCodec && entry->info->error_feedback, given.value());
+    return entry->create(given.value(), residual_type);
   }
   return Status(StatusCode::kUnknownCodec,
                 "unknown codec '" + std::string(name) + "'; valid names are: " + valid_names());
@@ -72,21 +71,6 @@ Result<std::shared_ptr<const Codec>> Codec::from_wire(const WireCodec& wire, Dty
   }
   return Status(StatusCode::kUnknownCodec, "unknown codec id " + std::to_string(wire.id) +
                                                "; this build decodes: " + valid_names());
-}
-
-std::string Codec::wire_text() const {
-  const std::string keys = parameter_text();
-  return std::string(info().name) + (keys.empty() ? "" : ":" + keys);
-}
-
-std::string Codec::text() const {
-  std::string keys = parameter_text();
-  const bool feedback = residual_type_ != ResidualType::kNone;
-  if (feedback != info().error_feedback) append_parameter(keys, "ef", feedback ? "on" : "off");
-  if (residual_type_ == ResidualType::kBfloat16) append_parameter(keys, "residual", "bf16");
-  std::string text(info().name);
-  if (!keys.empty()) text += ':' + keys;
-  return text;
 }
 
 std::span<const CodecInfo* const> codecs() noexcept {

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "base/private_export.h"
+#include "base/return_if_error.h"
 #include "codecs/parameters.h"
 #include "gradwire/codec.h"
 
@@ -12,10 +13,65 @@ namespace gradwire {
 // library would drop a registration that nobody refers to.
 struct CodecEntry {
   const CodecInfo* info;
-  Result<std::shared_ptr<const Codec>> (*create)(const Parameters& parameters,
-                                                 ResidualType residual_type);
+  // `given` keeps what is wrong with a parameter.
+  Result<std::shared_ptr<const Codec>> (*create)(Parameters& given, ResidualType residual_type);
   Result<std::shared_ptr<const Codec>> (*from_wire)(const WireCodec& wire, Dtype dtype);
 };
+
+// The parameters of a codec, for those who must know them: kernels of a GPU, TernGrad's exchange.
+template <typename P>
+class WithParameters {
+ public:
+  explicit WithParameters(P parameters) : parameters_(parameters) {}
+  [[nodiscard]] const P& parameters() const { return parameters_; }
+
+ protected:
+  ~WithParameters() = default;
+
+ private:
+  P parameters_;
+};
+
+// What every codec C with parameters P has.
+template <typename C, typename P, typename Base>
+class CodecOf : public Base, public WithParameters<P> {
+ public:
+  CodecOf(P parameters, ResidualType residual_type)
+      : Base(residual_type), WithParameters<P>(parameters) {}
+  const CodecInfo& info() const noexcept override { return C::kInfo; }
+};
+
+// nullptr where the codec is another one.
+template <typename P>
+[[nodiscard]] const P* parameters_of(const Codec& codec) {
+  const auto* with = dynamic_cast<const WithParameters<P>*>(&codec);
+  return with == nullptr ? nullptr : &with->parameters();
+}
+
+// The entry of the codec C. It has
+//   static constexpr CodecInfo kInfo;
+//   static P parse(Parameters& given);                             from its text
+//   static Result<P> read(const WireCodec& wire, Dtype dtype);     from a header
+//   C(P parameters, ResidualType residual_type).
+template <typename C>
+constexpr CodecEntry entry() {
+  return {
+      .info = &C::kInfo,
+      .create = [](Parameters& given,
+                   ResidualType residual_type) -> Result<std::shared_ptr<const Codec>> {
+        const auto parameters = C::parse(given);
+        GW_RETURN_IF_ERROR(given.status());
+        return std::shared_ptr<const Codec>(std::make_shared<C>(parameters, residual_type));
+      },
+      .from_wire = [](const WireCodec& wire, Dtype dtype) -> Result<std::shared_ptr<const Codec>> {
+        const auto parameters = C::read(wire, dtype);
+        if (!parameters.ok()) return parameters.status();
+        // Whether the sender keeps a residual, a header doesn't tell.
+        const ResidualType residual_type =
+            C::kInfo.error_feedback ? ResidualType::kFloat32 : ResidualType::kNone;
+        return std::shared_ptr<const Codec>(std::make_shared<C>(parameters.value(), residual_type));
+      }};
+}
 
 namespace codec_entries {
 #define GW_CODEC(symbol) extern GW_PRIVATE_EXPORT const CodecEntry symbol;

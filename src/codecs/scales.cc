@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/endian.h"
 #include "codecs/checks.h"
 
 namespace gradwire {

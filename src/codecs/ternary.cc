@@ -6,8 +6,9 @@
 #include "base/endian.h"
 #include "base/return_if_error.h"
 #include "codecs/checks.h"
-#include "stages/element.h"
-#include "stages/trit_draws.h"
+#include "stages/trits/trit.h"
+#include "stages/trits/two_bits.h"
+#include "stages/zero_run/zero_run.h"
 
 namespace gradwire {
 namespace {
@@ -41,60 +42,10 @@ void unpack_bits(const TritBits& trits, uint64_t first, uint64_t n, float m, flo
       const int bit = std::countr_zero(any);
       const int trit = (trits.minus[word] >> bit & 1) != 0 ? -1 : 1;
       float& value = out[begin + static_cast<uint64_t>(bit) - first];
-      value = ternary_accumulate(value, trit, m);
+      value =
+          mode == DecodeMode::kStore ? ternary_value(trit, m) : ternary_accumulate(value, trit, m);
     }
   }
-}
-
-// A chunk whose values have several scales, by way of bits.
-bool decode_rice_pieces(const TernaryShape& shape, uint64_t first, uint64_t n,
-                        std::span<const uint8_t> bytes, const std::byte* scales,
-                        std::span<float> out, DecodeMode mode, const Kernels& kernels) {
-  TritBits trits;
-  if (!kernels.rice_decode(bytes.data(), bytes.size(), n, trits.plus, trits.minus)) return false;
-  shape.buckets.for_each_piece(
-      first, first + n, [&](uint64_t bucket, uint64_t begin, uint64_t count) {
-        unpack_bits(trits, begin - first, count, load_le_f32(scales + bucket * sizeof(float)),
-                    out.data() + begin, mode);
-      });
-  return true;
-}
-
-bool decode_chunk(const TernaryShape& shape, uint64_t chunk, std::span<const uint8_t> bytes,
-                  const std::byte* scales, std::span<float> out, DecodeMode mode,
-                  const Kernels& kernels) {
-  const uint64_t first = shape.chunks.begin(chunk);
-  const uint64_t n = shape.chunks.values(chunk);
-  if (shape.coder == TernaryCoder::kZeroRun && shape.buckets.count == 1) {
-    const auto decode =
-        mode == DecodeMode::kStore ? kernels.zero_run_unpack : kernels.zero_run_unpack_add;
-    return decode(bytes.data(), bytes.size(), n, load_le_f32(scales), out.data() + first);
-  }
-  if (shape.coder == TernaryCoder::kRice) {
-    if (shape.buckets.count > 1) {
-      return decode_rice_pieces(shape, first, n, bytes, scales, out, mode, kernels);
-    }
-    const auto decode = mode == DecodeMode::kStore ? kernels.rice_unpack : kernels.rice_unpack_add;
-    return decode(bytes.data(), bytes.size(), n, load_le_f32(scales), out.data() + first);
-  }
-  alignas(64) uint8_t buffer[kChunkValues / kTritsPerByte];
-  const uint8_t* packed = bytes.data();
-  if (shape.coder == TernaryCoder::kZeroRun) {
-    if (!kernels.zero_run_decode(bytes.data(), bytes.size(), buffer, packed_size(n))) return false;
-    packed = buffer;
-  }
-  const bool two_bits = shape.coder == TernaryCoder::kTwoBit;
-  const uint64_t values_a_byte = two_bits ? kTwoBitTrits : kTritsPerByte;
-  const auto unpack = mode == DecodeMode::kStore
-                          ? (two_bits ? kernels.unpack_two_bits : kernels.unpack)
-                          : (two_bits ? kernels.unpack_two_bits_add : kernels.unpack_add);
-  bool valid = true;
-  shape.buckets.for_each_piece(
-      first, first + n, [&](uint64_t bucket, uint64_t begin, uint64_t count) {
-        valid = valid && unpack(packed + (begin - first) / values_a_byte, count,
-                                load_le_f32(scales + bucket * sizeof(float)), out.data() + begin);
-      });
-  return valid;
 }
 
 }  // namespace
@@ -134,14 +85,13 @@ uint64_t code_trits(TernaryCoder coder, const TritBits& trits, uint64_t n, uint8
   return 0;
 }
 
-TernaryShape::TernaryShape(uint64_t n, TernaryCoder ternary_coder, uint64_t bucket)
-    : coder(ternary_coder),
-      buckets(n, bucket),
-      chunks(n, buckets.count * sizeof(float),
-             coder == TernaryCoder::kNone || coder == TernaryCoder::kTwoBit
-                 ? ChunkShape::Sizes::kFixed
-                 : ChunkShape::Sizes::kVarying,
-             coder == TernaryCoder::kTwoBit ? two_bit_size : packed_size) {}
+TernaryShape::TernaryShape(uint64_t n, TernaryCoder ternary_coder, uint64_t group_size)
+    : ChunkedShape(Groups(n, group_size), sizeof(float),
+                   ternary_coder == TernaryCoder::kNone || ternary_coder == TernaryCoder::kTwoBit
+                       ? ChunkShape::Sizes::kFixed
+                       : ChunkShape::Sizes::kVarying,
+                   ternary_coder == TernaryCoder::kTwoBit ? two_bit_size : packed_size),
+      coder(ternary_coder) {}
 
 Status check_ternary_size(const TernaryShape& shape, std::string_view name, uint64_t size) {
   const uint64_t fewest =
@@ -149,16 +99,42 @@ Status check_ternary_size(const TernaryShape& shape, std::string_view name, uint
   return check_chunks_size(name, shape.chunks, fewest, size);
 }
 
-Status decode_ternary(const TernaryShape& shape, std::string_view name,
-                      std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
-                      Execution& execution) {
-  GW_RETURN_IF_ERROR(check_ternary_size(shape, name, payload.size()));
-  if (payload.empty()) return decode_zeros(out, mode);
-  GW_RETURN_IF_ERROR(check_scales(name, payload.data(), shape.buckets.count));
-  return decode_chunks(
-      shape.chunks, payload, name, execution, [&](uint64_t chunk, std::span<const uint8_t> bytes) {
-        return decode_chunk(shape, chunk, bytes, payload.data(), out, mode, execution.kernels());
-      });
+bool decode_trits(TernaryCoder coder, const Decoding& decoding, uint64_t chunk,
+                  std::span<const uint8_t> bytes, float* out) {
+  const Kernels& kernels = decoding.kernels;
+  const uint64_t n = decoding.shape.chunks.values(chunk);
+  const bool one_scale = decoding.shape.groups.count == 1;
+  if (coder == TernaryCoder::kZeroRun && one_scale) {
+    return kernels.zero_run_unpack(bytes.data(), bytes.size(), n, decoding.scale(0), out,
+                                   decoding.mode);
+  }
+  if (coder == TernaryCoder::kRice && one_scale) {
+    return kernels.rice_unpack(bytes.data(), bytes.size(), n, decoding.scale(0), out,
+                               decoding.mode);
+  }
+  if (coder == TernaryCoder::kRice) {
+    TritBits trits;
+    if (!kernels.rice_decode(bytes.data(), bytes.size(), n, trits.plus, trits.minus)) return false;
+    decoding.shape.for_each_piece(chunk, [&](uint64_t group, uint64_t at, uint64_t count) {
+      unpack_bits(trits, at, count, decoding.scale(group), out + at, decoding.mode);
+    });
+    return true;
+  }
+  alignas(64) uint8_t buffer[kChunkValues / kTritsPerByte];
+  const uint8_t* packed = bytes.data();
+  if (coder == TernaryCoder::kZeroRun) {
+    if (!kernels.zero_run_decode(bytes.data(), bytes.size(), buffer, packed_size(n))) return false;
+    packed = buffer;
+  }
+  const bool two_bits = coder == TernaryCoder::kTwoBit;
+  const uint64_t values_a_byte = two_bits ? kTwoBitTrits : kTritsPerByte;
+  const auto unpack = two_bits ? kernels.unpack_two_bits : kernels.unpack;
+  bool valid = true;
+  decoding.shape.for_each_piece(chunk, [&](uint64_t group, uint64_t at, uint64_t count) {
+    valid = valid && unpack(packed + at / values_a_byte, count, decoding.scale(group), out + at,
+                            decoding.mode);
+  });
+  return valid;
 }
 
 }  // namespace gradwire

@@ -5,8 +5,8 @@
 #include <functional>
 #include <iterator>
 
-#include "stages/element.h"
-#include "stages/sample.h"
+#include "stages/element/float_bits.h"
+#include "stages/threshold/sample.h"
 
 namespace gradwire {
 namespace {
@@ -32,7 +32,8 @@ float ranked(const float* magnitudes, uint64_t count, uint64_t rank) {
 
 }  // namespace
 
-float sample_threshold(const Input& input, uint64_t n, float fraction) {
+float sample_threshold(const Input& input, float fraction) {
+  const uint64_t n = input.size();
   const uint64_t count = std::min(n, kSamples);
   uint32_t places[kSamples];
   input.kernels().draw_words(sample_draws(), 0, count, places);

@@ -2,8 +2,9 @@
 
 #include "base/endian.h"
 #include "base/return_if_error.h"
-#include "stages/element.h"
-#include "stages/levels.h"
+#include "codecs/scales.h"
+#include "stages/element/float_bits.h"
+#include "stages/levels/levels.h"
 
 namespace gradwire {
 namespace {
@@ -29,7 +30,7 @@ Status add_trits(const TernaryShape& shape, std::string_view name,
                  std::span<const std::byte> payload, std::span<int8_t> sums, Execution& execution) {
   GW_RETURN_IF_ERROR(check_ternary_size(shape, name, payload.size()));
   if (payload.empty()) return {};
-  GW_RETURN_IF_ERROR(check_scales(name, payload.data(), shape.buckets.count));
+  GW_RETURN_IF_ERROR(check_scales(name, payload.data(), shape.groups.count));
   return decode_chunks(
       shape.chunks, payload, name, execution, [&](uint64_t chunk, std::span<const uint8_t> bytes) {
         return add_chunk(shape.coder, bytes, shape.chunks.values(chunk),
@@ -37,22 +38,22 @@ Status add_trits(const TernaryShape& shape, std::string_view name,
       });
 }
 
-bool buckets_fit(const Buckets& trits, const Buckets& sums) {
-  return trits.count <= 1 || trits.bucket % sums.bucket == 0;
+bool groups_fit(const Groups& trits, const Groups& sums) {
+  return trits.count <= 1 || trits.size % sums.size == 0;
 }
 
-uint64_t encode_trit_sums(const QsgdShape& shape, const Buckets& trits, const std::byte* scales,
+uint64_t encode_trit_sums(const QsgdShape& shape, const Groups& trits, const std::byte* scales,
                           std::span<const int8_t> sums, std::span<std::byte> payload,
                           Execution& execution) {
   if (all_zero(scales, trits.count)) return 0;
-  for (uint64_t i = 0; i < shape.buckets.count; ++i) {
-    const uint64_t bucket = shape.buckets.begin(i) / trits.bucket;
-    const float scale = load_le_f32(scales + bucket * sizeof(float));
+  for (uint64_t i = 0; i < shape.groups.count; ++i) {
+    const uint64_t group = shape.groups.begin(i) / trits.size;
+    const float scale = load_le_f32(scales + group * sizeof(float));
     store_le_f32(payload.data() + i * sizeof(float), level_unit(scale, shape.levels));
   }
   return encode_chunks(shape.chunks, payload, execution, [&](uint64_t chunk, uint8_t* slot) {
-    return write_levels(shape, chunk, sums.data() + shape.chunks.begin(chunk), slot,
-                        execution.kernels());
+    return write_levels(shape.coder, shape.levels, sums.data() + shape.chunks.begin(chunk),
+                        shape.chunks.values(chunk), slot, execution.kernels());
   });
 }
 

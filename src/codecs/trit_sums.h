@@ -20,13 +20,13 @@ namespace gradwire {
 Status add_trits(const TernaryShape& shape, std::string_view name,
                  std::span<const std::byte> payload, std::span<int8_t> sums, Execution& execution);
 
-// Whether each bucket of `sums` lies in one of `trits`, so that it has one scale.
-[[nodiscard]] bool buckets_fit(const Buckets& trits, const Buckets& sums);
+// Whether each group of `sums` lies in one of `trits`, so that it has one scale.
+[[nodiscard]] bool groups_fit(const Groups& trits, const Groups& sums);
 
 // The payload of a qsgd frame that decodes to sum * scale / shape.levels. scales: f32, of the
-// buckets of the trits, which fit. No sum is above shape.levels. Returns the payload's size: 0
+// groups of the trits, which fit. No sum is above shape.levels. Returns the payload's size: 0
 // where all scales are 0.
-uint64_t encode_trit_sums(const QsgdShape& shape, const Buckets& trits, const std::byte* scales,
+uint64_t encode_trit_sums(const QsgdShape& shape, const Groups& trits, const std::byte* scales,
                           std::span<const int8_t> sums, std::span<std::byte> payload,
                           Execution& execution);
 

@@ -2,18 +2,19 @@
 #include <string>
 #include <utility>
 
+#include "codecs/chunks.h"
+#include "codecs/groups.h"
 #include "codecs/registry.h"
-#include "codecs/scales.h"
-#include "cuda/codec_kernels.h"
-#include "cuda/segments.h"
+#include "cuda/common/codec_kernels.h"
+#include "cuda/common/segments.h"
 #include "gradwire/cuda.h"
 
 namespace gradwire::cuda {
 namespace {
 
-// Payloads begin at such addresses, if payloads_dev does.
+// Payloads begin at multiples of this, counted from payloads_dev.
 constexpr uint64_t kPayloadAlignment = 16;
-// A block takes one, or some blocks do.
+// One or several blocks handle each chunk, and a launch has at most 2^31 - 1 blocks.
 constexpr uint64_t kMostChunks = INT32_MAX;
 
 struct Line {
@@ -22,21 +23,22 @@ struct Line {
 };
 
 const Line kLines[] = {
-#define GW_CODEC(symbol) {&codec_entries::symbol, kernel_factories::symbol},
-#include "codecs/codecs.def"
-#undef GW_CODEC
+#define GW_KERNELS(symbol) {&codec_entries::symbol, kernel_factories::symbol},
+#include "cuda/cuda_kernels.def"
+#undef GW_KERNELS
 };
 
 Result<std::unique_ptr<const CodecKernels>> kernels_of(const Codec& codec) {
   for (const Line& line : kLines) {
     if (line.entry->info->id == codec.info().id) return line.kernels(codec);
   }
-  return Status(StatusCode::kUnknownCodec, std::string(codec.info().name) + " is not on the GPU");
+  return Status(StatusCode::kUnknownCodec,
+                "codec " + std::string(codec.info().name) + " has no kernels for the GPU");
 }
 
 Segments in_table(const std::byte* table, uint64_t segments, uint64_t chunks, uint64_t scales) {
-  const std::byte* behind = table == nullptr ? nullptr : table + segments * sizeof(Segment);
-  return {reinterpret_cast<const Segment*>(table), reinterpret_cast<const uint32_t*>(behind),
+  const std::byte* chunk_table = table == nullptr ? nullptr : table + segments * sizeof(Segment);
+  return {reinterpret_cast<const Segment*>(table), reinterpret_cast<const uint32_t*>(chunk_table),
           static_cast<uint32_t>(segments), static_cast<uint32_t>(chunks),
           static_cast<uint32_t>(scales)};
 }
@@ -62,22 +64,22 @@ Result<BucketCodec> BucketCodec::create(std::shared_ptr<const Codec> codec,
       return Status(StatusCode::kInvalidArgument,
                     "a segment has at most " + std::to_string(kMaxNumel) + " values");
     }
-    const Buckets buckets(segment.n, made.kernels_->bucket());
+    const Groups groups(segment.n, made.kernels_->group_size());
     const uint64_t chunks = (segment.n + kChunkValues - 1) / kChunkValues;
-    if (made.chunks_ + chunks > kMostChunks || made.scales_ + buckets.count > UINT32_MAX ||
+    if (made.chunks_ + chunks > kMostChunks || made.scales_ + groups.count > UINT32_MAX ||
         segments.size() > UINT32_MAX) {
       return Status(StatusCode::kLimitExceeded,
                     "the bucket has more chunks than 2^31 - 1 or more scales than 2^32 - 1");
     }
     table.push_back({.begin = segment.offset,
                      .n = segment.n,
-                     .stream = segment.stream,
+                     .draw_stream = segment.stream,
                      .payload = payload,
-                     .bucket = buckets.bucket,
+                     .group_size = groups.size,
                      .first_chunk = static_cast<uint32_t>(made.chunks_),
                      .chunks = static_cast<uint32_t>(chunks),
                      .first_scale = static_cast<uint32_t>(made.scales_),
-                     .scales = static_cast<uint32_t>(buckets.count)});
+                     .scales = static_cast<uint32_t>(groups.count)});
     segment_of_chunk.resize(segment_of_chunk.size() + chunks,
                             static_cast<uint32_t>(table.size() - 1));
     made.payload_offsets_.push_back(payload);
@@ -85,7 +87,7 @@ Result<BucketCodec> BucketCodec::create(std::shared_ptr<const Codec> codec,
     made.fixed_sizes_ &= segment.n == 0 || !codec->check_size(segment.n, largest - 1).ok();
     payload += (largest + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;
     made.chunks_ += chunks;
-    made.scales_ += buckets.count;
+    made.scales_ += groups.count;
   }
   made.payloads_size_ = payload;
   made.segments_ = segments.size();
@@ -100,23 +102,31 @@ Result<BucketCodec> BucketCodec::create(std::shared_ptr<const Codec> codec,
 }
 
 uint64_t BucketCodec::encode_scratch_size() const noexcept {
-  return kernels_->encode_scratch_size(in_table(nullptr, segments_, chunks_, scales_));
+  ScratchLayout counted;
+  static_cast<void>(
+      kernels_->encode(in_table(nullptr, segments_, chunks_, scales_), {}, counted, nullptr));
+  return counted.size();
 }
 
 uint64_t BucketCodec::decode_scratch_size(uint32_t sources) const noexcept {
-  return kernels_->decode_scratch_size(in_table(nullptr, segments_, chunks_, scales_), sources);
+  ScratchLayout counted;
+  static_cast<void>(kernels_->decode(in_table(nullptr, segments_, chunks_, scales_),
+                                     {.sources = sources}, counted, nullptr));
+  return counted.size();
 }
 
 Status BucketCodec::encode(const EncodeArguments& arguments, cudaStream_t stream) const {
+  ScratchLayout scratch(arguments.scratch_dev);
   return kernels_->encode(in_table(arguments.table_dev, segments_, chunks_, scales_), arguments,
-                          stream);
+                          scratch, stream);
 }
 
 Status BucketCodec::decode(const DecodeArguments& arguments, cudaStream_t stream) const {
   if (arguments.sources == 0)
     return {StatusCode::kInvalidArgument, "there are no payloads to decode"};
+  ScratchLayout scratch(arguments.scratch_dev);
   return kernels_->decode(in_table(arguments.table_dev, segments_, chunks_, scales_), arguments,
-                          stream);
+                          scratch, stream);
 }
 
 }  // namespace gradwire::cuda

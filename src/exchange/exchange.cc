@@ -1,7 +1,10 @@
 #include "gradwire/exchange.h"
 
-#include <iterator>
 #include <utility>
+
+#include "exchange/shards/host_shard_codec.h"
+#include "exchange/steps/exchange_entry.h"
+#include "exchange/steps/packet_exchange.h"
 
 namespace gradwire {
 namespace {
@@ -13,41 +16,41 @@ std::string_view take_line(std::string_view& text) {
   return line;
 }
 
-constexpr std::string_view kNames[] = {"sharded", "ring", "terngrad"};
-
 }  // namespace
 
-std::string_view exchange_name(ExchangeKind kind) noexcept {
-  return kNames[static_cast<size_t>(kind)];
+Status check_start(const Exchange& exchange, uint64_t values) {
+  if (!exchange.done()) return unexpected("start: the step before has not ended");
+  const uint64_t expected = exchange.layout().numel();
+  if (values == expected) return {};
+  return {StatusCode::kLengthMismatch, "start: the layout has " + std::to_string(expected) +
+                                           " values, the bucket " + std::to_string(values)};
 }
 
-Result<ExchangeKind> parse_exchange(std::string_view name) {
-  for (size_t i = 0; i < std::size(kNames); ++i) {
-    if (name == kNames[i]) return static_cast<ExchangeKind>(i);
-  }
-  return Status(
-      StatusCode::kInvalidArgument,
-      "'" + std::string(name) + "' is no exchange; valid ones are: sharded, ring, terngrad");
-}
-
-Result<std::unique_ptr<Exchange>> make_exchange(ExchangeKind kind,
+Result<std::unique_ptr<Exchange>> make_exchange(std::string_view text,
                                                 std::shared_ptr<const Layout> layout, uint32_t rank,
-                                                Execution execution, uint64_t seed,
-                                                Reduction reduction) {
-  switch (kind) {
-    case ExchangeKind::kSharded:
-      return make_sharded_exchange(std::move(layout), rank, std::move(execution), seed, {},
-                                   reduction);
-    case ExchangeKind::kRing:
-      return make_ring_exchange(std::move(layout), rank, std::move(execution), seed, reduction);
-    case ExchangeKind::kTernGrad:
-      if (reduction == Reduction::kSum) {
-        return Status(StatusCode::kInvalidArgument,
-                      "the terngrad exchange averages; it can't give the sum");
-      }
-      return make_terngrad_exchange(layout, rank, std::move(execution), seed);
-  }
-  return Status(StatusCode::kInvalidArgument, "no such exchange");
+                                                Execution execution, ExchangeOptions options) {
+  return make_exchange(text, {.layout = std::move(layout),
+                              .rank = rank,
+                              .codecs = host_shard_codecs(std::move(execution)),
+                              .options = std::move(options)});
+}
+
+Result<std::unique_ptr<Exchange>> make_reduce_scatter_exchange(std::shared_ptr<const Layout> layout,
+                                                               uint32_t rank, Execution execution,
+                                                               const ExchangeOptions& options) {
+  return make_reduce_scatter_exchange({.layout = std::move(layout),
+                                       .rank = rank,
+                                       .codecs = host_shard_codecs(std::move(execution)),
+                                       .options = options});
+}
+
+Result<std::unique_ptr<Exchange>> make_allgather_exchange(std::shared_ptr<const Layout> layout,
+                                                          uint32_t rank, Execution execution,
+                                                          const ExchangeOptions& options) {
+  return make_allgather_exchange({.layout = std::move(layout),
+                                  .rank = rank,
+                                  .codecs = host_shard_codecs(std::move(execution)),
+                                  .options = options});
 }
 
 Status compare_descriptions(uint32_t rank, std::string_view description, uint32_t peer,

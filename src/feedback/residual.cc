@@ -1,7 +1,7 @@
 #include "gradwire/residual.h"
 
 #include "base/huge_pages.h"
-#include "stages/element.h"
+#include "stages/element/bfloat16.h"
 
 namespace gradwire {
 

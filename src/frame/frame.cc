@@ -165,7 +165,7 @@ Status decode_frame(const Frame& frame, Dtype dtype, std::span<uint16_t> out,
     return {StatusCode::kUnsupportedDtype, "values of 16 bits are bfloat16 or float16"};
   }
   GW_RETURN_IF_ERROR(check_room(frame, out.size()));
-  const bool holds_bits = frame.dtype == dtype && frame.codec->info().name == "raw";
+  const bool holds_bits = frame.dtype == dtype && frame.codec->info().lossless;
   if (holds_bits && frame.content == FrameContent::kValues) {
     if (!out.empty()) std::memcpy(out.data(), frame.payload.data(), frame.payload.size());
     return {};

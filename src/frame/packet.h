@@ -8,7 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "base/private_export.h"
 #include "gradwire/codec.h"
+#include "gradwire/direction.h"
 #include "gradwire/execution.h"
 #include "gradwire/status.h"
 
@@ -18,8 +20,6 @@ namespace gradwire {
 // (spec/format.md).
 inline constexpr uint64_t kPacketHeaderSize = 32;
 
-enum class PacketRole : uint8_t { kPush = 0, kPull = 1 };
-
 // Where an input was first seen to hold NaN or Inf.
 struct NonFiniteOrigin {
   uint32_t rank = 0;
@@ -28,7 +28,7 @@ struct NonFiniteOrigin {
 };
 
 struct PacketHeader {
-  PacketRole role = PacketRole::kPush;
+  Direction direction = Direction::kPush;
   uint16_t source = 0;  // rank
   uint64_t step = 0;
   uint64_t layout_digest = 0;
@@ -43,8 +43,8 @@ struct PacketFrame {
 struct Packet {
   PacketHeader header;
   uint32_t checksum = 0;
-  std::optional<NonFiniteOrigin> non_finite;  // then there are no frames
-  std::vector<PacketFrame> frames;
+  std::optional<NonFiniteOrigin> non_finite = {};  // then there are no frames
+  std::vector<PacketFrame> frames = {};
 };
 
 // Checks everything but the payloads' content, in the order of spec/format.md. Takes no memory
@@ -68,10 +68,12 @@ class PacketWriter {
              Execution& execution);
   // The same for callers who know better how: `encode` gets the segment's room and returns what it
   // used of it.
-  Status add_encoded(const std::function<Result<uint64_t>(std::span<std::byte> payload)>& encode);
-  // The payload of the i-th segment added since begin. Valid until the next begin.
-  [[nodiscard]] std::span<const std::byte> payload(size_t i) const;
-  [[nodiscard]] size_t added() const noexcept { return payload_sizes_.size(); }
+  GW_PRIVATE_EXPORT Status
+  add_encoded(const std::function<Result<uint64_t>(std::span<std::byte> payload)>& encode);
+  // Drops what was added since begin.
+  void restart() noexcept;
+  // What was added since begin, as a reader would find it. Valid until the next begin.
+  [[nodiscard]] Packet packet() const { return {.header = header_, .frames = frames_}; }
   // The packet, once every segment has been added. Valid until the next begin.
   [[nodiscard]] std::span<const std::byte> finish();
   // The packet that says that this step's input is not finite; whatever was added is dropped.
@@ -82,8 +84,8 @@ class PacketWriter {
 
   std::vector<Segment> segments_;
   std::vector<WireCodec> codec_table_;
-  std::vector<uint8_t> codec_index_;     // of each segment
-  std::vector<uint64_t> payload_sizes_;  // of the segments added so far
+  std::vector<uint8_t> codec_index_;  // of each segment
+  std::vector<PacketFrame> frames_;   // added so far
   std::vector<std::byte> buffer_;
   std::vector<std::byte> marker_;
   uint64_t payloads_begin_ = 0;  // room for the largest header in front of the payloads

@@ -122,7 +122,7 @@ Result<Packet> parse_packet(std::span<const std::byte> bytes) {
   if ((flags & ~kNonFiniteFlag) != 0) {
     return Status(StatusCode::kReservedBits, "packet: reserved flags are set");
   }
-  if (role > static_cast<uint8_t>(PacketRole::kPull)) {
+  if (role > static_cast<uint8_t>(Direction::kPull)) {
     return Status(StatusCode::kReservedBits,
                   "packet: role " + std::to_string(role) + " is reserved; 0 is push, 1 is pull");
   }
@@ -131,7 +131,7 @@ Result<Packet> parse_packet(std::span<const std::byte> bytes) {
   if (packet.checksum != checksum_of(bytes)) {
     return Status(StatusCode::kChecksumMismatch, "packet: the checksum does not match the content");
   }
-  packet.header = {.role = static_cast<PacketRole>(role),
+  packet.header = {.direction = static_cast<Direction>(role),
                    .source = load_le<uint16_t>(header + kSourceAt),
                    .step = load_le<uint64_t>(header + kStepAt),
                    .layout_digest = load_le<uint64_t>(header + kDigestAt)};

@@ -34,7 +34,7 @@ void write_header(std::span<std::byte> packet, const PacketHeader& header, uint8
   std::copy(std::begin(kMagic), std::end(kMagic), dst);
   store_le(dst + kVersionAt, kVersion);
   store_le(dst + kFlagsAt, flags);
-  store_le(dst + kRoleAt, static_cast<uint8_t>(header.role));
+  store_le(dst + kRoleAt, static_cast<uint8_t>(header.direction));
   store_le(dst + kCodecCountAt, codec_count);
   store_le(dst + kSourceAt, header.source);
   store_le(dst + kStepAt, header.step);
@@ -76,13 +76,17 @@ Result<PacketWriter> PacketWriter::create(std::vector<Segment> segments) {
 
 void PacketWriter::begin(const PacketHeader& header) {
   header_ = header;
-  payload_sizes_.clear();
+  restart();
+}
+
+void PacketWriter::restart() noexcept {
+  frames_.clear();
   payloads_end_ = payloads_begin_;
 }
 
 Status PacketWriter::add(const InputView& x, const ResidualView& residual, const DrawContext& draw,
                          Execution& execution) {
-  const Segment& segment = segments_[payload_sizes_.size()];
+  const Segment& segment = segments_[frames_.size()];
   assert(x.size() == segment.n);
   return add_encoded([&](std::span<std::byte> payload) {
     return segment.codec->encode(x, residual, draw, payload, execution);
@@ -91,29 +95,25 @@ Status PacketWriter::add(const InputView& x, const ResidualView& residual, const
 
 Status PacketWriter::add_encoded(
     const std::function<Result<uint64_t>(std::span<std::byte> payload)>& encode) {
-  const Segment& segment = segments_[payload_sizes_.size()];
+  const Segment& segment = segments_[frames_.size()];
   Result<uint64_t> size =
       encode(std::span(buffer_).subspan(payloads_end_, segment.codec->max_payload_size(segment.n)));
   if (!size.ok()) return size.status();
-  payload_sizes_.push_back(size.value());
+  frames_.push_back({.codec = codec_table_[codec_index_[frames_.size()]],
+                     .n = segment.n,
+                     .payload = std::span(buffer_).subspan(payloads_end_, size.value())});
   payloads_end_ += size.value();
   return {};
-}
-
-std::span<const std::byte> PacketWriter::payload(size_t i) const {
-  uint64_t begin = payloads_begin_;
-  for (size_t k = 0; k < i; ++k) begin += payload_sizes_[k];
-  return std::span(buffer_).subspan(begin, payload_sizes_[i]);
 }
 
 // The entries' size is known only now; so the header is set right in front of the payloads, which
 // stay where they were encoded.
 std::span<const std::byte> PacketWriter::finish() {
-  assert(payload_sizes_.size() == segments_.size());
+  assert(frames_.size() == segments_.size());
   using namespace packet_layout;
   uint64_t front = kPacketHeaderSize + codec_table_.size() * kCodecEntrySize;
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    front += 1 + varint_size(segments_[i].n) + varint_size(payload_sizes_[i]);
+  for (const PacketFrame& frame : frames_) {
+    front += 1 + varint_size(frame.n) + varint_size(frame.payload.size());
   }
   const uint64_t begin = payloads_begin_ - front;
   std::byte* dst = buffer_.data() + begin + kPacketHeaderSize;
@@ -124,10 +124,10 @@ std::span<const std::byte> PacketWriter::finish() {
     store_le(dst + 4, wire.param_b);
     dst += kCodecEntrySize;
   }
-  for (size_t i = 0; i < segments_.size(); ++i) {
+  for (size_t i = 0; i < frames_.size(); ++i) {
     store_le(dst++, codec_index_[i]);
-    dst = write_varint(dst, segments_[i].n);
-    dst = write_varint(dst, payload_sizes_[i]);
+    dst = write_varint(dst, frames_[i].n);
+    dst = write_varint(dst, frames_[i].payload.size());
   }
   const std::span<std::byte> packet = std::span(buffer_).subspan(begin, payloads_end_ - begin);
   write_header(packet, header_, 0, static_cast<uint8_t>(codec_table_.size()),
@@ -137,6 +137,7 @@ std::span<const std::byte> PacketWriter::finish() {
 
 std::span<const std::byte> PacketWriter::finish_non_finite(const NonFiniteOrigin& origin) {
   using namespace packet_layout;
+  restart();
   const std::span<std::byte> packet(marker_);
   std::byte* dst = packet.data() + kPacketHeaderSize;
   store_le(dst, origin.rank);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the files of kernel tables share; for src/stages alone.
+// The tables of kernels, for src/stages alone.
 
 #include <vector>
 
@@ -8,7 +8,7 @@
 
 namespace gradwire {
 
-// The definition: loops over stages/element.h.
+// The definition: scalar loops over the functions of the stages' headers.
 const Kernels& scalar_kernels();
 
 // Appends the tables of the SIMD targets that this CPU has, best first.

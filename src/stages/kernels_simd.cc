@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "stages/element.h"
 #include "stages/kernel_tables.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -15,32 +14,30 @@
 #include "hwy/foreach_target.h"
 // clang-format off
 #include "hwy/highway.h"
-#include "stages/absmax-inl.h"
-#include "stages/arithmetic-inl.h"
-#include "stages/bfloat16-inl.h"
-#include "stages/elias-inl.h"
-#include "stages/float16-inl.h"
-#include "stages/half-inl.h"
-#include "stages/int8-inl.h"
-#include "stages/float_clip-inl.h"
-#include "stages/levels-inl.h"
-#include "stages/moments-inl.h"
-#include "stages/output-inl.h"
-#include "stages/philox-inl.h"
-#include "stages/residual-inl.h"
-#include "stages/rice-inl.h"
-#include "stages/signs-inl.h"
-#include "stages/ternary-inl.h"
-#include "stages/ternary_encode-inl.h"
-#include "stages/threshold-inl.h"
-#include "stages/trit_draws-inl.h"
-#include "stages/trit_sums-inl.h"
-#include "stages/unpack-inl.h"
-#include "stages/zero_run-inl.h"
 // clang-format on
 
-// Highway's fallbacks without vectors are left out: stages/kernels_scalar.cc takes their place.
+// Highway's fall-backs without vectors are left out: stages/kernels_scalar.cc takes their place.
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+
+#include "stages/arithmetic/arithmetic-inl.h"
+#include "stages/draws/philox-inl.h"
+#include "stages/elias/elias-inl.h"
+#include "stages/float_clip/float_clip-inl.h"
+#include "stages/half/half-inl.h"
+#include "stages/int8/int8-inl.h"
+#include "stages/levels/levels-inl.h"
+#include "stages/magnitude/absmax-inl.h"
+#include "stages/magnitude/moments-inl.h"
+#include "stages/rice/rice-inl.h"
+#include "stages/signs/signs-inl.h"
+#include "stages/ternary/ternary-inl.h"
+#include "stages/ternary/ternary_encode-inl.h"
+#include "stages/ternary/trit_draws-inl.h"
+#include "stages/threshold/threshold-inl.h"
+#include "stages/trits/trit_sums-inl.h"
+#include "stages/trits/two_bits-inl.h"
+#include "stages/zero_run/unpack-inl.h"
+#include "stages/zero_run/zero_run-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire {
@@ -64,77 +61,9 @@ const char* compiled_target() { return kTargetName.data(); }
 extern constexpr Kernels kTable = {
     .name = kTargetName.data(),
     .compiled_target = compiled_target,
-    .absmax = absmax,
-    .absmax_f32 = absmax_f32,
-    .absmax_bf16 = absmax_bf16,
-    .ternary_pack = ternary_pack,
-    .ternary_pack_f32 = ternary_pack_f32,
-    .ternary_pack_bf16 = ternary_pack_bf16,
-    .zero_run_encode = zero_run_encode,
-    .ternary_encode = ternary_encode,
-    .ternary_encode_f32 = ternary_encode_f32,
-    .ternary_encode_bf16 = ternary_encode_bf16,
-    .zero_run_decode = zero_run_decode,
-    .unpack = unpack,
-    .unpack_add = unpack_add,
-    .zero_run_unpack = zero_run_unpack,
-    .zero_run_unpack_add = zero_run_unpack_add,
-    .trit_bits = trit_bits,
-    .trit_bits_f32 = trit_bits_f32,
-    .trit_bits_bf16 = trit_bits_bf16,
-    .draw_trits = draw_trits,
-    .pack_trits = pack_trits,
-    .pack_two_bits = pack_two_bits,
-    .unpack_two_bits = unpack_two_bits,
-    .unpack_two_bits_add = unpack_two_bits_add,
-    .add_trits = add_trits,
-    .add_two_bits = add_two_bits,
-    .rice_encode = rice_encode,
-    .rice_decode = rice_decode,
-    .rice_unpack = rice_unpack,
-    .rice_unpack_add = rice_unpack_add,
-    .narrow_bf16 = narrow_bf16,
-    .widen_bf16 = widen_bf16,
-    .widen_add_bf16 = widen_add_bf16,
-    .narrow_f16 = narrow_f16,
-    .widen_f16 = widen_f16,
-    .widen_add_f16 = widen_add_f16,
-    .quantize_int8 = quantize_int8,
-    .quantize_int8_f32 = quantize_int8_f32,
-    .quantize_int8_bf16 = quantize_int8_bf16,
-    .dequantize_int8 = dequantize_int8,
-    .dequantize_int8_add = dequantize_int8_add,
-    .add_sign_sums = add_sign_sums,
-    .add_sign_sums_f32 = add_sign_sums_f32,
-    .add_sign_sums_bf16 = add_sign_sums_bf16,
-    .pack_signs = pack_signs,
-    .pack_signs_f32 = pack_signs_f32,
-    .pack_signs_bf16 = pack_signs_bf16,
-    .unpack_signs = unpack_signs,
-    .unpack_signs_add = unpack_signs_add,
-    .float_clip_encode = float_clip_encode,
-    .float_clip_decode = float_clip_decode,
-    .float_clip_decode_add = float_clip_decode_add,
-    .threshold_bits = threshold_bits,
-    .compress = compress,
-    .take_large = take_large,
-    .take_large_f32 = take_large_f32,
-    .take_large_bf16 = take_large_bf16,
-    .moments = moments,
-    .draw_words = draw_words,
-    .quantize_levels = quantize_levels,
-    .scale_levels = scale_levels,
-    .scale_add_levels = scale_add_levels,
-    .pack_levels = pack_levels,
-    .unpack_levels = unpack_levels,
-    .encode_sparse_levels = encode_sparse_levels,
-    .encode_dense_levels = encode_dense_levels,
-    .decode_sparse_levels = decode_sparse_levels,
-    .decode_dense_levels = decode_dense_levels,
-    .sum = sum,
-    .subtract = subtract,
-    .add_f32 = add_f32,
-    .divide = divide,
+#define GW_KERNEL(result, kernel, ...) .kernel = kernel,
+#include "stages/kernels.def"
+#undef GW_KERNEL
 };
 
 }  // namespace HWY_NAMESPACE

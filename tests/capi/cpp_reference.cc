@@ -63,8 +63,8 @@ int cpp_average(const char* kind, const char* codec, uint32_t world, float* buck
   for (uint32_t rank = 0; rank < world; ++rank) {
     Execution execution = Execution::create().value();
     owned.push_back(kind[0] == 'r'
-                        ? make_ring_exchange(layout, rank, std::move(execution)).value()
-                        : make_sharded_exchange(layout, rank, std::move(execution)).value());
+                        ? make_exchange("ring", layout, rank, std::move(execution)).value()
+                        : make_exchange("sharded", layout, rank, std::move(execution)).value());
     exchanges.push_back(owned.back().get());
     spans.emplace_back(buckets + rank * n, n);
   }

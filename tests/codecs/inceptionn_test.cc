@@ -13,7 +13,7 @@
 
 #include "gradwire/codec.h"
 #include "gradwire/execution.h"
-#include "stages/float_clip.h"
+#include "stages/float_clip/float_clip.h"
 #include "stages/kernels.h"
 
 namespace gradwire {
@@ -270,7 +270,8 @@ TEST(Inceptionn, DISABLED_All32BitFloats) {
               x[i] = float_of(static_cast<uint32_t>(block * kBlock + i));
             }
             const size_t size = kernels.float_clip_encode(x.data(), kBlock, clip, bursts.data());
-            refused += !kernels.float_clip_decode(bursts.data(), size, kBlock, decoded.data());
+            refused += !kernels.float_clip_decode(bursts.data(), size, kBlock, decoded.data(),
+                                                  DecodeMode::kStore);
             look_at(x.data(), decoded.data(), kBlock, clip, mine);
           }
         });

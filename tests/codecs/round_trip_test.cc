@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 
 #include "gradwire/codec.h"
 #include "gradwire/execution.h"
+#include "stages/element/bfloat16.h"
 #include "tests/codecs/inputs.h"
 
 namespace gradwire {
@@ -215,27 +217,95 @@ TEST(EveryCodec, RefusesAPayloadOfAnotherLength) {
   }
 }
 
+// What is left of the rounding of x + residual and of the residual's own type, for values below
+// 2^10.
+void expect_near(const Residuals& residuals, const Residuals& before, const std::string& spec) {
+  for (size_t i = 0; i < before.f32.size(); ++i) {
+    ASSERT_NEAR(residuals.f32[i], before.f32[i], 0x1p-12) << spec << " " << i;
+  }
+  for (size_t i = 0; i < before.bf16.size(); ++i) {
+    ASSERT_NEAR(widen_bf16(residuals.bf16[i]), widen_bf16(before.bf16[i]), 4.0) << spec << " " << i;
+  }
+}
+
+// Exactly, where the codec measured the whole segment first; else as `restore` leaves it, and with
+// the same bits for every target and any number of threads.
 TEST(EveryCodec, WithAResidualNamesNonFiniteInputAndKeepsTheResidual) {
   for (const std::string& spec : specs()) {
     const auto codec = Codec::parse(spec).value();
     if (codec->residual_type() == ResidualType::kNone) continue;
     for (float bad :
          {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
-      Execution execution = Execution::create("auto", 2, Threading::kAlways).value();
-      const uint64_t n = kChunk + 100;
-      Residuals residuals(*codec, n);
-      encode(*codec, heavy_tailed(n, 1), residuals, execution);
-      const Residuals before = residuals;
+      Execution scalar = Execution::create("scalar").value();
+      const uint64_t n = 2 * kChunk + 100;
+      Residuals before(*codec, n);
+      encode(*codec, heavy_tailed(n, 1), before, scalar);
       std::vector<float> x = heavy_tailed(n, 2);
+      const bool measured = codec->measure(x, before.view(*codec), scalar).value().complete;
       x[kChunk + 7] = bad;
-      std::vector<std::byte> payload(codec->max_payload_size(n));
-      const Status status =
-          codec->encode(x, residuals.view(*codec), {}, payload, execution).status();
-      EXPECT_EQ(status.code(), StatusCode::kNonFinite) << spec;
-      EXPECT_NE(status.message().find("element 40967"), std::string::npos) << status.message();
-      EXPECT_TRUE(same_bits(residuals.f32, before.f32)) << spec;
-      EXPECT_EQ(residuals.bf16, before.bf16) << spec;
+      std::optional<Residuals> expected;
+      if (measured) expected = before;
+      for (std::string_view target : simd_targets()) {
+        for (int threads : {1, 2}) {
+          Execution execution = Execution::create(target, threads, Threading::kAlways).value();
+          Residuals residuals = before;
+          std::vector<std::byte> payload(codec->max_payload_size(n));
+          const Status status =
+              codec->encode(x, residuals.view(*codec), {}, payload, execution).status();
+          EXPECT_EQ(status.code(), StatusCode::kNonFinite) << spec;
+          EXPECT_NE(status.message().find("element 40967"), std::string::npos) << status.message();
+          EXPECT_EQ(codec->find_non_finite(x, residuals.view(*codec), execution), kChunk + 7);
+          if (!expected) {
+            expect_near(residuals, before, spec);
+            expected = residuals;
+          }
+          EXPECT_TRUE(same_bits(residuals.f32, expected->f32)) << spec << " " << target;
+          EXPECT_EQ(residuals.bf16, expected->bf16) << spec << " " << target;
+        }
+      }
     }
+  }
+}
+
+// For an exchange whose step fails after some segments were encoded.
+TEST(EveryCodec, RestoreUndoesEncode) {
+  for (const std::string& spec : specs()) {
+    const auto codec = Codec::parse(spec).value();
+    const uint64_t n = kChunk + 100;
+    const std::vector<float> x = heavy_tailed(n, 2);
+    Residuals before(*codec, n);
+    Execution scalar = Execution::create("scalar").value();
+    encode(*codec, heavy_tailed(n, 1), before, scalar);
+    std::optional<Residuals> expected;
+    for (std::string_view target : simd_targets()) {
+      Execution execution = Execution::create(target, 2, Threading::kAlways).value();
+      Residuals residuals = before;
+      const auto payload = encode(*codec, x, residuals, execution);
+      ASSERT_TRUE(codec->restore(payload, x, residuals.view(*codec), execution).ok()) << spec;
+      expect_near(residuals, before, spec);
+      if (!expected) expected = residuals;
+      EXPECT_TRUE(same_bits(residuals.f32, expected->f32)) << spec << " " << target;
+      EXPECT_EQ(residuals.bf16, expected->bf16) << spec << " " << target;
+    }
+  }
+}
+
+// The two steps are what encode does in one.
+TEST(EveryCodec, MeasureAndEncodeGiveTheBytesOfEncode) {
+  Execution execution = Execution::create("auto", 2, Threading::kAlways).value();
+  for (const std::string& spec : specs()) {
+    const auto codec = Codec::parse(spec).value();
+    const std::vector<float> x = heavy_tailed(kChunk + 100, 1);
+    Residuals at_once(*codec, x.size());
+    Residuals in_steps(*codec, x.size());
+    const auto expected = encode(*codec, x, at_once, execution);
+    const ResidualView residual = in_steps.view(*codec);
+    const Measurement measured = codec->measure(x, residual, execution).value();
+    std::vector<std::byte> payload(codec->max_payload_size(x.size()));
+    payload.resize(codec->encode(x, residual, {}, payload, execution, measured).value());
+    EXPECT_EQ(payload, expected) << spec;
+    EXPECT_TRUE(same_bits(in_steps.f32, at_once.f32)) << spec;
+    EXPECT_EQ(in_steps.bf16, at_once.bf16) << spec;
   }
 }
 

@@ -14,7 +14,8 @@
 
 #include "gradwire/codec.h"
 #include "gradwire/execution.h"
-#include "stages/element.h"
+#include "stages/element/bfloat16.h"
+#include "stages/half/float16.h"
 #include "tests/codecs/inputs.h"
 
 namespace gradwire {

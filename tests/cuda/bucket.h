@@ -79,7 +79,7 @@ struct Bucket {
   std::vector<float> x;
   std::vector<float> residual;  // or empty
 
-  // `gap` floats lie in front of each segment, so that they begin at odd places.
+  // `gap` floats lie before each segment, so that segments begin at odd places.
   explicit Bucket(const std::vector<uint64_t>& lengths, uint64_t gap = 1) {
     uint64_t end = 0;
     for (uint64_t n : lengths) {
@@ -112,8 +112,8 @@ struct DeviceDecoded {
   std::vector<float> out;
 };
 
-// Decodes payloads that lie back to back, at whatever addresses that gives, onto values. There may
-// be several for each segment, one source after the other.
+// Decodes payloads that lie back to back, so at any addresses. There may be several for each
+// segment, one source after the other.
 inline DeviceDecoded decode_on_device(const std::shared_ptr<const Codec>& codec,
                                       const Bucket& bucket,
                                       const std::vector<std::vector<std::byte>>& payloads,

@@ -24,7 +24,7 @@ Payload encode(const Codec& codec, uint64_t n, float power) {
   return payload;
 }
 
-// A payload with bytes that are others, missing or too many.
+// A payload with changed, missing or additional bytes.
 std::vector<Payload> spoil(const Payload& payload) {
   std::vector<Payload> all = {payload, {}, Payload(1), Payload(payload.size())};
   for (size_t more : {1u, 2u, 4u}) {
@@ -34,7 +34,7 @@ std::vector<Payload> spoil(const Payload& payload) {
   }
   const size_t step = std::max<size_t>(1999, payload.size() / 8);
   for (size_t i = 0; i < payload.size(); ++i) {
-    // The head and the sizes, some bytes behind them, and the end.
+    // The head and the sizes, some bytes after them, and the end.
     if (i > 24 && i % step != 0 && i + 2 < payload.size()) continue;
     for (int byte : {0x00, 0x01, 0x7f, 0x80, 0xc0, 0xf2, 0xf3, 0xff}) {
       all.push_back(payload);

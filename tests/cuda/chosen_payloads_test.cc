@@ -1,4 +1,4 @@
-// Payloads with one fault each, which the CPU refuses: so does the device.
+// Payloads that no encoder writes: the device decodes or refuses them as the CPU does.
 
 #include <cstdint>
 #include <cstring>
@@ -22,12 +22,12 @@ Payload bytes_of(std::initializer_list<int> bytes) {
   return payload;
 }
 
-// A unit and what stands behind it.
+// A unit and the bytes after it.
 Payload with_unit(float unit, std::initializer_list<int> coded) {
   Payload payload(sizeof unit);
   std::memcpy(payload.data(), &unit, sizeof unit);
-  const Payload behind = bytes_of(coded);
-  payload.insert(payload.end(), behind.begin(), behind.end());
+  const Payload codes = bytes_of(coded);
+  payload.insert(payload.end(), codes.begin(), codes.end());
   return payload;
 }
 
@@ -38,7 +38,7 @@ struct Case {
   std::vector<Payload> refused;
 };
 
-// What is wrong with them, in order, stands above.
+// The comments list what is wrong with each payload, in order.
 std::vector<Case> cases() {
   std::vector<Case> all;
   // Three levels of 2 bits, s = 1. Units that are negative, all 0, infinite; a level 2; padding.
@@ -71,14 +71,14 @@ std::vector<Case> cases() {
                  bytes_of({1, 0, 64}),
                  {bytes_of({1, 0}), bytes_of({1, 0, 64, 0}), bytes_of({4, 0, 64}),
                   bytes_of({5, 0, 64, 64}), Payload()}});
-  // A map and one value. Half a value; bits behind the last value, beside the other and alone; two
+  // A map and one value. Half a value; bits after the last value, beside the other and alone; two
   // values; none.
   all.push_back({"topk:values=bf16",
                  3,
                  bytes_of({2, 0, 64}),
                  {bytes_of({2, 0}), bytes_of({10, 0, 64, 0, 64}), bytes_of({8, 0, 64}),
                   bytes_of({6, 0, 64}), bytes_of({0})}});
-  // An index of packed trits, as gaps would not be smaller: 0, +1, 0. A trit -1 and one behind the
+  // An index of packed trits, as gaps would not be smaller: 0, +1, 0. A trit -1 and one after the
   // last, beside the +1; no trits; two bytes for a byte; no value, but one is sent; an index that
   // is longer than the payload.
   all.push_back(
@@ -87,10 +87,16 @@ std::vector<Case> cases() {
        bytes_of({1, 0, 148, 0, 64}),
        {bytes_of({1, 0, 175, 0, 64}), bytes_of({1, 0, 151, 0, 64}), bytes_of({1, 0, 243}),
         bytes_of({2, 0, 148, 0, 64}), bytes_of({1, 0, 121, 0, 64}), bytes_of({9, 0, 148, 0, 64})}});
+  // Bits that adding to 0 would change: -0.0 and a signalling NaN, and a trit -1 times a scale of
+  // 0.
+  all.push_back({"topk", 3, bytes_of({6, 0, 0, 0, 128, 1, 0, 128, 127}), {}});
+  all.push_back({"topk:values=bf16", 3, bytes_of({6, 0, 128, 129, 127}), {}});
+  // Scales 0 and 4; in Golomb-Rice code k = 0, no gap, -1.
+  all.push_back({"3lc:coder=rice,bucket=5", 10, bytes_of({0, 0, 0, 0, 0, 0, 128, 64, 48}), {}});
   return all;
 }
 
-TEST(ChosenPayloads, AreRefusedAsOnTheCpu) {
+TEST(ChosenPayloads, AreDecodedOrRefusedAsOnTheCpu) {
   for (const Case& one : cases()) {
     SCOPED_TRACE(one.codec);
     const auto codec = Codec::parse(one.codec).value();

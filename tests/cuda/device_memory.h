@@ -16,9 +16,9 @@ template <typename T>
 class DeviceArray {
  public:
   explicit DeviceArray(size_t count) : count_(count) {
-    // Not a byte more, so that a sanitizer shows what is read behind the end.
+    // Not a byte more, so that a sanitizer shows reads after the end.
     EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), bytes()), cudaSuccess);
-    // What a kernel forgets to set shall show.
+    // A value that a kernel forgets to set is not zero.
     if (count_ > 0) {
       EXPECT_EQ(cudaMemset(data_, 0xa5, bytes()), cudaSuccess);
     }

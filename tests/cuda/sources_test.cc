@@ -20,8 +20,8 @@ Payload encode(const Codec& codec, const std::vector<float>& values, uint64_t st
   return payload;
 }
 
-// Of each segment, source by source. Some are zeros: where a codec sends nothing for them, the
-// first of a sum, one in the middle and all of a segment.
+// Payloads of each segment, source by source. Some are of zeros, for which some codecs send
+// nothing: the first payload of a sum, one in the middle, and all payloads of a segment.
 std::vector<Payload> encode_sources(const Codec& codec, const Bucket& bucket, uint32_t sources) {
   std::vector<Payload> payloads;
   for (uint32_t source = 0; source < sources; ++source) {
@@ -72,7 +72,7 @@ TEST_P(SourcesTest, AreAddedInOrderAndDivided) {
   }
 }
 
-// A payload in the middle, spoilt where a byte stands, or one more. Each as a segment of its own.
+// The payload in the middle has a changed byte, or one byte more. Each such payload is a segment.
 TEST_P(SourcesTest, NameTheCorruptOne) {
   const auto codec = Codec::parse(GetParam()).value();
   Execution execution = Execution::create().value();

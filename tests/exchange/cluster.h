@@ -67,7 +67,7 @@ class Cluster {
         for (size_t t = 0; t < layout_->tensors().size(); ++t) {
           if (layout_->tensors()[t].name == piece.tensor) at += starts[t];
         }
-        const double weight = piece.role == RuleScope::kPush ? 1.0 / world() : 1.0;
+        const double weight = piece.direction == Direction::kPush ? 1.0 / world() : 1.0;
         for (size_t i = 0; i < piece.values.size(); ++i) sum[at + i] += weight * piece.values[i];
       }
     }

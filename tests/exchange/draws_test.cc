@@ -51,7 +51,7 @@ std::vector<std::vector<int>> ones(uint64_t steps) {
   std::vector<std::unique_ptr<Exchange>> ranks;
   std::vector<Exchange*> exchanges;
   for (uint32_t rank = 0; rank < kWorld; ++rank) {
-    ranks.push_back(make_sharded_exchange(layout, rank, Execution::create().value()).value());
+    ranks.push_back(make_exchange("sharded", layout, rank, Execution::create().value()).value());
     exchanges.push_back(ranks.back().get());
   }
   std::vector<std::vector<int>> all;

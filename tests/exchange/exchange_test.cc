@@ -22,11 +22,11 @@ struct Kind {
 };
 
 std::unique_ptr<Exchange> sharded(const std::shared_ptr<const Layout>& layout, uint32_t rank) {
-  return make_sharded_exchange(layout, rank, Execution::create().value()).value();
+  return make_exchange("sharded", layout, rank, Execution::create().value()).value();
 }
 
 std::unique_ptr<Exchange> ring(const std::shared_ptr<const Layout>& layout, uint32_t rank) {
-  return make_ring_exchange(layout, rank, Execution::create().value()).value();
+  return make_exchange("ring", layout, rank, Execution::create().value()).value();
 }
 
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
@@ -163,12 +163,12 @@ TEST_P(Exchanges, AStepThatIsNotFiniteIsNanEverywhereAndNoResidualIsLost) {
     ASSERT_TRUE(cluster.step(good, 0).ok());
     const std::vector<ResidualPiece> before = cluster.rank(1).export_residuals();
 
-    Buckets poisoned = random_buckets(3, cluster.numel(), 2);
-    const Buckets inputs = poisoned;
-    poisoned[1][12300] = bad;  // tensor a.bias, element 12
-    ASSERT_TRUE(cluster.step(poisoned, 1).ok());
+    Buckets spoilt = random_buckets(3, cluster.numel(), 2);
+    const Buckets inputs = spoilt;
+    spoilt[1][12300] = bad;  // tensor a.bias, element 12
+    ASSERT_TRUE(cluster.step(spoilt, 1).ok());
     for (uint32_t r = 0; r < 3; ++r) {
-      for (float value : poisoned[r]) ASSERT_TRUE(std::isnan(value));
+      for (float value : spoilt[r]) ASSERT_TRUE(std::isnan(value));
       const auto& origin = cluster.rank(r).non_finite();
       ASSERT_TRUE(origin.has_value());
       EXPECT_EQ(origin->rank, 1u);
@@ -231,7 +231,7 @@ TEST_P(Exchanges, ResidualsSurviveAnotherWorldSize) {
     Cluster now = make_cluster(new_world, "3lc");
     for (uint32_t r = 0; r < 4; ++r) {
       for (ResidualPiece piece : old.rank(r).export_residuals()) {
-        if (piece.role == RuleScope::kPull) {
+        if (piece.direction == Direction::kPull) {
           ASSERT_TRUE(now.rank(0).import_residual(piece).ok());
           continue;
         }
@@ -283,11 +283,11 @@ TEST_P(Exchanges, AFiniteResultThatNobodyAppliedIsOwedOnce) {
 TEST_P(Exchanges, RefusesAResidualWithoutAPlace) {
   Cluster cluster = make_cluster(2, "3lc");
   EXPECT_EQ(cluster.rank(0)
-                .import_residual({RuleScope::kPush, "unknown", 0, std::vector<float>(1)})
+                .import_residual({Direction::kPush, "unknown", 0, std::vector<float>(1)})
                 .code(),
             StatusCode::kInvalidArgument);
   EXPECT_EQ(cluster.rank(0)
-                .import_residual({RuleScope::kPush, "a.bias", 64, std::vector<float>(1)})
+                .import_residual({Direction::kPush, "a.bias", 64, std::vector<float>(1)})
                 .code(),
             StatusCode::kInvalidArgument);
 }
@@ -325,7 +325,7 @@ TEST(Ring, NeighboursAloneTalkAndAveragesArePassedOnAsTheyAre) {
   for (const Sent& message : run_recorded(cluster, buckets)) {
     EXPECT_EQ(message.target, (message.source + 1) % 5);
     const Packet packet = parse_packet(message.bytes).value();
-    if (packet.header.role == PacketRole::kPush) {
+    if (packet.header.direction == Direction::kPush) {
       ++pushes[packet.header.layout_digest];
     } else {
       pulls[packet.header.layout_digest].push_back(message.bytes);
@@ -378,7 +378,8 @@ TEST(Sharded, EveryoneGetsWhatTheOwnersUpdateMakesOfTheAverage) {
       }
       return verdict;
     };
-    return make_sharded_exchange(layout, rank, Execution::create().value(), 0, update).value();
+    return make_exchange("sharded", layout, rank, Execution::create().value(), {.update = update})
+        .value();
   };
   Cluster cluster(make, kWorld, "raw");
   Buckets buckets = random_buckets(kWorld, cluster.numel(), 1);
@@ -404,13 +405,10 @@ TEST(Sharded, EveryoneGetsWhatTheOwnersUpdateMakesOfTheAverage) {
 }
 
 TEST_P(Exchanges, GiveTheSumWhereThatIsWanted) {
-  const bool is_ring = std::string(GetParam().name) == "ring";
   const MakeExchange make = [&](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
-    Execution execution = Execution::create().value();
-    return is_ring
-               ? make_ring_exchange(layout, rank, std::move(execution), 0, Reduction::kSum).value()
-               : make_sharded_exchange(layout, rank, std::move(execution), 0, {}, Reduction::kSum)
-                     .value();
+    return make_exchange(GetParam().name, layout, rank, Execution::create().value(),
+                         {.reduction = Reduction::kSum})
+        .value();
   };
   Cluster cluster(make, 3, "raw");
   Buckets buckets(3, std::vector<float>(cluster.numel(), 0.1f));

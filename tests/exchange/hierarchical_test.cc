@@ -14,14 +14,14 @@ const std::vector<uint32_t> kMachines = {7, 2, 2, 7, 2, 0};
 
 class Hierarchy {
  public:
-  Hierarchy(const std::string& codec, ExchangeKind between,
+  Hierarchy(const std::string& codec, const char* between,
             Reduction reduction = Reduction::kAverage) {
     layout_ = std::make_shared<const Layout>(
         Layout::create(small_tensors(), 3, LayoutOptions{.codec = codec}).value());
     for (uint32_t rank = 0; rank < kMachines.size(); ++rank) {
-      ranks_.push_back(make_hierarchical_exchange(layout_, rank, kMachines, between,
-                                                  Execution::create().value(),
-                                                  Execution::create().value(), 0, reduction)
+      ranks_.push_back(make_exchange(std::string("hierarchical:between=") + between, layout_, rank,
+                                     Execution::create().value(),
+                                     {.reduction = reduction, .machine_of_rank = kMachines})
                            .value());
     }
   }
@@ -45,7 +45,7 @@ class Hierarchy {
 };
 
 TEST(Hierarchical, AllRanksEndWithTheSpeakersBitsInAnyOrderOfArrival) {
-  for (ExchangeKind between : {ExchangeKind::kSharded, ExchangeKind::kRing}) {
+  for (const char* between : {"sharded", "ring"}) {
     std::vector<float> first;
     for (uint64_t seed = 0; seed < 20; ++seed) {
       Hierarchy hierarchy("3lc", between);
@@ -58,7 +58,7 @@ TEST(Hierarchical, AllRanksEndWithTheSpeakersBitsInAnyOrderOfArrival) {
 }
 
 TEST(Hierarchical, AveragesOverRanksNotOverMachines) {
-  Hierarchy hierarchy("raw", ExchangeKind::kSharded);
+  Hierarchy hierarchy("raw", "sharded");
   Buckets buckets = random_buckets(6, hierarchy.layout().numel(), 1);
   std::vector<double> mean(hierarchy.layout().numel());
   for (const auto& bucket : buckets) {
@@ -69,7 +69,7 @@ TEST(Hierarchical, AveragesOverRanksNotOverMachines) {
 }
 
 TEST(Hierarchical, SumsWholeNumbersExactlyWhereTheSumIsWanted) {
-  for (ExchangeKind between : {ExchangeKind::kSharded, ExchangeKind::kRing}) {
+  for (const char* between : {"sharded", "ring"}) {
     Hierarchy hierarchy("raw", between, Reduction::kSum);
     Buckets buckets(6, std::vector<float>(hierarchy.layout().numel()));
     for (size_t rank = 0; rank < 6; ++rank) {
@@ -83,7 +83,7 @@ TEST(Hierarchical, SumsWholeNumbersExactlyWhereTheSumIsWanted) {
 }
 
 TEST(Hierarchical, CountsWhatStaysInsideAMachineApart) {
-  Hierarchy hierarchy("raw", ExchangeKind::kSharded);
+  Hierarchy hierarchy("raw", "sharded");
   Buckets buckets = random_buckets(6, hierarchy.layout().numel(), 1);
   ASSERT_TRUE(hierarchy.step(buckets, 0).ok());
   const double bucket_bytes = static_cast<double>(hierarchy.layout().numel()) * sizeof(float);
@@ -102,7 +102,7 @@ TEST(Hierarchical, CountsWhatStaysInsideAMachineApart) {
 TEST(Hierarchical, LostAndRepeatedMessagesAreErrors) {
   for (uint64_t victim = 0; victim < 18; ++victim) {
     for (Delivery delivery : {Delivery::kLost, Delivery::kTwice}) {
-      Hierarchy hierarchy("3lc", ExchangeKind::kRing);
+      Hierarchy hierarchy("3lc", "ring");
       Buckets buckets = random_buckets(6, hierarchy.layout().numel(), 1);
       const Status status = hierarchy.step(
           buckets, 0, {.seed = victim, .delivery = [&](uint32_t, uint32_t, uint64_t index) {
@@ -115,7 +115,7 @@ TEST(Hierarchical, LostAndRepeatedMessagesAreErrors) {
 }
 
 TEST(Hierarchical, AStepThatIsNotFiniteIsSkippedByAll) {
-  Hierarchy hierarchy("3lc", ExchangeKind::kRing);
+  Hierarchy hierarchy("3lc", "ring");
   Buckets buckets = random_buckets(6, hierarchy.layout().numel(), 1);
   buckets[4][12300] = std::numeric_limits<float>::infinity();  // tensor a.bias, element 12
   ASSERT_TRUE(hierarchy.step(buckets, 0).ok());
@@ -135,8 +135,8 @@ TEST(Hierarchical, AStepThatIsNotFiniteIsSkippedByAll) {
 TEST(Hierarchical, RefusesMachinesThatAreNotTheLayouts) {
   const auto layout =
       std::make_shared<const Layout>(Layout::create(small_tensors(), 2, {}).value());
-  EXPECT_EQ(make_hierarchical_exchange(layout, 0, kMachines, ExchangeKind::kRing,
-                                       Execution::create().value(), Execution::create().value())
+  EXPECT_EQ(make_exchange("hierarchical:between=ring", layout, 0, Execution::create().value(),
+                          {.machine_of_rank = kMachines})
                 .status()
                 .message(),
             "the layout is for 2 machines, there are 3");

@@ -78,7 +78,7 @@ TEST(Layout, DefaultRulesSendSmallAndFlatTensorsRaw) {
 TEST(Layout, AnotherCodecStandsForRawWhereverItIsChosen) {
   LayoutOptions options;
   options.pull_codec = "raw";
-  options.rules = {{"fc.*", "raw", RuleScope::kPush}};
+  options.rules = {{"fc.*", "raw", Direction::kPush}};
   options.raw_codec = "fp16";
   const Layout layout = make(1, options);
   for (const Segment& segment : layout.segments()) {
@@ -99,7 +99,7 @@ TEST(Layout, RulesComeFirstThenExclusions) {
   options.codec = "3lc:s=1.75";
   options.pull_codec = "3lc:s=1";
   options.exclude = {"last.*"};
-  options.rules = {{"conv.bias", "bf16", RuleScope::kBoth}, {"fc.*", "raw", RuleScope::kPull}};
+  options.rules = {{"conv.bias", "bf16", std::nullopt}, {"fc.*", "raw", Direction::kPull}};
   const Layout layout = make(1, options);
   for (const Segment& segment : layout.segments()) {
     const std::string& name = kTensors[segment.tensor].name;
@@ -134,7 +134,7 @@ TEST(Layout, RefusesWhatNoRankCouldUse) {
   options.codec = "4lc";
   EXPECT_EQ(Layout::create(kTensors, 2, options).status().code(), StatusCode::kUnknownCodec);
   options.codec = "3lc";
-  options.rules = {{"nothing-matches", "3lc:s=9", RuleScope::kBoth}};
+  options.rules = {{"nothing-matches", "3lc:s=9", std::nullopt}};
   EXPECT_EQ(Layout::create(kTensors, 2, options).status().code(), StatusCode::kBadParameter);
   EXPECT_EQ(Layout::create(kTensors, 0, {}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(Layout::create(kTensors, 65536, {}).status().code(), StatusCode::kInvalidArgument);

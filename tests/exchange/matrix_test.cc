@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 
+#include "gradwire/exchange_choice.h"
 #include "tests/exchange/cluster.h"
 
 namespace gradwire {
@@ -74,7 +75,6 @@ double largest_error(const Codec& codec) {
 
 struct Kind {
   const char* name;
-  MakeExchange make;
   // Ranks that the layout is made for.
   uint32_t (*layout_world)(uint32_t ranks);
   // The most that the mean of N values of at most 1 is off where an encoding errs by `e`.
@@ -106,11 +106,6 @@ double hierarchical_bound(uint32_t ranks, double e) {
   return sharded_bound(machines(ranks), e) * 2 * machines(ranks) / ranks;
 }
 
-template <ExchangeKind kind>
-std::unique_ptr<Exchange> make_by_kind(const std::shared_ptr<const Layout>& layout, uint32_t rank) {
-  return make_exchange(kind, layout, rank, Execution::create().value()).value();
-}
-
 // Like Cluster, for exchanges whose layout has another world size.
 struct Ranks {
   std::shared_ptr<const Layout> layout;
@@ -121,16 +116,11 @@ struct Ranks {
     layout = std::make_shared<const Layout>(
         Layout::create(tensors, kind.layout_world(world), {.codec = codec}).value());
     for (uint32_t rank = 0; rank < world; ++rank) {
-      if (kind.make) {
-        exchanges.push_back(kind.make(layout, rank));
-        continue;
-      }
-      std::vector<uint32_t> machine_of_rank(world);
-      for (uint32_t r = 0; r < world; ++r) machine_of_rank[r] = r / 2;
+      ExchangeOptions options;
+      const bool between = ExchangeChoice::parse(kind.name).value().info().between_machines;
+      for (uint32_t r = 0; between && r < world; ++r) options.machine_of_rank.push_back(r / 2);
       exchanges.push_back(
-          make_hierarchical_exchange(layout, rank, machine_of_rank, ExchangeKind::kSharded,
-                                     Execution::create().value(), Execution::create().value())
-              .value());
+          make_exchange(kind.name, layout, rank, Execution::create().value(), options).value());
     }
   }
 
@@ -161,21 +151,61 @@ class Matrix : public testing::TestWithParam<Kind> {
  protected:
   // The codec as this exchange takes it.
   static std::string taken(const std::string& text) {
-    const auto codec = Codec::parse(text).value();
-    if (GetParam().residuals || codec->residual_type() == ResidualType::kNone) return text;
-    if (text.find("residual=") != std::string::npos) return "3lc:ef=off";
-    return text + (text.find(':') == std::string::npos ? ":" : ",") + "ef=off";
+    if (GetParam().residuals) return text;
+    const auto codec = Codec::parse(text, FeedbackDefault::kOff);
+    return codec.ok() ? codec.value()->text() : "3lc:ef=off";  // where residual= is given
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Matrix,
-    testing::Values(
-        Kind{"sharded", make_by_kind<ExchangeKind::kSharded>, every_rank, sharded_bound, true},
-        Kind{"ring", make_by_kind<ExchangeKind::kRing>, every_rank, ring_bound, true},
-        Kind{"hierarchical", nullptr, machines, hierarchical_bound, true},
-        Kind{"terngrad", make_by_kind<ExchangeKind::kTernGrad>, every_rank, sharded_bound, false}),
-    [](const auto& kind) { return std::string(kind.param.name); });
+const Kind kKinds[] = {
+    {"sharded", every_rank, sharded_bound, true},
+    {"ring", every_rank, ring_bound, true},
+    {"terngrad", every_rank, sharded_bound, false},
+    {"hierarchical", machines, hierarchical_bound, true},
+};
+
+INSTANTIATE_TEST_SUITE_P(All, Matrix, testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return std::string(kind.param.name); });
+
+TEST(ExchangeChoice, EveryExchangeIsInTheMatrix) {
+  ASSERT_EQ(exchanges().size(), std::size(kKinds));
+  for (size_t i = 0; i < exchanges().size(); ++i) EXPECT_EQ(exchanges()[i]->name, kKinds[i].name);
+}
+
+TEST(ExchangeChoice, TextsAreReadAndWritten) {
+  for (const char* text :
+       {"sharded", "ring", "terngrad", "hierarchical:between=sharded",
+        "hierarchical:between=ring,ranks=4", "hierarchical:between=terngrad,ranks=1"}) {
+    EXPECT_EQ(ExchangeChoice::parse(text).value().text(), text);
+  }
+  EXPECT_EQ(ExchangeChoice::parse("hierarchical").value().text(), "hierarchical:between=sharded");
+  for (const char* text :
+       {"", "star", "ring:ranks=2", "hierarchical:", "hierarchical:ranks=0",
+        "hierarchical:ranks=2x", "hierarchical:between=star", "hierarchical:between=hierarchical",
+        "hierarchical:colour=red", "hierarchical:ring"}) {
+    const Status status = ExchangeChoice::parse(text).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
+    EXPECT_NE(status.message().find("terngrad, hierarchical[:between="), std::string::npos)
+        << status.message();
+  }
+}
+
+TEST(ExchangeChoice, OptionsThatAnExchangeDoesNotTakeAreRefused) {
+  const auto layout =
+      std::make_shared<const Layout>(Layout::create({{"a", {4, 4}}}, 2, {.codec = "raw"}).value());
+  const auto refused = [&](const char* text, ExchangeOptions options) {
+    return make_exchange(text, layout, 0, Execution::create().value(), std::move(options))
+               .status()
+               .code() == StatusCode::kInvalidArgument;
+  };
+  const ShardUpdate update = [](std::span<float>) { return Status(); };
+  EXPECT_TRUE(refused("terngrad", {.reduction = Reduction::kSum}));
+  EXPECT_TRUE(refused("ring", {.update = update}));
+  EXPECT_TRUE(refused("hierarchical:ranks=2", {.update = update}));
+  EXPECT_TRUE(refused("sharded", {.machine_of_rank = {0, 1}}));
+  EXPECT_TRUE(refused("hierarchical", {}));
+  EXPECT_FALSE(refused("hierarchical:ranks=2", {.reduction = Reduction::kSum}));
+}
 
 TEST_P(Matrix, AllRanksEndWithTheSameBitsAndTheMeanWithinTheCodecsBound) {
   const std::vector<std::string> codecs = codec_texts();
@@ -217,7 +247,7 @@ TEST_P(Matrix, EqualInputsAreExactWhereTheCodecIs) {
                            "terngrad:clip=0", "inceptionn"}) {
     for (uint32_t world : {1u, 2u, 5u, 8u, 16u}) {
       // A machine with one rank of 5 has a part of its own; sums of trits are over N, which rounds.
-      if (world == 5 && !GetParam().make) continue;
+      if (world == 5 && GetParam().layout_world == machines) continue;
       if (world == 5 && !GetParam().residuals && text == std::string("terngrad:clip=0")) continue;
       Ranks ranks(GetParam(), world, taken(text), small_tensors());
       std::vector<float> input = small_values(1, ranks.layout->numel(), world)[0];

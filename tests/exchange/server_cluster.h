@@ -46,21 +46,24 @@ class ServerCluster {
     calls_.resize(layout_->world_size());
     for (uint32_t rank = 0; rank < layout_->world_size(); ++rank) {
       Execution execution = Execution::create().value();
-      ranks_.push_back(
-          rank < setup.workers
-              ? make_server_worker(
-                    layout_, rank, std::move(execution), setup.options,
-                    [this, rank](uint32_t server, uint64_t version, std::span<const float> delta) {
-                      return apply(rank, server, version, delta);
-                    })
-                    .value()
-              : make_server(layout_, rank, std::move(execution), setup.options,
-                            [this, rank](std::span<float> bucket) { return update(rank, bucket); })
-                    .value());
-      exchanges_.push_back(ranks_.back().get());
-      for (uint32_t server = setup.workers; server < layout_->world_size(); ++server) {
-        if (rank >= setup.workers && rank != server) continue;
-        EXPECT_TRUE(ranks_[rank]->set_version(server, setup.first_version).ok());
+      if (rank < setup.workers) {
+        workers_.push_back(make_server_worker(layout_, rank, std::move(execution), setup.options,
+                                              [this, rank](uint32_t server, uint64_t version,
+                                                           std::span<const float> delta) {
+                                                return apply(rank, server, version, delta);
+                                              })
+                               .value());
+        for (uint32_t server = setup.workers; server < layout_->world_size(); ++server) {
+          EXPECT_TRUE(workers_.back()->set_version(server, setup.first_version).ok());
+        }
+        ranks_.push_back(workers_.back().get());
+      } else {
+        servers_.push_back(
+            make_server(layout_, rank, std::move(execution), setup.options,
+                        [this, rank](std::span<float> bucket) { return update(rank, bucket); })
+                .value());
+        EXPECT_TRUE(servers_.back()->set_version(setup.first_version).ok());
+        ranks_.push_back(servers_.back().get());
       }
     }
   }
@@ -78,20 +81,25 @@ class ServerCluster {
       buckets_[rank] = gradient(rank, calls_[rank]);
       return LoopbackStep{buckets_[rank], calls_[rank]++};
     };
-    return run_loopback(exchanges_, run);
+    return run_loopback(ranks_, run);
   }
 
   // What a worker's n-th step pushes.
   std::vector<float> gradient(uint32_t rank, uint64_t n) const {
     std::vector<float> values = random_buckets(1, layout_->numel(), 1000 * n + rank)[0];
-    if (poison) poison(rank, n, values);
+    if (spoil) spoil(rank, n, values);
     return values;
   }
 
   const Layout& layout() const { return *layout_; }
-  ServerExchange& rank(uint32_t r) { return *ranks_[r]; }
+  Exchange& rank(uint32_t r) { return *ranks_[r]; }
+  WorkerSide& worker(uint32_t rank) { return *workers_[rank]; }
+  ServerSide& server_side(uint32_t rank) { return *servers_[rank - setup_.workers]; }
   uint32_t server(uint32_t i) const { return setup_.workers + i; }
-  uint64_t version(uint32_t rank, uint32_t server) const { return ranks_[rank]->version(server); }
+  uint64_t version(uint32_t rank, uint32_t server) const {
+    return rank < setup_.workers ? workers_[rank]->version(server)
+                                 : servers_[rank - setup_.workers]->version();
+  }
   uint64_t calls(uint32_t rank) const { return calls_[rank]; }
   const std::vector<float>& worker_model(uint32_t rank) const { return models_[rank]; }
 
@@ -105,12 +113,12 @@ class ServerCluster {
     return model;
   }
   // By value of the bucket: residuals of the pushes over the workers, or those of the pulls.
-  std::vector<double> owed(RuleScope role) const {
+  std::vector<double> owed(Direction direction) const {
     std::vector<double> sum(layout_->numel());
     for (const auto& exchange : ranks_) {
       for (const ResidualPiece& piece : exchange->export_residuals()) {
-        if (piece.role != role) continue;
-        const double weight = role == RuleScope::kPush ? 1.0 / setup_.workers : 1.0;
+        if (piece.direction != direction) continue;
+        const double weight = direction == Direction::kPush ? 1.0 / setup_.workers : 1.0;
         const auto segment = std::ranges::find_if(layout_->segments(), [&](const Segment& s) {
           return layout_->tensors()[s.tensor].name == piece.tensor;
         });
@@ -125,7 +133,7 @@ class ServerCluster {
   // Whether any two workers differed in a version of a server's tensors.
   bool replicas_differed() const { return replicas_differed_; }
 
-  std::function<void(uint32_t rank, uint64_t n, std::vector<float>& gradient)> poison;
+  std::function<void(uint32_t rank, uint64_t n, std::vector<float>& gradient)> spoil;
   std::function<void(uint32_t rank, uint32_t server)> on_next;  // before a worker's step
 
  private:
@@ -158,8 +166,9 @@ class ServerCluster {
 
   ServerSetup setup_;
   std::shared_ptr<const Layout> layout_;
-  std::vector<std::unique_ptr<ServerExchange>> ranks_;
-  std::vector<Exchange*> exchanges_;
+  std::vector<std::unique_ptr<WorkerSide>> workers_;
+  std::vector<std::unique_ptr<ServerSide>> servers_;
+  std::vector<Exchange*> ranks_;
   Buckets buckets_;
   Buckets models_;  // of each rank; of a server, its own tensors
   Buckets velocities_;

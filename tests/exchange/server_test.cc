@@ -20,7 +20,7 @@ TEST(Server, ReplicasAreEqualAndTheServerOwesTheRest) {
       ASSERT_TRUE(status.ok()) << status.message();
       EXPECT_FALSE(cluster.replicas_differed()) << codec;
       const std::vector<float> served = cluster.served_model();
-      const std::vector<double> owed = cluster.owed(RuleScope::kPull);
+      const std::vector<double> owed = cluster.owed(Direction::kPull);
       for (uint32_t worker = 0; worker < workers; ++worker) {
         EXPECT_TRUE(same_bits(cluster.worker_model(worker), cluster.worker_model(0)));
         EXPECT_EQ(cluster.calls(worker), 4u);
@@ -74,8 +74,8 @@ TEST(Server, GoesOnWithoutAStalledWorkerAndCountsWhatItDropped) {
     EXPECT_GE(others, 5u);
     uint64_t dropped = 0;
     for (uint32_t server : {4u, 5u}) {
-      EXPECT_GT(cluster.rank(server).dropped_pushes()[2], 0u);
-      for (uint64_t count : cluster.rank(server).dropped_pushes()) dropped += count;
+      EXPECT_GT(cluster.server_side(server).dropped_pushes()[2], 0u);
+      for (uint64_t count : cluster.server_side(server).dropped_pushes()) dropped += count;
       for (uint32_t worker = 0; worker < 4; ++worker) {
         EXPECT_GE(cluster.version(worker, server), 12u);
       }
@@ -90,7 +90,7 @@ TEST(Server, WithoutBackupEveryPushCounts) {
   ServerCluster cluster({.workers = 3, .servers = 1, .versions = 6});
   const auto stalled = [](uint32_t rank, uint64_t tick) { return rank == 1 && tick < 500; };
   ASSERT_TRUE(cluster.run({.seed = 1, .next = {}, .stalled = stalled}).ok());
-  EXPECT_EQ(cluster.rank(3).dropped_pushes(), std::vector<uint64_t>(3));
+  EXPECT_EQ(cluster.server_side(3).dropped_pushes(), std::vector<uint64_t>(3));
   for (uint32_t worker = 0; worker < 3; ++worker) EXPECT_EQ(cluster.calls(worker), 6u);
 }
 
@@ -137,7 +137,7 @@ TEST(Server, AWorkerTooFarBehindIsReportedAndTakesTheModel) {
       Layout::create({{"w", {30, 10}}}, 3, {.codec = "3lc", .servers = 1}).value());
   std::vector<float> models[2] = {std::vector<float>(300), std::vector<float>(300)};
   std::vector<float> kept(300);  // as the workers have it, by the server
-  std::unique_ptr<ServerExchange> workers[2];
+  std::unique_ptr<WorkerSide> workers[2];
   for (uint32_t i = 0; i < 2; ++i) {
     workers[i] = make_server_worker(layout, i, Execution::create().value(), options,
                                     [&models, i](uint32_t, uint64_t, std::span<const float> delta) {
@@ -195,7 +195,7 @@ TEST(Server, AVersionThatIsNotFiniteIsSkippedAndOwedAgain) {
                          .versions = 3,
                          .rate = -1.0f,
                          .momentum = 0.0f});  // the model is the sum of the averages
-  cluster.poison = [](uint32_t rank, uint64_t step, std::vector<float>& gradient) {
+  cluster.spoil = [](uint32_t rank, uint64_t step, std::vector<float>& gradient) {
     if (rank == 1 && step == 1) gradient[12300] = std::numeric_limits<float>::quiet_NaN();
   };
   std::vector<std::optional<NonFiniteInput>> seen(3);
@@ -224,8 +224,8 @@ TEST(Server, AVersionThatIsNotFiniteIsSkippedAndOwedAgain) {
       }
     }
   }
-  const std::vector<double> push = cluster.owed(RuleScope::kPush);
-  const std::vector<double> pull = cluster.owed(RuleScope::kPull);
+  const std::vector<double> push = cluster.owed(Direction::kPush);
+  const std::vector<double> pull = cluster.owed(Direction::kPull);
   for (size_t i = 0; i < expected.size(); ++i) {
     ASSERT_NEAR(cluster.worker_model(0)[i] + push[i] + pull[i], expected[i], 1e-5) << i;
   }
@@ -291,7 +291,7 @@ TEST_F(ServerMessages, AVersionIsEncodedOnceAndItsBytesAreSharedAndKept) {
 TEST_F(ServerMessages, ALateWorkerGetsTheNewestVersionFirstAndGoesOnWithAll) {
   ServerCluster cluster(
       {.workers = 3, .codec = "raw", .options = {.backup = 1}, .rate = -1.0f, .momentum = 0.0f});
-  ServerExchange& server = cluster.rank(3);
+  ServerSide& server = cluster.server_side(3);
   for (uint64_t version = 0; version < 3; ++version) {
     step(cluster, 3, version);
     for (uint32_t worker : {1u, 0u}) {
@@ -329,7 +329,7 @@ TEST_F(ServerMessages, ALateWorkerGetsTheNewestVersionFirstAndGoesOnWithAll) {
 
 TEST_F(ServerMessages, WhatNoPlaceIsForIsRefused) {
   ServerCluster cluster({.workers = 2});
-  ServerExchange& server = cluster.rank(2);
+  ServerSide& server = cluster.server_side(2);
   EXPECT_TRUE(server.awaits_any());
   EXPECT_EQ(server.listening(), (std::vector<uint32_t>{0, 1}));
   EXPECT_EQ(cluster.rank(0).listening(), std::vector<uint32_t>{2});
@@ -367,8 +367,8 @@ TEST(Server, GoesOnFromAnyVersion) {
   ServerCluster cluster({.workers = 2, .servers = 2, .versions = 3, .first_version = 100});
   ASSERT_TRUE(cluster.run({.seed = 1, .next = {}, .stalled = {}}).ok());
   for (uint32_t rank = 0; rank < 2; ++rank) EXPECT_EQ(cluster.version(rank, 3), 103u);
-  EXPECT_EQ(cluster.rank(0).set_version(2, 0).code(), StatusCode::kUnexpectedMessage);
-  EXPECT_EQ(cluster.rank(0).set_version(1, 0).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(cluster.worker(0).set_version(2, 0).code(), StatusCode::kUnexpectedMessage);
+  EXPECT_EQ(cluster.worker(0).set_version(1, 0).code(), StatusCode::kInvalidArgument);
 }
 
 TEST(Server, AnUpdateThatFailsOrIsNotFiniteEndsTheRun) {
@@ -395,7 +395,7 @@ TEST(Server, SetupsThatDifferOrCantWorkAreNamed) {
   EXPECT_EQ(worker(1, {.staleness = 64}).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(make_server(layout, 1, Execution::create().value(), {}, {}).status().code(),
             StatusCode::kInvalidArgument);
-  EXPECT_EQ(make_ring_exchange(layout, 1, Execution::create().value()).status().code(),
+  EXPECT_EQ(make_exchange("ring", layout, 1, Execution::create().value()).status().code(),
             StatusCode::kInvalidArgument);
 }
 

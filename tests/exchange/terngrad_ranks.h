@@ -8,7 +8,8 @@ namespace gradwire {
 
 inline MakeExchange terngrad(uint64_t seed = 0) {
   return [seed](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
-    return make_terngrad_exchange(layout, rank, Execution::create().value(), seed).value();
+    return make_exchange("terngrad", layout, rank, Execution::create().value(), {.seed = seed})
+        .value();
   };
 }
 

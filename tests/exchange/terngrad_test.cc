@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 
 #include "frame/packet.h"
-#include "stages/levels.h"
+#include "stages/levels/levels.h"
 #include "tests/exchange/terngrad_ranks.h"
 
 namespace gradwire {
@@ -94,7 +94,7 @@ TEST(TernGradExchange, PullsTheExactSumsOfTheTrits) {
       const Packet packet = parse_packet(message.bytes).value();
       const uint64_t shard = packet.header.layout_digest;
       const PacketFrame& frame = packet.frames.at(0);
-      if (packet.header.role == PacketRole::kPull) {
+      if (packet.header.direction == Direction::kPull) {
         EXPECT_EQ(pulls.emplace(shard, message.bytes).first->second, message.bytes);
       } else if (Codec::from_wire(frame.codec).value()->info().name == "terngrad") {
         // Any decoder reads it; all have the same scale.
@@ -290,7 +290,7 @@ TEST(TernGradExchange, RefusesLayoutsThatItCannotWorkWith) {
   const auto refused = [](uint32_t world, const LayoutOptions& options) {
     const auto layout =
         std::make_shared<const Layout>(Layout::create(small_tensors(), world, options).value());
-    const auto made = make_terngrad_exchange(layout, 0, Execution::create().value());
+    const auto made = make_exchange("terngrad", layout, 0, Execution::create().value());
     EXPECT_EQ(made.status().code(), StatusCode::kInvalidArgument);
     return made.status().message();
   };
@@ -306,7 +306,7 @@ TEST(TernGradExchange, RefusesLayoutsThatItCannotWorkWith) {
   }
   const auto most = std::make_shared<const Layout>(
       Layout::create(small_tensors(), 127, {.codec = "terngrad"}).value());
-  EXPECT_TRUE(make_terngrad_exchange(most, 126, Execution::create().value()).ok());
+  EXPECT_TRUE(make_exchange("terngrad", most, 126, Execution::create().value()).ok());
 }
 
 TEST(TernGradExchange, SpeaksBetweenMachines) {
@@ -316,9 +316,8 @@ TEST(TernGradExchange, SpeaksBetweenMachines) {
   std::vector<std::unique_ptr<Exchange>> ranks;
   std::vector<Exchange*> exchanges;
   for (uint32_t rank = 0; rank < 6; ++rank) {
-    ranks.push_back(make_hierarchical_exchange(layout, rank, machines, ExchangeKind::kTernGrad,
-                                               Execution::create().value(),
-                                               Execution::create().value())
+    ranks.push_back(make_exchange("hierarchical:between=terngrad", layout, rank,
+                                  Execution::create().value(), {.machine_of_rank = machines})
                         .value());
     exchanges.push_back(ranks.back().get());
   }

@@ -72,7 +72,7 @@ double squared_error(const MakeExchange& make, uint32_t world, const LayoutOptio
 
 TEST(TernGradVariance, ErrsLessThanTheShardedExchangeWhosePullsAreDrawnAgain) {
   const MakeExchange sharded = [](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
-    return make_sharded_exchange(layout, rank, Execution::create().value()).value();
+    return make_exchange("sharded", layout, rank, Execution::create().value()).value();
   };
   for (uint32_t world : {2u, 8u, 16u}) {
     const double shared = squared_error(terngrad(), world, {.codec = "terngrad:clip=0"});

@@ -24,7 +24,7 @@ std::vector<float> values(size_t i) {
 }
 
 const PacketHeader kHeader = {
-    .role = PacketRole::kPull, .source = 300, .step = 1ull << 40, .layout_digest = 77};
+    .direction = Direction::kPull, .source = 300, .step = 1ull << 40, .layout_digest = 77};
 
 std::vector<std::byte> make_packet(PacketWriter& writer) {
   Execution execution = Execution::create().value();
@@ -42,7 +42,7 @@ TEST(Packet, HoldsItsFrames) {
   const std::vector<std::byte> bytes = make_packet(writer);
   EXPECT_EQ(first, bytes);
   const Packet packet = parse_packet(bytes).value();
-  EXPECT_EQ(packet.header.role, kHeader.role);
+  EXPECT_EQ(packet.header.direction, kHeader.direction);
   EXPECT_EQ(packet.header.source, kHeader.source);
   EXPECT_EQ(packet.header.step, kHeader.step);
   EXPECT_EQ(packet.header.layout_digest, kHeader.layout_digest);

@@ -14,18 +14,19 @@
 namespace gradwire::mpi {
 namespace {
 
-constexpr ExchangeKind kKinds[] = {ExchangeKind::kSharded, ExchangeKind::kRing};
+constexpr const char* kKinds[] = {"sharded", "ring"};
 
 // The same steps on all ranks in one process.
 class Reference {
  public:
-  Reference(uint64_t n, const LayoutOptions& options, ExchangeKind kind, Reduction reduction) {
+  Reference(uint64_t n, const LayoutOptions& options, const char* kind, Reduction reduction) {
     const uint32_t world = world_size();
     const auto layout = std::make_shared<const Layout>(
         Layout::create({{"buffer", {n, 1}}}, world, options).value());
     for (uint32_t rank = 0; rank < world; ++rank) {
       exchanges_.push_back(
-          make_exchange(kind, layout, rank, Execution::create().value(), 0, reduction).value());
+          make_exchange(kind, layout, rank, Execution::create().value(), {.reduction = reduction})
+              .value());
       pointers_.push_back(exchanges_.back().get());
     }
   }
@@ -58,7 +59,7 @@ std::vector<float> sums(uint64_t n) {
 TEST(AllReduce, RawSumsAreExactForEveryLengthInPlaceAndOut) {
   // The longest goes in several pieces.
   for (uint64_t n : {0, 1, 4, 100, 50001, 1500000}) {
-    for (ExchangeKind kind : kKinds) {
+    for (const char* kind : kKinds) {
       const Options options{.codec = "raw", .exchange = kind};
       const std::vector<float> input = whole_numbers(my_rank(), n);
       std::vector<float> output(n);
@@ -81,7 +82,7 @@ TEST(AllReduce, EveryCodecGivesTheBitsOfTheExchangeOnEveryRank) {
   constexpr uint64_t kN = 20000;
   for (const CodecInfo* info : codecs()) {
     const std::string name(info->name);
-    for (ExchangeKind kind : kKinds) {
+    for (const char* kind : kKinds) {
       const std::string codec = info->lossless ? name : name + ":ef=off";
       Reference reference(kN, {.codec = codec, .min_numel = 0}, kind, Reduction::kSum);
       const std::vector<float> expected = reference.step(inputs_of_all(kN, 1), 0);
@@ -153,7 +154,7 @@ TEST(AllReduce, NonBlockingOnesMayBeUnderWayTogetherAndEndInAnyOrder) {
 
 TEST(AllReduce, APersistentOneKeepsItsResiduals) {
   constexpr uint64_t kN = 20000;
-  for (ExchangeKind kind : kKinds) {
+  for (const char* kind : kKinds) {
     const LayoutOptions layout{.codec = "3lc:s=1.75", .pull_codec = "bf16", .min_numel = 0};
     Reference reference(kN, layout, kind, Reduction::kAverage);
     std::vector<float> input(kN);
@@ -334,8 +335,8 @@ TEST(Engines, DriveAnyExchange) {
   const auto layout = std::make_shared<const Layout>(
       Layout::create({{"buffer", {kN, 1}}}, machines.back() + 1, {.codec = "3lc"}).value());
   const auto make = [&](uint32_t rank) {
-    return make_hierarchical_exchange(layout, rank, machines, ExchangeKind::kRing,
-                                      Execution::create().value(), Execution::create().value())
+    return make_exchange("hierarchical:between=ring", layout, rank, Execution::create().value(),
+                         {.machine_of_rank = machines})
         .value();
   };
   std::vector<std::unique_ptr<Exchange>> exchanges;
@@ -361,9 +362,9 @@ TEST(Engines, DriveAnyExchange) {
 TEST(Engines, RefuseAnExchangeOfMoreRanks) {
   const auto layout = std::make_shared<const Layout>(
       Layout::create({{"buffer", {100, 1}}}, world_size() + 1, {.codec = "raw"}).value());
-  Result<Engine> engine =
-      Engine::create(MPI_COMM_WORLD,
-                     make_sharded_exchange(layout, my_rank(), Execution::create().value()).value());
+  Result<Engine> engine = Engine::create(
+      MPI_COMM_WORLD,
+      make_exchange("sharded", layout, my_rank(), Execution::create().value()).value());
   ASSERT_TRUE(engine.ok());
   std::vector<float> bucket(100);
   ASSERT_TRUE(engine.value().start(bucket, 0).ok());

@@ -14,9 +14,7 @@ namespace {
 constexpr uint64_t kN = 20000;
 
 Options chosen(const std::string& exchange, const std::string& codec) {
-  Options options{.codec = codec};
-  EXPECT_TRUE(set_exchange(exchange, options).ok()) << exchange;
-  return options;
+  return {.codec = codec, .exchange = exchange};
 }
 
 std::vector<float> reduced(std::vector<float> values, const Options& options, Reduction reduction) {
@@ -33,24 +31,6 @@ std::vector<float> sum_of_whole_numbers(uint64_t n) {
     for (uint64_t i = 0; i < n; ++i) sum[i] += values[i];
   }
   return sum;
-}
-
-TEST(ExchangeChoice, NamesAreReadAndWritten) {
-  for (const char* text :
-       {"sharded", "ring", "terngrad", "hierarchical:between=sharded",
-        "hierarchical:between=ring,ranks=4", "hierarchical:between=terngrad,ranks=1"}) {
-    EXPECT_EQ(exchange_text(chosen(text, "raw")), text);
-  }
-  EXPECT_EQ(exchange_text(chosen("hierarchical", "raw")), "hierarchical:between=sharded");
-  for (const char* text : {"", "star", "ring:ranks=2", "hierarchical:", "hierarchical:ranks=0",
-                           "hierarchical:ranks=2x", "hierarchical:between=star",
-                           "hierarchical:colour=red", "hierarchical:ring"}) {
-    Options options{.exchange = ExchangeKind::kRing};
-    const Status status = set_exchange(text, options);
-    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
-    EXPECT_TRUE(contains(status.message(), "terngrad, hierarchical")) << status.message();
-    EXPECT_EQ(exchange_text(options), "ring");
-  }
 }
 
 TEST(ExchangeChoice, HierarchicalSumsAreExactWhereTheCodecIs) {
@@ -77,9 +57,9 @@ TEST(ExchangeChoice, HierarchicalGivesTheBitsOfTheExchangeStepByStep) {
   std::vector<std::unique_ptr<Exchange>> exchanges;
   std::vector<Exchange*> pointers;
   for (uint32_t rank = 0; rank < world_size(); ++rank) {
-    exchanges.push_back(make_hierarchical_exchange(layout, rank, machines, ExchangeKind::kSharded,
-                                                   Execution::create().value(),
-                                                   Execution::create().value(), 0, Reduction::kSum)
+    exchanges.push_back(make_exchange("hierarchical:between=sharded", layout, rank,
+                                      Execution::create().value(),
+                                      {.reduction = Reduction::kSum, .machine_of_rank = machines})
                             .value());
     pointers.push_back(exchanges.back().get());
   }

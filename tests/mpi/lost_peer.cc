@@ -32,10 +32,9 @@ int judge(const Status& status) {
 int run(const std::string& mode) {
   const bool lost = my_rank() == world_size() - 1;
   std::vector<float> values(1000, 1.0f);
-  const Options options{
-      .codec = "raw",
-      .exchange = mode == "ring" || mode == "late" ? ExchangeKind::kRing : ExchangeKind::kSharded,
-      .timeout_seconds = kTimeout};
+  const Options options{.codec = "raw",
+                        .exchange = mode == "ring" || mode == "late" ? "ring" : "sharded",
+                        .timeout_seconds = kTimeout};
   Result<Operation> operation =
       all_reduce_init(MPI_IN_PLACE, values.data(), values.size(), Dtype::kFloat32,
                       Reduction::kAverage, MPI_COMM_WORLD, options);

@@ -32,23 +32,30 @@ class ServerRank {
     std::normal_distribution<float> normal;
     for (float& value : target_) value = normal(random);
     Execution execution = Execution::create().value();
-    exchange_ =
-        is_server()
-            ? make_server(layout_, rank, std::move(execution), options,
-                          [this](std::span<float> bucket) { return update(bucket); })
-                  .value()
-            : make_server_worker(layout_, rank, std::move(execution), options,
-                                 [this](uint32_t server, uint64_t, std::span<const float> delta) {
-                                   return apply(server, delta);
-                                 })
-                  .value();
+    if (is_server()) {
+      auto made = make_server(layout_, rank, std::move(execution), options,
+                              [this](std::span<float> bucket) { return update(bucket); })
+                      .value();
+      server_ = made.get();
+      exchange_ = std::move(made);
+    } else {
+      auto made =
+          make_server_worker(layout_, rank, std::move(execution), options,
+                             [this](uint32_t server, uint64_t, std::span<const float> delta) {
+                               return apply(server, delta);
+                             })
+              .value();
+      worker_ = made.get();
+      exchange_ = std::move(made);
+    }
     view_ = exchange_.get();
   }
 
   bool is_server() const { return rank_ >= layout_->workers(); }
   // The exchange moves to whoever drives it; it must live as long as this.
   std::unique_ptr<Exchange> take_exchange() { return std::move(exchange_); }
-  ServerExchange& exchange() { return *view_; }
+  Exchange& exchange() { return *view_; }
+  ServerSide& server_side() { return *server_; }
 
   std::span<float> gradient() {
     for (size_t i = 0; i < model_.size(); ++i) bucket_[i] = model_[i] - target_[i];
@@ -58,10 +65,10 @@ class ServerRank {
   const std::vector<float>& model() const { return model_; }
   // Of all servers that this rank has to do with, the lowest.
   uint64_t version() const {
-    if (is_server()) return view_->version(rank_);
+    if (is_server()) return server_->version();
     uint64_t version = ~uint64_t{0};
     for (uint32_t server = layout_->workers(); server < layout_->world_size(); ++server) {
-      version = std::min(version, view_->version(server));
+      version = std::min(version, worker_->version(server));
     }
     return version;
   }
@@ -91,8 +98,10 @@ class ServerRank {
   std::vector<float> bucket_;
   std::vector<float> model_;  // on a server, of its own tensors
   std::vector<float> target_;
-  std::unique_ptr<ServerExchange> exchange_;
-  ServerExchange* view_;
+  std::unique_ptr<Exchange> exchange_;
+  Exchange* view_ = nullptr;
+  ServerSide* server_ = nullptr;  // the same, on a server
+  WorkerSide* worker_ = nullptr;  // the same, on a worker
 };
 
 }  // namespace gradwire

@@ -139,7 +139,7 @@ TEST(Server, GoesOnWithoutAWorkerThatSleepsAndCountsWhatItDropped) {
       EXPECT_LT(training.steps(), plan.versions);  // it caught up at once
     }
   } else {
-    EXPECT_GT(training.rank().exchange().dropped_pushes()[sleeper], 0u);
+    EXPECT_GT(training.rank().server_side().dropped_pushes()[sleeper], 0u);
   }
   EXPECT_GE(std::chrono::steady_clock::now() - started, kNap);
   expect_equal_replicas(training, plan);

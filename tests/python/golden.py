@@ -15,6 +15,7 @@ FOLDER = ROOT / "tests" / "golden"
 sys.path.insert(0, str(ROOT / "spec"))
 
 import common  # noqa: E402
+import container  # noqa: E402
 import payloads  # noqa: E402
 import reference as spec  # noqa: E402
 import reference_encoder as encoder  # noqa: E402
@@ -26,6 +27,7 @@ __all__ = [
     "array",
     "cases",
     "common",
+    "container",
     "encoder",
     "payloads",
     "read",

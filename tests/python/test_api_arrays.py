@@ -1,4 +1,4 @@
-"""What the Python API takes as an array, and what it refuses."""
+"""The Python API takes some objects as arrays, and refuses others."""
 
 from __future__ import annotations
 

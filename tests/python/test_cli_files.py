@@ -1,4 +1,4 @@
-"""`gradwire compress` and `decompress`: what they do to files."""
+"""`gradwire compress` and `decompress`, and the files that they read and write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gradwire inspect`: what it says of files."""
+"""`gradwire inspect` describes frames, packets and compressed files."""
 
 from __future__ import annotations
 

@@ -18,6 +18,13 @@ def test_the_program_in_c_is_the_example() -> None:
     assert program == (ROOT / "examples" / "c" / "compress.c").read_text(encoding="utf-8")
 
 
+def test_the_program_in_pytorch_is_the_example() -> None:
+    """tests/torch runs the example itself."""
+    text = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    program = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[0]
+    assert program == (ROOT / "examples" / "ddp.py").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -40,3 +47,29 @@ def _anchor(line: str) -> str:
     if heading is None:
         return ""
     return re.sub(r"[^\w -]", "", heading.group(1).lower()).replace(" ", "-")
+
+
+FOLDERS = (".", "docs", "spec", "src/codecs/*", "tests/*", "fuzz")
+EVERY_PAGE = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_text_are_short(page: Path) -> None:
+    """At most 100 characters, except in tables and code."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    long = [line for line in text.splitlines() if len(line) > 100]
+    assert not [line for line in long if not line.startswith(("    ", "|", "  |"))]
+
+
+def test_exchanges_of_the_pages_are_those_of_the_library() -> None:
+    listed = (ROOT / "src" / "exchange" / "exchanges.def").read_text(encoding="utf-8")
+    names = re.findall(r"^GW_EXCHANGE\((\w+)\)", listed, re.MULTILINE)
+    page = (ROOT / "docs" / "exchanges.md").read_text(encoding="utf-8")
+    costs = page.partition("| exchange | bytes a rank sends")[2].partition("\n\n")[0]
+    assert set(names) <= set(re.findall(r"^\| (\w+)(?= \||,)", costs, re.MULTILINE))
+    chosen = re.findall(r'^\| `GradwireState\(exchange="(\w+)"\)`', page, re.MULTILINE)
+    assert ["sharded", *chosen] == names
+    mpi = (ROOT / "docs" / "mpi.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"\*\*Exchanges\*\* of all-reduce: ([^.]*)\.", mpi)
+    assert re.findall(r"`(\w+)`", line) == names

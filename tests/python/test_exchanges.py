@@ -37,9 +37,10 @@ def run(exchanges: Sequence[Exchange], buckets: Sequence[Array], step: int = 0) 
 
 
 def make(kind: str, codec: str, **options: Any) -> list[Exchange]:
-    world_size = 3 if kind == "hierarchical" else len(MACHINES)
+    between = kind.startswith("hierarchical")
+    world_size = 3 if between else len(MACHINES)
     layout = Layout(TENSORS, world_size, codec)
-    if kind == "hierarchical":
+    if between:
         options["machine_of_rank"] = MACHINES
     return [Exchange(layout, rank, kind, **options) for rank in range(len(MACHINES))]
 
@@ -51,8 +52,8 @@ def make(kind: str, codec: str, **options: Any) -> list[Exchange]:
         ("ring", {}),
         ("terngrad", {}),
         ("hierarchical", {}),
-        ("hierarchical", {"between": "ring"}),
-        ("hierarchical", {"between": "terngrad"}),
+        ("hierarchical:between=ring", {}),
+        ("hierarchical:between=terngrad", {}),
     ],
 )
 def test_every_kind_averages_over_the_ranks(kind: str, options: dict[str, str]) -> None:
@@ -96,7 +97,7 @@ def test_terngrad_tells_what_is_not_finite() -> None:
 
 
 def test_local_bytes_of_a_hierarchy_are_counted_apart() -> None:
-    exchanges = make("hierarchical", "terngrad", between="terngrad")
+    exchanges = make("hierarchical:between=terngrad", "terngrad")
     buckets = gradients(len(MACHINES), 64 * 300 + 64 + 4700)
     run(exchanges, buckets)
     assert exchanges[1].stats()["local_bytes"] > buckets[0].nbytes
@@ -109,12 +110,12 @@ def test_local_bytes_of_a_hierarchy_are_counted_apart() -> None:
     ("kind", "codec", "options", "text"),
     [
         ("star", "raw", {}, "valid ones are: sharded, ring, terngrad, hierarchical"),
-        ("hierarchical", "raw", {}, "needs machine_of_rank"),
+        ("hierarchical", "raw", {}, "needs the machine of each rank"),
         ("hierarchical", "raw", {"machine_of_rank": [0, 1]}, "the layout is for 5 machines"),
-        ("hierarchical", "raw", {"machine_of_rank": range(5), "between": "star"}, "'star' is no"),
-        ("ring", "raw", {"machine_of_rank": range(5)}, "only a hierarchical exchange takes"),
-        ("sharded", "raw", {"between": "ring"}, "only a hierarchical exchange takes"),
-        ("terngrad", "raw", {"update": print}, "only a sharded exchange takes an update"),
+        ("hierarchical:between=star", "raw", {"machine_of_rank": range(5)}, "is no exchange"),
+        ("ring", "raw", {"machine_of_rank": range(5)}, "does not ask for the machine"),
+        ("sharded:between=ring", "raw", {}, "is no exchange"),
+        ("terngrad", "raw", {"update": print}, "takes no update"),
         ("terngrad", "terngrad:ef=on", {}, "no residual is kept"),
         ("terngrad", "3lc", {}, "no residual is kept"),
     ],

@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 
 import gradwire
-from golden import FOLDER, Case, array, cases, read, read_values, spec
+from golden import FOLDER, ROOT, Case, array, cases, payloads, read, read_values, spec
+from gradwire import container
 
 EXECUTIONS = [(target, threads) for target in gradwire.simd_targets() for threads in (1, 2)]
 PLAIN = [case for case in cases("encode") if "residual_in" not in case]
 FEEDBACK = [case for case in cases("encode") if "residual_in" in case]
 FRAMES = [case for case in cases("decode") if "frame" in case]
 PACKETS = [case for case in cases("decode") if "packet" in case]
+CONTAINERS = [case for case in cases("decode") if "container" in case]
+
+
+FILES = ("frame", "packet", "container", "values", "data", "input", "residual_in", "residual_out")
 
 
 def name_of(case: Case) -> str:
@@ -75,13 +80,12 @@ def test_decode_onto_a_sum(case: Case) -> None:
     values = array(read_values(case["values"], case["n"]))
     start = array(struct.pack("<5f", -0.0, 0.0, 1.5, -2.0, 3e38))
     start = np.resize(start, case["n"])
-    # Where a trit is 0 nothing is added, not +0.0; it would turn -0.0 into 0.0. So too where the
-    # payload is empty.
-    told = gradwire.inspect(frame)
-    ternary = told["codec"].startswith(("3lc", "terngrad", "stoch3", "stc")) or len(frame) == 32
+    # Nothing is added for a value that was not sent: +0.0 would turn -0.0 into 0.0. Nor is anything
+    # added where the payload is empty.
+    codec = payloads.CODECS[spec.parse_frame(frame).codec]
     with np.errstate(over="ignore", invalid="ignore"):
         expected = start + values
-    if ternary:
+    if codec.LEAVES_OUT_ZEROS or len(frame) == 32:
         expected[values.view(np.uint32) == 0] = start[values.view(np.uint32) == 0]
     finite = ~np.isnan(expected)
     for target, threads in EXECUTIONS:
@@ -95,7 +99,8 @@ def test_decode_onto_a_sum(case: Case) -> None:
 def test_inspect_packet(case: Case) -> None:
     told = gradwire.inspect(read(case["packet"]))
     assert told["kind"] == "packet"
-    for key in ("role", "source", "step"):
+    assert told["role"] == case["direction"]
+    for key in ("source", "step"):
         assert told[key] == case[key]
     assert told["layout_digest"] == int(case["layout_digest"], 16)
     assert bool(told["non_finite"]) == bool(case["non_finite"])
@@ -106,6 +111,37 @@ def test_inspect_packet(case: Case) -> None:
             expected["n"],
             expected["payload_bytes"],
         )
+
+
+@pytest.mark.parametrize("case", CONTAINERS, ids=name_of)
+def test_container(case: Case) -> None:
+    data = read(case["container"])
+    read_back = container.parse(data)
+    assert read_back.kind == case["restores"]
+    assert read_back.metadata == case["metadata"]
+    assert len(read_back.tensors) == len(case["tensors"])
+    for tensor, expected in zip(read_back.tensors, case["tensors"], strict=True):
+        assert (tensor.name, tensor.dtype) == (expected["name"], expected["dtype"])
+        assert (list(tensor.shape), tensor.storage) == (expected["shape"], expected["storage"])
+        assert bytes(tensor.data) == read(expected["data"])
+    assert b"".join(container.serialize(read_back)) == data
+
+
+def read_container(data: bytes) -> None:
+    """Checks all that a reader checks before it decodes the frames."""
+    for tensor in container.parse(data).tensors:
+        if tensor.storage == "frame":
+            frame = gradwire.inspect(tensor.data)
+            tensor.check_frame(frame["numel"], frame["dtype"])
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases("errors") if "container" in case], ids=name_of
+)
+def test_container_is_refused(case: Case) -> None:
+    with pytest.raises(container.ContainerError) as refusal:
+        read_container(read(case["container"]))
+    assert refusal.value.code == case["status"]
 
 
 @pytest.mark.parametrize("case", [case for case in cases("errors") if "frame" in case], ids=name_of)
@@ -145,13 +181,20 @@ def test_non_finite_input_is_warned_of(case: Case) -> None:
         assert str(int(np.flatnonzero(~np.isfinite(x))[0])) in str(caught[0].message)
 
 
+def test_cases_are_those_of_a_codec() -> None:
+    """make_golden.py finds them by the name of the codec's twin, so another name finds nothing."""
+    cases_of = {path.stem for path in (ROOT / "scripts/golden_cases/codecs").glob("[a-z]*.py")}
+    twins = {name for name, module in payloads.MODULES.items() if hasattr(module, "NUMBER")}
+    assert cases_of <= twins
+
+
 def test_the_folder_holds_what_the_index_names_and_nothing_else() -> None:
     named = {
         entry[key]
         for kind in ("encode", "decode", "errors")
         for case in cases(kind)
-        for entry in (case, *case.get("frames", ()))
-        for key in ("input", "frame", "packet", "values", "residual_in", "residual_out")
+        for entry in (case, *case.get("frames", ()), *case.get("tensors", ()))
+        for key in FILES
         if key in entry
     }
     there = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file()}

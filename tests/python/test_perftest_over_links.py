@@ -25,7 +25,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun")
 @pytest.mark.skipif(network.why_not_shaped() is not None, reason="no right to shape networks")
 def test_every_rank_is_behind_a_link_of_its_own() -> None:
-    # mpirun starts what is no MPI program, too.
+    # mpirun also starts a program without MPI.
     result = run(
         "/bin/sh", "--rate", "10M", "--ranks", "3", "--", "-c", "hostname; ip -4 -o address"
     )

@@ -1,4 +1,4 @@
-"""The scripts that guard the repository: each must reject what it is there to reject."""
+"""The scripts that guard the repository: each must reject the errors that it guards against."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,10 @@ CLEAN_TREE = {
     "src/capi/handles.h": '#include "exchange/sharded.h"\n',
     "src/engines/loopback/ranks.h": '#include "exchange/sharded.h"\n',
     "python/src/module.cc": '#include "engines/loopback/ranks.h"\n#include <nanobind/nanobind.h>\n',
+    "python/gradwire/codecs.py": "import gradwire._core\nfrom . import _core\n",
+    "python/gradwire/torch/__init__.py": "from gradwire.torch.hook.state import State\n",
+    "python/gradwire/torch/link/wire.py": "import torch\nfrom gradwire import codecs\n",
+    "python/gradwire/torch/hook/state.py": "from ..link.wire import Wire\nfrom .names import N\n",
     "tests/base/endian_test.cc": '#include "base/endian.h"\n#include "tests_data.h"\n',
     "tests/base/tests_data.h": '#include "frame/header.h"\n',
 }
@@ -65,7 +70,7 @@ def test_arrows_of_this_repository() -> None:
 @pytest.mark.parametrize(
     ("file", "text", "line", "reason"),
     [
-        # A folder includes what stands below it, for each neighbouring pair and one far pair.
+        # A folder includes a later one, for each neighbouring pair and one far pair.
         ("include/gradwire/bad.h", '#include "base/endian.h"\n', 1, "include may not include base"),
         ("src/base/bad.h", '#include "stages/kernels.h"\n', 1, "base may not include stages"),
         ("src/stages/bad.h", '#include "codecs/codecs.def"\n', 1, "stages may not include codecs"),
@@ -107,6 +112,38 @@ def test_arrows_of_this_repository() -> None:
         ("src/base/macro.h", "#include SOME_HEADER\n", 1, "cannot be followed"),
         ("src/misc/new.h", "", 1, "folders of src/ are"),
         ("src/loose.h", "", 1, "folders of src/ are"),
+        # The packages of Python, in each spelling.
+        (
+            "python/gradwire/torch/link/bad.py",
+            "import gradwire.torch.hook.state\n",
+            1,
+            "gradwire.torch.link may not import gradwire.torch.hook",
+        ),
+        (
+            "python/gradwire/torch/server/bad.py",
+            "def f():\n    from gradwire.torch import hook\n",
+            2,
+            "gradwire.torch.server may not import gradwire.torch.hook",
+        ),
+        (
+            "python/gradwire/torch/records/bad.py",
+            "from ..device import queue\n",
+            1,
+            "gradwire.torch.records may not import gradwire.torch.device",
+        ),
+        (
+            "python/gradwire/torch/hook/bad.py",
+            "from gradwire.torch import GradwireState\n",
+            1,
+            "gradwire.torch.hook may not import gradwire.torch",
+        ),
+        (
+            "python/gradwire/bad.py",
+            "import gradwire.train\n",
+            1,
+            "gradwire may not import gradwire.train",
+        ),
+        ("python/other/new.py", "", 1, "known are those of PACKAGES"),
     ],
 )
 def test_arrows_reject(tmp_path: Path, file: str, text: str, line: int, reason: str) -> None:
@@ -131,6 +168,21 @@ def test_arrows_pass_over_what_is_no_include(tmp_path: Path, text: str) -> None:
     make_tree(tmp_path, {"src/base/quiet.h": text})
     result = run_check(tmp_path)
     assert result.returncode == 0, result.stdout
+
+
+def test_arrows_reject_a_circle_of_stages(tmp_path: Path) -> None:
+    stages = {
+        "src/stages/a/a.h": '#include "stages/b/b.h"\n',
+        "src/stages/b/b.h": '#include "stages/c/c.h"\n',
+        "src/stages/c/c.h": "",
+    }
+    make_tree(tmp_path, stages)
+    assert run_check(tmp_path).returncode == 0
+    make_tree(tmp_path, stages | {"src/stages/c/c.h": '\n#include "stages/a/a.h"\n'})
+    result = run_check(tmp_path)
+    assert result.returncode == 1
+    assert "src/stages/c/c.h:2: " in result.stdout
+    assert "3 offending lines" in result.stdout
 
 
 def test_arrows_of_an_empty_tree_prove_nothing(tmp_path: Path) -> None:
@@ -173,7 +225,7 @@ def test_test_script_refuses_unknown_stages_and_lists_the_known() -> None:
 
 
 def test_test_script_stops_at_the_first_failure(tmp_path: Path) -> None:
-    """In a copy without sources the include check fails: the stage behind it must not start."""
+    """In a copy without sources the include check fails: the next stage must not start."""
     (tmp_path / "scripts").mkdir()
     for name in ("test.sh", "progress.sh", "check_includes.py"):
         copy = tmp_path / "scripts" / name
@@ -236,6 +288,30 @@ def test_pins_are_exact_and_satisfy_the_package() -> None:
     for text in wanted:
         requirement = Requirement(text)
         assert requirement.specifier.contains(versions[requirement.name.lower()]), text
+
+
+def test_the_demo_installs_what_it_imports_and_no_tools() -> None:
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    demo, _, tools = text.partition("\n# Tools for developers")
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        pyproject = tomllib.load(file)
+    wanted = ["cmake", "ninja", *pyproject["build-system"]["requires"]]
+    wanted += pyproject["project"]["dependencies"]
+    wanted += pyproject["project"]["optional-dependencies"]["train"]
+    needed: set[str] = set()
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        marker = requirement.marker
+        name = requirement.name.lower().replace("_", "-")
+        if name not in needed and (marker is None or marker.evaluate({"extra": ""})):
+            needed.add(name)
+            wanted += requires(requirement.name) or []
+
+    def pinned(lines: str) -> set[str]:
+        return {name.lower().replace("_", "-") for name in re.findall(r"^([\w-]+)==", lines, re.M)}
+
+    assert pinned(demo) == needed - {"setuptools"}, "setuptools comes with the environment"
+    assert {"pytest", "ruff", "mypy"} < pinned(tools)
 
 
 def test_one_version_everywhere() -> None:

@@ -92,7 +92,7 @@ def test_packet_example(example: Example) -> None:
     packet = spec.parse_packet(example.data)
     assert encoder.encode_packet(packet) == example.data
     fields = {
-        "role": ("push", "pull")[packet.kind],
+        "direction": ("push", "pull")[packet.direction],
         "source": str(packet.source),
         "step": str(packet.step),
         "layout_digest": f"{packet.layout_digest:016x}",
@@ -106,7 +106,7 @@ def test_packet_example(example: Example) -> None:
 
     told = gradwire.inspect(example.data)
     assert told["kind"] == "packet"
-    assert told["role"] == example.packet["role"]
+    assert told["role"] == example.packet["direction"]
     assert [told["source"], told["step"]] == [packet.source, packet.step]
     assert told["packet_bytes"] == len(example.data)
     assert bool(told["non_finite"]) == bool(example.report)
@@ -120,6 +120,24 @@ def test_codec_numbers_of_the_page() -> None:
     table = re.findall(r"^\| (\d+) \| (\w+) \|", section, re.MULTILINE)
     assert {int(number): name for number, name in table} == {
         number: codec.NAME for number, codec in payloads.CODECS.items()
+    }
+
+
+def test_defaults_of_the_page_are_those_of_the_registry() -> None:
+    section = PAGE.partition("## Codec strings\n")[2].partition("## Packet")[0]
+    table = re.findall(r"^\| (\w+) \| (.*) \|$", section, re.MULTILINE)
+    keys = {
+        name: dict(item.split("=") for item in re.findall("`(.*?)`", row))
+        for name, row in table
+        if name != "codec"
+    }
+    assert keys == {
+        codec["name"]: {
+            parameter["name"]: parameter["default"]
+            for parameter in codec["parameters"]
+            if parameter["default"] != "by bits"
+        }
+        for codec in gradwire.codecs()
     }
 
 
@@ -149,7 +167,7 @@ def test_the_reference_prints_a_frame_and_a_packet(tmp_path: Path) -> None:
     path.write_bytes(PACKETS[0].data)
     done = run_script(path)
     assert done.returncode == 0
-    assert done.stdout.splitlines()[0].startswith("packet, kind 0, source 1, step 7")
+    assert done.stdout.splitlines()[0].startswith("packet, direction 0, source 1, step 7")
     assert done.stdout.splitlines()[-1] == "0.5"
 
 

@@ -1,11 +1,14 @@
-"""bench/ten_workers.py: all workers of a training in one process."""
+"""All workers of a training in one process, and bench/ten_workers.py, which compares designs so."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +20,21 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-import one_process
 import ten_workers
 from gradwire.train import data, models
 from gradwire.train.data import Batches, Data
+from gradwire.train.errors import DivergedError
+from gradwire.train.loop import Trainer
+from gradwire.train.one_process import FlatModel
+from gradwire.train.records import RankRecord
 from gradwire.train.schedule import learning_rate
+from gradwire.train.settings import TrainSettings
 
-SETTING = one_process.Setting(
-    model="lenet", steps=4, workers=3, batch=4, learning_rate=0.005, device="cpu"
+SETTING = TrainSettings(
+    exchange="one-process", bandwidth=None, steps=4, workers=3, batch=4, eval_every=4, seed=7
 )
 
 WEIGHTS = [150, 2400, 48000, 10080, 840]  # of lenet
@@ -42,12 +50,26 @@ def images(folder: Path) -> Data:
     return data.load("fashion-mnist", folder)
 
 
-def simulate(images: Data, codec: str, every: int = 1) -> tuple[one_process.Outcome, list[float]]:
-    losses: list[float] = []
-    outcome = one_process.train(
-        SETTING, images, codec, every, 7, lambda step, loss: losses.append(loss)
-    )
-    return outcome, losses
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+def simulate(images: Data, codec: str, **other: Any) -> RankRecord:
+    trainer = Trainer(replace(SETTING, **other), images, 0, None, torch.device("cpu"))
+    return trainer.run(codec, lambda event: None)
+
+
+def bits(record: RankRecord, sent: str) -> float:
+    """Bits of a value and step."""
+    assert record.hook is not None
+    values = record.hook["compressed_values" if "payload" in sent else "values"]
+    return float(8 * record.hook[sent] / values / SETTING.steps)
 
 
 def plain_losses(images: Data, every: int) -> list[float]:
@@ -70,14 +92,15 @@ def plain_losses(images: Data, every: int) -> list[float]:
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_raw_is_plain_training(images: Data, every: int) -> None:
-    outcome, losses = simulate(images, "raw", every)
-    assert losses == pytest.approx(plain_losses(images, every), rel=1e-4)
-    assert outcome.push_payload_bits == outcome.pull_payload_bits == 32 / every
-    assert 32 / every < outcome.push_bits < 32.1 / every  # headers
+    record = simulate(images, "raw", every=every)
+    assert record.losses == pytest.approx(plain_losses(images, every), rel=1e-4)
+    payloads = [bits(record, f"{leg}_payload_bytes") for leg in ("push", "pull")]
+    assert payloads == [32 / every, 32 / every]
+    assert 32 / every < bits(record, "push_bytes") < 32.1 / every  # headers
 
 
 def quantize(x: np.ndarray, residual: np.ndarray) -> np.ndarray:
-    """3LC with s = 1.5, tensor by tensor; the residual takes up what is lost."""
+    """3LC with s = 1.5, tensor by tensor; the residual keeps the error."""
     wanted = x + residual
     arrived = wanted.copy()
     start = 0
@@ -115,39 +138,53 @@ def test_residuals_of_workers_and_server(images: Data) -> None:
         change = -learning_rate(step, SETTING.steps, 0.005, 3) * momentum
         server = server + change.astype(np.float32)
         replica += quantize(change.astype(np.float32), pull)
-    assert simulate(images, "3lc:s=1.5")[1] == pytest.approx(losses, rel=1e-4)
+    assert simulate(images, "3lc:s=1.5").losses == pytest.approx(losses, rel=1e-4)
     assert abs(losses[-1] - plain_losses(images, 1)[-1]) > 1e-3
 
 
 def test_small_tensors_go_raw_and_the_rest_is_compressed(images: Data) -> None:
-    outcome, losses = simulate(images, "stoch3:coder=none")
+    record = simulate(images, "stoch3:coder=none")
     payload = sum(8 * (4 + -(-n // 5)) for n in WEIGHTS) / sum(WEIGHTS)  # a scale, 5 to a byte
-    assert outcome.push_payload_bits == outcome.pull_payload_bits
-    assert outcome.push_payload_bits == pytest.approx(payload, abs=0.01)
+    assert bits(record, "push_payload_bytes") == bits(record, "pull_payload_bytes")
+    assert bits(record, "push_payload_bytes") == pytest.approx(payload, abs=0.01)
     raw = 8 * (4 * 236 + 6 * 32)  # biases and headers
-    assert outcome.push_bits == pytest.approx((payload * sum(WEIGHTS) + raw) / 61706, abs=0.01)
-    assert losses[0] == pytest.approx(plain_losses(images, 1)[0], rel=1e-5)
-    assert losses[-1] != pytest.approx(plain_losses(images, 1)[-1], rel=1e-5)
+    whole = (payload * sum(WEIGHTS) + raw) / 61706
+    assert bits(record, "push_bytes") == pytest.approx(whole, abs=0.01)
+    assert record.losses[0] == pytest.approx(plain_losses(images, 1)[0], rel=1e-5)
+    assert record.losses[-1] != pytest.approx(plain_losses(images, 1)[-1], rel=1e-5)
 
 
 def test_the_same_seed_is_the_same_training(images: Data) -> None:
-    assert simulate(images, "3lc:s=1.5") == simulate(images, "3lc:s=1.5")
+    one, other = (simulate(images, "3lc:s=1.5") for _ in range(2))
+    assert (one.losses, one.hook) == (other.losses, other.hook)
+    assert one.evaluations[-1].accuracy == other.evaluations[-1].accuracy
+
+
+def test_the_servers_model_is_evaluated(images: Data) -> None:
+    """With its own weights, which the replica does not have when the pulls are compressed."""
+    from gradwire.train.one_process import OneProcess
+
+    model = models.build("lenet", 1, 28, 10, seed=7)
+    strategy = OneProcess(model, "3lc:s=1.5", SETTING)
+    pixels, labels = (torch.from_numpy(a) for a in Batches(images, 12, 1, 0, 7).at(0))
+    strategy.take_step(pixels, labels)
+    server = FlatModel(strategy.snapshot()).weights
+    assert torch.equal(server, strategy.optimizer.param_groups[0]["params"][0])
+    assert not torch.equal(server, FlatModel(model).weights)
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(images: Data) -> None:
-    setting = one_process.Setting("lenet", 50, 3, 4, 1e12, "cpu")
-    outcome = one_process.train(setting, images, "raw", 1, 7, lambda step, loss: None)
-    assert outcome.accuracy is None
-    assert outcome.steps < 50
+    with pytest.raises(DivergedError, match="the loss of raw is"):
+        simulate(images, "raw", learning_rate=1e12, steps=50)
 
 
 def test_statistics_are_those_of_the_first_worker() -> None:
-    model = one_process.FlatModel(models.build("resnet20", 1, 28, 10, seed=0))
+    model = FlatModel(models.build("resnet20", 1, 28, 10, seed=0))
     norm = model.module.get_submodule("bn1")
     assert isinstance(norm, nn.BatchNorm2d)
     assert norm.running_mean is not None
     before = norm.running_mean.clone()
-    gradient = model.gradient_views(torch.zeros_like(model.weights))
+    gradient = model.views(torch.zeros_like(model.weights))
     batch = torch.ones(2, 1, 28, 28), torch.zeros(2, dtype=torch.int64)
     model.add_gradient(*batch, gradient, is_first=False)
     assert torch.equal(norm.running_mean, before)
@@ -157,7 +194,7 @@ def test_statistics_are_those_of_the_first_worker() -> None:
 
 def call(results: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ten_workers.__file__, str(results)]
-    command += ["--model", "lenet", "--data-dir", str(folder), "--batch", "2", "--threads", "1"]
+    command += ["--model", "lenet", "--data-dir", str(folder), "--batch", "2"]
     command += ["--design", "raw", "--design", "3lc-1.75", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
@@ -166,12 +203,12 @@ def test_a_call_goes_on_where_another_ended(folder: Path, tmp_path: Path) -> Non
     results = tmp_path / "results"
     first = call(results, folder, "--steps", "3", "--seeds", "1")
     assert first.returncode == 0, first.stderr
-    assert "raw, seed 0: step 3 of 3" in first.stderr
+    assert "raw, seed 0" in first.stderr
     run = json.loads((results / "run-3lc-1.75-0.json").read_text())
-    assert (run["steps"], run["setting"]["workers"]) == (3, 10)
+    assert (run["settings"]["steps"], run["settings"]["workers"]) == (3, 10)
 
     second = call(results, folder, "--steps", "3", "--seeds", "2")
-    assert "seed 1: step 3" in second.stderr
+    assert "raw, seed 1" in second.stderr
     assert "seed 0" not in second.stderr
     assert second.stdout == (results / "table.md").read_text()
     row = next(line for line in second.stdout.splitlines() if "1.75" in line)
@@ -184,9 +221,9 @@ def test_a_call_goes_on_where_another_ended(folder: Path, tmp_path: Path) -> Non
 
 
 def test_means_and_spread() -> None:
-    bits = dict.fromkeys(ten_workers.BITS, 0.5)
+    sent = dict.fromkeys(ten_workers.BITS, 0.5)
     found = [("raw", 0, 0.5), ("raw", 1, 0.75), ("int8", 0, 0.25), ("int8", 1, None)]
-    runs = [{"design": d, "seed": s, "accuracy": a, **bits} for d, s, a in found]
+    runs = [{"design": d, "seed": s, "accuracy": a, **sent} for d, s, a in found]
     summary = ten_workers.summarise(runs)
     assert summary["raw"]["measured_accuracy"] == {"mean": 0.625, "min": 0.5, "max": 0.75}
     assert summary["int8"]["measured_difference"] == {"mean": -0.25, "min": -0.25, "max": -0.25}
@@ -194,3 +231,10 @@ def test_means_and_spread() -> None:
     raw, int8 = ten_workers.table(summary)[2:]
     assert "| 2 | 62.50 % (50.00 to 75.00) |  | 0.500, 0.500 | 64.0 |" in raw
     assert "| 2 | 25.00 % (1 of 2 seeds diverged) | -25.00 % |" in int8
+
+
+def test_a_run_that_diverged_is_counted(folder: Path, tmp_path: Path) -> None:
+    ended = call(tmp_path, folder, "--steps", "4", "--seeds", "1", "--lr", "100")
+    assert ended.returncode == 0, ended.stderr
+    assert "| - (1 of 1 seeds diverged) |" in ended.stdout
+    assert "the loss of raw is" in json.loads((tmp_path / "run-raw-0.json").read_text())["diverged"]

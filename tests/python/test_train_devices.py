@@ -1,4 +1,4 @@
-"""`gradwire train --device`: what is refused before a worker starts, and who computes where."""
+"""`gradwire train --device`: refusals before a worker starts, and the device of each worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from cli_runner import run
-from gradwire.torch import device_codec
+from gradwire.torch.device import device_codec
 from gradwire.train import devices, report, settings
 from gradwire.train.devices import DeviceError
 from gradwire.train.records import Evaluation, RankRecord
@@ -44,11 +44,15 @@ def test_another_name_is_an_error_that_lists_the_valid(device: str) -> None:
 @pytest.mark.parametrize(
     ("change", "option", "said"),
     [
-        ({"exchange": "ring"}, "--exchange", "what goes is sharded, and --codec ddp"),
+        (
+            {"exchange": "terngrad", "codecs": ("terngrad",)},
+            "--exchange",
+            "valid are sharded, ring, hierarchical, one-process, and --codec ddp",
+        ),
         ({"exchange": "server"}, "--exchange", "server does not go with --device cuda"),
-        ({"exchange": "sharded-optimizer"}, "--exchange", "what goes is sharded"),
-        ({"every": 2}, "--every", "what goes is 1"),
-        ({"threads": 2}, "--threads", "what goes is 1"),
+        ({"exchange": "sharded-optimizer"}, "--exchange", "valid are sharded"),
+        ({"every": 2}, "--every", "the only valid value is 1"),
+        ({"threads": 2}, "--threads", "the only valid value is 1"),
     ],
 )
 def test_what_does_not_go_with_cuda(change: dict[str, Any], option: str, said: str) -> None:
@@ -78,7 +82,7 @@ def test_a_build_without_kernels_trains_plain_ddp_alone(
     monkeypatch.setitem(device_codec.KERNEL_MODULES, "cuda", "gradwire._cuda_is_not_there")
     devices.check_usable(replace(CUDA, codecs=("ddp",)))
     devices.check_usable(replace(CUDA, device="cpu"))
-    with pytest.raises(DeviceError, match=r"built without CUDA.*what goes is --codec ddp"):
+    with pytest.raises(DeviceError, match=r"built without CUDA.*--codec ddp needs no kernels"):
         devices.check_usable(replace(CUDA, codecs=("ddp", "raw")))
 
 

@@ -26,6 +26,7 @@ WAYS = {
     "terngrad": ["--exchange", "terngrad", "--codec", "terngrad"],
     "sharded-optimizer": ["--exchange", "sharded-optimizer"],
     "local steps": ["--every", "4"],
+    "one-process": ["--exchange", "one-process", "--every", "2"],
 }
 
 
@@ -83,7 +84,11 @@ def test_servers_go_on_without_the_last_worker(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "option", "said"),
     [
-        ({"exchange": "star"}, "--exchange", "valid are sharded, ring, terngrad, server, "),
+        (
+            {"exchange": "star"},
+            "--exchange",
+            "valid are sharded, ring, terngrad, hierarchical, server, ",
+        ),
         ({"every": 0}, "--every", "valid are 1 to 400"),
         ({"every": 3}, "--steps", "400 is no multiple of --every 3"),
         ({"every": 4, "eval_every": 10}, "--eval-every", "10 is no multiple of --every 4"),
@@ -92,10 +97,17 @@ def test_servers_go_on_without_the_last_worker(folder: Path) -> None:
         ({"exchange": "sharded-optimizer", "start_iter": 2}, "--start-iter", "sharded, ring"),
         ({"exchange": "terngrad"}, "--codec", "goes with terngrad, raw and ddp, not with bf16"),
         ({"every": 2, "exchange": "server"}, "--every", "server exchanges in every step"),
-        ({"backup_workers": 1}, "--backup-workers", "goes with --exchange server alone"),
-        ({"servers": 2}, "--servers", "goes with --exchange server alone"),
+        ({"backup_workers": 1}, "--backup-workers", "goes only with --exchange server"),
+        ({"servers": 2}, "--servers", "goes only with --exchange server"),
         ({"backup_workers": 4, "exchange": "server"}, "--backup-workers", "valid are 0 to 3"),
         ({"servers": 0, "exchange": "server"}, "--servers", "valid are 1 to 100"),
+        ({"exchange": "one-process"}, "--bandwidth", "sends nothing; valid is none"),
+        ({"exchange": "one-process", "exclude": ("fc*",)}, "--exclude", "does not go with"),
+        (
+            {"exchange": "one-process", "bandwidth": None, "codecs": ("ddp",)},
+            "--codec",
+            "not with ddp",
+        ),
     ],
 )
 def test_exchanges_that_no_run_can_have(change: dict[str, Any], option: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""`gradwire train` with real processes: results, failures, and nothing left behind."""
+"""`gradwire train` with real processes: results, failures, and no process that stays."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def running(training: list[str], request: pytest.FixtureRequest) -> Iterator[Run
 
 @pytest.fixture(scope="module")
 def modelled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
-    """The report of a run that was refused its 10 Mbit/s links, and what it said."""
+    """The report and stderr of a run that was refused its 10 Mbit/s links."""
     refusing = tmp_path_factory.mktemp("bin") / "unshare"
     refusing.write_text("#!/bin/sh\necho 'Operation not permitted' >&2\nexit 1\n")
     refusing.chmod(0o755)
@@ -128,7 +128,7 @@ def modelled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[An
 
 @pytest.fixture(scope="module")
 def shaped(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, Path]:
-    """The report of a run behind links of 100 Mbit/s, what it said, the folder of its plots."""
+    """The report, stderr and plots of a run behind links of 100 Mbit/s."""
     plots = tmp_path_factory.mktemp("plots")
     links = ["--bandwidth", "100mbit", "--plots", str(plots)]
     return *report_of([*_training(folder), *links, *EIGHT_STEPS, "--codec", "ddp"]), plots
@@ -300,7 +300,7 @@ def test_a_killed_worker_is_named_and_the_others_end(running: Running) -> None:
     os.kill(max(workers), signal.SIGKILL)
     said = running.end()
     assert running.process.returncode == 1
-    # Worker 0 has told of its first step; worker 1 may be about to.
+    # Worker 0 has reported its first step; worker 1 may not have done so yet.
     place = r"in the run of 3lc(, after step \d+)?;"
     assert re.search(rf"worker 1 was killed by signal 9 \(SIGKILL\) {place}", said)
     assert seconds_until_gone(running.descendants) < 5
@@ -345,7 +345,7 @@ def test_what_cannot_be_run_is_said_at_once(
 
 
 def test_the_message_of_a_worker_that_cannot_go_on(tmp_path: Path) -> None:
-    """The launcher passes on what the worker says, in place of a traceback."""
+    """The launcher shows the message of the worker instead of a traceback."""
     settings = TrainSettings(
         codecs=("ddp",), workers=1, bandwidth=None, data_dir=tmp_path, steps=1, eval_every=1
     )

@@ -1,4 +1,4 @@
-"""What `gradwire train` accepts, and how it says what it doesn't."""
+"""The settings that `gradwire train` accepts, and its messages for others."""
 
 from __future__ import annotations
 

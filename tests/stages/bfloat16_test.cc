@@ -1,4 +1,6 @@
-#include "stages/element.h"
+#include "stages/element/bfloat16.h"
+
+#include "stages/element/float_bits.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -34,7 +36,7 @@ TEST_P(Bfloat16, WideningIsExactAndNarrowingUndoesIt) {
   std::vector<uint16_t> all(65536);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   std::vector<float> wide(all.size());
-  kernels().widen_bf16(all.data(), all.size(), wide.data());
+  kernels().widen_bf16(all.data(), all.size(), wide.data(), kStore);
   std::vector<uint16_t> narrow(all.size());
   kernels().narrow_bf16(wide.data(), wide.size(), narrow.data());
   for (size_t i = 0; i < all.size(); ++i) {
@@ -47,7 +49,7 @@ TEST_P(Bfloat16, WideningIsExactAndNarrowingUndoesIt) {
 TEST_P(Bfloat16, WideningAdds) {
   const std::vector<uint16_t> x(50, 0x3fc0);  // 1.5
   std::vector<float> out(50, -0.25f);
-  kernels().widen_add_bf16(x.data(), 50, out.data());
+  kernels().widen_bf16(x.data(), 50, out.data(), kAdd);
   EXPECT_SAME_BITS(out, std::vector<float>(50, 1.25f));
 }
 
@@ -59,8 +61,8 @@ TEST_P(Bfloat16, NarrowValuesAtOddAddresses) {
     auto* narrow = reinterpret_cast<uint16_t*>(bytes.data() + 1);
     kernels().narrow_bf16(x.data(), n, narrow);
     std::vector<float> wide(n), sum = x, want(n), want_sum = x;
-    kernels().widen_bf16(narrow, n, wide.data());
-    kernels().widen_add_bf16(narrow, n, sum.data());
+    kernels().widen_bf16(narrow, n, wide.data(), kStore);
+    kernels().widen_bf16(narrow, n, sum.data(), kAdd);
     for (size_t i = 0; i < n; ++i) {
       want[i] = widen_bf16(narrow_bf16(x[i]));
       want_sum[i] += want[i];
@@ -83,16 +85,16 @@ TEST_P(Bfloat16, EqualsScalarForAllLengthsWithinTheSpans) {
     ASSERT_TRUE(narrow.outside_untouched()) << n;
 
     std::vector<float> want_wide(n);
-    scalar().widen_bf16(want.data(), n, want_wide.data());
-    kernels().widen_bf16(narrow.take_copy(want, edge), n, wide.take(n, edge));
+    scalar().widen_bf16(want.data(), n, want_wide.data(), kStore);
+    kernels().widen_bf16(narrow.take_copy(want, edge), n, wide.take(n, edge), kStore);
     ASSERT_SAME_BITS(wide.copy(), want_wide) << n;
     ASSERT_TRUE(wide.outside_untouched()) << n;
 
     auto want_sum = gradient_like(n, 1);
     wide.take_copy(want_sum, edge);
-    scalar().widen_add_bf16(want.data(), n, want_sum.data());
-    kernels().widen_add_bf16(narrow.take_copy(want, edge), n,
-                             wide.take_copy(gradient_like(n, 1), edge));
+    scalar().widen_bf16(want.data(), n, want_sum.data(), kAdd);
+    kernels().widen_bf16(narrow.take_copy(want, edge), n, wide.take_copy(gradient_like(n, 1), edge),
+                         kAdd);
     ASSERT_SAME_BITS(wide.copy(), want_sum) << n;
     ASSERT_TRUE(wide.outside_untouched()) << n;
   }

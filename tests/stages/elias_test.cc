@@ -1,4 +1,4 @@
-#include "stages/elias.h"
+#include "stages/elias/elias.h"
 
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
@@ -47,7 +47,7 @@ TEST(Elias, FollowsItsDefinitionAndReadsBack) {
   for (uint32_t k = 1; k <= 1000000; k += k < 70000 ? 1 : 997) {
     const BitCode code = elias_code(k);
     ASSERT_EQ(text_of(code), definition(k)) << k;
-    // Ones behind it, which are not its affair.
+    // Ones after the code, which the reader must leave alone.
     const uint64_t window = code.bits << (64 - code.length) | ~uint64_t{0} >> code.length;
     const EliasNumber number = elias_read(window);
     if (k < kEliasLimit) {
@@ -183,7 +183,7 @@ TEST_P(EliasLevels, RefuseOtherNumbersOfBytesAndLevels) {
   }
 }
 
-// Bits behind the last code.
+// Bits after the last code.
 TEST_P(EliasLevels, RefusePadding) {
   std::vector<int8_t> out(3);
   for (size_t n : {1u, 2u, 3u}) {

@@ -1,4 +1,6 @@
-#include "stages/element.h"
+#include "stages/half/float16.h"
+
+#include "stages/element/float_bits.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -34,7 +36,7 @@ TEST_P(Float16, WideningIsExactAndNarrowingUndoesIt) {
   std::vector<uint16_t> all(65536);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   std::vector<float> wide(all.size());
-  kernels().widen_f16(all.data(), all.size(), wide.data());
+  kernels().widen_f16(all.data(), all.size(), wide.data(), kStore);
   std::vector<uint16_t> narrow(all.size());
   kernels().narrow_f16(wide.data(), wide.size(), narrow.data());
   for (size_t i = 0; i < all.size(); ++i) {
@@ -56,7 +58,7 @@ TEST_P(Float16, WideningGivesTheBitsOfTheDefinition) {
   for (uint32_t half = 0; half < 65536; ++half) {
     const std::vector<uint16_t> x(16, static_cast<uint16_t>(half));
     std::vector<float> wide(16);
-    kernels().widen_f16(x.data(), 16, wide.data());
+    kernels().widen_f16(x.data(), 16, wide.data(), kStore);
     ASSERT_SAME_BITS(wide, std::vector<float>(16, widen_f16(x[0]))) << std::hex << half;
   }
 }
@@ -108,16 +110,16 @@ TEST_P(Float16, StaysInItsSpansAtAnyAddress) {
     ASSERT_EQ(narrow.copy(), halves) << n;
     ASSERT_TRUE(narrow.outside_untouched()) << n;
     std::vector<float> want(n);
-    find_kernels("scalar")->widen_f16(halves.data(), n, want.data());
-    kernels().widen_f16(narrow.take_copy(halves, edge), n, x.take(n, edge));
+    find_kernels("scalar")->widen_f16(halves.data(), n, want.data(), kStore);
+    kernels().widen_f16(narrow.take_copy(halves, edge), n, x.take(n, edge), kStore);
     ASSERT_SAME_BITS(x.copy(), want) << n;
     ASSERT_TRUE(x.outside_untouched()) << n;
     const auto sums = gradient_like(n, 3);
     for (size_t i = 0; i < n; ++i) want[i] = sums[i] + want[i];
     std::vector<uint8_t> bytes(2 * n + 1);
     if (n != 0) std::memcpy(bytes.data() + 1, halves.data(), 2 * n);
-    kernels().widen_add_f16(reinterpret_cast<const uint16_t*>(bytes.data() + 1), n,
-                            x.take_copy(sums, edge));
+    kernels().widen_f16(reinterpret_cast<const uint16_t*>(bytes.data() + 1), n,
+                        x.take_copy(sums, edge), kAdd);
     for (size_t i = 0; i < n; ++i) {
       if (std::isnan(want[i])) continue;
       ASSERT_EQ(bits_of(x.copy()[i]), bits_of(want[i])) << n;

@@ -1,4 +1,4 @@
-#include "stages/float_clip.h"
+#include "stages/float_clip/float_clip.h"
 
 #include <algorithm>
 
@@ -81,9 +81,9 @@ TEST_P(FloatClipStage, GoldenCodes) {
     EXPECT_EQ(encode(kernels(), std::vector<float>(19, x), paper), want) << x;
     std::vector<float> out(19, 7.0f);
     want.resize(want.size() + 40);  // so that whole vectors may be read
-    EXPECT_FALSE(kernels().float_clip_decode(want.data(), want.size(), 19, out.data()));
+    EXPECT_FALSE(kernels().float_clip_decode(want.data(), want.size(), 19, out.data(), kStore));
     want.resize(want.size() - 40);
-    ASSERT_TRUE(kernels().float_clip_decode(want.data(), want.size(), 19, out.data()));
+    ASSERT_TRUE(kernels().float_clip_decode(want.data(), want.size(), 19, out.data(), kStore));
     EXPECT_SAME_BITS(out, std::vector<float>(19, value)) << x;
   }
 }
@@ -126,12 +126,12 @@ TEST_P(FloatClipStage, DecodesAnyBursts) {
   }
   const size_t n = 65536 * kBurstValues;
   std::vector<float> out(n), want(n);
-  ASSERT_TRUE(scalar().float_clip_decode(bursts.data(), bursts.size(), n, want.data()));
-  ASSERT_TRUE(kernels().float_clip_decode(bursts.data(), bursts.size(), n, out.data()));
+  ASSERT_TRUE(scalar().float_clip_decode(bursts.data(), bursts.size(), n, want.data(), kStore));
+  ASSERT_TRUE(kernels().float_clip_decode(bursts.data(), bursts.size(), n, out.data(), kStore));
   ASSERT_TRUE(bits_of_all(out) == bits_of_all(want));
   const std::vector<float> sums = gradient_like(n, 5);
   std::vector<float> added = sums;
-  ASSERT_TRUE(kernels().float_clip_decode_add(bursts.data(), bursts.size(), n, added.data()));
+  ASSERT_TRUE(kernels().float_clip_decode(bursts.data(), bursts.size(), n, added.data(), kAdd));
   for (size_t i = 0; i < n; ++i) {
     if (std::isnan(want[i])) {
       ASSERT_TRUE(std::isnan(added[i]));
@@ -159,13 +159,13 @@ TEST_P(FloatClipStage, StaysInItsSpans) {
       ASSERT_TRUE(std::equal(want.begin(), want.end(), written.begin())) << n;
       ASSERT_TRUE(bursts.outside_untouched()) << n;
       std::vector<float> decoded(n);
-      ASSERT_TRUE(scalar().float_clip_decode(want.data(), size, n, decoded.data()));
+      ASSERT_TRUE(scalar().float_clip_decode(want.data(), size, n, decoded.data(), kStore));
       const uint8_t* from = bursts.take_copy(want, edge);
-      ASSERT_TRUE(kernels().float_clip_decode(from, size, n, x.take(n, edge))) << n;
+      ASSERT_TRUE(kernels().float_clip_decode(from, size, n, x.take(n, edge), kStore)) << n;
       ASSERT_SAME_BITS(x.copy(), decoded) << n;
       ASSERT_TRUE(x.outside_untouched()) << n;
       const auto sums = gradient_like(n, 3);
-      ASSERT_TRUE(kernels().float_clip_decode_add(from, size, n, x.take_copy(sums, edge))) << n;
+      ASSERT_TRUE(kernels().float_clip_decode(from, size, n, x.take_copy(sums, edge), kAdd)) << n;
       for (size_t i = 0; i < n; ++i) decoded[i] += sums[i];
       ASSERT_SAME_BITS(x.copy(), decoded) << n;
       ASSERT_TRUE(x.outside_untouched()) << n;
@@ -178,7 +178,7 @@ TEST_P(FloatClipStage, RefusesWhatIsNotItsBursts) {
   std::vector<float> out(100);
   const auto decode = [&](const std::vector<uint8_t>& bytes, size_t n) {
     return kernels().float_clip_decode(guarded.take_copy(bytes, Edge::kEnd), bytes.size(), n,
-                                       out.data());
+                                       out.data(), kStore);
   };
   for (size_t n : {1u, 7u, 8u, 9u, 16u, 100u}) {
     const auto bytes = encode(scalar(), mixed_sizes(n, 4), float_clip(8, ClipMode::kPaper));

@@ -1,6 +1,6 @@
 #pragma once
 
-// Spans for tests at the edge of what may be touched: a read or write behind the end (or before
+// Spans for tests at the edge of what may be touched: a read or write after the end (or before
 // the start) of one hits an inaccessible page and ends the test program.
 
 #include <unistd.h>

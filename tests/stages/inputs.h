@@ -14,10 +14,12 @@
 
 #include "gtest/gtest.h"
 
-#include "stages/element.h"
+#include "stages/element/bfloat16.h"
 #include "stages/kernels.h"
 
 namespace gradwire {
+
+using enum DecodeMode;
 
 // Each test runs once for each table that this CPU can run.
 class StageTest : public testing::TestWithParam<const Kernels*> {

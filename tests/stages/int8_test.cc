@@ -1,5 +1,4 @@
-#include "stages/int8.h"
-
+#include "stages/int8/int8_rounding.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -25,7 +24,7 @@ TEST_P(Int8, GoldenLevels) {
   for (const auto& [b, unit, q] : kGolden) {
     const std::vector<float> x(67, b);
     std::vector<int8_t> out(67, 99);
-    kernels().quantize_int8(x.data(), 67, unit, out.data());
+    kernels().quantize_int8(x.data(), {}, 67, unit, out.data());
     EXPECT_EQ(out, std::vector<int8_t>(67, q)) << b << " " << unit;
   }
 }
@@ -35,12 +34,12 @@ TEST_P(Int8, EveryLevelComesBack) {
   for (int i = 0; i < 255; ++i) q[static_cast<size_t>(i)] = static_cast<int8_t>(i - 127);
   for (float unit : {1.0f, 0.1f, 1e-38f, 1e-45f, float_of(kLargestInt8UnitBits)}) {
     std::vector<float> values(255);
-    ASSERT_TRUE(kernels().dequantize_int8(q.data(), 255, unit, values.data()));
+    ASSERT_TRUE(kernels().dequantize_int8(q.data(), 255, unit, values.data(), kStore));
     for (size_t i = 0; i < 255; ++i) {
       EXPECT_EQ(bits_of(values[i]), bits_of(static_cast<float>(q[i]) * unit)) << unit;
     }
     std::vector<int8_t> back(255);
-    kernels().quantize_int8(values.data(), 255, unit, back.data());
+    kernels().quantize_int8(values.data(), {}, 255, unit, back.data());
     EXPECT_EQ(back, q) << unit;
   }
 }
@@ -58,11 +57,12 @@ TEST_P(Int8, RefusesTheLevelThatIsNone) {
   for (size_t n = 1; n < 140; ++n) {
     std::vector<int8_t> q(n, -127);
     std::vector<float> out(n);
-    ASSERT_TRUE(kernels().dequantize_int8(q.data(), n, 1.0f, out.data()));
+    ASSERT_TRUE(kernels().dequantize_int8(q.data(), n, 1.0f, out.data(), kStore));
     for (size_t at : {size_t{0}, n / 2, n - 1}) {
       q[at] = -128;
-      EXPECT_FALSE(kernels().dequantize_int8(q.data(), n, 1.0f, out.data())) << n << " " << at;
-      EXPECT_FALSE(kernels().dequantize_int8_add(q.data(), n, 1.0f, out.data())) << n;
+      EXPECT_FALSE(kernels().dequantize_int8(q.data(), n, 1.0f, out.data(), kStore))
+          << n << " " << at;
+      EXPECT_FALSE(kernels().dequantize_int8(q.data(), n, 1.0f, out.data(), kAdd)) << n;
       q[at] = 0;
     }
   }
@@ -76,19 +76,20 @@ TEST_P(Int8, IsTheDefinitionInItsSpans) {
     const auto values = gradient_like(n, static_cast<uint32_t>(n));
     const float unit = n % 10 == 0 ? 0.0f : 1e-5f * static_cast<float>(n % 10);
     std::vector<int8_t> q(n);
-    scalar().quantize_int8(values.data(), n, unit, q.data());
-    kernels().quantize_int8(x.take_copy(values, edge), n, unit, levels.take(n, edge));
+    scalar().quantize_int8(values.data(), {}, n, unit, q.data());
+    kernels().quantize_int8(x.take_copy(values, edge), {}, n, unit, levels.take(n, edge));
     ASSERT_EQ(levels.copy(), q) << n;
     ASSERT_TRUE(levels.outside_untouched()) << n;
     std::vector<float> want(n);
-    ASSERT_TRUE(scalar().dequantize_int8(q.data(), n, unit, want.data()));
-    ASSERT_TRUE(kernels().dequantize_int8(levels.take_copy(q, edge), n, unit, x.take(n, edge)));
+    ASSERT_TRUE(scalar().dequantize_int8(q.data(), n, unit, want.data(), kStore));
+    ASSERT_TRUE(
+        kernels().dequantize_int8(levels.take_copy(q, edge), n, unit, x.take(n, edge), kStore));
     ASSERT_SAME_BITS(x.copy(), want) << n;
     ASSERT_TRUE(x.outside_untouched()) << n;
     const auto sums = gradient_like(n, 3);
     for (size_t i = 0; i < n; ++i) want[i] += sums[i];
-    ASSERT_TRUE(
-        kernels().dequantize_int8_add(levels.take_copy(q, edge), n, unit, x.take_copy(sums, edge)));
+    ASSERT_TRUE(kernels().dequantize_int8(levels.take_copy(q, edge), n, unit,
+                                          x.take_copy(sums, edge), kAdd));
     ASSERT_SAME_BITS(x.copy(), want) << n;
     ASSERT_TRUE(x.outside_untouched()) << n;
   }
@@ -118,12 +119,12 @@ TEST_P(Int8, TheResidualIsAddedAndKept) {
       left16[i] = narrow_bf16(b16 - static_cast<float>(want16[i]) * unit);
     }
     const float* px = x.take_copy(values, edge);
-    kernels().quantize_int8_f32(px, r.take_copy(kept, edge), n, unit, levels.take(n, edge));
+    kernels().quantize_int8(px, r.take_copy(kept, edge), n, unit, levels.take(n, edge));
     ASSERT_EQ(levels.copy(), want) << n;
     ASSERT_TRUE(levels.outside_untouched()) << n;
     ASSERT_SAME_BITS(r.copy(), left) << n;
     ASSERT_TRUE(r.outside_untouched()) << n;
-    kernels().quantize_int8_bf16(px, r16.take_copy(kept16, edge), n, unit, levels.take(n, edge));
+    kernels().quantize_int8(px, r16.take_copy(kept16, edge), n, unit, levels.take(n, edge));
     ASSERT_EQ(levels.copy(), want16) << n;
     ASSERT_TRUE(levels.outside_untouched()) << n;
     ASSERT_EQ(r16.copy(), left16) << n;

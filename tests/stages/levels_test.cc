@@ -1,4 +1,4 @@
-#include "stages/levels.h"
+#include "stages/levels/levels.h"
 
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
@@ -127,10 +127,10 @@ TEST_P(Levels, BecomeValues) {
       values[i] = static_cast<float>(given[i]) * unit;
       added[i] = sums[i] + values[i];
     }
-    kernels().scale_levels(levels.take_copy(given, edge), n, unit, out.take(n, edge));
+    kernels().scale_levels(levels.take_copy(given, edge), n, unit, out.take(n, edge), kStore);
     ASSERT_SAME_BITS(out.copy(), values) << n;
     ASSERT_TRUE(out.outside_untouched()) << n;
-    kernels().scale_add_levels(levels.take_copy(given, edge), n, unit, out.take_copy(sums, edge));
+    kernels().scale_levels(levels.take_copy(given, edge), n, unit, out.take_copy(sums, edge), kAdd);
     ASSERT_SAME_BITS(out.copy(), added) << n;
     ASSERT_TRUE(out.outside_untouched()) << n;
   }

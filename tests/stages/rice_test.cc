@@ -1,10 +1,10 @@
-#include "stages/rice.h"
+#include "stages/rice/rice.h"
 
 #include <algorithm>
 #include <cmath>
 #include <random>
 
-#include "stages/trit_bits.h"
+#include "stages/trits/trit_bits.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -59,8 +59,8 @@ class Rice : public StageTest {
     ASSERT_EQ(back.minus, trits.minus);
     std::vector<float> stored(n, NAN);
     std::vector<float> added(n, -0.0f);
-    ASSERT_TRUE(kernels().rice_unpack(bytes.data(), bytes.size(), n, 3.0f, stored.data()));
-    ASSERT_TRUE(kernels().rice_unpack_add(bytes.data(), bytes.size(), n, 3.0f, added.data()));
+    ASSERT_TRUE(kernels().rice_unpack(bytes.data(), bytes.size(), n, 3.0f, stored.data(), kStore));
+    ASSERT_TRUE(kernels().rice_unpack(bytes.data(), bytes.size(), n, 3.0f, added.data(), kAdd));
     for (size_t i = 0; i < n; ++i) {
       const float value = 3.0f * static_cast<float>(trits.of[i]);
       ASSERT_EQ(bits_of(stored[i]), bits_of(value)) << i;
@@ -84,7 +84,8 @@ TEST_P(Rice, GoldenBytes) {
   EXPECT_EQ(encode(kernels(), one), (std::vector<uint8_t>{0xe6, 0x11}));
 }
 
-// 31 neighbours make k = 0; the gap of 300 behind them goes as it is. Then a group of its own.
+// 31 neighbours make k = 0, so the gap of 300 after them is escaped. The last non-zero is a group
+// of its own.
 TEST_P(Rice, GoldenEscape) {
   Trits trits(1000);
   for (size_t i = 0; i < 31; ++i) trits.set(i, 1);
@@ -188,9 +189,9 @@ TEST_P(RiceInput, AnyBytesAreSafe) {
       ASSERT_EQ(plus.copy(), want_plus);
       ASSERT_EQ(minus.copy(), want_minus);
     }
-    ASSERT_EQ(kernels().rice_unpack(data, bytes.size(), n, 1.0f, out.take(n, edge)), good);
+    ASSERT_EQ(kernels().rice_unpack(data, bytes.size(), n, 1.0f, out.take(n, edge), kStore), good);
     ASSERT_TRUE(out.outside_untouched());
-    ASSERT_EQ(kernels().rice_unpack_add(data, bytes.size(), n, 1.0f, out.take(n, edge)), good);
+    ASSERT_EQ(kernels().rice_unpack(data, bytes.size(), n, 1.0f, out.take(n, edge), kAdd), good);
     ASSERT_TRUE(out.outside_untouched());
   }
   EXPECT_GT(valid, 500);
@@ -200,7 +201,7 @@ TEST_P(RiceInput, AnyBytesAreSafe) {
 TEST_P(RiceInput, RefusesWhatNoEncoderWrites) {
   const auto decodes = [&](const std::vector<uint8_t>& bytes, size_t n) {
     std::vector<float> out(n);
-    return kernels().rice_unpack(bytes.data(), bytes.size(), n, 1.0f, out.data());
+    return kernels().rice_unpack(bytes.data(), bytes.size(), n, 1.0f, out.data(), kStore);
   };
   EXPECT_TRUE(decodes({}, 100));
   EXPECT_TRUE(decodes({0x10, 0x03}, 100));
@@ -209,9 +210,9 @@ TEST_P(RiceInput, RefusesWhatNoEncoderWrites) {
   EXPECT_FALSE(decodes({0x10, 0x03, 0x00}, 100));  // a byte of padding
   EXPECT_FALSE(decodes({0x00}, 100));              // a k alone
   EXPECT_FALSE(decodes({0x0c}, 100));              // the same
-  EXPECT_FALSE(decodes({0x06, 0x00}, 100));        // nothing but zeros behind k
+  EXPECT_FALSE(decodes({0x06, 0x00}, 100));        // nothing but zeros after k
   EXPECT_FALSE(decodes({0x0f, 0x00, 0x00}, 100));  // an escape that is cut
-  EXPECT_FALSE(decodes({0xe6, 0x11}, 99));         // the non-zero behind the end
+  EXPECT_FALSE(decodes({0xe6, 0x11}, 99));         // the non-zero after the end
   EXPECT_TRUE(decodes({0xe6, 0x11}, 100));
   EXPECT_FALSE(decodes(std::vector<uint8_t>(21, 121), 100));  // more than packed bytes
   EXPECT_TRUE(decodes(std::vector<uint8_t>(20, 121), 100));   // packed
@@ -247,17 +248,18 @@ TEST_P(TritBits, AreThoseOfTernaryPack) {
       ASSERT_EQ(plus.copy(), all_plus) << n;
       ASSERT_EQ(minus.copy(), all_minus) << n;
     };
-    kernels().trit_bits(px, n, m, plus.take(trit_words(n), edge), minus.take(trit_words(n), edge));
-    scalar().ternary_pack(px, n, m, want.data());
+    kernels().trit_bits(px, {}, n, m, plus.take(trit_words(n), edge),
+                        minus.take(trit_words(n), edge));
+    scalar().ternary_pack(px, {}, n, m, want.data());
     check();
-    kernels().trit_bits_f32(px, pr, n, m, plus.take(trit_words(n), edge),
-                            minus.take(trit_words(n), edge));
-    scalar().ternary_pack_f32(px, left.data(), n, m, want.data());
+    kernels().trit_bits(px, pr, n, m, plus.take(trit_words(n), edge),
+                        minus.take(trit_words(n), edge));
+    scalar().ternary_pack(px, left.data(), n, m, want.data());
     check();
     ASSERT_SAME_BITS(r.copy(), left);
-    kernels().trit_bits_bf16(px, pr16, n, m, plus.take(trit_words(n), edge),
-                             minus.take(trit_words(n), edge));
-    scalar().ternary_pack_bf16(px, left16.data(), n, m, want.data());
+    kernels().trit_bits(px, pr16, n, m, plus.take(trit_words(n), edge),
+                        minus.take(trit_words(n), edge));
+    scalar().ternary_pack(px, left16.data(), n, m, want.data());
     check();
     ASSERT_EQ(r16.copy(), left16);
     ASSERT_TRUE(r.outside_untouched() && r16.outside_untouched());

@@ -1,4 +1,4 @@
-#include "stages/signs.h"
+#include "stages/signs/signs.h"
 
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
@@ -12,7 +12,7 @@ GRADWIRE_FOR_EACH_TABLE(Signs);
 TEST_P(Signs, GoldenSums) {
   const std::vector<float> x = {1, -2, 0, -0.0f, 3, -4};
   SignLanes lanes;
-  kernels().add_sign_sums(x.data(), x.size(), lanes);
+  kernels().add_sign_sums(x.data(), {}, x.size(), lanes);
   const SignSums sums = lanes.total();
   EXPECT_EQ(sums.positive, 4.0);
   EXPECT_EQ(sums.negative, -6.0);
@@ -48,8 +48,8 @@ TEST_P(Signs, OrderIsTheDefinition) {
     SignLanes got;
     const float* copy = x.take_copy(values, kEdges[n % 2]);
     const size_t first = n / 3 / kMomentLanes * kMomentLanes;
-    kernels().add_sign_sums(copy, first, got);
-    kernels().add_sign_sums(copy + first, n - first, got);
+    kernels().add_sign_sums(copy, {}, first, got);
+    kernels().add_sign_sums(copy + first, {}, n - first, got);
     expect_same_lanes(got, want);
     if (HasFatalFailure()) FAIL() << n;
   }
@@ -87,17 +87,17 @@ TEST_P(Signs, TheResidualIsAdded) {
     const float* px = x.take_copy(values, edge);
     float* pr = r.take_copy(kept, edge);
     uint16_t* pr16 = r16.take_copy(kept16, edge);
-    kernels().add_sign_sums_f32(px, pr, n, got);
-    kernels().add_sign_sums_bf16(px, pr16, n, got16);
+    kernels().add_sign_sums(px, pr, n, got);
+    kernels().add_sign_sums(px, pr16, n, got16);
     expect_same_lanes(got, want);
     expect_same_lanes(got16, want16);
     if (HasFatalFailure()) FAIL() << n;
-    kernels().pack_signs_f32(px, pr, n, means, bits.take(signs.size(), edge));
+    kernels().pack_signs(px, pr, n, means, bits.take(signs.size(), edge));
     ASSERT_EQ(bits.copy(), signs) << n;
     ASSERT_TRUE(bits.outside_untouched()) << n;
     ASSERT_SAME_BITS(r.copy(), left) << n;
     ASSERT_TRUE(r.outside_untouched()) << n;
-    kernels().pack_signs_bf16(px, pr16, n, means, bits.take(signs16.size(), edge));
+    kernels().pack_signs(px, pr16, n, means, bits.take(signs16.size(), edge));
     ASSERT_EQ(bits.copy(), signs16) << n;
     ASSERT_TRUE(bits.outside_untouched()) << n;
     ASSERT_EQ(r16.copy(), left16) << n;
@@ -113,7 +113,7 @@ TEST_P(Signs, NonFiniteValuesShowInTheSums) {
       std::vector<float> x(100, -1.0f);
       x[at] = bad;
       SignLanes lanes;
-      kernels().add_sign_sums(x.data(), x.size(), lanes);
+      kernels().add_sign_sums(x.data(), {}, x.size(), lanes);
       const SignSums sums = lanes.total();
       EXPECT_FALSE(std::isfinite(sums.positive) && std::isfinite(sums.negative)) << bad;
     }
@@ -128,7 +128,7 @@ TEST_P(Signs, BitsAreTheDefinitionAndComeBack) {
     const Edge edge = kEdges[n % 2];
     auto values = gradient_like(n, static_cast<uint32_t>(n));
     if (n > 2) values[1] = 0.0f, values[2] = -0.0f;
-    kernels().pack_signs(x.take_copy(values, edge), n, bits.take(sign_bytes(n), edge));
+    kernels().pack_signs(x.take_copy(values, edge), {}, n, {}, bits.take(sign_bytes(n), edge));
     const std::vector<uint8_t> bytes = bits.copy();
     ASSERT_TRUE(bits.outside_untouched()) << n;
     for (size_t i = 0; i < 8 * bytes.size(); ++i) {
@@ -137,12 +137,13 @@ TEST_P(Signs, BitsAreTheDefinitionAndComeBack) {
     std::vector<float> want(n);
     const auto sums = gradient_like(n, 5);
     for (size_t i = 0; i < n; ++i) want[i] = values[i] < 0 ? means.negative : means.positive;
-    ASSERT_TRUE(kernels().unpack_signs(bits.take_copy(bytes, edge), n, means, x.take(n, edge)));
+    ASSERT_TRUE(
+        kernels().unpack_signs(bits.take_copy(bytes, edge), n, means, x.take(n, edge), kStore));
     ASSERT_SAME_BITS(x.copy(), want) << n;
     ASSERT_TRUE(x.outside_untouched()) << n;
     for (size_t i = 0; i < n; ++i) want[i] += sums[i];
-    ASSERT_TRUE(
-        kernels().unpack_signs_add(bits.take_copy(bytes, edge), n, means, x.take_copy(sums, edge)));
+    ASSERT_TRUE(kernels().unpack_signs(bits.take_copy(bytes, edge), n, means,
+                                       x.take_copy(sums, edge), kAdd));
     ASSERT_SAME_BITS(x.copy(), want) << n;
     ASSERT_TRUE(x.outside_untouched()) << n;
   }
@@ -152,8 +153,8 @@ TEST_P(Signs, PaddingIsRefused) {
   for (size_t n = 1; n < 70; ++n) {
     std::vector<uint8_t> bytes(sign_bytes(n), 0xff);
     std::vector<float> out(n);
-    EXPECT_EQ(kernels().unpack_signs(bytes.data(), n, {}, out.data()), n % 8 == 0);
-    EXPECT_EQ(kernels().unpack_signs_add(bytes.data(), n, {}, out.data()), n % 8 == 0);
+    EXPECT_EQ(kernels().unpack_signs(bytes.data(), n, {}, out.data(), kStore), n % 8 == 0);
+    EXPECT_EQ(kernels().unpack_signs(bytes.data(), n, {}, out.data(), kAdd), n % 8 == 0);
   }
 }
 

@@ -1,4 +1,5 @@
-#include "stages/element.h"
+#include "stages/element/float_bits.h"
+#include "stages/trits/trit.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -16,7 +17,7 @@ class TernaryEncode : public StageTest {
     return codes;
   }
 
-  // The codes left by a function told the span that it may write.
+  // The codes that `encode` writes to a guarded span.
   template <typename Function>
   Bytes codes_of(size_t n, Edge edge, Function encode) {
     uint8_t* codes = codes_.take(packed_size(n), edge);
@@ -34,20 +35,20 @@ class TernaryEncode : public StageTest {
     const float* px = x_.take_copy(x, edge);
     float* pr = r_.take_copy(r, edge);
     uint16_t* pr16 = r16_.take_copy(r16, edge);
-    const Bytes codes =
-        codes_of(n, edge, [&](uint8_t* out) { return kernels().ternary_encode(px, n, m, out); });
+    const Bytes codes = codes_of(
+        n, edge, [&](uint8_t* out) { return kernels().ternary_encode(px, {}, n, m, out); });
     const Bytes codes_f32 = codes_of(
-        n, edge, [&](uint8_t* out) { return kernels().ternary_encode_f32(px, pr, n, m, out); });
+        n, edge, [&](uint8_t* out) { return kernels().ternary_encode(px, pr, n, m, out); });
     const Bytes codes_bf16 = codes_of(
-        n, edge, [&](uint8_t* out) { return kernels().ternary_encode_bf16(px, pr16, n, m, out); });
+        n, edge, [&](uint8_t* out) { return kernels().ternary_encode(px, pr16, n, m, out); });
 
     Bytes packed(packed_size(n));
-    scalar().ternary_pack(x.data(), n, m, packed.data());
+    scalar().ternary_pack(x.data(), {}, n, m, packed.data());
     EXPECT_EQ(codes, zero_run_encoded(packed));
-    scalar().ternary_pack_f32(x.data(), r.data(), n, m, packed.data());
+    scalar().ternary_pack(x.data(), r.data(), n, m, packed.data());
     EXPECT_EQ(codes_f32, zero_run_encoded(packed));
     EXPECT_SAME_BITS(r_.copy(), r);
-    scalar().ternary_pack_bf16(x.data(), r16.data(), n, m, packed.data());
+    scalar().ternary_pack(x.data(), r16.data(), n, m, packed.data());
     EXPECT_EQ(codes_bf16, zero_run_encoded(packed));
     EXPECT_EQ(r16_.copy(), r16);
     EXPECT_TRUE(r_.outside_untouched() && r16_.outside_untouched());
@@ -66,7 +67,7 @@ TEST_P(TernaryEncode, GoldenCodes) {
   x.resize(20);
   x.insert(x.end(), {4, 4, 4, 4, 4, -4});
   Bytes codes(packed_size(x.size()));
-  codes.resize(kernels().ternary_encode(x.data(), x.size(), 4.0f, codes.data()));
+  codes.resize(kernels().ternary_encode(x.data(), {}, x.size(), 4.0f, codes.data()));
   EXPECT_EQ(codes, (Bytes{201, 244, 242, 40}));
 }
 
@@ -78,7 +79,7 @@ TEST_P(TernaryEncode, EqualsTheTwoSteps) {
     SCOPED_TRACE(n);
     const uint32_t seed = static_cast<uint32_t>(n);
     const auto x = gradient_like(n, seed);
-    const float a = float_of(scalar().absmax(x.data(), n));
+    const float a = float_of(scalar().absmax(x.data(), {}, n));
     expect_equals_two_steps(x, gradient_like(n, seed + 1), n % 3 == 0 ? 0.05f * a : 0.7f * a);
     if (HasFailure()) return;
   }

@@ -1,6 +1,8 @@
 #include <utility>
 
-#include "stages/element.h"
+#include "stages/element/float_bits.h"
+#include "stages/ternary/nearest_trit.h"
+#include "stages/trits/trit.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -26,9 +28,9 @@ class Ternary : public StageTest {
     for (auto* packed : {&result.packed, &result.packed_f32, &result.packed_bf16}) {
       packed->resize(packed_size(n));
     }
-    table.ternary_pack(x.data(), n, m, result.packed.data());
-    table.ternary_pack_f32(x.data(), result.r.data(), n, m, result.packed_f32.data());
-    table.ternary_pack_bf16(x.data(), result.r16.data(), n, m, result.packed_bf16.data());
+    table.ternary_pack(x.data(), {}, n, m, result.packed.data());
+    table.ternary_pack(x.data(), result.r.data(), n, m, result.packed_f32.data());
+    table.ternary_pack(x.data(), result.r16.data(), n, m, result.packed_bf16.data());
     return result;
   }
 
@@ -55,7 +57,7 @@ TEST_P(Ternary, GoldenBytes) {
       -4, 0,               // 0 1 1 1 1, padded = 27 + 9 + 3 + 1 = 40
   };
   std::vector<uint8_t> packed(6);
-  kernels().ternary_pack(x.data(), x.size(), 4.0f, packed.data());
+  kernels().ternary_pack(x.data(), {}, x.size(), 4.0f, packed.data());
   EXPECT_EQ(packed, (std::vector<uint8_t>{201, 121, 242, 0, 140, 40}));
 }
 
@@ -65,11 +67,11 @@ TEST_P(Ternary, GoldenResidual) {
   std::vector<float> r = {0.5f, 1.5f, -0.5f, -0.5f, -0.0f, -5.5f};
   std::vector<uint16_t> r16 = {0x3f00, 0x3fc0, 0xbf00, 0xbf00, 0x8000, 0xc0b0};  // the same
   std::vector<uint8_t> packed(2);
-  kernels().ternary_pack_f32(x.data(), r.data(), 6, m, packed.data());
+  kernels().ternary_pack(x.data(), r.data(), 6, m, packed.data());
   // b = 1.5, 2.5, 2 (a tie), -3.5, -0, -2.5: trits 0 + 0 - 0 | -
   EXPECT_EQ(packed, (std::vector<uint8_t>{81 + 2 * 27 + 9 + 0 + 1, 0 + 27 + 9 + 3 + 1}));
   EXPECT_SAME_BITS(r, (std::vector<float>{1.5f, -1.5f, 2.0f, 0.5f, -0.0f, 1.5f}));
-  kernels().ternary_pack_bf16(x.data(), r16.data(), 6, m, packed.data());
+  kernels().ternary_pack(x.data(), r16.data(), 6, m, packed.data());
   EXPECT_EQ(packed, (std::vector<uint8_t>{81 + 2 * 27 + 9 + 0 + 1, 0 + 27 + 9 + 3 + 1}));
   EXPECT_EQ(r16, (std::vector<uint16_t>{0x3fc0, 0xbfc0, 0x4000, 0x3f00, 0x8000, 0x3fc0}));
 }
@@ -80,10 +82,10 @@ TEST_P(Ternary, TiesGoToZeroAndTheNextFloatDoesNot) {
     const float above = std::nextafter(h, INFINITY);
     const std::vector<float> x = {h, above, -h, -above, 0.0f};
     std::vector<uint8_t> packed(1);
-    kernels().ternary_pack(x.data(), 5, m, packed.data());
+    kernels().ternary_pack(x.data(), {}, 5, m, packed.data());
     EXPECT_EQ(packed[0], 81 + 2 * 27 + 9 + 0 + 1) << m;
     std::vector<float> r(5, 0.0f);
-    kernels().ternary_pack_f32(x.data(), r.data(), 5, m, packed.data());
+    kernels().ternary_pack(x.data(), r.data(), 5, m, packed.data());
     EXPECT_EQ(packed[0], 81 + 2 * 27 + 9 + 0 + 1) << m;
     EXPECT_SAME_BITS(r, (std::vector<float>{h + 0.0f, above - m, -h + 0.0f, m - above, 0.0f})) << m;
   }
@@ -102,9 +104,9 @@ TEST_P(Ternary, EveryByte) {
     }
     std::vector<float> r(x.size(), 0.0f);
     std::vector<uint8_t> packed(want.size());
-    kernels().ternary_pack(x.data(), x.size(), 1.0f, packed.data());
+    kernels().ternary_pack(x.data(), {}, x.size(), 1.0f, packed.data());
     ASSERT_EQ(packed, want) << shift;
-    kernels().ternary_pack_f32(x.data(), r.data(), x.size(), 1.0f, packed.data());
+    kernels().ternary_pack(x.data(), r.data(), x.size(), 1.0f, packed.data());
     ASSERT_EQ(packed, want) << shift;
     ASSERT_SAME_BITS(r, std::vector<float>(x.size(), 0.0f)) << shift;
   }
@@ -115,7 +117,7 @@ TEST_P(Ternary, EqualsScalarForAllLengths) {
     SCOPED_TRACE(n);
     const uint32_t seed = static_cast<uint32_t>(n);
     const auto x = gradient_like(n, seed);
-    const float a = float_of(scalar().absmax(x.data(), n));
+    const float a = float_of(scalar().absmax(x.data(), {}, n));
     for (float m : {a, 1.75f * a, 0.1f * a}) {
       expect_same_as_scalar(x, gradient_like(n, seed + 1), m);
       if (HasFailure()) return;
@@ -164,7 +166,7 @@ TEST_P(Ternary, EqualsScalarOnSpecialNumbers) {
 TEST_P(Ternary, NanIsZero) {
   const std::vector<float> x(400, std::nanf(""));
   std::vector<uint8_t> packed(80);
-  kernels().ternary_pack(x.data(), x.size(), 1.0f, packed.data());
+  kernels().ternary_pack(x.data(), {}, x.size(), 1.0f, packed.data());
   EXPECT_EQ(packed, std::vector<uint8_t>(80, 121));
 }
 
@@ -177,11 +179,11 @@ TEST_P(Ternary, TouchesOnlyItsSpans) {
       const float* px = x.take_copy(gradient_like(n, 1), edge);
       float* pr = r.take_copy(gradient_like(n, 2), edge);
       uint16_t* pr16 = r16.take_copy(std::vector<uint16_t>(n, 0), edge);
-      kernels().ternary_pack(px, n, 1e-3f, packed.take(packed_size(n), edge));
+      kernels().ternary_pack(px, {}, n, 1e-3f, packed.take(packed_size(n), edge));
       ASSERT_TRUE(packed.outside_untouched()) << n;
-      kernels().ternary_pack_f32(px, pr, n, 1e-3f, packed.take(packed_size(n), edge));
+      kernels().ternary_pack(px, pr, n, 1e-3f, packed.take(packed_size(n), edge));
       ASSERT_TRUE(packed.outside_untouched() && r.outside_untouched()) << n;
-      kernels().ternary_pack_bf16(px, pr16, n, 1e-3f, packed.take(packed_size(n), edge));
+      kernels().ternary_pack(px, pr16, n, 1e-3f, packed.take(packed_size(n), edge));
       ASSERT_TRUE(packed.outside_untouched() && r16.outside_untouched()) << n;
     }
   }

@@ -1,4 +1,4 @@
-#include "stages/element.h"
+#include "stages/element/bfloat16.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -85,17 +85,17 @@ TEST_P(Threshold, LargeValuesAreTakenOutOfTheResidual) {
     };
     const float* px = x.take_copy(values, edge);
     take();
-    expect(kernels().take_large(px, n, t, mask.take(bits.size(), edge), out.take(n, edge)));
+    expect(kernels().take_large(px, {}, n, t, mask.take(bits.size(), edge), out.take(n, edge)));
     for (size_t i = 0; i < n; ++i) b[i] = values[i] + kept[i];
     take();
-    expect(kernels().take_large_f32(px, r.take_copy(kept, edge), n, t, mask.take(bits.size(), edge),
-                                    out.take(n, edge)));
+    expect(kernels().take_large(px, r.take_copy(kept, edge), n, t, mask.take(bits.size(), edge),
+                                out.take(n, edge)));
     ASSERT_SAME_BITS(r.copy(), left) << n;
     ASSERT_TRUE(r.outside_untouched()) << n;
     for (size_t i = 0; i < n; ++i) b[i] = values[i] + widen_bf16(kept16[i]);
     take();
-    expect(kernels().take_large_bf16(px, r16.take_copy(kept16, edge), n, t,
-                                     mask.take(bits.size(), edge), out.take(n, edge)));
+    expect(kernels().take_large(px, r16.take_copy(kept16, edge), n, t, mask.take(bits.size(), edge),
+                                out.take(n, edge)));
     ASSERT_EQ(r16.copy(), narrowed(left)) << n;
     ASSERT_TRUE(r16.outside_untouched()) << n;
     if (HasFatalFailure()) return;

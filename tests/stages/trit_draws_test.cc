@@ -1,5 +1,6 @@
-#include "stages/trit_draws.h"
+#include "stages/ternary/trit_draws.h"
 
+#include "stages/trits/two_bits.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -124,13 +125,13 @@ TEST_P(TritDraws, FourTritsMakeAByteAndComeBack) {
     std::vector<float> want(n), sums = gradient_like(n, 5);
     if (n > 5) sums[5] = -0.0f;
     for (size_t i = 0; i < n; ++i) want[i] = ternary_value(trits[i], 0.1f);
-    ASSERT_TRUE(
-        kernels().unpack_two_bits(packed.take_copy(bytes, edge), n, 0.1f, out.take(n, edge)));
+    ASSERT_TRUE(kernels().unpack_two_bits(packed.take_copy(bytes, edge), n, 0.1f, out.take(n, edge),
+                                          kStore));
     ASSERT_SAME_BITS(out.copy(), want) << n;
     ASSERT_TRUE(out.outside_untouched()) << n;
     for (size_t i = 0; i < n; ++i) want[i] = ternary_accumulate(sums[i], trits[i], 0.1f);
-    ASSERT_TRUE(kernels().unpack_two_bits_add(packed.take_copy(bytes, edge), n, 0.1f,
-                                              out.take_copy(sums, edge)));
+    ASSERT_TRUE(kernels().unpack_two_bits(packed.take_copy(bytes, edge), n, 0.1f,
+                                          out.take_copy(sums, edge), kAdd));
     ASSERT_SAME_BITS(out.copy(), want) << n;
     ASSERT_TRUE(out.outside_untouched()) << n;
   }
@@ -140,13 +141,14 @@ TEST_P(TritDraws, CodeThreeAndPaddingAreRefused) {
   for (size_t n = 1; n < 150; ++n) {
     std::vector<uint8_t> packed(two_bit_size(n), 0);
     std::vector<float> out(n);
-    EXPECT_TRUE(kernels().unpack_two_bits(packed.data(), n, 1.0f, out.data()));
+    EXPECT_TRUE(kernels().unpack_two_bits(packed.data(), n, 1.0f, out.data(), kStore));
     for (size_t i = 0; i < 4 * packed.size(); ++i) {
       for (int code = 1; code <= 3; ++code) {
         packed[i / 4] = static_cast<uint8_t>(code << 2 * (i % 4));
         const bool valid = i < n && code != 3;
-        ASSERT_EQ(kernels().unpack_two_bits(packed.data(), n, 1.0f, out.data()), valid) << n;
-        ASSERT_EQ(kernels().unpack_two_bits_add(packed.data(), n, 1.0f, out.data()), valid) << n;
+        ASSERT_EQ(kernels().unpack_two_bits(packed.data(), n, 1.0f, out.data(), kStore), valid)
+            << n;
+        ASSERT_EQ(kernels().unpack_two_bits(packed.data(), n, 1.0f, out.data(), kAdd), valid) << n;
       }
       packed[i / 4] = 0;
     }

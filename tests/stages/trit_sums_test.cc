@@ -1,6 +1,6 @@
 #include <numeric>
 
-#include "stages/trit_draws.h"
+#include "stages/trits/two_bits.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -95,7 +95,7 @@ TEST_P(TritSums, HoldTheSumOfAllRanks) {
   }
 }
 
-TEST_P(TritSums, RefuseWhatIsNoTritOrBehindTheLast) {
+TEST_P(TritSums, RefuseInvalidTritsAndPadding) {
   for (const Packing& packing : kPackings) {
     for (size_t n = 1; n < 200; ++n) {
       const std::vector<uint8_t> zeros = pack(packing, std::vector<int>(n));
@@ -106,9 +106,10 @@ TEST_P(TritSums, RefuseWhatIsNoTritOrBehindTheLast) {
           std::vector<uint8_t> bytes = zeros;
           bytes[i] = static_cast<uint8_t>(byte);
           std::vector<float> out(n);
-          const bool valid = packing.trits_per_byte == kTritsPerByte
-                                 ? scalar().unpack(bytes.data(), n, 1.0f, out.data())
-                                 : scalar().unpack_two_bits(bytes.data(), n, 1.0f, out.data());
+          const bool valid =
+              packing.trits_per_byte == kTritsPerByte
+                  ? scalar().unpack(bytes.data(), n, 1.0f, out.data(), kStore)
+                  : scalar().unpack_two_bits(bytes.data(), n, 1.0f, out.data(), kStore);
           ASSERT_EQ((kernels().*packing.add)(bytes.data(), n, sums.data()), valid)
               << n << " " << i << " " << byte;
           if (i + 2 < zeros.size()) byte += 6;  // all bytes at the end, some before it

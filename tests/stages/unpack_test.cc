@@ -1,4 +1,7 @@
-#include "stages/element.h"
+#include "stages/element/float_bits.h"
+#include "stages/ternary/nearest_trit.h"
+#include "stages/trits/trit.h"
+#include "stages/zero_run/zero_run.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 
@@ -19,15 +22,14 @@ class Unpack : public StageTest {
   };
 
   Result from_packed(const Kernels& table, const Bytes& packed, const Floats& before, float m) {
-    return run(packed, before, [&](bool add, const uint8_t* bytes, float* out) {
-      return (add ? table.unpack_add : table.unpack)(bytes, before.size(), m, out);
+    return run(packed, before, [&](DecodeMode mode, const uint8_t* bytes, float* out) {
+      return table.unpack(bytes, before.size(), m, out, mode);
     });
   }
 
   Result from_codes(const Kernels& table, const Bytes& codes, const Floats& before, float m) {
-    return run(codes, before, [&](bool add, const uint8_t* bytes, float* out) {
-      return (add ? table.zero_run_unpack_add : table.zero_run_unpack)(bytes, codes.size(),
-                                                                       before.size(), m, out);
+    return run(codes, before, [&](DecodeMode mode, const uint8_t* bytes, float* out) {
+      return table.zero_run_unpack(bytes, codes.size(), before.size(), m, out, mode);
     });
   }
 
@@ -36,10 +38,10 @@ class Unpack : public StageTest {
     Result result{};
     const Edge edge = bytes.size() % 2 == 0 ? Edge::kEnd : Edge::kStart;
     const uint8_t* in = in_.take_copy(bytes, edge);
-    result.ok = function(false, in, out_.take_copy(before, edge));
+    result.ok = function(kStore, in, out_.take_copy(before, edge));
     EXPECT_TRUE(out_.outside_untouched());
     result.out = out_.copy();
-    result.add_ok = function(true, in, out_.take_copy(before, edge));
+    result.add_ok = function(kAdd, in, out_.take_copy(before, edge));
     EXPECT_TRUE(out_.outside_untouched());
     result.sum = out_.copy();
     return result;
@@ -176,7 +178,7 @@ TEST_P(Unpack, MultiplierZeroAndExtremes) {
   }
 }
 
-// n values with n % 5 = 1..4: a trit behind the last value is corrupt, in any form.
+// n values with n % 5 = 1..4: a trit after the last value is corrupt, in any form.
 TEST_P(Unpack, RefusesPaddingThatIsNotZero) {
   for (size_t n : {1u, 2u, 3u, 4u, 11u, 322u, 698u, 1279u}) {
     const Floats before(n, 1.0f);
@@ -263,9 +265,9 @@ TEST_P(Unpack, UndoesPacking) {
   for (float sparsity : {1.0f, 1.75f}) {
     const size_t n = 40960 + 7;
     const Floats x = gradient_like(n, 3);
-    const float m = ternary_multiplier(scalar().absmax(x.data(), n), sparsity);
+    const float m = ternary_multiplier(scalar().absmax(x.data(), {}, n), sparsity);
     Bytes packed(packed_size(n));
-    kernels().ternary_pack(x.data(), n, m, packed.data());
+    kernels().ternary_pack(x.data(), {}, n, m, packed.data());
     const Result result = from_packed(kernels(), packed, Floats(n, 0.0f), m);
     ASSERT_TRUE(result.ok && result.add_ok);
     for (size_t i = 0; i < n; ++i) {

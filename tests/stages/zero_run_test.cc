@@ -1,6 +1,5 @@
 #include <numeric>
 
-#include "stages/element.h"
 #include "tests/stages/guarded.h"
 #include "tests/stages/inputs.h"
 

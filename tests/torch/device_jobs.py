@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 from unittest import mock
 
-import pytest
-import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import jobs
-from gradwire.torch import GradwireState, device_exchange, device_queue, gradwire_hook
+from gradwire.torch.link import engine
 from on_host import device_kernels
-from training import Options, Trained, batch, digest, make_model, make_optimizer, train
+from training import Options, Trained, train
 
 
 def train_on_device(all_options: list[Options]) -> list[Trained]:
@@ -38,12 +33,12 @@ def train_and_signal_on_device(options: Options, victim: int, at_step: int, numb
 
 
 def train_and_fail_between_push_and_pull(options: Options, victim: int, at_step: int) -> None:
-    """The victim raises when it has added the pushes of a bucket, and makes no pull."""
+    """The victim raises when it has received a push of a bucket, and makes no pull."""
 
     def on_step(step: int) -> None:
         if dist.get_rank() == victim and step == at_step:
             broken = mock.Mock(side_effect=ArithmeticError("planted"))
-            mock.patch.object(device_exchange, "_require_valid", broken).start()
+            mock.patch.object(engine, "receive_packet", broken).start()
 
     try:
         with device_kernels():
@@ -55,39 +50,3 @@ def train_and_fail_between_push_and_pull(options: Options, victim: int, at_step:
 def train_scaled_on_device(*arguments: Any) -> jobs.Scaled:
     with device_kernels():
         return jobs.train_scaled(*arguments)
-
-
-def train_captured(
-    state: dict[str, Any], captured_from: int, steps: int, poisoned_step: int = -1
-) -> tuple[str, int, list[bool]]:
-    """Steps from `captured_from` on are taken as if a CUDA graph were captured in each.
-
-    Returns the digest of the parameters, the void replays, and which steps gave NaN. A step that
-    does is not applied. In the end, a state can be saved and not loaded if anything was captured.
-    """
-    rank = dist.get_rank()
-    model = make_model()
-    optimizer = make_optimizer(model)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=0.05, gradient_as_bucket_view=True)
-    hook_state = GradwireState(**state)
-    ddp.register_comm_hook(hook_state, gradwire_hook)
-    void = []
-    with device_kernels():
-        for step in range(steps):
-            captures = step >= captured_from
-            inputs, labels = batch(rank, step)
-            if step == poisoned_step and rank == 1:
-                inputs[0, 0] = torch.nan
-            optimizer.zero_grad()
-            with mock.patch.object(device_queue, "is_capturing", return_value=captures):
-                nn.functional.cross_entropy(ddp(inputs), labels).backward()
-            nan = [bool(p.grad.isnan().any()) for p in model.parameters() if p.grad is not None]
-            void.append(all(nan))
-            if not any(nan):
-                optimizer.step()
-        saved = hook_state.state_dict()
-        with contextlib.ExitStack() as stack:
-            if steps > captured_from:
-                stack.enter_context(pytest.raises(RuntimeError, match="a CUDA graph holds"))
-            hook_state.load_state_dict(saved)
-        return digest(model), hook_state.void_replays(), void

@@ -28,7 +28,7 @@ from gradwire.torch import (
     UnmatchedPatternWarning,
     gradwire_hook,
 )
-from gradwire.torch.wire import Kind, Wire
+from gradwire.torch.link.wire import Kind, Wire
 from training import (
     Options,
     Trained,
@@ -63,7 +63,7 @@ def train_unlike(options_by_rank: list[Options]) -> Trained:
 
 
 def train_with_buffers_and_lose_a_rank(victim: int, at_step: int) -> str:
-    """With buffers DDP itself communicates before each forward, and may see the loss first."""
+    """DDP broadcasts buffers before each forward, so it may notice the lost rank first."""
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     ddp = DistributedDataParallel(model)
     state = GradwireState()
@@ -95,7 +95,7 @@ class Scaled:
 
 
 def train_scaled(
-    steps: int, poisoned_step: int, poisoned_name: str, state_options: dict[str, Any]
+    steps: int, infinite_step: int, infinite_name: str, state_options: dict[str, Any]
 ) -> Scaled:
     """In one step the last rank has an infinite gradient for one parameter."""
     rank = dist.get_rank()
@@ -108,13 +108,13 @@ def train_scaled(
     ddp.register_comm_hook(state, gradwire_hook)
     result = Scaled([], [], [], [], [], [], 0, [])
 
-    def poison(gradient: torch.Tensor) -> torch.Tensor:
-        if step == poisoned_step and rank == dist.get_world_size() - 1:
+    def make_infinite(gradient: torch.Tensor) -> torch.Tensor:
+        if step == infinite_step and rank == dist.get_world_size() - 1:
             gradient = gradient.clone()
             gradient.view(-1)[3] = float("inf")
         return gradient
 
-    model.get_parameter(poisoned_name).register_hook(poison)
+    model.get_parameter(infinite_name).register_hook(make_infinite)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(steps):
@@ -147,7 +147,7 @@ def gradients(model: nn.Module) -> dict[str, np.ndarray]:
 
 
 def owed(state: GradwireState) -> Owed:
-    """Residuals of this rank by kind and parameter name, flattened, as far as they reach."""
+    """Residuals of this rank by kind and parameter name, flattened, up to the last known value."""
     return owed_in(state.state_dict())
 
 
@@ -165,7 +165,7 @@ def owed_in(state: dict[str, Any]) -> Owed:
 
 
 def total_owed(ranks: list[Owed]) -> dict[str, np.ndarray]:
-    """What is owed to each parameter: the mean of the push residuals plus the pull residual."""
+    """The amount owed to each parameter: mean of the push residuals plus the pull residual."""
     names = {name for rank in ranks for kind in rank.values() for name in kind}
     size = {n: max(k[n].size for rank in ranks for k in rank.values() if n in k) for n in names}
     total = {name: np.zeros(size[name]) for name in names}
@@ -199,7 +199,7 @@ def place_residuals(options: Options) -> Placed:
 
 @dataclass
 class Counted:
-    """A training, and what passed this rank's wire meanwhile, counted message by message."""
+    """A training, and the messages on this rank's wire during it."""
 
     trained: Trained
     sent: dict[str, int]  # bytes of pushes, pulls and hellos
@@ -233,7 +233,7 @@ def _count(options: Options) -> Counted:
 
 @dataclass
 class Timed:
-    """Seconds after the step began, for each of its buckets and for backward as a whole."""
+    """Seconds from the beginning of the step, for each bucket and for the end of backward."""
 
     hook_called: list[float]
     hook_returned: list[float]
@@ -244,7 +244,7 @@ class Timed:
 def time_buckets(
     overlap: Overlap, late_rank: int, late_seconds: float, slow_seconds: float
 ) -> Timed:
-    """One step in which a rank comes late, and backward rests before its last bucket is full."""
+    """One step in which a rank is late, and backward sleeps before its last bucket is full."""
     model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(6)])
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.07)
     state = GradwireState(start_iter=0, overlap=overlap)
@@ -275,7 +275,7 @@ def time_buckets(
 
 
 def close_and_go_on() -> tuple[bool, bool, str]:
-    """What a closed state still tells: statistics and residuals, but it takes no step."""
+    """A closed state has its statistics and residuals, but it takes no step."""
     ddp = DistributedDataParallel(make_model())
     state = GradwireState(start_iter=0)
     ddp.register_comm_hook(state, gradwire_hook)
@@ -291,7 +291,7 @@ def close_and_go_on() -> tuple[bool, bool, str]:
 
 
 def drop_a_model() -> list[str]:
-    """What of a model and its hook is still there when nobody refers to them."""
+    """Objects of a model and its hook that are left after the last reference is gone."""
     ddp = DistributedDataParallel(make_model())
     state = GradwireState()
     ddp.register_comm_hook(state, gradwire_hook)
@@ -308,7 +308,7 @@ def drop_a_model() -> list[str]:
 
 
 def warned_of_patterns() -> list[str]:
-    """What a few steps say of patterns, of which some match a tensor of one bucket only."""
+    """Warnings about patterns, of which some match a tensor of one bucket only."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(
@@ -354,16 +354,20 @@ def _train_two_models(group: dist.ProcessGroup) -> str:
 
 
 def misuse(what: str) -> None:
-    model = nn.Linear(4, 4)
+    model: nn.Module = nn.Linear(4, 4)
+    inputs = torch.ones(2, 4)
+    if what == "sparse":
+        model = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 2))
+        inputs = torch.tensor([[1, 2], [3, 4]])
     if what == "float64":
-        model = model.double()
+        model, inputs = model.double(), inputs.double()
     ddp = DistributedDataParallel(model)
     state = GradwireState()
     ddp.register_comm_hook(state, gradwire_hook)
     if what == "shared state":
         other = DistributedDataParallel(nn.Linear(4, 4))
         other.register_comm_hook(state, gradwire_hook)
-    ddp(torch.ones(2, 4, dtype=model.weight.dtype)).sum().backward()
+    ddp(inputs).sum().backward()
 
 
 def train_and_note_growing_scales(options: Options) -> list[str]:
@@ -374,13 +378,13 @@ def train_and_note_growing_scales(options: Options) -> list[str]:
 
 
 def refusals(all_arguments: list[dict[str, Any]]) -> list[str | None]:
-    """What GradwireState says to these arguments; None: it takes them."""
-    told: list[str | None] = []
+    """The error of GradwireState for each of these arguments; None: it takes them."""
+    said: list[str | None] = []
     for arguments in all_arguments:
         try:
             GradwireState(**arguments)
         except ValueError as error:
-            told.append(str(error))
+            said.append(str(error))
         else:
-            told.append(None)
-    return told
+            said.append(None)
+    return said

@@ -18,7 +18,7 @@ from training import batch, digest, make_model, make_optimizer
 
 @dataclass
 class Averaged:
-    """One gradient of this rank, and what the hook made of it."""
+    """One gradient of this rank, and its average."""
 
     own: torch.Tensor
     averaged: torch.Tensor
@@ -47,7 +47,7 @@ def average_given(dtype: torch.dtype, what: str, state_options: dict[str, Any]) 
 
 
 def average_unlike(dtypes: list[torch.dtype], state_options: dict[str, Any]) -> None:
-    """Ranks whose models have other dtypes, which DDP itself does not notice."""
+    """The ranks' models have different dtypes, which DDP itself does not notice."""
     dtype = dtypes[dist.get_rank()]
     ddp = DistributedDataParallel(nn.Linear(96, 96, bias=False).to(dtype), init_sync=False)
     ddp.register_comm_hook(GradwireState(**state_options), gradwire_hook)

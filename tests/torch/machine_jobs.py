@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from gradwire.torch import LocalSteps, OneMachineWarning
-from gradwire.torch.wire import Kind, Wire
+from gradwire.torch.link.wire import Kind, Wire
 from training import Options, Trained, batch, load, make_model, save, train
 
 
 def train_and_count_by_peer(options: Options) -> tuple[Trained, dict[int, int]]:
-    """With the bytes of packets that this rank sent each other."""
+    """A training, and the bytes of packets that this rank sent to each other rank."""
     sent: dict[int, int] = {}
     send = Wire.send
 
@@ -34,7 +34,7 @@ def train_and_count_by_peer(options: Options) -> tuple[Trained, dict[int, int]]:
 
 @dataclass
 class Placed:
-    """A few local steps: what the ranks found, or what the first error said."""
+    """A few local steps: the machines that the ranks found, or the first error."""
 
     error: str | None
     warnings: list[str]

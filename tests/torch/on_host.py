@@ -13,22 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from gradwire.torch.device_codec import KERNEL_MODULES
-from gradwire.torch.transports import COLLECTIVE_BACKENDS
+from gradwire.torch.device.device_codec import KERNEL_MODULES
 
 _BUILT = Path(__file__).parents[2] / "build" / "gcc" / "cuda_on_host"
 
 
 @contextlib.contextmanager
 def device_kernels() -> Iterator[None]:
-    """Gloo, which takes the memory of this device, stands for NCCL."""
+    """Buckets on the CPU are encoded and decoded by the kernels."""
     folder = Path(os.environ.get("GRADWIRE_ON_HOST_MODULE", _BUILT))
     if not list(folder.glob("_cuda.*")):
         raise FileNotFoundError(f"{folder}: build the target _cuda_on_host (scripts/test.sh does)")
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    with (
-        mock.patch.dict(KERNEL_MODULES, cpu="_cuda"),
-        mock.patch.dict(COLLECTIVE_BACKENDS, cpu="gloo"),
-    ):
+    with mock.patch.dict(KERNEL_MODULES, cpu="_cuda"):
         yield

@@ -26,7 +26,7 @@ LOCAL: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p, lr=2e-3),
     "adamw": lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.1),
 }
-POISONED_NAME = "second.weight"
+INFINITE_NAME = "second.weight"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Wrapped:
     start: int = 0
     scheduled: bool = False
     two_groups: bool = False
-    poisoned_step: int | None = None  # the last rank's gradient or parameter becomes infinite
+    infinite_step: int | None = None  # the last rank's gradient or parameter becomes infinite
     synchronize_at: int | None = None
     saved: list[bytes] | None = None  # by rank, for a restart
 
@@ -89,7 +89,7 @@ def groups(model: nn.Module, two: bool) -> Any:
 
 
 def make_different_model() -> TwoPaths:
-    """Every rank's parameters and a buffer are others, until rank 0's are taken over."""
+    """Parameters and a buffer differ between ranks, until rank 0's are taken over."""
     model = make_model()
     model.register_buffer("seen", torch.tensor(dist.get_rank(), dtype=torch.int64))
     with torch.no_grad():
@@ -124,8 +124,8 @@ def run(options: Wrapped, on_step: Callable[[int], None] = lambda step: None) ->
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(forward(inputs), labels)
             loss.backward()
-            if options.poisoned_step == step and rank == last:
-                gradient = model.get_parameter(POISONED_NAME).grad
+            if options.infinite_step == step and rank == last:
+                gradient = model.get_parameter(INFINITE_NAME).grad
                 assert gradient is not None
                 gradient.view(-1)[3] = float("inf")
             optimizer.step()
@@ -137,7 +137,7 @@ def run(options: Wrapped, on_step: Callable[[int], None] = lambda step: None) ->
             result.digests.append(digest(model))
             if options.make is not None:
                 result.push_bytes.append(optimizer.last_step()["push_bytes"])
-                if options.poisoned_step is not None:
+                if options.infinite_step is not None:
                     result.owed.append(owed_in(optimizer.state_dict()))
     result.warnings = [str(w.message) for w in caught if w.category is NonFiniteStepWarning]
     result.parameters = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
@@ -169,7 +169,7 @@ def run_and_die(options: Wrapped, victim: int, at_step: int) -> None:
 
 
 def refusals_of_sharded() -> dict[str, str]:
-    """What is refused, by name: the error's type and text."""
+    """The type and text of each error, by the name of the wrong use."""
     said: dict[str, str] = {}
 
     def note(what: str, call: Callable[[], Any]) -> None:
@@ -209,6 +209,10 @@ def refusals_of_sharded() -> dict[str, str]:
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(batch(0, 0)[0]).sum()).backward()
     note("scaler", lambda: scaler.step(optimizer))
+    last = model.get_parameter("last.weight")
+    last.grad = torch.ones_like(last).to_sparse()
+    note("sparse", optimizer.step)
+    model.zero_grad()
     state = optimizer.state_dict()
     note("rank", lambda: optimizer.load_state_dict(state | {"rank": 5}))
     note("codec", lambda: optimizer.load_state_dict(state | {"codec": "raw"}))
@@ -221,7 +225,7 @@ def refusals_of_sharded() -> dict[str, str]:
 
 
 def explode() -> str:
-    """An optimizer that makes infinity of finite gradients, on the rank that owns a parameter."""
+    """An optimizer turns finite gradients into infinity, on the rank that owns a parameter."""
     model = make_model()
     optimizer = ShardedOptimizer(torch.optim.SGD(model.parameters(), lr=1e38), model)
     for step in range(3):
@@ -239,7 +243,7 @@ def state_bytes_of(layers: int, width: int) -> int:
 
 
 def drop_optimizers() -> tuple[int, int]:
-    """How many threads gradwire has: with two optimizers, and when nobody refers to them."""
+    """Number of gradwire threads: with two optimizers, and after the last reference is gone."""
     gc.collect()
     before = _own_threads()
     model = make_model()
@@ -262,7 +266,7 @@ def _own_threads() -> int:
 
 
 def average_by_hand(options: Wrapped, every: int, outer: bool) -> dict[str, np.ndarray]:
-    """Local steps written down in one process: float32 averages, Nesterov as its formula says."""
+    """Local steps in one process: float32 averages, and Nesterov momentum by its formula."""
     world_size = dist.get_world_size()
     models = [make_model() for _ in range(world_size)]
     optimizers = [LOCAL[options.local](model.parameters()) for model in models]
@@ -313,3 +317,18 @@ def refusals_of_local_steps() -> dict[str, str]:
         except (RuntimeError, ValueError) as error:
             said[what] = f"{type(error).__name__}: {error}"
     return said
+
+
+def step_with_sparse_gradients() -> tuple[str, float]:
+    """LocalSteps sends changes of parameters, so the local optimizer may take sparse gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(40, 8, sparse=True), nn.Linear(8, 2))
+    embedding = model.get_parameter("0.weight")
+    before = embedding.detach().clone()
+    optimizer = LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, every=2, codec="raw")
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.tensor([[dist.get_rank(), 20 + step]])).square().sum().backward()
+        optimizer.step()
+    changed = (embedding - before).abs().sum(dim=1).count_nonzero()
+    return digest(model), changed.item()

@@ -32,7 +32,7 @@ class Job:
     decay: float = 1.0  # of lr, each step, by a scheduler on the workers
     stalled: int = -1  # a worker that sleeps before its step 3
     stall_seconds: float = 0.0
-    poisoned: int = -1  # a worker whose gradient of step 2 holds NaN
+    non_finite: int = -1  # a worker whose gradient of step 2 holds NaN
     victim: int = -1  # a rank that sends itself `signal` from version 4 on
     signal: int = signal.SIGKILL
     leaver: int = -1  # a worker that leaves after 3 steps
@@ -95,7 +95,7 @@ def _train(job: Job, model: nn.Module, optimizer: ServerOptimizer, served: Serve
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), labels)
         loss.backward()
-        if step == 2 and optimizer.rank == job.poisoned:
+        if step == 2 and optimizer.rank == job.non_finite:
             gradient = model.get_parameter("second.weight").grad
             assert gradient is not None
             gradient[0, 5] = float("nan")

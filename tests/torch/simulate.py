@@ -20,7 +20,7 @@ F32 = np.float32
 
 
 def quantize_3lc(x: np.ndarray, multiplier: float) -> np.ndarray:
-    """What a receiver decodes from the 3LC frame of x."""
+    """The values that a receiver decodes from the 3LC frame of x."""
     scale = min(F32(multiplier) * np.max(np.abs(x)), np.finfo(F32).max)
     half = F32(scale) * F32(0.5)
     return np.where(x > half, F32(scale), np.where(x < -half, -F32(scale), F32(0)))
@@ -33,7 +33,7 @@ def round_to_bf16(x: np.ndarray) -> np.ndarray:
 
 
 def transmit(x: np.ndarray, codec: str) -> np.ndarray:
-    """x as it arrives."""
+    """The values that arrive for x."""
     name, _, parameters = codec.partition(":")
     if name == "raw":
         return x.copy()
@@ -89,7 +89,7 @@ class Averaging:
         return _send(mean, residual, segment["pull_codec"])
 
     def _change_owners(self, tensors: NamedShapes, segments: list[dict[str, Any]]) -> None:
-        """Residuals of elements with a new owner change sides at equal weight in the mean."""
+        """Moves residuals of elements with a new owner, so that the mean over the ranks stays."""
         world = F32(self._world_size)
         for name, shape in tensors:
             numel = int(np.prod(shape))
@@ -114,7 +114,7 @@ class Averaging:
 
 
 def _send(x: np.ndarray, residual: np.ndarray | None, codec: str) -> np.ndarray:
-    """What arrives of x; `residual` is added before and takes up what got lost."""
+    """The values that arrive for x. `residual` is added before, and keeps the difference."""
     if residual is None:
         return transmit(x, codec)
     wanted = x + residual

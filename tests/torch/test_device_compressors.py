@@ -1,30 +1,26 @@
-"""bench/one_process.py: what its workers send by a GPU's kernels is what the CPU's codecs send.
+"""Workers of one process send by a GPU's kernels what they send by the CPU's codecs.
 
 The kernels run on the host.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
-import one_process
+from gradwire.train import one_process
 from on_host import device_kernels
 
+CPU = torch.device("cpu")
 SEGMENTS = [150, 2400, 801, 36]
 
 
 @pytest.mark.parametrize("codec", ["raw", "3lc:s=1.75", "stoch3:coder=none", "int8:residual=bf16"])
 def test_sums_and_bytes_are_those_of_the_cpu(codec: str) -> None:
     generator = torch.Generator().manual_seed(3)
-    cpu = one_process.Compressors(codec, SEGMENTS, 7, 2)
+    cpu = one_process.Compressors(codec, SEGMENTS, 7, 2, CPU)
     with device_kernels():
-        device = one_process.DeviceCompressors(codec, SEGMENTS, 7, 2, torch.device("cpu"))
+        device = one_process.DeviceCompressors(codec, SEGMENTS, 7, 2, CPU)
         for step in range(3):
             values = torch.randn(sum(SEGMENTS), generator=generator)
             sums, wanted = torch.ones(2, sum(SEGMENTS)).unbind()
@@ -37,7 +33,7 @@ def test_sums_and_bytes_are_those_of_the_cpu(codec: str) -> None:
 
 def test_what_is_not_finite_makes_the_sum_nan() -> None:
     with device_kernels():
-        device = one_process.DeviceCompressors("3lc", SEGMENTS, 7, 2, torch.device("cpu"))
+        device = one_process.DeviceCompressors("3lc", SEGMENTS, 7, 2, CPU)
         sums = torch.zeros(sum(SEGMENTS))
         device.transmit(torch.full_like(sums, torch.inf), 0, sums, one_process.Sent())
     assert bool(sums.isnan().all())

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "exchanges.md"
 
 
 def run_examples(text: str, folder: str) -> list[str]:
-    """Runs the blocks; each but the checkpoint's starts with a new model. Model after each."""
+    """Runs the blocks and returns the model after each. All but the checkpoint's make a new one."""
     rank = dist.get_rank()
     names = {"torch": torch, "functional": functional, "rank": rank, "folder": folder}
     digests = []

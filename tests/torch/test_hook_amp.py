@@ -11,54 +11,54 @@ from jobs import Scaled
 
 WORLD = 3
 STEPS = 10
-POISONED = 5
+INFINITE = 5
 NAME = "second.weight"
 
 
 @pytest.fixture(scope="module")
 def ranks(cluster: Cluster) -> list[Scaled]:
     options = {"codec": "3lc:s=1.75", "start_iter": 2}
-    return cluster.run(WORLD, jobs.train_scaled, STEPS, POISONED, NAME, options)
+    return cluster.run(WORLD, jobs.train_scaled, STEPS, INFINITE, NAME, options)
 
 
 def test_every_rank_skips_the_same_step(ranks: list[Scaled]) -> None:
     for rank in ranks:
         changed = [a != b for a, b in zip(rank.digests, rank.digests[1:], strict=False)]
-        assert changed == [step != POISONED for step in range(1, STEPS)]
+        assert changed == [step != INFINITE for step in range(1, STEPS)]
         assert rank.digests == ranks[0].digests
-        assert rank.scales[POISONED + 1] == rank.scales[POISONED] / 2
-        assert rank.skipped == [step == POISONED for step in range(STEPS)]
+        assert rank.scales[INFINITE + 1] == rank.scales[INFINITE] / 2
+        assert rank.skipped == [step == INFINITE for step in range(STEPS)]
         assert rank.skipped_steps == 1
 
 
 def test_the_bucket_is_nan_on_every_rank(ranks: list[Scaled]) -> None:
     for rank in ranks:
-        assert np.isnan(rank.averaged[POISONED][NAME]).all()
-        finite = [name for name, g in rank.averaged[POISONED].items() if np.isfinite(g).all()]
+        assert np.isnan(rank.averaged[INFINITE][NAME]).all()
+        finite = [name for name, g in rank.averaged[INFINITE].items() if np.isfinite(g).all()]
         assert finite, "other buckets are not touched"
         for name in finite:
             np.testing.assert_array_equal(
-                rank.averaged[POISONED][name], ranks[0].averaged[POISONED][name]
+                rank.averaged[INFINITE][name], ranks[0].averaged[INFINITE][name]
             )
 
 
 def test_every_rank_warns_once_and_names_the_element(ranks: list[Scaled]) -> None:
     for rank in ranks:
         assert len(rank.warnings) == 1
-        assert f"step {POISONED}: the gradient of rank {WORLD - 1}" in rank.warnings[0]
+        assert f"step {INFINITE}: the gradient of rank {WORLD - 1}" in rank.warnings[0]
         assert f"element 3 of {NAME}" in rank.warnings[0]
 
 
 def test_what_was_sent_in_the_skipped_step_is_owed_again(ranks: list[Scaled]) -> None:
-    """Nobody applied it: all finite gradients of that step must be in the residuals, once."""
-    before = jobs.total_owed([rank.owed[POISONED] for rank in ranks])
-    after = jobs.total_owed([rank.owed[POISONED + 1] for rank in ranks])
+    """No rank applied the step, so the residuals must hold all its finite gradients, once."""
+    before = jobs.total_owed([rank.owed[INFINITE] for rank in ranks])
+    after = jobs.total_owed([rank.owed[INFINITE + 1] for rank in ranks])
     checked = 0
     for name in before:
-        if np.isnan(ranks[0].averaged[POISONED][name]).any():
+        if np.isnan(ranks[0].averaged[INFINITE][name]).any():
             continue
         checked += 1
-        mean = np.mean([rank.own[POISONED][name].astype(np.float64) for rank in ranks], axis=0)
+        mean = np.mean([rank.own[INFINITE][name].astype(np.float64) for rank in ranks], axis=0)
         expected = before[name] + mean
         np.testing.assert_allclose(
             after[name], expected, rtol=1e-4, atol=1e-4 * abs(expected).max()
@@ -66,31 +66,31 @@ def test_what_was_sent_in_the_skipped_step_is_owed_again(ranks: list[Scaled]) ->
     assert checked
 
 
-def test_the_residuals_of_the_poisoned_bucket_are_kept(ranks: list[Scaled]) -> None:
+def test_the_residuals_of_the_non_finite_bucket_are_kept(ranks: list[Scaled]) -> None:
     for rank in ranks[:-1]:  # finite: their gradients are owed, beside what was
-        before, after = rank.owed[POISONED]["push"], rank.owed[POISONED + 1]["push"]
+        before, after = rank.owed[INFINITE]["push"], rank.owed[INFINITE + 1]["push"]
         place = before[NAME] != 0
         assert place.any()
-        expected = (before[NAME] + rank.own[POISONED][NAME][: before[NAME].size])[place]
+        expected = (before[NAME] + rank.own[INFINITE][NAME][: before[NAME].size])[place]
         np.testing.assert_allclose(
             after[NAME][place], expected, rtol=1e-4, atol=1e-4 * abs(expected).max()
         )
     last = ranks[-1]
     np.testing.assert_array_equal(
-        last.owed[POISONED]["push"][NAME], last.owed[POISONED + 1]["push"][NAME]
+        last.owed[INFINITE]["push"][NAME], last.owed[INFINITE + 1]["push"][NAME]
     )
     for rank in ranks:
-        if NAME in rank.owed[POISONED]["pull"]:
+        if NAME in rank.owed[INFINITE]["pull"]:
             np.testing.assert_array_equal(
-                rank.owed[POISONED]["pull"][NAME], rank.owed[POISONED + 1]["pull"][NAME]
+                rank.owed[INFINITE]["pull"][NAME], rank.owed[INFINITE + 1]["pull"][NAME]
             )
 
 
 def test_residuals_follow_the_scale(ranks: list[Scaled]) -> None:
-    """In every other step: owed before + mean gradient = owed after + applied, at one scale."""
+    """In all other steps: owed before + mean gradient = owed after + applied, at one scale."""
     grown = 0
     for step in range(2, STEPS):
-        if step == POISONED:
+        if step == INFINITE:
             continue
         factor = ranks[0].scales[step] / ranks[0].scales[step - 1]
         grown += factor > 1
@@ -106,13 +106,13 @@ def test_residuals_follow_the_scale(ranks: list[Scaled]) -> None:
 
 
 def test_a_bucket_without_residuals_skips_the_step_too(cluster: Cluster) -> None:
-    """NaN passes through a bucket that is all raw; what the others sent is owed again anyway."""
+    """NaN passes through a raw bucket; the values sent in other buckets are owed again, too."""
     options = {"codec": "3lc:s=1.75", "start_iter": 2, "exclude": [NAME]}
-    ranks: list[Scaled] = cluster.run(WORLD, jobs.train_scaled, STEPS, POISONED, NAME, options)
+    ranks: list[Scaled] = cluster.run(WORLD, jobs.train_scaled, STEPS, INFINITE, NAME, options)
     for rank in ranks:
         assert rank.skipped_steps == 1
         assert len(rank.warnings) == 1
         assert NAME in rank.warnings[0]
-    before = jobs.total_owed([rank.owed[POISONED] for rank in ranks])
-    after = jobs.total_owed([rank.owed[POISONED + 1] for rank in ranks])
+    before = jobs.total_owed([rank.owed[INFINITE] for rank in ranks])
+    after = jobs.total_owed([rank.owed[INFINITE + 1] for rank in ranks])
     assert any(np.abs(after[name]).sum() > np.abs(before[name]).sum() for name in before)

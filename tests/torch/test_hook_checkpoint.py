@@ -32,7 +32,7 @@ def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster) -> None:
 
 
 def test_new_buckets_lose_nothing(cluster: Cluster) -> None:
-    """From buckets of one size to those of another, where other ranks own the values."""
+    """The restart has buckets of another size, so other ranks own the values."""
     small, large = {"bucket_cap_mb": 0.02}, {"bucket_cap_mb": 0.2}
     trained = cluster.run(WORLD, jobs.train_each, [Options(5, STATE, small)])
     residuals = [rank[0].residuals for rank in trained]
@@ -54,7 +54,7 @@ def test_reshard_keeps_what_is_owed(cluster: Cluster, world_size: int) -> None:
 
 
 def assert_same_total(before: list[dict[str, Any]], placed: list[jobs.Placed]) -> None:
-    """What was owed is owed still, or was applied, for every element."""
+    """Each amount that was owed is still owed or was applied."""
     after = owed_by([rank.state for rank in placed])
     for name, owed in owed_by(before).items():
         assert owed.any()
@@ -82,7 +82,7 @@ def test_reshard_refuses_an_incomplete_set(states: list[tuple[int, int]], messag
 
 def test_reshard_refuses_states_of_different_moments() -> None:
     states = [_state(0, 2), _state(1, 2) | {"iterations": 6}]
-    with pytest.raises(ValueError, match="different moments: iterations"):
+    with pytest.raises(ValueError, match="different times: iterations"):
         gradwire.torch.reshard(states, 3)
 
 

@@ -35,7 +35,7 @@ def test_a_killed_rank_is_named_by_all_others(fragile_cluster: Cluster, victim: 
 
 
 def test_a_rank_lost_between_two_steps_is_named(fragile_cluster: Cluster) -> None:
-    """Whoever notices first: DDP's broadcast of buffers, or the hook."""
+    """DDP's broadcast of buffers may notice the loss first, or the hook."""
     fragile_cluster.start(WORLD, jobs.train_with_buffers_and_lose_a_rank, 1, 4)
     answers = fragile_cluster.collect(range(WORLD), seconds=60)
     for rank in (0, 2):
@@ -45,7 +45,7 @@ def test_a_rank_lost_between_two_steps_is_named(fragile_cluster: Cluster) -> Non
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_silent_rank_is_named(fragile_cluster: Cluster, victim: int) -> None:
-    """Stopped, not dead. With rank 0 the store stops, too: nobody answers there."""
+    """The rank is stopped, not dead. If it is rank 0, the store does not answer either."""
     options = Options(steps=1000, state={"timeout": 2.0})
     fragile_cluster.start(WORLD, jobs.train_and_signal, options, victim, 5, signal.SIGSTOP)
     others = [rank for rank in range(WORLD) if rank != victim]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 
 def test_replicas_stay_the_same_and_overlap_changes_nothing(cluster: Cluster) -> None:
-    state = {"codec": "3lc:s=1.5,coder=rice", "transport": "gloo"}
+    state = {"codec": "3lc:s=1.5,coder=rice"}
     runs = [Options(8, {**state, "overlap": overlap}, device="cuda:0") for overlap in Overlap]
     ranks = cluster.run(3, jobs.train_each, runs)
     assert len({run.digest for rank in ranks for run in rank}) == 1

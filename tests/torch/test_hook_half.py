@@ -98,7 +98,7 @@ def test_an_average_beyond_float16_skips_the_step(cluster: Cluster) -> None:
 
 
 def test_a_gradient_scaler_works_on_float16(cluster: Cluster) -> None:
-    """A float16 model with float32 weights beside it, which the optimizer works on."""
+    """A float16 model; the optimizer works on float32 copies of its weights."""
     first, second = cluster.run(WORLD, jobs_half.scale_float16, {"codec": "3lc:s=1.0"})
     assert first.digests == second.digests
     assert first.skipped == second.skipped
@@ -112,7 +112,7 @@ def test_a_gradient_scaler_works_on_float16(cluster: Cluster) -> None:
 def test_gradients_of_other_dtypes_are_named_by_every_rank(
     fragile_cluster: Cluster, start_iter: int
 ) -> None:
-    """Also where nothing goes raw, so that all would encode alike."""
+    """This holds even if nothing goes raw, so that all ranks encode alike."""
     dtypes = [torch.float32, torch.bfloat16, torch.float32]
     fragile_cluster.start(3, jobs_half.average_unlike, dtypes, {"start_iter": start_iter})
     for answer in fragile_cluster.collect(range(3), seconds=60).values():

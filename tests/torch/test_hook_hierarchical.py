@@ -63,7 +63,7 @@ def test_only_speakers_compress_and_only_for_each_other(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_average_is_within_the_codecs_bound(cluster: Cluster, dtype: torch.dtype) -> None:
-    """bf16 twice: of the sums of a machine, and of their average."""
+    """Values are rounded to bf16 twice: the sum of a machine, and the average."""
     options = PAIRS | {"start_iter": 0, "codec": "bf16"}
     ranks = cluster.run(WORLD, jobs_half.average_given, dtype, "noise", options)
     own = torch.stack([rank.own.double() for rank in ranks])
@@ -113,7 +113,7 @@ def owed_by(states: list[dict[str, Any]], ranks_per_machine: int) -> dict[str, n
 
 
 def test_machines_are_found(cluster: Cluster) -> None:
-    """As told, by torchrun, by host names; a part of the world does not ask torchrun."""
+    """The number is given, or comes from torchrun (not in a part of the world) or host names."""
 
     def run(
         options: dict[str, Any], *arguments: Any, ranks: tuple[int, ...] = (0, 1, 2, 3)
@@ -124,10 +124,10 @@ def test_machines_are_found(cluster: Cluster) -> None:
         assert all(answers[rank].warnings == [] for rank in ranks)
         return parameters
 
-    told = run(PAIRS)
-    assert told == run(FOUND, None, ["2"] * 4) == run(FOUND, ["a", "a", "b", "b"])
-    assert told == run(PAIRS, ["a", "b", "c", "d"], ["1"] * 4)
-    assert told != run(FOUND, ["a", "b", "c", "d"])
+    given = run(PAIRS)
+    assert given == run(FOUND, None, ["2"] * 4) == run(FOUND, ["a", "a", "b", "b"])
+    assert given == run(PAIRS, ["a", "b", "c", "d"], ["1"] * 4)
+    assert given != run(FOUND, ["a", "b", "c", "d"])
     hosts = ["-", "a", "b", "c"]
     run(FOUND, hosts, ["4"] * 4, [1, 2, 3], ranks=(1, 2, 3))
 
@@ -146,9 +146,13 @@ def test_one_machine_is_exact_and_said(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("options", "arguments", "said"),
     [
-        ([FOUND] * 4, (["a", "b", "a", "b"],), "one behind the other; ranks 0 to 3 are on a, b"),
-        ([FOUND] * 4, (["a", "a", "a", "b"],), "needs as many ranks on every machine"),
-        ([FOUND] * 4, (["a", "a", "b", "c"],), "needs as many ranks on every machine"),
+        (
+            [FOUND] * 4,
+            (["a", "b", "a", "b"],),
+            "every machine; ranks 0 to 3 are on a, b",
+        ),
+        ([FOUND] * 4, (["a", "a", "a", "b"],), "the same number of consecutive ranks"),
+        ([FOUND] * 4, (["a", "a", "b", "c"],), "the same number of consecutive ranks"),
         ([FOUND] * 4, (None, ["3"] * 4), "LOCAL_WORLD_SIZE of torchrun is 3; 4 ranks can be on"),
         ([FOUND] * 4, (None, list("2224")), "ranks_per_machine 2', rank 3 has 'exchange"),
         ([PAIRS, PAIRS, PAIRS, FOUND], (), "ranks_per_machine 2', rank 3 has 'exchange hierarchic"),
@@ -174,7 +178,7 @@ def test_residuals_of_other_machines_are_refused(cluster: Cluster) -> None:
 
 
 def test_hooks_that_differ_are_named(fragile_cluster: Cluster) -> None:
-    """Ranks that have agreed on their machines, or would, and one that has none."""
+    """Some ranks exchange between machines, and one does not."""
     kinds = [PAIRS | {"ranks_per_machine": 3}, {}, FOUND]
     fragile_cluster.start(3, jobs.train_unlike, [Options(state=kind) for kind in kinds])
     for rank, answer in fragile_cluster.collect(range(3)).items():
@@ -183,7 +187,7 @@ def test_hooks_that_differ_are_named(fragile_cluster: Cluster) -> None:
 
 
 def test_a_killed_rank_is_named(fragile_cluster: Cluster) -> None:
-    """By rank 1, too, which talks to rank 0 alone."""
+    """Rank 1 names it, too, though it talks to rank 0 alone."""
     options = Options(1000, {"exchange": "hierarchical", "ranks_per_machine": 3})
     fragile_cluster.start(3, jobs.train_and_signal, options, 2, 5, signal.SIGKILL)
     answers = fragile_cluster.collect(range(3), seconds=60)

@@ -10,7 +10,7 @@ import pytest
 import gradwire.torch
 import jobs
 from cluster import Cluster
-from gradwire.torch.coding import sparsity_multiplier
+from gradwire._core import scale_growth
 from training import Options, Trained
 
 CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
@@ -78,7 +78,7 @@ def test_an_unknown_exchange_is_refused() -> None:
 @pytest.mark.parametrize(
     ("world_size", "codec", "exchange", "said"),
     [
-        (3, "3lc:s=1.75", "ring", "scale grows by 1.75 at least each time, so by 3.06"),
+        (3, "3lc:s=1.75", "ring", "scale grows at least by 1.75 each time, so by 3.06"),
         (3, "3lc:s=1.0", "ring", None),
         (2, "3lc:s=1.75", "ring", None),
         (3, "3lc:s=1.75", "sharded", None),
@@ -88,11 +88,11 @@ def test_growing_scales_are_warned_of_once(
     cluster: Cluster, world_size: int, codec: str, exchange: str, said: str | None
 ) -> None:
     options = Options(steps=4, state={"codec": codec, "exchange": exchange})
-    for told in cluster.run(world_size, jobs.train_and_note_growing_scales, options):
-        assert len(told) == (said is not None)
-        assert said is None or said in told[0]
+    for warned in cluster.run(world_size, jobs.train_and_note_growing_scales, options):
+        assert len(warned) == (said is not None)
+        assert said is None or said in warned[0]
 
 
-def test_the_multiplier_is_read_from_a_codec() -> None:
-    assert sparsity_multiplier("3lc:s=1.75,coder=rice") == 1.75
-    assert sparsity_multiplier("3lc") == sparsity_multiplier("topk:ratio=0.05") == 1.0
+def test_a_codec_tells_how_its_scale_grows() -> None:
+    assert scale_growth("3lc:s=1.75,coder=rice") == 1.75
+    assert scale_growth("3lc") == scale_growth("topk:ratio=0.05") == 1.0

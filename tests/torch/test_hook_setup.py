@@ -47,6 +47,7 @@ def test_a_pattern_that_matches_nothing_is_named_once(cluster: Cluster) -> None:
     ("what", "message"),
     [
         ("float64", "float32, bfloat16 and float16 gradients; this bucket is torch.float64"),
+        ("sparse", "TypeError: the gradient of 0.weight is sparse (torch.sparse_coo)"),
         ("shared state", "registered in 2 DistributedDataParallel modules"),
     ],
 )

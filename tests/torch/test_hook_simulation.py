@@ -30,7 +30,7 @@ STEPS = 8
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
-    """Gradients must be computed as in the ranks."""
+    """Gradients must be computed with one thread, as in the ranks."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

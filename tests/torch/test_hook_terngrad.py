@@ -110,8 +110,8 @@ def test_what_is_not_finite_is_skipped_by_all(cluster: Cluster) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"codec": "3lc:s=1.75"}, "codec is '3lc:s=1.75', valid are terngrad and raw"),
-    ({"codec": "qsgd"}, "codec is 'qsgd', valid are terngrad and raw"),
+    ({"codec": "3lc:s=1.75"}, "codec is '3lc:s=1.75', valid are raw and terngrad"),
+    ({"codec": "qsgd"}, "codec is 'qsgd', valid are raw and terngrad"),
     ({"codec": "terngrad:ef=on"}, "no residual is kept.* add ef=off"),
     ({"rules": [("head.*", "onebit")]}, "'head.*', push onebit.* no residual is kept"),
     ({"ranks_per_machine": 2}, "ranks_per_machine goes with exchange='hierarchical' alone"),
@@ -140,8 +140,8 @@ def test_in_a_world_more_is_known_at_once(cluster: Cluster) -> None:
         {"pull_codec": "qsgd:levels=2,bucket=1000000"},
     ]
     wrong = [arguments for arguments, _ in WRONG_IN_A_WORLD]
-    for told in cluster.run(2, jobs.refusals, [TERNGRAD | a for a in [*right, *wrong]]):
-        assert told[: len(right)] == [None, None]
-        for (_, said), message in zip(WRONG_IN_A_WORLD, told[len(right) :], strict=True):
+    for refused in cluster.run(2, jobs.refusals, [TERNGRAD | a for a in [*right, *wrong]]):
+        assert refused[: len(right)] == [None, None]
+        for (_, said), message in zip(WRONG_IN_A_WORLD, refused[len(right) :], strict=True):
             assert message is not None
             assert re.search(said, message)

@@ -7,7 +7,7 @@ import pytest
 
 import optimizer_jobs
 from cluster import Cluster, Died
-from optimizer_jobs import POISONED_NAME, Run, Wrapped
+from optimizer_jobs import INFINITE_NAME, Run, Wrapped
 
 RAW = {"codec": "raw", "every": 2}
 RUNS = {
@@ -76,8 +76,8 @@ def test_schedulers_change_the_local_steps(ranks: list[dict[str, Run]]) -> None:
 
 @pytest.mark.parametrize("codec", ["3lc:s=1.75", "raw"])
 def test_a_change_that_is_not_finite_is_undone(cluster: Cluster, codec: str) -> None:
-    """Right before the second exchange, which all ranks leave for the anchor."""
-    options = Wrapped("local", "adam", {"codec": codec, "every": 2}, steps=8, poisoned_step=3)
+    """The change before the second exchange is infinite, so all ranks go back to the anchor."""
+    options = Wrapped("local", "adam", {"codec": codec, "every": 2}, steps=8, infinite_step=3)
     ranks = [rank[0] for rank in cluster.run(3, optimizer_jobs.run_each, [options])]
     for rank in ranks:
         assert rank.digests[3] == ranks[0].digests[1]
@@ -87,14 +87,14 @@ def test_a_change_that_is_not_finite_is_undone(cluster: Cluster, codec: str) -> 
         assert np.isfinite(rank.losses[4:]).all()
         assert len(rank.warnings) == 1
     assert (
-        f"gradient of rank 2 is not finite at element 3 of {POISONED_NAME}"
+        f"gradient of rank 2 is not finite at element 3 of {INFINITE_NAME}"
         in (ranks[2].warnings[0])
     )
 
 
 @pytest.mark.parametrize("make", ["local", "slow"])
 def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster, make: str) -> None:
-    """Saved between two exchanges, when the ranks differ."""
+    """The state is saved between two exchanges, when the ranks differ."""
 
     def options(steps: int) -> Wrapped:
         return Wrapped(make, options={"every": 3}, steps=steps, scheduled=True)
@@ -146,6 +146,12 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     assert said.keys() == expected.keys()
     for what, text in expected.items():
         assert text in said[what], what
+
+
+def test_sparse_gradients_are_the_local_optimizers(cluster: Cluster) -> None:
+    (digest, changed), other = cluster.run(2, optimizer_jobs.step_with_sparse_gradients)
+    assert other == (digest, changed)
+    assert changed == 6  # rows 0 and 1 of the ranks, and rows 20 to 23
 
 
 def test_threads_end_with_their_optimizers(cluster: Cluster) -> None:

@@ -21,7 +21,7 @@ def check_replicas(workers: list[Served]) -> None:
 
 @pytest.mark.parametrize("local", ["sgd", "adam"])
 def test_uncompressed_training_is_that_of_the_local_optimizer(cluster: Cluster, local: str) -> None:
-    """With a schedule, which the workers alone run."""
+    """The workers alone run the schedule."""
     job = Job(local=local, decay=0.8, arguments={"codec": "raw"})
     answers = cluster.run(3, run, job)
     check_replicas(answers[:2])
@@ -87,7 +87,7 @@ def test_stale_pulls_end_with_the_same_model(cluster: Cluster) -> None:
 
 def test_a_gradient_that_is_not_finite_is_applied_by_nobody(cluster: Cluster) -> None:
     for codec in ("3lc:s=1.75", "raw"):
-        answers = cluster.run(3, run, Job(poisoned=1, arguments={"codec": codec}))
+        answers = cluster.run(3, run, Job(non_finite=1, arguments={"codec": codec}))
         check_replicas(answers[:2])
         assert answers[0].digests[3] == answers[0].digests[2]  # version 2 changed nothing
         assert answers[0].digests[4] != answers[0].digests[3]
@@ -99,7 +99,7 @@ def test_a_gradient_that_is_not_finite_is_applied_by_nobody(cluster: Cluster) ->
 
 
 def test_a_server_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Any) -> None:
-    """As if it had not stopped, but for the workers' rounding of sums, where the codec is exact."""
+    """With an exact codec it equals the whole run, up to the workers' rounding of sums."""
     for codec in ("raw", "3lc:s=1.75"):
         whole = Job(versions=10, arguments={"codec": codec}, folder=str(tmp_path))
         cut = Job(versions=6, arguments={"codec": codec}, folder=str(tmp_path))

@@ -17,7 +17,7 @@ from torch import nn
 
 import gradwire
 from cluster import Cluster
-from gradwire.torch import ServerOptimizer, UnmatchedPatternWarning
+from gradwire.torch import CommunicationError, ServerOptimizer, UnmatchedPatternWarning
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -38,14 +38,14 @@ def refuse() -> None:
         with pytest.raises(error, match=re.escape(message)):
             ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **arguments)
     half = torch.optim.SGD(nn.Linear(3, 3).bfloat16().parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"dense float32 parameters; 0\.0 is torch\.bfloat16"):
+    with pytest.raises(TypeError, match=r"exchanged; 0\.0 is torch\.bfloat16"):
         ServerOptimizer(half)
     with pytest.warns(UnmatchedPatternWarning, match=r"'weigth'"):
         ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), exclude=["weigth"])
 
 
 def share() -> None:
-    """Groups and schedulers are the local optimizer's; a step on the wrong side is refused."""
+    """Groups and schedulers are the local optimizer's. Each side refuses the other's step."""
     model = nn.Linear(300, 4)
     groups: list[dict[str, Any]] = [
         {"params": [model.weight]},
@@ -59,7 +59,7 @@ def share() -> None:
     optimizer.connect()  # does nothing
     with pytest.raises(RuntimeError, match=r"before connect\(\)"):
         optimizer.load_state_dict(optimizer.state_dict())
-    with pytest.raises(RuntimeError, match="no parameter can be added"):
+    with pytest.raises(RuntimeError, match="takes no further parameters"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
     if optimizer.is_server:
         with pytest.raises(RuntimeError, match="rank 2 is a server"):
@@ -90,7 +90,7 @@ def share() -> None:
 
 
 def save_and_load() -> int:
-    """What a worker owes, and what a server has, are there again; the sum of what is owed."""
+    """A worker's residuals and a server's model are loaded; returns the number of owed values."""
     torch.manual_seed(0)
     model = nn.Linear(300, 40)
     optimizer = ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
@@ -123,6 +123,21 @@ def save_and_load() -> int:
     return int(owed["values"].count_nonzero())
 
 
+def refuse_sparse_gradients() -> str:
+    model = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 2))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = ServerOptimizer(sgd, named_parameters=model.named_parameters())
+    optimizer.connect()
+    try:
+        if optimizer.is_server:
+            optimizer.serve()
+        model(torch.tensor([[1, 2], [3, 4]])).sum().backward()
+        optimizer.step()
+    except (TypeError, CommunicationError) as error:
+        return str(error)
+    return "exchanged"
+
+
 def connect_late(differ: bool) -> str:
     torch.manual_seed(dist.get_rank() if differ else 0)
     model = nn.Linear(300, 4)
@@ -151,6 +166,12 @@ def test_it_has_the_interface_of_the_local_optimizer(cluster: Cluster) -> None:
 
 def test_a_state_comes_back(cluster: Cluster) -> None:
     assert min(cluster.run(3, save_and_load)) > 0
+
+
+def test_sparse_gradients_are_refused_by_name(cluster: Cluster) -> None:
+    worker, server = cluster.run(2, refuse_sparse_gradients)
+    assert "the gradient of 0.weight is sparse (torch.sparse_coo)" in worker
+    assert "rank 0 stopped: TypeError: the gradient of 0.weight is sparse" in server
 
 
 def test_a_gradient_of_another_model_is_refused(cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ import pytest
 import jobs
 import optimizer_jobs
 from cluster import Cluster, Died, Failed
-from optimizer_jobs import POISONED_NAME, Run, Wrapped
+from optimizer_jobs import INFINITE_NAME, Run, Wrapped
 from training import load
 
 RAW = {"codec": "raw"}
@@ -46,14 +46,14 @@ def test_replicas_are_equal_after_every_step(ranks: list[dict[str, Run]]) -> Non
 def test_raw_steps_are_those_of_the_local_optimizer(
     ranks: list[dict[str, Run]], sharded: str, plain: str
 ) -> None:
-    """With its groups' options and a scheduler's learning rates."""
+    """The groups' options and a scheduler's learning rates count."""
     for name, values in ranks[0][sharded].parameters.items():
         expected = ranks[0][plain].parameters[name]
         np.testing.assert_allclose(values, expected, rtol=1e-3, atol=2e-5, err_msg=name)
 
 
 def test_what_the_replicas_lack_is_owed(ranks: list[dict[str, Run]]) -> None:
-    """The owner's exact values are the replica's and the pull residual."""
+    """The owner's exact values are the sum of the replica's values and the pull residual."""
     for rank in ranks:
         run = rank["3lc:s=1.75"]
         for name, offset, values in run.exact:
@@ -101,25 +101,25 @@ def test_memory_of_states_falls_with_the_ranks(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("codec", ["3lc:s=1.75", "raw", "bf16"])
 def test_a_step_that_is_not_finite_changes_nothing(cluster: Cluster, codec: str) -> None:
-    poisoned = 3
-    options = Wrapped(local="adam", options={"codec": codec}, poisoned_step=poisoned)
+    infinite = 3
+    options = Wrapped(local="adam", options={"codec": codec}, infinite_step=infinite)
     ranks = [rank[0] for rank in cluster.run(3, optimizer_jobs.run_each, [options])]
     for rank in ranks:
         assert rank.digests == ranks[0].digests
         steps = zip(rank.digests, rank.digests[1:], strict=False)
-        assert [a != b for a, b in steps] == [step != poisoned for step in range(1, 6)]
+        assert [a != b for a, b in steps] == [step != infinite for step in range(1, 6)]
         assert rank.stats["skipped_steps"] == 1
         assert len(rank.warnings) == 1
-        assert f"step {poisoned}: " in rank.warnings[0]
+        assert f"step {infinite}: " in rank.warnings[0]
         if rank is ranks[-1] or codec.startswith("3lc"):
             assert (
-                f"gradient of rank 2 is not finite at element 3 of {POISONED_NAME}"
+                f"gradient of rank 2 is not finite at element 3 of {INFINITE_NAME}"
                 in (rank.warnings[0])
             )
         shard = load(rank.saved)["optimizer"]["shard"]["optimizer"]
         assert {int(state["step"]) for state in shard["state"].values()} == {options.steps - 1}
-    before = jobs.total_owed([rank.owed[poisoned - 1] for rank in ranks])
-    after = jobs.total_owed([rank.owed[poisoned] for rank in ranks])
+    before = jobs.total_owed([rank.owed[infinite - 1] for rank in ranks])
+    after = jobs.total_owed([rank.owed[infinite] for rank in ranks])
     assert before.keys() == after.keys()
     for name, values in after.items():
         assert np.isfinite(values).all()
@@ -175,14 +175,15 @@ def test_an_optimizer_that_explodes_stops_all_ranks(fragile_cluster: Cluster) ->
 def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     (said,) = cluster.run(1, optimizer_jobs.refusals_of_sharded)
     expected = {
-        "lbfgs": "ValueError: LBFGS does not step every element for itself",
+        "lbfgs": "ValueError: LBFGS does not step each element by itself",
         "stepped": "ValueError: the Adam has taken steps already",
         "frozen": "ValueError: last.bias requires no gradient",
-        "foreign": "that is none of the model's",
-        "double": "TypeError: float32 parameters on the CPU are exchanged; first.weight is",
+        "foreign": "ValueError: parameter 0 of group 0 is not among the named parameters of the",
+        "double": "TypeError: dense float32 parameters are exchanged; first.weight is",
         "ddp": "ValueError: the model is in DistributedDataParallel",
-        "group": "RuntimeError: a ShardedOptimizer takes no further parameters",
+        "group": "RuntimeError: ShardedOptimizer takes no further parameters",
         "scaler": "RuntimeError: ShardedOptimizer takes no GradScaler",
+        "sparse": "TypeError: the gradient of last.weight is sparse (torch.sparse_coo)",
         "rank": "ValueError: the state is that of rank 5 of 1",
         "codec": "ValueError: the state is that of rank 0 of 1 with raw",
         "format": "ValueError: not a gradwire state of format 1",

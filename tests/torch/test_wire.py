@@ -8,7 +8,7 @@ import numpy as np
 import torch.distributed as dist
 
 from cluster import Cluster
-from gradwire.torch.wire import HEAD_BYTES, Kind, Wire
+from gradwire.torch.link.wire import HEAD_BYTES, Kind, Wire
 
 # Around the size at which a second transfer is needed (the head holds an 8-byte word as well), and
 # around those up to which receives are posted after such messages.

@@ -10,17 +10,25 @@ from gradwire.cli.app import app
 from gradwire.cli.output import CommandError
 from gradwire.container import ContainerError
 from gradwire.tensor_files import TensorFileError
+from gradwire.train.errors import TrainError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line: ``arguments``, or what the process was started with.
 
-    Always ends with SystemExit: 0 done, 1 it could not be done (one line on stderr says why), 2 the
-    command line itself is wrong, 130 interrupted.
+    Always ends with SystemExit. 0: done. 1: it could not be done, and one line on stderr says why.
+    2: the command line is wrong. 130: interrupted.
     """
     try:
         app(arguments, prog_name="gradwire")
-    except (CommandError, ContainerError, GradwireError, OSError, TensorFileError) as error:
+    except (
+        CommandError,
+        ContainerError,
+        GradwireError,
+        OSError,
+        TensorFileError,
+        TrainError,
+    ) as error:
         print(f"gradwire: error: {_describe(error)}", file=sys.stderr)
         raise SystemExit(1) from None
     except MemoryError:
@@ -32,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _describe(error: Exception) -> str:
-    """What went wrong, without Python's way of writing it."""
+    """The error's message, without Python's decoration."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-# Name, and what `gradwire --help` says of it. Command `x` is the function `x` of gradwire.cli.x.
+# Names, and their descriptions in `gradwire --help`. Command x is the function gradwire.cli.x.x.
 COMMANDS = {
     "codecs": "List the codecs and their parameters.",
     "compress": "Compress .npy and .safetensors files.",
@@ -28,7 +28,7 @@ _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
 class DeferredCommand(TyperCommand):
-    """Stands for a command until it is chosen; then loads it and hands over."""
+    """A command whose module is loaded when the command is chosen."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
@@ -41,7 +41,7 @@ class DeferredCommand(TyperCommand):
 
 
 def _unwrap(function: Callable[..., object]) -> str:
-    """The docstring with each paragraph on one line: the terminal's width breaks it, not ours."""
+    """The docstring with each paragraph on one line, for the terminal's width to break."""
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 import gradwire
 from gradwire.bench import (
@@ -98,14 +98,12 @@ def bench(
     Each result is checked before it is timed. GB/s count the float32 side, 4 bytes a value, and
     10^9 bytes are a GB. memcpy copies as many values in the same process, on one thread.
     """
-    planned = list(
-        cases(
-            codec or CODECS,
-            [_parse_size(text) for text in size] if size else SIZES,
-            _choose("--operation", operation, OPERATIONS),
-            _choose_targets(target),
-            threads or (1, 2),
-        )
+    planned = cases(
+        codec or CODECS,
+        [_parse_size(text) for text in size] if size else SIZES,
+        _choose("--operation", operation, OPERATIONS),
+        _choose_targets(target),
+        threads or (1, 2),
     )
     for name in dict.fromkeys(case.codec for case in planned):
         check_codec(name)
@@ -114,10 +112,11 @@ def bench(
     if not as_json:
         _print_header(header)
     measured = _measure_all(planned, values, seconds, seed)
+    rows = [_as_row(m, measured) for m in measured]
     if as_json:
-        print_json(header | {"results": [_as_row(m, measured) for m in measured]})
+        print_json(header | {"results": rows})
     else:
-        _print_measurements([_as_row(m, measured) for m in measured])
+        _print_measurements(rows)
 
 
 def _measure_all(
@@ -125,21 +124,13 @@ def _measure_all(
 ) -> list[Measurement]:
     measured: list[Measurement] = []
     work: Workload | None = None
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as (
-        progress
-    ):
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(planned))
         for case in planned:
             progress.update(task, description=f"{case.codec} {case.operation} {case.numel}")
             if work is None or (work.codec, work.numel) != (case.codec, case.numel):
-                work = None  # Frees the last one's memory before the next one takes its own.
+                work = None  # Frees its memory before the next Workload takes its own.
                 work = Workload(case.codec, case.numel, values, seed)
             try:
                 measured.append(measure(work, case, seconds))
@@ -208,7 +199,7 @@ def _print_header(header: dict[str, Any]) -> None:
 def _as_row(measurement: Measurement, measured: list[Measurement]) -> dict[str, Any]:
     row = asdict(measurement)
     row = row.pop("case") | row
-    one_thread = Case(**(asdict(measurement.case) | {"threads": 1}))
+    one_thread = replace(measurement.case, threads=1)
     base = next((m for m in measured if m.case == one_thread), None) if row["threads"] > 1 else None
     row["speed_up"] = base.seconds / measurement.seconds if base else None
     row["call_overhead_share"] = measurement.call_overhead / measurement.seconds
@@ -236,7 +227,7 @@ def _print_measurements(rows: list[dict[str, Any]]) -> None:
 
 
 def _cells(operations: dict[str, dict[str, Any]]) -> list[str]:
-    """From bits/value on."""
+    """The cells of a line from bits/value on."""
     last = list(operations.values())[-1]
     bits = last["bits_per_value"]
     cells = [significant(bits), significant(32 / bits), significant(last["relative_error"])]
@@ -245,9 +236,6 @@ def _cells(operations: dict[str, dict[str, Any]]) -> list[str]:
         cells += (
             [significant(row["gb_per_s"]), f"{row['share_of_memcpy']:.2f}"] if row else ["-"] * 2
         )
-    return [*cells, significant(last["memcpy_gb_per_s"]) + _parallel(last)]
-
-
-def _parallel(row: dict[str, Any]) -> str:
-    rate = row["parallel_memcpy_gb_per_s"]
-    return f" ({significant(rate)})" if rate else ""
+    parallel = last["parallel_memcpy_gb_per_s"]
+    memcpy = significant(last["memcpy_gb_per_s"])
+    return [*cells, f"{memcpy} ({significant(parallel)})" if parallel else memcpy]

@@ -31,13 +31,7 @@ def codecs(as_json: JsonOption = False) -> None:
     print_table(
         ("codec", "parameter", "default", "values", "what it sets"),
         [
-            (
-                codec["name"],
-                parameter["name"],
-                parameter["default"],
-                parameter["values"],
-                parameter["help"],
-            )
+            (codec["name"], *(parameter[key] for key in ("name", "default", "values", "help")))
             for codec in listed
             for parameter in codec["parameters"]
         ],

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import gradwire
 from gradwire.cli.output import (
     CommandError,
+    ForceOption,
     JsonOption,
     check_codec,
     human_bytes,
@@ -31,7 +32,7 @@ from gradwire.tensor_files import Tensor, TensorFile, read_tensor_file, widen
 SUFFIX = ".gw"
 
 _SLICE = 1 << 20
-# A relative error above it (half of the squared norm) is said aloud.
+# A larger relative error (half of the squared norm is lost) gets a warning.
 _LARGE_ERROR = math.sqrt(0.5)
 
 
@@ -73,7 +74,7 @@ def compress(
     threads: Annotated[
         int, typer.Option(min=1, help="Threads; the bytes do not depend on it.")
     ] = 1,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
+    force: ForceOption = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Report each tensor, not only each file.")
     ] = False,
@@ -81,9 +82,9 @@ def compress(
 ) -> None:
     """Compress .npy and .safetensors files.
 
-    float32, float16 and bfloat16 tensors are encoded and lose precision as the codec has it; all
-    others are stored as they are. Names, shapes and dtypes are kept. The error is measured by
-    decoding what was written.
+    float32, float16 and bfloat16 tensors are encoded, and lose the precision that the codec gives
+    up; all other tensors are stored as they are. Names, shapes and dtypes are kept. The error is
+    measured by decoding the frames that were written.
     """
     check_codec(codec)
     outputs = Outputs(output, len(files), force)
@@ -104,7 +105,7 @@ def compress(
 def _encode_tensors(
     path: Path, content: TensorFile, codec: str, plain: Sequence[str], threads: int
 ) -> tuple[tuple[StoredTensor, ...], list[dict[str, Any]]]:
-    """Returns what to store, and for each tensor what the report says of it."""
+    """Returns the tensors to store, and the report's row of each."""
     stored = []
     rows = []
     for tensor in content.tensors:
@@ -153,7 +154,7 @@ def _encode(
         bits = dtype if values.dtype == np.uint16 else None
         frame = gradwire.encode(values, codec, threads=threads, dtype=bits)
     if gradwire.inspect(frame)["non_finite"]:
-        # A marker frame would turn the whole tensor into NaN: here that is a loss, not a message.
+        # A marker would turn the whole tensor into NaN: in a file that is a loss, not a message.
         raise CommandError(
             f"{_place(path, tensor)} {caught[0].message}; {codec} cannot carry that, "
             f"{_as_it_is(tensor)}"
@@ -173,8 +174,8 @@ def _as_it_is(tensor: Tensor) -> str:
 def _errors(x: NDArray[Any], decoded: NDArray[Any]) -> dict[str, Any]:
     """Squared norms of the values and of the error, in float64, and the largest error.
 
-    Both in the tensor's own dtype, so that what rounding to it adds is counted too.
-    NaN and Inf, which some codecs carry, count as no value and no error.
+    The decoded values are those of the tensor's own dtype, so rounding to it counts. NaN and Inf,
+    which some codecs carry, count neither as value nor as error.
     """
     energy = error = largest = 0.0
     for start in range(0, x.size, _SLICE):
@@ -213,7 +214,7 @@ def _report(
 
 
 def _relative(squared_error: float, squared_norm: float) -> float | None:
-    """|x - decoded| / |x|; 0 for no error, no value where only zeros came out wrong."""
+    """|x - decoded| / |x|; 0 without an error, None where all values are 0 and an error is not."""
     if squared_error == 0:
         return 0.0
     ratio = squared_error / squared_norm if squared_norm else math.inf
@@ -221,10 +222,10 @@ def _relative(squared_error: float, squared_norm: float) -> float | None:
 
 
 def _remedy(codec: str) -> str:
-    """What makes up for a large error in training, and not in a file."""
+    """How training makes up for a large error, which a file cannot."""
     if gradwire.Compressor(codec, 0).residual is None:
         return "In training, errors of many steps and workers may cancel out; a file is one step"
-    return "In training, error feedback makes up for it in later steps; a file has none"
+    return "In training, error feedback makes up for it in later steps; a file has no later steps"
 
 
 def _print_report(report: dict[str, Any], verbose: bool) -> None:

@@ -10,16 +10,9 @@ import typer
 
 import gradwire
 from gradwire.cli.compress import SUFFIX
-from gradwire.cli.output import CommandError, JsonOption, human_bytes, print_json
+from gradwire.cli.output import CommandError, ForceOption, JsonOption, human_bytes, print_json
 from gradwire.cli.output_file import Outputs, replace_file
-from gradwire.container import (
-    FRAME_DTYPES,
-    Container,
-    ContainerError,
-    Kind,
-    StoredTensor,
-    parse,
-)
+from gradwire.container import FRAME_DTYPES, Container, ContainerError, Kind, StoredTensor, parse
 from gradwire.tensor_files import Tensor, TensorFile, kind_of, write_tensor_file
 
 
@@ -47,7 +40,7 @@ def decompress(
             min=1, help="Refuse a tensor with more values: a few bytes can stand for many zeros."
         ),
     ] = 2**31,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Restore the .npy or .safetensors files that compress read, with the values it kept."""
@@ -60,16 +53,10 @@ def decompress(
             raise CommandError(f"{path} holds a .{container.kind} file, not {target.suffix}")
         content = _decode_tensors(path, container, threads, max_values)
         size = replace_file(target, partial(write_tensor_file, content))
-        reports.append(
-            {
-                "input": str(path),
-                "output": str(target),
-                "bytes": size,
-                "tensors": len(content.tensors),
-            }
-        )
+        count = len(content.tensors)
+        reports.append({"input": str(path), "output": str(target), "bytes": size, "tensors": count})
         if not as_json:
-            print(f"{path} -> {target}: {human_bytes(size)}, tensors: {len(content.tensors)}")
+            print(f"{path} -> {target}: {human_bytes(size)}, tensors: {count}")
     if as_json:
         print_json({"files": reports})
 

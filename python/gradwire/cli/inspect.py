@@ -49,7 +49,7 @@ def inspect(
 
 
 def _hint(data: bytes) -> str:
-    """What the file is, where its first bytes tell."""
+    """The kind of file, if its first bytes show it."""
     if data[:6] == b"\x93NUMPY":
         return "; it is a .npy file, `gradwire compress` reads those"
     if data[8:9] == b"{":
@@ -97,9 +97,7 @@ def _print(found: dict[str, Any]) -> None:
         [column.replace("_", " ") for column in columns],
         [[_text(part.get(column)) for column in columns] for part in parts],
         left=frozenset(
-            index
-            for index, column in enumerate(columns)
-            if column in ("name", "dtype", "shape", "storage", "codec")
+            map(columns.index, {"name", "dtype", "shape", "storage", "codec"} & set(columns))
         ),
     )
 

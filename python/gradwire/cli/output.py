@@ -1,4 +1,4 @@
-"""What the commands print: JSON, tables, errors."""
+"""How the commands print JSON, tables and errors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from rich.text import Text
 
 import gradwire
 
+ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
 
-# Wide enough for every table of ours; a pipe or a file has no width of its own.
+# Wide enough for every table; a pipe or a file has no width of its own.
 _WIDTH_WITHOUT_TERMINAL = 160
 
 
 class CommandError(Exception):
-    """The command cannot do what it was asked; the message is for the user."""
+    """The command cannot do its work; the message is for the user."""
 
 
 def check_codec(text: str) -> None:
-    """A wrong --codec is a wrong command line, found before anything is done."""
+    """Raises BadParameter for a wrong --codec, before anything is done."""
     try:
         gradwire.max_encoded_size(text, 0)
     except gradwire.GradwireError as error:
@@ -34,14 +35,14 @@ def check_codec(text: str) -> None:
 
 
 def print_json(document: object) -> None:
-    """Prints `document` to stdout. NaN and Inf are refused: no JSON parser has to read them."""
+    """Prints `document` to stdout. NaN and Inf are refused, as they are not JSON."""
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], left: frozenset[int] = frozenset({0})
 ) -> None:
-    """Prints a table; the columns in `left` are text, the others numbers. Cells are not markup."""
+    """Prints a table. The columns in `left` are text, the others numbers. Cells are no markup."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         table.add_column(
@@ -56,7 +57,7 @@ def print_table(
 
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
-    """Prints one `name  value` line each, the values under each other."""
+    """Prints a line `name  value` for each pair, with the values aligned."""
     lines = list(pairs)
     width = max((len(name) for name, _ in lines), default=0)
     for name, value in lines:
@@ -64,7 +65,7 @@ def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def warn(message: str) -> None:
-    """Tells the user on stderr, so that --json stays one document."""
+    """Prints a message on stderr, so that --json stays one document."""
     print(f"gradwire: {message}", file=sys.stderr)
 
 
@@ -86,7 +87,7 @@ def human_bytes(size: int) -> str:
 
 
 def describe_compilation(build: dict[str, Any]) -> str:
-    """How the compiled module was made, of what describe_build returns."""
+    """How the compiled module was built, from the result of describe_build."""
     return f"{build['compiler']}, {build['build_type']}, {build['flags']}"
 
 

@@ -14,8 +14,8 @@ from gradwire.cli.output import CommandError
 class Outputs:
     """Where the results of a command's inputs go.
 
-    `output` is what the user gave: nothing (each result beside its source), a directory, or a file,
-    which only a lone input may have.
+    output: what the user gave. None puts each result beside its source. A directory takes all
+    results. A file is valid with one input alone.
     """
 
     def __init__(self, output: Path | None, inputs: int, force: bool) -> None:
@@ -25,9 +25,11 @@ class Outputs:
         self._sources: dict[Path, Path] = {}
 
     def claim(self, source: Path, name: str) -> Path:
-        """Returns the file to write for `source`; `name` is what it is called where the user named
-        none. CommandError if its directory is not there, or the file is, unless `force`, or if it
-        is another input's already."""
+        """Returns the file to write for `source`, called `name` unless the user named it.
+
+        Raises CommandError if the directory does not exist, if the file exists and is not to be
+        overwritten, or if another input already has it.
+        """
         if self._output is None:
             target = source.with_name(name)
         elif self._output.is_dir():
@@ -50,12 +52,7 @@ class Outputs:
 
 def write_file(target: Path, parts: Iterable[bytes | memoryview]) -> int:
     """Writes `parts` to `target`, which appears whole or not at all. Returns its size."""
-
-    def write(file: BinaryIO) -> None:
-        for part in parts:
-            file.write(part)
-
-    return replace_file(target, write)
+    return replace_file(target, lambda file: file.writelines(parts))
 
 
 def replace_file(target: Path, write: Callable[[BinaryIO], None]) -> int:

@@ -22,8 +22,9 @@ if not _distributed.is_initialized():
     # still holds a tensor when the interpreter ends aborts the process.
     import torch.distributed.nn.functional  # noqa: F401
 
-from gradwire.torch.checkpoint import reshard
-from gradwire.torch.errors import (
+from gradwire.torch.hook.ddp_hook import gradwire_hook
+from gradwire.torch.hook.gradwire_state import GradwireState, Overlap
+from gradwire.torch.link.errors import (
     CommunicationError,
     GrowingScalesWarning,
     NonFiniteStepWarning,
@@ -36,13 +37,12 @@ from gradwire.torch.errors import (
     UnmatchedPatternWarning,
     WorkerLostWarning,
 )
-from gradwire.torch.hook import gradwire_hook
-from gradwire.torch.local_steps import LocalStats, LocalSteps, outer_nesterov
-from gradwire.torch.server import ServerOptimizer
-from gradwire.torch.server_stats import ServerStats
-from gradwire.torch.sharded_optimizer import ShardedOptimizer
-from gradwire.torch.state import GradwireState, Overlap
-from gradwire.torch.stats import BucketTiming, RawTensor, Stats
+from gradwire.torch.optimizers.local_steps import LocalStats, LocalSteps, outer_nesterov
+from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
+from gradwire.torch.records.checkpoint import reshard
+from gradwire.torch.records.stats import BucketTiming, RawTensor, Stats
+from gradwire.torch.server.server_optimizer import ServerOptimizer
+from gradwire.torch.server.server_stats import ServerStats
 
 __all__ = [
     "BucketTiming",

@@ -1,6 +1,6 @@
 """Image data sets in memory, and batches of them: sharded by rank, seeded, cropped and flipped.
 
-A batch depends on (seed, world size, rank, step) alone, so all codecs see the same images.
+A batch depends on seed, world size, rank and step alone, so all codecs see the same images.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.train.errors import TrainError
+
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -23,12 +25,12 @@ Floats = NDArray[np.float32]
 FASHION_MNIST_DIR = Path("/usr/share/datasets/fashion-mnist")
 
 # Pixels added on each side before the random crop. CIFAR-10: He et al. 2015, section 4.2. The
-# clothes of Fashion-MNIST fill their 28 pixels: with 4 much is cut off (accuracy of lenet after
-# 400 steps 4 points lower than with 2).
+# clothes of Fashion-MNIST fill their 28 pixels, so 4 would cut off much (after 400 steps the
+# accuracy of lenet is 4 points lower than with 2).
 CROP_PADDING = {"cifar10": 4, "fashion-mnist": 2}
 
 
-class DataError(Exception):
+class DataError(TrainError):
     """A data set is missing or damaged; the message names the path and the remedy."""
 
 
@@ -45,8 +47,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set and how to normalise it. mean, std: float32 (channels,), of the training images
-    scaled to 0..1."""
+    """A data set. mean, std: float32 (channels,), of the training images scaled to 0..1."""
 
     name: str
     train: ImageSet
@@ -73,29 +74,26 @@ class Data:
 
 def locate(name: str, data_dir: Path | None) -> Path:
     """The folder with the files of `fashion-mnist` or `cifar10`. Raises DataError."""
-    if name == "cifar10":
-        return _locate_cifar10(data_dir)
-    return _locate_fashion_mnist(data_dir)
+    return _locate_cifar10(data_dir) if name == "cifar10" else _locate_fashion_mnist(data_dir)
 
 
 def load(name: str, data_dir: Path | None) -> Data:
     """`fashion-mnist` or `cifar10`. Raises DataError."""
-    read = {"fashion-mnist": _load_fashion_mnist, "cifar10": _load_cifar10}[name]
-    train, test = read(locate(name, data_dir))
-    # Sums of bytes in 64 bit integers: exact, so the same on every rank.
-    pixels = train.images.size // train.images.shape[1]
-    histograms = [np.bincount(plane.ravel(), minlength=256) for plane in _planes(train.images)]
-    levels = np.arange(256) / 255.0
+    folder = locate(name, data_dir)
+    if name == "cifar10":
+        train, test = _load_cifar10(folder)
+    else:
+        train, test = _idx_set(folder, "train"), _idx_set(folder, "t10k")
+    # Histograms of bytes are exact, so all ranks get the same mean and deviation.
+    planes = np.moveaxis(train.images, 1, 0)
+    histograms = [np.bincount(plane.ravel(), minlength=256) for plane in planes]
+    levels, pixels = np.arange(256) / 255.0, planes[0].size
     means = [float(h @ levels) / pixels for h in histograms]
-    stds = [
-        math.sqrt(float(h @ (levels - m) ** 2) / pixels)
-        for h, m in zip(histograms, means, strict=True)
+    variances = [
+        float(h @ (levels - mean) ** 2) / pixels for h, mean in zip(histograms, means, strict=True)
     ]
-    return Data(name, train, test, np.asarray(means, np.float32), np.asarray(stds, np.float32))
-
-
-def _planes(images: Bytes) -> list[Bytes]:
-    return [images[:, channel] for channel in range(images.shape[1])]
+    stds = np.sqrt(variances).astype(np.float32)
+    return Data(name, train, test, np.asarray(means, np.float32), stds)
 
 
 # Fashion-MNIST: the IDX format of MNIST, gzipped.
@@ -111,10 +109,6 @@ def _locate_fashion_mnist(data_dir: Path | None) -> Path:
                 "in a folder and name it with --data-dir"
             )
     return folder
-
-
-def _load_fashion_mnist(folder: Path) -> tuple[ImageSet, ImageSet]:
-    return _idx_set(folder, "train"), _idx_set(folder, "t10k")
 
 
 def _idx_set(folder: Path, part: str) -> ImageSet:
@@ -152,11 +146,7 @@ def _locate_cifar10(data_dir: Path | None) -> Path:
             "CIFAR-10 needs --data-dir: the folder where cifar-10-python.tar.gz or "
             "cifar-10-binary.tar.gz was unpacked"
         )
-    for folder in (
-        data_dir,
-        data_dir / "cifar-10-batches-py",
-        data_dir / "cifar-10-batches-bin",
-    ):
+    for folder in (data_dir / part for part in ("", "cifar-10-batches-py", "cifar-10-batches-bin")):
         if (folder / "test_batch").is_file() or (folder / "test_batch.bin").is_file():
             return folder
     raise DataError(
@@ -188,7 +178,7 @@ _ALLOWED_IN_PICKLES = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles NumPy arrays and plain values, nothing else: a pickle could otherwise run code."""
+    """Unpickles only NumPy arrays and plain values, as any other pickle could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED_IN_PICKLES:
@@ -210,7 +200,7 @@ def _read_cifar_pickle(path: Path) -> tuple[Bytes, Labels]:
 
 
 def _read_cifar_binary(path: Path) -> tuple[Bytes, Labels]:
-    """Rows of a label byte and 3072 bytes: the red, the green, the blue plane."""
+    """The file has rows of a label byte and 3072 bytes: the red, the green, the blue plane."""
     try:
         rows = np.fromfile(path, np.uint8)
     except OSError as error:
@@ -227,8 +217,8 @@ def _read_cifar_binary(path: Path) -> tuple[Bytes, Labels]:
 class Batches:
     """The training batches of one rank.
 
-    Every epoch is one permutation of all images; step k of it takes the k-th run of
-    world * batch of them, and rank r the r-th part of that run. What does not fill a run is left
+    Every epoch is one permutation of all images. Step k of it takes the k-th run of world * batch
+    images, and rank r the r-th part of that run. The last images, which do not fill a run, are left
     out of that epoch.
     """
 
@@ -250,7 +240,7 @@ class Batches:
         return len(self._data.train) // (self._batch * self._world)
 
     def indices(self, step: int) -> Labels:
-        """Which training images the step takes, int64 (batch,)."""
+        """The indices of the step's training images, int64 (batch,)."""
         epoch, k = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             rng = np.random.default_rng([self._seed, epoch])

@@ -1,22 +1,23 @@
-"""Which device a worker computes on: `cpu`, `cuda` or `cuda:K` in the settings."""
+"""The device that a worker computes on: `cpu`, `cuda` or `cuda:K` in the settings."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gradwire.train.errors import TrainError
 from gradwire.train.settings import PLAIN_DDP, TrainSettings, is_cuda
 
 if TYPE_CHECKING:
     import torch
 
 
-class DeviceError(Exception):
-    """The device that was asked for cannot be used; the message says why."""
+class DeviceError(TrainError):
+    """The device of the settings cannot be used; the message says why."""
 
 
 def check_usable(settings: TrainSettings) -> None:
-    """Raises DeviceError unless this machine, its PyTorch and this build of gradwire have what the
-    settings' device takes."""
+    """Raises DeviceError unless this machine, its PyTorch and this build of gradwire can use the
+    settings' device."""
     if not is_cuda(settings.device):
         return
     import torch
@@ -29,18 +30,18 @@ def check_usable(settings: TrainSettings) -> None:
         raise DeviceError(f"{asked}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
     if all(codec == PLAIN_DDP for codec in settings.codecs):
         return
-    from gradwire.torch.device_codec import require_kernels
+    from gradwire.torch.device.device_codec import require_kernels
 
     try:
         require_kernels(device)
     except RuntimeError as error:
-        raise DeviceError(f"{asked}: {error}; what goes is --codec {PLAIN_DDP}") from error
+        raise DeviceError(f"{asked}: {error}; --codec {PLAIN_DDP} needs no kernels") from error
 
 
 def of_worker(name: str, local_rank: int) -> torch.device:
     """`cuda` gives the workers of a machine its GPUs in turn; more workers than GPUs share them.
 
-    local_rank: of the worker among those of its machine, or where nobody tells, among all.
+    local_rank: the worker's rank among those of its machine; if unknown, among all.
     """
     import torch
 
@@ -59,7 +60,7 @@ def describe(device: torch.device) -> str:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until all that was asked of the device is done: before a time is taken."""
+    """Waits until the device has done all its work, so that a time can be taken."""
     import torch
 
     if device.type == "cuda":

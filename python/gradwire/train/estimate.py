@@ -1,4 +1,4 @@
-"""How long a run will take, guessed before it starts."""
+"""An estimate, before a run starts, of how long it will take."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def estimate_seconds(
     """Seconds of each codec's run, evaluations included.
 
     step_seconds, evaluation_seconds: as measured by the workers (loop.Trainer.measure_speed). The
-    wire: bytes of a push and a pull over the bandwidth, as many bits a value as the codec makes of
-    normally distributed values; all values, though small tensors will go raw. Servers take the
-    pushes of all workers through one link, each its share of the tensors.
+    time on the wire is that of the bytes of a push and a pull at the bandwidth. The codec is taken
+    to make as many bits a value as of normally distributed values, for small tensors too, although
+    they go raw. Each server receives the pushes of all workers, for its share of the tensors, over
+    one link.
     """
     evaluations = -(-settings.steps // settings.eval_every)
     estimates = {}
@@ -35,7 +36,7 @@ def estimate_seconds(
 
 
 def typical_bits_per_value(codec: str) -> float:
-    """Of normally distributed values."""
+    """Bits a value that the codec makes of normally distributed values."""
     if codec == PLAIN_DDP:
         return 32.0
     import gradwire

@@ -1,8 +1,8 @@
 """Starts the workers of this machine, follows them and ends them.
 
-Whatever happens, nothing stays behind: workers and switch are killed when the launcher leaves the
-`with` block, also on Ctrl-C; they end by themselves when the launcher dies (see worker.py and
-network.py); and with them the kernel removes their namespaces.
+No process outlives the training. Workers and switch are killed when the launcher leaves the `with`
+block, also on Ctrl-C, and end by themselves when the launcher dies (see worker.py and network.py).
+Then the kernel removes their namespaces.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 from gradwire.train import network
+from gradwire.train.errors import DivergedError, TrainError
 from gradwire.train.settings import TrainSettings
 
 Event = dict[str, Any]
@@ -32,14 +32,14 @@ _SECONDS_TO_LEAVE = 20.0  # for workers that have delivered everything; then the
 _POLL_SECONDS = 0.05
 
 
-class WorkerError(Exception):
-    """A worker ended before its work was done. The message says which, how, and what it wrote."""
+class WorkerError(TrainError):
+    """A worker ended before its work was done. The message names it and quotes its last lines."""
 
 
 class Workers:
-    """The processes of all ranks. A context manager: when it is left they are gone.
+    """The processes of all ranks. A context manager, which ends them when it is left.
 
-    To be entered in the main thread: a worker ends when the thread that started it does.
+    Enter it in the main thread: a worker ends when the thread that started it ends.
     """
 
     def __init__(self, settings: TrainSettings, shaped: bool) -> None:
@@ -48,7 +48,7 @@ class Workers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[list[threading.Thread]] = []
         self._events: queue.Queue[tuple[int, Event]] = queue.Queue()
-        self._errors: dict[int, str] = {}
+        self._errors: dict[int, TrainError] = {}
         self._stderr = [deque[str](maxlen=_STDERR_LINES_KEPT) for _ in range(settings.ranks)]
         self._place = ["while it started"] * settings.ranks
         self._cleanup = contextlib.ExitStack()
@@ -67,12 +67,7 @@ class Workers:
             self._cleanup = cleanup.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._cleanup.close()
 
     @property
@@ -83,9 +78,9 @@ class Workers:
     def run(self, on_event: OnEvent) -> list[list[Event]]:
         """Lets the workers do everything. Returns each codec's records (RankRecord), by rank.
 
-        on_event gets what worker.py lists, and {"event": "stderr", "line"}. Raises WorkerError as
-        soon as a worker fails. One that fails when it has delivered everything costs no result:
-        that is told as a line on stderr.
+        on_event gets the events that worker.py lists, and {"event": "stderr", "line"}. Raises
+        TrainError as soon as a worker fails. A worker that fails after it delivered everything
+        costs no result; on_event gets a line on stderr that says so.
         """
         ranks = range(self._settings.ranks)
         for rank in ranks:
@@ -158,12 +153,12 @@ class Workers:
     def _tell(self, rank: int, values: Event) -> None:
         pipe = self._processes[rank].stdin
         assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # it is gone: the next look will tell how
+        with contextlib.suppress(BrokenPipeError):  # it ended: _raise_if_one_failed says how
             pipe.write(json.dumps(values).encode() + b"\n")
             pipe.flush()
 
     def _until_all_ended(self) -> Iterator[tuple[int, Event]]:
-        """Events until every worker has left, with status 0 or after it delivered everything."""
+        """Events until every worker has ended, with status 0 or after it delivered everything."""
         deadline = None
         finished: set[int] = set()
         killed: list[int] = []
@@ -171,7 +166,8 @@ class Workers:
             with contextlib.suppress(queue.Empty):
                 rank, event = self._events.get(timeout=_POLL_SECONDS)
                 self._note(rank, event)
-                if event["event"] == "record" and event["record"]["codec"] == self._last_codec:
+                is_record = event["event"] == "record"
+                if is_record and event["record"]["codec"] == self._settings.codecs[-1]:
                     finished.add(rank)
                 yield rank, event
             self._raise_if_one_failed(finished)
@@ -185,7 +181,7 @@ class Workers:
                     for rank in killed:
                         self._processes[rank].kill()
                         self._processes[rank].wait()
-        yield from self._drain(range(len(self._processes)))
+        yield from self._drain()
         for rank in sorted(finished):
             if self._status(rank) != 0:
                 line = f"{describe_end(self._status(rank))} after it had delivered everything"
@@ -193,44 +189,40 @@ class Workers:
                     line += f": it did not end within {_SECONDS_TO_LEAVE:g} s"
                 yield rank, {"event": "stderr", "line": line}
 
-    @property
-    def _last_codec(self) -> str:
-        return self._settings.codecs[-1]
-
-    def _drain(self, ranks: range) -> Iterator[tuple[int, Event]]:
-        """What ended workers wrote and nobody has read."""
-        for rank in ranks:
-            for reader in self._readers[rank]:
-                reader.join(timeout=1.0)
+    def _drain(self) -> Iterator[tuple[int, Event]]:
+        """The events of ended workers that are still in the queue."""
+        self._join_readers(range(len(self._processes)))
         while not self._events.empty():
             rank, event = self._events.get()
             self._note(rank, event)
             yield rank, event
 
     def _note(self, rank: int, event: Event) -> None:
-        if event["event"] == "stderr":
-            self._stderr[rank].append(event["line"])
-        elif event["event"] == "error":
-            self._errors[rank] = event["message"]
-        elif event["event"] == "ready":
-            self._place[rank] = "before the first step"
-        elif event["event"] == "begin":
-            self._place[rank] = f"in the run of {event['codec']}"
-        elif event["event"] == "step":
-            self._place[rank] = f"in the run of {event['codec']}, after step {event['step']}"
+        match event["event"]:
+            case "stderr":
+                self._stderr[rank].append(event["line"])
+            case "error":
+                self._errors[rank] = WorkerError(event["message"])
+            case "diverged":
+                self._errors[rank] = DivergedError(event["message"])
+            case "ready":
+                self._place[rank] = "before the first step"
+            case "begin":
+                self._place[rank] = f"in the run of {event['codec']}"
+            case "step":
+                self._place[rank] = f"in the run of {event['codec']}, after step {event['step']}"
 
     def _raise_if_one_failed(self, finished: set[int]) -> None:
         failed = [rank for rank, process in enumerate(self._processes) if process.poll()]
         if finished.issuperset(failed):
             return  # or nobody failed
-        for reader in [reader for rank in failed for reader in self._readers[rank]]:
-            reader.join(timeout=1.0)
+        self._join_readers(failed)
         if not self._events.empty():
-            return  # what it wrote last comes first
-        # When one was killed, others may have failed because of it in the same moment.
+            return  # its last events are noted first
+        # If a worker was killed, others may have failed because of it in the same moment.
         first = min(failed, key=self._status)
         if first in self._errors:
-            raise WorkerError(self._errors[first])
+            raise self._errors[first]
         lines = "".join(f"\n  | {line}" for line in self._stderr[first])
         end = describe_end(self._status(first))
         raise WorkerError(
@@ -251,13 +243,16 @@ class Workers:
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
-        for readers in self._readers:
-            for reader in readers:
-                reader.join(timeout=1.0)
+        self._join_readers(range(len(self._readers)))
         for process in self._processes:
             for pipe in (process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
+
+    def _join_readers(self, ranks: Iterable[int]) -> None:
+        """Waits until the readers have seen the end of the pipes of ended workers."""
+        for reader in [reader for rank in ranks for reader in self._readers[rank]]:
+            reader.join(timeout=1.0)
 
 
 def describe_end(status: int) -> str:

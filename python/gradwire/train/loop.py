@@ -1,13 +1,12 @@
 """One training run of one rank with one codec, and what is measured meanwhile.
 
-The training clock starts and stops behind a barrier of all ranks. It stands still while rank 0
-evaluates (the others wait in the next barrier), and the counters of the network interface are read
-at the same moments, so neither time nor bytes of an evaluation are in the results.
+The training clock starts and stops after a barrier of all ranks. It stands still while rank 0
+evaluates and the other ranks wait in the next barrier. The counters of the network interface are
+read at the same moments, so neither time nor bytes of an evaluation are in the results.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import os
@@ -22,20 +21,18 @@ from torch.nn import functional
 
 from gradwire.train import devices, models, strategies
 from gradwire.train.data import Batches, Data, ImageSet
+from gradwire.train.errors import DivergedError
 from gradwire.train.network import Bytes, read_interface_bytes
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.schedule import learning_rate
-from gradwire.train.settings import TrainSettings
-from gradwire.train.strategies import Strategy
+from gradwire.train.settings import ONE_PROCESS, TrainSettings
+from gradwire.train.strategy import Strategy
 
 OnEvent = Callable[[dict[str, Any]], None]
+ChooseStrategy = Callable[[nn.Module, str, TrainSettings, dist.ProcessGroup], Strategy]
 
 _EVALUATION_BATCH = 250
 _SECONDS_BETWEEN_STEP_EVENTS = 0.25
-
-
-class DivergedError(Exception):
-    """The loss became NaN or infinite."""
 
 
 class TrainingClock:
@@ -44,39 +41,37 @@ class TrainingClock:
     def __init__(
         self, interface: str | None, device: torch.device, workers: dist.ProcessGroup | None
     ) -> None:
-        """workers: the ranks with such a clock; None: all."""
+        """workers: the ranks that have such a clock; None: all."""
         self._interface = interface
         self._device = device
         self._workers = workers
-        self._started = 0.0
-        self._bytes_at_start = Bytes(0, 0)
-        self._running = False
+        self._started: float | None = None
         self._seconds = 0.0
-        self._bytes = Bytes(0, 0)
+        self._bytes_at_start = self._bytes = Bytes(0, 0)
 
     def start(self) -> None:
-        devices.wait_for(self._device)
-        dist.barrier(self._workers)
+        self._wait()
         self._bytes_at_start = self._counted()
         self._started = time.perf_counter()
-        self._running = True
 
     def stop(self) -> None:
-        devices.wait_for(self._device)
-        dist.barrier(self._workers)
+        self._wait()
         self._seconds = self.seconds
-        self._running = False
-        passed = self._counted().since(self._bytes_at_start)
-        self._bytes = Bytes(self._bytes.sent + passed.sent, self._bytes.received + passed.received)
+        self._started = None
+        self._bytes += self._counted() - self._bytes_at_start
 
     @property
     def seconds(self) -> float:
-        passed = time.perf_counter() - self._started if self._running else 0.0
+        passed = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._seconds + passed
 
     @property
     def link(self) -> Bytes | None:
         return None if self._interface is None else self._bytes
+
+    def _wait(self) -> None:
+        devices.wait_for(self._device)
+        dist.barrier(self._workers)
 
     def _counted(self) -> Bytes:
         return Bytes(0, 0) if self._interface is None else read_interface_bytes(self._interface)
@@ -85,7 +80,8 @@ class TrainingClock:
 class Trainer:
     """A rank's data and device, kept for all codecs.
 
-    One CPU thread, as every rank of a machine should.
+    A rank has one CPU thread, as the machine is shared by the ranks. All workers in one process
+    have all CPUs.
     """
 
     def __init__(
@@ -96,20 +92,24 @@ class Trainer:
         interface: str | None,
         device: torch.device,
     ) -> None:
-        torch.set_num_threads(1)
+        self._cpus = len(os.sched_getaffinity(0))
+        self._threads = self._cpus if settings.exchange == ONE_PROCESS else 1
+        torch.set_num_threads(self._threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self._device = device
-        self._settings = settings
+        self.settings = settings
         self._data = data
         self._rank = rank
         self._interface = interface
         if not settings.is_server(rank):
-            self._batches = Batches(data, settings.batch, settings.workers, rank, settings.seed)
+            ranks = settings.worker_ranks
+            batch = settings.batch * settings.workers // ranks
+            self._batches = Batches(data, batch, ranks, rank, settings.seed)
 
     def measure_speed(self) -> dict[str, Any]:
-        """Seconds of a step's computation and of one evaluation, for an estimate. Takes about five
-        steps of time and changes nothing."""
+        """Seconds of a step's computation and of one evaluation, for an estimate. Measuring takes
+        the time of about five steps and changes nothing."""
         model = self._model()
         images, labels = self._batch(0)
         seconds = []
@@ -123,29 +123,31 @@ class Trainer:
             self._data.test.images[:_EVALUATION_BATCH], self._data.test.labels[:_EVALUATION_BATCH]
         )
         start = time.perf_counter()
-        self._accuracy(model, sample, threads=1)
+        self._accuracy(model, sample, self._threads)
         evaluation = (time.perf_counter() - start) * len(self._data.test) / len(sample)
         if self._device.type == "cpu":
             # All ranks of this machine measure at once, but rank 0 evaluates alone, on all CPUs.
-            cpus = len(os.sched_getaffinity(0))
-            evaluation *= min(1.0, cpus / self._settings.workers) / cpus
+            ranks = self.settings.worker_ranks
+            evaluation *= min(1.0, self._cpus / ranks / self._threads) * self._threads / self._cpus
         return {
             "parameters": models.parameter_count(model),
             "step_seconds": sorted(seconds[1:])[1],
             "evaluation_seconds": evaluation,
         }
 
-    def run(self, codec: str, on_event: OnEvent) -> RankRecord:
-        """Trains a fresh model. Needs an initialised process group.
+    def run(
+        self, codec: str, on_event: OnEvent, choose: ChooseStrategy = strategies.choose
+    ) -> RankRecord:
+        """Trains a new model. Needs an initialised process group.
 
         Raises DivergedError, and RuntimeError if a rank is gone.
         """
-        model, settings = self._model(), self._settings
-        # A new one for each run, as all ranks make one together, servers too.
-        group = dist.new_group(list(range(settings.workers)))
+        model, settings = self._model(), self.settings
+        # Each run has a new group; all ranks make it together, servers too.
+        group = dist.new_group(list(range(settings.worker_ranks)))
         if settings.is_server(self._rank):
             return self._serve(model, codec)
-        strategy = strategies.choose(model, codec, settings, group)
+        strategy = choose(model, codec, settings, group)
         try:
             return self._train(model, codec, strategy, group, on_event)
         except RuntimeError as error:
@@ -162,8 +164,7 @@ class Trainer:
         workers: dist.ProcessGroup,
         on_event: OnEvent,
     ) -> RankRecord:
-        settings = self._settings
-        optimizer = strategy.optimizer
+        settings = self.settings
         record = RankRecord(codec, self._rank, device=devices.describe(self._device))
         clock = TrainingClock(self._interface, self._device, workers)
         last_event = -math.inf
@@ -172,13 +173,9 @@ class Trainer:
         while done < settings.steps:
             step = done
             rate = learning_rate(step, settings.steps, settings.learning_rate, settings.workers)
-            for group in optimizer.param_groups:
+            for group in strategy.optimizer.param_groups:
                 group["lr"] = rate
-            images, labels = self._batch(step)
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(strategy.forward(images), labels)
-            loss.backward()
-            optimizer.step()
+            loss = strategy.take_step(*self._batch(step))
             done = strategy.steps_done(step)
             self._note_step(record, step, done, loss.item(), strategy)
             if clock.seconds - last_event >= _SECONDS_BETWEEN_STEP_EVENTS:
@@ -187,37 +184,37 @@ class Trainer:
             if self._is_time_to_evaluate(step, done):
                 clock.stop()
                 if self._rank == 0:
-                    self._evaluate(model, record, clock.seconds, on_event)
+                    self._evaluate(strategy.snapshot(), record, clock.seconds, on_event)
                 if done < settings.steps:
                     clock.start()
         record.seconds = clock.seconds
         record.link = clock.link
         record.hook = strategy.stats()
-        dist.barrier(workers)  # rank 0 may still evaluate; nobody leaves before
+        dist.barrier(workers)  # rank 0 may still evaluate; nobody leaves before it has
         if settings.backup_workers == 0:
             record.parameters_digest = parameters_digest(model)
         strategy.close()
         if settings.backup_workers > 0:
-            # Of several servers one may be a version further than another, until close.
+            # One server may be a version ahead of another until close.
             record.parameters_digest = parameters_digest(model)
         return record
 
     def _serve(self, model: nn.Module, codec: str) -> RankRecord:
-        """A server's run: until the workers have left."""
+        """A server's run, which ends when the workers have left."""
         record = RankRecord(codec, self._rank)
         start = time.perf_counter()
-        record.hook = strategies.serve(model, codec, self._settings)
+        record.hook = strategies.serve(model, codec, self.settings)
         record.seconds = time.perf_counter() - start
         return record
 
     def _is_time_to_evaluate(self, before: int, done: int) -> bool:
-        settings = self._settings
+        settings = self.settings
         return (
             done == settings.steps or before // settings.eval_every != done // settings.eval_every
         )
 
     def _model(self) -> nn.Module:
-        data, settings = self._data, self._settings
+        data, settings = self._data, self.settings
         model = models.build(settings.model, data.channels, data.side, data.classes, settings.seed)
         return model.to(self._device)
 
@@ -231,31 +228,30 @@ class Trainer:
         if not math.isfinite(loss):
             raise DivergedError(
                 f"the loss of {record.codec} is {loss} at step {step} on rank {self._rank}; "
-                f"a smaller --lr may help (now {self._settings.learning_rate:g})"
+                f"a smaller --lr may help (now {self.settings.learning_rate:g})"
             )
         record.note(loss, strategy.sent_bytes(), left_out=done - step - 1)
 
     def _evaluate(
         self, model: nn.Module, record: RankRecord, seconds: float, on_event: OnEvent
     ) -> None:
-        """With all CPUs: the other ranks wait meanwhile."""
-        cpus = len(os.sched_getaffinity(0))
-        accuracy = self._accuracy(model, self._data.test, cpus)
+        """Evaluates with all CPUs, as the other ranks wait meanwhile."""
+        accuracy = self._accuracy(model, self._data.test, self._cpus)
         record.evaluations.append(Evaluation(len(record.losses), seconds, accuracy))
         on_event(_step_event(record, seconds) | {"accuracy": accuracy})
 
     def _accuracy(self, model: nn.Module, images: ImageSet, threads: int) -> float:
-        """Share of right answers."""
-        frozen = copy.deepcopy(model).eval()
+        """The share of right answers. Leaves the model in evaluation mode."""
+        model.eval()
         right = 0
         torch.set_num_threads(threads)
         with torch.inference_mode():
             for start in range(0, len(images), _EVALUATION_BATCH):
                 part = slice(start, start + _EVALUATION_BATCH)
                 pixels = torch.from_numpy(self._data.normalise(images.images[part]))
-                answers = frozen(pixels.to(self._device)).argmax(dim=1).cpu()
+                answers = model(pixels.to(self._device)).argmax(dim=1).cpu()
                 right += int((answers == torch.from_numpy(images.labels[part])).sum())
-        torch.set_num_threads(1)
+        torch.set_num_threads(self._threads)
         return right / len(images)
 
 

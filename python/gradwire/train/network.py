@@ -4,24 +4,25 @@
     worker 1 [eth0 10.77.0.2]--veth--[port1  switch: a bridge]
     ...
 
-Every worker lives in a network namespace of its own, the bridge in another. A namespace exists as
-long as a process is in it (none is given a name), so when the processes end, however they end, the
+Every worker lives in a network namespace of its own, the bridge in another. The namespaces have no
+names, so each exists as long as a process is in it: when the processes end, however they end, the
 kernel removes namespaces, links, addresses and queues. Nothing is ever configured in the namespace
 of the machine itself.
 
-Rates: a token bucket (`tbf`) on both ends of every link, so that what a worker sends *and* what it
-receives is limited. The bucket holds one millisecond of the rate, at least three full Ethernet
-frames: enough for the whole rate on a busy machine (measured at 1 Gbit/s with both cores busy:
-954 Mbit/s of TCP payload; with half of it 901), and too little to let a compressed gradient pass
-at once. tbf cuts segments that are larger than the bucket by itself. The queue holds 10 ms of the
-rate, at least 256 KiB, so that several workers that send to one are not slowed by losses.
+Rates: a token bucket (`tbf`) on both ends of every link limits what a worker sends *and* what it
+receives. The bucket holds one millisecond of the rate, at least three full Ethernet frames: enough
+for the whole rate on a busy machine (measured at 1 Gbit/s with both cores busy: 954 Mbit/s of TCP
+payload; with half the bucket 901), and too little to let a compressed gradient pass at once. The
+queue holds 10 ms of the rate, at least 256 KiB, so that several workers that send to the same
+worker lose no packets.
 
 Fairness: a connection may have 0.25 ms of the rate, at least two frames, in its worker's queue and
 in one segment. So the connections of a worker take turns packet by packet, as on a network card
-with a fair queue (which not every kernel has as a queueing discipline). Otherwise a message of
-64 KiB goes out as a whole, messages to the same receiver collide while other links are idle, and
-everyone waits for the last: 4 ranks that all send to all, twice, 61,500 bytes each, need 0.375 s at
-10 Mbit/s; with this 0.320 s, where 0.309 s would be perfect. It would flatter compression.
+with a fair queue (a queueing discipline that not every kernel has). Otherwise a message of 64 KiB
+goes out as a whole, messages to the same receiver collide while other links are idle, and everyone
+waits for the last. Measured: 4 ranks that all send 61,500 bytes to all, twice, at 10 Mbit/s, need
+0.375 s without shares and 0.320 s with them; 0.309 s would be perfect. Without shares, compression
+would look better than it is.
 """
 
 from __future__ import annotations
@@ -32,37 +33,47 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from statistics import fmean
 
-INTERFACE = "eth0"  # what a worker's end of its link is called, in its namespace
+from gradwire.train.errors import TrainError
+
+INTERFACE = "eth0"  # a worker's end of its link, in its namespace
 TOOLS = ("ip", "tc", "unshare", "nsenter")
 _ETHERNET_FRAME = 1514
 _QUEUED_BYTES = "/proc/sys/net/ipv4/tcp_limit_output_bytes"  # of one connection, below TCP
 _SUBNET_BITS = 16
 
 
-class NetworkError(Exception):
-    """The shaped network could not be built; the message has what the failing tool said."""
+class NetworkError(TrainError):
+    """The shaped network could not be built; the message quotes the tool that failed."""
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """What an interface has counted since it exists: Ethernet frames without their checksum."""
+    """The bytes that an interface has counted, of Ethernet frames without their checksum."""
 
     sent: int
     received: int
 
-    def since(self, earlier: Bytes) -> Bytes:
+    def __add__(self, other: Bytes) -> Bytes:
+        return Bytes(self.sent + other.sent, self.received + other.received)
+
+    def __sub__(self, earlier: Bytes) -> Bytes:
         return Bytes(self.sent - earlier.sent, self.received - earlier.received)
+
+    @staticmethod
+    def mean(counts: Sequence[Bytes]) -> Bytes:
+        sent, received = ([count.sent for count in counts], [count.received for count in counts])
+        return Bytes(round(fmean(sent)), round(fmean(received)))
 
 
 def address(rank: int) -> str:
-    """IPv4 address of a worker, in the namespaces only."""
+    """The IPv4 address of a worker inside the namespaces."""
     return f"10.77.{(rank + 1) >> 8}.{(rank + 1) & 255}"
 
 
 def bucket_bytes(bits_per_second: int) -> int:
-    """Size of the token bucket."""
+    """The size of the token bucket."""
     return max(bits_per_second // 8 // 1000, 3 * _ETHERNET_FRAME)
 
 
@@ -77,10 +88,8 @@ def share_bytes(bits_per_second: int) -> int:
 
 
 def why_not_shaped() -> str | None:
-    """None if this process may build a shaped network, else the reason and the remedy.
-
-    Tries it: a veth pair with a queue in a namespace that ends with the trial.
-    """
+    """None if this process may build a shaped network, else the reason and the remedy. It tries to
+    make a veth pair with a queue, in a namespace that ends with the trial."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return (
@@ -105,7 +114,7 @@ def why_not_shaped() -> str | None:
 
 
 def in_own_namespace(command: Sequence[str]) -> list[str]:
-    """The command that runs `command` (same process id) in a network namespace of its own."""
+    """The command that runs `command`, with the same process id, in a new network namespace."""
     return ["unshare", "--net", "--", *command]
 
 
@@ -129,8 +138,8 @@ class ShapedNetwork:
         self._namespace: int = -1
 
     def __enter__(self) -> ShapedNetwork:
-        # `cat` holds the switch's namespace. It ends when its input does, that is when this
-        # process ends in whatever way: nobody else has the other end of the pipe.
+        # `cat` holds the switch's namespace. It ends when this process ends in whatever way, as
+        # this process alone has the other end of its input.
         self._switch = subprocess.Popen(
             in_own_namespace(["cat"]),
             stdin=subprocess.PIPE,
@@ -143,20 +152,12 @@ class ShapedNetwork:
                 "ip", ["link add br0 type bridge", "link set dev br0 addrgenmode none up"]
             )
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the switch. Links to it vanish with its namespace."""
+    def __exit__(self, *_: object) -> None:
+        """Ends the switch. The links vanish with its namespace."""
         if self._namespace >= 0:
             os.close(self._namespace)
             self._namespace = -1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -12,7 +14,7 @@ from matplotlib.figure import Figure
 from gradwire.train.report import Report
 from gradwire.train.settings import format_bandwidth
 
-# Okabe and Ito's palette: told apart also with colour blindness.
+# Okabe and Ito's palette, whose colours differ for colour-blind people too.
 _COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
 _LINES = ("-", "--", "-.", ":")
 _SIZE_INCHES = (8.0, 5.0)
@@ -21,7 +23,7 @@ _POINTS_OF_A_SMOOTH_LINE = 40
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Writes accuracy.png, loss.png and bits.png; bits.png only if a codec of ours ran."""
+    """Writes accuracy.png and loss.png, and bits.png unless only plain DDP ran."""
     folder.mkdir(parents=True, exist_ok=True)
     drawings = {"accuracy.png": draw_accuracy, "loss.png": draw_loss}
     if any(result.push_bits for result in report.results):
@@ -39,15 +41,10 @@ def draw_accuracy(report: Report) -> Figure:
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     for index, result in enumerate(report.results):
-        axes.plot(
-            [e["seconds"] for e in result.evaluations],
-            [100 * e["accuracy"] for e in result.evaluations],
-            marker="o",
-            markersize=4,
-            label=f"{result.codec} ({result.accuracy:.1%} after {result.seconds:.0f} s)",
-            color=_colour(index),
-            linestyle=_line(index),
-        )
+        seconds = [e["seconds"] for e in result.evaluations]
+        percent = [100 * e["accuracy"] for e in result.evaluations]
+        label = f"{result.codec} ({result.accuracy:.1%} after {result.seconds:.0f} s)"
+        axes.plot(seconds, percent, marker="o", markersize=4, label=label, **_style(index))
     kind = "modelled" if report.conditions.modelled else "measured"
     _finish(axes, report, f"training time, {kind} (s)", "test accuracy (%)")
     return figure
@@ -56,19 +53,12 @@ def draw_accuracy(report: Report) -> Figure:
 def draw_loss(report: Report) -> Figure:
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
-    for index, result in enumerate(report.results):
-        window = max(1, len(result.loss) // _POINTS_OF_A_SMOOTH_LINE)
-        smooth = moving_average(result.loss, window)
-        colour, line = _colour(index), _line(index)
-        axes.plot(range(1, len(result.loss) + 1), result.loss, alpha=0.15, color=colour)
-        axes.plot(
-            range(window, len(result.loss) + 1),
-            smooth,
-            label=result.codec,
-            color=colour,
-            linestyle=line,
-        )
     window = max(1, report.settings.steps // _POINTS_OF_A_SMOOTH_LINE)
+    for index, result in enumerate(report.results):
+        steps, style = range(1, len(result.loss) + 1), _style(index)
+        axes.plot(steps, result.loss, alpha=0.15, color=style["color"])
+        smooth = moving_average(result.loss, window)
+        axes.plot(steps[window - 1 :], smooth, label=result.codec, **style)
     _finish(axes, report, "step", f"training loss (nats, mean of {window} steps and all workers)")
     return figure
 
@@ -80,38 +70,31 @@ def draw_bits(report: Report) -> Figure:
     for index, result in enumerate(report.results):
         if not result.push_bits:
             continue
-        colour, line = _colour(index), _line(index)
         for axes, bits in ((above, result.push_bits), (below, result.pull_bits)):
             label = f"{result.codec} (mean {sum(bits) / len(bits):.2f})"
             sent = [(step, value) for step, value in enumerate(bits, 1) if value > 0]
-            axes.plot(*zip(*sent, strict=True), label=label, color=colour, linestyle=line)
-    for axes, role in ((above, "push: gradients to their owner"), (below, "pull: results back")):
+            axes.plot(*zip(*sent, strict=True), label=label, **_style(index))
+    for axes, direction, title, across in (
+        (above, "push", "push: gradients to their owner", ""),
+        (below, "pull", "pull: results back", "step"),
+    ):
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter(lambda value, position: f"{value:g}")
-        _finish(
-            axes, report, "step" if axes is below else "", f"bits a value, {role.split(':')[0]}"
-        )
-        axes.set_title(role, loc="left", fontsize=11)
+        _finish(axes, report, across, f"bits a value, {direction}")
+        axes.set_title(title, loc="left", fontsize=11)
     figure.suptitle(_title(report), fontsize=11)
     return figure
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
     """Means of every `window` consecutive values: len(values) - window + 1 of them."""
-    total = sum(values[:window])
-    means = [total / window]
-    for entering, leaving in zip(values[window:], values, strict=False):
-        total += entering - leaving
-        means.append(total / window)
-    return means
+    sums = [0.0, *accumulate(values)]
+    return [(end - begin) / window for begin, end in zip(sums, sums[window:], strict=False)]
 
 
-def _colour(index: int) -> str:
-    return _COLOURS[index % len(_COLOURS)]
-
-
-def _line(index: int) -> str:
-    return _LINES[index % len(_LINES)]
+def _style(index: int) -> dict[str, Any]:
+    """The look of the line of the index-th codec."""
+    return {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _LINES[index % len(_LINES)]}
 
 
 def _finish(axes: Axes, report: Report, across: str, up: str) -> None:

@@ -1,10 +1,9 @@
-"""What the user sees of a run: bars on a terminal, a line every few seconds elsewhere."""
+"""The progress of a run: bars on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
 import math
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +18,11 @@ from rich.progress import (
 )
 
 _SECONDS_BETWEEN_LINES = 10.0
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Prints a line that stays, as it is and without breaking it."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 class Display:
@@ -47,20 +51,11 @@ class Display:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def say(self, text: str, style: str = "") -> None:
-        """A line that stays."""
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
     def show(self, event: dict[str, Any]) -> None:
-        """An event of rank 0; those that are not about progress are passed over."""
+        """Shows an event of rank 0 if it is about progress."""
         if event["event"] == "begin":
             self._task = self._progress.add_task(event["codec"], total=self._steps, state="")
             self._last_line = -math.inf
@@ -80,4 +75,7 @@ class Display:
         finished = step == self._steps and "accuracy" in event
         if not self._live and (finished or now - self._last_line >= _SECONDS_BETWEEN_LINES):
             self._last_line = now
-            self.say(f"{codec:<14} step {step}/{self._steps}  {event['seconds']:.1f} s  {state}")
+            say(
+                self.console,
+                f"{codec:<14} step {step}/{self._steps}  {event['seconds']:.1f} s  {state}",
+            )

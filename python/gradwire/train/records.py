@@ -1,4 +1,4 @@
-"""What a rank hands back of a run. Here and not in loop.py, so that reading it needs no PyTorch."""
+"""The results of one rank in one run. This module needs no PyTorch, unlike loop.py."""
 
 from __future__ import annotations
 
@@ -20,30 +20,32 @@ class Evaluation:
 
 @dataclass
 class RankRecord:
-    """What one rank saw of one run. losses, push_bytes, pull_bytes: one element for each step, None
-    where the others went on without this rank; empty on a server.
+    """What one rank measured in one run.
 
-    seconds: of the training clock. push_bytes, pull_bytes: what the rank sent (a server's worker:
-    what it pulled), empty for plain DDP, which does not tell. hook: the strategy's stats(), None
-    for plain DDP. link: bytes that the rank's own interface counted while the clock ran, None where
-    it has none of its own. parameters_digest: SHA-256 of all parameters after the last step.
-    device: as devices.describe has it; empty on a server.
+    losses, push_bytes, pull_bytes: one element for each step, None for steps that the others took
+    without this rank; empty on a server. push_bytes, pull_bytes: what the rank sent (a server's
+    worker: what it pulled); empty for plain DDP, where it is unknown.
+    seconds: of the training clock. hook: the strategy's stats(). link: bytes that the rank's own
+    interface counted while the clock ran; None without an interface of its own.
+    parameters_digest: SHA-256 of all parameters after the last step. device: the text of
+    devices.describe; empty on a server.
     """
 
     codec: str
     rank: int
     seconds: float = 0.0
     losses: list[float | None] = field(default_factory=list)
-    push_bytes: list[int | None] = field(default_factory=list)
-    pull_bytes: list[int | None] = field(default_factory=list)
+    push_bytes: list[float | None] = field(default_factory=list)
+    pull_bytes: list[float | None] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     hook: dict[str, Any] | None = None
     link: Bytes | None = None
     parameters_digest: str = ""
     device: str = ""
 
-    def note(self, loss: float, sent: tuple[int, int] | None, left_out: int) -> None:
-        """A step that this rank took, and how many after it the others took without it."""
+    def note(self, loss: float, sent: tuple[float, float] | None, left_out: int) -> None:
+        """Notes a step that this rank took. left_out: the steps after it that the others took
+        without this rank."""
         self.losses += [loss] + [None] * left_out
         if sent is not None:
             self.push_bytes += [sent[0]] + [None] * left_out

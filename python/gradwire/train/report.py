@@ -1,33 +1,33 @@
 """What all ranks measured, put together: a table for people, JSON for programs.
 
-Times. *measured*: the training clock (loop.py) on links of the asked bandwidth, or on whatever
-network there is. *modelled*: links could not be shaped, the run went over loopback, and its wire
-part is replaced by the bytes divided by the bandwidth:
+Times. *Measured*: the training clock (loop.py) on links of the given bandwidth, or on the network
+that is there. *Modelled*: the links could not be shaped, so the run went over loopback, and its
+time on the wire is replaced by the bytes divided by the bandwidth:
 
     modelled = max over ranks (seconds - wire_seconds)
              + max over ranks (max(bytes sent, bytes received)) * 8 / bandwidth
 
-The ranks are workers and servers. wire_seconds is what a rank waited for messages. The rank that
-waited least is the one that computed longest, hence the maximum. This takes links as full duplex
-and nothing as overlapped.
-Plain DDP does not tell how long it waited (0 is subtracted) nor what it sent: a ring all-reduce's
-2 (N - 1) / N * 4 bytes a parameter are assumed for each step.
-The bytes are those of our packets; with the headers of Ethernet, IP and TCP a real link takes 5 %
+The ranks are workers and servers. wire_seconds is how long a rank waited for messages; the rank
+that waited least computed longest, hence the maximum. The model takes links as full duplex and
+assumes that nothing overlaps. Plain DDP tells neither how long it waited (0 is subtracted) nor what
+it sent: 2 (N - 1) / N * 4 bytes a parameter and step are assumed, as of a ring all-reduce. The
+bytes are those of our packets. With the headers of Ethernet, IP and TCP a real link takes 5 %
 longer (measured next to shaped links at 10 Mbit/s: raw 19.2 s modelled, 20.3 s on the links).
 
-Bytes. Pushed and pulled: what a worker (mean of all) sent of gradients and of results, packets
-whole: headers, raw tensors, everything. By symmetry it receives as much. Uncompressed, each of the
-two is 4 (N - 1) / N bytes a parameter and step; bits a value and ratio compare with that, whichever
+Bytes. Pushed and pulled: what a worker (mean of all) sent of gradients and of results, in whole
+packets with headers and raw tensors. By symmetry it receives as much. Uncompressed, each of the two
+is 4 (N - 1) / N bytes a parameter and step. Bits a value and ratio compare with that, whichever
 tensors went raw. With servers, pulled is what a worker received, and each of the two is 4 bytes a
-parameter and step; all that the workers push and pull goes through the servers' links. The ratio
-also counts the few bytes sent beside the packets. Link: what the worker's own network interface
-counted, so with Ethernet, IP and TCP headers, acknowledgements and DDP's own messages.
+parameter and step. The ratio also counts the few bytes sent beside the packets. Link: what the
+worker's own network interface counted, with Ethernet, IP and TCP headers, acknowledgements and
+DDP's own messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -36,13 +36,13 @@ from rich.text import Text
 
 from gradwire.train.network import Bytes
 from gradwire.train.records import RankRecord
-from gradwire.train.settings import PLAIN_DDP, SERVER, TrainSettings, format_bandwidth, is_cuda
+from gradwire.train.settings import PLAIN_DDP, SERVED, TrainSettings, format_bandwidth, is_cuda
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the links of a run were. `shaped`: limited to settings.bandwidth. `note`: why not, in
-    words for the user. modelled: not shaped, but a bandwidth was asked for."""
+    """What the links of a run were. shaped: limited to settings.bandwidth. note: why not, in words
+    for the user. modelled: not shaped although a bandwidth was given."""
 
     shaped: bool
     modelled: bool
@@ -83,7 +83,6 @@ class Report:
 
     def to_json(self, machine: dict[str, Any]) -> dict[str, Any]:
         """Plain values. machine: where it ran and what ran, as it shall appear."""
-        conditions = asdict(self.conditions)
         bandwidth = format_bandwidth(self.settings.bandwidth)
         return {
             "kind": "gradwire-train",
@@ -91,7 +90,7 @@ class Report:
             "settings": self.settings.to_json(),
             "parameters": self.parameters,
             "times": "modelled" if self.conditions.modelled else "measured",
-            "links": {"bandwidth": bandwidth, **conditions},
+            "links": {"bandwidth": bandwidth, **asdict(self.conditions)},
             "results": [asdict(result) for result in self.results],
         }
 
@@ -102,15 +101,14 @@ def assemble(
     conditions: Conditions,
     records: Sequence[Sequence[RankRecord]],
 ) -> Report:
-    """records: for each codec those of all ranks, in order."""
+    """records: for each codec the records of all ranks, in order."""
     results: list[CodecResult] = []
     for ranks in records:
-        measured = max(record.seconds for record in ranks[: settings.workers])
-        seconds = measured
+        seconds = max(record.seconds for record in ranks[: settings.worker_ranks])
         if conditions.modelled:
             seconds = model_seconds(settings, parameters, ranks)
         first = results[0].seconds if results else seconds
-        results.append(_result(settings, parameters, ranks, measured, seconds, first / seconds))
+        results.append(_result(settings, parameters, ranks, seconds, first))
     return Report(settings, parameters, conditions, results)
 
 
@@ -119,33 +117,28 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
     assert settings.bandwidth is not None
     busy, volume = 0.0, 0.0
     for record in ranks:
-        hook = record.hook
-        if hook is not None:
+        if (hook := record.hook) is not None:
             busy = max(busy, record.seconds - hook["wire_seconds"])
-            volume = max(volume, *_sent_and_received(hook))
+            sent = hook["push_bytes"] + hook["pull_bytes"], hook.get("received_bytes", 0)
+            if "role" in hook:  # of the server exchange: the one sends what the other receives
+                sent = hook["push_bytes"], hook["pull_bytes"]
+            volume = max(volume, *sent)
         elif record.codec == PLAIN_DDP and not settings.is_server(record.rank):
             busy = max(busy, record.seconds)
             volume = max(volume, 2 * _uncompressed_bytes(settings, parameters, record.codec))
     return busy + volume * 8 / settings.bandwidth
 
 
-def _sent_and_received(hook: dict[str, Any]) -> tuple[int, int]:
-    """Bytes of packets of one rank."""
-    push, pull = hook["push_bytes"], hook["pull_bytes"]
-    if "role" not in hook:
-        return push + pull, hook["received_bytes"]
-    return (pull, push) if hook["role"] == "server" else (push, pull)
-
-
 def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> float:
-    """Of a worker in a step, as are those that it pulls. A rank keeps what it owns itself."""
-    if settings.exchange == SERVER and codec != PLAIN_DDP:
+    """How many values a worker pushes in a step; it pulls as many. A rank of the other exchanges
+    keeps the values that it owns."""
+    if settings.exchange in SERVED and codec != PLAIN_DDP:
         return parameters
     return parameters * (settings.workers - 1) / settings.workers
 
 
 def _uncompressed_bytes(settings: TrainSettings, parameters: int, codec: str) -> float:
-    """Of pushes alone (or pulls alone), of a worker, in the whole run, without compression."""
+    """What a worker would push in the whole run without compression; it would pull as much."""
     return 4.0 * _pushed_values(settings, parameters, codec) * settings.steps
 
 
@@ -153,42 +146,39 @@ def _result(
     settings: TrainSettings,
     parameters: int,
     ranks: Sequence[RankRecord],
-    measured: float,
     seconds: float,
-    speedup: float,
+    first: float,
 ) -> CodecResult:
-    codec, workers = ranks[0].codec, ranks[: settings.workers]
+    """seconds: measured or modelled; first: those of the first codec."""
+    codec, workers = ranks[0].codec, ranks[: settings.worker_ranks]
+    measured = max(record.seconds for record in workers)
     plain = _uncompressed_bytes(settings, parameters, codec)
     hooks = [record.hook for record in workers if record.hook is not None]
     push = pull = push_bits = pull_bits = ratio = None
     if hooks and plain > 0:
-        push = _mean([hook["push_bytes"] for hook in hooks])
-        pull = _mean([hook["pull_bytes"] for hook in hooks])
+        push = fmean([hook["push_bytes"] for hook in hooks])
+        pull = fmean([hook["pull_bytes"] for hook in hooks])
         push_bits, pull_bits = 32 * push / plain, 32 * pull / plain
-        beside = _mean([hook["control_bytes"] for hook in hooks])
+        beside = fmean([hook["control_bytes"] for hook in hooks])
         ratio = 2 * plain / (push + pull + beside)
     links = [record.link for record in workers if record.link is not None]
-    scale = seconds / measured
     values = _pushed_values(settings, parameters, codec)
     return CodecResult(
         codec=codec,
         accuracy=ranks[0].evaluations[-1].accuracy,
         seconds=seconds,
         measured_seconds=measured,
-        speedup=speedup,
+        speedup=first / seconds,
         push_bytes=push,
         pull_bytes=pull,
         push_bits_per_value=push_bits,
         pull_bits_per_value=pull_bits,
         ratio=ratio,
-        link=Bytes(
-            round(_mean([link.sent for link in links])),
-            round(_mean([link.received for link in links])),
-        )
-        if links
-        else None,
+        link=Bytes.mean(links) if links else None,
         replicas_identical=len({record.parameters_digest for record in workers}) == 1,
-        evaluations=[asdict(e) | {"seconds": e.seconds * scale} for e in ranks[0].evaluations],
+        evaluations=[
+            asdict(e) | {"seconds": e.seconds * seconds / measured} for e in ranks[0].evaluations
+        ],
         loss=_means_of_steps([record.losses for record in workers]),
         push_bits=_bits_of_steps([record.push_bytes for record in workers], values),
         pull_bits=_bits_of_steps([record.pull_bytes for record in workers], values),
@@ -197,17 +187,13 @@ def _result(
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _means_of_steps(ranks: Sequence[Sequence[float | None]]) -> list[float]:
-    """Of the ranks that took the step."""
+    """The mean of each step over the ranks that took it."""
     steps = zip(*ranks, strict=True)
-    return [_mean([value for value in step if value is not None]) for step in steps]
+    return [fmean([value for value in step if value is not None]) for step in steps]
 
 
-def _bits_of_steps(ranks: Sequence[Sequence[int | None]], values: float) -> list[float]:
+def _bits_of_steps(ranks: Sequence[Sequence[float | None]], values: float) -> list[float]:
     """Bits a value of each step from the bytes that each rank sent in it."""
     return [8 * mean / values for mean in _means_of_steps(ranks)] if values else []
 
@@ -243,8 +229,8 @@ def table(report: Report) -> Table:
 
 
 def footnotes(report: Report) -> list[str]:
-    """What a reader of the table has to know besides."""
-    served = report.settings.exchange == SERVER
+    """What a reader of the table has to know."""
+    served = report.settings.exchange in SERVED
     notes = [
         f"MB: what a worker sent{' (pulled: received)' * served}, mean of all. bits: of a value. "
         "ratio: float32 bytes / bytes sent, all inclusive."
@@ -267,7 +253,7 @@ def footnotes(report: Report) -> list[str]:
     different = [result.codec for result in report.results if not result.replicas_identical]
     if different:
         notes.append(f"REPLICAS DIFFER between the ranks after: {', '.join(different)}")
-    else:
+    elif report.settings.ranks > 1:
         notes.append("Parameters are bit-identical on all ranks after every run.")
     return notes
 
@@ -288,16 +274,13 @@ def _devices(report: Report) -> list[str]:
 
 def _servers(settings: TrainSettings, result: CodecResult) -> str | None:
     """What went through the servers, and what they dropped."""
-    servers = [hook for hook in result.hook_of_rank[settings.workers :] if hook is not None]
+    servers = [hook for hook in result.hook_of_rank[settings.worker_ranks :] if hook is not None]
     if not servers:
         return None
     received, sent = (
-        _mean([hook[key] for hook in servers]) for key in ("push_bytes", "pull_bytes")
+        _megabytes(fmean([hook[key] for hook in servers])) for key in ("push_bytes", "pull_bytes")
     )
-    note = (
-        f"{result.codec}: a server received {_megabytes(received)} MB and sent "
-        f"{_megabytes(sent)} MB"
-    )
+    note = f"{result.codec}: a server received {received} MB and sent {sent} MB"
     dropped = {
         worker: sum(hook["dropped_pushes"][worker] for hook in servers)
         for worker in servers[0]["dropped_pushes"]

@@ -11,14 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from gradwire.train import data, devices, launcher, network, report, settings, worker
+from gradwire.train.errors import TrainError
 from gradwire.train.estimate import estimate_seconds
-from gradwire.train.progress import Display
+from gradwire.train.progress import Display, say
 from gradwire.train.records import RankRecord
 from gradwire.train.settings import TrainSettings, format_bandwidth
-
-
-class CannotRunError(Exception):
-    """Something that the run needs is not there, or a worker failed; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +27,15 @@ class Outputs:
 
 
 def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
-    """Fails now rather than after the training: CannotRunError for what is not installed and for a
-    device that is not there, OSError for places that cannot be written to."""
+    """Fails now rather than after the training: TrainError if a package or the device is missing,
+    OSError if a place cannot be written to."""
     needed = ["torch"] + (["matplotlib"] if outputs.plots else [])
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise CannotRunError(
+        raise TrainError(
             f"{' and '.join(missing)} not installed; `pip install 'gradwire[train]'` brings it"
         )
-    try:
-        devices.check_usable(chosen)
-    except devices.DeviceError as error:
-        raise CannotRunError(str(error)) from error
+    devices.check_usable(chosen)
     if outputs.plots is not None:
         outputs.plots.mkdir(parents=True, exist_ok=True)
     if outputs.json not in (None, "-"):
@@ -56,30 +50,20 @@ def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
 def train_here(chosen: TrainSettings, outputs: Outputs, console: Console) -> report.Report:
     """Starts the workers on this machine, trains with every codec and reports.
 
-    Raises CannotRunError. KeyboardInterrupt passes through, after everything was ended.
+    Raises TrainError. KeyboardInterrupt passes through when everything has ended.
     """
     prepare(chosen, outputs)
-    conditions = _shape_if_possible(chosen)
-    follower = _Follower(chosen, console, conditions)
+    data.locate(chosen.data, chosen.data_dir)
+    follower = _Follower(chosen, console, _conditions(chosen))
     try:
-        data.locate(chosen.data, chosen.data_dir)
-        follower.announce()
-        with (
-            Display(console, chosen.steps) as display,
-            launcher.Workers(chosen, conditions.shaped) as workers,
-        ):
-            follower.display = display
+        with follower.display, launcher.Workers(chosen, follower.conditions.shaped) as workers:
             lists = workers.run(follower.follow)
-    except (data.DataError, launcher.WorkerError, network.NetworkError) as error:
-        raise CannotRunError(str(error)) from error
     except KeyboardInterrupt:
         follower.show_written()
         raise
     follower.show_written()
     records = [[RankRecord.from_json(record) for record in ranks] for ranks in lists]
-    finished = report.assemble(chosen, follower.parameters, conditions, records)
-    _publish(finished, outputs, console)
-    return finished
+    return follower.report(records, outputs)
 
 
 def train_under_torchrun(
@@ -87,74 +71,71 @@ def train_under_torchrun(
 ) -> report.Report | None:
     """Joins the ranks that torchrun started; rank 0 reports, the others return None."""
     prepare(chosen, outputs)
+    from gradwire.torch.link.errors import CommunicationError
+
     rank, world = worker.world_of_torchrun()
-    chosen = replace(chosen, workers=world - (chosen.ranks - chosen.workers), bandwidth=None)
     try:
+        if chosen.exchange == settings.ONE_PROCESS:
+            raise settings.SettingsError("--exchange", f"{chosen.exchange} goes without torchrun")
+        chosen = replace(chosen, workers=world - (chosen.ranks - chosen.workers), bandwidth=None)
         settings.check(chosen)
     except settings.SettingsError as error:
-        raise CannotRunError(f"{world} ranks of torchrun: {error.option}: {error}") from error
-    conditions = report.Conditions(
-        shaped=False, modelled=False, note="the network between torchrun's ranks, as it is"
-    )
-    console = console if rank == 0 else Console(quiet=True)
-    follower = _Follower(chosen, console, conditions)
-    follower.announce()
-    from gradwire.torch.errors import CommunicationError
-    from gradwire.train.loop import DivergedError
-
+        raise TrainError(f"{world} ranks of torchrun: {error.option}: {error}") from error
+    note = "the network between torchrun's ranks, as it is"
+    conditions = report.Conditions(shaped=False, modelled=False, note=note)
+    follower = _Follower(chosen, console if rank == 0 else Console(quiet=True), conditions)
     try:
-        with Display(console, chosen.steps) as display:
-            follower.display = display
+        with follower.display:
             records = worker.run_under_torchrun(chosen, lambda event: follower.follow(rank, event))
-    except (data.DataError, DivergedError, CommunicationError) as error:
-        raise CannotRunError(f"rank {rank}: {error}") from error
-    if records is None:
-        return None
-    finished = report.assemble(chosen, follower.parameters, conditions, records)
-    _publish(finished, outputs, console)
-    return finished
+    except (TrainError, CommunicationError) as error:
+        raise TrainError(f"rank {rank}: {error}") from error
+    return None if records is None else follower.report(records, outputs)
 
 
-def _shape_if_possible(chosen: TrainSettings) -> report.Conditions:
-    if chosen.bandwidth is None:
-        return report.Conditions(shaped=False, modelled=False, note="loopback, no limit asked for")
-    reason = network.why_not_shaped()
-    if reason is None:
+def _conditions(chosen: TrainSettings) -> report.Conditions:
+    """The links of a training on this machine: shaped if they have to be and can be."""
+    if chosen.exchange == settings.ONE_PROCESS:
+        note = "none: nothing is sent, times are those of the computation"
+    elif chosen.bandwidth is None:
+        note = "loopback, no limit asked for"
+    elif (reason := network.why_not_shaped()) is not None:
+        return report.Conditions(shaped=False, modelled=True, note=reason)
+    else:
         return report.Conditions(shaped=True, modelled=False)
-    return report.Conditions(shaped=False, modelled=True, note=reason)
+    return report.Conditions(shaped=False, modelled=False, note=note)
 
 
 class _Follower:
-    """Tells the user what will happen and what happens."""
+    """Tells the user what will happen, what happens, and what came out."""
 
     def __init__(
         self, chosen: TrainSettings, console: Console, conditions: report.Conditions
     ) -> None:
-        self.parameters = 0
-        self.display: Display | None = None
+        self.conditions = conditions
+        self.display = Display(console, chosen.steps)
         self._settings = chosen
         self._console = console
-        self._conditions = conditions
+        self._parameters = 0
         self._speeds: list[dict[str, Any]] = []
         self._written: dict[str, list[int]] = {}
-        self._expected = 1 if worker.is_under_torchrun() else chosen.workers
+        self._expected = 1 if worker.is_under_torchrun() else chosen.worker_ranks
+        self._announce()
 
-    def announce(self) -> None:
+    def _announce(self) -> None:
         chosen = self._settings
         bandwidth = format_bandwidth(chosen.bandwidth)
-        links = {
-            (True, False): f"{bandwidth} each way, every worker behind a link of its own",
-            (False, True): f"NOT SHAPED; times for {bandwidth} will be modelled",
-            (False, False): self._conditions.note,
-        }[self._conditions.shaped, self._conditions.modelled]
-        if self._conditions.modelled:
-            self._print(
-                f"WARNING: the links cannot be limited to {bandwidth}: {self._conditions.note}.\n"
-                "The workers will talk over loopback, and the report will hold MODELLED times.",
-                style="bold red",
+        links = self.conditions.note
+        if self.conditions.shaped:
+            links = f"{bandwidth} each way, every worker behind a link of its own"
+        elif self.conditions.modelled:
+            links = f"NOT SHAPED; times for {bandwidth} will be modelled"
+            warning = (
+                f"WARNING: the links cannot be limited to {bandwidth}: {self.conditions.note}.\n"
+                "The workers will talk over loopback, and the report will hold MODELLED times."
             )
+            say(self._console, warning, style="bold red")
         rate = chosen.learning_rate * chosen.workers
-        self._print(
+        text = (
             f"training   {chosen.model} on {chosen.data}, {chosen.steps} steps of "
             f"{chosen.workers} workers x {chosen.batch} images, seed {chosen.seed}\n"
             f"optimizer  SGD, momentum {settings.MOMENTUM}, weight decay {settings.WEIGHT_DECAY}, "
@@ -164,51 +145,55 @@ class _Follower:
             f"exchange   {_exchange_text(chosen)}\n"
             f"codecs     {', '.join(chosen.codecs)}, one after the other"
         )
+        say(self._console, text)
 
     def follow(self, rank: int, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "ready":
             self._speeds.append(event)
             if len(self._speeds) == self._expected:
-                self._print_estimate()
+                self._estimate()
         elif kind == "stderr":
             self._written.setdefault(event["line"], []).append(rank)
-        elif rank == 0 and self.display is not None:
+        elif rank == 0:
             self.display.show(event)
 
     def show_written(self) -> None:
-        """What workers wrote on stderr, such as warnings; the same line of several ranks once."""
+        """Prints what the workers wrote on stderr, such as warnings; equal lines once."""
         for line, ranks in self._written.items():
             who = self._settings.names(sorted(set(ranks)))
-            self._print(f"{who}: {line}", style="dim")
+            say(self._console, f"{who}: {line}", style="dim")
 
-    def _print_estimate(self) -> None:
-        self.parameters = self._speeds[0]["parameters"]
-        chosen = self._settings
-        if not self._conditions.shaped:
-            chosen = replace(chosen, bandwidth=None)
+    def report(self, records: list[list[RankRecord]], outputs: Outputs) -> report.Report:
+        """Reports the records of all ranks for each codec."""
+        finished = report.assemble(self._settings, self._parameters, self.conditions, records)
+        _publish(finished, outputs, self._console)
+        return finished
+
+    def _estimate(self) -> None:
+        self._parameters = self._speeds[0]["parameters"]
+        bandwidth = self._settings.bandwidth if self.conditions.shaped else None
         estimates = estimate_seconds(
-            chosen,
-            self.parameters,
+            replace(self._settings, bandwidth=bandwidth),
+            self._parameters,
             max(speed["step_seconds"] for speed in self._speeds),
             min(speed["evaluation_seconds"] for speed in self._speeds),
         )
         parts = ", ".join(f"{codec} {_duration(seconds)}" for codec, seconds in estimates.items())
-        self._print(
-            f"parameters {self.parameters:,}\n"
-            f"estimate   {_duration(sum(estimates.values()))} ({parts})"
-        )
-
-    def _print(self, text: str, style: str = "") -> None:
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        total = _duration(sum(estimates.values()))
+        say(self._console, f"parameters {self._parameters:,}\nestimate   {total} ({parts})")
 
 
 def _exchange_text(chosen: TrainSettings) -> str:
     if chosen.exchange == settings.SERVER:
         backup = f", {chosen.backup_workers} backup workers" if chosen.backup_workers else ""
         return f"{chosen.exchange}, every step, servers: {chosen.servers}{backup}"
-    often = "every step" if chosen.every == 1 else f"every {chosen.every} steps, local ones between"
-    return f"{chosen.exchange}, {often}"
+    if chosen.every == 1:
+        return f"{chosen.exchange}, every step"
+    between = "local ones between"
+    if chosen.exchange == settings.ONE_PROCESS:
+        between = "gradients are summed between"
+    return f"{chosen.exchange}, every {chosen.every} steps, {between}"
 
 
 def _duration(seconds: float) -> str:
@@ -233,8 +218,7 @@ def _publish(finished: report.Report, outputs: Outputs, console: Console) -> Non
 
         lines += [f"wrote {path}" for path in plots.write(finished, outputs.plots)]
     console.print(report.table(finished))
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(console, "\n".join(lines))
 
 
 def _describe() -> dict[str, Any]:

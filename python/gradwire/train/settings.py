@@ -1,27 +1,34 @@
-"""What a training run is asked to do, checked once."""
+"""What a training run is asked to do: the options of `gradwire train`, each described once."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_type_hints
+
+from typer import Option
+
+import gradwire
 
 MODELS = ("lenet", "resnet20", "resnet56", "resnet110")
 DATA = ("fashion-mnist", "cifar10")
 BANDWIDTHS = ("10mbit", "100mbit", "1gbit", "none")
-ROLES = ("push", "pull")
+DEVICES = ("cpu", "cuda", "cuda:K")
+DIRECTIONS = ("push", "pull")
 
+HOOKED = {info["name"]: info for info in gradwire.exchanges()}  # the exchanges of DDP's hook
+SHARDED = next(iter(HOOKED))
 SERVER = "server"
 SHARDED_OPTIMIZER = "sharded-optimizer"
-TERNGRAD = "terngrad"
-EXCHANGES = ("sharded", "ring", TERNGRAD, SERVER, SHARDED_OPTIMIZER)
-
-DEVICES = ("cpu", "cuda", "cuda:K")
+ONE_PROCESS = "one-process"
+ON_DEVICE = (*(name for name in HOOKED if not HOOKED[name]["adds_trits"]), ONE_PROCESS)
+SERVED = (SERVER, ONE_PROCESS)  # a server steps, and workers pull what it sends
+EXCHANGES = (*HOOKED, SERVER, SHARDED_OPTIMIZER, ONE_PROCESS)
 
 DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
-PLAIN_DDP = "ddp"  # in the place of a codec: DDP's own all-reduce, without our hook
+PLAIN_DDP = "ddp"  # in the place of a codec: DDP's own all-reduce, without gradwire
 
 # First learning rate of one worker. 0.1 is 3LC's and He et al.'s, for networks with batch
 # normalisation. LeNet has none: on Fashion-MNIST with 4 workers it never leaves 10 % accuracy from
@@ -35,8 +42,33 @@ WEIGHT_DECAY = 1e-4
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
+# The longer descriptions of options.
+_CODEC_HELP = (
+    "A codec as `gradwire codecs` lists them, or ddp: DDP's own all-reduce. Repeatable; default: "
+    f"{', '.join(DEFAULT_CODECS)}."
+)
+_BANDWIDTH_HELP = f"Of every worker's link, each way: {', '.join(BANDWIDTHS)}; default 10mbit."
+_LEARNING_RATE_HELP = (
+    "First learning rate of one worker. It is multiplied by the number of workers and falls to a "
+    "hundredth along a cosine. Default 0.1, for lenet 0.005."
+)
+_EVAL_EVERY_HELP = "Steps between evaluations; default: about a tenth of all."
+_EXCHANGE_HELP = (
+    f"{', '.join(EXCHANGES)}, some with parameters, such as hierarchical:ranks=2; for every codec "
+    f"but ddp. With {ONE_PROCESS}, one process simulates all workers and their server, and nothing "
+    "is sent."
+)
+_EVERY_HELP = "Steps from one exchange to the next; workers step alone between."
+_SERVERS_HELP = f"With --exchange {SERVER}: processes that hold the model."
+_BACKUP_WORKERS_HELP = f"With --exchange {SERVER}: a step does not wait for so many of the workers."
+_DEVICE_HELP = (
+    "Of model, data and optimizer; cuda gives the workers the GPUs in turn. It goes with the "
+    f"exchanges {', '.join(ON_DEVICE)}, and with ddp."
+)
+
+
 class SettingsError(ValueError):
-    """An option's value cannot be used; `option` names it, the message lists what can."""
+    """An option's value cannot be used. `option` names it, the message lists the valid values."""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(message)
@@ -45,56 +77,69 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """Tensors whose name matches `pattern` take `codec`, in one role or (None) in both."""
+    """Tensors whose name matches `pattern` take `codec`, in one direction or (None) in both."""
 
     pattern: str
     codec: str
-    role: str | None = None
+    direction: str | None = None
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Everything that decides what a run computes and how it is measured.
+    """Everything that decides what a run computes and how it is measured. Each setting is an option
+    of the command line, called as option_name says.
 
-    bandwidth: of every worker's link, bits a second each way; None: loopback, no limit.
-    learning_rate: of one worker at step 0; the run starts at learning_rate * workers.
-    exchange, every: of all codecs but ddp, which is DDP's own all-reduce in every step.
-    servers, backup_workers: with the exchange `server`. The servers are ranks of their own, behind
-    the workers and on links like theirs.
-    device: of model, data and optimizer in each worker; see devices.of_worker.
+    bandwidth: bits a second each way; None: no limit. The codec ddp exchanges in every step,
+    whatever `exchange` and `every` are. Servers are ranks after the workers, on links like theirs.
     """
 
-    codecs: tuple[str, ...] = DEFAULT_CODECS
-    workers: int = 4
-    bandwidth: int | None = 10_000_000
-    model: str = "lenet"
-    data: str = "fashion-mnist"
-    data_dir: Path | None = None
-    steps: int = 400
-    batch: int = 32
-    learning_rate: float = BASE_LEARNING_RATE["lenet"]
-    seed: int = 0
-    threads: int = 1
-    eval_every: int = 40
-    start_iter: int = 0
-    rules: tuple[Rule, ...] = ()
-    exclude: tuple[str, ...] = field(default=())
-    exchange: str = EXCHANGES[0]
-    every: int = 1
-    servers: int = 1
-    backup_workers: int = 0
-    device: str = "cpu"
+    codecs: Annotated[tuple[str, ...], Option(help=_CODEC_HELP)] = DEFAULT_CODECS
+    workers: Annotated[int, Option(help="Processes on this machine.", min=1, max=250)] = 4
+    bandwidth: Annotated[int | None, Option(help=_BANDWIDTH_HELP)] = 10_000_000
+    model: Annotated[str, Option(help=", ".join(MODELS))] = "lenet"
+    data: Annotated[str, Option(help=", ".join(DATA))] = "fashion-mnist"
+    data_dir: Annotated[Path | None, Option(help="Folder of the data; needed for cifar10.")] = None
+    steps: Annotated[int, Option(help="Steps with each codec.", min=1, max=10**7)] = 400
+    batch: Annotated[int, Option(help="Images of a worker in a step.", min=1, max=10**5)] = 32
+    learning_rate: Annotated[float, Option(help=_LEARNING_RATE_HELP)] = BASE_LEARNING_RATE["lenet"]
+    seed: Annotated[int, Option(help="Seed of weights and batches.", min=0, max=2**32 - 1)] = 0
+    threads: Annotated[int, Option(help="Threads of a worker's codecs.", min=1, max=256)] = 1
+    eval_every: Annotated[int, Option(help=_EVAL_EVERY_HELP, min=1, max=10**7)] = 40
+    start_iter: Annotated[
+        int, Option(help="First steps that go uncompressed.", min=0, max=10**7)
+    ] = 0
+    rules: Annotated[
+        tuple[Rule, ...],
+        Option(
+            help="Another codec for tensors whose name matches. Repeatable.",
+            metavar="PATTERN=CODEC[@push|@pull]",
+        ),
+    ] = ()
+    exclude: Annotated[
+        tuple[str, ...],
+        Option(help="Names of tensors that go raw. Repeatable.", metavar="PATTERN"),
+    ] = ()
+    exchange: Annotated[str, Option(help=_EXCHANGE_HELP)] = SHARDED
+    every: Annotated[int, Option(help=_EVERY_HELP, min=1)] = 1
+    servers: Annotated[int, Option(help=_SERVERS_HELP, min=1, max=100)] = 1
+    backup_workers: Annotated[int, Option(help=_BACKUP_WORKERS_HELP, min=0)] = 0
+    device: Annotated[str, Option(help=_DEVICE_HELP, metavar="|".join(DEVICES))] = "cpu"
+
+    @property
+    def worker_ranks(self) -> int:
+        """Processes of workers: one for each, or one for all."""
+        return 1 if self.exchange == ONE_PROCESS else self.workers
 
     @property
     def ranks(self) -> int:
-        """Processes: workers, and servers where there are any."""
-        return self.workers + (self.servers if self.exchange == SERVER else 0)
+        """Processes of workers and of servers."""
+        return self.worker_ranks + (self.servers if self.exchange == SERVER else 0)
 
     def is_server(self, rank: int) -> bool:
-        return rank >= self.workers
+        return rank >= self.worker_ranks
 
     def names(self, ranks: Sequence[int]) -> str:
-        """Of processes, for messages: `worker 0, 1`, `server 4`."""
+        """The names of processes for messages: `worker 0, 1`, `server 4`."""
         workers = [str(rank) for rank in ranks if not self.is_server(rank)]
         servers = [str(rank) for rank in ranks if self.is_server(rank)]
         named = (("worker", workers), ("server", servers))
@@ -116,6 +161,35 @@ class TrainSettings:
                 "exclude": tuple(values["exclude"]),
             }
         )
+
+
+def options() -> dict[str, Any]:
+    """The option of each setting."""
+    hints = get_type_hints(TrainSettings, include_extras=True)
+    return {name: get_args(hint)[1] for name, hint in hints.items()}
+
+
+def option_name(setting: str) -> str:
+    """What the option of a setting is called."""
+    short = {"codecs": "--codec", "learning_rate": "--lr"}
+    return short.get(setting, f"--{setting.replace('_', '-')}")
+
+
+def from_options(given: dict[str, Any]) -> TrainSettings:
+    """The settings of a command line, by the names of TrainSettings; None: the option was not
+    given. Raises SettingsError."""
+    values = {name: value for name, value in given.items() if value not in (None, [], ())}
+    for name in ("codecs", "exclude"):
+        if name in values:
+            values[name] = tuple(values[name])
+    values["rules"] = tuple(parse_rule(rule) for rule in values.get("rules", ()))
+    usual = "none" if values.get("exchange") == ONE_PROCESS else BANDWIDTHS[0]
+    values["bandwidth"] = parse_bandwidth(values.get("bandwidth", usual))
+    values.setdefault("learning_rate", BASE_LEARNING_RATE.get(given["model"], 0.1))
+    values.setdefault("eval_every", default_eval_every(given["steps"], given["every"]))
+    chosen = TrainSettings(**values)
+    check(chosen)
+    return chosen
 
 
 def parse_bandwidth(text: str) -> int | None:
@@ -144,7 +218,7 @@ def format_bandwidth(bits_per_second: int | None) -> str:
 
 
 def default_eval_every(steps: int, every: int) -> int:
-    """About a tenth of all steps, when the workers' models are equal."""
+    """About a tenth of all steps, and a multiple of `every`: then the workers' models are equal."""
     tenth = max(steps // 10, 1)
     return -(-tenth // every) * every if every > 0 else tenth
 
@@ -156,35 +230,32 @@ def is_cuda(device: str) -> bool:
 def parse_rule(text: str) -> Rule:
     """`PATTERN=CODEC`, `PATTERN=CODEC@push` or `PATTERN=CODEC@pull`."""
     pattern, _, rest = text.partition("=")
-    codec, at, role = rest.partition("@")
-    if not pattern or not codec or (at and role not in ROLES):
+    codec, at, direction = rest.partition("@")
+    if not pattern or not codec or (at and direction not in DIRECTIONS):
         raise SettingsError(
             "--rules",
             f"cannot read the rule '{text}'; valid are PATTERN=CODEC, PATTERN=CODEC@push and "
             "PATTERN=CODEC@pull",
         )
-    return Rule(pattern, codec, role or None)
+    return Rule(pattern, codec, direction or None)
 
 
 def check(settings: TrainSettings) -> None:
-    """Raises SettingsError for values that no run can have. Codecs: see check_codec."""
-    _one_of("--model", "model", settings.model, MODELS)
-    _one_of("--data", "data set", settings.data, DATA)
-    _one_of("--exchange", "exchange", settings.exchange, EXCHANGES)
-    for option, value, least, most in (
-        ("--workers", settings.workers, 1, 250),
-        ("--steps", settings.steps, 1, 10**7),
-        ("--batch", settings.batch, 1, 10**5),
-        ("--threads", settings.threads, 1, 256),
-        ("--eval-every", settings.eval_every, 1, 10**7),
-        ("--every", settings.every, 1, settings.steps),
-        ("--servers", settings.servers, 1, 100),
-        ("--backup-workers", settings.backup_workers, 0, settings.workers - 1),
-        ("--start-iter", settings.start_iter, 0, 10**7),
-        ("--seed", settings.seed, 0, 2**32 - 1),
+    """Raises SettingsError for values that no run can have."""
+    for option, value, valid in (
+        ("--model", settings.model, MODELS),
+        ("--data", settings.data, DATA),
+        ("--exchange", settings.exchange.partition(":")[0], EXCHANGES),
     ):
-        if not least <= value <= most:
-            raise SettingsError(option, f"{value} is not valid; valid are {least} to {most}")
+        if value not in valid:
+            raise SettingsError(option, f"unknown value '{value}'; valid are {', '.join(valid)}")
+    last = {"every": settings.steps, "backup_workers": settings.workers - 1}
+    for name, option in options().items():
+        value, most = getattr(settings, name), last.get(name, option.max)
+        if option.min is not None and not option.min <= value <= most:
+            raise SettingsError(
+                option_name(name), f"{value} is not valid; valid are {option.min} to {most}"
+            )
     if not 0.0 < settings.learning_rate <= 100.0:
         raise SettingsError("--lr", f"{settings.learning_rate} is not valid; valid are (0, 100]")
     _check_exchange(settings)
@@ -194,65 +265,76 @@ def check(settings: TrainSettings) -> None:
     for codec in settings.codecs:
         if settings.codecs.count(codec) > 1:
             raise SettingsError("--codec", f"{codec} is given more than once")
+        check_codec(codec)
+    for rule in settings.rules:
+        check_codec(rule.codec, "--rules")
     if settings.data == "cifar10" and settings.data_dir is None:
         raise SettingsError("--data-dir", "cifar10 needs --data-dir, the folder that holds it")
 
 
 def _check_exchange(settings: TrainSettings) -> None:
-    every, hooked = settings.every, settings.exchange not in (SERVER, SHARDED_OPTIMIZER)
-    if every > 1 and not hooked:
-        raise SettingsError("--every", f"{settings.exchange} exchanges in every step")
-    if settings.exchange != SERVER:
-        for option, value, default in (
-            ("--servers", settings.servers, 1),
-            ("--backup-workers", settings.backup_workers, 0),
-        ):
-            if value != default:
-                raise SettingsError(option, f"goes with --exchange {SERVER} alone")
-    if settings.exchange == TERNGRAD:
-        for codec in settings.codecs:
-            if codec.partition(":")[0] not in (TERNGRAD, "raw", PLAIN_DDP):
-                raise SettingsError(
-                    "--codec",
-                    f"--exchange {TERNGRAD} goes with {TERNGRAD}, raw and {PLAIN_DDP}, "
-                    f"not with {codec}",
-                )
-    for option, steps in (("--steps", settings.steps), ("--eval-every", settings.eval_every)):
-        if steps % every:
+    exchange, every = settings.exchange, settings.every
+    hooked = HOOKED.get(exchange.partition(":")[0])
+    if hooked:
+        try:
+            choice = gradwire.parse_exchange(exchange)
+        except gradwire.GradwireError as error:
+            raise SettingsError("--exchange", str(error)) from error
+        ranks = choice["ranks_per_machine"]
+        if ranks and settings.workers % ranks:
             raise SettingsError(
-                option,
-                f"{steps} is no multiple of --every {every}: the models of the workers differ",
+                "--exchange", f"{settings.workers} workers cannot be on machines of {ranks}"
             )
-    if settings.start_iter and (every > 1 or not hooked):
-        raise SettingsError(
-            "--start-iter",
-            f"goes with --exchange {', '.join(EXCHANGES[:3])} in every step alone",
-        )
+    elif exchange not in EXCHANGES:
+        raise SettingsError("--exchange", f"{exchange.partition(':')[0]} has no parameters")
+    if not hooked and exchange != ONE_PROCESS:
+        _refuse(settings, f"{exchange} exchanges in every step", "every")
+    for name, steps in (("--steps", settings.steps), ("--eval-every", settings.eval_every)):
+        if steps % every:
+            different = (
+                f"{steps} is no multiple of --every {every}: the models of the workers differ"
+            )
+            raise SettingsError(name, different)
+    if every > 1 or not hooked:
+        goes = f"goes only with --exchange {', '.join(HOOKED)}, in every step"
+        _refuse(settings, goes, "start_iter")
+    if exchange != SERVER:
+        _refuse(settings, f"goes only with --exchange {SERVER}", "servers", "backup_workers")
+    codecs: tuple[str, ...] = ()
+    if hooked and hooked["adds_trits"]:
+        codecs = (hooked["name"], "raw", PLAIN_DDP)
+    elif exchange == ONE_PROCESS:
+        _refuse(settings, f"does not go with --exchange {ONE_PROCESS}", "rules", "exclude")
+        codecs = tuple(codec["name"] for codec in gradwire.codecs())
+        if settings.bandwidth is not None:
+            raise SettingsError("--bandwidth", f"{exchange} sends nothing; valid is none")
+    for codec in settings.codecs:
+        if codecs and codec.partition(":")[0] not in codecs:
+            valid = f"{', '.join(codecs[:-1])} and {codecs[-1]}"
+            goes = f"--exchange {exchange} goes with {valid}, not with {codec}"
+            raise SettingsError("--codec", goes)
 
 
 def _check_device(settings: TrainSettings) -> None:
-    """Whether the device is there: see devices.check_usable."""
+    """Checks the name. Whether the device is there: see devices.check_usable."""
     device = settings.device
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
         raise SettingsError(
             "--device", f"unknown device '{device}'; valid are {', '.join(DEVICES)} (K: a number)"
         )
-    if not is_cuda(device):
+    if not is_cuda(device) or settings.exchange == ONE_PROCESS:
         return
-    goes = f"does not go with --device {device}; what goes is"
-    if settings.exchange != EXCHANGES[0]:
+    if settings.exchange.partition(":")[0] not in ON_DEVICE:
         raise SettingsError(
-            "--exchange", f"{settings.exchange} {goes} {EXCHANGES[0]}, and --codec {PLAIN_DDP}"
+            "--exchange",
+            f"{settings.exchange} does not go with --device {device}; valid are "
+            f"{', '.join(ON_DEVICE)}, and --codec {PLAIN_DDP}",
         )
-    for option, value in (("--every", settings.every), ("--threads", settings.threads)):
-        if value != 1:
-            raise SettingsError(option, f"{value} {goes} 1")
+    _refuse(settings, f"with --device {device} the only valid value is 1", "every", "threads")
 
 
 def check_codec(codec: str, option: str = "--codec") -> None:
     """Raises SettingsError, with the codecs or parameters that are valid."""
-    import gradwire
-
     if codec == PLAIN_DDP and option == "--codec":
         return
     try:
@@ -262,6 +344,8 @@ def check_codec(codec: str, option: str = "--codec") -> None:
         raise SettingsError(option, f"{error}{outside}") from error
 
 
-def _one_of(option: str, what: str, value: str, valid: Sequence[str]) -> None:
-    if value not in valid:
-        raise SettingsError(option, f"unknown {what} '{value}'; valid are {', '.join(valid)}")
+def _refuse(settings: TrainSettings, why: str, *names: str) -> None:
+    """Raises SettingsError for the first of these settings that is not its default."""
+    for name in names:
+        if getattr(settings, name) != getattr(TrainSettings, name):
+            raise SettingsError(option_name(name), why)

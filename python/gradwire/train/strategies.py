@@ -1,135 +1,58 @@
-"""How the ranks of a run keep one model: a strategy for each way, chosen by the settings.
+"""How the workers of a run keep one model: a strategy for each way, chosen by the settings.
 
-The training loop calls `forward`, sets the learning rate of `optimizer` and steps it, whatever
-happens there. A new way is one more class here and one more line in `choose`.
+The training loop sets the learning rate of `optimizer` and calls `take_step`; it knows nothing else
+of how the workers exchange. A new way is a subclass of Strategy and a line in `choose`.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.train.one_process import OneProcess
 from gradwire.train.settings import (
     MOMENTUM,
+    ONE_PROCESS,
     PLAIN_DDP,
     SERVER,
     SHARDED_OPTIMIZER,
     WEIGHT_DECAY,
     TrainSettings,
 )
+from gradwire.train.strategy import Strategy
 
 if TYPE_CHECKING:
-    from gradwire.torch import GradwireState, LocalSteps, ServerOptimizer, ShardedOptimizer
+    from gradwire.torch import ServerOptimizer
 
 
-# A server hears nothing while rank 0 evaluates, which may take long on a slow machine.
+# A server receives nothing while rank 0 evaluates, which may take long on a slow machine.
 _PATIENCE_SECONDS = 2 * 3600.0
 
 
-class Strategy(Protocol):
-    """One rank's way to train a model together with the other ranks."""
-
-    @property
-    def forward(self) -> nn.Module:
-        """The model, to be called."""
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer: ...
-
-    def steps_done(self, step: int) -> int:
-        """How many steps of the run are done after this rank took `step`, counted from 0. More than
-        step + 1: the others went on without it."""
-
-    def sent_bytes(self) -> tuple[int, int] | None:
-        """Of pushes and pulls in the last step; None: it does not tell."""
-
-    def stats(self) -> dict[str, Any] | None:
-        """Sums over all steps with the names of gradwire.torch.Stats; None: it does not tell."""
-
-    def explain(self, error: BaseException) -> BaseException:
-        """The error to show for one that came out of a step: names ranks that are gone."""
-
-    def close(self) -> None: ...
-
-
-class PlainDdp:
-    """DDP's own all-reduce."""
-
-    def __init__(
-        self, model: nn.Module, settings: TrainSettings, workers: dist.ProcessGroup
-    ) -> None:
-        self.forward = _distribute(model, workers)
-        self.optimizer = _local_optimizer(model, settings)
-
-    def steps_done(self, step: int) -> int:
-        return step + 1
-
-    def sent_bytes(self) -> tuple[int, int] | None:
-        return None
-
-    def stats(self) -> dict[str, Any] | None:
-        return None
-
-    def explain(self, error: BaseException) -> BaseException:
-        return error
-
-    def close(self) -> None:
-        pass
-
-
-class _Compressed:
-    """What all ways of gradwire have in common: a source of statistics."""
-
-    def __init__(
-        self,
-        forward: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        source: GradwireState | LocalSteps | ShardedOptimizer,
-    ) -> None:
-        self.forward = forward
-        self.optimizer = optimizer
-        self._source = source
-
-    def steps_done(self, step: int) -> int:
-        return step + 1
-
-    def sent_bytes(self) -> tuple[int, int] | None:
-        step = self._source.last_step()
-        return step["push_bytes"], step["pull_bytes"]
-
-    def stats(self) -> dict[str, Any] | None:
-        return self._source.stats().as_dict()
-
-    def explain(self, error: BaseException) -> BaseException:
-        return self._source.explain(error)
-
-    def close(self) -> None:
-        self._source.close()
-
-
-class _Served:
+class _Served(Strategy):
     """A worker of dedicated servers, which hold the model and the optimizer's state."""
 
+    optimizer: ServerOptimizer
+
     def __init__(self, model: nn.Module, optimizer: ServerOptimizer) -> None:
-        self.forward = model
-        self.optimizer = optimizer
+        super().__init__(model, optimizer)
         optimizer.connect()
         self._before = (0, 0)
 
     def steps_done(self, step: int) -> int:
         return self.optimizer.version
 
-    def sent_bytes(self) -> tuple[int, int] | None:
+    def sent_bytes(self) -> tuple[float, float]:
         before, stats = self._before, self.optimizer.stats()
         self._before = (stats.push_bytes, stats.pull_bytes)
         return stats.push_bytes - before[0], stats.pull_bytes - before[1]
 
-    def stats(self) -> dict[str, Any] | None:
+    def stats(self) -> dict[str, Any]:
         return self.optimizer.stats().as_dict()
 
     def explain(self, error: BaseException) -> BaseException:
@@ -144,20 +67,24 @@ def choose(
 ) -> Strategy:
     """The strategy of a worker in a run of `codec`."""
     if codec == PLAIN_DDP:
-        return PlainDdp(model, settings, workers)
+        local = _local_optimizer(model, settings)
+        return Strategy(model, local, forward=_distribute(model, workers))
+    if settings.exchange == ONE_PROCESS:
+        return OneProcess(model, codec, settings)
     if settings.exchange == SERVER:
         return _Served(model, _server_optimizer(model, codec, settings))
     if settings.exchange == SHARDED_OPTIMIZER:
-        return sharded_optimizer(model, codec, settings)
+        return _sharded_optimizer(model, codec, settings)
     if settings.every > 1:
-        return local_steps(model, codec, settings)
-    return hook(model, codec, settings)
+        return _local_steps(model, codec, settings)
+    return _hook(model, codec, settings)
 
 
 def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, Any] | None:
-    """A server's part of a run, to its end. Returns its statistics; None if it had nothing to do.
+    """A server's part of a run, to its end. Returns its statistics; None for plain DDP, which has
+    no servers.
 
-    Raises CommunicationError naming a worker that is gone.
+    Raises CommunicationError, which names a worker that is gone.
     """
     if codec == PLAIN_DDP:
         return None
@@ -166,8 +93,8 @@ def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, An
     return optimizer.stats().as_dict()
 
 
-def hook(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
-    """DDP with gradwire's hook, over the exchange that is set."""
+def _hook(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
+    """DDP with gradwire's hook."""
     from gradwire.torch import GradwireState, gradwire_hook
 
     state = GradwireState(
@@ -177,19 +104,19 @@ def hook(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
     )
     forward = _distribute(model)
     forward.register_comm_hook(state, gradwire_hook)
-    return _Compressed(forward, _local_optimizer(model, settings), state)
+    return Strategy(model, _local_optimizer(model, settings), state, forward)
 
 
-def sharded_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
+def _sharded_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
     from gradwire.torch import ShardedOptimizer
 
     local = _local_optimizer(model, settings)
     optimizer = ShardedOptimizer(local, model, **_coding(codec, settings))
-    return _Compressed(model, optimizer, optimizer)
+    return Strategy(model, optimizer, optimizer)
 
 
-def local_steps(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
-    """Plain averages of what the ranks changed, over the exchange that is set."""
+def _local_steps(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
+    """Every few steps the ranks average the changes of their models."""
     from gradwire.torch import LocalSteps
 
     optimizer = LocalSteps(
@@ -199,7 +126,7 @@ def local_steps(model: nn.Module, codec: str, settings: TrainSettings) -> Strate
         exchange=settings.exchange,
         **_coding(codec, settings),
     )
-    return _Compressed(model, optimizer, optimizer)
+    return Strategy(model, optimizer, optimizer)
 
 
 def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> ServerOptimizer:
@@ -216,11 +143,11 @@ def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> 
 
 
 def _coding(codec: str, settings: TrainSettings) -> dict[str, Any]:
-    """Arguments that all ways of gradwire take alike."""
+    """The arguments that every way of gradwire takes."""
     return {
         "codec": codec,
         "rules": [
-            (rule.pattern, rule.codec) + (() if rule.role is None else (rule.role,))
+            (rule.pattern, rule.codec) + (() if rule.direction is None else (rule.direction,))
             for rule in settings.rules
         ],
         "exclude": list(settings.exclude),

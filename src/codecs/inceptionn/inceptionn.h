@@ -1,14 +1,19 @@
 #pragma once
 
-#include <optional>
+#include <cstdint>
 
-#include "base/private_export.h"
-#include "gradwire/codec.h"
-#include "stages/float_clip.h"
+#include "stages/float_clip/float_clip.h"
 
 namespace gradwire {
 
-// What the tags of a codec inceptionn depend on; nothing for others.
-[[nodiscard]] GW_PRIVATE_EXPORT std::optional<FloatClip> inceptionn_clip(const Codec& codec);
+struct InceptionnParameters {
+  static constexpr int kBounds[] = {10, 8, 6};
+
+  uint16_t bound = 0;  // index of kBounds: 2^-10, 2^-8, 2^-6
+  ClipMode mode = ClipMode::kPaper;
+
+  // What the tags depend on.
+  [[nodiscard]] FloatClip clip() const { return float_clip(kBounds[bound], mode); }
+};
 
 }  // namespace gradwire

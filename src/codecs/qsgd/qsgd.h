@@ -1,11 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
-#include "base/private_export.h"
 #include "codecs/qsgd/qsgd_shape.h"
-#include "gradwire/codec.h"
 
 namespace gradwire {
 
@@ -15,10 +12,9 @@ struct QsgdParameters {
   int32_t levels = 7;  // s
   LevelCoder coder = LevelCoder::kFixed;
   Norm norm = Norm::kMax;  // the encoder's business alone
-  uint32_t bucket = 512;
-};
+  uint32_t group_size = 512;
 
-// Of a codec qsgd; nothing for others.
-[[nodiscard]] GW_PRIVATE_EXPORT std::optional<QsgdParameters> qsgd_parameters(const Codec& codec);
+  [[nodiscard]] QsgdShape shape(uint64_t n) const { return {n, levels, coder, group_size}; }
+};
 
 }  // namespace gradwire

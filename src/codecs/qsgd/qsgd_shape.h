@@ -2,13 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 
-#include "codecs/chunks.h"
-#include "codecs/scales.h"
-#include "gradwire/codec.h"
+#include "codecs/chunked_codec.h"
 #include "gradwire/status.h"
 #include "stages/kernels.h"
 
@@ -22,29 +19,23 @@ enum class LevelCoder : uint8_t {
 };
 
 // Payload of levels times units (spec/format.md, qsgd):
-//   units f32, one a bucket | sizes of the chunks | chunks of coded levels
-// All units 0: an empty payload instead.
-struct QsgdShape {
+//   unit f32 of each group | sizes of the chunks | chunks of coded levels
+struct QsgdShape : ChunkedShape {
   int32_t levels;  // the largest, s
   LevelCoder coder;
-  Buckets buckets;
-  ChunkShape chunks;
 
-  // bucket: values that share a unit, a multiple of 8.
-  QsgdShape(uint64_t n, int32_t s, LevelCoder level_coder, uint64_t bucket);
+  // group_size: values that share a unit, a multiple of 8.
+  QsgdShape(uint64_t n, int32_t s, LevelCoder level_coder, uint64_t group_size);
 };
 
-// That of the codec's payloads for n values; nothing where it isn't qsgd.
-std::optional<QsgdShape> qsgd_shape(const Codec& codec, uint64_t n);
-
-// Codes the levels of one chunk into `slot`, which has its room, and returns the size.
-uint64_t write_levels(const QsgdShape& shape, uint64_t chunk, const int8_t* levels, uint8_t* slot,
-                      const Kernels& kernels);
-
-// Behind Codec::check_size and Codec::decode. `name` is the codec's, for messages.
+// kCorruptPayload where no payload of `size` bytes has the shape. `name` is the codec's.
 Status check_qsgd_size(const QsgdShape& shape, std::string_view name, uint64_t size);
-Status decode_qsgd(const QsgdShape& shape, std::string_view name,
-                   std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
-                   Execution& execution);
+
+// Codes the n levels of a chunk into `slot`, which has its room, and returns the size.
+uint64_t write_levels(LevelCoder coder, int32_t s, const int8_t* levels, uint64_t n, uint8_t* slot,
+                      const Kernels& kernels);
+// The way back. false: the bytes stand for no n levels.
+bool read_levels(LevelCoder coder, int32_t s, std::span<const uint8_t> bytes, uint64_t n,
+                 int8_t* levels, const Kernels& kernels);
 
 }  // namespace gradwire

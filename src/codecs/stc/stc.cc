@@ -2,20 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
-#include "base/endian.h"
-#include "base/return_if_error.h"
 #include "codecs/checks.h"
-#include "codecs/input.h"
-#include "codecs/registry.h"
-#include "codecs/scales.h"
 #include "codecs/ternary.h"
 #include "codecs/ternary_parameters.h"
 #include "codecs/threshold.h"
-#include "stages/element.h"
+#include "stages/element/float_bits.h"
 #include "stages/kernels.h"
-#include "stages/threshold.h"
+#include "stages/ternary/nearest_trit.h"
+#include "stages/threshold/reach.h"
 
 namespace gradwire {
 namespace {
@@ -27,120 +22,103 @@ constexpr CodecParameter kParameters[] = {
      "gaps in Golomb-Rice code, or five values to a byte with zero-run coding, or without"},
 };
 
-constexpr CodecInfo kInfo = {
-    .id = 19,
-    .name = "stc",
-    .summary = "the largest values, each as its sign times their mean magnitude",
-    .source =
-        "Sparse ternary compression (Sattler, Wiedemann, Mueller, Samek; IEEE TNNLS 2019), "
-        "sections IV, V",
-    .error_feedback = true,
-    .lossless = false,
-    .parameters = kParameters,
-};
-
 constexpr float kLeastDensity = 0.0001f;
 
-// Mean magnitude of the values that reach the threshold: of each chunk's list of them the sum that
-// stages/element.h defines, then the chunks' sums in order.
-float mean_magnitude(const Input& input, const ChunkShape& shape, float threshold,
-                     Execution& execution) {
-  struct Part {
-    double sum;
-    uint64_t count;
-  };
-  std::vector<Part> parts(shape.chunks);
-  const Kernels& kernels = execution.kernels();
-  execution.for_each(shape.chunks, [&](size_t chunk) {
-    float reached[kChunkValues];
-    uint64_t count = 0;
-    input.for_each_part(shape.begin(chunk), shape.values(chunk),
-                        [&](uint64_t, uint64_t n, const float* b) {
-                          uint64_t mask[Input::kPartValues / kWordBits];
-                          kernels.threshold_bits(b, n, threshold, mask);
-                          count += kernels.compress(b, mask, n, reached + count);
-                        });
-    for (uint64_t i = 0; i < count; ++i) reached[i] = std::abs(reached[i]);
-    parts[chunk] = {kernels.moments(reached, count).sum, count};
-  });
-  Part total = {0, 0};
-  for (const Part& part : parts) {
-    total.sum += part.sum;
-    total.count += part.count;
-  }
-  return mean_reached(total.sum, total.count);
-}
-
-class StcCodec final : public Codec {
+class StcCodec final : public TernaryCodec<StcCodec, StcParameters> {
  public:
-  StcCodec(StcParameters parameters, ResidualType residual_type)
-      : Codec(residual_type), parameters_(parameters) {}
+  static constexpr CodecInfo kInfo = {
+      .id = 19,
+      .name = "stc",
+      .summary = "the largest values, each as its sign times their mean magnitude",
+      .source =
+          "Sparse ternary compression (Sattler, Wiedemann, Mueller, Samek; IEEE TNNLS 2019), "
+          "sections IV, V",
+      .error_feedback = true,
+      .parameters = kParameters,
+  };
+  using TernaryCodec::TernaryCodec;
 
-  const CodecInfo& info() const noexcept override { return kInfo; }
-  const StcParameters& parameters() const { return parameters_; }
+  static StcParameters parse(Parameters& given) {
+    const StcParameters defaults;
+    return {.density = given.number("density", kLeastDensity, 1.0f, defaults.density),
+            .coder = given.choice("coder", kTernaryCoders, defaults.coder)};
+  }
+
+  static Result<StcParameters> read(const WireCodec& wire, Dtype) {
+    GW_RETURN_IF_ERROR(
+        check_wire_bits(kInfo, wire.param_a, static_cast<uint32_t>(TernaryCoder::kRice)));
+    StcParameters parameters;
+    const float density = float_of(wire.param_b);
+    if (density >= kLeastDensity && density < 1.0f) parameters.density = density;
+    parameters.coder = static_cast<TernaryCoder>(wire.param_a);
+    return parameters;
+  }
 
   WireCodec wire() const noexcept override {
     return {.id = kInfo.id,
-            .param_a = static_cast<uint16_t>(parameters_.coder),
-            .param_b = bits_of(parameters_.density)};
-  }
-
-  uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
-
-  Status check_size(uint64_t n, uint64_t size) const override {
-    return check_ternary_size(shape(n), kInfo.name, size);
-  }
-
-  Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext&,
-                          std::span<std::byte> payload, Execution& execution) const override {
-    GW_RETURN_IF_ERROR(check_payload_room(*this, x.size(), payload.size()));
-    GW_RETURN_IF_ERROR(check_residual_size(kInfo, x.size(), residual));
-    if (x.empty()) return 0;
-    const Input input(x, residual, execution.kernels());
-    const TernaryShape shape = this->shape(x.size());
-    const uint32_t largest =
-        for_each_absmax(input, shape.buckets, execution, [](uint64_t, uint32_t) {});
-    if (largest >= kNonFiniteBits) return check_finite(kInfo, x, residual);
-    // Nothing is sent but the header. A residual that the input has just cancelled is now 0.
-    if (largest == 0 && !input.keeps_residual()) return 0;
-    const float threshold = sample_threshold(input, x.size(), parameters_.density);
-    const float mean = mean_magnitude(input, shape.chunks, threshold, execution);
-    store_le_f32(payload.data(), mean);
-    const uint64_t size =
-        encode_chunks(shape.chunks, payload, execution, [&](uint64_t chunk, uint8_t* slot) {
-          TritBits trits;
-          find_trits(input, shape.chunks, chunk, threshold, mean, trits);
-          return code_trits(parameters_.coder, trits, shape.chunks.values(chunk), slot,
-                            execution.kernels());
-        });
-    return largest == 0 ? 0 : size;
-  }
-
-  Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
-                Execution& execution) const override {
-    return decode_ternary(shape(out.size()), kInfo.name, payload, out, mode, execution);
+            .param_a = static_cast<uint16_t>(parameters().coder),
+            .param_b = bits_of(parameters().density)};
   }
 
  protected:
   std::string parameter_text() const override {
     std::string text;
-    append_parameter(text, "density", format_number(parameters_.density));
-    append_coder(text, parameters_.coder, TernaryCoder::kRice);
+    append_parameter(text, "density", format_number(parameters().density));
+    append_choice(text, "coder", kTernaryCoders, parameters().coder, StcParameters().coder);
     return text;
   }
 
- private:
-  // One scale for all.
-  [[nodiscard]] TernaryShape shape(uint64_t n) const { return {n, parameters_.coder, 0}; }
+  // sums[0] is the threshold, sums[1] the mean magnitude of the values that reach it.
+  Result<Measurement> measure_values(const Input& input, Execution& execution) const override {
+    Result<Measurement> found = TernaryCodec::measure_values(input, execution);
+    if (!found.ok()) return found;
+    const float threshold = sample_threshold(input, parameters().density);
+    const auto sum = [threshold](const Input& x, uint64_t begin, uint64_t n) {
+      return sum_reached(x, begin, n, threshold);
+    };
+    const Measurement reached = measure_chunks(input, execution, sum);
+    found.value().sums[0] = threshold;
+    found.value().sums[1] = mean_reached(reached.sums[0], reached.count);
+    return found;
+  }
 
-  // The bits of one chunk's trits; residuals become what is left of the values.
-  static void find_trits(const Input& input, const ChunkShape& shape, uint64_t chunk,
-                         float threshold, float mean, TritBits& trits) {
+  void put_head(const Measurement& group, uint64_t, const Encoding&,
+                std::byte* head) const override {
+    store_le_f32(head, static_cast<float>(group.sums[1]));
+  }
+
+  // The residual becomes what is left of the values.
+  uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const override {
+    TritBits trits;
+    find_trits(encoding, chunk, trits);
+    return code_trits(parameters().coder, trits, encoding.shape.chunks.values(chunk), slot,
+                      encoding.kernels());
+  }
+
+ private:
+  // The sum that stages/element/float_bits.h defines, of the magnitudes that reach the threshold.
+  static Measurement sum_reached(const Input& input, uint64_t begin, uint64_t n, float threshold) {
+    const Kernels& kernels = input.kernels();
+    float reached[kChunkValues];
+    uint64_t count = 0;
+    input.for_each_part(begin, n, [&](uint64_t, uint64_t values, const float* b) {
+      uint64_t mask[Input::kPartValues / kWordBits];
+      kernels.threshold_bits(b, values, threshold, mask);
+      count += kernels.compress(b, mask, values, reached + count);
+    });
+    for (uint64_t i = 0; i < count; ++i) reached[i] = std::abs(reached[i]);
+    return {.count = count, .sums = {kernels.moments(reached, count).sum}};
+  }
+
+  static void find_trits(const Encoding& encoding, uint64_t chunk, TritBits& trits) {
+    const auto threshold = static_cast<float>(encoding.measured.sums[0]);
+    const float mean = encoding.scale(0);
+    const Input& input = encoding.input;
+    const uint64_t n = encoding.shape.chunks.values(chunk);
     float buffer[Input::kPartValues];
-    const uint64_t n = shape.values(chunk);
     for (uint64_t first = 0; first < n; first += Input::kPartValues) {
       const uint64_t values = std::min(Input::kPartValues, n - first);
-      const uint64_t begin = shape.begin(chunk) + first;
+      const uint64_t begin = encoding.shape.chunks.begin(chunk) + first;
       const float* b = input.load(begin, values, buffer);
       uint64_t* plus = trits.plus + first / kWordBits;
       uint64_t* minus = trits.minus + first / kWordBits;
@@ -156,39 +134,10 @@ class StcCodec final : public Codec {
       if (input.keeps_residual()) input.store(begin, values, buffer);
     }
   }
-
-  StcParameters parameters_;
 };
-
-Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualType residual_type) {
-  StcParameters parameters;
-  Result<float> density = given.number("density", kLeastDensity, 1.0f, parameters.density);
-  if (!density.ok()) return density.status();
-  Result<TernaryCoder> coder = parse_coder(given, parameters.coder);
-  if (!coder.ok()) return coder.status();
-  parameters.density = density.value();
-  parameters.coder = coder.value();
-  return std::shared_ptr<const Codec>(std::make_shared<StcCodec>(parameters, residual_type));
-}
-
-Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
-  GW_RETURN_IF_ERROR(
-      check_wire_bits(kInfo, wire.param_a, static_cast<uint32_t>(TernaryCoder::kRice)));
-  StcParameters parameters;
-  const float density = float_of(wire.param_b);
-  if (density >= kLeastDensity && density < 1.0f) parameters.density = density;
-  parameters.coder = static_cast<TernaryCoder>(wire.param_a);
-  return std::shared_ptr<const Codec>(
-      std::make_shared<StcCodec>(parameters, ResidualType::kFloat32));
-}
 
 }  // namespace
 
-std::optional<StcParameters> stc_parameters(const Codec& codec) {
-  const auto* stc = dynamic_cast<const StcCodec*>(&codec);
-  return stc == nullptr ? std::nullopt : std::optional(stc->parameters());
-}
-
-const CodecEntry codec_entries::stc = {.info = &kInfo, .create = create, .from_wire = from_wire};
+const CodecEntry codec_entries::stc = entry<StcCodec>();
 
 }  // namespace gradwire

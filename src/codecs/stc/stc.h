@@ -1,19 +1,16 @@
 #pragma once
 
-#include <optional>
+#include <cstdint>
 
-#include "base/private_export.h"
-#include "codecs/ternary.h"
-#include "gradwire/codec.h"
+#include "codecs/ternary_coder.h"
 
 namespace gradwire {
 
 struct StcParameters {
   float density = 0.01f;  // share of the values that is sent, about; the encoder's business alone
   TernaryCoder coder = TernaryCoder::kRice;
+  // One scale for the whole segment. ThreeLcParameters has a field of this name.
+  static constexpr uint32_t group_size = 0;  // NOLINT(readability-identifier-naming)
 };
-
-// Of a codec stc; nothing for others.
-[[nodiscard]] GW_PRIVATE_EXPORT std::optional<StcParameters> stc_parameters(const Codec& codec);
 
 }  // namespace gradwire

@@ -1,23 +1,16 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
-#include "base/private_export.h"
-#include "codecs/ternary.h"
-#include "gradwire/codec.h"
+#include "codecs/ternary_coder.h"
 
 namespace gradwire {
 
 struct Stoch3Parameters {
+  // TernGradParameters has a field of this name.
+  static constexpr float clip = 0;  // NOLINT(readability-identifier-naming)
   TernaryCoder coder = TernaryCoder::kNone;
-  uint32_t bucket = 0;  // values that share a scale, a multiple of 320; 0: the whole segment
-
-  [[nodiscard]] TernaryShape shape(uint64_t n) const { return {n, coder, bucket}; }
+  uint32_t group_size = 0;  // values that share a scale, a multiple of 320; 0: the whole segment
 };
-
-// Of a codec stoch3; nothing for others.
-[[nodiscard]] GW_PRIVATE_EXPORT std::optional<Stoch3Parameters> stoch3_parameters(
-    const Codec& codec);
 
 }  // namespace gradwire

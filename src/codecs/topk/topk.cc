@@ -5,17 +5,15 @@
 #include <cstring>
 #include <string>
 
-#include "base/endian.h"
-#include "base/return_if_error.h"
 #include "codecs/checks.h"
-#include "codecs/chunks.h"
-#include "codecs/input.h"
+#include "codecs/chunked_codec.h"
 #include "codecs/registry.h"
-#include "codecs/scales.h"
 #include "codecs/threshold.h"
-#include "stages/element.h"
+#include "stages/element/bfloat16.h"
+#include "stages/element/float_bits.h"
 #include "stages/kernels.h"
-#include "stages/trit_bits.h"
+#include "stages/trits/trit.h"
+#include "stages/trits/trit_bits.h"
 
 namespace gradwire {
 namespace {
@@ -27,128 +25,170 @@ constexpr CodecParameter kParameters[] = {
      "where they stand: a bit for each value, or gaps in Golomb-Rice code, smaller below a half"},
 };
 
-constexpr CodecInfo kInfo = {
-    .id = 6,
-    .name = "topk",
-    .summary = "the largest values alone, and where they stand",
-    .source = "3LC (Lim, Andersen, Kaminsky; SysML 2019), section 4.2: 25 %, 5 % sparsification",
-    .error_feedback = true,
-    .lossless = false,
-    .parameters = kParameters,
-};
-
 // param_a: bit 0 the type of the values, bit 1 the coder of the index.
 constexpr int kIndexShift = 1;
 constexpr uint16_t kKnownBits = 3;
 
+constexpr std::string_view kSentAs[] = {"f32", "bf16"};
+constexpr std::string_view kIndexCoders[] = {"bitmap", "rice"};
 constexpr float kLeastRatio = 0.0001f;
 constexpr uint64_t kChunkWords = kChunkValues / 64;
 static_assert(Input::kPartValues % 64 == 0);
 
 uint64_t map_size(uint64_t values) { return (values + 7) / 8; }
 
-// Takes the n <= kPartValues values from `begin` on that reach the threshold out of the input. In
-// the residual the others are left.
-uint64_t take_large(const Input& input, uint64_t begin, uint64_t n, float threshold, uint64_t* mask,
-                    float* taken) {
-  const Kernels& kernels = input.kernels();
-  uint64_t count = 0;
-  input.with_residual(
-      begin, n,
-      [&](uint64_t, uint64_t, const float* x) {
-        count = kernels.take_large(x, n, threshold, mask, taken);
-      },
-      [&](uint64_t, uint64_t, const float* x, float* r) {
-        count = kernels.take_large_f32(x, r, n, threshold, mask, taken);
-      },
-      [&](uint64_t, uint64_t, const float* x, uint16_t* r) {
-        count = kernels.take_large_bf16(x, r, n, threshold, mask, taken);
-      });
-  return count;
-}
-
-class TopkCodec final : public Codec {
+class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> {
  public:
-  TopkCodec(TopkParameters parameters, ResidualType residual_type)
-      : Codec(residual_type), parameters_(parameters) {}
+  static constexpr CodecInfo kInfo = {
+      .id = 6,
+      .name = "topk",
+      .summary = "the largest values alone, and where they stand",
+      .source = "3LC (Lim, Andersen, Kaminsky; SysML 2019), section 4.2, \"5% sparsification\"",
+      .error_feedback = true,
+      .parameters = kParameters,
+  };
+  using CodecOf::CodecOf;
 
-  const CodecInfo& info() const noexcept override { return kInfo; }
-  [[nodiscard]] const TopkParameters& parameters() const { return parameters_; }
+  static TopkParameters parse(Parameters& given) {
+    const TopkParameters defaults;
+    return {.ratio = given.number("ratio", kLeastRatio, 1.0f, defaults.ratio),
+            .values = given.choice("values", kSentAs, defaults.values),
+            .index = given.choice("index", kIndexCoders, defaults.index)};
+  }
+
+  static Result<TopkParameters> read(const WireCodec& wire, Dtype) {
+    GW_RETURN_IF_ERROR(check_wire_bits(kInfo, wire.param_a, kKnownBits));
+    TopkParameters parameters;
+    const float ratio = float_of(wire.param_b);
+    if (ratio >= kLeastRatio && ratio < 1.0f) parameters.ratio = ratio;
+    parameters.values = static_cast<SentAs>(wire.param_a & 1);
+    parameters.index = static_cast<IndexCoder>(wire.param_a >> kIndexShift);
+    return parameters;
+  }
 
   WireCodec wire() const noexcept override {
-    return {
-        .id = kInfo.id,
-        .param_a = static_cast<uint16_t>(static_cast<uint16_t>(parameters_.values) |
-                                         static_cast<uint16_t>(parameters_.index) << kIndexShift),
-        .param_b = bits_of(parameters_.ratio)};
+    const int index = static_cast<int>(parameters().index) << kIndexShift;
+    return {.id = kInfo.id,
+            .param_a = static_cast<uint16_t>(static_cast<int>(parameters().values) | index),
+            .param_b = bits_of(parameters().ratio)};
   }
-
-  uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
 
   Status check_size(uint64_t n, uint64_t size) const override {
-    const ChunkShape shape = this->shape(n);
-    const uint64_t indices = shape.size_with(
+    const ChunkShape chunks = shape(n).chunks;
+    const uint64_t indices = chunks.size_with(
         [this](uint64_t values) { return is_rice() ? kIndexSizeBytes : map_size(values); });
-    return check_chunks_size(kInfo.name, shape, indices + 1, size);
-  }
-
-  Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext&,
-                          std::span<std::byte> payload, Execution& execution) const override {
-    GW_RETURN_IF_ERROR(check_payload_room(*this, x.size(), payload.size()));
-    GW_RETURN_IF_ERROR(check_residual_size(kInfo, x.size(), residual));
-    if (x.empty()) return 0;
-    const Input input(x, residual, execution.kernels());
-    const uint32_t largest =
-        for_each_absmax(input, Buckets(x.size(), 0), execution, [](uint64_t, uint32_t) {});
-    const uint32_t limit =
-        parameters_.values == SentAs::kBfloat16 ? kRoundsToInfinity : kNonFiniteBits;
-    if (largest >= limit) return check_finite(kInfo, x, residual, limit);
-    const float threshold = sample_threshold(input, x.size(), parameters_.ratio);
-    const ChunkShape shape = this->shape(x.size());
-    const uint64_t size =
-        encode_chunks(shape, payload, execution, [&](uint64_t chunk, uint8_t* slot) {
-          return encode_chunk(input, shape.begin(chunk), shape.values(chunk), threshold, slot,
-                              execution.kernels());
-        });
-    return largest == 0 ? 0 : size;
-  }
-
-  Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
-                Execution& execution) const override {
-    GW_RETURN_IF_ERROR(check_size(out.size(), payload.size()));
-    if (payload.empty()) return decode_zeros(out, mode);
-    const ChunkShape shape = this->shape(out.size());
-    return decode_chunks(
-        shape, payload, kInfo.name, execution, [&](uint64_t chunk, std::span<const uint8_t> bytes) {
-          return decode_chunk(bytes, out.subspan(shape.begin(chunk), shape.values(chunk)), mode,
-                              execution.kernels());
-        });
+    return check_chunks_size(kInfo.name, chunks, indices + 1, size);
   }
 
  protected:
   std::string parameter_text() const override {
+    const TopkParameters defaults;
     std::string text;
-    append_parameter(text, "ratio", format_number(parameters_.ratio));
-    if (parameters_.values == SentAs::kBfloat16) append_parameter(text, "values", "bf16");
-    if (is_rice()) append_parameter(text, "index", "rice");
+    append_parameter(text, "ratio", format_number(parameters().ratio));
+    append_choice(text, "values", kSentAs, parameters().values, defaults.values);
+    append_choice(text, "index", kIndexCoders, parameters().index, defaults.index);
     return text;
   }
 
- private:
-  [[nodiscard]] uint64_t width() const {
-    return parameters_.values == SentAs::kFloat32 ? sizeof(float) : sizeof(uint16_t);
+  uint32_t refused_magnitude(ResidualType) const noexcept override {
+    return sends_f32() ? kNonFiniteBits : kRoundsToInfinity;
   }
 
-  [[nodiscard]] bool is_rice() const { return parameters_.index == IndexCoder::kRice; }
+  // A chunk is its index and the values after it.
+  ChunkedShape shape(uint64_t n) const override {
+    return {Groups(n, 0), 0, ChunkShape::Sizes::kVarying,
+            [this](uint64_t values) { return index_room(values) + values * width(); }};
+  }
+
+  // sums[0] is the threshold.
+  Result<Measurement> measure_values(const Input& input, Execution& execution) const override {
+    Result<Measurement> found = ChunkedCodec::measure_values(input, execution);
+    if (found.ok()) found.value().sums[0] = sample_threshold(input, parameters().ratio);
+    return found;
+  }
+
+  Result<uint64_t> encode_values(const Input& input, const Measurement& measured,
+                                 const DrawContext& draw, std::span<std::byte> payload,
+                                 Execution& execution) const override {
+    Result<uint64_t> size = ChunkedCodec::encode_values(input, measured, draw, payload, execution);
+    return measured.largest == 0 ? 0 : size;
+  }
+
+  uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const override {
+    const Kernels& kernels = encoding.kernels();
+    const Input& input = encoding.input;
+    const auto threshold = static_cast<float>(encoding.measured.sums[0]);
+    const uint64_t begin = encoding.shape.chunks.begin(chunk);
+    const uint64_t n = encoding.shape.chunks.values(chunk);
+    uint64_t mask[kChunkWords];
+    uint8_t* const first_value = slot + index_room(n);
+    uint8_t* end = first_value;
+    float sent[Input::kPartValues];
+    for (uint64_t first = 0; first < n; first += Input::kPartValues) {
+      const uint64_t values = std::min(Input::kPartValues, n - first);
+      uint64_t* words = mask + first / 64;
+      uint64_t count = 0;
+      input.with_residual(begin + first, values,
+                          [&](uint64_t, uint64_t n_here, const float* x, ResidualValues r) {
+                            count = kernels.take_large(x, r, n_here, threshold, words, sent);
+                          });
+      if (sends_f32()) {
+        std::copy_n(reinterpret_cast<const uint8_t*>(sent), count * sizeof(float), end);
+      } else {
+        const auto* narrow = reinterpret_cast<const uint16_t*>(end);
+        kernels.narrow_bf16(sent, count, reinterpret_cast<uint16_t*>(end));
+        const float* value = sent;
+        for_each_set_bit(words, values, [&](uint64_t i) {
+          input.store(begin + first + i, *value++ - widen_bf16(load_unaligned(narrow++)));
+        });
+      }
+      end += count * width();
+    }
+    const uint64_t index = write_index(mask, n, slot, kernels);
+    const auto values = static_cast<uint64_t>(end - first_value);
+    if (slot + index != first_value) std::memmove(slot + index, first_value, values);
+    return index + values;
+  }
+
+  bool decode_chunk(const Decoding& decoding, uint64_t chunk, std::span<const uint8_t> bytes,
+                    float* out) const override {
+    const uint64_t n = decoding.shape.chunks.values(chunk);
+    uint64_t mask[kChunkWords];
+    const uint64_t index = read_index(bytes, n, mask, decoding.kernels);
+    if (index == 0) return false;
+    uint64_t count = 0;
+    for (uint64_t word = 0; word * 64 < n; ++word) {
+      count += static_cast<uint64_t>(std::popcount(mask[word]));
+    }
+    if (bytes.size() != index + count * width()) return false;
+    const uint8_t* from = bytes.data() + index;
+    if (decoding.stores()) std::fill_n(out, n, 0.0f);
+    // A stored value has the bits that were sent: adding it to 0 would change -0.0 and some NaNs.
+    const auto put = [&](auto next) {
+      for_each_set_bit(mask, n, [&](uint64_t i) {
+        const float value = next();
+        out[i] = decoding.stores() ? value : out[i] + value;
+      });
+    };
+    if (sends_f32()) {
+      put([value = reinterpret_cast<const float*>(from)]() mutable {
+        return load_unaligned(value++);
+      });
+    } else {
+      put([value = reinterpret_cast<const uint16_t*>(from)]() mutable {
+        return widen_bf16(load_unaligned(value++));
+      });
+    }
+    return true;
+  }
+
+ private:
+  [[nodiscard]] bool sends_f32() const { return parameters().values == SentAs::kFloat32; }
+  [[nodiscard]] uint64_t width() const { return sends_f32() ? sizeof(float) : sizeof(uint16_t); }
+  [[nodiscard]] bool is_rice() const { return parameters().index == IndexCoder::kRice; }
 
   [[nodiscard]] uint64_t index_room(uint64_t values) const {
     return is_rice() ? kIndexSizeBytes + packed_size(values) : map_size(values);
-  }
-
-  // A chunk is its index and the values behind it.
-  [[nodiscard]] ChunkShape shape(uint64_t n) const {
-    return {n, 0, ChunkShape::Sizes::kVarying,
-            [this](uint64_t values) { return index_room(values) + values * width(); }};
   }
 
   // Writes which of n values are sent; returns the bytes that it takes.
@@ -184,94 +224,10 @@ class TopkCodec final : public Codec {
     const bool padded = n % 64 != 0;
     return padded && (mask[n / 64] >> n % 64) != 0 ? 0 : map_size(n);
   }
-
-  [[nodiscard]] uint64_t encode_chunk(const Input& input, uint64_t begin, uint64_t n,
-                                      float threshold, uint8_t* slot,
-                                      const Kernels& kernels) const {
-    uint64_t mask[kChunkWords];
-    uint8_t* const first_value = slot + index_room(n);
-    uint8_t* end = first_value;
-    float sent[Input::kPartValues];
-    for (uint64_t first = 0; first < n; first += Input::kPartValues) {
-      const uint64_t values = std::min(Input::kPartValues, n - first);
-      uint64_t* words = mask + first / 64;
-      const uint64_t count = take_large(input, begin + first, values, threshold, words, sent);
-      if (parameters_.values == SentAs::kFloat32) {
-        std::copy_n(reinterpret_cast<const uint8_t*>(sent), count * sizeof(float), end);
-      } else {
-        const auto* narrow = reinterpret_cast<const uint16_t*>(end);
-        kernels.narrow_bf16(sent, count, reinterpret_cast<uint16_t*>(end));
-        const float* value = sent;
-        for_each_set_bit(words, values, [&](uint64_t i) {
-          input.store(begin + first + i, *value++ - widen_bf16(load_unaligned(narrow++)));
-        });
-      }
-      end += count * width();
-    }
-    const uint64_t index = write_index(mask, n, slot, kernels);
-    const auto values = static_cast<uint64_t>(end - first_value);
-    if (slot + index != first_value) std::memmove(slot + index, first_value, values);
-    return index + values;
-  }
-
-  [[nodiscard]] bool decode_chunk(std::span<const uint8_t> bytes, std::span<float> out,
-                                  DecodeMode mode, const Kernels& kernels) const {
-    uint64_t mask[kChunkWords];
-    const uint64_t index = read_index(bytes, out.size(), mask, kernels);
-    if (index == 0) return false;
-    uint64_t count = 0;
-    for (uint64_t word = 0; word * 64 < out.size(); ++word) {
-      count += static_cast<uint64_t>(std::popcount(mask[word]));
-    }
-    if (bytes.size() != index + count * width()) return false;
-    const uint8_t* from = bytes.data() + index;
-    if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
-    if (parameters_.values == SentAs::kFloat32) {
-      const auto* value = reinterpret_cast<const float*>(from);
-      for_each_set_bit(mask, out.size(), [&](uint64_t i) { out[i] += load_unaligned(value++); });
-    } else {
-      const auto* value = reinterpret_cast<const uint16_t*>(from);
-      for_each_set_bit(mask, out.size(),
-                       [&](uint64_t i) { out[i] += widen_bf16(load_unaligned(value++)); });
-    }
-    return true;
-  }
-
-  TopkParameters parameters_;
 };
-
-Result<std::shared_ptr<const Codec>> create(const Parameters& given, ResidualType residual_type) {
-  TopkParameters parameters;
-  Result<float> ratio = given.number("ratio", kLeastRatio, 1.0f, parameters.ratio);
-  if (!ratio.ok()) return ratio.status();
-  Result<size_t> values = given.choice("values", {"f32", "bf16"}, 0);
-  if (!values.ok()) return values.status();
-  Result<size_t> index = given.choice("index", {"bitmap", "rice"}, 0);
-  if (!index.ok()) return index.status();
-  parameters.ratio = ratio.value();
-  parameters.values = static_cast<SentAs>(values.value());
-  parameters.index = static_cast<IndexCoder>(index.value());
-  return std::shared_ptr<const Codec>(std::make_shared<TopkCodec>(parameters, residual_type));
-}
-
-Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire, Dtype) {
-  GW_RETURN_IF_ERROR(check_wire_bits(kInfo, wire.param_a, kKnownBits));
-  TopkParameters parameters;
-  const float ratio = float_of(wire.param_b);
-  if (ratio >= kLeastRatio && ratio < 1.0f) parameters.ratio = ratio;
-  parameters.values = static_cast<SentAs>(wire.param_a & 1);
-  parameters.index = static_cast<IndexCoder>(wire.param_a >> kIndexShift);
-  return std::shared_ptr<const Codec>(
-      std::make_shared<TopkCodec>(parameters, ResidualType::kFloat32));
-}
 
 }  // namespace
 
-std::optional<TopkParameters> topk_parameters(const Codec& codec) {
-  const auto* topk = dynamic_cast<const TopkCodec*>(&codec);
-  return topk == nullptr ? std::nullopt : std::optional(topk->parameters());
-}
-
-const CodecEntry codec_entries::topk = {.info = &kInfo, .create = create, .from_wire = from_wire};
+const CodecEntry codec_entries::topk = entry<TopkCodec>();
 
 }  // namespace gradwire

@@ -1,10 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-
-#include "base/private_export.h"
-#include "gradwire/codec.h"
 
 namespace gradwire {
 
@@ -19,8 +15,5 @@ struct TopkParameters {
   SentAs values = SentAs::kFloat32;
   IndexCoder index = IndexCoder::kBitmap;
 };
-
-// Of a codec topk; nothing for others.
-[[nodiscard]] GW_PRIVATE_EXPORT std::optional<TopkParameters> topk_parameters(const Codec& codec);
 
 }  // namespace gradwire

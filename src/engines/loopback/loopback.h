@@ -17,7 +17,7 @@ enum class Delivery : uint8_t { kOnce, kTwice, kLost };
 struct LoopbackOptions {
   // Messages in flight are delivered in an order drawn from this seed, across all pairs of ranks.
   uint64_t seed = 0;
-  // Asked for every message; absent: all are delivered once.
+  // Asked for every message. Without it all messages are delivered once.
   std::function<Delivery(uint32_t source, uint32_t target, uint64_t message_index)> delivery;
 };
 
@@ -28,18 +28,18 @@ struct LoopbackStep {
 
 struct LoopbackRun {
   // What happens next is drawn from this seed: a rank that is done takes its next step, or one of
-  // the messages in flight is delivered, whichever pair of ranks it is between.
+  // the messages in flight, between any two ranks, is delivered.
   uint64_t seed = 0;
   // The next step of a rank that is done; nothing when it has taken its last.
   std::function<std::optional<LoopbackStep>(uint32_t rank)> next;
-  // A rank for which this is true takes no step and no message now. `tick` counts what was drawn.
-  // Absent: nobody stalls.
+  // A rank for which this is true takes no step and no message now. `tick` counts the draws.
+  // Without it no rank stalls.
   std::function<bool(uint32_t rank, uint64_t tick)> stalled;
 };
 
 // Runs all ranks in this process, each at its own pace, until there is nothing left to do. Returns
 // the first failure of any rank; kTruncated naming a rank that waits for a message which never
-// comes, but for those that wait for any (a server, which waits for whoever comes).
+// comes. A rank that takes messages from any rank (a server) may end waiting.
 Status run_loopback(std::span<Exchange* const> exchanges, const LoopbackRun& run);
 
 // Runs one step of all ranks in this process: exchanges[r] works on buckets[r]. Returns the first

@@ -26,7 +26,8 @@ void widen(Dtype dtype, const void* in, uint64_t n, float* out, Execution& execu
       return;
     }
     const uint16_t* bits = static_cast<const uint16_t*>(in) + first;
-    (dtype == Dtype::kBfloat16 ? kernels.widen_bf16 : kernels.widen_f16)(bits, count, out + first);
+    (dtype == Dtype::kBfloat16 ? kernels.widen_bf16 : kernels.widen_f16)(bits, count, out + first,
+                                                                         DecodeMode::kStore);
   });
 }
 

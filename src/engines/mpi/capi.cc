@@ -36,7 +36,8 @@ Result<mpi::Options> read_options(const gw_mpi_options* given) {
   GW_RETURN_IF_ERROR(check_values("exclude", given->exclude, given->exclude_count));
   options.codec = given->codec;
   if (given->pull_codec != nullptr) options.pull_codec = given->pull_codec;
-  GW_RETURN_IF_ERROR(mpi::set_exchange(given->exchange, options));
+  GW_RETURN_IF_ERROR(ExchangeChoice::parse(given->exchange).status());
+  options.exchange = given->exchange;
   options.seed = given->seed;
   options.threads = given->threads;
   options.timeout_seconds = given->timeout_seconds;
@@ -53,7 +54,9 @@ Result<mpi::Options> read_options(const gw_mpi_options* given) {
     if (rule.role < GW_PUSH_AND_PULL || rule.role > GW_PULL) {
       return Status(StatusCode::kInvalidArgument, "role " + std::to_string(rule.role) + " is none");
     }
-    options.rules.push_back({rule.pattern, rule.codec, static_cast<RuleScope>(rule.role)});
+    options.rules.push_back({rule.pattern, rule.codec});
+    if (rule.role == GW_PUSH_AND_PULL) continue;
+    options.rules.back().direction = rule.role == GW_PUSH ? Direction::kPush : Direction::kPull;
   }
   for (size_t i = 0; i < given->exclude_count; ++i) {
     GW_RETURN_IF_ERROR(check_given("exclude", given->exclude[i]));

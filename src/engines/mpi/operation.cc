@@ -13,14 +13,11 @@ namespace {
 
 // The codec without error feedback, for an operation that has no next step.
 Result<std::string> without_residual(const std::string& text) {
-  Result<std::shared_ptr<const Codec>> codec = Codec::parse(text);
+  Result<std::shared_ptr<const Codec>> codec = Codec::parse(text, FeedbackDefault::kOff);
   if (!codec.ok()) return codec.status();
-  if (codec.value()->residual_type() == ResidualType::kNone) return text;
-  if (text.find("ef=on") != std::string::npos) {
-    return Status(StatusCode::kInvalidArgument,
-                  "'" + text + "': error feedback works only with a persistent operation");
-  }
-  return text + (text.find(':') == std::string::npos ? ":" : ",") + "ef=off";
+  if (codec.value()->residual_type() == ResidualType::kNone) return codec.value()->text();
+  return Status(StatusCode::kInvalidArgument,
+                "'" + text + "': error feedback works only with a persistent operation");
 }
 
 Result<Layout> make_layout(const Request& request, const Options& options, Memory memory,
@@ -63,14 +60,12 @@ Result<Layout> make_layout(const Request& request, const Options& options, Memor
 }
 
 // By rank; empty where machines don't matter.
-std::vector<uint32_t> choose_machines(const Request& request, const Options& options,
+std::vector<uint32_t> choose_machines(const Request& request, const ExchangeChoice& exchange,
                                       const Communicator& communicator) {
-  if (!options.hierarchical || request.collective != Collective::kAllReduce) return {};
-  if (options.ranks_per_machine == 0) return communicator.machines();
-  std::vector<uint32_t> machines;
-  for (uint32_t rank = 0; rank < communicator.size(); ++rank) {
-    machines.push_back(rank / options.ranks_per_machine);
-  }
+  const uint32_t size = exchange.ranks_per_machine();
+  if (!exchange.info().between_machines || request.collective != Collective::kAllReduce) return {};
+  std::vector<uint32_t> machines = communicator.machines();
+  for (uint32_t rank = 0; rank < machines.size() && size > 0; ++rank) machines[rank] = rank / size;
   return machines;
 }
 
@@ -79,43 +74,24 @@ uint32_t count_machines(const std::vector<uint32_t>& machines) {
 }
 
 // Whether the exchange averages where a sum is wanted, as it knows no other way.
-bool is_scaled_average(const Request& request, const Options& options) {
+bool is_scaled_average(const Request& request, const ExchangeChoice& exchange) {
   return request.collective == Collective::kAllReduce && request.reduction == Reduction::kSum &&
-         options.exchange == ExchangeKind::kTernGrad;
+         !exchange.inner().sums;
 }
 
-Result<std::unique_ptr<Exchange>> make_all_reduce(const Request& request, const Options& options,
-                                                  std::shared_ptr<const Layout> layout,
-                                                  uint32_t rank,
-                                                  const std::vector<uint32_t>& machines,
-                                                  Execution execution) {
-  const Reduction reduction =
-      is_scaled_average(request, options) ? Reduction::kAverage : request.reduction;
-  if (!options.hierarchical) {
-    return gradwire::make_exchange(options.exchange, std::move(layout), rank, std::move(execution),
-                                   options.seed, reduction);
-  }
-  Result<Execution> between = Execution::create("auto", options.threads);
-  if (!between.ok()) return between.status();
-  return make_hierarchical_exchange(std::move(layout), rank, machines, options.exchange,
-                                    std::move(execution), std::move(between).value(), options.seed,
-                                    reduction);
-}
-
-Result<std::unique_ptr<Exchange>> make_exchange_of(const Request& request, const Options& options,
+Result<std::unique_ptr<Exchange>> make_exchange_of(const Request& request,
+                                                   const ExchangeChoice& exchange,
                                                    std::shared_ptr<const Layout> layout,
-                                                   uint32_t rank,
-                                                   const std::vector<uint32_t>& machines,
-                                                   Execution execution) {
+                                                   uint32_t rank, Execution execution,
+                                                   ExchangeOptions options) {
   switch (request.collective) {
     case Collective::kAllReduce:
-      return make_all_reduce(request, options, std::move(layout), rank, machines,
-                             std::move(execution));
+      return make_exchange(exchange.text(), std::move(layout), rank, std::move(execution),
+                           std::move(options));
     case Collective::kReduceScatter:
-      return make_reduce_scatter_exchange(std::move(layout), rank, std::move(execution),
-                                          options.seed, request.reduction);
+      return make_reduce_scatter_exchange(std::move(layout), rank, std::move(execution), options);
     case Collective::kAllgather:
-      return make_allgather_exchange(std::move(layout), rank, std::move(execution), options.seed);
+      return make_allgather_exchange(std::move(layout), rank, std::move(execution), options);
   }
   return Status(StatusCode::kInvalidArgument, "no such collective operation");
 }
@@ -138,15 +114,21 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
     if (!execution.ok()) return execution.status();
     Result<Execution> copying = Execution::create("auto", options.threads);
     if (!copying.ok()) return copying.status();
-    const std::vector<uint32_t> machines = choose_machines(request, options, *communicator.value());
+    Result<ExchangeChoice> choice = ExchangeChoice::parse(options.exchange);
+    if (!choice.ok()) return choice.status();
+    const std::vector<uint32_t> machines =
+        choose_machines(request, choice.value(), *communicator.value());
     Result<Layout> layout =
         make_layout(request, options, memory, machines.empty() ? world : count_machines(machines));
     if (!layout.ok()) return layout.status();
+    const bool scaled = is_scaled_average(request, choice.value());
     Result<std::unique_ptr<Exchange>> exchange = make_exchange_of(
-        request, options, std::make_shared<const Layout>(std::move(layout).value()), rank, machines,
-        std::move(execution).value());
+        request, choice.value(), std::make_shared<const Layout>(std::move(layout).value()), rank,
+        std::move(execution).value(),
+        {.seed = options.seed,
+         .reduction = scaled ? Reduction::kAverage : request.reduction,
+         .machine_of_rank = machines});
     if (!exchange.ok()) return exchange.status();
-    const bool scaled = is_scaled_average(request, options);
     Buffers buffers(request, rank, world, scaled ? static_cast<float>(world) : 1.0f);
     Result<Engine> engine =
         Engine::create(request.comm, std::move(exchange).value(), options.timeout_seconds,

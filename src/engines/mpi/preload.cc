@@ -71,7 +71,7 @@ void announce(const std::string& path, const PreloadConfig& config) {
                " bytes on: codec %s, pull codec %s, exchange %s, no error feedback (%s)\n",
                config.min_bytes, options.codec.c_str(),
                options.pull_codec.empty() ? options.codec.c_str() : options.pull_codec.c_str(),
-               exchange_text(options).c_str(), path.c_str());
+               options.exchange.c_str(), path.c_str());
   warn_of_lost_residuals(options);
 }
 

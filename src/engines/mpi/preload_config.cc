@@ -29,7 +29,7 @@ bool set(std::string_view key, std::string_view value, PreloadConfig& config) {
     (key == "codec" ? options.codec : options.pull_codec) = value;
     return !value.empty();
   }
-  if (key == "exchange") return set_exchange(value, options).ok();
+  if (key == "exchange") return options.exchange = value, true;
   if (key == "min-bytes") return parse_number(value, config.min_bytes);
   if (key == "threads") return parse_number(value, options.threads);
   if (key == "seed") return parse_number(value, options.seed);
@@ -56,11 +56,11 @@ Result<PreloadConfig> read_preload_config(const std::string& path) {
     const bool known = equals != std::string_view::npos &&
                        set(trim(line.substr(0, equals)), trim(line.substr(equals + 1)), config);
     if (!known) {
-      return Status(StatusCode::kInvalidArgument,
-                    path + ":" + std::to_string(number) + ": '" + std::string(line) +
-                        "' is no line of key = value; keys: codec, pull-codec, exchange "
-                        "(sharded, ring, terngrad, hierarchical[:between=,ranks=]), min-bytes, "
-                        "threads, seed, timeout");
+      return Status(
+          StatusCode::kInvalidArgument,
+          path + ":" + std::to_string(number) + ": '" + std::string(line) +
+              "' is no line of key = value; keys: codec, pull-codec, exchange, min-bytes, "
+              "threads, seed, timeout");
     }
   }
   if (config.options.codec.empty()) {
@@ -68,6 +68,9 @@ Result<PreloadConfig> read_preload_config(const std::string& path) {
   }
   GW_RETURN_IF_ERROR(check_codec(config.options.codec));
   GW_RETURN_IF_ERROR(check_codec(config.options.pull_codec));
+  const Result<ExchangeChoice> exchange = ExchangeChoice::parse(config.options.exchange);
+  if (!exchange.ok()) return exchange.status();
+  config.options.exchange = exchange.value().text();
   return config;
 }
 

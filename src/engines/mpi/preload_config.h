@@ -14,8 +14,9 @@ struct PreloadConfig {
 };
 
 // Lines `key = value`; # begins a comment. Keys: codec (which must be there), pull-codec, exchange
-// (as set_exchange takes it), min-bytes, threads, seed, timeout. kInvalidArgument with path and
-// line where it can't be read, a key is unknown or a value won't do; the codecs' own statuses.
+// (as ExchangeChoice::parse takes it), min-bytes, threads, seed, timeout. kInvalidArgument with
+// path and line where it can't be read, a key is unknown or a value won't do; the codecs' own
+// statuses.
 Result<PreloadConfig> read_preload_config(const std::string& path);
 
 }  // namespace gradwire::mpi

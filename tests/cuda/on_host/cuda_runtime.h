@@ -1,15 +1,15 @@
 #pragma once
 
 // The part of CUDA that src/cuda uses, on the host: kernels compiled as C++ against this header run
-// as fibers, one a thread, that take turns at barriers and warp operations. So a machine without a
-// GPU can compare their bytes with the CPU's. What this shows: results, bounds (with a sanitizer),
-// threads that wait at different barriers, blocks that wait for blocks that have not begun. What it
-// can't: speed, memory order.
+// as fibers, one for each thread, that take turns at barriers and warp operations. So a machine
+// without a GPU can compare their bytes with the CPU's. This shows wrong results, reads out of
+// bounds (with a sanitizer), threads that wait at different barriers, and blocks that wait for
+// blocks that have not begun. It cannot show speed or memory order.
 //
 // Threads run in an order drawn from a seed, a new one after each barrier, so that a missing
-// barrier shows in the results of some seeds. So do blocks: they begin in any order, several are
-// under way at once, and atomics and barriers are where others may go on. Shared memory holds
-// anything when a block begins.
+// barrier changes the results of some seeds. Blocks begin in any order, too, and several run at
+// once: at atomics and barriers another block may continue. Shared memory holds arbitrary bytes
+// when a block begins.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,8 +23,8 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
-// A block's own: each of those under way has its system thread. AddressSanitizer watches the bounds
-// of static arrays only, so there is one block at a time with it.
+// Each running block has a system thread, so thread_local memory is the block's own.
+// AddressSanitizer watches the bounds of static arrays only, so with it one block runs at a time.
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
 #else
@@ -49,10 +49,10 @@ struct Place {
   dim3 blocks;
 };
 
-// Of the thread that runs.
+// The place of the thread that runs.
 const Place& place();
 
-// Where in the code a thread waits for others: all are at the same place.
+// Where in the code a thread waits for the others, which must wait at the same place.
 using Site = std::source_location;
 
 // Waits for all threads of the block.
@@ -61,10 +61,11 @@ void block_barrier(const Site& site);
 // Waits for all 32 lanes and gives each lane's value (`own` of that lane).
 const uint64_t* exchange(uint64_t own, unsigned mask, const Site& site);
 
-// Another block may go on here.
+// Another block may continue here.
 void may_switch();
 
-// Others go on; for threads that wait for what another block does. There were `waits` of them.
+// Lets other threads and blocks run, for a thread that waits for another block. waits() counts the
+// calls.
 void wait();
 uint64_t waits();
 
@@ -170,7 +171,7 @@ inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 
-// One thread runs at a time, of all blocks.
+// Of all blocks, one thread runs at a time.
 template <typename T>
 T atomicAdd(T* at, T value) {
   gradwire::on_host::may_switch();
@@ -231,6 +232,21 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
+
+inline cudaError_t cudaMemsetAsync(void* memory, int byte, size_t bytes, cudaStream_t) {
+  return cudaMemset(memory, byte, bytes);
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t) {
+  return cudaMemcpy(to, from, bytes, kind);
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaMallocHost(void** memory, size_t bytes) { return cudaMalloc(memory, bytes); }
+inline cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
 
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "invalid value";

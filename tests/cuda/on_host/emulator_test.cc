@@ -1,4 +1,4 @@
-// What the emulator shows: each fault here is one that a GPU may hang or go wrong on.
+// The emulator finds faults with which a GPU may hang or give wrong results.
 
 #include <algorithm>
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 #include "gtest/gtest.h"
 
-#include "cuda/compaction.cuh"
-#include "cuda/launch.h"
+#include "cuda/coded/chunk_places.cuh"
+#include "cuda/common/launch.h"
 
 namespace gradwire::cuda {
 namespace {
@@ -22,20 +22,20 @@ void run(uint64_t blocks, const std::function<void()>& body) {
   on_host::launch(dim3(static_cast<unsigned>(blocks)), dim3(kThreads), body);
 }
 
-// Blocks wait for those before them, which are under way at the same time.
+// Blocks wait for the blocks before them, which run at the same time.
 TEST(Emulator, BlocksFindTheirPlacesTogether) {
   constexpr uint32_t kBlocks = 100;
   const uint64_t waits = on_host::waits();
   for (uint64_t seed = 1; seed <= 4; ++seed) {
     on_host::set_seed(seed);
-    std::vector<uint64_t> told(kBlocks);
+    std::vector<uint64_t> ends(kBlocks);
     std::vector<uint64_t> begins(kBlocks);
     std::vector<uint32_t> begun;  // blockIdx, in the order of the tickets
     uint32_t ticket = 0;
     run(kBlocks, [&] {
       const uint32_t own = take_ticket(&ticket);
       if (threadIdx.x == 0) begun.push_back(blockIdx.x);
-      const uint64_t begin = place_chunk(&told[own], own, own + 1);
+      const uint64_t begin = place_chunk(&ends[own], own, own + 1);
       if (threadIdx.x == kThreads - 1) begins[own] = begin;
     });
     for (uint64_t i = 0; i < kBlocks; ++i) EXPECT_EQ(begins[i], i * (i + 1) / 2);
@@ -55,8 +55,8 @@ TEST(Launch, RefusesMoreBlocksThanAGridHas) {
 }
 
 TEST_F(EmulatorDeathTest, ABlockWaitsForOneThatHasNotBegun) {
-  std::vector<uint64_t> told(100);
-  EXPECT_DEATH(run(100, [&] { place_chunk(&told[blockIdx.x], blockIdx.x, 1); }),
+  std::vector<uint64_t> ends(100);
+  EXPECT_DEATH(run(100, [&] { place_chunk(&ends[blockIdx.x], blockIdx.x, 1); }),
                "wait for one that has not begun");
 }
 

@@ -25,19 +25,19 @@ constexpr unsigned kBlocksAtOnce = 1;
 #else
 constexpr unsigned kBlocksAtOnce = 3;
 #endif
-// Rounds in a row in which all threads only wait for other blocks, for each block under way.
+// For each running block: so many rounds in a row in which all threads wait for other blocks.
 constexpr uint64_t kMostIdleRounds = 2000;
 
 enum class State { kReady, kWaiting, kAtBlockBarrier, kAtWarp, kDone };
 
-// Where code that others have interrupted goes on.
+// Where interrupted code continues.
 struct Continuation {
   ucontext_t context;
   jmp_buf place;
   bool begun = true;  // false: at the front of `context`
 };
 
-// Goes on at `to`, until something goes on at `from`.
+// Continues at `to`, until something continues at `from`.
 void go(Continuation& from, Continuation& to) {
 #ifdef __SANITIZE_ADDRESS__
   swapcontext(&from.context, &to.context);
@@ -81,8 +81,8 @@ struct Launch {
   uint64_t idle_rounds = 0;
 };
 
-// The blocks under way. Each has a system thread; one of these runs at a time, so that a seed gives
-// one order of all that they do.
+// The running blocks. Each has a system thread; one of these runs at a time, so that a seed gives
+// one order of all events.
 class Resident {
  public:
   Resident() {
@@ -100,7 +100,7 @@ class Resident {
 
   void run(Launch launch) {
     launch_ = std::move(launch);
-    // Fewer are more likely to wait for one that has not begun.
+    // With fewer blocks, it is more likely that one waits for a block that has not begun.
     const size_t count = std::min<size_t>(1 + random() % kBlocksAtOnce, launch_.order.size());
     active_.resize(count);
     std::iota(active_.begin(), active_.end(), 0u);
@@ -108,7 +108,7 @@ class Resident {
     await_turn(kNobody);
   }
 
-  // From here on, until they return, other blocks may go on.
+  // Other blocks may continue until this returns.
   void switch_from(unsigned own) {
     const unsigned next = active_[random() % active_.size()];
     if (next == own) return;

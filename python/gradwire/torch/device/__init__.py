@@ -1,0 +1,1 @@
+"""The exchange of gradients that lie on a GPU."""

@@ -1,0 +1,52 @@
+"""Where a rank exchanges the buckets of a device, beside the training that fills them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from gradwire._core import ShardCodecs
+from gradwire.torch.device.device_codec import require_kernels, stream_of
+
+_HIGH_PRIORITY = -1  # the work of a bucket is short, and other ranks wait for it
+
+
+class DeviceQueue:
+    """A stream of its own on `device`, and the codecs whose work is queued there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device, priority=_HIGH_PRIORITY)
+        with self.after(None):
+            self.shard_codecs: ShardCodecs = require_kernels(device).shard_codecs(
+                device.index or 0, stream_of(device)
+            )
+
+    @contextlib.contextmanager
+    def after(self, ready: torch.cuda.Event | None) -> Iterator[None]:
+        """Work that is queued here runs after `ready` and after the work queued here before."""
+        if self._stream is None:  # the device is no GPU
+            yield
+            return
+        # The device first: leaving a stream makes the device current that was so before, the first
+        # one in a thread of its own, and would make a context there.
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            if ready is not None:
+                self._stream.wait_event(ready)
+            yield
+
+
+def is_capturing(values: torch.Tensor) -> bool:
+    """Whether the current stream's work becomes a CUDA graph."""
+    return values.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def mark_ready(values: torch.Tensor) -> torch.cuda.Event | None:
+    """An event after the work that is queued for the values; None where they are on the CPU."""
+    if values.device.type != "cuda":
+        return None
+    return torch.cuda.current_stream(values.device).record_event()

@@ -1,0 +1,1 @@
+"""`gradwire_hook` and its `GradwireState`: the way in for DistributedDataParallel."""

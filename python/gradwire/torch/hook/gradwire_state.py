@@ -1,0 +1,242 @@
+"""`GradwireState`: the configuration of the hook, its counters and its checkpoint."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+from typing import Protocol, Unpack
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from gradwire.torch.device import device_queue
+from gradwire.torch.device.device_codec import has_kernels, require_kernels
+from gradwire.torch.hook.parameter_names import ParameterNames
+from gradwire.torch.records import checkpoint
+from gradwire.torch.records.exchange_settings import (
+    RAW_CODECS,
+    ExchangeArguments,
+    ExchangeSettings,
+)
+from gradwire.torch.records.parameters import require_dense
+from gradwire.torch.records.stats import Stats, Totals, summarize
+from gradwire.torch.session.bucket import BucketJob
+from gradwire.torch.session.session import Session
+from gradwire.torch.session.session_owner import SessionOwner
+
+
+class Overlap(Enum):
+    """Whether buckets are exchanged while `backward()` goes on."""
+
+    ON = "on"
+    OFF = "off"  # the hook waits for each bucket, to measure what overlap saves
+
+
+class LossScaler(Protocol):
+    """The part of `torch.amp.GradScaler` that the hook needs."""
+
+    def get_scale(self) -> float: ...
+
+
+class GradwireState(SessionOwner):
+    """State of `gradwire_hook` for one DistributedDataParallel model.
+
+        state = GradwireState(codec="3lc:s=1.75")
+        model.register_comm_hook(state, gradwire_hook)
+
+    Every rank must be given the same arguments; the ranks compare them before the first exchange.
+
+    codec          the codec of pushes and pulls, as text. None: "3lc:s=1.75", or "terngrad" for the
+                   exchange of that name
+    pull_codec     another codec for pulls
+    rules          (pattern, codec) or (pattern, codec, "push" | "pull" | "both"): tensors whose
+                   name matches the pattern take that codec; the first match wins
+    exclude        name patterns of tensors that go raw
+    min_numel      tensors with fewer values go raw, and so do all one-dimensional ones
+    start_iter     so many first iterations go raw, while gradients change fastest
+    process_group  the group given to DDP; None: the default group
+    threads        threads for encoding and decoding on this rank. They are used for segments of
+                   more than a million values; below that, one thread is faster
+    target         SIMD target, see `gradwire.simd_targets()`
+    exchange       "sharded" (each rank averages a part), "ring" (each rank talks to its neighbours
+                   alone), "terngrad" (all ranks share one scale, and trits are summed without being
+                   decoded) or "hierarchical" (one rank of each machine talks to the other machines,
+                   and only that is compressed); see docs/exchanges.md
+    ranks_per_machine   of exchange="hierarchical": ranks 0 to k - 1 are on the first machine, and
+                   so on. None: LOCAL_WORLD_SIZE of torchrun, or else found by host names
+    seed           of the random numbers, for codecs that draw
+    timeout        seconds to wait for a rank that is connected but silent. A rank that evaluates
+                   alone between two steps must have finished by then
+    scaler         the GradScaler, if gradients are scaled: residuals follow its scale
+    overlap        see Overlap
+
+    Raises GradwireError for an unknown codec or a bad parameter, ValueError for other arguments.
+
+    Gradients are dense, and float32, bfloat16 or float16. Gradients of 16 bits are widened for the
+    exchange, their residuals are kept as the codec says, and the average is rounded half to even
+    into the bucket. Tensors that go raw are sent in their own 16 bits, as codec bf16 or fp16:
+    pushes are exact, and pulls are rounded as the bucket would be. An average outside the range of
+    float16 is infinite: see `scaler`.
+
+    Gradients on a GPU are encoded and decoded there, in a build with CUDA, to the same packets and
+    the same result as on the CPU. `threads` and `target` have no effect then, and exchange cannot
+    be "terngrad".
+
+    If no rank used a parameter in an iteration (find_unused_parameters), its residual is still
+    sent, but DDP does not change its gradient: that amount is not applied.
+    """
+
+    def __init__(
+        self,
+        codec: str | None = None,
+        *,
+        start_iter: int = 2,
+        scaler: LossScaler | None = None,
+        overlap: Overlap = Overlap.ON,
+        **settings: Unpack[ExchangeArguments],
+    ) -> None:
+        if start_iter < 0:
+            raise ValueError(f"start_iter is {start_iter}; it must not be negative")
+        self._settings = ExchangeSettings.of(codec, settings)
+        self._start_iter = start_iter
+        self._scaler = scaler
+        self._overlap = overlap
+        self._device: torch.device | None = None  # of the gradients
+        self._names = ParameterNames(self)
+        self._iterations = 0
+        self._loss_scale: float | None = None  # of the iteration
+        self._loaded: checkpoint.StateDict | None = None
+
+    # What the hook does ------------------------------------------------------------------------
+
+    def average(
+        self,
+        bucket: dist.GradBucket,  # type: ignore[name-defined] # PyTorch hides it from checkers
+    ) -> Future[torch.Tensor]:
+        """Starts averaging the bucket over all ranks; the future holds its own buffer.
+
+        Raises TypeError for gradients that are sparse, that are not float32, bfloat16 or float16,
+        or that are neither on the CPU nor on one GPU; RuntimeError for a GPU in a build without
+        CUDA, or in the capture of a CUDA graph; and the first error of the communication again if
+        there was one.
+        """
+        queued, cpu = time.perf_counter(), time.thread_time()
+        if self.error is not None:
+            raise self.error
+        values = bucket.buffer()
+        if device_queue.is_capturing(values):
+            raise RuntimeError(
+                "gradwire_hook can't be captured in a CUDA graph, because the host makes the "
+                "packets: leave backward() out of the graph"
+            )
+        tensors = self._names.shapes(bucket.parameters())
+        require_dense(tensors[0][0], values)  # DDP gives a sparse gradient a bucket of its own
+        self._check_gradients(values)
+        if self._session is None:
+            self._session = self._connect(values.device)
+            queued, cpu = time.perf_counter(), time.thread_time()
+        if bucket.index() == 0:
+            self._iterations += 1
+            # On a GPU this waits for all work that is queued there, so it is done once a step.
+            self._loss_scale = None if self._scaler is None else self._scaler.get_scale()
+        step = self._iterations - 1
+        job = BucketJob(
+            step=step,
+            index=bucket.index(),
+            last=bucket.is_last(),
+            raw=step < self._start_iter,
+            tensors=tensors,
+            values=values,
+            loss_scale=self._loss_scale,
+            queued=queued,
+            hook_seconds=time.perf_counter() - queued,
+            hook_cpu_seconds=time.thread_time() - cpu,
+            ready=device_queue.mark_ready(values),
+        )
+        future = self._session.submit(job)
+        if self._overlap is Overlap.OFF:
+            future.wait()
+        # DDP takes an exception only from a future's callback.
+        return future.then(_value)
+
+    # What it did -------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """Sums over all complete steps of this rank, and which tensors go raw and why."""
+        if self._session is not None:
+            return self._session.stats()
+        return summarize(Totals(), codec=self._settings.text(), world_size=1, raw_tensors=())
+
+    # Checkpoint --------------------------------------------------------------------------------
+
+    def state_dict(self) -> checkpoint.StateDict:
+        """This rank's residuals and its count of iterations; every rank saves its own."""
+        if self._session is not None:
+            return self._session.state_dict(self._iterations)
+        if self._loaded is not None:
+            return self._loaded
+        return checkpoint.make_state(
+            self._settings.text(),
+            *self._place(),
+            (),
+            iterations=self._iterations,
+            ranks_per_machine=None,
+            loss_scale=None,
+        )
+
+    def load_state_dict(self, state: checkpoint.StateDict) -> None:
+        """Goes on from a saved state; every rank must load its own, at the same iteration.
+
+        The result is that of the uninterrupted run, bit for bit, if DDP puts the gradients into the
+        same buckets. (DDP makes new buckets after the first iteration, unless
+        find_unused_parameters is on.) With other buckets nothing is lost, but other values share a
+        scale.
+        Raises ValueError for a state of another rank or world size. A state for other machines is
+        refused, too, but perhaps only in the first step. `reshard` converts such states.
+        """
+        hint = "; gradwire.torch.reshard makes states for another world"
+        checkpoint.check_place(state, *self._place(), hint=hint)
+        if self._session is None:
+            self._loaded = state
+        else:
+            self._session.load_state_dict(state)
+        self._iterations = int(state["iterations"])
+
+    # -------------------------------------------------------------------------------------------
+
+    def _place(self) -> tuple[int, int]:
+        if not dist.is_initialized():
+            return 0, 1
+        group = self._settings.process_group
+        return dist.get_rank(group), dist.get_world_size(group)
+
+    def _check_gradients(self, values: torch.Tensor) -> None:
+        if values.dtype not in RAW_CODECS:
+            raise TypeError(
+                "gradwire_hook averages float32, bfloat16 and float16 gradients; this bucket is "
+                f"{values.dtype}"
+            )
+        if values.device == self._device:
+            return
+        if self._device is not None:
+            raise TypeError(
+                f"gradwire_hook averages gradients of one device; this bucket is on "
+                f"{values.device}, the first one was on {self._device}"
+            )
+        if values.device.type != "cpu" or has_kernels(values.device):
+            require_kernels(values.device)
+        self._device = values.device
+
+    def _connect(self, device: torch.device) -> Session:
+        """Called in the first bucket, which comes in the same order on every rank."""
+        session = Session(self._settings, device)
+        if self._loaded is not None:
+            session.load_state_dict(self._loaded)
+            self._loaded = None
+        session.close_with(self)
+        return session
+
+
+def _value(future: Future[torch.Tensor]) -> torch.Tensor:
+    return future.value()

@@ -1,0 +1,145 @@
+"""This rank's connections to the others, from the comparison of setups to the close or an error."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from gradwire.torch.link.errors import CommunicationError
+from gradwire.torch.link.failure import FailureBoard
+from gradwire.torch.link.thread import ABORT_SECONDS, join, warn_of_thread
+from gradwire.torch.link.wire import Wire, WireBrokenError
+
+T = TypeVar("T", bound=Exception)
+
+
+class LostError(Exception):
+    """These peers are gone, or were silent for the timeout."""
+
+    def __init__(self, peers: tuple[int, ...], silent: bool, why: str) -> None:
+        super().__init__(why)
+        self.peers = peers
+        self.silent = silent
+
+
+class Connection:
+    """A Gloo group that nobody else uses, its wire, and the error that ended it."""
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None,
+        timeout: float,
+        connect_seconds: float = 0.0,
+    ) -> None:
+        """Every rank of `process_group` must call this, in the same order.
+
+        `connect_seconds`: the first messages are waited for at least that long. The owner then
+        sets `wire.timeout`.
+        """
+        patience = max(timeout, connect_seconds)
+        self._ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        group = dist.new_group(
+            self._ranks,
+            timeout=timedelta(seconds=patience),
+            backend="gloo",
+            # In a part of the world only its members get here.
+            use_local_synchronization=len(self._ranks) < dist.get_world_size(),
+            group_desc="gradwire",
+            sort_ranks=False,
+        )
+        self.rank = group.rank()
+        self.world_size = group.size()
+        self.error: Exception | None = None
+        self.wire = Wire(group, patience)
+        self.readers: list[threading.Thread] = []  # threads that wait for messages
+        self._board = FailureBoard(group.get_group_store(), self.rank, self.world_size)
+        self._group: dist.ProcessGroup | None = group
+
+    @contextlib.contextmanager
+    def guard(self, doing: str) -> Iterator[None]:
+        """An exception inside ends the connection; a broken wire becomes the error of a rank.
+
+        Raises the error of the connection, also if it has ended before.
+        """
+        if self.error is not None:
+            raise self.error
+        try:
+            yield
+        except Exception as raised:
+            error = self.error or self._end(self._judge(raised, doing))
+            if error is raised:
+                raise
+            raise error from raised
+
+    def find_lost(self) -> CommunicationError | None:
+        """Ends the connection if a peer's is closed, between two messages. Returns the error."""
+        lost = self.wire.closed_peers() if self._group is not None else ()
+        if not lost:
+            return None
+        return self._end(self._diagnose(LostError(lost, False, "they left"), "between two steps"))
+
+    def abandon(self, error: Exception) -> None:
+        """Breaks off all waits; other threads get `error`. To the peers this rank is gone."""
+        self._board.hurry()
+        if self.error is None:
+            self.error = error
+        self.wire.abort()
+
+    def leave(self, error: Exception) -> None:
+        """Ends without an error, when everything sent has arrived and nothing more will come."""
+        self.error = error
+        self._board.leave()
+        self.disconnect()
+
+    def disconnect(self) -> bool:
+        """Releases the group. What was not flushed may be lost.
+
+        False: a thread that waits for messages does not end though its connection is closed.
+        """
+        group, self._group = self._group, None
+        if group is not None:
+            self.wire.abort()
+        ended = join(self.readers, ABORT_SECONDS)
+        self.wire.drop()
+        if group is not None and dist.is_initialized():
+            # The program may have destroyed all its groups already.
+            with contextlib.suppress(AssertionError, RuntimeError, ValueError):
+                dist.destroy_process_group(group)
+        return ended
+
+    def warn_of_threads(self, ended: bool) -> None:
+        """Says on stderr if a thread still waits: `ended` tells of the owner's threads."""
+        if not (self._board.join(ABORT_SECONDS) and ended):
+            warn_of_thread(self.rank)
+
+    def _judge(self, raised: Exception, doing: str) -> Exception:
+        if isinstance(raised, WireBrokenError):
+            why = f"waited {self.wire.timeout:g} s" if raised.silent else _first_line(raised)
+            return self._diagnose(LostError((raised.peer,), raised.silent, why), doing)
+        if isinstance(raised, LostError):
+            return self._diagnose(raised, doing)
+        self._board.announce(raised)
+        return raised
+
+    def _diagnose(self, lost: LostError, doing: str) -> CommunicationError:
+        when = f"rank {self.rank}, {doing}: {_first_line(lost)}"
+        if dist.is_initialized() and len(self._ranks) != dist.get_world_size():
+            when += f" (ranks are places in the process group {self._ranks})"
+        closed = () if lost.silent else self.wire.closed_peers()
+        return self._board.diagnose(lost.peers, lost.silent, when, closed)
+
+    def _end(self, error: T) -> T:
+        self.error = error
+        # Only now: a rank that sees the connection close must find this rank's report in the store.
+        self.disconnect()
+        self._board.linger(frozenset(error.ranks if isinstance(error, CommunicationError) else ()))
+        return error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or repr(error)).splitlines()[0]

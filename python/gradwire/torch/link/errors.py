@@ -1,0 +1,56 @@
+"""What can go wrong between ranks, as exceptions and warnings.
+
+Every error is raised in the communication thread, kept in `GradwireState.error`, and comes out of
+`backward()` in the training thread. PyTorch carries it there through C++ as a `RuntimeError` whose
+text holds the name and the message of the original.
+"""
+
+from __future__ import annotations
+
+
+class CommunicationError(RuntimeError):
+    """The exchange of a bucket could not be finished. `ranks` are the ranks that caused it."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class PeerLostError(CommunicationError):
+    """The connection to a rank closed: its process died or left."""
+
+
+class PeerSilentError(CommunicationError):
+    """A rank is connected but sent nothing for `timeout` seconds."""
+
+
+class PeerStoppedError(CommunicationError):
+    """A rank stopped with an error of its own; the message repeats it."""
+
+
+class PeerMismatchError(CommunicationError):
+    """A rank uses another codec or another layout; the message names both."""
+
+
+class NonFiniteStepWarning(RuntimeWarning):
+    """A gradient held NaN or Inf, so every rank got NaN for its bucket; residuals are kept."""
+
+
+class UnmatchedPatternWarning(UserWarning):
+    """A pattern of `rules` or `exclude` matches no tensor of the model."""
+
+
+class GrowingScalesWarning(UserWarning):
+    """A ring of more than two ranks uses a codec whose scale grows at each hop."""
+
+
+class OneMachineWarning(UserWarning):
+    """All ranks of a hierarchical exchange are on one machine: nothing is compressed."""
+
+
+class ResidualDroppedWarning(RuntimeWarning):
+    """A residual is dropped, because the new configuration has no place for it."""
+
+
+class WorkerLostWarning(RuntimeWarning):
+    """A worker is gone, and the server goes on without it, as `backup_workers` allows."""

@@ -1,0 +1,200 @@
+"""Finds out which rank is to blame when a connection breaks.
+
+One dead rank breaks many connections: its own, and those of the ranks that stop because of it. So
+every rank that stops leaves a report in the group's store before it closes its connections. The
+report says for which ranks it waited, or which error it had. The culprits are the ranks that others
+waited for and that left no report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from gradwire.torch.link.errors import (
+    CommunicationError,
+    PeerLostError,
+    PeerSilentError,
+    PeerStoppedError,
+)
+from gradwire.torch.link.thread import join
+
+GRACE_SECONDS = 1.0  # for the reports of ranks that fail at the same moment
+STORE_SECONDS = 5.0  # a store that takes longer counts as unreachable
+LINGER_SECONDS = 10.0  # how long rank 0, which may host the store, waits for readers
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Why a rank stopped: an `error` of its own, or the ranks that it waited for in vain."""
+
+    waited_for: tuple[int, ...] = ()
+    silent: bool = False
+    error: str = ""
+
+
+class StoreUnreachableError(Exception):
+    """The group's store does not answer."""
+
+
+class FailureBoard:
+    """The reports of all ranks of one group. Ranks are places in that group."""
+
+    def __init__(
+        self,
+        store: dist.Store,  # type: ignore[name-defined] # PyTorch hides it from checkers
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._ranks = range(world_size)
+        self._may_host_store = dist.get_rank() == 0
+        self._unanswered: list[threading.Thread] = []
+        self._leaving = threading.Event()
+
+    def announce(self, error: BaseException) -> None:
+        """Leaves a report of this rank's own error, if the store can be reached."""
+        with contextlib.suppress(StoreUnreachableError):
+            self._write(Report(error=f"{type(error).__name__}: {error}"))
+            self._leave()
+
+    def diagnose(
+        self, lost: tuple[int, ...], silent: bool, when: str, closed: tuple[int, ...] = ()
+    ) -> CommunicationError:
+        """The error to raise where the connections to the ranks `lost` broke.
+
+        `silent`: nothing came for the whole timeout, though the connection is open.
+        `when` goes into the message: what this rank was doing, and what the system said.
+        `closed`: ranks whose connections are closed, too, though this rank did not wait for them.
+        """
+        try:
+            self._write(Report(waited_for=lost, silent=silent))
+            self._leaving.wait(GRACE_SECONDS)
+            reports = self._read()
+        except StoreUnreachableError as error:
+            if 0 in closed and not silent:
+                lost = (0,)  # the store ended with rank 0, and the others stopped because of that
+            return self._without_store(lost, silent, when, str(error))
+        with contextlib.suppress(StoreUnreachableError):
+            self._leave()
+        return _judge(reports, lost, when)
+
+    def leave(self) -> None:
+        """Tells rank 0 that this rank needs the store no more."""
+        with contextlib.suppress(StoreUnreachableError):
+            self._leave()
+
+    def linger(self, culprits: frozenset[int]) -> None:
+        """Keeps the store alive: rank 0, which may host it, waits until all but the culprits left.
+
+        Called after this rank's connections are closed, and before the program sees the error.
+        """
+        if not self._may_host_store:
+            return
+        end = time.monotonic() + LINGER_SECONDS
+        keys = [_left_key(rank) for rank in self._ranks if rank not in culprits]
+        with contextlib.suppress(StoreUnreachableError):  # if so, nobody else can read it either
+            while time.monotonic() < end and not self._ask(lambda: self._store.check(keys)):
+                self._leaving.wait(0.1)
+
+    def _without_store(
+        self, lost: tuple[int, ...], silent: bool, when: str, why: str
+    ) -> CommunicationError:
+        hosted = "the process group's store, hosted by rank 0 unless a launcher hosts it, is gone"
+        if silent:
+            return PeerSilentError(
+                f"{_name(lost)} sent nothing; {hosted} too ({why}); {when}", lost
+            )
+        if lost == (0,):
+            return PeerLostError(f"rank 0 is gone, and with it the store ({why}); {when}", lost)
+        return PeerLostError(
+            f"the connection to {_name(lost)} closed; {hosted} too ({why}), so rank 0 may be the "
+            f"first that is gone; {when}",
+            lost,
+        )
+
+    def _write(self, report: Report) -> None:
+        self._ask(lambda: self._store.set(_key(self._rank), json.dumps(asdict(report))))
+
+    def _leave(self) -> None:
+        self._ask(lambda: self._store.set(_left_key(self._rank), ""))
+
+    def _read(self) -> dict[int, Report]:
+        def collect() -> dict[int, Report]:
+            present = [rank for rank in self._ranks if self._store.check([_key(rank)])]
+            return {rank: _parse(self._store.get(_key(rank))) for rank in present}
+
+        return self._ask(collect)
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        """Runs `call` in its own thread, because a store on a stopped machine never answers."""
+        if self._leaving.is_set():
+            raise StoreUnreachableError("this rank is leaving")
+        answer: list[T] = []
+        failure: list[str] = ["no answer"]
+
+        def run() -> None:
+            try:
+                answer.append(call())
+            except RuntimeError as error:
+                failure[0] = str(error).splitlines()[0]
+
+        thread = threading.Thread(target=run, name="gradwire-store", daemon=True)
+        thread.start()
+        thread.join(STORE_SECONDS)
+        if thread.is_alive():
+            self._unanswered.append(thread)
+        if not answer:
+            raise StoreUnreachableError(failure[0])
+        return answer[0]
+
+    def hurry(self) -> None:
+        """Ends all waits for the store and for other ranks, because the program exits."""
+        self._leaving.set()
+
+    def join(self, seconds: float) -> bool:
+        """Waits for the calls that the store has not answered; False if that takes longer."""
+        return join(self._unanswered, seconds)
+
+
+def _judge(reports: dict[int, Report], lost: tuple[int, ...], when: str) -> CommunicationError:
+    stopped = {rank: report.error for rank, report in reports.items() if report.error}
+    if stopped:
+        words = "; ".join(f"rank {rank} stopped: {text}" for rank, text in stopped.items())
+        return PeerStoppedError(f"{words} (noticed: {when})", tuple(stopped))
+    waited_for = {rank for report in reports.values() for rank in report.waited_for}
+    culprits = tuple(sorted(waited_for - reports.keys())) or lost
+    witnesses = [report for report in reports.values() if set(report.waited_for) & set(culprits)]
+    if witnesses and all(report.silent for report in witnesses):
+        return PeerSilentError(f"{_name(culprits)} sent nothing; {when}", culprits)
+    return PeerLostError(
+        f"{_name(culprits)} {'is' if len(culprits) == 1 else 'are'} gone; {when}", culprits
+    )
+
+
+def _name(ranks: tuple[int, ...]) -> str:
+    listed = ", ".join(str(rank) for rank in ranks)
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+def _key(rank: int) -> str:
+    return f"gradwire/stopped/{rank}"
+
+
+def _left_key(rank: int) -> str:
+    return f"gradwire/left/{rank}"
+
+
+def _parse(data: bytes) -> Report:
+    fields = json.loads(data)
+    return Report(tuple(fields["waited_for"]), fields["silent"], fields["error"])

@@ -1,0 +1,64 @@
+"""The thread that communicates with the other ranks while `backward()` goes on."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+ABORT_SECONDS = 8.0  # for a thread whose connections were closed: it may wait 5 s for the store
+
+
+def join(threads: Iterable[threading.Thread], seconds: float) -> bool:
+    """Waits until the threads have ended, except the calling one; False if one takes longer."""
+    end = time.monotonic() + seconds
+    others = [thread for thread in threads if thread is not threading.current_thread()]
+    for thread in others:
+        thread.join(max(0.0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in others)
+
+
+def warn_of_thread(rank: int) -> None:
+    print(
+        f"gradwire: rank {rank}: a thread still waits for another rank or for the store, though "
+        "its connections are closed; if the wait ends while Python exits, this process aborts",
+        file=sys.stderr,
+    )
+
+
+class CommunicationThread:
+    """Runs jobs one after the other, in the order in which they were submitted.
+
+    The thread is a daemon, so that an endless wait does not keep the interpreter from exiting. But
+    its owner must stop it before that: a thread that returns from C++ into an interpreter that is
+    exiting aborts the process.
+    A job reports its own errors; it must not raise.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="gradwire", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def drain(self, seconds: float) -> bool:
+        """Waits until every job submitted so far has run; False if that takes longer."""
+        if not self._thread.is_alive():
+            return True
+        done = threading.Event()
+        self._jobs.put(done.set)
+        return done.wait(seconds)
+
+    def stop(self, seconds: float) -> bool:
+        """Ends the thread after the jobs in the queue; False if they take longer than `seconds`."""
+        self._jobs.put(None)
+        return join([self._thread], seconds)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # it holds a bucket

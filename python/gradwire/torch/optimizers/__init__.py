@@ -1,0 +1,1 @@
+"""Optimizers that exchange what they need by themselves, without DistributedDataParallel."""

@@ -1,0 +1,178 @@
+"""`ShardedOptimizer`: the owner of each shard sums its gradients and steps it.
+
+    push  every rank encodes each shard of its gradients for the owner (with a residual)
+    step  the owner averages them and lets the wrapped optimizer step the shard
+    pull  the owner encodes the change of the shard once (with a residual), and every rank applies
+          the same bytes
+
+Optimizer states exist once in the job: of n values and N ranks, a rank holds the states of about
+n / N values. It also keeps the exact values of its shard (4 n / N bytes), the bucket (4 n bytes)
+and the residuals (4 n bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gradwire.torch.optimizers.replica import ReplicaOptimizer
+from gradwire.torch.optimizers.shard import Shard, check_optimizer
+from gradwire.torch.records import checkpoint
+from gradwire.torch.records.exchange_settings import (
+    DEFAULT_CODEC,
+    CodecArguments,
+    CodecSettings,
+    ExchangeSettings,
+)
+from gradwire.torch.records.parameters import Options, copy_gradient, options_of
+from gradwire.torch.records.stats import Stats
+
+
+class ShardedOptimizer(ReplicaOptimizer):
+    """Wraps an optimizer of one process and keeps its interface.
+
+        optimizer = ShardedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
+        ...
+        loss.backward()
+        optimizer.step()
+
+    For a plain module, not in DistributedDataParallel: `step` averages the gradients. Every rank
+    must construct, step and load it alike. On construction the ranks compare settings and tensors,
+    and take over rank 0's parameters and buffers. Buffers are not exchanged after that.
+
+    optimizer      a torch.optim optimizer that steps each element by itself and has taken no step.
+                   It belongs to this one now, and steps this rank's shard. At each step it gets the
+                   options of this one's `param_groups`: give schedulers this one
+    model          gives the parameters their names, which rules and errors mention
+    codec, settings   as in GradwireState: pull_codec, rules, exclude, min_numel, process_group,
+                   threads, target, seed, timeout
+
+    A parameter without a gradient counts as one with a zero gradient: momentum and weight decay go
+    on. Where a codec keeps a residual, the owner holds the exact values of its shard, and the
+    residual holds what the replicas lack. Without one, the owner takes over what everyone got.
+
+    If a gradient is not finite on any rank, no rank changes a parameter. A NonFiniteStepWarning
+    names the rank, stats().skipped_steps counts the step, and residuals are kept. (If finite
+    gradients have an infinite sum, the step is skipped, too. But the owners of other shards have
+    stepped then, and their residuals hold the change.) `step` raises TypeError for a sparse
+    gradient, and the errors of GradwireState; after one of those no step can be taken.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        codec: str = DEFAULT_CODEC,
+        **settings: Unpack[CodecArguments],
+    ) -> None:
+        check_optimizer(optimizer)
+        shard = Shard(optimizer)
+        # An update of the shard, not of this object: the session would keep it alive.
+        arguments = {**vars(CodecSettings(codec, **settings)), "update": shard.update}
+        exchange_settings = ExchangeSettings(**arguments)
+        exchange_settings.check()
+        super().__init__(optimizer, model, exchange_settings)
+        self._shard = shard
+        replica = self._replica
+        options = [f"group {options}" for options in options_of(self.param_groups)]
+        replica.follow_rank_0([f"sharded {type(optimizer).__name__}", *options])
+        rank, world_size = replica.session.rank, replica.session.world_size
+        layout = exchange_settings.bucket_layout(replica.tensors, world_size)
+        exchange = exchange_settings.make_exchange(layout, rank)
+        self._marks_non_finite = exchange.keeps_residuals
+        shard.take(
+            dict(zip(replica.names, replica.parameters, strict=True)),
+            layout,
+            exchange,
+            replica.bucket,
+            rank,
+        )
+        self.state = optimizer.state
+        self._handed_over = options_of(optimizer.param_groups)
+        self._steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Averages the gradients and steps the model, on all ranks. Returns the closure's loss."""
+        self._check_step()
+        loss = self._evaluate(closure)
+        self._hand_over_options()
+        replica = self._replica
+        places = list(zip(replica.names, replica.parameters, replica.parts, strict=True))
+        for name, parameter, part in places:
+            copy_gradient(name, parameter, part)
+        fault = None if self._marks_non_finite else replica.find_non_finite()
+        if fault is not None:
+            replica.bucket.fill_(torch.nan)  # for every owner: none may step
+        finite = replica.exchange(self._steps, fault)
+        self._steps += 1
+        if finite:
+            for _, parameter, part in places:
+                parameter.add_(part)
+        self._shard.follow()
+        return loss
+
+    def stats(self) -> Stats:
+        """Sums over all steps of this rank, and what goes raw and why."""
+        return self._replica.session.stats()
+
+    def state_bytes(self) -> int:
+        """Bytes of this rank's optimizer states with a value for each element."""
+        return self._shard.state_bytes()
+
+    def state_dict(self) -> checkpoint.StateDict:
+        """This rank's shard, its residuals and the groups' options; every rank saves its own.
+
+        Save the model's parameters, too; they are equal on all ranks.
+        """
+        return {
+            **self._replica.session.state_dict(self._steps),
+            "shard": self._shard.state_dict(),
+            "options": options_of(self.param_groups),
+        }
+
+    def load_state_dict(self, state: checkpoint.StateDict) -> None:
+        """Goes on from a saved state; every rank must load its own, and the model's parameters.
+
+        The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
+        another rank, world size, codec or model.
+        """
+        self._replica.check_state(state)
+        if len(state["options"]) != len(self.param_groups):
+            raise ValueError(
+                f"the state has {len(state['options'])} groups, this one {len(self.param_groups)}"
+            )
+        self._shard.load_state_dict(state["shard"])
+        self._replica.session.load_state_dict(state)
+        self._steps = int(state["iterations"])
+        self.state = self._optimizer.state
+        for group, options in zip(self.param_groups, state["options"], strict=True):
+            group.update(options)
+        self._handed_over = options_of(self._optimizer.param_groups)
+
+    def _hand_over_options(self) -> None:
+        groups = self._optimizer.param_groups
+        if not _same(options_of(groups), self._handed_over):
+            raise RuntimeError(
+                "the options of the wrapped optimizer were changed, but the ShardedOptimizer has "
+                "its own: give schedulers that one"
+            )
+        self._handed_over = options_of(self.param_groups)
+        for group, options in zip(groups, self._handed_over, strict=True):
+            group.update(options)
+
+
+def _same(a: list[Options], b: list[Options]) -> bool:
+    """Whether the options are equal. Tensors (learning rates) must be the same object."""
+    return all(
+        mine.keys() == theirs.keys()
+        and all(
+            value is theirs[key] or (not isinstance(value, torch.Tensor) and value == theirs[key])
+            for key, value in mine.items()
+        )
+        for mine, theirs in zip(a, b, strict=True)
+    )

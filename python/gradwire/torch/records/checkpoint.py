@@ -1,0 +1,150 @@
+"""Residuals as a checkpoint: saved for each rank, loaded again, moved to another world size.
+
+A state is a dictionary of plain values and tensors (`torch.load(..., weights_only=True)` reads it):
+
+    format      1
+    codec       the codec of the training, as text
+    rank, world_size, iterations
+    loss_scale  the gradient scaler's scale, which the residuals have, too; None: no scaler
+    ranks_per_machine   of a hierarchical exchange: one of so many ranks keeps residuals. 1 for
+                the other exchanges, and where the entry is missing. None: no rank has kept any yet
+    residuals   list of {"kind": "push" | "pull", "name": str, "offset": int, "values": f32[n]}:
+                n values of the parameter `name`, from its flattened element `offset` on
+
+The amount that is owed to an element is the mean of the ranks' push residuals plus the pull
+residual of its owner. (In a hierarchical exchange it is the mean over the machines.) `reshard`
+keeps that amount for another world size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from gradwire.torch.records.exchange_settings import check_machines
+from gradwire.torch.records.residuals import Residual
+
+FORMAT = 1
+StateDict = dict[str, Any]
+
+
+def make_state(
+    codec: str, rank: int, world_size: int, residuals: Iterable[Residual], **more: Any
+) -> StateDict:
+    """A state of this rank; `more`: its further entries."""
+    return {
+        "format": FORMAT,
+        "codec": codec,
+        "rank": rank,
+        "world_size": world_size,
+        **more,
+        "residuals": [
+            {
+                "kind": residual.kind,
+                "name": residual.name,
+                "offset": residual.offset,
+                "values": torch.from_numpy(residual.values.copy()),
+            }
+            for residual in residuals
+        ],
+    }
+
+
+def check_place(
+    state: StateDict, rank: int, world_size: int, codec: str | None = None, hint: str = ""
+) -> None:
+    """Raises ValueError if another rank saved the state, or a rank of another world size.
+
+    `codec`: refuses a state of another codec, too. `hint`: what to do, for the message.
+    """
+    residuals_of(state)  # raises where it is no state
+    here = {"rank": rank, "world_size": world_size, "codec": codec or state["codec"]}
+    if any(state[key] != value for key, value in here.items()):
+        say = "rank {rank} of {world_size}" + (" with {codec}" if codec else "")
+        raise ValueError(
+            f"the state is that of {say.format(**state)}, this is {say.format(**here)}{hint}"
+        )
+
+
+def residuals_of(state: StateDict) -> list[Residual]:
+    """Raises ValueError if `state` is not a state dictionary of this format."""
+    if state.get("format") != FORMAT:
+        raise ValueError(
+            f"not a gradwire state of format {FORMAT}: its format is {state.get('format')!r}"
+        )
+    return [
+        Residual(
+            entry["kind"],
+            entry["name"],
+            int(entry["offset"]),
+            entry["values"].detach().to("cpu", torch.float32).contiguous().numpy().copy(),
+        )
+        for entry in state["residuals"]
+    ]
+
+
+def ranks_per_machine_of(state: StateDict) -> int:
+    return state.get("ranks_per_machine", 1) or 1
+
+
+def reshard(
+    states: Sequence[StateDict], world_size: int, ranks_per_machine: int | None = None
+) -> list[StateDict]:
+    """The states of ranks 0 to N - 1, rewritten for ranks 0 to world_size - 1.
+
+    Every new rank gets the whole amount that is owed as its push residual. The mean over the ranks
+    then is the amount that was owed, whichever rank owns an element. With the same world size the
+    states come back unchanged.
+    `ranks_per_machine`: of a hierarchical exchange, where only the first rank of each machine keeps
+    residuals; 1 for the other exchanges; None: as it was.
+    Raises ValueError if the states are not those of all ranks of one run.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}; at least 1 is needed")
+    _check_complete(states)
+    before = ranks_per_machine_of(states[0])
+    after = before if ranks_per_machine is None else ranks_per_machine
+    check_machines(after, world_size, "ranks_per_machine")
+    if world_size == len(states) and before == after:
+        return list(states)
+    owed: dict[str, torch.Tensor] = {}
+    for state in states:
+        for residual in residuals_of(state):
+            values = torch.from_numpy(residual.values).double()
+            share = values * before / len(states) if residual.kind == "push" else values
+            end = residual.offset + values.numel()
+            total = owed.setdefault(residual.name, torch.zeros(0, dtype=torch.float64))
+            if total.numel() < end:
+                total = torch.cat([total, torch.zeros(end - total.numel(), dtype=torch.float64)])
+                owed[residual.name] = total
+            total[residual.offset : end] += share
+    entries = [
+        {"kind": "push", "name": name, "offset": 0, "values": total.float()}
+        for name, total in owed.items()
+    ]
+    return [
+        {
+            **states[0],
+            "rank": rank,
+            "world_size": world_size,
+            "ranks_per_machine": after,
+            "residuals": entries if rank % after == 0 else [],
+        }
+        for rank in range(world_size)
+    ]
+
+
+def _check_complete(states: Sequence[StateDict]) -> None:
+    ranks = [state["rank"] for state in states]
+    sizes = {state["world_size"] for state in states}
+    if ranks != list(range(len(states))) or sizes != {len(states)}:
+        raise ValueError(
+            f"the states of all ranks are needed, in order: got ranks {ranks} "
+            f"of a world of {sorted(sizes)}"
+        )
+    for key in ("format", "iterations", "loss_scale", "ranks_per_machine"):
+        values = [state.get(key) for state in states]
+        if any(value != values[0] for value in values):
+            raise ValueError(f"the states were saved at different times: {key} is {values}")

@@ -1,0 +1,230 @@
+"""How tensors are encoded and exchanged: the arguments that all ways to train share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypedDict
+
+import torch
+import torch.distributed as dist
+
+from gradwire import codecs, exchanges, parse_exchange
+from gradwire._core import Exchange, Layout, ShardCodecs
+from gradwire.torch.records.parameters import NamedShape
+
+RAW = "raw"
+
+# What stands for raw in buckets of each dtype. Pushes are exact; pulls are rounded as the bucket
+# would be anyway.
+RAW_CODECS = {torch.float32: RAW, torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+DEFAULT_CODEC = "3lc:s=1.75"
+
+
+class CodecArguments(TypedDict, total=False):
+    """Arguments beside `codec` of everything that exchanges tensors; see GradwireState."""
+
+    pull_codec: str | None
+    rules: Sequence[tuple[str, ...]]
+    exclude: Sequence[str]
+    min_numel: int
+    process_group: dist.ProcessGroup | None
+    threads: int
+    target: str
+    seed: int
+    timeout: float
+
+
+class ExchangeArguments(CodecArguments, total=False):
+    """Arguments of what can be exchanged by any algorithm."""
+
+    exchange: str
+    ranks_per_machine: int | None
+
+
+@dataclass(frozen=True)
+class CodecSettings:
+    """The arguments of those names, with their defaults."""
+
+    codec: str = DEFAULT_CODEC
+    pull_codec: str | None = None
+    rules: Sequence[tuple[str, ...]] = ()
+    exclude: Sequence[str] = ()
+    min_numel: int = 256
+    process_group: dist.ProcessGroup | None = None
+    threads: int = 1
+    target: str = "auto"
+    seed: int = 0
+    timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a timeout that no wait can have."""
+        if not (math.isfinite(self.timeout) and self.timeout > 0):
+            raise ValueError(f"timeout is {self.timeout}; a positive number of seconds is needed")
+
+    def text(self) -> str:
+        return self.codec if self.pull_codec is None else f"{self.codec}, pull {self.pull_codec}"
+
+    def layout(
+        self,
+        tensors: Sequence[NamedShape],
+        world_size: int,
+        raw_codec: str = RAW,
+        servers: int = 0,
+    ) -> Layout:
+        return Layout(
+            tensors,
+            world_size,
+            self.codec,
+            pull_codec=self.pull_codec,
+            rules=self.rules,
+            exclude=self.exclude,
+            min_numel=self.min_numel,
+            raw_codec=raw_codec,
+            servers=servers,
+        )
+
+
+@dataclass(frozen=True)
+class ExchangeSettings(CodecSettings):
+    """The same for an exchange among equals.
+
+    `ranks_per_machine` (of exchanges between machines): None until the ranks have agreed on it.
+    `update` (of exchanges that take one): called by each owner when the bucket holds its shard's
+    averages, to turn them in place into what everyone gets.
+    """
+
+    exchange: str = "sharded"
+    ranks_per_machine: int | None = None
+    update: Callable[[], None] | None = None
+
+    @staticmethod
+    def of(codec: str | None, arguments: ExchangeArguments) -> ExchangeSettings:
+        """Raises what `check` raises, as far as the group is known. None: the default codec."""
+        settings = ExchangeSettings(codec or DEFAULT_CODEC, **arguments)
+        if codec is None and settings.info["adds_trits"]:
+            settings = replace(settings, codec=settings.info["name"])
+        in_text = settings.choice["ranks_per_machine"]
+        if in_text and settings.ranks_per_machine not in (None, in_text):
+            raise ValueError(
+                f"ranks_per_machine is {settings.ranks_per_machine}, but exchange is "
+                f"'{settings.exchange}'"
+            )
+        if in_text:
+            settings = replace(settings, ranks_per_machine=in_text)
+        settings.check()
+        return settings
+
+    @cached_property
+    def choice(self) -> dict[str, Any]:
+        """The parameters in `exchange`. Raises GradwireError listing what is valid."""
+        return parse_exchange(self.exchange)
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """The description of the exchange."""
+        return _info(self.choice["name"])
+
+    @property
+    def encodes_sums_on_the_way(self) -> bool:
+        """Whether ranks that exchange with each other encode sums of several ranks again."""
+        return bool(_info(self.choice["inner"])["encodes_sums_on_the_way"])
+
+    def check(self) -> None:
+        """Raises GradwireError for what no bucket could be encoded with, ValueError for settings
+        that do not go together.
+        """
+        probe = replace(self, ranks_per_machine=1)
+        probe.make_exchange(probe.bucket_layout([("probe", [1])], 1), 0)
+        world_size: int | None = None  # unknown before there is a process group, or outside of it
+        if dist.is_initialized() and (size := dist.get_world_size(self.process_group)) > 0:
+            world_size = size
+        self._check_machines(world_size)
+        if self.info["adds_trits"]:
+            self._check_trits(world_size)
+
+    def machines(self, world_size: int) -> int:
+        """How many ranks exchange with each other: one of each machine, or all."""
+        if not self.info["between_machines"]:
+            return world_size
+        assert self.ranks_per_machine is not None, "the ranks agree on it before the first bucket"
+        return world_size // self.ranks_per_machine
+
+    def bucket_layout(
+        self,
+        tensors: Sequence[NamedShape],
+        world_size: int,
+        raw_codec: str = RAW,
+        raw: bool = False,
+    ) -> Layout:
+        machines = self.machines(world_size)
+        if raw:
+            return Layout(tensors, machines, RAW, raw_codec=raw_codec)
+        return self.layout(tensors, machines, raw_codec)
+
+    def make_exchange(
+        self, layout: Layout, rank: int, shard_codecs: ShardCodecs | None = None
+    ) -> Exchange:
+        """`layout`: made with these settings. `shard_codecs`: those of the buckets' device."""
+        machine_of_rank = None
+        if self.info["between_machines"]:
+            assert self.ranks_per_machine is not None, "its layout was made with it"
+            world = range(layout.workers * self.ranks_per_machine)
+            machine_of_rank = [r // self.ranks_per_machine for r in world]
+        return Exchange(
+            layout,
+            rank,
+            self.exchange,
+            update=self.update,
+            machine_of_rank=machine_of_rank,
+            threads=self.threads,
+            target=self.target,
+            seed=self.seed,
+            shard_codecs=shard_codecs,
+        )
+
+    def _check_machines(self, world_size: int | None) -> None:
+        size = self.ranks_per_machine
+        if size is None:
+            return
+        if not self.info["between_machines"]:
+            valid = [info["name"] for info in exchanges() if info["between_machines"]]
+            raise ValueError(
+                f"ranks_per_machine goes with exchange='{' or '.join(valid)}' alone, not with "
+                f"'{self.exchange}'"
+            )
+        if world_size is None:
+            world_size = max(size, 1)
+        check_machines(size, world_size, "ranks_per_machine")
+
+    def _check_trits(self, world_size: int | None) -> None:
+        # The lossless codec is there for comparisons.
+        valid = [c["name"] for c in codecs() if c["shares_scales"] or c["lossless"]]
+        if self.codec.partition(":")[0] not in valid:
+            raise ValueError(
+                f"exchange='{self.exchange}' adds trits without decoding them: codec is "
+                f"'{self.codec}', valid are {' and '.join(valid)} (rules= may name others without "
+                "residual)"
+            )
+        # Every pattern matches a tensor of its own name, and nothing but a pattern is called "*".
+        names = dict.fromkeys([*(rule[0] for rule in self.rules), "*"])
+        tensors = [(name, [2, max(self.min_numel, 1)]) for name in names]
+        # Without a world nobody knows how many levels the pulls have.
+        probe = self if world_size is not None else replace(self, pull_codec=None)
+        probe.make_exchange(probe.bucket_layout(tensors, world_size or 1), 0)
+
+
+def _info(name: str) -> dict[str, Any]:
+    return next(info for info in exchanges() if info["name"] == name)
+
+
+def check_machines(ranks_per_machine: int, world_size: int, origin: str) -> None:
+    """Raises ValueError unless so many ranks are a machine of that world. `origin`: who says so."""
+    if ranks_per_machine < 1 or world_size % ranks_per_machine:
+        raise ValueError(
+            f"{origin} is {ranks_per_machine}; {world_size} ranks can be on machines of "
+            f"{', '.join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)}"
+        )

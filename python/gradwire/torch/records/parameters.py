@@ -1,0 +1,68 @@
+"""The parameters of a model and the options of an optimizer, as the ranks speak of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+NamedShape = tuple[str, list[int]]
+NamedTensor = tuple[str, torch.Tensor]
+Options = dict[str, Any]  # of one parameter group
+
+
+def name_parameters(optimizer: Optimizer, named: Iterable[NamedTensor] | None) -> list[NamedTensor]:
+    """The optimizer's parameters in the order of its groups, with the names that `named` has.
+
+    None: their names are "group.place".
+    Raises ValueError for a parameter without a name, TypeError for one that is not dense float32.
+    """
+    names = None if named is None else {id(tensor): name for name, tensor in named}
+    found = []
+    for index, group in enumerate(optimizer.param_groups):
+        for place, tensor in enumerate(group["params"]):
+            name = f"{index}.{place}" if names is None else names.get(id(tensor))
+            if name is None:
+                raise ValueError(
+                    f"parameter {place} of group {index} is not among the named parameters of the "
+                    f"model; its shape is {list(tensor.shape)}"
+                )
+            if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
+                raise TypeError(
+                    f"dense float32 parameters are exchanged; {name} is {tensor.dtype}, "
+                    f"{tensor.layout}"
+                )
+            found.append((name, tensor))
+    return found
+
+
+def shapes_of(named: Sequence[NamedTensor]) -> list[NamedShape]:
+    return [(name, list(tensor.shape)) for name, tensor in named]
+
+
+def require_dense(name: str, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient itself. Raises TypeError if it is sparse."""
+    if gradient.layout != torch.strided:
+        raise TypeError(
+            f"the gradient of {name} is sparse ({gradient.layout}), and gradwire exchanges dense "
+            "gradients alone: make its nn.Embedding or nn.EmbeddingBag with sparse=False"
+        )
+    return gradient
+
+
+def copy_gradient(name: str, parameter: torch.Tensor, values: torch.Tensor) -> None:
+    """Writes the gradient, or zeros without one, to `values`. Raises TypeError if it is sparse."""
+    if parameter.grad is None:
+        values.zero_()
+    else:
+        values.copy_(require_dense(name, parameter.grad))
+
+
+def options_of(param_groups: Sequence[dict[str, Any]]) -> list[Options]:
+    """Everything of the groups but their parameters."""
+    return [
+        {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        for group in param_groups
+    ]

@@ -1,0 +1,252 @@
+"""What the hook did: counted bucket by bucket, reported as `Stats`.
+
+Bytes are those of whole packets, as the exchange counts them. Bits a value of pushes are 8 * push
+bytes over the values pushed: a rank does not push the shard that it owns. Bits a value of pulls
+count each pull packet once, because every peer gets the same one. So raw takes a little more than
+32 bits a value, or than 16 for gradients of 16 bits. The ratio compares with raw in the gradients'
+own dtype.
+
+Own seconds are the time of the hook and its thread without the wait for the wire. They are measured
+by the clock, so on a busy machine they include the wait for a processor. Own CPU seconds do not,
+and they leave out helper threads (`threads` above 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from gradwire._core import Layout
+
+
+@dataclass(frozen=True)
+class BucketTiming:
+    """When one bucket was handed over, begun and done; seconds of `time.perf_counter`."""
+
+    index: int
+    queued: float
+    started: float
+    finished: float
+
+
+@dataclass
+class StepCounters:
+    """One step of this rank, all buckets together."""
+
+    step: int = -1
+    raw: bool = False  # one of the first `start_iter` iterations
+    skipped: bool = False  # a gradient was not finite
+    push_bytes: int = 0
+    pull_bytes: int = 0
+    pull_packet_bytes: int = 0  # each pull packet once
+    received_bytes: int = 0
+    local_bytes: int = 0  # sent inside a machine, uncompressed
+    control_bytes: int = 0  # sent beside the packets: length words, comparison of layouts
+    raw_bytes: int = 0  # what the same pushes and pulls take in the gradients' own dtype
+    values: int = 0  # in the buckets
+    values_pushed: int = 0
+    values_pulled: int = 0  # in the pull packets, each once
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    own_seconds: float = 0.0
+    own_cpu_seconds: float = 0.0
+    setup_seconds: float = 0.0  # comparing layouts with the peers
+    error_norm_sum: float = 0.0
+    error_norm_samples: int = 0
+    dtypes: set[str] = field(default_factory=set)  # of the gradients
+    buckets: list[BucketTiming] = field(default_factory=list)
+
+    def count(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+        """Adds what grew between two reports of an exchange, in counters of the same names."""
+        for name in after.keys() & _SUMMED:
+            setattr(self, name, getattr(self, name) + after[name] - before[name])
+
+    def summary(self) -> dict[str, Any]:
+        """Bytes, bits a value (None: no value) and timings."""
+        return {name: getattr(self, name) for name in _IN_SUMMARY} | {
+            "push_bits_per_value": bits(self.push_bytes, self.values_pushed),
+            "pull_bits_per_value": bits(self.pull_packet_bytes, self.values_pulled),
+            "buckets": list(self.buckets),
+        }
+
+
+_IN_SUMMARY = (
+    *("step", "raw", "skipped", "push_bytes", "pull_bytes", "local_bytes", "control_bytes"),
+    *("received_bytes", "wire_seconds", "own_seconds", "own_cpu_seconds"),
+)
+
+# What a sum over steps adds up.
+_SUMMED = {f.name for f in fields(StepCounters) if f.type in ("int", "float")} - {"step"}
+
+
+@dataclass
+class Totals(StepCounters):
+    """The sum over all steps so far."""
+
+    steps: int = 0
+    raw_steps: int = 0
+    skipped_steps: int = 0
+    fastest_raw_seconds: float | None = None  # own and wire
+    fastest_compressed_seconds: float | None = None
+
+    def add(self, step: StepCounters) -> None:
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(step, name))
+        self.steps += 1
+        self.raw_steps += step.raw
+        self.skipped_steps += step.skipped
+        self.dtypes |= step.dtypes
+        seconds = step.own_seconds + step.wire_seconds
+        kind = "fastest_raw_seconds" if step.raw else "fastest_compressed_seconds"
+        fastest = getattr(self, kind)
+        setattr(self, kind, seconds if fastest is None else min(fastest, seconds))
+
+    @property
+    def sent_bytes(self) -> int:
+        """All but what stays inside a machine."""
+        return self.push_bytes + self.pull_bytes + self.control_bytes
+
+    @property
+    def error_norm(self) -> float | None:
+        samples = self.error_norm_samples
+        return self.error_norm_sum / samples if samples else None
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """A parameter that is sent uncompressed, and why."""
+
+    name: str
+    numel: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A summary for this rank. Bytes are those it sent itself, where not said otherwise."""
+
+    codec: str
+    world_size: int
+    steps: int
+    raw_steps: int
+    skipped_steps: int
+    push_bytes: int
+    pull_bytes: int
+    local_bytes: int  # inside a machine, uncompressed, of a hierarchical exchange
+    control_bytes: int
+    received_bytes: int
+    values: int
+    dtypes: tuple[str, ...]  # of the gradients
+    ratio: float | None  # bytes in these dtypes / bytes sent, but for local ones; None: none
+    bits_per_value_push: float | None
+    bits_per_value_pull: float | None
+    encode_seconds: float
+    wire_seconds: float
+    decode_seconds: float
+    own_seconds: float
+    own_cpu_seconds: float
+    setup_seconds: float
+    error_norm: float | None  # norm of what the push codecs left out / norm of their input
+    raw_tensors: tuple[RawTensor, ...]
+    remarks: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def report(self) -> str:
+        """A table as text."""
+        per_step = 1e3 / self.steps if self.steps else 0.0
+        ratio = "nothing sent" if self.ratio is None else f"{self.ratio:.2f} x less than raw"
+        error = "-" if self.error_norm is None else f"{self.error_norm:.4f} of the input"
+        rows = [
+            ("codec", self.codec),
+            ("steps", f"{self.steps} ({self.raw_steps} raw, {self.skipped_steps} not finite)"),
+            ("values", f"{self.values:,} ({', '.join(self.dtypes) or 'none yet'})"),
+            ("pushed", f"{self.push_bytes:,} bytes, {_bits(self.bits_per_value_push)}"),
+            ("pulled", f"{self.pull_bytes:,} bytes, {_bits(self.bits_per_value_pull)}"),
+            ("beside", f"{self.control_bytes:,} bytes (lengths, comparison of layouts)"),
+            ("received", f"{self.received_bytes:,} bytes"),
+            ("ratio", ratio),
+            ("encode", f"{self.encode_seconds * per_step:.3f} ms a step"),
+            ("wire", f"{self.wire_seconds * per_step:.3f} ms a step"),
+            ("decode", f"{self.decode_seconds * per_step:.3f} ms a step"),
+            (
+                "own work",
+                f"{self.own_seconds * per_step:.3f} ms a step, all but the wire "
+                f"({self.own_cpu_seconds * per_step:.3f} ms of CPU)",
+            ),
+            ("error norm", error),
+        ]
+        if self.local_bytes:
+            rows.insert(5, ("in machine", f"{self.local_bytes:,} bytes, uncompressed"))
+        remarks = "".join(f"\nnote: {remark}" for remark in self.remarks)
+        return table(rows, self.raw_tensors) + remarks
+
+    __str__ = report
+
+
+def raw_tensors_of(layouts: Sequence[Layout]) -> tuple[RawTensor, ...]:
+    """The tensors that go raw although another codec is set."""
+    found: dict[tuple[str, str], int] = {}
+    for layout in layouts:
+        for segment in layout.segments:
+            if segment["reason"]:
+                key = (segment["name"], segment["reason"])
+                found[key] = found.get(key, 0) + segment["numel"]
+    return tuple(RawTensor(name, numel, reason) for (name, reason), numel in found.items())
+
+
+def table(rows: Sequence[tuple[str, str]], raw_tensors: Sequence[RawTensor]) -> str:
+    """The text of a report: labelled rows, then what goes raw and why."""
+    lines = [f"{label:<11}{text}" for label, text in rows]
+    if raw_tensors:
+        numel = sum(tensor.numel for tensor in raw_tensors)
+        lines.append(f"{'raw':<11}{len(raw_tensors)} tensors, {numel:,} values:")
+        lines += [f"  {t.name} ({t.numel:,}): {t.reason}" for t in raw_tensors]
+    return "\n".join(lines)
+
+
+def summarize(
+    totals: Totals, *, codec: str, world_size: int, raw_tensors: tuple[RawTensor, ...]
+) -> Stats:
+    same = {f.name: getattr(totals, f.name) for f in fields(Stats) if hasattr(totals, f.name)}
+    return Stats(
+        **same | {"dtypes": tuple(sorted(totals.dtypes))},
+        codec=codec,
+        world_size=world_size,
+        ratio=totals.raw_bytes / totals.sent_bytes if totals.raw_bytes else None,
+        bits_per_value_push=bits(totals.push_bytes, totals.values_pushed),
+        bits_per_value_pull=bits(totals.pull_packet_bytes, totals.values_pulled),
+        raw_tensors=raw_tensors,
+        remarks=tuple(_remarks(totals)),
+    )
+
+
+def bits(num_bytes: int, values: int) -> float | None:
+    """Bits a value, or None where there was no value."""
+    return 8 * num_bytes / values if values else None
+
+
+def _bits(value: float | None) -> str:
+    return "no value" if value is None else f"{value:.3f} bits a value"
+
+
+def _remarks(totals: Totals) -> list[str]:
+    compressed = totals.steps - totals.raw_steps
+    remarks = []
+    if compressed and 0 < totals.raw_bytes < totals.sent_bytes:
+        remarks.append(
+            f"compression does not pay: {totals.sent_bytes:,} bytes sent, raw would have been "
+            f"{totals.raw_bytes:,}"
+        )
+    if compressed and totals.raw_bytes and totals.fastest_raw_seconds is not None:
+        fastest = totals.fastest_compressed_seconds
+        if fastest is not None and fastest > totals.fastest_raw_seconds:
+            remarks.append(
+                f"compression does not pay on this network: own work and wire took "
+                f"{fastest * 1e3:.3f} ms in the fastest step, the fastest raw iteration took "
+                f"{totals.fastest_raw_seconds * 1e3:.3f} ms"
+            )
+    return remarks

@@ -1,0 +1,1 @@
+"""`ServerOptimizer`: dedicated ranks hold the model and step it."""

@@ -1,0 +1,335 @@
+"""`ServerOptimizer`: an optimizer whose model and state live on dedicated server ranks."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Unpack
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from gradwire._core import ServerSide, WorkerSide
+from gradwire.torch.link.errors import NonFiniteStepWarning, UnmatchedPatternWarning
+from gradwire.torch.link.wire import Kind
+from gradwire.torch.records import checkpoint
+from gradwire.torch.records.exchange_settings import DEFAULT_CODEC, CodecArguments, CodecSettings
+from gradwire.torch.records.parameters import NamedTensor, name_parameters, shapes_of
+from gradwire.torch.records.residuals import Residual
+from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
+from gradwire.torch.server.model_parts import ServerPart
+from gradwire.torch.server.server_link import ServerLink
+from gradwire.torch.server.server_loop import Serving
+from gradwire.torch.server.server_stats import ServerStats, summarize
+from gradwire.torch.server.worker_loop import Working
+
+StateDict = dict[str, Any]
+
+
+class ServerOptimizer(WrappingOptimizer):
+    """Wraps a local optimizer of the same parameters on every rank (3LC, section 4.1).
+
+        optimizer = ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+                                    named_parameters=model.named_parameters())
+        optimizer.connect()
+        if optimizer.is_server:
+            optimizer.serve()
+        else:
+            while optimizer.version < steps:
+                optimizer.zero_grad()
+                loss(...).backward()
+                optimizer.step()
+            optimizer.close()
+
+    The last `servers` ranks are servers, and the others are workers. Each parameter, with its
+    optimizer state, is on one server as a whole. A worker's `step()` pushes its gradient and
+    applies the changes of the model that come back. `zero_grad`, `param_groups`, schedulers and
+    hooks of the optimizer work as before; options that a worker sets in `param_groups` reach the
+    servers with its next push. The optimizer must step each parameter by itself, as SGD with
+    momentum and Adam do.
+
+    servers         number of server ranks
+    named_parameters   the names of the parameters, which rules and errors mention; without them a
+                    name is "group.place"
+    backup_workers  a version is finished without the last so many pushes, which are dropped
+    staleness       a worker goes on while at most so many of its pushed versions are not yet pulled
+    history         finished versions that a server keeps for workers that lack them; a worker that
+                    lacks more gets the model itself
+    process_group   workers and servers; None: all ranks. Ranks are counted in this group, also in
+                    error messages
+    codec, settings   as in GradwireState: pull_codec, rules, exclude, min_numel, threads, target,
+                    seed, timeout
+
+    Every rank must be given the same arguments (`connect` compares them). Raises GradwireError for
+    an unknown codec or a bad parameter, ValueError and TypeError for other arguments.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        servers: int = 1,
+        codec: str = DEFAULT_CODEC,
+        named_parameters: Iterable[NamedTensor] | None = None,
+        backup_workers: int = 0,
+        staleness: int = 0,
+        history: int = 64,
+        **settings: Unpack[CodecArguments],
+    ) -> None:
+        self._settings = CodecSettings(codec, **settings)
+        super().__init__(optimizer)
+        self._share_groups()
+        self._backup, self._staleness, self._history = backup_workers, staleness, history
+        self.rank = dist.get_rank(self._settings.process_group)
+        self.world_size = dist.get_world_size(self._settings.process_group)
+        if not 1 <= servers < self.world_size:
+            raise ValueError(
+                f"servers is {servers}; a world of {self.world_size} ranks has 1 to "
+                f"{self.world_size - 1} servers, the others are workers"
+            )
+        self.workers = self.world_size - servers
+        self._named = name_parameters(optimizer, named_parameters)
+        self._layout = self._settings.layout(
+            shapes_of(self._named), self.world_size, servers=servers
+        )
+        for pattern in self._layout.unmatched:
+            warnings.warn(
+                f"no parameter matches {pattern!r}, which rules= or exclude= has",
+                UnmatchedPatternWarning,
+                stacklevel=2,
+            )
+        self._part = ServerPart(self._layout, self._named, self.rank)
+        options: dict[str, Any] = {
+            "backup": backup_workers,
+            "staleness": staleness,
+            "history": history,
+            "threads": self._settings.threads,
+            "target": self._settings.target,
+            "seed": self._settings.seed,
+        }
+        self._exchange: ServerSide | WorkerSide
+        if self.is_server:
+            self._exchange = ServerSide(self._layout, self.rank, self._update, **options)
+        else:
+            self._exchange = WorkerSide(self._layout, self.rank, self._apply, **options)
+        self._link: ServerLink | None = None
+        self._loaded_version = 0
+        self._steps = 0
+        self._serving: Serving | None = None
+        self._working: Working | None = None
+        self._warned = False
+
+    # What every rank has ------------------------------------------------------------------------
+
+    @property
+    def is_server(self) -> bool:
+        return self.rank >= self.workers
+
+    @property
+    def version(self) -> int:
+        """Number of updates of the model here. Of several servers' tensors, the lowest counts."""
+        if self._link is None:
+            return self._loaded_version
+        exchange = self._exchange
+        if isinstance(exchange, ServerSide):
+            return exchange.version
+        return min(exchange.version(server) for server in self._servers())
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that ended the communication; after it no step can be taken."""
+        return None if self._link is None else self._link.error
+
+    def connect(self) -> None:
+        """Connects to the other ranks, compares setups, and gives workers the servers' model.
+
+        Every rank must call it before the first forward and after `load_state_dict`.
+        Raises PeerMismatchError naming the rank that differs, and in what.
+        """
+        if self._link is not None:
+            return
+        workers = list(range(self.workers))
+        peers = workers if self.is_server else list(self._servers())
+        settings = self._settings
+        self._link = ServerLink(settings.process_group, settings.timeout, self._exchange, peers)
+        weakref.finalize(self, ServerLink.abandon, self._link)
+        exchange = self._exchange
+        if isinstance(exchange, ServerSide):
+            exchange.set_version(self._loaded_version)
+            self._part.keep_model(with_replica=self._backup > 0)
+            model = self._part.model(self._loaded_version)
+            for worker in workers:
+                self._link.send(worker, Kind.MODEL, model)
+            return
+        self._working = Working(self._link, exchange, self._part, self._servers())
+        with self._link.guard("waiting for the model"):
+            self._working.receive_models(exchange.set_version)
+
+    def stats(self) -> ServerStats:
+        """Sums over what this rank did."""
+        link = self._link
+        return summarize(
+            self._exchange,
+            self._layout,
+            self._part,
+            servers=self.world_size - self.workers,
+            codec=self._settings.text(),
+            version=self.version,
+            sent_bytes=0 if link is None else link.traffic.sent_bytes + link.traffic.framing_bytes,
+            wire_seconds=0.0 if link is None else link.wire_seconds,
+            serving=self._serving,
+        )
+
+    # A worker ----------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Pushes the gradients and applies the servers' changes of the model.
+
+        A gradient that is None counts as zero. If a gradient holds NaN or Inf on any rank, no rank
+        applies this version; the first time, a NonFiniteStepWarning names the rank and the element.
+        Raises TypeError for a sparse gradient, and CommunicationError naming the rank that is gone,
+        is silent, or has stopped.
+        """
+        if self.is_server:
+            raise RuntimeError(f"rank {self.rank} is a server: serve() takes its steps")
+        loss = self._evaluate(closure)
+        if self._link is None:
+            self._connect_late()
+        assert self._working is not None
+        step, self._steps = self._steps, self._steps + 1
+        with self._connected().guard(f"step {step}"):
+            self._working.step(step, self.param_groups)
+        self._warn_of_non_finite(f"step {step}")
+        return loss
+
+    def close(self) -> None:
+        """Leaves: waits until the other workers leave, and takes over the servers' last model.
+
+        It does not wait for as many workers as `backup_workers` allows. A server needs no close
+        after `serve`.
+        """
+        link = self._link
+        if link is None or link.error is not None:
+            return
+        if self._working is not None:
+            with link.guard("waiting for the last model"):
+                self._working.leave()
+        link.close()
+
+    # A server ----------------------------------------------------------------------------------
+
+    def serve(self, on_version: Callable[[int], None] | None = None) -> None:
+        """Makes versions until the workers have left.
+
+        on_version: called with the number of each version, to save `state_dict()` or to evaluate.
+        The workers have the version then, and the next version waits until the call returns.
+        Raises CommunicationError naming the rank that is gone, is silent, or has stopped.
+        """
+        exchange = self._exchange
+        if not isinstance(exchange, ServerSide):
+            raise RuntimeError(f"rank {self.rank} is a worker: step() takes its steps")
+        self.connect()
+        link = self._connected()
+        self._serving = Serving(
+            link,
+            exchange,
+            self._part,
+            self.workers,
+            self._backup,
+            in_step=self._backup == 0 and self._staleness == 0,
+            keep_sends=2 * self._history if self._staleness else 0,
+        )
+        with link.guard("serving"):
+            self._serving.run(lambda version: self._end_version(version, on_version))
+        link.close()
+
+    # Checkpoint --------------------------------------------------------------------------------
+
+    def state_dict(self) -> StateDict:
+        """The local optimizer's state, with a further entry `gradwire`; every rank saves its own.
+
+        The entry holds format, codec, rank, world_size, version and residuals: on a worker those of
+        its pushes, on a server those of its pulls. A server's entry also has its tensors.
+        """
+        state = self._optimizer.state_dict()
+        state["gradwire"] = checkpoint.make_state(
+            self._settings.text(),
+            self.rank,
+            self.world_size,
+            [Residual(**entry) for entry in self._exchange.export_residuals()],
+            version=self.version,
+            model=self._part.named_model() if self.is_server else {},
+        )
+        return state
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Goes on from a saved state, before `connect`. Workers then get the servers' model.
+
+        A server's residuals are not used: they are what its workers lack, and these get the whole
+        model. A worker without a saved state goes on without its residuals.
+        Raises ValueError for a state of another rank or world size.
+        """
+        if self._link is not None:
+            raise RuntimeError("load_state_dict comes before connect()")
+        own = state_dict["gradwire"]
+        checkpoint.check_place(own, self.rank, self.world_size)
+        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
+        self._share_groups()
+        self._loaded_version = int(own["version"])
+        if self.is_server:
+            self._part.load_named(own["model"])
+            return
+        for residual in checkpoint.residuals_of(own):
+            self._exchange.import_residual(
+                residual.kind, residual.name, residual.offset, residual.values
+            )
+
+    def __repr__(self) -> str:
+        return f"ServerOptimizer({self._optimizer!r})"
+
+    # -------------------------------------------------------------------------------------------
+
+    def _servers(self) -> range:
+        if self.is_server:
+            return range(self.rank, self.rank + 1)
+        return range(self.workers, self.world_size)
+
+    def _connected(self) -> ServerLink:
+        assert self._link is not None
+        return self._link
+
+    def _connect_late(self) -> None:
+        before = [tensor.detach().clone() for _, tensor in self._named]
+        self.connect()
+        if not all(torch.equal(t, old) for (_, t), old in zip(self._named, before, strict=True)):
+            raise RuntimeError(
+                "the servers' model differs from that for which this gradient was computed: call "
+                "connect() on every rank before the first forward"
+            )
+
+    def _apply(self, server: int, version: int) -> None:
+        self._part.apply(server)
+
+    def _update(self) -> None:
+        """The averages of this server's tensors are in the bucket: the local optimizer steps."""
+        assert self._serving is not None
+        self._part.step(self._optimizer, self._serving.options_of_version())
+
+    def _end_version(self, version: int, on_version: Callable[[int], None] | None) -> None:
+        self._warn_of_non_finite(f"version {version - 1}")
+        if on_version is not None:
+            on_version(version)
+
+    def _warn_of_non_finite(self, when: str) -> None:
+        where = self._exchange.non_finite
+        if where is not None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{when}: the gradient of rank {where['rank']} is not finite at element "
+                f"{where['element']} of {where['tensor']}; nobody applied this version, and the "
+                "residuals are kept. Further ones are only counted (skipped_versions)",
+                NonFiniteStepWarning,
+                stacklevel=3,
+            )

@@ -1,0 +1,117 @@
+"""Counters of one rank of a ServerOptimizer, as numbers and as text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gradwire._core import Layout, ServerSide, WorkerSide
+from gradwire.torch.records.stats import RawTensor, raw_tensors_of, table
+from gradwire.torch.server.model_parts import ServerPart
+from gradwire.torch.server.server_loop import Serving
+
+
+@dataclass(frozen=True)
+class ServerStats:
+    """Counters of one rank. Bytes are those that the rank itself sent or received."""
+
+    role: str  # "worker" or "server"
+    codec: str
+    workers: int
+    servers: int
+    version: int  # of the model here; of several servers' tensors, the lowest
+    steps: int  # a worker's pushes; a server's versions, including the one under way
+    skipped_versions: int  # not finite, so that no rank applied them
+    push_bytes: int  # a worker sent, a server received
+    pull_bytes: int  # a server sent, a worker received
+    control_bytes: int  # other bytes sent: the model at the beginning and end, options, lengths
+    values: int  # of the model (worker), of the tensors here (server)
+    ratio: float | None  # raw bytes of these pushes and pulls / their bytes; None: none yet
+    dropped_pushes: dict[int, int]  # by worker, on a server: came too late. On a worker: held back
+    lost_workers: tuple[int, ...]  # on a server: workers that are gone without having left
+    models_sent: int  # by a server, to workers that lacked more versions than are kept
+    encode_seconds: float
+    wire_seconds: float  # the wait for messages, which includes the computation of other ranks
+    decode_seconds: float
+    raw_tensors: tuple[RawTensor, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def report(self) -> str:
+        """A table as text."""
+        ratio = "nothing yet" if self.ratio is None else f"{self.ratio:.2f} x less than raw"
+        rows = [
+            ("role", f"{self.role}, {self.workers} workers and {self.servers} servers"),
+            ("codec", self.codec),
+            ("version", f"{self.version} ({self.skipped_versions} not finite)"),
+            ("steps", str(self.steps)),
+            ("values", f"{self.values:,}"),
+            ("pushed", f"{self.push_bytes:,} bytes"),
+            ("pulled", f"{self.pull_bytes:,} bytes"),
+            ("beside", f"{self.control_bytes:,} bytes (model, options, lengths)"),
+            ("ratio", ratio),
+            ("encode", f"{self.encode_seconds:.3f} s"),
+            ("wire", f"{self.wire_seconds:.3f} s"),
+            ("decode", f"{self.decode_seconds:.3f} s"),
+        ]
+        for rank, count in self.dropped_pushes.items():
+            if count and self.role == "server":
+                rows.append(("dropped", f"{count} pushes of rank {rank}, too late"))
+            elif count:
+                rows.append(("held back", f"{count} pushes for rank {rank}, which was ahead"))
+        for worker in self.lost_workers:
+            rows.append(("lost", f"rank {worker}"))
+        if self.models_sent:
+            rows.append(
+                ("behind", f"{self.models_sent} times the model, for versions kept no more")
+            )
+        return table(rows, self.raw_tensors)
+
+    __str__ = report
+
+
+def summarize(
+    exchange: ServerSide | WorkerSide,
+    layout: Layout,
+    part: ServerPart,
+    *,
+    servers: int,
+    codec: str,
+    version: int,
+    sent_bytes: int,
+    wire_seconds: float,
+    serving: Serving | None,
+) -> ServerStats:
+    """`serving`: the loop of a server that has begun; None on a worker."""
+    counted = exchange.stats()
+    is_server = part.is_server
+    push_bytes = counted["push_bytes_received" if is_server else "push_bytes"]
+    pull_bytes = counted["pull_bytes" if is_server else "pull_bytes_received"]
+    raw_values = counted["values_pushed"] + (
+        part.values_pulled(exchange) if isinstance(exchange, WorkerSide) else 0
+    )
+    if serving is not None:
+        raw_values = part.numel * (serving.pushes + serving.pulls)
+    moved = push_bytes + pull_bytes
+    return ServerStats(
+        role="server" if is_server else "worker",
+        codec=codec,
+        workers=layout.workers,
+        servers=servers,
+        version=version,
+        steps=counted["steps"],
+        skipped_versions=counted["non_finite_steps"],
+        push_bytes=push_bytes,
+        pull_bytes=pull_bytes,
+        control_bytes=sent_bytes - counted["push_bytes"] - counted["pull_bytes"],
+        values=part.numel if is_server else layout.numel,
+        ratio=4 * raw_values / moved if moved else None,
+        dropped_pushes=dict(enumerate(exchange.dropped_pushes)),
+        lost_workers=() if serving is None else tuple(sorted(serving.lost)),
+        models_sent=0 if serving is None else serving.models,
+        encode_seconds=counted["encode_seconds"],
+        wire_seconds=wire_seconds,
+        decode_seconds=counted["decode_seconds"],
+        raw_tensors=raw_tensors_of([layout]),
+    )

@@ -1,0 +1,108 @@
+"""A bucket of gradients: a job to average it, and the exchange that does so.
+
+Everything here happens in the communication thread, or while it is idle.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from gradwire.torch.device.device_queue import DeviceQueue
+from gradwire.torch.link.engine import Lines, finish_step
+from gradwire.torch.link.errors import ResidualDroppedWarning
+from gradwire.torch.link.wire import Wire
+from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.records.parameters import NamedShape
+from gradwire.torch.records.residuals import Residual
+from gradwire.torch.records.stats import StepCounters
+
+
+@dataclass(frozen=True)
+class BucketJob:
+    """A bucket to average in place. `tensors` lie one after the other in `values`, which is flat.
+
+    `values` are float32, bfloat16 or float16. On a GPU they are complete when `ready` has come.
+    """
+
+    step: int
+    index: int
+    last: bool  # of its step
+    raw: bool
+    tensors: list[NamedShape]
+    values: torch.Tensor
+    loss_scale: float | None
+    queued: float
+    hook_seconds: float
+    hook_cpu_seconds: float
+    ready: torch.cuda.Event | None = None
+
+
+class Bucket:
+    """The exchange of one bucket, as long as the bucket keeps its tensors and its settings."""
+
+    def __init__(
+        self, job: BucketJob, settings: ExchangeSettings, wire: Wire, queue: DeviceQueue | None
+    ) -> None:
+        self.tensors = job.tensors
+        self.raw = job.raw
+        self.dtype = job.values.dtype
+        raw_codec = RAW_CODECS[self.dtype]
+        self.layout = settings.bucket_layout(job.tensors, wire.world_size, raw_codec, job.raw)
+        self._on_device = queue is not None
+        self.exchange = settings.make_exchange(
+            self.layout, wire.rank, None if queue is None else queue.shard_codecs
+        )
+        self._pullers = settings.machines(wire.world_size) - 1  # of each pull packet
+        self.counted = self.exchange.stats()
+
+    def description(self, rank: int) -> Lines:
+        """The exchange's description and the dtype, which decides how averages are rounded."""
+        exchange, *layout = self.exchange.describe().split("\n")
+        return Lines(rank, [exchange, f"gradients {self.dtype}", *layout])
+
+    def fits(self, job: BucketJob) -> bool:
+        same = self.raw == job.raw and self.dtype == job.values.dtype
+        return same and self.tensors == job.tensors
+
+    def average(self, job: BucketJob, wire: Wire) -> None:
+        """Averages in float32. The average is rounded half to even to the gradients' dtype."""
+        wide = job.values.float()  # the bucket itself where it is float32
+        if self._on_device:
+            self.exchange.start_on_device(wide.data_ptr(), wide.numel(), job.step)
+        else:
+            self.exchange.start(wide.numpy(), job.step)
+        finish_step(self.exchange, wire)
+        if wide is not job.values:
+            job.values.copy_(wide)
+
+    def residuals(self) -> list[Residual]:
+        return [Residual(**entry) for entry in self.exchange.export_residuals()]
+
+    def adopt(self, residuals: list[Residual]) -> None:
+        """Takes over the residuals that another exchange kept for these tensors."""
+        for residual in residuals:
+            self.exchange.import_residual(
+                residual.kind, residual.name, residual.offset, residual.values
+            )
+        kept = {residual.name for residual in self.residuals()}
+        for residual in residuals:
+            if residual.name not in kept and residual.values.any():
+                warnings.warn(
+                    f"the {residual.kind} residual of {residual.name} is dropped: the tensor's "
+                    "codec keeps none now",
+                    ResidualDroppedWarning,
+                    stacklevel=2,
+                )
+
+    def count_into(self, step: StepCounters) -> None:
+        """Adds what the exchange counted since the last call."""
+        values = step.values_pushed + self._pullers * step.values_pulled
+        before, self.counted = self.counted, self.exchange.stats()
+        step.count(before, self.counted)
+        values = step.values_pushed + self._pullers * step.values_pulled - values
+        step.raw_bytes += self.dtype.itemsize * values
+        step.values += self.layout.numel
+        step.dtypes.add(str(self.dtype).removeprefix("torch."))

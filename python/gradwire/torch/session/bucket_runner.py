@@ -1,0 +1,276 @@
+"""Runs the buckets of a training: an exchange for each, residuals, skipped steps, counters.
+
+Everything here happens in the communication thread, or while it is idle.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import replace
+
+import torch
+
+from gradwire._core import Layout, scale_growth
+from gradwire.torch.device.device_queue import DeviceQueue
+from gradwire.torch.link.engine import agree
+from gradwire.torch.link.errors import (
+    GrowingScalesWarning,
+    NonFiniteStepWarning,
+    OneMachineWarning,
+    UnmatchedPatternWarning,
+)
+from gradwire.torch.link.wire import Wire
+from gradwire.torch.records.checkpoint import StateDict, ranks_per_machine_of, residuals_of
+from gradwire.torch.records.exchange_settings import (
+    ExchangeSettings,
+)
+from gradwire.torch.records.residuals import Residual, ResidualPool
+from gradwire.torch.records.stats import (
+    BucketTiming,
+    RawTensor,
+    StepCounters,
+    Totals,
+    raw_tensors_of,
+)
+from gradwire.torch.session.bucket import Bucket, BucketJob
+from gradwire.torch.session.machines import agree_on_machines
+
+
+class BucketRunner:
+    """Averages buckets in the order in which they come, which is the same on every rank."""
+
+    def __init__(
+        self, settings: ExchangeSettings, wire: Wire, queue: DeviceQueue | None = None
+    ) -> None:
+        """`queue`: where the buckets are exchanged that are not on the CPU."""
+        self.totals = Totals()
+        self.last_step = StepCounters()
+        self._settings = settings
+        self._wire = wire
+        self._queue = queue
+        self._unplaced = ResidualPool()
+        self._unplaced_machines: int | None = None  # ranks_per_machine of the loaded state
+        self._found_machines = False
+        self._buckets: dict[int, Bucket] = {}
+        self._step = StepCounters(step=-1)
+        self._done: list[int] = []  # bucket indices of the step under way
+        self._sent_before = 0
+        self.loss_scale: float | None = None
+        self._warned: set[type[Warning]] = set()
+        self._checked_patterns = False
+        self._released: tuple[RawTensor, ...] | None = None  # what went raw, after `release`
+
+    def run(self, job: BucketJob) -> None:
+        """Averages the bucket in place. After this it holds the same bits on every rank."""
+        started = time.perf_counter()
+        if job.step != self._step.step:
+            self._begin_step(job)
+        bucket = self._bucket_for(job)
+        ready = time.perf_counter()
+        waited, cpu = self._wire.traffic.waited_seconds, time.thread_time()
+        with torch.profiler.record_function(f"gradwire bucket {job.index}"):
+            bucket.average(job, self._wire)
+        finished = time.perf_counter()
+        waited = self._wire.traffic.waited_seconds - waited
+
+        step = self._step
+        self._done.append(job.index)
+        bucket.count_into(step)
+        step.setup_seconds += ready - started
+        step.wire_seconds += waited
+        step.own_seconds += job.hook_seconds + finished - ready - waited
+        step.own_cpu_seconds += job.hook_cpu_seconds + time.thread_time() - cpu
+        step.buckets.append(BucketTiming(job.index, job.queued, started, finished))
+        if bucket.exchange.non_finite is not None or self._passed_non_finite(bucket, job):
+            self._note_non_finite(bucket)
+        if job.last:
+            self._end_step()
+
+    def residuals(self) -> list[Residual]:
+        """All residuals of this rank."""
+        self._settle()
+        placed = [r for bucket in self._buckets.values() for r in bucket.residuals()]
+        return placed + list(self._unplaced)
+
+    def replace_residuals(self, state: StateDict) -> None:
+        """Replaces all residuals by those of a saved state.
+
+        Raises ValueError if the state has another `ranks_per_machine`. If the ranks have not agreed
+        on their machines yet, `find_machines` raises it.
+        """
+        residuals = residuals_of(state)
+        self._unplaced_machines = ranks_per_machine_of(state) if residuals else None
+        if self._found_machines:
+            self._check_machines()
+        self._buckets.clear()
+        self._done.clear()
+        self._unplaced.clear()
+        self._unplaced.add(residuals)
+        self.loss_scale = state["loss_scale"]
+
+    def release(self) -> None:
+        """Releases all exchanges. Residuals and counters stay, but no step can be taken."""
+        raw_tensors, residuals = self.raw_tensors(), self.residuals()
+        self._buckets.clear()
+        self._unplaced.clear()
+        self._unplaced.add(residuals)
+        self._released = raw_tensors
+
+    @property
+    def ranks_per_machine(self) -> int | None:
+        """One of so many ranks keeps residuals: 1 unless hierarchical; None: not known yet."""
+        if not self._settings.info["between_machines"]:
+            return 1
+        return self._settings.ranks_per_machine if self._found_machines else self._unplaced_machines
+
+    def find_machines(self) -> None:
+        """Agrees with the peers on `ranks_per_machine`, unless that is done or not needed."""
+        if self._found_machines:
+            return
+        if self._settings.info["between_machines"]:
+            size = agree_on_machines(self._settings, self._wire)
+            self._settings = replace(self._settings, ranks_per_machine=size)
+            if size == self._wire.world_size > 1:
+                self._warn_once(
+                    f"all {size} ranks are on one machine, where "
+                    f"exchange='{self._settings.exchange}' compresses nothing",
+                    OneMachineWarning,
+                )
+        self._found_machines = True
+        self._check_machines()
+
+    def _check_machines(self) -> None:
+        saved, here = self._unplaced_machines, self.ranks_per_machine
+        if saved not in (None, here):
+            raise ValueError(
+                f"the state was saved with ranks_per_machine={saved}, here it is {here}: "
+                f"gradwire.torch.reshard(states, world_size, ranks_per_machine={here}) moves its "
+                "residuals"
+            )
+
+    def raw_tensors(self) -> tuple[RawTensor, ...]:
+        """The tensors that go raw although another codec is set."""
+        if self._released is not None:
+            return self._released
+        return raw_tensors_of([bucket.layout for bucket in list(self._buckets.values())])
+
+    def _begin_step(self, job: BucketJob) -> None:
+        self._settle()
+        self._rescale(job.loss_scale)
+        self._step = StepCounters(step=job.step, raw=job.raw)
+        self._done.clear()
+        traffic = self._wire.traffic
+        self._sent_before = traffic.sent_bytes + traffic.framing_bytes
+
+    def _end_step(self) -> None:
+        traffic = self._wire.traffic
+        sent = traffic.sent_bytes + traffic.framing_bytes - self._sent_before
+        step = self._step
+        step.control_bytes = sent - step.push_bytes - step.pull_bytes - step.local_bytes
+        self.totals.add(self._step)
+        self.last_step = self._step
+        if not self._checked_patterns and not self._step.raw:
+            self._checked_patterns = True
+            self._warn_of_unmatched()
+
+    def _warn_of_unmatched(self) -> None:
+        layouts = [self._buckets[index].layout for index in self._done]
+        for pattern in layouts[0].unmatched:
+            if all(pattern in layout.unmatched for layout in layouts):
+                warnings.warn(
+                    f"no tensor of the model matches {pattern!r}, which rules= or exclude= has; "
+                    "names are those of model.named_parameters()",
+                    UnmatchedPatternWarning,
+                    stacklevel=2,
+                )
+
+    def _warn_of_growing_scales(self, layout: Layout) -> None:
+        world_size = self._settings.machines(self._wire.world_size)
+        if not self._settings.encodes_sums_on_the_way or world_size < 3:
+            return
+        codecs = [segment["push_codec"] for segment in layout.segments]
+        growth, codec = max(((scale_growth(c), c) for c in codecs), default=(1.0, ""))
+        if growth <= 1.0:
+            return
+        self._warn_once(
+            f"{codec} in a ring of {world_size} ranks: every hop encodes the sum so far, and its "
+            f"scale grows at least by {growth:g} each time, so by {growth ** (world_size - 1):.3g} "
+            "on the whole way: most values are never sent. Take exchange='sharded', or s=1",
+            GrowingScalesWarning,
+        )
+
+    def _bucket_for(self, job: BucketJob) -> Bucket:
+        bucket = self._buckets.get(job.index)
+        if bucket is not None and bucket.fits(job):
+            return bucket
+        # DDP made new buckets: those that this step has not used yet make room.
+        for index in self._buckets.keys() - set(self._done):
+            self._unplaced.add(self._buckets.pop(index).residuals())
+        self.find_machines()
+        bucket = Bucket(job, self._settings, self._wire, self._queue)
+        agree(bucket.description(self._wire.rank), self._wire)
+        if not job.raw:
+            self._warn_of_growing_scales(bucket.layout)
+            bucket.adopt(self._unplaced.take(name for name, _ in job.tensors))
+        self._buckets[job.index] = bucket
+        return bucket
+
+    def _settle(self) -> None:
+        """After a skipped step: puts the values that were sent in it back into the residuals."""
+        if self._step.skipped:
+            for index in self._done:
+                self._buckets[index].exchange.retract()
+            self._done.clear()
+
+    def _rescale(self, loss_scale: float | None) -> None:
+        """Gives residuals, which are sums of scaled gradients, the gradient scaler's new scale."""
+        before, self.loss_scale = self.loss_scale, loss_scale
+        if before is None or loss_scale is None or before == loss_scale:
+            return
+        for bucket in self._buckets.values():
+            bucket.exchange.scale_residuals(loss_scale / before)
+        self._unplaced.scale(loss_scale / before)
+
+    def _passed_non_finite(self, bucket: Bucket, job: BucketJob) -> bool:
+        """Whether the average holds NaN or Inf though the exchange found no such input.
+
+        That happens in a bucket without residuals, and in one of 16 bits if the average is outside
+        their range. It matters only if some bucket keeps residuals. Every rank finds the same,
+        because the average has the same bits.
+        """
+        if job.raw or (bucket.exchange.keeps_residuals and bucket.dtype == torch.float32):
+            return False
+        if not any(other.exchange.keeps_residuals for other in self._buckets.values()):
+            return False
+        return not bool(torch.isfinite(job.values).all())
+
+    def skip_last_step(self, why: str) -> None:
+        """For a caller that will not apply the result: the sent values go back to the residuals."""
+        self._step.skipped = True
+        self.totals.skipped_steps += 1
+        self._warn_of_skipped(why)
+
+    def _note_non_finite(self, bucket: Bucket) -> None:
+        self._step.skipped = True
+        where = bucket.exchange.non_finite
+        what = (
+            f"the average of {', '.join(name for name, _ in bucket.tensors)} is not finite"
+            if where is None
+            else f"the gradient of rank {where['rank']} is not finite at element "
+            f"{where['element']} of {where['tensor']}; the bucket is NaN on every rank"
+        )
+        self._warn_of_skipped(what)
+
+    def _warn_of_skipped(self, why: str) -> None:
+        self._warn_once(
+            f"step {self._step.step}: {why}, so that the step is skipped (after a hook, by a "
+            "gradient scaler), and the residuals are kept. Further steps like this are only "
+            "counted (stats().skipped_steps)",
+            NonFiniteStepWarning,
+        )
+
+    def _warn_once(self, text: str, category: type[Warning]) -> None:
+        if category not in self._warned:
+            self._warned.add(category)
+            warnings.warn(text, category, stacklevel=2)

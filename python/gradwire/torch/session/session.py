@@ -1,0 +1,184 @@
+"""The running part of a training: a connection, a thread, and the handling of errors."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.futures import Future
+
+from gradwire.torch.device import device_queue
+from gradwire.torch.device.device_codec import has_kernels
+from gradwire.torch.device.device_queue import DeviceQueue
+from gradwire.torch.link.connection import Connection
+from gradwire.torch.link.errors import CommunicationError
+from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread
+from gradwire.torch.link.wire import Wire
+from gradwire.torch.records import checkpoint
+from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.records.stats import Stats, summarize
+from gradwire.torch.session.bucket import BucketJob
+from gradwire.torch.session.bucket_runner import BucketRunner
+
+_EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
+_LEAVE_SECONDS = 1.0  # for the thread to end; what it waits for after that does not come
+_CPU = torch.device("cpu")
+
+
+class Session:
+    """Lasts from the first bucket to `close`, or to the first error, which ends the session."""
+
+    def __init__(self, settings: ExchangeSettings, device: torch.device = _CPU) -> None:
+        """Makes a Gloo group of its own. Every rank must call this, in the same order.
+
+        `device`: where the buckets are.
+        """
+        self._settings = settings
+        self._connection = Connection(settings.process_group, settings.timeout)
+        self.rank = self._connection.rank
+        self.world_size = self._connection.world_size
+        self._queue = DeviceQueue(device) if has_kernels(device) else None
+        self._thread = CommunicationThread()
+        self.runner = BucketRunner(settings, self._connection.wire, self._queue)
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def close_with(self, owner: object) -> None:
+        """Closes the session at exit, or when `owner` is dropped."""
+        self._finalizer = weakref.finalize(owner, _finish, self)
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that ended the session; after it no step can be taken."""
+        return self._connection.error
+
+    def stats(self) -> Stats:
+        return summarize(
+            self.runner.totals,
+            codec=self._settings.text(),
+            world_size=self.world_size,
+            raw_tensors=self.runner.raw_tensors(),
+        )
+
+    def state_dict(self, iterations: int) -> checkpoint.StateDict:
+        """This rank's place, codec and residuals. Waits for the step under way."""
+        self._settle()
+        return checkpoint.make_state(
+            self._settings.text(),
+            self.rank,
+            self.world_size,
+            self.runner.residuals(),
+            iterations=iterations,
+            ranks_per_machine=self.runner.ranks_per_machine,
+            loss_scale=self.runner.loss_scale,
+        )
+
+    def load_state_dict(self, state: checkpoint.StateDict) -> None:
+        """Goes on with the residuals of a state. Waits for the step under way."""
+        self._settle()
+        self.runner.replace_residuals(state)
+
+    def submit(self, job: BucketJob) -> Future[torch.Tensor]:
+        """A future of the averaged bucket, which is `job.values` itself."""
+
+        def work(wire: Wire) -> torch.Tensor:
+            self.runner.run(job)
+            return job.values
+
+        return self.start(work, f"step {job.step}, bucket {job.index}", job.ready)
+
+    def start(
+        self,
+        work: Callable[[Wire], torch.Tensor],
+        doing: str,
+        ready: torch.cuda.Event | None = None,
+    ) -> Future[torch.Tensor]:
+        """Runs `work` after all earlier jobs. Its error ends the session; `doing` describes it.
+
+        On a GPU, what it queues runs after `ready`, and whoever waits for the future waits for it.
+        """
+        future = self._future()
+        self._thread.submit(lambda: self._run(work, doing, future, ready))
+        return future
+
+    def explain(self, error: BaseException, seconds: float = _EXPLAIN_SECONDS) -> BaseException:
+        """An error that names the ranks that are gone; `error` itself if no rank is.
+
+        Returns `error`, too, if a bucket is still under way after `seconds`.
+        """
+        if not self._thread.drain(seconds):
+            return error
+        if isinstance(self.error, CommunicationError):
+            return self.error
+        return self._connection.find_lost() or error
+
+    def close(self) -> None:
+        """Ends the thread and the groups; residuals and counters stay readable.
+
+        A wait for a peer is broken off after a second. A thread that does not end even then is
+        named on stderr.
+        """
+        if self._finalizer is not None and not self._finalizer.detach():
+            return  # it is closed already
+        if self._end():
+            self.runner.release()
+
+    def _end(self) -> bool:
+        """False: the thread does not end."""
+        closed = CommunicationError("it was closed, and can take no further step")
+        stopped = self._thread.stop(_LEAVE_SECONDS)
+        if not stopped:
+            self._connection.abandon(closed)
+            stopped = self._thread.stop(ABORT_SECONDS)
+        if stopped:
+            self._connection.disconnect()
+        if self._connection.error is None:
+            self._connection.error = closed
+        self._connection.warn_of_threads(stopped)
+        return stopped
+
+    def _run(
+        self,
+        work: Callable[[Wire], torch.Tensor],
+        doing: str,
+        future: Future[torch.Tensor],
+        ready: torch.cuda.Event | None,
+    ) -> None:
+        try:
+            with self._connection.guard(doing), self._beside(ready):
+                result = work(self._connection.wire)
+                device_queue.mark_ready(result)  # an error of the device's work is raised here
+        except Exception as error:
+            if isinstance(error, CommunicationError):
+                # They would keep the objects of the connection, and its tensors, until exit.
+                error.__cause__ = error.__context__ = None
+            future.set_exception(error)  # type: ignore[arg-type] # as its documentation says
+        else:
+            with self._beside(None):
+                future.set_result(result)
+
+    def _settle(self) -> None:
+        if not self._thread.drain(self._settings.timeout):
+            raise RuntimeError("a step is under way; residuals can be had between two steps only")
+
+    def _future(self) -> Future[torch.Tensor]:
+        gpus: list[int | str | torch.device] | None
+        gpus = [self._queue.device] if self._queue and self._queue.device.type == "cuda" else None
+        return Future(devices=gpus)
+
+    def _beside(self, ready: torch.cuda.Event | None) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._queue is None else self._queue.after(ready)
+
+
+def _finish(session: Session) -> None:
+    """Runs at exit, or when the owner of the session is dropped."""
+    unhandled = getattr(sys, "last_value", None)
+    if unhandled is not None and session.error is None:
+        verdict = session.explain(unhandled, _LEAVE_SECONDS)
+        if verdict is not unhandled:
+            print(f"gradwire: {verdict}", file=sys.stderr)
+    session._end()

@@ -1,0 +1,212 @@
+"""The strategy `one-process`: all workers of a training and their server in one process.
+
+In each step every worker computes the gradient of its own batch with the same replica of the model
+and pushes it through its own compressors. The server averages the gradients that arrive, takes a
+step of SGD, and sends the change of its model through its own compressors to the replica. All
+workers would pull the same bytes, so one replica stands for the replicas of all workers.
+
+Batches, codecs, residuals, frames and numbers of bytes are those of a training with servers.
+Nothing is sent, so times say nothing about a network. Tensors of one dimension (batch
+normalisation, biases) go raw. The statistics of batch normalisation are those of worker 0
+(3LC, section 4.3: "make one worker responsible").
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import gradwire
+from gradwire.torch.device.device_codec import Scratch, SegmentCodec, Span, has_kernels
+from gradwire.train.settings import MOMENTUM, WEIGHT_DECAY, TrainSettings
+from gradwire.train.strategy import Strategy
+
+_BATCH_NORM_MOMENTUM = 0.1
+_FRAME_HEADER = 32  # spec/format.md
+
+
+@dataclass
+class Sent:
+    """Bytes of whole frames, and of the payloads of the frames that do not go raw by rule."""
+
+    frames: int = 0
+    payloads: int = 0
+
+
+class OneProcess(Strategy):
+    """`every`: steps from one push to the next. The gradients are summed meanwhile and the replica
+    stays as it is (3LC's "local steps")."""
+
+    def __init__(self, model: nn.Module, codec: str, settings: TrainSettings) -> None:
+        self._replica = FlatModel(model)
+        self._server = self._replica.weights.clone().requires_grad_()
+        rate = settings.learning_rate
+        server_step = torch.optim.SGD([self._server], rate, MOMENTUM, weight_decay=WEIGHT_DECAY)
+        super().__init__(model, server_step)
+        self._workers, self._every, self._step = settings.workers, settings.every, 0
+        segments, device = self._replica.segments(), self._server.device
+        kind = DeviceCompressors if has_kernels(device) else Compressors
+        *self._pushes, self._pull = (
+            kind(codec, segments, settings.seed, sender, device)
+            for sender in range(self._workers + 1)
+        )
+        self._gradients = torch.zeros(self._workers, self._server.numel(), device=device)
+        self._views = [self._replica.views(gradient) for gradient in self._gradients]
+        self._values = {"values": sum(segments), "compressed_values": sum(segments[:-1])}
+        self._pushed, self._pulled = Sent(), Sent()
+        self._last_bytes = (0.0, 0.0)
+
+    def take_step(self, images: Tensor, labels: Tensor) -> Tensor:
+        """images, labels: the batches of all workers, one after the other. Returns the mean of
+        their losses."""
+        batches = zip(images.chunk(self._workers), labels.chunk(self._workers), strict=True)
+        losses = [
+            self._replica.add_gradient(*batch, self._views[worker], is_first=worker == 0)
+            for worker, batch in enumerate(batches)
+        ]
+        before = self._pushed.frames, self._pulled.frames
+        if (self._step + 1) % self._every == 0:
+            self._exchange()
+        self._step += 1
+        self._last_bytes = (
+            (self._pushed.frames - before[0]) / self._workers,
+            self._pulled.frames - before[1],
+        )
+        return torch.stack(losses).mean()
+
+    def sent_bytes(self) -> tuple[float, float]:
+        """Of a worker: the mean of its pushes, and what it pulls."""
+        return self._last_bytes
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "steps": self._step // self._every,
+            "push_bytes": self._pushed.frames / self._workers,
+            "pull_bytes": self._pulled.frames,
+            "push_payload_bytes": self._pushed.payloads / self._workers,
+            "pull_payload_bytes": self._pulled.payloads,
+            "control_bytes": 0,
+            **self._values,
+        }
+
+    def snapshot(self) -> nn.Module:
+        """The server's model, with the statistics of worker 0."""
+        copied = FlatModel(copy.deepcopy(self._model))
+        copied.weights.copy_(self._server.detach())
+        return copied.module
+
+    def _exchange(self) -> None:
+        mean = torch.zeros_like(self._gradients[0])
+        for push, gradient in zip(self._pushes, self._gradients, strict=True):
+            push.transmit(gradient, self._step, mean, self._pushed)
+        self._gradients.zero_()
+        before = self._server.detach().clone()
+        self._server.grad = mean.div_(self._workers)
+        self.optimizer.step()
+        change = self._server.detach() - before
+        self._pull.transmit(change, self._step, self._replica.weights, self._pulled)
+
+
+class FlatModel:
+    """A model whose parameters are views of one vector: the tensors to compress in their order,
+    then the tensors of one dimension, which go raw."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = sorted(module.parameters(), key=lambda p: p.dim() == 1)  # stable
+        self.module = module
+        self.weights = torch.cat([p.detach().flatten() for p in parameters])
+        self._parameters = parameters
+        for parameter, part in zip(parameters, self.views(self.weights), strict=True):
+            parameter.data = part
+        self._norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d)]
+
+    def segments(self) -> list[int]:
+        """The length of each tensor to compress, then of all raw tensors together."""
+        coded = [p.numel() for p in self._parameters if p.dim() != 1]
+        return [*coded, self.weights.numel() - sum(coded)]
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """The parts of a vector like `weights`, each in its parameter's shape."""
+        parts = vector.split([p.numel() for p in self._parameters])
+        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+
+    def add_gradient(
+        self, images: Tensor, labels: Tensor, sums: list[Tensor], is_first: bool
+    ) -> Tensor:
+        """Adds the gradient of a batch to `sums`, the views of a vector; returns the loss.
+        is_first: whether this worker keeps the statistics of batch normalisation."""
+        for norm in self._norms:
+            norm.momentum = _BATCH_NORM_MOMENTUM if is_first else 0.0
+        for parameter, part in zip(self._parameters, sums, strict=True):
+            parameter.grad = part
+        loss = functional.cross_entropy(self.module(images), labels)
+        loss.backward()
+        return loss.detach()
+
+
+class Compressors:
+    """The compressors of one sender: one for each tensor to compress, one for the raw tensors."""
+
+    def __init__(
+        self, codec: str, segments: list[int], seed: int, sender: int, device: torch.device
+    ) -> None:
+        assert device.type == "cpu"
+        codecs = [codec] * (len(segments) - 1) + ["raw"]
+        self._parts = [
+            gradwire.Compressor(name, numel, seed=seed, stream=sender * len(segments) + i)
+            for i, (name, numel) in enumerate(zip(codecs, segments, strict=True))
+        ]
+        ends = np.cumsum(segments)
+        self._places = [slice(end - n, end) for n, end in zip(segments, ends, strict=True)]
+
+    def transmit(self, values: Tensor, step: int, sums: Tensor, sent: Sent) -> None:
+        """Encodes `values`, adds what arrives to `sums`, and the bytes to `sent`."""
+        frames = [
+            part.encode(values.numpy()[place], step)
+            for part, place in zip(self._parts, self._places, strict=True)
+        ]
+        for frame, place in zip(frames, self._places, strict=True):
+            gradwire.decode_into(frame, sums.numpy()[place], accumulate=True)
+        sent.frames += sum(len(frame) for frame in frames)
+        sent.payloads += sum(gradwire.inspect(frame)["payload_bytes"] for frame in frames[:-1])
+
+
+class DeviceCompressors:
+    """Compressors of one sender by the kernels of a GPU. They make the same bytes, which stay on
+    the GPU and are counted."""
+
+    def __init__(
+        self, codec: str, segments: list[int], seed: int, sender: int, device: torch.device
+    ) -> None:
+        begins = [0, *np.cumsum(segments).tolist()]
+        spans = [
+            Span(begin, numel, sender * len(segments) + i)
+            for i, (begin, numel) in enumerate(zip(begins, segments, strict=False))
+        ]
+        scratch = Scratch(device)
+        self._coded, self._raw = (
+            SegmentCodec(text, part, device, scratch, encodes=True)
+            for text, part in ((codec, spans[:-1]), ("raw", spans[-1:]))
+        )
+        self._seed = seed
+        dtype = self._coded.residual_dtype
+        self._residual = (
+            None if dtype is None else torch.zeros(begins[-1], dtype=dtype, device=device)
+        )
+
+    def transmit(self, values: Tensor, step: int, sums: Tensor, sent: Sent) -> None:
+        """As Compressors.transmit."""
+        for part, residual in ((self._coded, self._residual), (self._raw, None)):
+            part.encode(values, residual, self._seed, step)
+            part.decode(part.payloads, part.places(), sums, accumulate=True)
+            if bool((part.encoded[:, 1] >= 0).any()):  # as the marker of a frame decodes
+                sums.fill_(torch.nan)
+            sizes = part.encoded[:, 0]
+            sent.frames += int((sizes + _FRAME_HEADER).sum())
+            sent.payloads += int(sizes.sum()) if part is self._coded else 0

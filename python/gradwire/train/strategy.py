@@ -1,0 +1,70 @@
+"""One rank's way to train a model together with the other ranks."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from gradwire.torch import GradwireState, LocalSteps, ShardedOptimizer
+
+
+class Strategy:
+    """One rank's way to train a model together with the other ranks.
+
+    source: the part of gradwire that exchanges and keeps the statistics; None for DDP's own
+    all-reduce, which keeps none. forward: what to call in the model's place, such as DDP around it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        source: GradwireState | LocalSteps | ShardedOptimizer | None = None,
+        forward: nn.Module | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self._model = model
+        self._source = source
+        self._forward = model if forward is None else forward
+
+    def take_step(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Computes the gradient of this rank's batch, exchanges, and changes the model. Returns
+        the loss before the change."""
+        self.optimizer.zero_grad()
+        loss = functional.cross_entropy(self._forward(images), labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def steps_done(self, step: int) -> int:
+        """How many steps of the run are done after this rank took `step`, counted from 0. If the
+        other ranks went on without it, this is more than step + 1."""
+        return step + 1
+
+    def sent_bytes(self) -> tuple[float, float] | None:
+        """Bytes pushed and pulled in the last step; None where they are unknown."""
+        if self._source is None:
+            return None
+        step = self._source.last_step()
+        return step["push_bytes"], step["pull_bytes"]
+
+    def stats(self) -> dict[str, Any] | None:
+        """Sums over all steps, named as in gradwire.torch.Stats; None where they are unknown."""
+        return None if self._source is None else self._source.stats().as_dict()
+
+    def snapshot(self) -> nn.Module:
+        """A copy of the trained model, to be evaluated."""
+        return copy.deepcopy(self._model)
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The error to show for an error in a step; it names the ranks that are gone."""
+        return error if self._source is None else self._source.explain(error)
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <nanobind/nanobind.h>
+
+#include "arrays.h"
+#include "errors.h"
+#include "gradwire/direction.h"
+#include "gradwire/exchange.h"
+#include "gradwire/layout.h"
+
+namespace gradwire::python {
+
+namespace nb = nanobind;
+
+// Nothing: both.
+[[nodiscard]] std::optional<Direction> parse_direction(const std::string& text);
+
+struct PyLayout {
+  std::shared_ptr<const Layout> layout;
+};
+
+// What an exchange calls in Python. No exception may pass through the exchange: it is kept until
+// that has returned.
+class Callback {
+ public:
+  explicit Callback(nb::callable call) : call_(std::move(call)) {}
+
+  template <typename... Arguments>
+  Status operator()(Arguments... arguments) {
+    const nb::gil_scoped_acquire acquire;
+    try {
+      call_(arguments...);
+      return {};
+    } catch (...) {
+      raised_ = std::current_exception();
+      return {StatusCode::kInvalidArgument, "the exchange's callback raised an exception"};
+    }
+  }
+
+  void rethrow() {
+    if (raised_) std::rethrow_exception(std::exchange(raised_, nullptr));
+  }
+
+ private:
+  nb::callable call_;
+  std::exception_ptr raised_;
+};
+
+class PyExchange {
+ public:
+  enum class Place : uint8_t { kHost, kDevice };  // of the buckets
+
+  PyExchange(std::unique_ptr<Exchange> exchange, std::shared_ptr<Callback> callback,
+             Place place = Place::kHost)
+      : callback_(std::move(callback)), exchange_(std::move(exchange)), place_(place) {}
+
+  Exchange& exchange() { return *exchange_; }
+
+  void start(nb::handle bucket, uint64_t step) {
+    require_place(Place::kHost);
+    FloatOutput values(bucket);
+    bucket_ = values;
+    run([&] { return exchange_->start(bucket_.values(), step); });
+  }
+
+  void start_on_device(uintptr_t address, uint64_t numel, uint64_t step) {
+    require_place(Place::kDevice);
+    auto* values = reinterpret_cast<float*>(address);  // NOLINT(performance-no-int-to-ptr)
+    run([&] { return exchange_->start({values, numel}, step); });
+  }
+
+  void receive(uint32_t peer, nb::handle message) {
+    const ByteInput input(message);
+    run([&] { return exchange_->receive(peer, input.bytes()); });
+  }
+
+ private:
+  // Raises unless a step can start on a bucket there.
+  void require_place(Place place) const {
+    if (place != place_) {
+      raise(Status(StatusCode::kInvalidArgument,
+                   place_ == Place::kDevice
+                       ? "start: the exchange's buckets are on a device (start_on_device)"
+                       : "start_on_device: the exchange has no shard_codecs of a device"));
+    }
+    if (!exchange_->done()) {
+      raise(Status(StatusCode::kUnexpectedMessage, "start: the step before has not ended"));
+    }
+  }
+
+  // Without the GIL. What the callback raised is raised again.
+  template <typename Call>
+  void run(const Call& call) {
+    Status status;
+    {
+      const nb::gil_scoped_release release;
+      const std::lock_guard lock(mutex_);
+      status = call();
+    }
+    if (callback_) callback_->rethrow();
+    raise_if_error(status);
+  }
+
+  std::shared_ptr<Callback> callback_;  // null where the exchange calls nothing
+  std::unique_ptr<Exchange> exchange_;
+  Place place_;
+  FloatOutput bucket_;  // kept alive while the exchange works in it
+  std::mutex mutex_;    // without the GIL two threads could be in here
+};
+
+}  // namespace gradwire::python

@@ -1,0 +1,124 @@
+// The exchange with dedicated servers.
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "exchange.h"
+#include "gradwire/server.h"
+#include "module.h"
+
+namespace gradwire::python {
+namespace {
+
+// The two sides of the server exchange: PyExchange with what Side adds.
+template <typename Side>
+class PySide : public PyExchange {
+ public:
+  PySide(std::unique_ptr<Side> made, std::shared_ptr<Callback> callback)
+      : PyExchange(std::move(made), std::move(callback)) {}
+
+  Side& side() { return static_cast<Side&>(exchange()); }
+};
+using PyServer = PySide<ServerSide>;
+using PyWorker = PySide<WorkerSide>;
+
+void make_server_in(PyServer* self, const PyLayout& layout, uint32_t rank, nb::callable update,
+                    uint32_t backup, uint64_t staleness, uint64_t history, int threads,
+                    const std::string& target, uint64_t seed) {
+  const auto callback = std::make_shared<Callback>(std::move(update));
+  const ServerOptions options = {.backup = backup,
+                                 .staleness = staleness,
+                                 .history = history,
+                                 .behind = ServerOptions::Behind::kReport};
+  new (self) PyServer(value_or_raise(make_server(
+                          layout.layout, rank, value_or_raise(Execution::create(target, threads)),
+                          options, [callback](std::span<float>) { return (*callback)(); }, seed)),
+                      callback);
+}
+
+void make_worker_in(PyWorker* self, const PyLayout& layout, uint32_t rank, nb::callable apply,
+                    uint32_t backup, uint64_t staleness, uint64_t history, int threads,
+                    const std::string& target, uint64_t seed) {
+  const auto callback = std::make_shared<Callback>(std::move(apply));
+  new (self) PyWorker(value_or_raise(make_server_worker(
+                          layout.layout, rank, value_or_raise(Execution::create(target, threads)),
+                          {.backup = backup, .staleness = staleness, .history = history},
+                          [callback](uint32_t server, uint64_t version, std::span<const float>) {
+                            return (*callback)(server, version);
+                          },
+                          seed)),
+                      callback);
+}
+
+}  // namespace
+
+void bind_server_sides(nb::module_& module) {
+  nb::class_<PyServer, PyExchange>(
+      module, "ServerSide",
+      "A server of the exchange with dedicated servers; the layout has `servers`.\n\n"
+      "update: called without arguments when the bucket holds the averages of this server's "
+      "tensors, to turn them in place into the model's change.")
+      .def("__init__", &make_server_in, nb::arg("layout"), nb::arg("rank"), nb::arg("update"),
+           nb::kw_only(), nb::arg("backup") = 0, nb::arg("staleness") = 0, nb::arg("history") = 64,
+           nb::arg("threads") = 1, nb::arg("target") = "auto", nb::arg("seed") = 0)
+      .def_prop_ro(
+          "version", [](PyServer& self) { return self.side().version(); },
+          "Finished versions of this server's tensors.")
+      .def(
+          "set_version",
+          [](PyServer& self, uint64_t version) {
+            raise_if_error(self.side().set_version(version));
+          },
+          nb::arg("version"), "Where a run goes on, before its first step.")
+      .def_prop_ro(
+          "dropped_pushes", [](PyServer& self) { return self.side().dropped_pushes(); },
+          "Of each worker, the pushes that came too late.")
+      .def_prop_ro(
+          "behind", [](PyServer& self) { return self.side().behind(); },
+          "Workers that lack versions which are kept no more; they need the model.")
+      .def(
+          "caught_up",
+          [](PyServer& self, uint32_t worker) { raise_if_error(self.side().caught_up(worker)); },
+          nb::arg("worker"), "The worker is given the model of this version.");
+
+  nb::class_<PyWorker, PyExchange>(
+      module, "WorkerSide",
+      "A worker of the exchange with dedicated servers; the layout has `servers`.\n\n"
+      "apply: called with (server, version) when the bucket holds a change of that server's "
+      "tensors, to apply it.")
+      .def("__init__", &make_worker_in, nb::arg("layout"), nb::arg("rank"), nb::arg("apply"),
+           nb::kw_only(), nb::arg("backup") = 0, nb::arg("staleness") = 0, nb::arg("history") = 64,
+           nb::arg("threads") = 1, nb::arg("target") = "auto", nb::arg("seed") = 0)
+      .def(
+          "version", [](PyWorker& self, uint32_t server) { return self.side().version(server); },
+          nb::arg("server"), "Versions of the server's tensors that were applied here.")
+      .def(
+          "set_version",
+          [](PyWorker& self, uint32_t server, uint64_t version) {
+            raise_if_error(self.side().set_version(server, version));
+          },
+          nb::arg("server"), nb::arg("version"), "Where a run goes on, before its first step.")
+      .def_prop_ro(
+          "dropped_pushes", [](PyWorker& self) { return self.side().dropped_pushes(); },
+          "By the server's rank, the pushes that this worker did not make, as that server was "
+          "ahead "
+          "of another.")
+      .def(
+          "catch_up",
+          [](PyWorker& self, uint32_t server, uint64_t version) {
+            raise_if_error(self.side().catch_up(server, version));
+          },
+          nb::arg("server"), nb::arg("version"),
+          "This worker has the server's tensors as of this version now.");
+}
+
+}  // namespace gradwire::python

@@ -1,0 +1,6 @@
+"""The cases of tests/golden/, which scripts/make_golden.py writes."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "spec"))

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "base/endian.h"
+#include "codecs/chunks.h"
+#include "codecs/groups.h"
+#include "codecs/input.h"
+#include "gradwire/codec.h"
+#include "stages/kernels.h"
+
+namespace gradwire {
+
+// The parts of a payload that is cut into groups and chunks (spec/format.md, Chunks):
+//   head of each group | sizes of the chunks | chunks
+// A group's head holds its scale. Where all heads are 0 the payload is empty.
+struct ChunkedShape {
+  Groups groups;
+  ChunkShape chunks;
+
+  // head_width: bytes of a group's head, 0 where there is none. room: as ChunkShape.
+  template <typename Room>
+  ChunkedShape(const Groups& grouping, uint64_t head_width, ChunkShape::Sizes sizes,
+               const Room& room)
+      : groups(grouping), chunks(grouping.n, grouping.count * head_width, sizes, room) {}
+
+  [[nodiscard]] uint64_t max_size() const { return chunks.max_size(); }
+  // Bytes of all heads.
+  [[nodiscard]] uint64_t heads_size() const { return chunks.head_size; }
+  [[nodiscard]] uint64_t head_at(uint64_t group) const {
+    return group * (heads_size() / groups.count);
+  }
+
+  // Calls body(group, first value in the chunk, number of values) for the chunk's pieces.
+  template <typename Body>
+  void for_each_piece(uint64_t chunk, const Body& body) const {
+    const uint64_t first = chunks.begin(chunk);
+    groups.for_each_piece(
+        first, first + chunks.values(chunk),
+        [&](uint64_t group, uint64_t begin, uint64_t n) { body(group, begin - first, n); });
+  }
+};
+
+// A call of encode.
+struct Encoding {
+  const Input& input;
+  const ChunkedShape& shape;
+  const Measurement& measured;
+  const DrawContext& draw;
+  std::byte* heads;
+
+  // Calls body(group, first value, the same in the chunk, number of values) for the pieces of a
+  // chunk that lie in one group.
+  template <typename Body>
+  void for_each_piece(uint64_t chunk, const Body& body) const {
+    const uint64_t begin = shape.chunks.begin(chunk);
+    shape.for_each_piece(
+        chunk, [&](uint64_t group, uint64_t at, uint64_t n) { body(group, begin + at, at, n); });
+  }
+
+  [[nodiscard]] const Kernels& kernels() const { return input.kernels(); }
+  [[nodiscard]] std::byte* head(uint64_t group) const { return heads + shape.head_at(group); }
+  // Of heads that are one float.
+  [[nodiscard]] float scale(uint64_t group) const { return load_le_f32(head(group)); }
+};
+
+// A call of decode, or a part of it.
+struct Decoding {
+  const ChunkedShape& shape;
+  const std::byte* heads;
+  DecodeMode mode;
+  const Kernels& kernels;
+
+  [[nodiscard]] bool stores() const { return mode == DecodeMode::kStore; }
+  [[nodiscard]] const std::byte* head(uint64_t group) const { return heads + shape.head_at(group); }
+  [[nodiscard]] float scale(uint64_t group) const { return load_le_f32(head(group)); }
+};
+
+using MeasurePart = std::function<Measurement(const Input& input, uint64_t begin, uint64_t n)>;
+
+// Measures a segment chunk by chunk. Chunks are added up in their order, so that the result doesn't
+// depend on the threads. They are read from the last to the first: an encoder, which begins with
+// the first, finds it in the cache.
+Measurement measure_chunks(const Input& input, Execution& execution, const MeasurePart& measure);
+
+// The largest magnitude alone.
+Measurement measure_absmax(const Input& input, uint64_t begin, uint64_t n);
+
+// A codec that threads work on chunk by chunk. Where a segment is one group, its head comes of what
+// measure found; else encoding is one pass, which finds each group's head while the group's values
+// are in the cache.
+class ChunkedCodec : public Codec {
+ public:
+  uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
+  // By default: the largest size, or 0.
+  Status check_size(uint64_t n, uint64_t size) const override;
+
+ protected:
+  using Codec::Codec;
+
+  [[nodiscard]] virtual ChunkedShape shape(uint64_t n) const = 0;
+
+  // What a group's head is made of, for the n values from `begin` on: by default the largest
+  // magnitude.
+  [[nodiscard]] virtual Measurement measure_group(const Input& input, uint64_t begin,
+                                                  uint64_t n) const;
+  // Writes the head of a group of n values.
+  virtual void put_head(const Measurement& group, uint64_t n, const Encoding& encoding,
+                        std::byte* head) const;
+  // kCorruptPayload unless a decoder can work with these heads: by default, as check_scales.
+  virtual Status check_heads(const ChunkedShape& shape, const std::byte* heads) const;
+
+  // Codes a chunk, whose groups have their heads, into `slot`, which has room for it; returns the
+  // size. The residual becomes what the decoder will not see.
+  virtual uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const = 0;
+  // Decodes a chunk into or onto `out`, its first value. false: the bytes stand for no values of
+  // its length.
+  virtual bool decode_chunk(const Decoding& decoding, uint64_t chunk,
+                            std::span<const uint8_t> bytes, float* out) const = 0;
+
+  Result<Measurement> measure_values(const Input& input, Execution& execution) const override;
+  Result<uint64_t> encode_values(const Input& input, const Measurement& measured,
+                                 const DrawContext& draw, std::span<std::byte> payload,
+                                 Execution& execution) const override;
+  Status decode_values(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
+                       Execution& execution) const override;
+
+  // measure_chunks, or kNonFinite.
+  Result<Measurement> measure_whole(const Input& input, Execution& execution,
+                                    const MeasurePart& measure) const;
+
+ private:
+  Status undo(const Encoding& encoding, std::span<const std::byte> payload,
+              Execution& execution) const;
+};
+
+// Adds what was found in later values.
+void add_to(Measurement& sum, const Measurement& more);
+
+}  // namespace gradwire

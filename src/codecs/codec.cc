@@ -1,0 +1,127 @@
+// What all codecs share: checks at the edge, and error feedback undone.
+
+#include "gradwire/codec.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/return_if_error.h"
+#include "codecs/chunks.h"
+#include "codecs/input.h"
+#include "codecs/parameters.h"
+#include "stages/element/float_bits.h"
+
+namespace gradwire {
+namespace {
+
+Status check_residual_size(const CodecInfo& info, uint64_t n, const ResidualView& residual) {
+  if (residual.type() == ResidualType::kNone || residual.size() == n) return {};
+  return {StatusCode::kLengthMismatch, std::string(info.name) + ": the residual has " +
+                                           std::to_string(residual.size()) + " values, the input " +
+                                           std::to_string(n)};
+}
+
+Status check_payload_room(const Codec& codec, uint64_t n, uint64_t room) {
+  if (n > kMaxNumel) {
+    return {StatusCode::kLimitExceeded,
+            std::to_string(n) + " values are more than the limit of " + std::to_string(kMaxNumel)};
+  }
+  const uint64_t needed = codec.max_payload_size(n);
+  if (room >= needed) return {};
+  return {StatusCode::kBufferTooSmall, std::string(codec.info().name) + ": " + std::to_string(n) +
+                                           " values need room for " + std::to_string(needed) +
+                                           " bytes of payload, got " + std::to_string(room)};
+}
+
+}  // namespace
+
+Result<Measurement> Codec::measure(const InputView& x, const ResidualView& residual,
+                                   Execution& execution) const {
+  GW_RETURN_IF_ERROR(check_residual_size(info(), x.size(), residual));
+  if (x.empty()) return Measurement{.complete = true};
+  return measure_values(Input(x, residual, execution.kernels()), execution);
+}
+
+Result<uint64_t> Codec::encode(const InputView& x, const ResidualView& residual,
+                               const DrawContext& draw, std::span<std::byte> payload,
+                               Execution& execution, const Measurement& measurement) const {
+  GW_RETURN_IF_ERROR(check_payload_room(*this, x.size(), payload.size()));
+  GW_RETURN_IF_ERROR(check_residual_size(info(), x.size(), residual));
+  if (x.empty()) return 0;
+  // A lossless codec leaves nothing over, so it has no use for a residual.
+  const Input input(x, info().lossless ? ResidualView() : residual, execution.kernels());
+  if (measurement.complete || (info().carries_non_finite && !input.keeps_residual())) {
+    return encode_values(input, measurement, draw, payload, execution);
+  }
+  Result<Measurement> measured = measure_values(input, execution);
+  if (!measured.ok()) return measured.status();
+  return encode_values(input, measured.value(), draw, payload, execution);
+}
+
+Status Codec::decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
+                     Execution& execution) const {
+  GW_RETURN_IF_ERROR(check_size(out.size(), payload.size()));
+  if (!payload.empty()) return decode_values(payload, out, mode, execution);
+  // Nothing is sent where all values decode to +0.
+  if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
+  return {};
+}
+
+Status Codec::restore(std::span<const std::byte> payload, const InputView& x,
+                      const ResidualView& residual, Execution& execution) const {
+  GW_RETURN_IF_ERROR(check_residual_size(info(), x.size(), residual));
+  if (residual.type() == ResidualType::kNone) return {};
+  std::vector<float> decoded(x.size());
+  GW_RETURN_IF_ERROR(decode(payload, decoded, DecodeMode::kStore, execution));
+  Input(x, residual, execution.kernels()).restore(0, x.size(), decoded.data());
+  return {};
+}
+
+Result<Measurement> Codec::measure_values(const Input& input, Execution&) const {
+  const uint32_t largest = input.absmax(0, input.size());
+  if (largest >= refused_magnitude(input.residual().type())) return refuse(input);
+  return Measurement{.complete = true, .largest = largest};
+}
+
+uint32_t Codec::refused_magnitude(ResidualType) const noexcept { return kNonFiniteBits; }
+
+std::optional<uint64_t> Codec::find_non_finite(const InputView& x, const ResidualView& residual,
+                                               Execution& execution) const {
+  return find_refused(Input(x, residual, execution.kernels()));
+}
+
+std::optional<uint64_t> Codec::find_refused(const Input& input) const {
+  const uint32_t refused = refused_magnitude(input.residual().type());
+  for (uint64_t i = 0; i < input.size(); ++i) {
+    if (magnitude_bits(input.at(i)) >= refused) return i;
+  }
+  return std::nullopt;
+}
+
+Status Codec::refuse(const Input& input) const {
+  const std::optional<uint64_t> element = find_refused(input);
+  if (!element) return {};
+  const float value = value_of(input.x(), *element);
+  const char* what = std::isnan(value)   ? " is NaN"
+                     : std::isinf(value) ? " is infinite"
+                                         : " is too large once the residual is added";
+  return {StatusCode::kNonFinite,
+          std::string(info().name) + ": element " + std::to_string(*element) + what};
+}
+
+std::string Codec::wire_text() const {
+  const std::string keys = parameter_text();
+  return std::string(info().name) + (keys.empty() ? "" : ":" + keys);
+}
+
+std::string Codec::text() const {
+  std::string keys = parameter_text();
+  const bool feedback = residual_type_ != ResidualType::kNone;
+  if (feedback != info().error_feedback) append_parameter(keys, "ef", feedback ? "on" : "off");
+  if (residual_type_ == ResidualType::kBfloat16) append_parameter(keys, "residual", "bf16");
+  std::string text(info().name);
+  if (!keys.empty()) text += ':' + keys;
+  return text;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,185 @@
+#pragma once
+
+// Reads b = x + residual, and stores the new residual. Neighbouring threads handle neighbouring
+// values, so memory is read in whole lines at any address that suits the type. The types are looked
+// at once for several values; they are no template parameters, so one kernel serves all nine pairs.
+
+#include <cstdint>
+
+#include "cuda/common/launch.h"
+#include "gradwire/cuda.h"
+#include "stages/element/bfloat16.h"
+#include "stages/half/float16.h"
+
+namespace gradwire::cuda {
+
+// A thread loads so many values before it uses one of them.
+inline constexpr uint32_t kUnrolled = 8;
+
+class Input {
+ public:
+  explicit Input(const EncodeArguments& arguments)
+      : dtype_(arguments.dtype),
+        residual_type_(arguments.residual_type),
+        x_(arguments.x_dev),
+        residual_(arguments.residual_dev) {}
+
+  [[nodiscard]] GW_HOST_DEVICE bool keeps_residual() const {
+    return residual_type_ != ResidualType::kNone;
+  }
+
+  // Calls body(at, b) for the n values from `begin` on, all lanes of a warp together: `at` counts
+  // from `begin`; lanes after the end have at >= n and b = 0.
+  template <typename Body>
+  __device__ void for_each(uint64_t begin, uint32_t n, const Body& body) const {
+    for (uint32_t base = threadIdx.x; base - threadIdx.x < n; base += kUnrolled * kThreads) {
+      float b[kUnrolled];
+      load(begin, base, n, b);
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) body(base + i * kThreads, b[i]);
+    }
+  }
+
+  // x + residual of one value.
+  __device__ float at(uint64_t index) const {
+    const float x = dtype_ == Dtype::kFloat32 ? static_cast<const float*>(x_)[index]
+                    : dtype_ == Dtype::kBfloat16
+                        ? widen_bf16(static_cast<const uint16_t*>(x_)[index])
+                        : widen_f16(static_cast<const uint16_t*>(x_)[index]);
+    switch (residual_type_) {
+      case ResidualType::kNone:
+        return x;
+      case ResidualType::kFloat32:
+        return x + static_cast<const float*>(residual_)[index];
+      case ResidualType::kBfloat16:
+        return x + widen_bf16(static_cast<const uint16_t*>(residual_)[index]);
+    }
+    return x;
+  }
+
+  // Calls before(at) for the first of kUnrolled values that a thread has loaded, kThreads apart,
+  // and then body(i, at, b) for the i-th of them. The result of body becomes the residual, if one
+  // is kept.
+  template <typename Before, typename Body>
+  __device__ void replace(uint64_t begin, uint32_t n, const Before& before,
+                          const Body& body) const {
+    for (uint32_t base = threadIdx.x; base - threadIdx.x < n; base += kUnrolled * kThreads) {
+      float b[kUnrolled];
+      load(begin, base, n, b);
+      before(base);
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = body(i, base + i * kThreads, b[i]);
+      keep(begin, base, n, b, kAllValues);
+    }
+  }
+
+  // Calls body(i, at, b) in the same way; if it returns true, b becomes the residual.
+  template <typename Body>
+  __device__ void keep_some(uint64_t begin, uint32_t n, const Body& body) const {
+    for (uint32_t base = threadIdx.x; base - threadIdx.x < n; base += kUnrolled * kThreads) {
+      float b[kUnrolled];
+      load(begin, base, n, b);
+      uint32_t kept = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) {
+        kept |= static_cast<uint32_t>(body(i, base + i * kThreads, b[i])) << i;
+      }
+      keep(begin, base, n, b, kept);
+    }
+  }
+
+  // Stores the residual of one value, if one is kept.
+  __device__ void store(uint64_t index, float left) const {
+    if (residual_type_ == ResidualType::kFloat32) static_cast<float*>(residual_)[index] = left;
+    if (residual_type_ == ResidualType::kBfloat16) {
+      static_cast<uint16_t*>(residual_)[index] = narrow_bf16(left);
+    }
+  }
+
+  using Values = float[kUnrolled];
+
+  // Loads the values of a thread, kStride apart from `base` on; values from n on are 0.
+  template <uint32_t kStride = kThreads>
+  __device__ void load(uint64_t begin, uint32_t base, uint32_t n, Values& b) const {
+    if (dtype_ == Dtype::kFloat32) {
+      read<kStride>(static_cast<const float*>(x_) + begin, base, n, b);
+    } else {
+      uint16_t x[kUnrolled];
+      read<kStride>(static_cast<const uint16_t*>(x_) + begin, base, n, x);
+      const bool bf16 = dtype_ == Dtype::kBfloat16;
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = bf16 ? widen_bf16(x[i]) : widen_f16(x[i]);
+    }
+    if (residual_type_ == ResidualType::kFloat32) {
+      float r[kUnrolled];
+      read<kStride>(static_cast<const float*>(residual_) + begin, base, n, r);
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = b[i] + r[i];
+    } else if (residual_type_ == ResidualType::kBfloat16) {
+      uint16_t r[kUnrolled];
+      read<kStride>(static_cast<const uint16_t*>(residual_) + begin, base, n, r);
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = b[i] + widen_bf16(r[i]);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kAllValues = (1u << kUnrolled) - 1;
+
+  // Whether all of a thread's values are before n. Then they need one address and no comparisons,
+  // which would take more instructions than the rest of a first pass.
+  template <uint32_t kStride>
+  __device__ static bool full(uint32_t base, uint32_t n) {
+    return base + (kUnrolled - 1) * kStride < n;
+  }
+
+  // Loads all of a thread's values before one is used; values from n on are 0.
+  template <uint32_t kStride, typename T>
+  __device__ static void read(const T* from, uint32_t base, uint32_t n, T (&values)[kUnrolled]) {
+    from += base;
+    if (full<kStride>(base, n)) {
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) values[i] = from[i * kStride];
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) {
+        values[i] = base + i * kStride < n ? from[i * kStride] : T{};
+      }
+    }
+  }
+
+  // `which`: bit i where the i-th value is written.
+  template <typename T>
+  __device__ static void write(T* to, uint32_t base, uint32_t n, const T (&values)[kUnrolled],
+                               uint32_t which) {
+    to += base;
+    if (which == kAllValues && full<kThreads>(base, n)) {
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) to[i * kThreads] = values[i];
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) {
+        if (base + i * kThreads < n && (which >> i & 1) != 0) to[i * kThreads] = values[i];
+      }
+    }
+  }
+
+  __device__ void keep(uint64_t begin, uint32_t base, uint32_t n, const Values& left,
+                       uint32_t which) const {
+    if (residual_type_ == ResidualType::kFloat32) {
+      write(static_cast<float*>(residual_) + begin, base, n, left, which);
+    } else if (residual_type_ == ResidualType::kBfloat16) {
+      uint16_t halves[kUnrolled];
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) halves[i] = narrow_bf16(left[i]);
+      write(static_cast<uint16_t*>(residual_) + begin, base, n, halves, which);
+    }
+  }
+
+  Dtype dtype_;
+  ResidualType residual_type_;
+  const void* x_;
+  void* residual_;
+};
+
+}  // namespace gradwire::cuda

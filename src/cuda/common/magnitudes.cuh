@@ -1,0 +1,122 @@
+#pragma once
+
+// The first pass of codecs that scale by the largest magnitude, and the search for non-finite
+// values.
+
+#include <cstdint>
+
+#include "base/return_if_error.h"
+#include "cuda/common/block.cuh"
+#include "cuda/common/input.cuh"
+#include "cuda/common/segments.h"
+#include "gradwire/cuda.h"
+#include "stages/element/float_bits.h"
+
+namespace gradwire::cuda {
+
+// Bits of the largest magnitudes, zeros before they are found; nullptr: they are not needed.
+struct Magnitudes {
+  uint32_t* of_scale;
+  uint32_t* of_segment;
+};
+
+__device__ inline void clear_at(uint64_t i, const Segments& segments, EncodedSegment* encoded,
+                                const Magnitudes& magnitudes) {
+  if (i < segments.count) {
+    encoded[i] = {0, EncodedSegment::kFinite};
+    if (magnitudes.of_segment != nullptr) magnitudes.of_segment[i] = 0;
+  }
+  if (magnitudes.of_scale != nullptr && i < segments.scales) magnitudes.of_scale[i] = 0;
+}
+
+// The kernel before the first pass, with a thread for each segment and each scale.
+static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    clear_magnitudes(Segments segments, EncodedSegment* encoded, Magnitudes magnitudes) {
+  clear_at(static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x, segments, encoded,
+           magnitudes);
+}
+
+// Takes the magnitude of value `at` of a chunk with several scales into account. All lanes of a
+// warp call it together.
+__device__ inline void raise_scale(const Chunk& chunk, const ScaleOf& scale_of, uint32_t at,
+                                   uint32_t bits, uint32_t* of_scale) {
+  // Lanes usually have the same scale; then one of them raises it for all.
+  uint32_t* own = at < chunk.n ? of_scale + chunk.segment.first_scale + scale_of(at) : nullptr;
+  const auto common = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(own), 0);
+  const bool same = own == nullptr || reinterpret_cast<unsigned long long>(own) == common;
+  if (__ballot_sync(kAllLanes, same) == kAllLanes) {
+    const uint32_t most = __reduce_max_sync(kAllLanes, bits);
+    if (lane() == 0 && own != nullptr) atomicMax(own, most);
+  } else if (own != nullptr) {
+    atomicMax(own, bits);
+  }
+}
+
+// Takes the largest magnitude of a chunk into account; `several`: raise_scale has seen the values.
+__device__ inline void raise_segment(const Chunk& chunk, uint32_t largest, bool several,
+                                     const Magnitudes& magnitudes) {
+  if (magnitudes.of_scale != nullptr && !several) {
+    atomicMax(&magnitudes.of_scale[chunk.segment.first_scale], largest);
+  }
+  atomicMax(&magnitudes.of_segment[chunk.index], largest);
+}
+
+// Blocks that share a chunk here. With one block for each chunk, an array of 1 M values would keep
+// 26 multiprocessors waiting for memory 20 times.
+inline constexpr uint32_t kPartsOfMagnitudes = 5;
+inline constexpr uint32_t kPartOfMagnitudes = kChunkValues / kPartsOfMagnitudes;
+static_assert(kPartsOfMagnitudes * kPartOfMagnitudes == kChunkValues);
+static_assert(kPartOfMagnitudes % (kUnrolled * kThreads) == 0);
+
+// Finds the magnitudes of each scale's group, if needed, and of each segment. kPartsOfMagnitudes
+// blocks handle each chunk.
+static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    find_magnitudes(Segments segments, Input input, Magnitudes magnitudes) {
+  __shared__ BlockShared shared;
+  const Chunk chunk = Chunk::create(segments, blockIdx.x / kPartsOfMagnitudes);
+  const uint32_t first = blockIdx.x % kPartsOfMagnitudes * kPartOfMagnitudes;
+  if (first >= chunk.n) return;
+  const uint64_t begin = chunk.begin + first;
+  const uint32_t n = min(chunk.n - first, kPartOfMagnitudes);
+  const bool several = magnitudes.of_scale != nullptr && chunk.segment.scales > 1;
+  uint32_t largest = 0;
+  if (several) {
+    const ScaleOf scale_of(chunk);
+    input.for_each(begin, n, [&](uint32_t at, float b) {
+      raise_scale(chunk, scale_of, first + at, magnitude_bits(b), magnitudes.of_scale);
+      largest = max(largest, magnitude_bits(b));
+    });
+  } else {
+    input.for_each(begin, n, [&](uint32_t, float b) { largest = max(largest, magnitude_bits(b)); });
+  }
+  largest = block_max(largest, shared);
+  if (threadIdx.x == 0) raise_segment(chunk, largest, several, magnitudes);
+}
+
+inline Status queue_magnitudes(const Segments& segments, const Input& input,
+                               const Magnitudes& magnitudes, cudaStream_t stream) {
+  return launch(find_magnitudes, uint64_t{kPartsOfMagnitudes} * segments.chunks, stream, segments,
+                input, magnitudes);
+}
+
+// Queues both kernels.
+inline Status measure(const Segments& segments, const Input& input, EncodedSegment* encoded,
+                      const Magnitudes& magnitudes, cudaStream_t stream) {
+  const uint64_t cleared = segments.count > segments.scales ? segments.count : segments.scales;
+  GW_RETURN_IF_ERROR(
+      launch(clear_magnitudes, blocks_for(cleared), stream, segments, encoded, magnitudes));
+  return queue_magnitudes(segments, input, magnitudes, stream);
+}
+
+// Names the segment's first value whose magnitude bits are at least `limit`, if it is in the chunk.
+__device__ inline void name_non_finite(const Chunk& chunk, const Input& input, uint32_t limit,
+                                       EncodedSegment* encoded) {
+  input.for_each(chunk.begin, chunk.n, [&](uint32_t at, float b) {
+    if (at < chunk.n && magnitude_bits(b) >= limit) {
+      atomicMin(reinterpret_cast<unsigned long long*>(&encoded[chunk.index].non_finite),
+                static_cast<unsigned long long>(chunk.first + at));
+    }
+  });
+}
+
+}  // namespace gradwire::cuda

@@ -1,0 +1,233 @@
+#pragma once
+
+// Decoding of payloads with one size: the reverse of fixed_encode.cuh. Any bytes are safe. A
+// segment may have several payloads: a thread keeps its values in registers while it adds all of
+// them, so the bucket is read and written once. A format says what is special about a codec:
+//
+//   struct Format {
+//     static constexpr uint32_t kScaleBytes;  // of a scale in the head (payloads.cuh)
+//     static constexpr bool kEmptyIsZero;     // an empty payload stands for zeros
+//     static constexpr bool kSparse;          // many codes add nothing
+//     struct Scale;
+//     uint64_t bytes(uint64_t n) const;  // of n values, a multiple of 8 but for the last
+//     __device__ bool valid(const uint8_t* scale, bool& any) const;  // payloads.cuh
+//     __device__ Scale load(const uint8_t* scale) const;
+//     // The bits that hold value `at`, and what they mean.
+//     __device__ uint32_t code(const uint8_t* values, uint32_t at) const;
+//     __device__ bool valid_code(uint32_t code, uint32_t at) const;
+//     __device__ bool valid_end(uint32_t code, uint32_t n) const;  // bits after the last of n
+//     values
+//     __device__ float value(uint32_t code, uint32_t at, Scale scale) const;
+//     // Where kSparse; otherwise a value is added as it is.
+//     __device__ bool adds(uint32_t code, uint32_t at) const;  // false: `add` changes no sum
+//     __device__ float add(float sum, uint32_t code, uint32_t at, Scale scale) const;
+//   };
+
+#include <cstdint>
+
+#include "base/return_if_error.h"
+#include "cuda/common/codec_kernels.h"
+#include "cuda/common/input.cuh"
+#include "cuda/common/payloads.cuh"
+#include "cuda/common/sources.cuh"
+
+namespace gradwire::cuda {
+
+template <typename Format>
+__device__ uint64_t fixed_size(const Format& format, const Segment& segment) {
+  return uint64_t{segment.scales} * Format::kScaleBytes + format.bytes(segment.n);
+}
+
+// Each thread checks one payload.
+template <typename Format>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    check_sizes(Segments segments, Format format, Payloads payloads) {
+  const uint64_t number = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (number >= uint64_t{payloads.sources} * segments.count) return;
+  const Segment& segment = segments.segments[number % segments.count];
+  const uint64_t size = payloads.places[number].size;
+  const bool valid = size == fixed_size(format, segment) || (Format::kEmptyIsZero && size == 0);
+  payloads.decoded[number] = {valid ? 1u : 0u, size == 0 ? 1u : 0u};
+  if constexpr (Format::kScaleBytes > 0) payloads.any[number] = 0;
+}
+
+// The values that a thread handles at once, kThreads apart from `base` on. After the last value of
+// a chunk it handles that value again, and does not store it.
+struct FixedValues {
+  uint32_t at[kUnrolled];
+  uint32_t there;  // bit i: the i-th is one of the chunk
+
+  __device__ FixedValues(uint32_t base, uint32_t n) : there(0) {
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) {
+      const uint32_t own = base + i * kThreads;
+      at[i] = min(own, n - 1);
+      there |= static_cast<uint32_t>(own < n) << i;
+    }
+  }
+};
+
+// The codes of these values in one payload.
+template <typename Format>
+struct FixedCodes {
+  const uint8_t* scales = nullptr;  // nullptr: there are none
+  typename Format::Scale scale{};   // if the segment has only one
+  uint32_t of[kUnrolled] = {};
+};
+
+// The chunk that a block decodes, in all payloads of its segment.
+template <typename Format>
+class FixedChunk {
+ public:
+  __device__ FixedChunk(const Segments& segments, const Chunk& chunk, const Format& format,
+                        const Payloads& payloads)
+      : format_(format),
+        payloads_(payloads),
+        first_(chunk.index),
+        stride_(segments.count),
+        values_at_(uint64_t{chunk.segment.scales} * Format::kScaleBytes +
+                   format.bytes(chunk.first)),
+        n_(chunk.n),
+        several_(chunk.segment.scales > 1),
+        scale_of_(chunk) {}
+
+  [[nodiscard]] __device__ uint64_t number(uint32_t source) const {
+    return first_ + uint64_t{source} * stride_;
+  }
+
+  // Refuses payloads whose scales are all 0, or that have bits set after their last value.
+  __device__ void check() const {
+    for (uint32_t source = threadIdx.x; source < payloads_.sources; source += kThreads) {
+      const uint64_t payload = number(source);
+      const uint8_t* values = values_of(payload);
+      if (values == nullptr) continue;
+      bool valid = format_.valid_end(format_.code(values, n_ - 1), n_);
+      if constexpr (Format::kScaleBytes > 0) valid = valid && payloads_.any[payload] != 0;
+      if (!valid) payloads_.refuse(payload);
+    }
+  }
+
+  [[nodiscard]] __device__ FixedCodes<Format> read(uint32_t source,
+                                                   const FixedValues& values) const {
+    FixedCodes<Format> codes;
+    const uint8_t* from = values_of(number(source));
+    if (from == nullptr) return codes;
+    codes.scales = from - values_at_;
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) codes.of[i] = format_.code(from, values.at[i]);
+    if (!several_) codes.scale = format_.load(codes.scales);
+    return codes;
+  }
+
+  // Stores the values of the codes, or adds them. false: a code is wrong.
+  template <DecodeMode kMode>
+  __device__ bool put(const FixedCodes<Format>& codes, const FixedValues& values,
+                      float (&sums)[kUnrolled]) const {
+    bool valid = true;
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) {
+      const uint32_t code = codes.of[i];
+      const uint32_t at = values.at[i];
+      valid &= format_.valid_code(code, at);
+      typename Format::Scale scale = codes.scale;
+      if (several_)
+        scale = format_.load(codes.scales + scale_of_(worked_out_anew(at)) * Format::kScaleBytes);
+      if constexpr (kMode == DecodeMode::kStore) {
+        sums[i] = format_.value(code, at, scale);
+      } else if constexpr (Format::kSparse) {
+        sums[i] = format_.add(sums[i], code, at, scale);
+      } else {
+        sums[i] += format_.value(code, at, scale);
+      }
+    }
+    return valid;
+  }
+
+  // Bit i: the codes change the i-th sum.
+  [[nodiscard]] __device__ uint32_t changed(const FixedCodes<Format>& codes,
+                                            const FixedValues& values) const {
+    uint32_t bits = 0;
+    if (codes.scales == nullptr) return bits;
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) {
+      bits |= static_cast<uint32_t>(format_.adds(codes.of[i], values.at[i])) << i;
+    }
+    return bits;
+  }
+
+ private:
+  // nullptr: there are none.
+  [[nodiscard]] __device__ const uint8_t* values_of(uint64_t payload) const {
+    const PayloadPlace place = payloads_.places[payload];
+    if (place.size == 0 || payloads_.decoded[payload].valid == 0) return nullptr;
+    return payloads_.bytes + place.begin + values_at_;
+  }
+
+  const Format& format_;
+  const Payloads& payloads_;
+  uint64_t first_;
+  uint64_t stride_;
+  uint64_t values_at_;  // of the chunk, in a payload
+  uint32_t n_;
+  bool several_;
+  ScaleOf scale_of_;
+};
+
+// Decodes a chunk's values. A wrong one refuses the payload; no thread waits for another here.
+template <typename Format>
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    decode_fixed(Segments segments, Format format, Payloads payloads, float* out, DecodeMode mode,
+                 float divisor) {
+  const Chunk chunk = Chunk::create(segments, blockIdx.x);
+  const FixedChunk<Format> fixed(segments, chunk, format, payloads);
+  fixed.check();
+  // Sums that do not change are not written.
+  [[maybe_unused]] const bool sparse =
+      mode == DecodeMode::kAdd && payloads.sources == 1 && !divides(divisor);
+  float* to = out + chunk.begin;
+  for (uint32_t base = threadIdx.x; base < chunk.n; base += kUnrolled * kThreads) {
+    const FixedValues values(base, chunk.n);
+    uint32_t which = values.there;
+    if constexpr (Format::kSparse) {
+      if (sparse) which &= fixed.changed(fixed.read(0, values), values);
+    }
+    float sums[kUnrolled] = {};
+    if (mode == DecodeMode::kAdd) {
+#pragma unroll
+      for (uint32_t i = 0; i < kUnrolled; ++i) {
+        if ((which >> i & 1) != 0) sums[i] = to[values.at[i]];
+      }
+    }
+    for (uint32_t source = 0; source < payloads.sources; ++source) {
+      const FixedCodes<Format> codes = fixed.read(source, values);
+      if (codes.scales == nullptr) continue;
+      const bool valid = mode == DecodeMode::kStore && source == 0
+                             ? fixed.template put<DecodeMode::kStore>(codes, values, sums)
+                             : fixed.template put<DecodeMode::kAdd>(codes, values, sums);
+      if (!valid) payloads.refuse(fixed.number(source));
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) {
+      if ((which >> i & 1) == 0) continue;
+      to[values.at[i]] = divides(divisor) ? sums[i] / divisor : sums[i];
+    }
+  }
+}
+
+// Queues the decoding of all payloads.
+template <typename Format>
+Status decode_fixed_payloads(const Segments& segments, const DecodeArguments& arguments,
+                             ScratchLayout& scratch, cudaStream_t stream, Format format = {}) {
+  const uint64_t count = uint64_t{arguments.sources} * segments.count;
+  const Payloads payloads(arguments, scratch.take<uint32_t>(Format::kScaleBytes > 0 ? count : 0));
+  if (scratch.counts()) return {};
+  GW_RETURN_IF_ERROR(
+      launch(check_sizes<Format>, blocks_for(count), stream, segments, format, payloads));
+  if constexpr (Format::kScaleBytes > 0) {
+    GW_RETURN_IF_ERROR(queue_check_scales(segments, format, payloads, stream));
+  }
+  return launch(decode_fixed<Format>, segments.chunks, stream, segments, format, payloads,
+                arguments.out_dev, arguments.mode, arguments.divisor);
+}
+
+}  // namespace gradwire::cuda

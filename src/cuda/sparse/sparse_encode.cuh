@@ -1,0 +1,81 @@
+#pragma once
+
+// The values that reach a threshold, and where they stand (spec/format.md, topk). Each block
+// handles one chunk: it finds which values are sent, codes their places, finds its own place, and
+// then reads those values, which are few, from memory again.
+
+#include <cstdint>
+
+#include "cuda/coded/coded_encode.cuh"
+#include "cuda/sparse/sent_values.cuh"
+#include "cuda/ternary/ternary_code.cuh"
+#include "stages/threshold/reach.h"
+
+namespace gradwire::cuda {
+
+// Finds the values of a chunk that reach the threshold. The others become residual.
+__device__ inline void find_large(const Chunk& chunk, const Input& input, float threshold,
+                                  SentValues& sent, BlockShared& shared) {
+  input.keep_some(chunk.begin, chunk.n, [&](uint32_t, uint32_t at, float b) {
+    const bool large = at < chunk.n && reaches(b, threshold);
+    const uint32_t bits = __ballot_sync(kAllLanes, large ? 1 : 0);
+    if (lane() == 0) {
+      sent.trits.plus[at / 32] = bits;
+      sent.trits.minus[at / 32] = 0;
+    }
+    return !large;
+  });
+  end_trits(chunk.n, sent.trits);
+  count_sent(chunk.n, sent, shared);
+}
+
+// Writes one of the values that are sent. What bf16 cuts off becomes residual.
+__device__ inline void send_value(const Input& input, uint64_t index, SentAs sent_as, uint8_t* to) {
+  const float b = input.at(index);
+  if (sent_as == SentAs::kFloat32) {
+    store_word(to, bits_of(b));
+    input.store(index, 0.0f);
+    return;
+  }
+  const uint16_t narrow = narrow_bf16(b);
+  to[0] = static_cast<uint8_t>(narrow);
+  to[1] = static_cast<uint8_t>(narrow >> 8);
+  input.store(index, b - widen_bf16(narrow));
+}
+
+static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    encode_large(Segments segments, Encoding encoding, SparseLayout layout,
+                 const float* thresholds) {
+  __shared__ SentValues sent;
+  __shared__ CodedWords coded;
+  __shared__ CoderScratch coder_scratch;
+  __shared__ BlockShared shared;
+  const uint32_t number = take_ticket(encoding.ticket);
+  const Chunk chunk = Chunk::create(segments, number);
+  const SentAs sent_as = layout.sent_as;
+  if (encoding.refuse(chunk, sent_as == SentAs::kBfloat16 ? kRoundsToInfinity : kNonFiniteBits)) {
+    return;
+  }
+  find_large(chunk, encoding.input, thresholds[chunk.index], sent, shared);
+  // Of zeros only a header is sent. The residual is stored all the same, as x may cancel it.
+  if (encoding.magnitudes.of_segment[chunk.index] == 0) return;
+  const bool rice = layout.coder == IndexCoder::kRice;
+  const uint32_t coded_size =
+      rice ? code_trits(TernaryCoder::kRice, sent.trits, chunk.n, coded, coder_scratch, shared)
+           : (chunk.n + 7) / 8;
+  const auto index_size = static_cast<uint32_t>(coded_size + (rice ? kIndexSizeBytes : 0));
+  const uint32_t width = width_of(sent_as);
+  uint8_t* to = encoding.place(layout, chunk, number, index_size + sent.count * width);
+  copy_out(rice ? coded.words : sent.trits.plus, coded_size, to + (index_size - coded_size));
+  for_each_value(chunk.n, sent, [&](uint32_t at, bool is_sent, uint32_t rank) {
+    if (is_sent) {
+      send_value(encoding.input, chunk.begin + at, sent_as, to + index_size + rank * width);
+    }
+  });
+  if (rice && threadIdx.x == 0) {
+    to[0] = static_cast<uint8_t>(coded_size);
+    to[1] = static_cast<uint8_t>(coded_size >> 8);
+  }
+}
+
+}  // namespace gradwire::cuda

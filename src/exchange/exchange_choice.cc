@@ -1,0 +1,120 @@
+#include "gradwire/exchange_choice.h"
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <utility>
+
+#include "exchange/steps/exchange_entry.h"
+
+namespace gradwire {
+namespace {
+
+constexpr const ExchangeEntry* kEntries[] = {
+#define GW_EXCHANGE(symbol) &exchange_entries::symbol,
+#include "exchange/exchanges.def"
+#undef GW_EXCHANGE
+};
+
+// "sharded, ring, hierarchical[:between=sharded|ring,ranks=RANKS]"
+std::string valid_exchanges() {
+  std::string valid;
+  for (const ExchangeInfo* info : exchanges()) {
+    valid += (valid.empty() ? "" : ", ") + std::string(info->name);
+    std::string keys;
+    for (const CodecParameter& parameter : info->parameters) {
+      keys += (keys.empty() ? "" : ",") + std::string(parameter.name) + "=" +
+              std::string(parameter.values);
+    }
+    if (!keys.empty()) valid += "[:" + keys + "]";
+  }
+  return valid;
+}
+
+const ExchangeInfo* find_info(std::string_view name) {
+  const auto found = std::ranges::find(exchanges(), name, &ExchangeInfo::name);
+  return found == exchanges().end() ? nullptr : *found;
+}
+
+bool parse_ranks(std::string_view value, uint32_t& ranks) {
+  const char* const end = value.data() + value.size();
+  const auto [rest, error] = std::from_chars(value.data(), end, ranks);
+  return error == std::errc() && rest == end && ranks > 0;
+}
+
+// The part of `text` before the next separator, which is taken off it too.
+std::string_view take(std::string_view& text, char separator) {
+  const size_t end = text.find(separator);
+  const std::string_view taken = text.substr(0, end);
+  text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+  return taken;
+}
+
+}  // namespace
+
+std::span<const ExchangeInfo* const> exchanges() noexcept {
+  static const auto kInfos = [] {
+    std::array<const ExchangeInfo*, std::size(kEntries)> infos{};
+    std::ranges::transform(kEntries, infos.begin(), &ExchangeEntry::info);
+    return infos;
+  }();
+  return kInfos;
+}
+
+Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
+  const Status invalid(
+      StatusCode::kInvalidArgument,
+      "'" + std::string(text) + "' is no exchange; valid ones are: " + valid_exchanges());
+  const bool has_parameters = text.find(':') != std::string_view::npos;
+  ExchangeChoice choice;
+  choice.info_ = find_info(take(text, ':'));
+  if (choice.info_ == nullptr || (has_parameters && text.empty())) return invalid;
+  choice.inner_ = choice.info_->between_machines ? exchange_entries::sharded.info : choice.info_;
+  while (!text.empty()) {
+    std::string_view value = take(text, ',');
+    const std::string_view key = take(value, '=');
+    if (std::ranges::find(choice.info_->parameters, key, &CodecParameter::name) ==
+        choice.info_->parameters.end()) {
+      return invalid;
+    }
+    if (key == "between") {
+      choice.inner_ = find_info(value);
+      if (choice.inner_ == nullptr || choice.inner_->between_machines) return invalid;
+    } else if (!parse_ranks(value, choice.ranks_per_machine_)) {
+      return invalid;
+    }
+  }
+  return choice;
+}
+
+std::string ExchangeChoice::text() const {
+  std::string text(info_->name);
+  if (info_ != inner_) text += ":between=" + std::string(inner_->name);
+  if (ranks_per_machine_ > 0) text += ",ranks=" + std::to_string(ranks_per_machine_);
+  return text;
+}
+
+Result<std::unique_ptr<Exchange>> make_exchange(std::string_view text, ExchangeSetup setup) {
+  Result<ExchangeChoice> choice = ExchangeChoice::parse(text);
+  if (!choice.ok()) return choice.status();
+  return make_exchange(choice.value().info(), choice.value(), std::move(setup));
+}
+
+Result<std::unique_ptr<Exchange>> make_exchange(const ExchangeInfo& info,
+                                                const ExchangeChoice& choice, ExchangeSetup setup) {
+  const auto refuse = [&](const std::string& why) {
+    return Status(StatusCode::kInvalidArgument,
+                  "the " + std::string(info.name) + " exchange " + why);
+  };
+  if (setup.options.reduction == Reduction::kSum && !info.sums) {
+    return refuse("averages; it can't give the sum");
+  }
+  if (setup.options.update && !info.updates) return refuse("takes no update");
+  if (!setup.options.machine_of_rank.empty() && !info.between_machines) {
+    return refuse("does not ask for the machine of each rank");
+  }
+  const auto entry = std::ranges::find(kEntries, &info, &ExchangeEntry::info);
+  return (*entry)->make(choice, setup);
+}
+
+}  // namespace gradwire

@@ -1,0 +1,263 @@
+#include "exchange/shards/host_shard_codec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "base/return_if_error.h"
+#include "exchange/shards/trit_segments.h"
+#include "gradwire/residual.h"
+#include "stages/element/float_bits.h"
+#include "stages/kernels.h"
+
+namespace gradwire {
+namespace {
+
+// Values that a thread looks at before it takes the next piece.
+constexpr uint64_t kScanPiece = 65536;
+
+double squared_distance(std::span<const float> a, std::span<const float> b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double difference = double{a[i]} - double{b[i]};
+    sum += difference * difference;
+  }
+  return sum;
+}
+
+class HostShardCodec final : public ShardCodec {
+ public:
+  HostShardCodec(std::shared_ptr<const Shards> shards, std::shared_ptr<Execution> execution)
+      : shards_(std::move(shards)), execution_(std::move(execution)) {
+    for (uint32_t i = 0; i < shards_->layout->segments().size(); ++i) {
+      residuals_.emplace_back(shards_->residual_type(i), shards_->segment(i).n);
+    }
+  }
+
+  void begin(std::span<float> bucket) override {
+    bucket_ = bucket;
+    if (trits_) trits_->begin(bucket);
+  }
+
+  Result<FirstNonFinite> find_non_finite(std::span<const uint32_t> shards) override;
+  Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite,
+                                uint64_t step, std::span<PacketWriter> packets) override;
+  void put_back(uint32_t shard, const Packet& packet) override;
+  Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode) override;
+  void divide(uint32_t shard, float divisor) override;
+  void fill_nan(uint32_t shard) override;
+
+  ResidualType residual_type(uint32_t i) const override { return residuals_[i].type(); }
+  std::vector<float> residual(uint32_t i) const override { return residuals_[i].values(); }
+  void reset_residual(uint32_t i, ResidualType type) override {
+    residuals_[i] = Residual(type, shards_->segment(i).n);
+  }
+  void add_to_residual(uint32_t i, uint64_t first, std::span<const float> values,
+                       float factor) override {
+    residuals_[i].add(first, values, factor);
+  }
+  void scale_residuals(float factor) override {
+    for (Residual& residual : residuals_) residual.scale(factor);
+  }
+  void pay_residual(uint32_t i) override {
+    const std::vector<float> owed = residuals_[i].values();
+    execution_->kernels().add_f32(owed.data(), owed.size(), values(i).data());
+  }
+
+  void add_norms(uint32_t shard, const Packet& packet, Norms& norms) override;
+
+  SharedScales* share_scales() override {
+    trits_ = std::make_unique<TritSegments>(*shards_, *execution_);
+    return trits_.get();
+  }
+
+ private:
+  [[nodiscard]] std::span<float> values(uint32_t i) const {
+    return bucket_.subspan(shards_->segment(i).bucket_offset, shards_->segment(i).n);
+  }
+  [[nodiscard]] bool has_trits(uint32_t i) const { return trits_ && trits_->has(i); }
+  Result<FirstNonFinite> measure(std::span<const uint32_t> shards,
+                                 std::span<const uint32_t> finite);
+  // Of a segment that holds NaN or Inf, or does with its residual.
+  [[nodiscard]] FirstNonFinite origin_in(uint32_t i) const;
+  Status restore(uint32_t shard, const Packet& packet);
+  Status encode_segment(uint32_t i, uint64_t step, PacketWriter& packet);
+  Status decode_segment(uint32_t i, const Packet& packet, std::span<const std::byte> payload,
+                        DecodeMode mode);
+
+  std::shared_ptr<const Shards> shards_;
+  std::shared_ptr<Execution> execution_;
+  std::vector<Residual> residuals_;      // of each segment
+  std::vector<Measurement> measured_;    // of each segment, for the encoding under way
+  std::unique_ptr<TritSegments> trits_;  // null unless scales are shared
+  std::span<float> bucket_;
+};
+
+Result<FirstNonFinite> HostShardCodec::find_non_finite(std::span<const uint32_t> shards) {
+  for (uint32_t shard : shards) {
+    for (uint32_t i : shards_->segments[shard]) {
+      const std::span<const float> x = values(i);
+      const uint64_t pieces = (x.size() + kScanPiece - 1) / kScanPiece;
+      std::vector<uint32_t> largest(pieces);
+      execution_->for_each(pieces, [&](size_t piece) {
+        const std::span<const float> part = x.subspan(
+            piece * kScanPiece, std::min<uint64_t>(kScanPiece, x.size() - piece * kScanPiece));
+        largest[piece] = execution_->kernels().absmax(part.data(), {}, part.size());
+      });
+      if (std::ranges::none_of(largest, [](uint32_t bits) { return bits >= kNonFiniteBits; })) {
+        continue;
+      }
+      const auto bad = std::ranges::find_if(x, [](float v) { return !std::isfinite(v); });
+      return FirstNonFinite(NonFiniteOrigin{
+          .rank = shards_->rank, .segment = i, .element = static_cast<uint64_t>(bad - x.begin())});
+    }
+  }
+  return FirstNonFinite();
+}
+
+// What a codec finds out about all of its values is measured before any is encoded, and handed on.
+Result<FirstNonFinite> HostShardCodec::measure(std::span<const uint32_t> shards,
+                                               std::span<const uint32_t> finite) {
+  measured_.assign(residuals_.size(), Measurement());
+  for (uint32_t shard : finite) {
+    if (std::ranges::find(shards, shard) == shards.end()) {
+      const uint32_t other[] = {shard};
+      Result<FirstNonFinite> found = find_non_finite(other);
+      if (!found.ok() || found.value()) return found;
+      continue;
+    }
+    for (uint32_t i : shards_->segments[shard]) {
+      Result<Measurement> found =
+          shards_->own_codec(i)->measure(values(i), residuals_[i].view(), *execution_);
+      if (found.ok()) {
+        measured_[i] = found.value();
+      } else if (found.status().code() == StatusCode::kNonFinite) {
+        return origin_in(i);
+      } else {
+        return found.status();
+      }
+    }
+  }
+  return FirstNonFinite();
+}
+
+FirstNonFinite HostShardCodec::origin_in(uint32_t i) const {
+  const std::span<const float> x = values(i);
+  const auto bad = std::ranges::find_if(x, [](float v) { return !std::isfinite(v); });
+  // With a residual the sum may be too large where the input is not: then no element is named.
+  const auto element = static_cast<uint64_t>(bad == x.end() ? 0 : bad - x.begin());
+  return NonFiniteOrigin{.rank = shards_->rank, .segment = i, .element = element};
+}
+
+Result<FirstNonFinite> HostShardCodec::encode(std::span<const uint32_t> shards,
+                                              std::span<const uint32_t> finite, uint64_t step,
+                                              std::span<PacketWriter> packets) {
+  Result<FirstNonFinite> found = measure(shards, finite);
+  if (!found.ok() || found.value()) return found;
+  for (uint32_t shard : shards) {
+    for (uint32_t i : shards_->segments[shard]) {
+      const Status status = encode_segment(i, step, packets[shard]);
+      if (status.ok()) continue;
+      if (status.code() != StatusCode::kNonFinite) return status;
+      for (uint32_t begun : shards) {
+        GW_RETURN_IF_ERROR(restore(begun, packets[begun].packet()));
+        packets[begun].restart();
+      }
+      return origin_in(i);
+    }
+  }
+  return FirstNonFinite();
+}
+
+Status HostShardCodec::restore(uint32_t shard, const Packet& packet) {
+  for (size_t k = 0; k < packet.frames.size(); ++k) {
+    const uint32_t i = shards_->segments[shard][k];
+    if (residuals_[i].type() == ResidualType::kNone) continue;
+    GW_RETURN_IF_ERROR(shards_->own_codec(i)->restore(packet.frames[k].payload, values(i),
+                                                      residuals_[i].view(), *execution_));
+  }
+  return {};
+}
+
+Status HostShardCodec::encode_segment(uint32_t i, uint64_t step, PacketWriter& packet) {
+  return packet.add_encoded([&](std::span<std::byte> payload) -> Result<uint64_t> {
+    if (has_trits(i)) return trits_->encode(i, step, payload);
+    const DrawContext draw = {
+        .seed = shards_->seed, .stream = shards_->draw_streams[i], .step = step};
+    return shards_->own_codec(i)->encode(values(i), residuals_[i].view(), draw, payload,
+                                         *execution_, measured_[i]);
+  });
+}
+
+void HostShardCodec::put_back(uint32_t shard, const Packet& packet) {
+  for (size_t k = 0; k < packet.frames.size(); ++k) {
+    const uint32_t i = shards_->segments[shard][k];
+    if (residuals_[i].type() == ResidualType::kNone) continue;
+    std::vector<float> sent(shards_->segment(i).n);
+    const Status decoded = shards_->own_codec(i)->decode(packet.frames[k].payload, sent,
+                                                         DecodeMode::kStore, *execution_);
+    if (decoded.ok()) residuals_[i].add(0, sent, 1.0f);
+  }
+}
+
+Status HostShardCodec::decode(uint32_t shard, std::span<const Packet* const> packets,
+                              DecodeMode mode) {
+  for (const Packet* packet : packets) {
+    for (size_t k = 0; k < packet->frames.size(); ++k) {
+      GW_RETURN_IF_ERROR(
+          decode_segment(shards_->segments[shard][k], *packet, packet->frames[k].payload, mode));
+    }
+    mode = DecodeMode::kAdd;
+  }
+  return {};
+}
+
+Status HostShardCodec::decode_segment(uint32_t i, const Packet& packet,
+                                      std::span<const std::byte> payload, DecodeMode mode) {
+  const Direction direction = packet.header.direction;
+  if (has_trits(i) && direction == Direction::kPush) {
+    return trits_->add(i, packet.header.source, payload);
+  }
+  return shards_->codec(i, direction)->decode(payload, values(i), mode, *execution_);
+}
+
+void HostShardCodec::divide(uint32_t shard, float divisor) {
+  for (uint32_t i : shards_->segments[shard]) {
+    execution_->kernels().divide(values(i).data(), values(i).size(), divisor);
+  }
+}
+
+void HostShardCodec::fill_nan(uint32_t shard) {
+  for (uint32_t i : shards_->segments[shard]) {
+    std::ranges::fill(values(i), std::numeric_limits<float>::quiet_NaN());
+  }
+}
+
+void HostShardCodec::add_norms(uint32_t shard, const Packet& packet, Norms& norms) {
+  std::vector<float> decoded;
+  for (size_t k = 0; k < packet.frames.size(); ++k) {
+    const uint32_t i = shards_->segments[shard][k];
+    const std::span<const float> x = values(i);
+    norms.input += squared_distance(x, std::vector<float>(x.size()));
+    if (residuals_[i].type() != ResidualType::kNone) {
+      norms.error += residuals_[i].squared_norm();
+      continue;
+    }
+    decoded.resize(x.size());
+    const Status status = shards_->own_codec(i)->decode(packet.frames[k].payload, decoded,
+                                                        DecodeMode::kStore, *execution_);
+    if (status.ok()) norms.error += squared_distance(x, decoded);
+  }
+}
+
+}  // namespace
+
+ShardCodecFactory host_shard_codecs(Execution execution) {
+  return [shared = std::make_shared<Execution>(std::move(execution))](
+             std::shared_ptr<const Shards> shards) -> Result<std::unique_ptr<ShardCodec>> {
+    return std::unique_ptr<ShardCodec>(std::make_unique<HostShardCodec>(std::move(shards), shared));
+  };
+}
+
+}  // namespace gradwire

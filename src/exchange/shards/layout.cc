@@ -1,0 +1,236 @@
+#include "gradwire/layout.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "base/return_if_error.h"
+
+namespace gradwire {
+namespace {
+
+// A tensor is cut only where both pieces keep this many values: each piece costs a scale, an entry
+// in the packet's header, and padding in its last byte.
+constexpr uint64_t kSmallestPiece = 4096;
+// Cuts fall on whole blocks of the kernels (64 packed bytes).
+constexpr uint64_t kCutUnit = 320;
+
+struct TensorCodecs {
+  std::shared_ptr<const Codec> push;
+  std::shared_ptr<const Codec> pull;
+  std::string raw_reason;
+};
+
+bool matches(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
+// Why a tensor goes raw by default; empty if it does not.
+std::string raw_reason(const TensorInfo& tensor, const LayoutOptions& options) {
+  for (const std::string& pattern : options.exclude) {
+    if (matches(pattern, tensor.name)) return "excluded by '" + pattern + "'";
+  }
+  if (tensor.dims.size() < 2) return "fewer than two dimensions";
+  if (tensor.numel() < options.min_numel) {
+    return "fewer than min_numel=" + std::to_string(options.min_numel) + " values";
+  }
+  return {};
+}
+
+Result<TensorCodecs> choose_codecs(const TensorInfo& tensor, const LayoutOptions& options) {
+  TensorCodecs chosen;
+  std::string push = options.codec;
+  std::string pull = options.pull_codec.empty() ? options.codec : options.pull_codec;
+  const std::string reason = raw_reason(tensor, options);
+  if (!reason.empty() && (push != "raw" || pull != "raw")) {
+    chosen.raw_reason = reason;
+    push = pull = "raw";
+  }
+  const auto rule_for = [&](Direction direction) -> const LayoutRule* {
+    const auto rule = std::ranges::find_if(options.rules, [&](const LayoutRule& candidate) {
+      return candidate.direction.value_or(direction) == direction &&
+             matches(candidate.pattern, tensor.name);
+    });
+    return rule == options.rules.end() ? nullptr : &*rule;
+  };
+  if (const LayoutRule* rule = rule_for(Direction::kPush)) {
+    push = rule->codec;
+    chosen.raw_reason = push == "raw" ? "rule '" + rule->pattern + "'" : "";
+  }
+  if (const LayoutRule* rule = rule_for(Direction::kPull)) pull = rule->codec;
+  if (push == "raw") push = options.raw_codec;
+  if (pull == "raw") pull = options.raw_codec;
+  Result<std::shared_ptr<const Codec>> push_codec = Codec::parse(push);
+  if (!push_codec.ok()) return push_codec.status();
+  Result<std::shared_ptr<const Codec>> pull_codec = Codec::parse(pull);
+  if (!pull_codec.ok()) return pull_codec.status();
+  chosen.push = push_codec.value();
+  chosen.pull = pull_codec.value();
+  return chosen;
+}
+
+std::vector<std::string> unmatched_patterns(const std::vector<TensorInfo>& tensors,
+                                            const LayoutOptions& options) {
+  std::vector<std::string> patterns = options.exclude;
+  for (const LayoutRule& rule : options.rules) patterns.push_back(rule.pattern);
+  std::erase_if(patterns, [&](const std::string& pattern) {
+    return std::ranges::any_of(
+        tensors, [&](const TensorInfo& tensor) { return matches(pattern, tensor.name); });
+  });
+  return patterns;
+}
+
+// The place in [0, numel], at or near `wanted`, where the bucket is cut for the next rank: inside a
+// large tensor, else at the nearer end of the tensor.
+uint64_t find_cut(const std::vector<TensorInfo>& tensors, uint64_t wanted) {
+  uint64_t begin = 0;
+  for (const TensorInfo& tensor : tensors) {
+    const uint64_t end = begin + tensor.numel();
+    if (wanted >= end) {
+      begin = end;
+      continue;
+    }
+    const uint64_t cut = begin + (wanted - begin) / kCutUnit * kCutUnit;
+    if (cut - begin >= kSmallestPiece && end - cut >= kSmallestPiece) return cut;
+    return wanted - begin < end - wanted ? begin : end;
+  }
+  return begin;
+}
+
+// Ends of the shards of all ranks, for shards of equal size.
+std::vector<uint64_t> cut_evenly(const std::vector<TensorInfo>& tensors, uint64_t numel,
+                                 uint32_t world_size) {
+  std::vector<uint64_t> cuts;
+  for (uint64_t rank = 1; rank <= world_size; ++rank) {
+    const uint64_t wanted = numel / world_size * rank + numel % world_size * rank / world_size;
+    cuts.push_back(rank == world_size ? numel : find_cut(tensors, wanted));
+  }
+  return cuts;
+}
+
+// The server of each tensor: the largest tensor comes first, and each goes to the server that has
+// the fewest values so far.
+std::vector<uint32_t> assign_whole(const std::vector<TensorInfo>& tensors, uint32_t first_server,
+                                   uint32_t servers) {
+  std::vector<size_t> by_size(tensors.size());
+  std::iota(by_size.begin(), by_size.end(), size_t{0});
+  std::ranges::stable_sort(by_size, std::greater(), [&](size_t t) { return tensors[t].numel(); });
+  std::vector<uint64_t> shares(servers);
+  std::vector<uint32_t> owners(tensors.size());
+  for (size_t t : by_size) {
+    const auto least = std::ranges::min_element(shares);
+    *least += tensors[t].numel();
+    owners[t] = first_server + static_cast<uint32_t>(least - shares.begin());
+  }
+  return owners;
+}
+
+std::string dims_text(const TensorInfo& tensor) {
+  std::string text;
+  for (uint64_t dim : tensor.dims) text += (text.empty() ? "" : "x") + std::to_string(dim);
+  return "[" + text + "]";
+}
+
+}  // namespace
+
+uint64_t TensorInfo::numel() const noexcept {
+  uint64_t n = 1;
+  for (uint64_t dim : dims) n *= dim;
+  return n;
+}
+
+Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_size,
+                              const LayoutOptions& options) {
+  if (world_size == 0 || world_size > std::numeric_limits<uint16_t>::max()) {
+    return Status(StatusCode::kInvalidArgument,
+                  "world size must be 1 to 65535, got " + std::to_string(world_size));
+  }
+  if (options.servers >= world_size) {
+    return Status(StatusCode::kInvalidArgument,
+                  std::to_string(options.servers) + " servers in a world of " +
+                      std::to_string(world_size) + " ranks leave no worker");
+  }
+  // A codec that no tensor uses must be valid too: else a typo would show only with other models.
+  for (const std::string& codec : {options.codec, options.pull_codec, options.raw_codec}) {
+    if (codec.empty()) continue;
+    if (auto parsed = Codec::parse(codec); !parsed.ok()) return parsed.status();
+  }
+  for (const LayoutRule& rule : options.rules) {
+    if (auto parsed = Codec::parse(rule.codec); !parsed.ok()) return parsed.status();
+  }
+
+  Layout layout;
+  layout.world_size_ = world_size;
+  layout.raw_codec_ = options.raw_codec;
+  layout.servers_ = options.servers;
+  for (const TensorInfo& tensor : tensors) {
+    uint64_t numel = 1;
+    for (uint64_t dim : tensor.dims) {
+      if (__builtin_mul_overflow(numel, dim, &numel)) numel = kMaxNumel + 1;
+    }
+    if (numel > kMaxNumel - layout.numel_) {
+      return Status(StatusCode::kLimitExceeded,
+                    "tensor '" + tensor.name + "' takes the bucket over the limit of 2^40 values");
+    }
+    layout.numel_ += numel;
+  }
+  const bool whole = options.servers > 0;
+  const std::vector<uint64_t> cuts =
+      whole ? std::vector<uint64_t>() : cut_evenly(tensors, layout.numel_, world_size);
+  const std::vector<uint32_t> owners =
+      whole ? assign_whole(tensors, layout.workers(), options.servers) : std::vector<uint32_t>();
+
+  uint64_t position = 0;
+  uint32_t owner = 0;
+  for (uint32_t t = 0; t < tensors.size(); ++t) {
+    Result<TensorCodecs> codecs = choose_codecs(tensors[t], options);
+    if (!codecs.ok()) return codecs.status();
+    const uint64_t begin = position;
+    const uint64_t end = begin + tensors[t].numel();
+    while (position < end) {
+      if (whole) owner = owners[t];
+      while (!whole && cuts[owner] <= position) ++owner;
+      const uint64_t stop = whole ? end : std::min(end, cuts[owner]);
+      layout.segments_.push_back({.tensor = t,
+                                  .tensor_offset = position - begin,
+                                  .bucket_offset = position,
+                                  .n = stop - position,
+                                  .owner = owner,
+                                  .push_codec = codecs.value().push,
+                                  .pull_codec = codecs.value().pull,
+                                  .raw_reason = codecs.value().raw_reason});
+      position = stop;
+    }
+  }
+  layout.unmatched_ = unmatched_patterns(tensors, options);
+  layout.tensors_ = std::move(tensors);
+  return layout;
+}
+
+Layout Layout::with_pull_codecs(const std::vector<std::shared_ptr<const Codec>>& codecs) const {
+  Layout changed = *this;
+  for (size_t i = 0; i < codecs.size(); ++i) changed.segments_[i].pull_codec = codecs[i];
+  return changed;
+}
+
+std::string Layout::describe() const {
+  std::string text = "format 1\nworld size " + std::to_string(world_size_) + "\nvalues " +
+                     std::to_string(numel_) + "\ntensors " + std::to_string(tensors_.size()) + "\n";
+  // Stated even where nothing goes raw: it shows that ranks' gradients differ in their type.
+  if (raw_codec_ != "raw") text += "raw is " + raw_codec_ + "\n";
+  if (servers_ > 0) text += "servers " + std::to_string(servers_) + "\n";
+  for (const Segment& segment : segments_) {
+    const TensorInfo& tensor = tensors_[segment.tensor];
+    text += "tensor " + tensor.name + " " + dims_text(tensor) + " values " +
+            std::to_string(segment.tensor_offset) + ".." +
+            std::to_string(segment.tensor_offset + segment.n) + " owner " +
+            std::to_string(segment.owner) + " push " + segment.push_codec->text() + " pull " +
+            segment.pull_codec->text() + "\n";
+  }
+  return text;
+}
+
+}  // namespace gradwire

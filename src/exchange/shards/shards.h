@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/private_export.h"
+#include "gradwire/direction.h"
+#include "gradwire/layout.h"
+
+namespace gradwire {
+
+enum class Encodes : uint8_t { kEveryShard, kOwnShard };
+
+// A layout as one rank of an exchange sees it. The segments of one owner are a shard. A rank
+// encodes a shard at most once a step, pushing what others own and pulling what it owns; so each
+// segment has at most one residual on a rank.
+struct Shards {
+  Shards(std::shared_ptr<const Layout> of_layout, uint32_t of_rank, uint64_t draw_seed,
+         Encodes what = Encodes::kEveryShard);
+
+  std::shared_ptr<const Layout> layout;
+  uint32_t rank;
+  uint64_t seed;  // of the draws
+  Encodes encodes;
+  std::vector<std::vector<uint32_t>> segments;  // of each shard: indexes in the layout
+  std::vector<uint64_t> draw_streams;           // of each segment
+
+  [[nodiscard]] uint32_t count() const { return layout->world_size(); }
+  [[nodiscard]] const Segment& segment(uint32_t i) const { return layout->segments()[i]; }
+  // In which this rank encodes the shard.
+  [[nodiscard]] Direction direction(uint32_t shard) const {
+    return shard == rank ? Direction::kPull : Direction::kPush;
+  }
+  [[nodiscard]] bool is_encoded(uint32_t shard) const {
+    return encodes == Encodes::kEveryShard || shard == rank;
+  }
+  [[nodiscard]] const std::shared_ptr<const Codec>& codec(uint32_t i, Direction direction) const {
+    return direction == Direction::kPush ? segment(i).push_codec : segment(i).pull_codec;
+  }
+  // By which this rank encodes segment i.
+  [[nodiscard]] const std::shared_ptr<const Codec>& own_codec(uint32_t i) const {
+    return codec(i, direction(segment(i).owner));
+  }
+  // Of the residual that this rank keeps for segment i. A lone rank sends nothing, so it loses
+  // nothing.
+  [[nodiscard]] GW_PRIVATE_EXPORT ResidualType residual_type(uint32_t i) const;
+};
+
+// Whether any rank keeps a residual.
+[[nodiscard]] bool any_residuals(const Layout& layout);
+
+// What a rank draws its random words for a segment from: by name, so that no other tensor has the
+// same, whichever bucket it lies in.
+[[nodiscard]] uint64_t draw_stream(const Layout& layout, uint32_t rank, const Segment& segment);
+
+}  // namespace gradwire

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "codecs/ternary.h"
+#include "codecs/terngrad/terngrad.h"
+#include "exchange/shards/shard_codec.h"
+#include "gradwire/execution.h"
+
+namespace gradwire {
+
+// The segments of trits with shared scales, in the memory of the host.
+class TritSegments final : public SharedScales {
+ public:
+  TritSegments(const Shards& shards, Execution& execution);
+
+  void begin(std::span<float> bucket) { bucket_ = bucket; }
+  // Whether segment i is one of them.
+  [[nodiscard]] bool has(uint32_t i) const { return trits_[i].has_value(); }
+  // This rank's payload of segment i: its draws, or the sums of a segment that it owns.
+  uint64_t encode(uint32_t i, uint64_t step, std::span<std::byte> payload);
+  // Adds a push of `source` to the sums.
+  Status add(uint32_t i, uint32_t source, std::span<const std::byte> payload);
+
+  [[nodiscard]] uint64_t size() const override { return scales_.size(); }
+  Result<bool> measure(std::span<std::byte> scales) override;
+  Status share(std::span<const std::byte> scales, uint64_t step) override;
+
+ private:
+  struct Trits {
+    TernGradParameters parameters;
+    TernaryShape shape;
+    uint64_t scales_at;             // bytes in scales_
+    float limit = 0;                // what this rank's values are clipped to
+    std::vector<int8_t> sums = {};  // of the owner
+  };
+
+  [[nodiscard]] const Codec& push_codec(uint32_t i) const { return *shards_.segment(i).push_codec; }
+  [[nodiscard]] bool owns(uint32_t i) const { return shards_.segment(i).owner == shards_.rank; }
+  [[nodiscard]] std::span<const float> values(uint32_t i) const {
+    return bucket_.subspan(shards_.segment(i).bucket_offset, shards_.segment(i).n);
+  }
+  uint64_t draw(uint32_t i, uint64_t step, std::span<std::byte> payload);
+
+  const Shards& shards_;
+  Execution& execution_;
+  std::span<float> bucket_;
+  std::vector<std::optional<Trits>> trits_;  // of each segment
+  std::vector<std::byte> scales_;
+  std::vector<std::byte> own_payload_;  // of a segment that this rank owns
+};
+
+}  // namespace gradwire

@@ -1,0 +1,302 @@
+#include "exchange/steps/endpoint.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "base/checksum.h"
+#include "base/return_if_error.h"
+#include "exchange/steps/timer.h"
+
+namespace gradwire {
+namespace {
+
+// A step in so many is measured for the error norm; each costs a pass over the bucket.
+constexpr uint64_t kErrorNormInterval = 64;
+
+}  // namespace
+
+Status unexpected(const std::string& what) { return {StatusCode::kUnexpectedMessage, what}; }
+
+std::string name_of(uint32_t rank) { return "rank " + std::to_string(rank); }
+
+Status check_rank(const Layout& layout, uint32_t rank) {
+  if (layout.servers() > 0) {
+    return {StatusCode::kInvalidArgument, "a layout with servers is for the server exchange alone"};
+  }
+  if (rank < layout.world_size()) return {};
+  return {StatusCode::kInvalidArgument,
+          name_of(rank) + " is not below the world size " + std::to_string(layout.world_size())};
+}
+
+void ReceivedPacket::keep() {
+  if (kept) return;
+  kept = std::make_shared<const std::vector<std::byte>>(message.begin(), message.end());
+  for (PacketFrame& frame : packet.frames) {
+    frame.payload = {kept->data() + (frame.payload.data() - message.data()), frame.payload.size()};
+  }
+  message = *kept;
+}
+
+std::vector<uint32_t> missing_ranks(const std::vector<Arrival>& arrivals, uint32_t rank) {
+  std::vector<uint32_t> missing;
+  for (uint32_t peer = 0; peer < arrivals.size(); ++peer) {
+    if (peer != rank && arrivals[peer] == Arrival::kMissing) missing.push_back(peer);
+  }
+  return missing;
+}
+
+Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, const std::string& name,
+                                  Encodes encodes) {
+  const ExchangeOptions& options = setup.options;
+  Endpoint endpoint;
+  endpoint.shards_ =
+      std::make_shared<const Shards>(setup.layout, setup.rank, options.seed, encodes);
+  const Shards& shards = *endpoint.shards_;
+  endpoint.description_ = "exchange " + name +
+                          (options.reduction == Reduction::kSum ? ", sum" : "") + "\n" +
+                          shards.layout->describe();
+  endpoint.reduction_ = options.reduction;
+  endpoint.keeps_residuals_ = any_residuals(*shards.layout);
+  endpoint.everyone_.resize(shards.count());
+  std::iota(endpoint.everyone_.begin(), endpoint.everyone_.end(), 0u);
+  for (uint32_t shard : endpoint.everyone_) {
+    if (shard != setup.rank) endpoint.peers_.push_back(shard);
+    std::vector<PacketWriter::Segment> shapes;
+    for (uint32_t i : shards.segments[shard]) {
+      if (!shards.is_encoded(shard)) break;
+      shapes.push_back({shards.own_codec(i), shards.segment(i).n});
+    }
+    Result<PacketWriter> writer = PacketWriter::create(std::move(shapes));
+    if (!writer.ok()) return writer.status();
+    endpoint.writers_.push_back(std::move(writer).value());
+    endpoint.add_round();
+  }
+  Result<std::unique_ptr<ShardCodec>> codec = setup.codecs(endpoint.shards_);
+  if (!codec.ok()) return codec.status();
+  endpoint.codec_ = std::move(codec).value();
+  return endpoint;
+}
+
+uint32_t Endpoint::add_round() {
+  const uint64_t index = digests_.size();
+  digests_.push_back(digest64({std::as_bytes(std::span(description_)),
+                               std::as_bytes(std::span<const uint64_t>(&index, 1))}));
+  return static_cast<uint32_t>(index);
+}
+
+void Endpoint::begin(std::span<float> bucket, uint64_t step) {
+  bucket_ = bucket;
+  step_ = step;
+  ++stats_.steps;
+  non_finite_.reset();
+  outgoing_.clear();
+  codec_->begin(bucket);
+  for (uint32_t shard : everyone_) set_step(shard, step);
+}
+
+void Endpoint::set_step(uint32_t shard, uint64_t step) {
+  writers_[shard].begin({.direction = shards_->direction(shard),
+                         .source = static_cast<uint16_t>(rank()),
+                         .step = step,
+                         .layout_digest = digests_[shard]});
+}
+
+std::vector<OutgoingMessage> Endpoint::take_outgoing() { return std::exchange(outgoing_, {}); }
+
+Result<ReceivedPacket> Endpoint::open(uint32_t peer, std::span<const std::byte> message) const {
+  const std::string from = name_of(peer);
+  Result<Packet> parsed = parse_packet(message);
+  if (!parsed.ok()) {
+    return Status(parsed.status().code(),
+                  "message from " + from + ": " + parsed.status().message());
+  }
+  const PacketHeader& header = parsed.value().header;
+  if (peer >= world_size() || owns(peer)) return unexpected(from + " is no peer");
+  const auto found = std::ranges::find(digests_, header.layout_digest);
+  if (found == digests_.end()) {
+    return Status(StatusCode::kPeerMismatch, from + " works with another exchange, layout or " +
+                                                 "codec than " + name_of(rank()));
+  }
+  const auto shard = static_cast<uint32_t>(found - digests_.begin());
+  if (header.source != (header.direction == Direction::kPush ? peer : shard)) {
+    return unexpected(from + " handed over a message of " + name_of(header.source));
+  }
+  ReceivedPacket received = {
+      .peer = peer, .shard = shard, .packet = std::move(parsed).value(), .message = message};
+  GW_RETURN_IF_ERROR(check_frames(received));
+  return received;
+}
+
+Status Endpoint::check_step(const ReceivedPacket& received, bool done) const {
+  const PacketHeader& header = received.packet.header;
+  const std::string from = name_of(received.peer);
+  if (done) return unexpected(from + " sent a message, but no step is under way");
+  if (header.step == step_) return {};
+  return unexpected(from + " sent its " + direction_name(header.direction) + " of step " +
+                    std::to_string(header.step) + ", " + name_of(rank()) + " is at step " +
+                    std::to_string(step_));
+}
+
+Status Endpoint::check_frames(const ReceivedPacket& received) const {
+  if (received.packet.non_finite || received.shard >= world_size()) return {};
+  const Packet& packet = received.packet;
+  const std::vector<uint32_t>& expected = shards_->segments[received.shard];
+  const auto fits = [&](const PacketFrame& frame, uint32_t i) {
+    return frame.n == shards_->segment(i).n &&
+           frame.codec == shards_->codec(i, packet.header.direction)->wire();
+  };
+  if (std::ranges::equal(packet.frames, expected, fits)) return {};
+  return {StatusCode::kPeerMismatch,
+          "the frames of " + name_of(received.peer) + "'s packet are not those of the layout"};
+}
+
+Result<FirstNonFinite> Endpoint::find_non_finite(std::span<const uint32_t> shards) {
+  const Timer timer(stats_.encode_seconds);
+  return codec_->find_non_finite(shards);
+}
+
+Result<FirstNonFinite> Endpoint::encode(std::span<const uint32_t> shards,
+                                        std::span<const uint32_t> finite) {
+  const Timer timer(stats_.encode_seconds);
+  const uint64_t step = shards.empty() ? step_ : encoded(shards[0]).header.step;
+  Result<FirstNonFinite> origin = codec_->encode(shards, finite, step, writers_);
+  if (!origin.ok() || origin.value()) return origin;
+  for (uint32_t shard : shards) {
+    for (uint32_t i : shards_->segments[shard]) {
+      (owns(shard) ? stats_.values_pulled : stats_.values_pushed) += shards_->segment(i).n;
+    }
+  }
+  return origin;
+}
+
+Status Endpoint::decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode) {
+  const Timer timer(stats_.decode_seconds);
+  return codec_->decode(shard, packets, mode);
+}
+
+Status Endpoint::decode(uint32_t shard, const Packet& packet, DecodeMode mode) {
+  const Packet* const packets[] = {&packet};
+  return decode(shard, packets, mode);
+}
+
+Status Endpoint::decode_own(uint32_t shard) {
+  return decode(shard, encoded(shard), DecodeMode::kStore);
+}
+
+void Endpoint::divide(uint32_t shard, float divisor) {
+  const Timer timer(stats_.decode_seconds);
+  codec_->divide(shard, divisor);
+}
+
+void Endpoint::finish_sum(uint32_t shard) {
+  if (reduction_ == Reduction::kAverage) divide(shard, static_cast<float>(world_size()));
+}
+
+void Endpoint::put_back(uint32_t shard) {
+  codec_->put_back(shard, encoded(shard));
+  writers_[shard].restart();
+}
+
+void Endpoint::sample_error_norm() {
+  if (stats_.steps % kErrorNormInterval != 1) return;
+  const Timer timer(stats_.encode_seconds);
+  ShardCodec::Norms norms;
+  for (uint32_t shard : peers_) codec_->add_norms(shard, encoded(shard), norms);
+  if (!(norms.input > 0)) return;
+  stats_.error_norm_sum += std::sqrt(norms.error / norms.input);
+  ++stats_.error_norm_samples;
+}
+
+std::span<const std::byte> Endpoint::finish(uint32_t shard, const FirstNonFinite& origin) {
+  const std::span<const std::byte> packet =
+      origin ? writers_[shard].finish_non_finite(*origin) : writers_[shard].finish();
+  if (owns(shard)) stats_.pull_bytes_encoded += packet.size();
+  return packet;
+}
+
+void Endpoint::send(uint32_t peer, Direction direction, std::span<const std::byte> packet) {
+  (direction == Direction::kPush ? stats_.push_bytes_sent : stats_.pull_bytes_sent) +=
+      packet.size();
+  outgoing_.push_back({.peer = peer, .bytes = packet});
+}
+
+void Endpoint::send(uint32_t peer, Direction direction, const SharedBytes& packet) {
+  send(peer, direction, std::span(*packet));
+  outgoing_.back().keep = packet;
+}
+
+void Endpoint::mark_non_finite(uint32_t shard, const NonFiniteOrigin& origin) {
+  codec_->fill_nan(shard);
+  if (non_finite_) return;
+  ++stats_.non_finite_steps;
+  non_finite_ = {.rank = origin.rank, .tensor = "?", .element = origin.element};
+  // The index came from another rank.
+  if (origin.segment >= layout().segments().size()) return;
+  const Segment& segment = shards_->segment(origin.segment);
+  non_finite_->tensor = layout().tensors()[segment.tensor].name;
+  non_finite_->element += segment.tensor_offset;
+}
+
+Result<bool> Endpoint::pay_residuals() {
+  if (!keeps_residuals_) return true;
+  Result<FirstNonFinite> found = codec_->find_non_finite(everyone_);
+  if (!found.ok()) return found.status();
+  if (found.value()) return false;  // the step will be skipped
+  for (uint32_t i : shards_->segments[rank()]) {
+    codec_->pay_residual(i);
+    codec_->reset_residual(i, ResidualType::kNone);
+  }
+  keeps_residuals_ = false;
+  return true;
+}
+
+std::vector<ResidualPiece> Endpoint::export_residuals() const {
+  std::vector<ResidualPiece> pieces;
+  for (uint32_t i = 0; i < layout().segments().size(); ++i) {
+    const Segment& segment = shards_->segment(i);
+    if (codec_->residual_type(i) == ResidualType::kNone) continue;
+    pieces.push_back({.direction = shards_->direction(segment.owner),
+                      .tensor = layout().tensors()[segment.tensor].name,
+                      .offset = segment.tensor_offset,
+                      .values = codec_->residual(i)});
+  }
+  return pieces;
+}
+
+Status Endpoint::import_residual(const ResidualPiece& piece) {
+  const auto tensor = std::ranges::find(layout().tensors(), piece.tensor, &TensorInfo::name);
+  const uint64_t end = piece.offset + piece.values.size();
+  if (tensor == layout().tensors().end() || piece.offset > tensor->numel() ||
+      end > tensor->numel()) {
+    return {StatusCode::kInvalidArgument,
+            "residual of tensor '" + piece.tensor + "', values " + std::to_string(piece.offset) +
+                ".." + std::to_string(end) + ": the layout has no such place"};
+  }
+  if (!std::ranges::all_of(piece.values, [](float value) { return std::isfinite(value); })) {
+    return {StatusCode::kNonFinite, "residual of tensor '" + piece.tensor + "': not finite"};
+  }
+  const float ranks = reduction_ == Reduction::kSum ? 1.0f : static_cast<float>(layout().workers());
+  for (uint32_t i = 0; i < layout().segments().size(); ++i) {
+    const Segment& segment = shards_->segment(i);
+    const uint64_t first = std::max(segment.tensor_offset, piece.offset);
+    const uint64_t last = std::min(segment.tensor_offset + segment.n, end);
+    if (&layout().tensors()[segment.tensor] != &*tensor || first >= last) continue;
+    const ResidualType kept_in_pulls = segment.pull_codec->residual_type();
+    if (world_size() == 1 && codec_->residual_type(i) != kept_in_pulls) {
+      codec_->reset_residual(i, kept_in_pulls);
+      keeps_residuals_ = true;
+    }
+    const Direction here = shards_->direction(segment.owner);
+    const float factor = here == piece.direction    ? 1.0f
+                         : here == Direction::kPull ? 1.0f / ranks
+                                                    : ranks;
+    codec_->add_to_residual(i, first - segment.tensor_offset,
+                            std::span(piece.values).subspan(first - piece.offset, last - first),
+                            factor);
+  }
+  return {};
+}
+
+}  // namespace gradwire

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "base/private_export.h"
+#include "exchange/shards/shard_codec.h"
+#include "gradwire/exchange.h"
+#include "gradwire/exchange_choice.h"
+
+namespace gradwire {
+
+// What an exchange is made of.
+struct ExchangeSetup {
+  std::shared_ptr<const Layout> layout;
+  uint32_t rank;
+  ShardCodecFactory codecs;
+  ExchangeOptions options;
+};
+
+// What the file of an exchange contributes. Exchanges are listed in exchanges.def, not
+// self-registered: a static library would drop a registration that nobody refers to.
+struct ExchangeEntry {
+  const ExchangeInfo* info;
+  // The setup holds nothing that the info excludes.
+  Result<std::unique_ptr<Exchange>> (*make)(const ExchangeChoice& choice, ExchangeSetup& setup);
+};
+
+namespace exchange_entries {
+#define GW_EXCHANGE(symbol) extern const ExchangeEntry symbol;
+#include "exchange/exchanges.def"
+#undef GW_EXCHANGE
+}  // namespace exchange_entries
+
+// As gradwire/exchange.h, for buckets wherever the shard codecs find them.
+GW_PRIVATE_EXPORT Result<std::unique_ptr<Exchange>> make_exchange(std::string_view text,
+                                                                  ExchangeSetup setup);
+// The exchange `info` of a choice: its own, or what it names for the ranks that compress.
+Result<std::unique_ptr<Exchange>> make_exchange(const ExchangeInfo& info,
+                                                const ExchangeChoice& choice, ExchangeSetup setup);
+
+// The legs of the sharded exchange alone (gradwire/exchange.h).
+Result<std::unique_ptr<Exchange>> make_reduce_scatter_exchange(ExchangeSetup setup);
+Result<std::unique_ptr<Exchange>> make_allgather_exchange(ExchangeSetup setup);
+
+}  // namespace gradwire

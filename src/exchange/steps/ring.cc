@@ -1,0 +1,160 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/return_if_error.h"
+#include "exchange/steps/exchange_entry.h"
+#include "exchange/steps/packet_exchange.h"
+
+namespace gradwire {
+namespace {
+
+// Shard k goes from rank k + 1 around to rank k and is summed on its way, then from rank k around
+// to rank k - 1. The shards' ways don't depend on each other, so their messages may come in any
+// order; the digest in a packet tells which shard it holds.
+class RingSteps {
+ public:
+  explicit RingSteps(Endpoint& endpoint)
+      : endpoint_(endpoint),
+        rank_(endpoint.rank()),
+        left_((rank_ + endpoint.world_size() - 1) % endpoint.world_size()),
+        right_((rank_ + 1) % endpoint.world_size()),
+        push_arrivals_(endpoint.world_size()),
+        pull_arrivals_(endpoint.world_size()),
+        broken_at_(endpoint.world_size()),
+        passed_on_(endpoint.world_size()) {}
+
+  Status begin();
+  Status receive(ReceivedPacket received);
+  bool done() const { return messages_missing_ == 0; }
+  std::vector<uint32_t> awaiting() const {
+    return done() ? std::vector<uint32_t>() : std::vector<uint32_t>{left_};
+  }
+  void retract();
+
+ private:
+  Status take_push(uint32_t shard, const Packet& packet);
+  Status take_pull(uint32_t shard, ReceivedPacket received);
+  // Encodes the sum so far (or the average) for the next rank, or the marker that says why there is
+  // none, which it returns.
+  Result<FirstNonFinite> send_on(uint32_t shard, Direction direction, FirstNonFinite origin,
+                                 std::span<const uint32_t> to_check);
+
+  Endpoint& endpoint_;
+  uint32_t rank_;
+  uint32_t left_;
+  uint32_t right_;
+  uint32_t messages_missing_ = 0;
+  std::vector<Arrival> push_arrivals_;  // of each shard
+  std::vector<Arrival> pull_arrivals_;
+  FirstNonFinite non_finite_;                       // of this rank's input
+  std::vector<std::optional<uint32_t>> broken_at_;  // the rank where each shard's sum ended
+  std::vector<SharedBytes> passed_on_;              // each shard's pull
+};
+
+Status RingSteps::begin() {
+  if (endpoint_.world_size() == 1) return endpoint_.pay_residuals().status();
+  messages_missing_ = 2 * (endpoint_.world_size() - 1);
+  std::ranges::fill(push_arrivals_, Arrival::kMissing);
+  std::ranges::fill(pull_arrivals_, Arrival::kMissing);
+  std::ranges::fill(broken_at_, std::nullopt);
+  // A step that will be skipped must not change any residual here, so all shards are looked at.
+  Result<FirstNonFinite> found =
+      endpoint_.find_non_finite(endpoint_.to_check(endpoint_.everyone()));
+  if (!found.ok()) return found.status();
+  non_finite_ = found.value();
+  Result<FirstNonFinite> sent = send_on(left_, Direction::kPush, std::nullopt, {});
+  if (!sent.ok()) return sent.status();
+  endpoint_.sample_error_norm();
+  return {};
+}
+
+Status RingSteps::receive(ReceivedPacket received) {
+  GW_RETURN_IF_ERROR(endpoint_.check_step(received, done()));
+  const uint32_t shard = received.shard;
+  const bool push = received.is_push();
+  const std::string sent = name_of(received.peer) + " sent the " + (push ? "sum" : "average") +
+                           " of shard " + std::to_string(shard);
+  // A shard's sum begins at the rank after its owner, and its average ends at the rank before it.
+  if (received.peer != left_ || shard == (push ? left_ : rank_)) {
+    return unexpected(sent + " to " + name_of(rank_));
+  }
+  Arrival& arrival = (push ? push_arrivals_ : pull_arrivals_)[shard];
+  if (arrival == Arrival::kHere) return unexpected(sent + " twice");
+  arrival = Arrival::kHere;
+  --messages_missing_;
+  ExchangeStats& stats = endpoint_.stats();
+  (push ? stats.push_bytes_received : stats.pull_bytes_received) += received.message.size();
+  return push ? take_push(shard, received.packet) : take_pull(shard, std::move(received));
+}
+
+Status RingSteps::take_push(uint32_t shard, const Packet& packet) {
+  if (!packet.non_finite) {
+    GW_RETURN_IF_ERROR(endpoint_.decode(shard, packet, DecodeMode::kAdd));
+  }
+  const bool last = shard == rank_;
+  if (last) endpoint_.finish_sum(rank_);
+  const uint32_t shards[] = {shard};
+  Result<FirstNonFinite> sent = send_on(shard, last ? Direction::kPull : Direction::kPush,
+                                        packet.non_finite, endpoint_.to_check(shards));
+  if (!sent.ok()) return sent.status();
+  if (!last) return {};
+  if (!sent.value()) return endpoint_.decode_own(rank_);
+  broken_at_[rank_] = sent.value()->rank;
+  endpoint_.mark_non_finite(rank_, *sent.value());
+  return {};
+}
+
+Result<FirstNonFinite> RingSteps::send_on(uint32_t shard, Direction direction,
+                                          FirstNonFinite origin,
+                                          std::span<const uint32_t> to_check) {
+  if (!origin) origin = non_finite_;
+  if (!origin) {
+    const uint32_t shards[] = {shard};
+    Result<FirstNonFinite> encoded = endpoint_.encode(shards, to_check);
+    if (!encoded.ok()) return encoded;
+    origin = encoded.value();
+  }
+  endpoint_.send(right_, direction, endpoint_.finish(shard, origin));
+  return origin;
+}
+
+Status RingSteps::take_pull(uint32_t shard, ReceivedPacket received) {
+  if (right_ != shard) {
+    received.keep();
+    passed_on_[shard] = received.kept;
+    endpoint_.send(right_, Direction::kPull, received.message);
+  }
+  const Packet& packet = received.packet;
+  if (!packet.non_finite) return endpoint_.decode(shard, packet, DecodeMode::kStore);
+  broken_at_[shard] = packet.non_finite->rank;
+  endpoint_.mark_non_finite(shard, *packet.non_finite);
+  return {};
+}
+
+void RingSteps::retract() {
+  for (uint32_t shard : endpoint_.everyone()) {
+    // What a rank took up of the sum before it is in its own sum, and comes back with that. So the
+    // last one of an unbroken part of the way takes back: the owner, or the rank that sent to where
+    // the sum ended.
+    const bool last = broken_at_[shard] ? *broken_at_[shard] == right_ : shard == rank_;
+    if (last) endpoint_.put_back(shard);
+  }
+}
+
+constexpr ExchangeInfo kInfo = {.name = "ring",
+                                .summary = "sums go around a ring, in which only neighbours talk",
+                                .source = "INCEPTIONN, algorithm 1",
+                                .encodes_sums_on_the_way = true};
+
+}  // namespace
+
+const ExchangeEntry exchange_entries::ring = {
+    &kInfo, [](const ExchangeChoice&, ExchangeSetup& setup) -> Result<std::unique_ptr<Exchange>> {
+      GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));
+      Result<Endpoint> endpoint = Endpoint::create(setup, "ring");
+      if (!endpoint.ok()) return endpoint.status();
+      return std::unique_ptr<Exchange>(
+          std::make_unique<PacketExchange<RingSteps>>(std::move(endpoint).value()));
+    }};
+
+}  // namespace gradwire

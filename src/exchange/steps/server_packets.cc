@@ -1,0 +1,73 @@
+#include "exchange/steps/server_packets.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "exchange/shards/host_shard_codec.h"
+
+namespace gradwire {
+namespace {
+
+std::vector<uint32_t> ranks_from(uint32_t first, uint32_t end) {
+  std::vector<uint32_t> ranks(end - first);
+  std::iota(ranks.begin(), ranks.end(), first);
+  return ranks;
+}
+
+}  // namespace
+
+std::vector<uint32_t> worker_ranks(const Layout& layout) { return ranks_from(0, layout.workers()); }
+
+std::vector<uint32_t> server_ranks(const Layout& layout) {
+  return ranks_from(layout.workers(), layout.world_size());
+}
+
+Result<Endpoint> make_server_endpoint(const ExchangeSetup& setup, const std::vector<uint32_t>& side,
+                                      const std::string& noun, const ServerOptions& options,
+                                      Encodes encodes) {
+  const auto invalid = [](const std::string& what) {
+    return Status(StatusCode::kInvalidArgument, what);
+  };
+  if (setup.layout->servers() == 0) return invalid("the layout has no servers");
+  if (!std::ranges::binary_search(side, setup.rank)) {
+    return invalid(name_of(setup.rank) + " is no " + noun + "; those are ranks " +
+                   std::to_string(side.front()) + " to " + std::to_string(side.back()));
+  }
+  const std::string workers = std::to_string(setup.layout->workers());
+  if (options.backup >= setup.layout->workers()) {
+    return invalid(std::to_string(options.backup) + " backup workers of " + workers +
+                   " workers leave no push to wait for");
+  }
+  if (options.history <= options.staleness) {
+    return invalid("a history of " + std::to_string(options.history) +
+                   " versions is too short for workers that may be " +
+                   std::to_string(options.staleness) + " behind");
+  }
+  return Endpoint::create(setup,
+                          "server, backup workers " + std::to_string(options.backup) +
+                              ", staleness " + std::to_string(options.staleness),
+                          encodes);
+}
+
+Result<std::unique_ptr<WorkerSide>> make_server_worker(std::shared_ptr<const Layout> layout,
+                                                       uint32_t rank, Execution execution,
+                                                       const ServerOptions& options,
+                                                       ApplyDelta apply, uint64_t seed) {
+  return make_server_worker({.layout = std::move(layout),
+                             .rank = rank,
+                             .codecs = host_shard_codecs(std::move(execution)),
+                             .options = {.seed = seed}},
+                            options, std::move(apply));
+}
+
+Result<std::unique_ptr<ServerSide>> make_server(std::shared_ptr<const Layout> layout, uint32_t rank,
+                                                Execution execution, const ServerOptions& options,
+                                                ShardUpdate update, uint64_t seed) {
+  return make_server({.layout = std::move(layout),
+                      .rank = rank,
+                      .codecs = host_shard_codecs(std::move(execution)),
+                      .options = {.seed = seed, .update = std::move(update)}},
+                     options);
+}
+
+}  // namespace gradwire

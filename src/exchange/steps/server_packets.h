@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exchange/steps/endpoint.h"
+#include "exchange/steps/packet_exchange.h"
+#include "gradwire/server.h"
+
+namespace gradwire {
+
+// The ranks [first, end) of one side.
+std::vector<uint32_t> worker_ranks(const Layout& layout);
+std::vector<uint32_t> server_ranks(const Layout& layout);
+
+// The endpoint of a rank of this side. kInvalidArgument: the rank is of the other side, or no run
+// could use the options.
+Result<Endpoint> make_server_endpoint(const ExchangeSetup& setup, const std::vector<uint32_t>& side,
+                                      const std::string& noun, const ServerOptions& options,
+                                      Encodes encodes);
+
+// gradwire/server.h, for buckets wherever the shard codecs find them.
+Result<std::unique_ptr<WorkerSide>> make_server_worker(const ExchangeSetup& setup,
+                                                       const ServerOptions& options,
+                                                       ApplyDelta apply);
+Result<std::unique_ptr<ServerSide>> make_server(ExchangeSetup setup, const ServerOptions& options);
+
+}  // namespace gradwire

@@ -1,0 +1,255 @@
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "base/return_if_error.h"
+#include "exchange/steps/server_packets.h"
+
+namespace gradwire {
+namespace {
+
+class ServerSteps {
+ public:
+  ServerSteps(Endpoint& endpoint, const ServerOptions& options, ShardUpdate update)
+      : endpoint_(endpoint),
+        options_(options),
+        update_(std::move(update)),
+        links_(endpoint.layout().workers()),
+        dropped_(links_.size()) {}
+
+  Status begin();
+  Status receive(ReceivedPacket received);
+  bool done() const { return done_; }
+  std::vector<uint32_t> awaiting() const;
+  void retract() {}  // what a version carries is applied as it comes
+
+  uint64_t version() const { return version_; }
+  Status set_version(uint64_t version);
+  const std::vector<uint64_t>& dropped_pushes() const { return dropped_; }
+  std::vector<uint32_t> behind() const;
+  Status caught_up(uint32_t worker);
+
+ private:
+  // How far a worker is.
+  struct Link {
+    uint64_t pushed = 0;                        // the version after the last it pushed
+    uint64_t sent = 0;                          // versions it was sent
+    bool behind = false;                        // and what it lacks is kept no more
+    std::map<uint64_t, ReceivedPacket> pushes;  // of versions that are not finished
+  };
+
+  [[nodiscard]] uint32_t workers() const { return static_cast<uint32_t>(links_.size()); }
+  [[nodiscard]] bool has_push(uint32_t worker) const {
+    return links_[worker].pushes.contains(version_);
+  }
+  // What can be done with the pushes that are here.
+  Status advance();
+  Status add(uint32_t worker);
+  Status finish_version();
+  Status update_and_encode();
+  Status drop(uint32_t worker, uint64_t version);
+  // The versions that the worker lacks, the newest first: so it knows at once how far behind it is.
+  Status send_missing(uint32_t worker);
+  void trim_history();
+
+  Endpoint& endpoint_;
+  ServerOptions options_;
+  ShardUpdate update_;
+  std::vector<Link> links_;  // by worker
+  std::vector<uint64_t> dropped_;
+  uint64_t version_ = 0;  // finished versions; the number of the one under way
+  bool done_ = true;
+  uint32_t next_ = 0;                // the worker whose push is added next
+  uint32_t added_ = 0;               // pushes
+  FirstNonFinite non_finite_;        // of the lowest rank whose push was a marker
+  std::deque<SharedBytes> history_;  // the pulls up to version_
+};
+
+Status ServerSteps::set_version(uint64_t version) {
+  if (endpoint_.stats().steps > 0) return unexpected("set_version: a step was taken already");
+  version_ = version;
+  for (Link& link : links_) link.pushed = link.sent = version;
+  return {};
+}
+
+std::vector<uint32_t> ServerSteps::awaiting() const {
+  std::vector<uint32_t> missing;
+  if (done_) return missing;
+  for (uint32_t worker = 0; worker < workers(); ++worker) {
+    if (!has_push(worker)) missing.push_back(worker);
+  }
+  return missing;
+}
+
+Status ServerSteps::begin() {
+  if (endpoint_.step() != version_) {
+    return {StatusCode::kInvalidArgument, "start: version " + std::to_string(version_) +
+                                              " is next, not " + std::to_string(endpoint_.step())};
+  }
+  done_ = false;
+  next_ = added_ = 0;
+  non_finite_.reset();
+  return advance();
+}
+
+Status ServerSteps::receive(ReceivedPacket received) {
+  const uint32_t peer = received.peer;
+  const uint64_t version = received.packet.header.step;
+  const std::string which = name_of(peer) + " sent its push of version " + std::to_string(version);
+  if (!received.is_push() || peer >= workers() || received.shard != endpoint_.rank()) {
+    return unexpected(name_of(peer) + " sent what a server has no use for");
+  }
+  Link& link = links_[peer];
+  endpoint_.stats().push_bytes_received += received.message.size();
+  if (version < version_) return drop(peer, version);
+  if (link.pushes.contains(version)) return unexpected(which + " twice");
+  if (version > link.sent + options_.staleness) {
+    return unexpected(which + ", but was sent no version above " + std::to_string(link.sent) +
+                      ", and may be " + std::to_string(options_.staleness) + " ahead");
+  }
+  link.pushed = std::max(link.pushed, version + 1);
+  received.keep();
+  link.pushes.emplace(version, std::move(received));
+  return done_ ? Status() : advance();
+}
+
+Status ServerSteps::drop(uint32_t worker, uint64_t version) {
+  if (options_.backup == 0) {
+    return unexpected(name_of(worker) + " sent its push of version " + std::to_string(version) +
+                      ", but version " + std::to_string(version_) + " is under way");
+  }
+  ++dropped_[worker];
+  links_[worker].pushed = std::max(links_[worker].pushed, version + 1);
+  GW_RETURN_IF_ERROR(send_missing(worker));
+  trim_history();
+  return {};
+}
+
+Status ServerSteps::advance() {
+  // Only the end of a version shows which workers are left out; until then, the pushes of those
+  // before the first that is missing are added.
+  for (; next_ < workers() && has_push(next_); ++next_) GW_RETURN_IF_ERROR(add(next_));
+  uint32_t here = 0;
+  for (uint32_t worker = 0; worker < workers(); ++worker) here += has_push(worker) ? 1 : 0;
+  return here < workers() - options_.backup ? Status() : finish_version();
+}
+
+Status ServerSteps::add(uint32_t worker) {
+  const Packet& packet = links_[worker].pushes.at(version_).packet;
+  if (!non_finite_) non_finite_ = packet.non_finite;
+  const DecodeMode mode = added_++ == 0 ? DecodeMode::kStore : DecodeMode::kAdd;
+  return non_finite_ ? Status() : endpoint_.decode(endpoint_.rank(), packet, mode);
+}
+
+Status ServerSteps::finish_version() {
+  for (; next_ < workers(); ++next_) {
+    if (has_push(next_)) GW_RETURN_IF_ERROR(add(next_));
+  }
+  GW_RETURN_IF_ERROR(update_and_encode());
+  const uint32_t rank = endpoint_.rank();
+  const std::span<const std::byte> packet = endpoint_.finish(rank, non_finite_);
+  history_.push_back(std::make_shared<const std::vector<std::byte>>(packet.begin(), packet.end()));
+  if (non_finite_) {
+    endpoint_.mark_non_finite(rank, *non_finite_);
+  } else {
+    GW_RETURN_IF_ERROR(endpoint_.decode_own(rank));
+  }
+  const uint64_t finished = version_++;
+  done_ = true;
+  for (uint32_t worker = 0; worker < workers(); ++worker) {
+    links_[worker].pushes.erase(finished);
+    if (links_[worker].pushed > finished) GW_RETURN_IF_ERROR(send_missing(worker));
+  }
+  trim_history();
+  return {};
+}
+
+Status ServerSteps::update_and_encode() {
+  const uint32_t own[] = {endpoint_.rank()};
+  if (!non_finite_) {
+    endpoint_.divide(own[0], static_cast<float>(added_));
+    Result<FirstNonFinite> overflowed = endpoint_.find_non_finite(own);
+    if (!overflowed.ok()) return overflowed.status();
+    non_finite_ = overflowed.value();
+  }
+  if (non_finite_) return {};
+  if (update_) GW_RETURN_IF_ERROR(update_(endpoint_.bucket()));
+  Result<FirstNonFinite> origin = endpoint_.encode(own, own);
+  if (!origin.ok()) return origin.status();
+  if (!origin.value()) return {};
+  // Unlike a gradient it can't be left out: the model itself is spoilt.
+  const Segment& segment = endpoint_.layout().segments()[origin.value()->segment];
+  return {StatusCode::kNonFinite, "the update of version " + std::to_string(version_) + " on " +
+                                      name_of(own[0]) + " made tensor '" +
+                                      endpoint_.layout().tensors()[segment.tensor].name +
+                                      "' not finite"};
+}
+
+std::vector<uint32_t> ServerSteps::behind() const {
+  std::vector<uint32_t> found;
+  for (uint32_t worker = 0; worker < workers(); ++worker) {
+    if (links_[worker].behind) found.push_back(worker);
+  }
+  return found;
+}
+
+Status ServerSteps::caught_up(uint32_t worker) {
+  if (worker >= workers() || !links_[worker].behind) {
+    return {StatusCode::kInvalidArgument, name_of(worker) + " is not behind"};
+  }
+  links_[worker].behind = false;
+  links_[worker].sent = version_;
+  return {};
+}
+
+Status ServerSteps::send_missing(uint32_t worker) {
+  Link& link = links_[worker];
+  const uint64_t oldest = version_ - history_.size();
+  if (link.sent < oldest) {
+    if (options_.behind == ServerOptions::Behind::kReport) {
+      link.behind = true;
+      return {};
+    }
+    return {StatusCode::kLimitExceeded, name_of(worker) + " is " +
+                                            std::to_string(version_ - link.sent) +
+                                            " versions behind; the server keeps the last " +
+                                            std::to_string(history_.size()) + " (history)"};
+  }
+  for (uint64_t version = version_; version-- > link.sent;) {
+    endpoint_.send(worker, Direction::kPull, history_[version - oldest]);
+  }
+  link.sent = version_;
+  return {};
+}
+
+void ServerSteps::trim_history() {
+  uint64_t needed = version_;
+  for (const Link& link : links_) needed = std::min(needed, link.sent);
+  while (history_.size() > std::min(version_ - needed, options_.history)) history_.pop_front();
+}
+
+class ServerExchange final : public PacketExchange<ServerSteps, ServerSide> {
+ public:
+  using PacketExchange::PacketExchange;
+
+  bool awaits_any() const override { return true; }
+  std::vector<uint32_t> listening() const override { return worker_ranks(layout()); }
+  uint64_t version() const override { return steps().version(); }
+  Status set_version(uint64_t version) override { return steps().set_version(version); }
+  const std::vector<uint64_t>& dropped_pushes() const override { return steps().dropped_pushes(); }
+  std::vector<uint32_t> behind() const override { return steps().behind(); }
+  Status caught_up(uint32_t worker) override { return steps().caught_up(worker); }
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ServerSide>> make_server(ExchangeSetup setup, const ServerOptions& options) {
+  Result<Endpoint> endpoint = make_server_endpoint(setup, server_ranks(*setup.layout), "server",
+                                                   options, Encodes::kOwnShard);
+  if (!endpoint.ok()) return endpoint.status();
+  return std::unique_ptr<ServerSide>(std::make_unique<ServerExchange>(
+      std::move(endpoint).value(), options, std::move(setup.options.update)));
+}
+
+}  // namespace gradwire

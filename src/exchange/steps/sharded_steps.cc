@@ -1,0 +1,150 @@
+#include "exchange/steps/sharded_steps.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/return_if_error.h"
+
+namespace gradwire {
+
+ShardedSteps::ShardedSteps(Endpoint& endpoint, Legs legs, ShardUpdate update)
+    : endpoint_(endpoint),
+      legs_(legs),
+      update_(std::move(update)),
+      own_{endpoint.rank()},
+      push_arrivals_(endpoint.world_size()),
+      pull_arrivals_(endpoint.world_size()),
+      marked_(endpoint.world_size()),
+      early_pushes_(endpoint.world_size()) {}
+
+std::vector<uint32_t> ShardedSteps::awaiting() const {
+  if (done()) return {};
+  return missing_ranks(pushes_missing_ > 0 ? push_arrivals_ : pull_arrivals_, endpoint_.rank());
+}
+
+Status ShardedSteps::begin() {
+  const auto others = static_cast<uint32_t>(endpoint_.peers().size());
+  if (others == 0) {
+    Result<bool> finite = endpoint_.pay_residuals();
+    if (!finite.ok()) return finite.status();
+    return finite.value() && update_ ? update_(endpoint_.bucket()) : Status();
+  }
+  pushes_missing_ = legs_ == Legs::kPull ? 0 : others;
+  pulls_missing_ = legs_ == Legs::kPush ? 0 : others;
+  std::ranges::fill(push_arrivals_, Arrival::kMissing);
+  std::ranges::fill(pull_arrivals_, Arrival::kMissing);
+  marked_.assign(marked_.size(), false);
+  for (auto& early : early_pushes_) early.reset();
+  next_push_ = 0;
+  non_finite_.reset();
+  return legs_ == Legs::kPull ? encode_pull() : encode_pushes();
+}
+
+Status ShardedSteps::encode_pushes() {
+  const std::span<const uint32_t> peers = endpoint_.peers();
+  // A step that will be skipped must not change any residual here, so all shards are looked at.
+  Result<FirstNonFinite> origin = endpoint_.encode(peers, endpoint_.to_check(endpoint_.everyone()));
+  if (!origin.ok()) return origin.status();
+  non_finite_ = origin.value();
+  for (uint32_t peer : peers) {
+    endpoint_.send(peer, Direction::kPush, endpoint_.finish(peer, non_finite_));
+  }
+  if (!non_finite_) endpoint_.sample_error_norm();
+  return {};
+}
+
+Status ShardedSteps::receive(ReceivedPacket received) {
+  GW_RETURN_IF_ERROR(endpoint_.check_step(received, done()));
+  const uint32_t peer = received.peer;
+  const bool push = received.is_push();
+  if (received.shard != (push ? endpoint_.rank() : peer)) {
+    return unexpected(name_of(peer) + " sent a packet of " + name_of(received.shard) + "'s shard");
+  }
+  Arrival& arrival = (push ? push_arrivals_ : pull_arrivals_)[peer];
+  if (arrival == Arrival::kHere) {
+    return unexpected(name_of(peer) + " sent its " +
+                      direction_name(received.packet.header.direction) + " of this step twice");
+  }
+  arrival = Arrival::kHere;
+  if (push) {
+    endpoint_.stats().push_bytes_received += received.message.size();
+    return take_push(std::move(received));
+  }
+  endpoint_.stats().pull_bytes_received += received.message.size();
+  --pulls_missing_;
+  const Packet& packet = received.packet;
+  if (!packet.non_finite) return endpoint_.decode(peer, packet, DecodeMode::kStore);
+  marked_[peer] = true;
+  endpoint_.mark_non_finite(peer, *packet.non_finite);
+  return {};
+}
+
+Status ShardedSteps::take_push(ReceivedPacket received) {
+  --pushes_missing_;
+  if (received.packet.non_finite) {
+    if (!non_finite_) non_finite_ = received.packet.non_finite;
+  } else {
+    std::optional<ReceivedPacket>& push = early_pushes_[received.peer];
+    push = std::move(received);
+  }
+  GW_RETURN_IF_ERROR(add_pushes_in_order());
+  for (std::optional<ReceivedPacket>& early : early_pushes_) {
+    if (early) early->keep();
+  }
+  return pushes_missing_ == 0 ? end_pushes() : Status();
+}
+
+// Moves next_push_ over all ranks whose pushes are here, and adds these pushes.
+Status ShardedSteps::add_pushes_in_order() {
+  const uint32_t first = next_push_;
+  std::vector<const Packet*> packets;
+  for (; next_push_ < endpoint_.world_size(); ++next_push_) {
+    if (next_push_ == endpoint_.rank()) continue;
+    if (push_arrivals_[next_push_] == Arrival::kMissing) break;
+    if (early_pushes_[next_push_]) packets.push_back(&early_pushes_[next_push_]->packet);
+  }
+  if (packets.empty()) return {};
+  GW_RETURN_IF_ERROR(endpoint_.decode(endpoint_.rank(), packets, DecodeMode::kAdd));
+  for (uint32_t added = first; added < next_push_; ++added) early_pushes_[added].reset();
+  return {};
+}
+
+Status ShardedSteps::end_pushes() {
+  endpoint_.finish_sum(endpoint_.rank());
+  if (legs_ == Legs::kPushAndPull) return encode_pull();
+  if (non_finite_) endpoint_.mark_non_finite(endpoint_.rank(), *non_finite_);
+  return {};
+}
+
+Status ShardedSteps::encode_pull() {
+  const uint32_t rank = endpoint_.rank();
+  std::span<const uint32_t> unchecked = endpoint_.to_check(own_);
+  if (update_ && !non_finite_) {
+    Result<FirstNonFinite> found = endpoint_.find_non_finite(std::exchange(unchecked, {}));
+    if (!found.ok()) return found.status();
+    non_finite_ = found.value();
+    if (!non_finite_) GW_RETURN_IF_ERROR(update_(endpoint_.bucket()));
+  }
+  if (!non_finite_) {
+    Result<FirstNonFinite> origin = endpoint_.encode(own_, unchecked);
+    if (!origin.ok()) return origin.status();
+    non_finite_ = origin.value();
+  }
+  const std::span<const std::byte> packet = endpoint_.finish(rank, non_finite_);
+  for (uint32_t peer : endpoint_.peers()) endpoint_.send(peer, Direction::kPull, packet);
+  if (!non_finite_) return endpoint_.decode_own(rank);
+  endpoint_.mark_non_finite(rank, *non_finite_);
+  return {};
+}
+
+void ShardedSteps::retract() {
+  // What an owner took up of a push is in its average, and comes back with the pull it took back,
+  // where there is one.
+  for (uint32_t owner : endpoint_.everyone()) {
+    if (owner == endpoint_.rank() || marked_[owner] || legs_ == Legs::kPush) {
+      endpoint_.put_back(owner);
+    }
+  }
+}
+
+}  // namespace gradwire

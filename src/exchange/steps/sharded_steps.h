@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "exchange/steps/endpoint.h"
+
+namespace gradwire {
+
+enum class Legs : uint8_t { kPushAndPull, kPush, kPull };
+
+// make_sharded_exchange, and each of its legs alone.
+class ShardedSteps {
+ public:
+  explicit ShardedSteps(Endpoint& endpoint, Legs legs = Legs::kPushAndPull,
+                        ShardUpdate update = {});
+
+  Status begin();
+  Status receive(ReceivedPacket received);
+  [[nodiscard]] bool done() const { return pushes_missing_ == 0 && pulls_missing_ == 0; }
+  [[nodiscard]] std::vector<uint32_t> awaiting() const;
+  void retract();
+
+ private:
+  Status encode_pushes();
+  Status take_push(ReceivedPacket received);
+  Status add_pushes_in_order();
+  Status end_pushes();
+  Status encode_pull();
+
+  Endpoint& endpoint_;
+  Legs legs_;
+  ShardUpdate update_;
+  std::vector<uint32_t> own_;  // this rank's shard
+  uint32_t pushes_missing_ = 0;
+  uint32_t pulls_missing_ = 0;
+  std::vector<Arrival> push_arrivals_;
+  std::vector<Arrival> pull_arrivals_;
+  std::vector<bool> marked_;  // owners whose pull was a marker: the pushes to them came to nothing
+  std::vector<std::optional<ReceivedPacket>> early_pushes_;  // came before a lower rank's
+  uint32_t next_push_ = 0;                                   // the rank to be added next
+  FirstNonFinite non_finite_;  // of this rank, or of the first marker among the pushes
+};
+
+}  // namespace gradwire

@@ -1,0 +1,234 @@
+#include "codecs/terngrad/terngrad.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/endian.h"
+#include "base/return_if_error.h"
+#include "codecs/qsgd/qsgd.h"
+#include "codecs/registry.h"
+#include "codecs/trit_sums.h"
+#include "exchange/steps/exchange_entry.h"
+#include "exchange/steps/packet_exchange.h"
+#include "exchange/steps/sharded_steps.h"
+#include "exchange/steps/timer.h"
+#include "stages/element/float_bits.h"
+#include "stages/levels/levels.h"
+
+namespace gradwire {
+namespace {
+
+// One scale for all values, whatever their number, as far as param_b reaches.
+constexpr uint32_t kWholeSegment = 4294967288;
+
+// A max round, and then the steps of the sharded exchange.
+class TernGradSteps {
+ public:
+  TernGradSteps(Endpoint& endpoint, SharedScales& shared, PacketWriter writer)
+      : endpoint_(endpoint),
+        shared_(shared),
+        sharded_(endpoint),
+        round_(endpoint.add_round()),
+        writer_(std::move(writer)),
+        scales_(shared.size()),
+        arrivals_(endpoint.world_size()) {}
+
+  Status begin();
+  Status receive(ReceivedPacket received);
+  bool done() const { return scales_missing_ == 0 && sharded_.done(); }
+  std::vector<uint32_t> awaiting() const {
+    return scales_missing_ == 0 ? sharded_.awaiting() : missing_ranks(arrivals_, endpoint_.rank());
+  }
+  void retract() { sharded_.retract(); }
+
+ private:
+  // Measures this rank's scales and makes their packet, or the marker.
+  Result<std::span<const std::byte>> scales_packet();
+  Status take_scales(const ReceivedPacket& received);
+  // All scales are here.
+  Status start_pushes();
+
+  Endpoint& endpoint_;
+  SharedScales& shared_;
+  ShardedSteps sharded_;
+  uint32_t round_;  // the max round, where shards are told apart
+  PacketWriter writer_;
+  std::vector<std::byte> scales_;  // f32: this rank's, and then the largest of all
+  uint32_t scales_missing_ = 0;
+  std::vector<Arrival> arrivals_;
+  FirstNonFinite non_finite_;                  // of the lowest rank that is not finite
+  std::vector<ReceivedPacket> early_packets_;  // of ranks that had all scales before this one
+};
+
+Status TernGradSteps::begin() {
+  scales_missing_ = static_cast<uint32_t>(endpoint_.peers().size());
+  if (scales_missing_ == 0) return sharded_.begin();
+  std::ranges::fill(arrivals_, Arrival::kMissing);
+  early_packets_.clear();
+  non_finite_.reset();
+  Result<std::span<const std::byte>> packet = scales_packet();
+  if (!packet.ok()) return packet.status();
+  for (uint32_t peer : endpoint_.peers()) {
+    endpoint_.send(peer, Direction::kPush, packet.value());
+    endpoint_.stats().scale_bytes_sent += packet.value().size();
+  }
+  return {};
+}
+
+Result<std::span<const std::byte>> TernGradSteps::scales_packet() {
+  const Timer timer(endpoint_.stats().encode_seconds);
+  writer_.begin({.direction = Direction::kPush,
+                 .source = static_cast<uint16_t>(endpoint_.rank()),
+                 .step = endpoint_.step(),
+                 .layout_digest = endpoint_.digest(round_)});
+  Result<bool> finite = shared_.measure(scales_);
+  if (!finite.ok()) return finite.status();
+  if (!finite.value()) {
+    Result<FirstNonFinite> found = endpoint_.codec().find_non_finite(endpoint_.everyone());
+    if (!found.ok()) return found.status();
+    non_finite_ = found.value();
+  }
+  if (non_finite_) return writer_.finish_non_finite(*non_finite_);
+  GW_RETURN_IF_ERROR(writer_.add_encoded([&](std::span<std::byte> payload) {
+    std::ranges::copy(scales_, payload.begin());
+    return Result<uint64_t>(scales_.size());
+  }));
+  return writer_.finish();
+}
+
+Status TernGradSteps::receive(ReceivedPacket received) {
+  GW_RETURN_IF_ERROR(endpoint_.check_step(received, done()));
+  if (received.shard == round_) return take_scales(received);
+  if (scales_missing_ == 0) return sharded_.receive(std::move(received));
+  received.keep();
+  early_packets_.push_back(std::move(received));
+  return {};
+}
+
+Status TernGradSteps::take_scales(const ReceivedPacket& received) {
+  const std::string from = name_of(received.peer);
+  Arrival& arrival = arrivals_[received.peer];
+  if (arrival == Arrival::kHere) {
+    return unexpected(from + " sent its scales of this step twice");
+  }
+  arrival = Arrival::kHere;
+  --scales_missing_;
+  endpoint_.stats().push_bytes_received += received.message.size();
+  const Packet& packet = received.packet;
+  if (packet.non_finite) {
+    if (!non_finite_ || received.peer < non_finite_->rank) {
+      non_finite_ = packet.non_finite;
+      non_finite_->rank = received.peer;
+    }
+  } else {
+    if (packet.frames.size() != 1 || packet.frames[0].payload.size() != scales_.size()) {
+      return {StatusCode::kPeerMismatch, from + "'s scales are not those of the layout"};
+    }
+    for (uint64_t at = 0; at < scales_.size(); at += sizeof(float)) {
+      const auto bits = load_le<uint32_t>(packet.frames[0].payload.data() + at);
+      if (bits >= kNonFiniteBits) {
+        return {StatusCode::kCorruptPayload, from + " sent a scale that is negative or not finite"};
+      }
+      store_le(scales_.data() + at, std::max(bits, load_le<uint32_t>(scales_.data() + at)));
+    }
+  }
+  return scales_missing_ == 0 ? start_pushes() : Status();
+}
+
+Status TernGradSteps::start_pushes() {
+  if (non_finite_) {
+    for (uint32_t shard : endpoint_.everyone()) endpoint_.mark_non_finite(shard, *non_finite_);
+  } else {
+    {
+      const Timer timer(endpoint_.stats().encode_seconds);
+      GW_RETURN_IF_ERROR(shared_.share(scales_, endpoint_.step()));
+    }
+    GW_RETURN_IF_ERROR(sharded_.begin());
+  }
+  for (ReceivedPacket& early : std::exchange(early_packets_, {})) {
+    GW_RETURN_IF_ERROR(sharded_.receive(std::move(early)));
+  }
+  return {};
+}
+
+Status refuse(const Layout& layout, const Segment& segment, const std::string& why) {
+  return {StatusCode::kInvalidArgument,
+          "exchange terngrad: tensor '" + layout.tensors()[segment.tensor].name + "', push " +
+              segment.push_codec->text() + ", pull " + segment.pull_codec->text() + ": " + why};
+}
+
+// What the segment's pulls go by.
+Result<std::shared_ptr<const Codec>> pull_codec(const Layout& layout, const Segment& segment) {
+  if (segment.push_codec->residual_type() != ResidualType::kNone ||
+      segment.pull_codec->residual_type() != ResidualType::kNone) {
+    return refuse(layout, segment,
+                  "no residual is kept, as the mean of the draws is the gradient; add ef=off");
+  }
+  const auto* parameters = parameters_of<TernGradParameters>(*segment.push_codec);
+  if (parameters == nullptr) return segment.pull_codec;
+  const std::string levels = std::to_string(layout.world_size());
+  if (segment.pull_codec->text() == segment.push_codec->text()) {
+    const uint32_t group = parameters->group_size == 0 ? kWholeSegment : parameters->group_size;
+    return Codec::parse("qsgd:levels=" + levels + ",bucket=" + std::to_string(group));
+  }
+  const auto* pulled = parameters_of<QsgdParameters>(*segment.pull_codec);
+  if (pulled == nullptr || pulled->levels != static_cast<int32_t>(layout.world_size()) ||
+      !groups_fit({segment.n, parameters->group_size}, {segment.n, pulled->group_size})) {
+    return refuse(layout, segment,
+                  "sums of trits are pulled by the same codec or by qsgd with levels=" + levels +
+                      " and groups that have one scale");
+  }
+  return segment.pull_codec;
+}
+
+Result<Layout> with_pulled_sums(const Layout& layout) {
+  if (layout.world_size() > kLargestLevel) {
+    return Status(StatusCode::kInvalidArgument,
+                  "exchange terngrad: at most " + std::to_string(kLargestLevel) +
+                      " ranks, as a sum of trits has 8 bits; the layout has " +
+                      std::to_string(layout.world_size()));
+  }
+  std::vector<std::shared_ptr<const Codec>> codecs;
+  for (const Segment& segment : layout.segments()) {
+    Result<std::shared_ptr<const Codec>> codec = pull_codec(layout, segment);
+    if (!codec.ok()) return codec.status();
+    codecs.push_back(codec.value());
+  }
+  return layout.with_pull_codecs(codecs);
+}
+
+Result<std::unique_ptr<Exchange>> make(const ExchangeChoice&, ExchangeSetup& setup) {
+  GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));
+  Result<Layout> changed = with_pulled_sums(*setup.layout);
+  if (!changed.ok()) return changed.status();
+  setup.layout = std::make_shared<const Layout>(std::move(changed).value());
+  Result<Endpoint> endpoint = Endpoint::create(setup, "terngrad");
+  if (!endpoint.ok()) return endpoint.status();
+  SharedScales* shared = endpoint.value().codec().share_scales();
+  if (shared == nullptr) {
+    return Status(StatusCode::kInvalidArgument,
+                  "exchange terngrad: the codecs of this device can't share scales and add trits");
+  }
+  Result<std::shared_ptr<const Codec>> raw = Codec::parse("raw");
+  if (!raw.ok()) return raw.status();
+  Result<PacketWriter> writer =
+      PacketWriter::create({{raw.value(), shared->size() / sizeof(float)}});
+  if (!writer.ok()) return writer.status();
+  return std::unique_ptr<Exchange>(std::make_unique<PacketExchange<TernGradSteps>>(
+      std::move(endpoint).value(), *shared, std::move(writer).value()));
+}
+
+constexpr ExchangeInfo kInfo = {
+    .name = "terngrad",
+    .summary = "trits with scales that all ranks share; their sums are not decoded on their way",
+    .source = "TernGrad, sections 3 and 4",
+    .sums = false,
+    .adds_trits = true,
+    .always_skips_non_finite = true};
+
+}  // namespace
+
+const ExchangeEntry exchange_entries::terngrad = {&kInfo, make};
+
+}  // namespace gradwire

@@ -1,0 +1,192 @@
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/return_if_error.h"
+#include "exchange/steps/server_packets.h"
+
+namespace gradwire {
+namespace {
+
+class WorkerSteps {
+ public:
+  WorkerSteps(Endpoint& endpoint, const ServerOptions& options, ApplyDelta apply)
+      : endpoint_(endpoint),
+        servers_(server_ranks(endpoint.layout())),
+        staleness_(options.staleness),
+        apply_(std::move(apply)),
+        links_(endpoint.world_size()),
+        held_back_(endpoint.world_size()) {}
+
+  Status begin();
+  Status receive(ReceivedPacket received);
+  bool done() const { return awaiting().empty(); }
+  std::vector<uint32_t> awaiting() const;
+  void retract() {}  // what a version carries is applied as it comes
+
+  uint64_t version(uint32_t server) const { return is_server(server) ? links_[server].pulled : 0; }
+  Status set_version(uint32_t server, uint64_t version);
+  const std::vector<uint64_t>& dropped_pushes() const { return held_back_; }
+  Status catch_up(uint32_t server, uint64_t version);
+
+ private:
+  // How far this worker is with one server.
+  struct Link {
+    uint64_t pushed = 0;                       // the version after the last that was pushed
+    uint64_t pulled = 0;                       // versions that were applied
+    uint64_t known = 0;                        // versions that are known to be finished
+    std::map<uint64_t, ReceivedPacket> early;  // pulls that came before an older one
+    std::map<uint64_t, ReceivedPacket> sent;   // pushes of versions that are not here yet
+
+    [[nodiscard]] uint64_t next() const { return std::max(pushed, pulled); }
+  };
+
+  [[nodiscard]] bool is_server(uint32_t rank) const {
+    return std::ranges::binary_search(servers_, rank);
+  }
+  Status pull(uint32_t server, const Packet& packet);
+
+  Endpoint& endpoint_;
+  std::vector<uint32_t> servers_;
+  uint64_t staleness_;
+  ApplyDelta apply_;
+  std::vector<Link> links_;          // by rank; those of the servers are used
+  std::vector<uint64_t> held_back_;  // pushes, by rank
+};
+
+Status WorkerSteps::set_version(uint32_t server, uint64_t version) {
+  if (!is_server(server)) {
+    return {StatusCode::kInvalidArgument, name_of(server) + " is no server"};
+  }
+  if (endpoint_.stats().steps > 0) return unexpected("set_version: a step was taken already");
+  links_[server].pushed = links_[server].pulled = links_[server].known = version;
+  return {};
+}
+
+Status WorkerSteps::catch_up(uint32_t server, uint64_t version) {
+  if (!is_server(server) || version <= links_[server].pulled) {
+    return {StatusCode::kInvalidArgument,
+            name_of(server) + " gives no model of version " + std::to_string(version)};
+  }
+  Link& link = links_[server];
+  link.pushed = std::max(link.pushed, version);
+  link.pulled = version;
+  link.known = std::max(link.known, version);
+  std::erase_if(link.early, [=](const auto& pull) { return pull.first < version; });
+  std::erase_if(link.sent, [=](const auto& push) { return push.first < version; });
+  return {};
+}
+
+std::vector<uint32_t> WorkerSteps::awaiting() const {
+  std::vector<uint32_t> awaited = servers_;
+  std::erase_if(awaited, [&](uint32_t server) {
+    const Link& link = links_[server];
+    return link.pushed <= link.pulled + staleness_ && link.known <= link.pulled;
+  });
+  return awaited;
+}
+
+Status WorkerSteps::begin() {
+  // Where this worker was late, it may have newer versions of one server than of another. A step is
+  // for the oldest: a push for a version that the other workers have not come to might wait for
+  // them, who wait for this one.
+  uint64_t oldest = links_[servers_.front()].next();
+  for (uint32_t server : servers_) oldest = std::min(oldest, links_[server].next());
+  std::vector<uint32_t> servers;
+  for (uint32_t server : servers_) {
+    if (links_[server].next() == oldest) {
+      servers.push_back(server);
+      endpoint_.set_step(server, oldest);
+    } else {
+      ++held_back_[server];
+    }
+  }
+  // All tensors are looked at, whether residuals are kept or not: a step that will be skipped must
+  // not change any residual here, and NaN must not get into the servers' model.
+  Result<FirstNonFinite> origin = endpoint_.encode(servers, servers_);
+  if (!origin.ok()) return origin.status();
+  if (!origin.value()) endpoint_.sample_error_norm();
+  for (uint32_t server : servers) {
+    ReceivedPacket push = {.peer = server,
+                           .shard = server,
+                           .packet = endpoint_.encoded(server),
+                           .message = endpoint_.finish(server, origin.value())};
+    push.keep();
+    endpoint_.send(server, Direction::kPush, push.kept);
+    links_[server].sent.emplace(oldest, std::move(push));
+    links_[server].pushed = oldest + 1;
+  }
+  return {};
+}
+
+Status WorkerSteps::receive(ReceivedPacket received) {
+  const uint32_t peer = received.peer;
+  if (received.is_push() || !is_server(peer) || received.shard != peer) {
+    return unexpected(name_of(peer) + " sent what a worker has no use for");
+  }
+  Link& link = links_[peer];
+  const uint64_t version = received.packet.header.step;
+  if (endpoint_.stats().steps == 0) {
+    return unexpected(name_of(peer) + " sent a version before the first push");
+  }
+  if (version < link.pulled || link.early.contains(version)) {
+    return unexpected(name_of(peer) + " sent version " + std::to_string(version) + " twice");
+  }
+  endpoint_.stats().pull_bytes_received += received.message.size();
+  link.known = std::max(link.known, version + 1);
+  if (version != link.pulled) {
+    received.keep();
+    link.early.emplace(version, std::move(received));
+    return {};
+  }
+  GW_RETURN_IF_ERROR(pull(peer, received.packet));
+  for (auto next = link.early.begin(); next != link.early.end() && next->first == link.pulled;
+       next = link.early.erase(next)) {
+    GW_RETURN_IF_ERROR(pull(peer, next->second.packet));
+  }
+  return {};
+}
+
+Status WorkerSteps::pull(uint32_t server, const Packet& packet) {
+  Link& link = links_[server];
+  const auto sent = link.sent.find(link.pulled);
+  if (packet.non_finite) {
+    endpoint_.mark_non_finite(server, *packet.non_finite);
+    if (sent != link.sent.end()) endpoint_.codec().put_back(server, sent->second.packet);
+  } else {
+    GW_RETURN_IF_ERROR(endpoint_.decode(server, packet, DecodeMode::kStore));
+    if (apply_) GW_RETURN_IF_ERROR(apply_(server, link.pulled, endpoint_.bucket()));
+  }
+  if (sent != link.sent.end()) link.sent.erase(sent);
+  ++link.pulled;
+  return {};
+}
+
+class WorkerExchange final : public PacketExchange<WorkerSteps, WorkerSide> {
+ public:
+  using PacketExchange::PacketExchange;
+
+  std::vector<uint32_t> listening() const override { return server_ranks(layout()); }
+  uint64_t version(uint32_t server) const override { return steps().version(server); }
+  Status set_version(uint32_t server, uint64_t version) override {
+    return steps().set_version(server, version);
+  }
+  const std::vector<uint64_t>& dropped_pushes() const override { return steps().dropped_pushes(); }
+  Status catch_up(uint32_t server, uint64_t version) override {
+    return steps().catch_up(server, version);
+  }
+};
+
+}  // namespace
+
+Result<std::unique_ptr<WorkerSide>> make_server_worker(const ExchangeSetup& setup,
+                                                       const ServerOptions& options,
+                                                       ApplyDelta apply) {
+  Result<Endpoint> endpoint = make_server_endpoint(setup, worker_ranks(*setup.layout), "worker",
+                                                   options, Encodes::kEveryShard);
+  if (!endpoint.ok()) return endpoint.status();
+  return std::unique_ptr<WorkerSide>(
+      std::make_unique<WorkerExchange>(std::move(endpoint).value(), options, std::move(apply)));
+}
+
+}  // namespace gradwire

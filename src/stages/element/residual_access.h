@@ -1,0 +1,55 @@
+#pragma once
+
+// What error feedback keeps, as loops over elements see it: add() gives b = x + r for element i,
+// set() stores what is left of b.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "stages/element/bfloat16.h"
+
+namespace gradwire {
+
+// The residuals of the values that a kernel is given: none, float32 or bfloat16.
+struct ResidualValues {
+  float* f32 = nullptr;
+  uint16_t* bf16 = nullptr;
+
+  ResidualValues() = default;
+  ResidualValues(float* values) : f32(values) {}
+  ResidualValues(uint16_t* values) : bf16(values) {}
+};
+
+struct NoResidual {
+  GW_HOST_DEVICE float add(float x, size_t) const { return x; }
+  GW_HOST_DEVICE void set(float, size_t) const {}
+};
+
+GW_HOST_DEVICE inline float residual_value(float r) { return r; }
+GW_HOST_DEVICE inline float residual_value(uint16_t r) { return widen_bf16(r); }
+GW_HOST_DEVICE inline void keep_residual(float left, float* r) { *r = left; }
+GW_HOST_DEVICE inline void keep_residual(float left, uint16_t* r) { *r = narrow_bf16(left); }
+
+// T: float, or uint16_t for bfloat16.
+template <typename T>
+struct ResidualOf {
+  T* r;
+  GW_HOST_DEVICE explicit ResidualOf(T* residual) : r(residual) {}
+  GW_HOST_DEVICE float add(float x, size_t i) const { return x + residual_value(r[i]); }
+  GW_HOST_DEVICE void set(float left, size_t i) const { keep_residual(left, r + i); }
+};
+
+namespace scalar {
+
+// body(NoResidual or ResidualOf), whichever `r` is.
+template <class Body>
+auto with_residual(ResidualValues r, const Body& body) {
+  if (r.f32 != nullptr) return body(ResidualOf(r.f32));
+  if (r.bf16 != nullptr) return body(ResidualOf(r.bf16));
+  return body(NoResidual());
+}
+
+}  // namespace scalar
+
+}  // namespace gradwire

@@ -1,0 +1,93 @@
+#pragma once
+
+// Elias codes looked up, both ways; stages/elias/elias.h defines them.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "stages/elias/elias.h"
+
+namespace gradwire {
+
+// The codes of small distances, and the two codes of each level by its bits as a uint8.
+struct EliasCodes {
+  static constexpr uint32_t kDistances = 256;
+  std::array<BitCode, kDistances> distance{};  // [0] is no code
+  std::array<BitCode, 256> sparse{};           // [0] is no code
+  std::array<BitCode, 256> dense{};
+
+  constexpr EliasCodes() {
+    for (uint32_t k = 1; k < kDistances; ++k) distance[k] = elias_code(k);
+    for (int level = -kLargestLevel; level <= kLargestLevel; ++level) {
+      const auto at = static_cast<size_t>(static_cast<uint8_t>(level));
+      if (level != 0) sparse[at] = sparse_level_code(level);
+      dense[at] = dense_level_code(level);
+    }
+  }
+};
+inline constexpr EliasCodes kEliasCodes;
+
+// What the next bits of sparse levels mean: a distance, then a level. length 0: the table has too
+// few bits for them.
+struct SparseEntry {
+  uint16_t distance;
+  int8_t level;
+  uint8_t length;
+};
+
+struct SparseTable {
+  static constexpr int kBits = 12;
+  std::array<SparseEntry, size_t{1} << kBits> of{};
+
+  constexpr SparseTable() {
+    for (size_t bits = 0; bits < of.size(); ++bits) {
+      const uint64_t window = uint64_t{bits} << (64 - kBits);
+      const EliasNumber distance = elias_read(window);
+      if (distance.length == 0 || distance.length + 2 > kBits) continue;
+      const uint64_t after = window << distance.length;
+      const EliasNumber magnitude = elias_read(after << 1);
+      const int length = distance.length + 1 + magnitude.length;
+      if (magnitude.length == 0 || length > kBits) continue;
+      const auto level = static_cast<int>(magnitude.value);
+      of[bits] = {static_cast<uint16_t>(distance.value),
+                  static_cast<int8_t>(after >> 63 != 0 ? -level : level),
+                  static_cast<uint8_t>(length)};
+    }
+  }
+};
+inline constexpr SparseTable kSparseTable;
+
+// What the next bits of dense levels mean: up to six levels. count 0: the table has too few bits
+// for them.
+struct DenseEntry {
+  int8_t level[6];
+  uint8_t count;
+  uint8_t length;
+};
+
+struct DenseTable {
+  static constexpr int kBits = 11;
+  std::array<DenseEntry, size_t{1} << kBits> of{};
+
+  constexpr DenseTable() {
+    for (size_t bits = 0; bits < of.size(); ++bits) {
+      DenseEntry& entry = of[bits];
+      uint64_t window = uint64_t{bits} << (64 - kBits);
+      while (entry.count < 6) {
+        const EliasNumber number = elias_read(window);
+        const int length = number.length + (number.value > 1 ? 1 : 0);
+        if (number.length == 0 || entry.length + length > kBits) break;
+        const bool negative = number.value > 1 && (window << number.length >> 63) != 0;
+        const int level = static_cast<int>(number.value) - 1;
+        entry.level[entry.count] = static_cast<int8_t>(negative ? -level : level);
+        entry.count = static_cast<uint8_t>(entry.count + 1);
+        entry.length = static_cast<uint8_t>(entry.length + length);
+        window <<= length;
+      }
+    }
+  }
+};
+inline constexpr DenseTable kDenseTable;
+
+}  // namespace gradwire
