@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 // Leaves the enclosing function with the Status of `expression` where that is not ok.
 #define GW_RETURN_IF_ERROR(expression)                                      \
   do {                                                                      \
@@ -7,3 +9,14 @@
       return gw_returned;                                                   \
     }                                                                       \
   } while (false)
+
+// `declaration` = the value of the expression that follows it, a Result. Leaves the enclosing
+// function with the Status where there is no value.
+#define GW_ASSIGN_OR_RETURN(declaration, ...) \
+  GW_ASSIGN_FROM_(GW_NAME_OF_LINE_(gw_result_, __LINE__), declaration, __VA_ARGS__)
+#define GW_ASSIGN_FROM_(result, declaration, ...) \
+  auto result = (__VA_ARGS__);                    \
+  if (!result.ok()) return result.status();       \
+  declaration = std::move(result).value()
+#define GW_NAME_OF_LINE_(name, line) GW_JOIN_(name, line)
+#define GW_JOIN_(name, line) name##line

@@ -28,12 +28,9 @@ extern "C" {
 
 gw_status gw_compressor_create(const gw_codec* codec, uint64_t n, uint64_t seed, uint64_t stream,
                                gw_compressor** compressor) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("codec", codec));
-    GW_RETURN_IF_ERROR(check_given("compressor", compressor));
-    Result<Compressor> made = Compressor::create(codec->codec, n, seed, stream);
-    if (!made.ok()) return made.status();
-    *compressor = new gw_compressor{std::move(made).value()};
+  return guarded({{"codec", codec}, {"compressor", compressor}}, [&]() -> Status {
+    GW_ASSIGN_OR_RETURN(Compressor made, Compressor::create(codec->codec, n, seed, stream));
+    *compressor = new gw_compressor{std::move(made)};
     return {};
   });
 }
@@ -47,15 +44,11 @@ uint64_t gw_compressor_max_encoded_size(const gw_compressor* compressor) {
 gw_status gw_compressor_encode(gw_compressor* compressor, const void* x, uint64_t n, gw_dtype dtype,
                                uint64_t step, void* frame, uint64_t capacity, uint64_t* size,
                                gw_execution* execution) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("compressor", compressor));
-    GW_RETURN_IF_ERROR(check_given("frame", frame));
-    GW_RETURN_IF_ERROR(check_given("size", size));
-    const Result<InputView> input = view_input(x, n, dtype);
-    if (!input.ok()) return input.status();
+  return guarded({{"compressor", compressor}, {"frame", frame}, {"size", size}}, [&]() -> Status {
+    GW_ASSIGN_OR_RETURN(const InputView input, view_input(x, n, dtype));
     return with_execution(execution, [&](Execution& how) {
       return finish_encoding(
-          compressor->compressor.encode(input.value(), step,
+          compressor->compressor.encode(input, step,
                                         std::span(static_cast<std::byte*>(frame), capacity), how),
           size);
     });
@@ -67,22 +60,20 @@ uint64_t gw_compressor_residual_numel(const gw_compressor* compressor) {
 }
 
 gw_status gw_compressor_get_residual(const gw_compressor* compressor, float* values, uint64_t n) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("compressor", compressor));
+  return guarded({{"compressor", compressor}}, [&]() -> Status {
     const Residual& residual = compressor->compressor.residual();
     GW_RETURN_IF_ERROR(check_residual_numel(residual, n));
-    GW_RETURN_IF_ERROR(check_values("values", values, n));
+    GW_RETURN_IF_ERROR(check_given({{"values", values, n}}));
     std::ranges::copy(residual.values(), values);
     return {};
   });
 }
 
 gw_status gw_compressor_set_residual(gw_compressor* compressor, const float* values, uint64_t n) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("compressor", compressor));
+  return guarded({{"compressor", compressor}}, [&]() -> Status {
     Residual& residual = compressor->compressor.residual();
     GW_RETURN_IF_ERROR(check_residual_numel(residual, n));
-    GW_RETURN_IF_ERROR(check_values("values", values, n));
+    GW_RETURN_IF_ERROR(check_given({{"values", values, n}}));
     const std::span<const float> given(values, n);
     const auto bad = std::ranges::find_if(given, [](float v) { return !std::isfinite(v); });
     if (bad != given.end()) {

@@ -1,13 +1,18 @@
-#include "capi/errors.h"
+// The thread's last error.
 
-namespace gradwire::capi {
+#include <new>
+#include <string>
+
+#include "gradwire/gradwire.h"
+#include "gradwire/status.h"
+
+using gradwire::StatusCode;
+
 namespace {
 
 // Both are set together; the text that needs no memory wins.
 thread_local std::string last_message;
 thread_local const char* last_fixed_message = nullptr;
-
-constexpr char kOutOfMemory[] = "out of memory";
 
 constexpr bool same(gw_status c, StatusCode cpp) {
   return static_cast<unsigned>(c) == static_cast<unsigned>(cpp);
@@ -36,34 +41,6 @@ static_assert(same(GW_DEVICE_ERROR, StatusCode::kDeviceError));
 
 }  // namespace
 
-gw_status report(const Status& status) noexcept {
-  if (status.ok()) return GW_OK;
-  last_fixed_message = nullptr;
-  try {
-    last_message = status.message();
-  } catch (const std::bad_alloc&) {
-    last_fixed_message = kOutOfMemory;
-  }
-  return static_cast<gw_status>(status.code());
-}
-
-gw_status report_out_of_memory() noexcept {
-  last_fixed_message = kOutOfMemory;
-  return GW_OUT_OF_MEMORY;
-}
-
-gw_status report_defect(const char* what) noexcept {
-  last_fixed_message = nullptr;
-  try {
-    last_message = std::string("an exception that should not have left gradwire: ") + what;
-  } catch (const std::bad_alloc&) {
-    last_fixed_message = kOutOfMemory;
-  }
-  return GW_INTERNAL_ERROR;
-}
-
-}  // namespace gradwire::capi
-
 extern "C" {
 
 #define GW_QUOTE(x) #x
@@ -79,25 +56,22 @@ const char* gw_strerror(gw_status status) {
   if (status == GW_INTERNAL_ERROR) return "internal_error";
   const auto number = static_cast<unsigned>(status);
   if (number > UINT8_MAX) return "unknown_status";
-  return gradwire::status_name(static_cast<gradwire::StatusCode>(number)).data();
+  return gradwire::status_name(static_cast<StatusCode>(number)).data();
 }
 
 gw_status gw_set_last_error(gw_status status, const char* message) {
-  using namespace gradwire::capi;
   if (status == GW_OK) return GW_OK;
-  if (message == nullptr)
-    return report({gradwire::StatusCode::kInvalidArgument, "message is NULL"});
+  if (message == nullptr) return gw_set_last_error(GW_INVALID_ARGUMENT, "message is NULL");
   last_fixed_message = nullptr;
   try {
     last_message = message;
   } catch (const std::bad_alloc&) {
-    last_fixed_message = kOutOfMemory;
+    last_fixed_message = "out of memory";
   }
   return status;
 }
 
 const char* gw_last_error_message() {
-  using namespace gradwire::capi;
   return last_fixed_message != nullptr ? last_fixed_message : last_message.c_str();
 }
 

@@ -1,8 +1,11 @@
 #pragma once
 
-// From Status and exceptions to gw_status and this thread's message.
+// From Status and exceptions to gw_status and this thread's message. Inline and over the public
+// gw_set_last_error alone, so that libraries on top of libgradwire can use it.
 
+#include <cstdio>
 #include <exception>
+#include <initializer_list>
 #include <new>
 #include <string>
 
@@ -11,41 +14,40 @@
 
 namespace gradwire::capi {
 
-// The code of `status`; its message is what gw_last_error_message gives, unless it is ok.
-gw_status report(const Status& status) noexcept;
-gw_status report_out_of_memory() noexcept;
-gw_status report_defect(const char* what) noexcept;
+// An argument that must not be NULL. Where there are no values, there need be no pointer.
+struct Argument {
+  const char* name;
+  const void* pointer;
+  uint64_t n = 1;
+};
 
-// What call(), a Status, comes to in C. No exception passes.
-template <typename Call>
-gw_status guarded(const Call& call) noexcept {
-  try {
-    return report(call());
-  } catch (const std::bad_alloc&) {
-    return report_out_of_memory();
-  } catch (const std::exception& error) {
-    return report_defect(error.what());
-  } catch (...) {
-    return report_defect("an exception of unknown type");
+// kInvalidArgument naming the first that is NULL.
+inline Status check_given(std::initializer_list<Argument> arguments) {
+  for (const Argument& argument : arguments) {
+    if (argument.pointer == nullptr && argument.n > 0) {
+      return {StatusCode::kInvalidArgument, std::string(argument.name) + " is NULL"};
+    }
   }
+  return {};
 }
 
-// kInvalidArgument naming the argument.
-inline Status check_given(const char* name, const void* pointer) {
-  if (pointer != nullptr) return {};
-  return {StatusCode::kInvalidArgument, std::string(name) + " is NULL"};
-}
-
-// As check_given, but where there are no values there need be no pointer.
-inline Status check_values(const char* name, const void* pointer, uint64_t n) {
-  return n == 0 ? Status() : check_given(name, pointer);
-}
-
-// kInvalidArgument unless index < count.
-inline Status check_index(size_t index, size_t count) {
-  if (index < count) return {};
-  return {StatusCode::kInvalidArgument, "index " + std::to_string(index) + " is not below the " +
-                                            std::to_string(count) + " that there are"};
+// What call(), a Status, comes to in C, once the arguments are checked. No exception passes.
+template <typename Call>
+gw_status guarded(std::initializer_list<Argument> arguments, const Call& call) noexcept {
+  try {
+    Status status = check_given(arguments);
+    if (status.ok()) status = call();
+    return gw_set_last_error(static_cast<gw_status>(status.code()), status.message().c_str());
+  } catch (const std::bad_alloc&) {
+    return gw_set_last_error(GW_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::exception& error) {
+    char message[200];
+    std::snprintf(message, sizeof message, "an exception that should not have left gradwire: %s",
+                  error.what());
+    return gw_set_last_error(GW_INTERNAL_ERROR, message);
+  } catch (...) {
+    return gw_set_last_error(GW_INTERNAL_ERROR, "an exception of unknown type left gradwire");
+  }
 }
 
 }  // namespace gradwire::capi

@@ -4,14 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <list>
-#include <string_view>
 #include <utility>
 
 #include "base/return_if_error.h"
+#include "capi/arguments.h"
 #include "capi/errors.h"
 #include "capi/handles.h"
-#include "gradwire/exchange_choice.h"
 
 using namespace gradwire;
 using namespace gradwire::capi;
@@ -36,9 +34,9 @@ Status call_update(gw_shard_update update, void* data, std::span<float> bucket) 
 
 Result<std::unique_ptr<Exchange>> make(std::shared_ptr<const Layout> layout, uint32_t rank,
                                        const gw_exchange_options& options) {
-  Result<Execution> execution =
-      Execution::create(options.target == nullptr ? "auto" : options.target, options.threads);
-  if (!execution.ok()) return execution.status();
+  GW_ASSIGN_OR_RETURN(
+      Execution execution,
+      Execution::create(options.target == nullptr ? "auto" : options.target, options.threads));
   ExchangeOptions chosen = {.seed = options.seed};
   if (options.update != nullptr) {
     chosen.update = [call = options.update, data = options.update_data](std::span<float> bucket) {
@@ -46,69 +44,22 @@ Result<std::unique_ptr<Exchange>> make(std::shared_ptr<const Layout> layout, uin
     };
   }
   return make_exchange(options.kind == nullptr ? kDefaults.kind : options.kind, std::move(layout),
-                       rank, std::move(execution).value(), std::move(chosen));
+                       rank, std::move(execution), std::move(chosen));
 }
-
-// The registry as C sees it. The texts of an ExchangeInfo are literals, which end with NUL.
-class ExchangeTable {
- public:
-  ExchangeTable() {
-    for (const ExchangeInfo* info : exchanges()) {
-      std::vector<gw_parameter_info>& parameters = parameters_.emplace_back();
-      for (const CodecParameter& parameter : info->parameters) {
-        parameters.push_back({.name = parameter.name.data(),
-                              .default_value = parameter.default_value.data(),
-                              .values = parameter.values.data(),
-                              .help = parameter.help.data()});
-      }
-      infos_.push_back({.name = info->name.data(),
-                        .summary = info->summary.data(),
-                        .source = info->source.data(),
-                        .sums = info->sums ? 1 : 0,
-                        .updates = info->updates ? 1 : 0,
-                        .parameters = parameters.data(),
-                        .parameter_count = parameters.size()});
-    }
-  }
-
-  [[nodiscard]] const gw_exchange_info* at(size_t i) const {
-    return i < infos_.size() ? &infos_[i] : nullptr;
-  }
-
- private:
-  std::list<std::vector<gw_parameter_info>> parameters_;
-  std::vector<gw_exchange_info> infos_;
-};
 
 }  // namespace
 
 extern "C" {
 
-size_t gw_exchange_count(void) { return exchanges().size(); }
-
-const gw_exchange_info* gw_exchange_info_at(size_t index) {
-  try {
-    static const ExchangeTable kTable;
-    return kTable.at(index);
-  } catch (const std::bad_alloc&) {
-    report_out_of_memory();
-    return nullptr;
-  }
-}
-
 void gw_exchange_options_init(gw_exchange_options* options) { *options = kDefaults; }
 
 gw_status gw_exchange_create(const gw_layout* layout, uint32_t rank,
                              const gw_exchange_options* options, gw_exchange** exchange) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("layout", layout));
-    GW_RETURN_IF_ERROR(check_given("exchange", exchange));
-    auto made = make(layout->layout, rank, options == nullptr ? kDefaults : *options);
-    if (!made.ok()) return made.status();
-    auto handle = std::make_unique<gw_exchange>();
-    handle->description = made.value()->describe();
-    handle->exchange = std::move(made).value();
-    *exchange = handle.release();
+  return guarded({{"layout", layout}, {"exchange", exchange}}, [&]() -> Status {
+    GW_ASSIGN_OR_RETURN(auto made,
+                        make(layout->layout, rank, options == nullptr ? kDefaults : *options));
+    std::string description = made->describe();
+    *exchange = new gw_exchange{std::move(made), std::move(description)};
     return {};
   });
 }
@@ -121,17 +72,12 @@ const char* gw_exchange_description(const gw_exchange* exchange) {
 
 gw_status gw_exchange_check_peer(const gw_exchange* exchange, uint32_t peer,
                                  const char* description) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("exchange", exchange));
-    GW_RETURN_IF_ERROR(check_given("description", description));
-    return exchange->exchange->check_peer(peer, description);
-  });
+  return guarded({{"exchange", exchange}, {"description", description}},
+                 [&]() -> Status { return exchange->exchange->check_peer(peer, description); });
 }
 
 gw_status gw_exchange_start(gw_exchange* exchange, float* bucket, uint64_t n, uint64_t step) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("exchange", exchange));
-    GW_RETURN_IF_ERROR(check_values("bucket", bucket, n));
+  return guarded({{"exchange", exchange}, {"bucket", bucket, n}}, [&]() -> Status {
     Exchange& machine = *exchange->exchange;
     if (machine.done()) {
       // Whatever was not taken of the step before is gone with it.
@@ -147,50 +93,44 @@ gw_status gw_exchange_start(gw_exchange* exchange, float* bucket, uint64_t n, ui
 
 gw_status gw_exchange_take_outgoing(gw_exchange* exchange, gw_message* messages, size_t capacity,
                                     size_t* count) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("exchange", exchange));
-    GW_RETURN_IF_ERROR(check_values("messages", messages, capacity));
-    GW_RETURN_IF_ERROR(check_given("count", count));
-    if (exchange->handed_out == exchange->outgoing.size()) {
-      exchange->outgoing = exchange->exchange->take_outgoing();
-      exchange->handed_out = 0;
-    }
-    const size_t taken = std::min(capacity, exchange->outgoing.size() - exchange->handed_out);
-    for (size_t i = 0; i < taken; ++i) {
-      const OutgoingMessage& message = exchange->outgoing[exchange->handed_out++];
-      messages[i] = {
-          .peer = message.peer, .bytes = message.bytes.data(), .size = message.bytes.size()};
-    }
-    *count = taken;
-    return {};
-  });
+  return guarded(
+      {{"exchange", exchange}, {"messages", messages, capacity}, {"count", count}},
+      [&]() -> Status {
+        if (exchange->handed_out == exchange->outgoing.size()) {
+          exchange->outgoing = exchange->exchange->take_outgoing();
+          exchange->handed_out = 0;
+        }
+        const size_t taken = std::min(capacity, exchange->outgoing.size() - exchange->handed_out);
+        for (size_t i = 0; i < taken; ++i) {
+          const OutgoingMessage& message = exchange->outgoing[exchange->handed_out++];
+          messages[i] = {
+              .peer = message.peer, .bytes = message.bytes.data(), .size = message.bytes.size()};
+        }
+        *count = taken;
+        return {};
+      });
 }
 
 gw_status gw_exchange_awaiting(const gw_exchange* exchange, uint32_t* peers, size_t capacity,
                                size_t* count) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("exchange", exchange));
-    GW_RETURN_IF_ERROR(check_values("peers", peers, capacity));
-    GW_RETURN_IF_ERROR(check_given("count", count));
-    const std::vector<uint32_t> awaiting = exchange->exchange->awaiting();
-    *count = awaiting.size();
-    if (awaiting.size() > capacity) {
-      return {StatusCode::kBufferTooSmall, std::to_string(awaiting.size()) +
-                                               " ranks are awaited, there is room for " +
-                                               std::to_string(capacity)};
-    }
-    std::ranges::copy(awaiting, peers);
-    return {};
-  });
+  return guarded(
+      {{"exchange", exchange}, {"peers", peers, capacity}, {"count", count}}, [&]() -> Status {
+        const std::vector<uint32_t> awaiting = exchange->exchange->awaiting();
+        *count = awaiting.size();
+        if (awaiting.size() > capacity) {
+          return {StatusCode::kBufferTooSmall, std::to_string(awaiting.size()) +
+                                                   " ranks are awaited, there is room for " +
+                                                   std::to_string(capacity)};
+        }
+        std::ranges::copy(awaiting, peers);
+        return {};
+      });
 }
 
 gw_status gw_exchange_receive(gw_exchange* exchange, uint32_t peer, const void* message,
                               uint64_t size) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("exchange", exchange));
-    GW_RETURN_IF_ERROR(check_values("message", message, size));
-    return exchange->exchange->receive(peer,
-                                       std::span(static_cast<const std::byte*>(message), size));
+  return guarded({{"exchange", exchange}, {"message", message, size}}, [&]() -> Status {
+    return exchange->exchange->receive(peer, bytes_at(message, size));
   });
 }
 
@@ -206,12 +146,10 @@ int gw_exchange_non_finite(const gw_exchange* exchange, gw_non_finite* where) {
 }
 
 gw_status gw_exchange_retract(gw_exchange* exchange) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("exchange", exchange));
+  return guarded({{"exchange", exchange}}, [&]() -> Status {
     if (!exchange->retractable || !exchange->exchange->done()) {
       return {StatusCode::kUnexpectedMessage,
-              "retract: there is no step that has ended, or it is "
-              "retracted already"};
+              "retract: there is no step that has ended, or it is retracted already"};
     }
     exchange->retractable = false;
     exchange->exchange->retract();
@@ -220,8 +158,7 @@ gw_status gw_exchange_retract(gw_exchange* exchange) {
 }
 
 gw_status gw_exchange_scale_residuals(gw_exchange* exchange, float factor) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("exchange", exchange));
+  return guarded({{"exchange", exchange}}, [&]() -> Status {
     if (!std::isfinite(factor)) {
       return {StatusCode::kInvalidArgument, "the factor is not finite"};
     }
@@ -230,10 +167,52 @@ gw_status gw_exchange_scale_residuals(gw_exchange* exchange, float factor) {
   });
 }
 
+gw_status gw_exchange_export_residuals(const gw_exchange* exchange, gw_residuals** residuals) {
+  return guarded({{"exchange", exchange}, {"residuals", residuals}}, [&]() -> Status {
+    *residuals = new gw_residuals{exchange->exchange->export_residuals()};
+    return {};
+  });
+}
+
+void gw_residuals_free(gw_residuals* residuals) { delete residuals; }
+
+size_t gw_residuals_count(const gw_residuals* residuals) { return residuals->pieces.size(); }
+
+gw_status gw_residuals_at(const gw_residuals* residuals, size_t index, gw_residual_piece* piece) {
+  return guarded({{"residuals", residuals}, {"piece", piece}}, [&]() -> Status {
+    GW_RETURN_IF_ERROR(check_index(index, residuals->pieces.size()));
+    const ResidualPiece& found = residuals->pieces[index];
+    *piece = {.role = found.direction == Direction::kPush ? GW_PUSH : GW_PULL,
+              .tensor = found.tensor.c_str(),
+              .offset = found.offset,
+              .n = found.values.size(),
+              .values = found.values.data()};
+    return {};
+  });
+}
+
+gw_status gw_exchange_import_residual(gw_exchange* exchange, const gw_residual_piece* piece) {
+  return guarded({{"exchange", exchange}, {"piece", piece}}, [&]() -> Status {
+    GW_RETURN_IF_ERROR(check_given(
+        {{"the piece's tensor", piece->tensor}, {"the piece's values", piece->values, piece->n}}));
+    if (piece->role != GW_PUSH && piece->role != GW_PULL) {
+      return {StatusCode::kInvalidArgument,
+              "a residual is of a push (1) or of a pull (2), not " + std::to_string(piece->role)};
+    }
+    if (piece->n > kMaxNumel) {
+      return {StatusCode::kInvalidArgument,
+              "a residual of " + std::to_string(piece->n) + " values: no layout has that place"};
+    }
+    return exchange->exchange->import_residual(
+        {.direction = piece->role == GW_PUSH ? Direction::kPush : Direction::kPull,
+         .tensor = piece->tensor,
+         .offset = piece->offset,
+         .values = {piece->values, piece->values + piece->n}});
+  });
+}
+
 gw_status gw_exchange_get_stats(const gw_exchange* exchange, gw_exchange_stats* stats) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("exchange", exchange));
-    GW_RETURN_IF_ERROR(check_given("stats", stats));
+  return guarded({{"exchange", exchange}, {"stats", stats}}, [&]() -> Status {
     const ExchangeStats& counted = exchange->exchange->stats();
 #define GW_EXCHANGE_COUNTER(type, name, python_name) stats->name = counted.name;
 #include "gradwire/exchange_counters.def"

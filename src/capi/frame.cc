@@ -5,29 +5,32 @@
 #include <utility>
 
 #include "base/return_if_error.h"
+#include "capi/arguments.h"
 #include "capi/errors.h"
 #include "capi/handles.h"
 
 namespace gradwire::capi {
 
+Status check_numel(uint64_t n) {
+  if (n <= kMaxNumel) return {};
+  return {StatusCode::kLimitExceeded,
+          std::to_string(n) + " values are more than the limit of 2^40"};
+}
+
 Result<InputView> view_input(const void* x, uint64_t n, gw_dtype dtype) {
-  if (dtype != GW_F32 && dtype != GW_BF16 && dtype != GW_F16) {
-    return Status(StatusCode::kUnsupportedDtype,
-                  "dtype " + std::to_string(dtype) +
-                      "; valid ones are 0 (GW_F32), 1 (GW_BF16) and 2 (GW_F16)");
-  }
-  if (n > kMaxNumel) {
-    return Status(StatusCode::kLimitExceeded,
-                  std::to_string(n) + " values are more than the limit of 2^40");
-  }
-  GW_RETURN_IF_ERROR(check_values("x", x, n));
-  const auto type = static_cast<Dtype>(dtype);
+  GW_ASSIGN_OR_RETURN(const Dtype type, read_dtype(dtype));
+  GW_RETURN_IF_ERROR(check_numel(n));
+  GW_RETURN_IF_ERROR(check_given({{"x", x, n}}));
   if (reinterpret_cast<uintptr_t>(x) % size_of(type) != 0) {
     return Status(StatusCode::kInvalidArgument,
                   "x is not aligned to the " + std::to_string(size_of(type)) + " bytes of a value");
   }
   if (type == Dtype::kFloat32) return InputView(std::span(static_cast<const float*>(x), n));
   return InputView(type, std::span(static_cast<const uint16_t*>(x), n));
+}
+
+std::span<const std::byte> bytes_at(const void* memory, uint64_t size) {
+  return {static_cast<const std::byte*>(memory), size};
 }
 
 Status finish_encoding(const Result<EncodedFrame>& encoded, uint64_t* size) {
@@ -46,18 +49,12 @@ extern "C" {
 gw_status gw_encode(const gw_codec* codec, const void* x, uint64_t n, gw_dtype dtype,
                     const gw_draw* draw, void* frame, uint64_t capacity, uint64_t* size,
                     gw_execution* execution) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_given("codec", codec));
-    GW_RETURN_IF_ERROR(check_given("frame", frame));
-    GW_RETURN_IF_ERROR(check_given("size", size));
-    const Result<InputView> input = view_input(x, n, dtype);
-    if (!input.ok()) return input.status();
-    const DrawContext context =
-        draw == nullptr
-            ? DrawContext()
-            : DrawContext{.seed = draw->seed, .stream = draw->stream, .step = draw->step};
+  return guarded({{"codec", codec}, {"frame", frame}, {"size", size}}, [&]() -> Status {
+    GW_ASSIGN_OR_RETURN(const InputView input, view_input(x, n, dtype));
+    DrawContext context;
+    if (draw != nullptr) context = {draw->seed, draw->stream, draw->step};
     return with_execution(execution, [&](Execution& how) {
-      return finish_encoding(encode_frame(*codec->codec, input.value(), {}, context,
+      return finish_encoding(encode_frame(*codec->codec, input, {}, context,
                                           std::span(static_cast<std::byte*>(frame), capacity), how),
                              size);
     });
@@ -66,17 +63,14 @@ gw_status gw_encode(const gw_codec* codec, const void* x, uint64_t n, gw_dtype d
 
 gw_status gw_decode(const void* frame, uint64_t size, float* out, uint64_t n, gw_decode_mode mode,
                     gw_execution* execution) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_values("frame", frame, size));
-    GW_RETURN_IF_ERROR(check_values("out", out, n));
+  return guarded({{"frame", frame, size}, {"out", out, n}}, [&]() -> Status {
     if (mode != GW_STORE && mode != GW_ADD) {
       return {StatusCode::kInvalidArgument,
               "mode " + std::to_string(mode) + "; valid ones are 0 (GW_STORE) and 1 (GW_ADD)"};
     }
-    const Result<Frame> parsed = parse_frame(std::span(static_cast<const std::byte*>(frame), size));
-    if (!parsed.ok()) return parsed.status();
+    GW_ASSIGN_OR_RETURN(const Frame parsed, parse_frame(bytes_at(frame, size)));
     return with_execution(execution, [&](Execution& how) {
-      return decode_frame(parsed.value(), std::span(out, n),
+      return decode_frame(parsed, std::span(out, n),
                           mode == GW_ADD ? DecodeMode::kAdd : DecodeMode::kStore, how);
     });
   });
@@ -84,12 +78,8 @@ gw_status gw_decode(const void* frame, uint64_t size, float* out, uint64_t n, gw
 
 gw_status gw_frame_inspect(const void* frame, uint64_t size, gw_frame_info* info,
                            gw_codec** codec) {
-  return guarded([&]() -> Status {
-    GW_RETURN_IF_ERROR(check_values("frame", frame, size));
-    GW_RETURN_IF_ERROR(check_given("info", info));
-    const Result<Frame> parsed = parse_frame(std::span(static_cast<const std::byte*>(frame), size));
-    if (!parsed.ok()) return parsed.status();
-    const Frame& found = parsed.value();
+  return guarded({{"frame", frame, size}, {"info", info}}, [&]() -> Status {
+    GW_ASSIGN_OR_RETURN(const Frame found, parse_frame(bytes_at(frame, size)));
     if (codec != nullptr) *codec = new gw_codec{found.codec, found.codec->wire_text()};
     *info = {.n = found.n,
              .payload_size = found.payload.size(),

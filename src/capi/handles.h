@@ -3,9 +3,11 @@
 // What the opaque handles of gradwire.h hold.
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/return_if_error.h"
 #include "gradwire/compressor.h"
 #include "gradwire/exchange.h"
 #include "gradwire/execution.h"
@@ -34,13 +36,13 @@ struct gw_layout {
   };
 
   std::shared_ptr<const gradwire::Layout> layout;
-  std::vector<Texts> texts;  // of each segment
+  std::vector<Texts> texts = {};  // of each segment
 };
 
 struct gw_exchange {
   std::unique_ptr<gradwire::Exchange> exchange;
   std::string description;
-  std::vector<gradwire::OutgoingMessage> outgoing;  // of which handed_out are gone
+  std::vector<gradwire::OutgoingMessage> outgoing = {};  // of which handed_out are gone
   size_t handed_out = 0;
   bool retractable = false;
 };
@@ -56,14 +58,18 @@ template <typename Call>
 auto with_execution(gw_execution* given, const Call& call)
     -> decltype(call(std::declval<Execution&>())) {
   if (given != nullptr) return call(given->execution);
-  Result<Execution> own = Execution::create();
-  if (!own.ok()) return own.status();
-  return call(own.value());
+  GW_ASSIGN_OR_RETURN(Execution own, Execution::create());
+  return call(own);
 }
+
+// kLimitExceeded where no frame holds n values.
+Status check_numel(uint64_t n);
 
 // n values of type dtype at x. kInvalidArgument (NULL, or not aligned), kUnsupportedDtype,
 // kLimitExceeded.
 Result<InputView> view_input(const void* x, uint64_t n, gw_dtype dtype);
+
+std::span<const std::byte> bytes_at(const void* memory, uint64_t size);
 
 // Where an encoder says how long its frame is. A frame that marks non-finite input counts.
 Status finish_encoding(const Result<EncodedFrame>& encoded, uint64_t* size);

@@ -1,0 +1,110 @@
+// The lists of codecs and exchanges in C. The texts of their descriptions are literals, which end
+// with NUL.
+
+#include <algorithm>
+#include <list>
+#include <span>
+#include <vector>
+
+#include "capi/errors.h"
+#include "capi/handles.h"
+#include "gradwire/exchange_choice.h"
+
+using namespace gradwire;
+
+namespace {
+
+// A list of gw_codec_info or gw_exchange_info.
+template <typename CInfo>
+class Registry {
+ public:
+  // info: all but its parameters.
+  void add(CInfo info, std::initializer_list<std::span<const CodecParameter>> lists) {
+    std::vector<gw_parameter_info>& parameters = parameters_.emplace_back();
+    for (std::span<const CodecParameter> list : lists) {
+      for (const CodecParameter& parameter : list) {
+        parameters.push_back({.name = parameter.name.data(),
+                              .default_value = parameter.default_value.data(),
+                              .values = parameter.values.data(),
+                              .help = parameter.help.data()});
+      }
+    }
+    info.parameters = parameters.data();
+    info.parameter_count = parameters.size();
+    infos_.push_back(info);
+  }
+
+  [[nodiscard]] const CInfo* at(size_t i) const { return i < infos_.size() ? &infos_[i] : nullptr; }
+
+ private:
+  std::list<std::vector<gw_parameter_info>> parameters_;  // of each, whose addresses stay
+  std::vector<CInfo> infos_;
+};
+
+Registry<gw_codec_info> list_codecs() {
+  Registry<gw_codec_info> list;
+  for (const CodecInfo* info : codecs()) {
+    list.add({.name = info->name.data(),
+              .summary = info->summary.data(),
+              .source = info->source.data(),
+              .error_feedback = info->error_feedback,
+              .lossless = info->lossless,
+              .draws = info->draws,
+              .shares_scales = info->shares_scales,
+              .carries_non_finite = info->carries_non_finite,
+              .parameters = nullptr,
+              .parameter_count = 0},
+             {info->parameters, common_parameters(*info)});
+  }
+  return list;
+}
+
+Registry<gw_exchange_info> list_exchanges() {
+  Registry<gw_exchange_info> list;
+  for (const ExchangeInfo* info : exchanges()) {
+    list.add({.name = info->name.data(),
+              .summary = info->summary.data(),
+              .source = info->source.data(),
+              .sums = info->sums,
+              .updates = info->updates,
+              .parameters = nullptr,
+              .parameter_count = 0},
+             {info->parameters});
+  }
+  return list;
+}
+
+}  // namespace
+
+extern "C" {
+
+size_t gw_codec_count() { return codecs().size(); }
+
+const gw_codec_info* gw_codec_info_at(size_t index) {
+  const gw_codec_info* info = nullptr;
+  (void)capi::guarded({}, [&]() -> Status {
+    static const Registry<gw_codec_info> kCodecs = list_codecs();
+    info = kCodecs.at(index);
+    return {};
+  });
+  return info;
+}
+
+const gw_codec_info* gw_codec_get_info(const gw_codec* codec) {
+  const auto found = std::ranges::find(codecs(), &codec->codec->info());
+  return gw_codec_info_at(static_cast<size_t>(found - codecs().begin()));
+}
+
+size_t gw_exchange_count() { return exchanges().size(); }
+
+const gw_exchange_info* gw_exchange_info_at(size_t index) {
+  const gw_exchange_info* info = nullptr;
+  (void)capi::guarded({}, [&]() -> Status {
+    static const Registry<gw_exchange_info> kExchanges = list_exchanges();
+    info = kExchanges.at(index);
+    return {};
+  });
+  return info;
+}
+
+}  // extern "C"
