@@ -43,10 +43,6 @@ void narrow(Dtype dtype, const float* in, uint64_t n, void* out, Execution& exec
   });
 }
 
-const std::byte* block_of(const void* buffer, uint64_t first, Dtype dtype) {
-  return static_cast<const std::byte*>(buffer) + first * size_of(dtype);
-}
-
 }  // namespace
 
 Status Buffers::check(const Request& request, uint32_t world) {
@@ -54,11 +50,10 @@ Status Buffers::check(const Request& request, uint32_t world) {
     return {StatusCode::kLimitExceeded, "more than 2^40 values"};
   }
   if (request.count == 0) return {};
-  const bool in_place = request.sendbuf == MPI_IN_PLACE || request.sendbuf == request.recvbuf;
   if (request.recvbuf == nullptr || request.recvbuf == MPI_IN_PLACE || request.sendbuf == nullptr) {
     return {StatusCode::kInvalidArgument, "sendbuf or recvbuf is no buffer"};
   }
-  if (in_place) return {};
+  if (request.in_place()) return {};
   const uint64_t block = request.count * size_of(request.dtype);
   const std::byte* send = static_cast<const std::byte*>(request.sendbuf);
   const std::byte* receive = static_cast<const std::byte*>(request.recvbuf);
@@ -75,50 +70,45 @@ Status Buffers::check(const Request& request, uint32_t world) {
 
 Buffers::Buffers(const Request& request, uint32_t rank, uint32_t world, float factor)
     : request_(request),
+      numel_(request.collective == Collective::kAllReduce ? request.count : request.count * world),
       own_block_(request.collective == Collective::kAllReduce ? 0 : rank * request.count),
-      world_(world),
-      in_place_(request.sendbuf == MPI_IN_PLACE || request.sendbuf == request.recvbuf),
       factor_(factor) {
-  const bool fits = request.collective != Collective::kReduceScatter || in_place_;
-  if (request.dtype != Dtype::kFloat32 || !fits) work_.resize(numel());
+  const bool fits = request.collective != Collective::kReduceScatter || request.in_place();
+  if (request.dtype != Dtype::kFloat32 || !fits) work_.resize(numel_);
 }
 
-uint64_t Buffers::numel() const noexcept {
-  return request_.collective == Collective::kAllReduce ? request_.count : request_.count * world_;
+float* Buffers::bucket() noexcept {
+  return work_.empty() ? static_cast<float*>(request_.recvbuf) : work_.data();
 }
 
 std::span<float> Buffers::load(Execution& execution) {
-  const bool own_memory = !work_.empty();
-  float* bucket = own_memory ? work_.data() : static_cast<float*>(request_.recvbuf);
-  if (in_place_ && !own_memory) return {bucket, numel()};
-  const void* in = in_place_ ? request_.recvbuf : request_.sendbuf;
-  if (request_.collective != Collective::kAllgather) {
-    widen(request_.dtype, in, numel(), bucket, execution);
-  } else {
-    const void* block = in_place_ ? block_of(in, own_block_, request_.dtype) : in;
-    widen(request_.dtype, block, request_.count, bucket + own_block_, execution);
+  if (!request_.in_place() || !work_.empty()) {
+    const bool one_block = request_.collective == Collective::kAllgather;
+    const uint64_t first = one_block ? own_block_ : 0;
+    const void* in = request_.sendbuf;
+    if (request_.in_place()) {
+      in = static_cast<const std::byte*>(request_.recvbuf) + first * size_of(request_.dtype);
+    }
+    widen(request_.dtype, in, one_block ? request_.count : numel_, bucket() + first, execution);
   }
-  return {bucket, numel()};
+  return {bucket(), numel_};
 }
 
 void Buffers::store(Execution& execution) {
   if (request_.count == 0) return;
+  float* const values = bucket();
   if (factor_ != 1) {
-    float* bucket = work_.empty() ? static_cast<float*>(request_.recvbuf) : work_.data();
-    for_each_piece(numel(), execution, [&](uint64_t first, uint64_t count) {
-      for (uint64_t i = first; i < first + count; ++i) bucket[i] *= factor_;
+    for_each_piece(numel_, execution, [&](uint64_t first, uint64_t count) {
+      for (uint64_t i = first; i < first + count; ++i) values[i] *= factor_;
     });
   }
-  if (request_.collective == Collective::kReduceScatter) {
-    if (work_.empty()) {
-      float* bucket = static_cast<float*>(request_.recvbuf);
-      std::memmove(bucket, bucket + own_block_, request_.count * sizeof(float));
-    } else {
-      narrow(request_.dtype, work_.data() + own_block_, request_.count, request_.recvbuf,
-             execution);
-    }
-  } else if (!work_.empty()) {
-    narrow(request_.dtype, work_.data(), numel(), request_.recvbuf, execution);
+  const bool one_block = request_.collective == Collective::kReduceScatter;
+  const float* result = values + (one_block ? own_block_ : 0);
+  const uint64_t n = one_block ? request_.count : numel_;
+  if (!work_.empty()) {
+    narrow(request_.dtype, result, n, request_.recvbuf, execution);
+  } else if (result != values) {
+    std::memmove(values, result, n * sizeof(float));
   }
 }
 

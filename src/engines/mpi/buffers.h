@@ -21,6 +21,8 @@ struct Request {
   Dtype dtype;
   Reduction reduction;
   MPI_Comm comm;
+
+  [[nodiscard]] bool in_place() const { return sendbuf == MPI_IN_PLACE || sendbuf == recvbuf; }
 };
 
 // Between a caller's buffers and the bucket of float32 that an exchange works in, which is the
@@ -31,7 +33,7 @@ class Buffers {
   static Status check(const Request& request, uint32_t world);
 
   // factor: of the bucket's values in the output.
-  Buffers(const Request& request, uint32_t rank, uint32_t world, float factor = 1);
+  Buffers(const Request& request, uint32_t rank, uint32_t world, float factor);
 
   // Input to bucket.
   std::span<float> load(Execution& execution);
@@ -39,12 +41,11 @@ class Buffers {
   void store(Execution& execution);
 
  private:
-  [[nodiscard]] uint64_t numel() const noexcept;
+  [[nodiscard]] float* bucket() noexcept;
 
   Request request_;
+  uint64_t numel_;      // of the bucket
   uint64_t own_block_;  // its first value
-  uint32_t world_;
-  bool in_place_;
   float factor_;
   std::vector<float> work_;  // empty where the bucket is the caller's
 };

@@ -85,9 +85,9 @@ Status Communicator::find_machines() {
                 "MPI_Comm_split_type"));
   uint32_t lowest = rank_;
   machines_.resize(size_);
-  const int told = MPI_Bcast(&lowest, 1, MPI_UINT32_T, 0, machine);
+  const int shared = MPI_Bcast(&lowest, 1, MPI_UINT32_T, 0, machine);
   MPI_Comm_free(&machine);
-  GW_RETURN_IF_ERROR(check_mpi(told, "MPI_Bcast"));
+  GW_RETURN_IF_ERROR(check_mpi(shared, "MPI_Bcast"));
   return check_mpi(
       MPI_Allgather(&lowest, 1, MPI_UINT32_T, machines_.data(), 1, MPI_UINT32_T, handle_),
       "MPI_Allgather");

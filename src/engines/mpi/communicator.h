@@ -16,8 +16,8 @@ Status check_mpi(int code, const char* call);
 // kInvalidArgument before MPI_Init and after MPI_Finalize.
 Status check_running();
 
-// A duplicate of a user's communicator, made once and found again through an attribute of that. It
-// lives as long as the user's or whoever holds it; errors on it are returned.
+// A duplicate of a user's communicator, made once and found again through an attribute of it. It
+// lives as long as the user's communicator or a holder; errors on it are returned.
 class Communicator {
  public:
   // Collective at the first call on `user`, local later. Statuses as Engine::create.
@@ -31,12 +31,11 @@ class Communicator {
   [[nodiscard]] uint32_t rank() const noexcept { return rank_; }
   [[nodiscard]] uint32_t size() const noexcept { return size_; }
   // The lowest rank on the machine of each rank, as MPI_COMM_TYPE_SHARED says. Known from the
-  // start: finding it is collective, and ranks that differ in what they want must not wait for each
-  // other.
+  // start: finding it is collective, and ranks whose options differ must not wait for each other.
   [[nodiscard]] const std::vector<uint32_t>& machines() const noexcept { return machines_; }
 
-  // Two tags for the next operation, the one returned and the one behind it. Operations on a
-  // communicator are made in the same order on all ranks, so all take the same. They come round
+  // Two tags for the next operation: the returned one and the one after it. All ranks make the
+  // operations on a communicator in the same order, so all take the same tags. They come round
   // again after at least 16383 operations.
   int take_tags();
 

@@ -1,5 +1,9 @@
+// Operations, and the functions of gradwire/mpi.h that make them.
+
 #include "engines/mpi/operation.h"
 
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -7,15 +11,15 @@
 
 #include "base/return_if_error.h"
 #include "engines/mpi/communicator.h"
+#include "gradwire/execution.h"
 
 namespace gradwire::mpi {
 namespace {
 
 // The codec without error feedback, for an operation that has no next step.
 Result<std::string> without_residual(const std::string& text) {
-  Result<std::shared_ptr<const Codec>> codec = Codec::parse(text, FeedbackDefault::kOff);
-  if (!codec.ok()) return codec.status();
-  if (codec.value()->residual_type() == ResidualType::kNone) return codec.value()->text();
+  GW_ASSIGN_OR_RETURN(const auto codec, Codec::parse(text, FeedbackDefault::kOff));
+  if (codec->residual_type() == ResidualType::kNone) return codec->text();
   return Status(StatusCode::kInvalidArgument,
                 "'" + text + "': error feedback works only with a persistent operation");
 }
@@ -44,22 +48,19 @@ Result<Layout> make_layout(const Request& request, const Options& options, Memor
     if (!chosen.pull_codec.empty()) codecs.push_back(&chosen.pull_codec);
     for (LayoutRule& rule : chosen.rules) codecs.push_back(&rule.codec);
     for (std::string* codec : codecs) {
-      Result<std::string> changed = without_residual(*codec);
-      if (!changed.ok()) return changed.status();
-      *codec = std::move(changed).value();
+      GW_ASSIGN_OR_RETURN(*codec, without_residual(*codec));
     }
   }
-  Result<Layout> layout = Layout::create(std::move(tensors), world, chosen);
-  if (layout.ok() && request.collective == Collective::kAllReduce &&
-      layout.value().numel() != request.count) {
+  GW_ASSIGN_OR_RETURN(Layout layout, Layout::create(std::move(tensors), world, chosen));
+  if (request.collective == Collective::kAllReduce && layout.numel() != request.count) {
     return Status(StatusCode::kLengthMismatch,
-                  "the options' tensors have " + std::to_string(layout.value().numel()) +
+                  "the options' tensors have " + std::to_string(layout.numel()) +
                       " values together, the buffer " + std::to_string(request.count));
   }
   return layout;
 }
 
-// By rank; empty where machines don't matter.
+// The machine of each rank; empty where machines don't matter.
 std::vector<uint32_t> choose_machines(const Request& request, const ExchangeChoice& exchange,
                                       const Communicator& communicator) {
   const uint32_t size = exchange.ranks_per_machine();
@@ -69,31 +70,16 @@ std::vector<uint32_t> choose_machines(const Request& request, const ExchangeChoi
   return machines;
 }
 
-uint32_t count_machines(const std::vector<uint32_t>& machines) {
-  return static_cast<uint32_t>(std::set<uint32_t>(machines.begin(), machines.end()).size());
-}
-
-// Whether the exchange averages where a sum is wanted, as it knows no other way.
-bool is_scaled_average(const Request& request, const ExchangeChoice& exchange) {
-  return request.collective == Collective::kAllReduce && request.reduction == Reduction::kSum &&
-         !exchange.inner().sums;
-}
-
-Result<std::unique_ptr<Exchange>> make_exchange_of(const Request& request,
-                                                   const ExchangeChoice& exchange,
+Result<std::unique_ptr<Exchange>> make_exchange_of(const Request& request, const std::string& text,
                                                    std::shared_ptr<const Layout> layout,
                                                    uint32_t rank, Execution execution,
                                                    ExchangeOptions options) {
-  switch (request.collective) {
-    case Collective::kAllReduce:
-      return make_exchange(exchange.text(), std::move(layout), rank, std::move(execution),
-                           std::move(options));
-    case Collective::kReduceScatter:
-      return make_reduce_scatter_exchange(std::move(layout), rank, std::move(execution), options);
-    case Collective::kAllgather:
-      return make_allgather_exchange(std::move(layout), rank, std::move(execution), options);
+  if (request.collective == Collective::kAllReduce) {
+    return make_exchange(text, std::move(layout), rank, std::move(execution), std::move(options));
   }
-  return Status(StatusCode::kInvalidArgument, "no such collective operation");
+  const auto make = request.collective == Collective::kReduceScatter ? make_reduce_scatter_exchange
+                                                                     : make_allgather_exchange;
+  return make(std::move(layout), rank, std::move(execution), options);
 }
 
 const char* name_of(Dtype dtype) {
@@ -102,56 +88,78 @@ const char* name_of(Dtype dtype) {
 
 }  // namespace
 
+class Operation::Implementation {
+ public:
+  Implementation(Engine engine, Buffers buffers, Execution execution)
+      : engine_(std::move(engine)),
+        buffers_(std::move(buffers)),
+        execution_(std::move(execution)) {}
+
+  Status start();
+  Result<bool> test();
+  Status wait();
+  [[nodiscard]] Engine& engine() noexcept { return engine_; }
+
+ private:
+  Status finish();
+
+  Engine engine_;
+  Buffers buffers_;
+  Execution execution_;
+  uint64_t step_ = 0;
+  bool started_ = false;
+};
+
 Result<Operation> OperationMaker::make(const Request& request, const Options& options,
                                        Memory memory) {
-  Result<std::shared_ptr<Communicator>> communicator = Communicator::attach(request.comm);
-  if (!communicator.ok()) return communicator.status();
-  const uint32_t rank = communicator.value()->rank();
-  const uint32_t world = communicator.value()->size();
+  GW_ASSIGN_OR_RETURN(const auto communicator, Communicator::attach(request.comm));
+  const uint32_t rank = communicator->rank();
+  const uint32_t world = communicator->size();
   const auto prepare = [&]() -> Result<Operation> {
     GW_RETURN_IF_ERROR(Buffers::check(request, world));
-    Result<Execution> execution = Execution::create("auto", options.threads);
-    if (!execution.ok()) return execution.status();
-    Result<Execution> copying = Execution::create("auto", options.threads);
-    if (!copying.ok()) return copying.status();
-    Result<ExchangeChoice> choice = ExchangeChoice::parse(options.exchange);
-    if (!choice.ok()) return choice.status();
-    const std::vector<uint32_t> machines =
-        choose_machines(request, choice.value(), *communicator.value());
-    Result<Layout> layout =
-        make_layout(request, options, memory, machines.empty() ? world : count_machines(machines));
-    if (!layout.ok()) return layout.status();
-    const bool scaled = is_scaled_average(request, choice.value());
-    Result<std::unique_ptr<Exchange>> exchange = make_exchange_of(
-        request, choice.value(), std::make_shared<const Layout>(std::move(layout).value()), rank,
-        std::move(execution).value(),
-        {.seed = options.seed,
-         .reduction = scaled ? Reduction::kAverage : request.reduction,
-         .machine_of_rank = machines});
-    if (!exchange.ok()) return exchange.status();
+    GW_ASSIGN_OR_RETURN(Execution execution, Execution::create("auto", options.threads));
+    GW_ASSIGN_OR_RETURN(Execution copying, Execution::create("auto", options.threads));
+    GW_ASSIGN_OR_RETURN(const ExchangeChoice choice, ExchangeChoice::parse(options.exchange));
+    const std::vector<uint32_t> machines = choose_machines(request, choice, *communicator);
+    const std::set<uint32_t> different(machines.begin(), machines.end());
+    GW_ASSIGN_OR_RETURN(
+        Layout layout,
+        make_layout(request, options, memory,
+                    machines.empty() ? world : static_cast<uint32_t>(different.size())));
+    // Whether the exchange averages where a sum is wanted, as it knows no other way.
+    const bool scaled = request.collective == Collective::kAllReduce &&
+                        request.reduction == Reduction::kSum && !choice.inner().sums;
+    GW_ASSIGN_OR_RETURN(
+        auto exchange,
+        make_exchange_of(request, choice.text(), std::make_shared<const Layout>(std::move(layout)),
+                         rank, std::move(execution),
+                         {.seed = options.seed,
+                          .reduction = scaled ? Reduction::kAverage : request.reduction,
+                          .machine_of_rank = machines}));
     Buffers buffers(request, rank, world, scaled ? static_cast<float>(world) : 1.0f);
-    Result<Engine> engine =
-        Engine::create(request.comm, std::move(exchange).value(), options.timeout_seconds,
+    GW_ASSIGN_OR_RETURN(
+        Engine engine,
+        Engine::create(request.comm, std::move(exchange), options.timeout_seconds,
                        std::string("values of ") + name_of(request.dtype) + "\n" +
-                           (scaled ? "sum: the average times the number of ranks\n" : ""));
-    if (!engine.ok()) return engine.status();
+                           (scaled ? "sum: the average times the number of ranks\n" : "")));
     return Operation(std::make_unique<Operation::Implementation>(
-        std::move(engine).value(), std::move(buffers), std::move(copying).value()));
+        std::move(engine), std::move(buffers), std::move(copying)));
   };
   Result<Operation> operation = prepare();
   if (!operation.ok()) return Engine::refuse(request.comm, operation.status());
   return operation;
 }
 
-Status OperationMaker::run(const Request& request, const Options& options) {
-  Result<Operation> operation = make(request, options, Memory::kForgets);
-  if (!operation.ok()) return operation.status();
-  GW_RETURN_IF_ERROR(operation.value().start());
-  return operation.value().wait();
+Result<Operation> OperationMaker::start(const Request& request, const Options& options) {
+  GW_ASSIGN_OR_RETURN(Operation operation, make(request, options, Memory::kForgets));
+  GW_RETURN_IF_ERROR(operation.start());
+  return operation;
 }
 
-Operation::Implementation::Implementation(Engine engine, Buffers buffers, Execution execution)
-    : engine_(std::move(engine)), buffers_(std::move(buffers)), execution_(std::move(execution)) {}
+Status OperationMaker::run(const Request& request, const Options& options) {
+  GW_ASSIGN_OR_RETURN(Operation operation, start(request, options));
+  return operation.wait();
+}
 
 Status Operation::Implementation::start() {
   if (started_) {
@@ -208,6 +216,53 @@ const Layout& Operation::layout() const noexcept {
 Traffic Operation::traffic() const noexcept {
   const Engine& engine = implementation_->engine();
   return {.bytes_sent = engine.bytes_sent(), .bytes_received = engine.bytes_received()};
+}
+
+Status all_reduce(const void* sendbuf, void* recvbuf, uint64_t count, Dtype dtype,
+                  Reduction reduction, MPI_Comm comm, const Options& options) {
+  return OperationMaker::run(
+      {Collective::kAllReduce, sendbuf, recvbuf, count, dtype, reduction, comm}, options);
+}
+
+Result<Operation> iall_reduce(const void* sendbuf, void* recvbuf, uint64_t count, Dtype dtype,
+                              Reduction reduction, MPI_Comm comm, const Options& options) {
+  return OperationMaker::start(
+      {Collective::kAllReduce, sendbuf, recvbuf, count, dtype, reduction, comm}, options);
+}
+
+Result<Operation> all_reduce_init(const void* sendbuf, void* recvbuf, uint64_t count, Dtype dtype,
+                                  Reduction reduction, MPI_Comm comm, const Options& options) {
+  return OperationMaker::make(
+      {Collective::kAllReduce, sendbuf, recvbuf, count, dtype, reduction, comm}, options,
+      Memory::kKeepsResiduals);
+}
+
+Status reduce_scatter(const void* sendbuf, void* recvbuf, uint64_t recvcount, Dtype dtype,
+                      Reduction reduction, MPI_Comm comm, const Options& options) {
+  return OperationMaker::run(
+      {Collective::kReduceScatter, sendbuf, recvbuf, recvcount, dtype, reduction, comm}, options);
+}
+
+Result<Operation> reduce_scatter_init(const void* sendbuf, void* recvbuf, uint64_t recvcount,
+                                      Dtype dtype, Reduction reduction, MPI_Comm comm,
+                                      const Options& options) {
+  return OperationMaker::make(
+      {Collective::kReduceScatter, sendbuf, recvbuf, recvcount, dtype, reduction, comm}, options,
+      Memory::kKeepsResiduals);
+}
+
+Status allgather(const void* sendbuf, void* recvbuf, uint64_t sendcount, Dtype dtype, MPI_Comm comm,
+                 const Options& options) {
+  return OperationMaker::run(
+      {Collective::kAllgather, sendbuf, recvbuf, sendcount, dtype, Reduction::kAverage, comm},
+      options);
+}
+
+Result<Operation> allgather_init(const void* sendbuf, void* recvbuf, uint64_t sendcount,
+                                 Dtype dtype, MPI_Comm comm, const Options& options) {
+  return OperationMaker::make(
+      {Collective::kAllgather, sendbuf, recvbuf, sendcount, dtype, Reduction::kAverage, comm},
+      options, Memory::kKeepsResiduals);
 }
 
 }  // namespace gradwire::mpi

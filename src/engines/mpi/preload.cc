@@ -4,21 +4,95 @@
 
 #include <mpi.h>
 
+#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "engines/mpi/preload_config.h"
+#include "base/return_if_error.h"
+#include "gradwire/mpi.h"
 
 namespace gradwire::mpi {
 namespace {
+
+// What is compressed, and how.
+struct Config {
+  Options options = {.codec = ""};
+  uint64_t min_bytes = 1 << 20;  // smaller buffers are left alone
+};
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r";
+  const size_t first = text.find_first_not_of(kBlank);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
+}
+
+template <typename T>
+bool parse_number(std::string_view text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+// Whether the key is known and the value will do.
+bool set(std::string_view key, std::string_view value, Config& config) {
+  Options& options = config.options;
+  if (key == "codec" || key == "pull-codec") {
+    (key == "codec" ? options.codec : options.pull_codec) = value;
+    return !value.empty();
+  }
+  if (key == "exchange") return options.exchange = value, true;
+  if (key == "min-bytes") return parse_number(value, config.min_bytes);
+  if (key == "threads") return parse_number(value, options.threads);
+  if (key == "seed") return parse_number(value, options.seed);
+  if (key == "timeout") return parse_number(value, options.timeout_seconds);
+  return false;
+}
+
+// Lines `key = value`; # begins a comment. Keys: codec (which must be there), pull-codec, exchange
+// (as ExchangeChoice::parse takes it), min-bytes, threads, seed, timeout. kInvalidArgument with
+// path and line where it can't be read, a key is unknown or a value won't do; the codecs' own
+// statuses.
+Result<Config> read_config(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return Status(StatusCode::kInvalidArgument, path + ": can't be read");
+  Config config;
+  int number = 0;
+  for (std::string text; std::getline(file, text);) {
+    ++number;
+    const std::string_view line = trim(std::string_view(text).substr(0, text.find('#')));
+    if (line.empty()) continue;
+    const size_t equals = line.find('=');
+    const bool known = equals != std::string_view::npos &&
+                       set(trim(line.substr(0, equals)), trim(line.substr(equals + 1)), config);
+    if (!known) {
+      return Status(
+          StatusCode::kInvalidArgument,
+          path + ":" + std::to_string(number) + ": '" + std::string(line) +
+              "' is no line of key = value; keys: codec, pull-codec, exchange, min-bytes, "
+              "threads, seed, timeout");
+    }
+  }
+  if (config.options.codec.empty()) {
+    return Status(StatusCode::kInvalidArgument, path + ": has no line 'codec = ...'");
+  }
+  for (const std::string& codec : {config.options.codec, config.options.pull_codec}) {
+    if (!codec.empty()) GW_RETURN_IF_ERROR(Codec::parse(codec).status());
+  }
+  GW_ASSIGN_OR_RETURN(const ExchangeChoice exchange,
+                      ExchangeChoice::parse(config.options.exchange));
+  config.options.exchange = exchange.text();
+  return config;
+}
 
 struct Counters {
   uint64_t compressed = 0;  // calls
@@ -30,7 +104,7 @@ struct Counters {
 };
 
 struct Preload {
-  std::optional<PreloadConfig> config;  // none: everything passes through
+  std::optional<Config> config;  // none: everything passes through
   std::mutex mutex;
   Counters counters;
 };
@@ -63,7 +137,7 @@ void warn_of_lost_residuals(const Options& options) {
   }
 }
 
-void announce(const std::string& path, const PreloadConfig& config) {
+void announce(const std::string& path, const Config& config) {
   if (world_rank() != 0) return;
   const Options& options = config.options;
   std::fprintf(stderr,
@@ -81,7 +155,7 @@ Preload& preload() {
   std::call_once(once, [] {
     const char* path = std::getenv("GRADWIRE_MPI_CONFIG");
     if (path == nullptr || *path == '\0') return;
-    Result<PreloadConfig> config = read_preload_config(path);
+    Result<Config> config = read_config(path);
     if (!config.ok()) stop(config.status().message());
     announce(path, config.value());
     state.config = std::move(config).value();
@@ -90,8 +164,7 @@ Preload& preload() {
 }
 
 // The same on all ranks: they give the same count, type, operation and communicator.
-bool is_for_us(const PreloadConfig& config, int count, MPI_Datatype datatype, MPI_Op op,
-               MPI_Comm comm) {
+bool is_for_us(const Config& config, int count, MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
   if (datatype != MPI_FLOAT || op != MPI_SUM || count < 1 || comm == MPI_COMM_NULL) return false;
   if (static_cast<uint64_t>(count) * sizeof(float) < config.min_bytes) return false;
   int inter = 0;
