@@ -70,9 +70,9 @@ def run_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
         try:
             if shaped:
                 assert rate is not None
-                with network.ShapedNetwork(rate) as switch:
+                with network.shaped_network(rate) as attach:
                     for rank, process in enumerate(ranks):
-                        switch.attach(rank, process)
+                        attach(rank, process)
                     finish(ranks)
             else:
                 finish(ranks)

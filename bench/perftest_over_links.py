@@ -58,10 +58,10 @@ def run_unshaped(ranks: int, program: Sequence[str]) -> int:
 def run_shaped(rate: int, ranks: int, program: Sequence[str]) -> int:
     """Runs the program with a namespace for each rank and for mpirun; returns the exit status."""
     with contextlib.ExitStack() as cleanup:
-        switch = cleanup.enter_context(network.ShapedNetwork(rate))
+        attach = cleanup.enter_context(network.shaped_network(rate))
         holders = [cleanup.enter_context(_holder()) for _ in range(ranks + 1)]
         for rank, holder in enumerate(holders):
-            switch.attach(rank, holder)
+            attach(rank, holder)
         addresses = [network.address(rank) for rank in range(ranks)]
         options = mpirun(
             "--host", ",".join(addresses), "-n", str(ranks), "--map-by", "node",

@@ -159,9 +159,9 @@ def measure_rate(rate: int, senders: int) -> float:
     sending = [start(SENDER, network.address(0), rate // 8 // senders) for _ in range(senders)]
     assert receiver.stdout is not None
     try:
-        with network.ShapedNetwork(rate) as net:
+        with network.shaped_network(rate) as attach:
             for rank, process in enumerate([receiver, *sending]):
-                net.attach(rank, process)
+                attach(rank, process)
             assert receiver.stdout.readline() == b"listening\n"
             for process in sending:
                 assert process.stdin is not None
@@ -197,9 +197,9 @@ def test_messages_to_several_share_a_link_at_any_moment() -> None:
     addresses = [network.address(rank) for rank in range(2)]
     sender = start(MESSAGE_SENDER, 61_500, rounds, *addresses)
     processes = [*receivers, sender]
-    with network.ShapedNetwork(rate) as net:
+    with network.shaped_network(rate) as attach:
         for rank, process in enumerate(processes):
-            net.attach(rank, process)
+            attach(rank, process)
         for process in receivers:
             assert process.stdout is not None
             assert process.stdout.readline() == b"listening\n"
@@ -214,8 +214,8 @@ def test_messages_to_several_share_a_link_at_any_moment() -> None:
 def test_the_machine_is_left_as_it_was() -> None:
     before = interfaces()
     worker = subprocess.Popen(network.in_own_namespace(["cat"]), stdin=subprocess.PIPE)
-    with network.ShapedNetwork(10_000_000) as net:
-        net.attach(0, worker)
+    with network.shaped_network(10_000_000) as attach:
+        attach(0, worker)
         made = namespaces_of_children(os.getpid())
         assert len(made) == 2
         assert interfaces() == before
@@ -229,8 +229,11 @@ def test_a_process_in_the_machines_namespace_is_refused() -> None:
     before = interfaces()
     outside = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     try:
-        with pytest.raises(network.NetworkError, match="namespace of its own"):
-            network.open_namespace(outside, timeout=0.2)
+        with (
+            pytest.raises(network.NetworkError, match="namespace of its own"),
+            network.namespace_of(outside, timeout=0.2),
+        ):
+            pass
     finally:
         outside.communicate()
     assert interfaces() == before
@@ -240,7 +243,7 @@ def test_a_process_in_the_machines_namespace_is_refused() -> None:
 def test_the_switch_ends_when_its_owner_is_killed() -> None:
     program = (
         "import sys, time; from gradwire.train import network\n"
-        "with network.ShapedNetwork(10**7) as net:\n"
+        "with network.shaped_network(10**7):\n"
         "    print('up', flush=True)\n"
         "    time.sleep(60)\n"
     )

@@ -20,7 +20,8 @@ from small_data import write_fashion_mnist
 pytest.importorskip("torch")
 
 from gradwire.train import launcher, network
-from gradwire.train.launcher import WorkerError, Workers
+from gradwire.train.data import DataError
+from gradwire.train.launcher import run_workers
 from gradwire.train.settings import TrainSettings
 
 GRADWIRE = str(Path(sys.executable).with_name("gradwire"))
@@ -285,11 +286,14 @@ def test_a_bad_end_costs_no_result(
         codecs=("ddp",), workers=2, bandwidth=None, data_dir=folder, steps=2, eval_every=2, batch=4
     )
     lines: dict[int, str] = {}
-    with Workers(settings, shaped=False) as workers:
-        records = workers.run(
-            lambda rank, event: lines.update({rank: event["line"]}) if "line" in event else None
-        )
-    assert [record["rank"] for record in records[0]] == [0, 1]
+    records = run_workers(
+        settings,
+        shaped=False,
+        on_event=lambda rank, event: (
+            lines.update({rank: event["line"]}) if "line" in event else None
+        ),
+    )
+    assert [record.rank for record in records[0]] == [0, 1]
     assert said in lines[0]
     assert said in lines[1]
 
@@ -344,18 +348,25 @@ def test_what_cannot_be_run_is_said_at_once(
     assert said in printed
 
 
-def test_the_message_of_a_worker_that_cannot_go_on(tmp_path: Path) -> None:
+def test_the_message_of_a_worker_that_cannot_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The launcher shows the message of the worker instead of a traceback."""
     settings = TrainSettings(
         codecs=("ddp",), workers=1, bandwidth=None, data_dir=tmp_path, steps=1, eval_every=1
     )
-    with (
-        pytest.raises(WorkerError, match="dataset-fashion-mnist") as caught,
-        Workers(settings, shaped=False) as workers,
-    ):
-        workers.run(lambda rank, event: None)
+    started = []
+
+    def start(*arguments: Any, popen: Any = subprocess.Popen, **options: Any) -> Any:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(DataError, match="dataset-fashion-mnist") as caught:
+        run_workers(settings, shaped=False, on_event=lambda rank, event: None)
     assert "Traceback" not in str(caught.value)
-    assert not any(map(is_running, workers.process_ids))
+    assert len(started) == 1
+    assert not is_running(started[0].pid)
 
 
 def test_a_signal_without_a_name_is_described() -> None:

@@ -7,11 +7,11 @@ from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, get_origin, get_type_hints
 
-import typer
 from rich.console import Console
+from typer import Context, Option
 
 from gradwire.train import settings
-from gradwire.train.settings import SettingsError, TrainSettings
+from gradwire.train.settings import TrainSettings
 
 _WIDTH_WITHOUT_TERMINAL = 120
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -21,14 +21,11 @@ _WITHOUT_DEFAULT: dict[str, Any] = {"bandwidth": str, "learning_rate": float, "e
 
 
 def train(
-    context: typer.Context,
+    context: Context,
     json_path: Annotated[
-        str | None,
-        typer.Option("--json", metavar="PATH", help="Write the report there; - for stdout."),
+        str | None, Option("--json", metavar="PATH", help="Write the report there; - for stdout.")
     ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write PNG files there.")
-    ] = None,
+    plots: Annotated[Path | None, Option(metavar="DIR", help="Write PNG files there.")] = None,
     **given: Any,
 ) -> None:
     """Train with data parallelism behind a slow link, once with each codec, and compare.
@@ -39,10 +36,7 @@ def train(
     """
     from gradwire.train import run, worker
 
-    try:
-        chosen = settings.from_options(given)
-    except SettingsError as error:
-        raise typer.BadParameter(str(error), param_hint=error.option) from None
+    chosen = settings.from_options(given)
     console = Console(stderr=json_path == "-")
     if not console.is_terminal:
         console = Console(stderr=json_path == "-", width=_WIDTH_WITHOUT_TERMINAL)

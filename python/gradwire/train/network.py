@@ -31,8 +31,10 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from gradwire.train.errors import TrainError
@@ -42,6 +44,8 @@ TOOLS = ("ip", "tc", "unshare", "nsenter")
 _ETHERNET_FRAME = 1514
 _QUEUED_BYTES = "/proc/sys/net/ipv4/tcp_limit_output_bytes"  # of one connection, below TCP
 _SUBNET_BITS = 16
+
+Attach = Callable[[int, subprocess.Popen[bytes]], None]
 
 
 class NetworkError(TrainError):
@@ -129,81 +133,45 @@ def read_interface_bytes(interface: str) -> Bytes:
     raise NetworkError(f"there is no interface {interface} here")
 
 
-class ShapedNetwork:
-    """A switch and the links of the workers attached to it. A context manager."""
+@contextmanager
+def shaped_network(bits_per_second: int) -> Iterator[Attach]:
+    """A switch. Its links vanish with it.
 
-    def __init__(self, bits_per_second: int) -> None:
-        self._rate = bits_per_second
-        self._switch: subprocess.Popen[bytes] | None = None
-        self._namespace: int = -1
-
-    def __enter__(self) -> ShapedNetwork:
-        # `cat` holds the switch's namespace. It ends when this process ends in whatever way, as
-        # this process alone has the other end of its input.
-        self._switch = subprocess.Popen(
-            in_own_namespace(["cat"]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            process_group=0,
-        )
-        try:
-            self._namespace = open_namespace(self._switch)
-            self._in_switch(
-                "ip", ["link add br0 type bridge", "link set dev br0 addrgenmode none up"]
-            )
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Ends the switch. The links vanish with its namespace."""
-        if self._namespace >= 0:
-            os.close(self._namespace)
-            self._namespace = -1
-        if self._switch is not None:
-            self._switch.kill()
-            self._switch.communicate()
-            self._switch = None
-
-    def attach(self, rank: int, worker: subprocess.Popen[bytes]) -> None:
-        """Gives a worker started with in_own_namespace its link: INTERFACE, address(rank)."""
-        namespace = open_namespace(worker)
-        try:
-            port, shape, share = f"port{rank}", self._shape(), share_bytes(self._rate)
-            self._in_switch(
-                "ip",
-                [
-                    f"link add {port} type veth peer name {INTERFACE} "
-                    f"netns /proc/self/fd/{namespace}",
-                    f"link set dev {port} addrgenmode none master br0 up",
-                ],
-                namespace,
-            )
-            self._in_switch("tc", [f"qdisc add dev {port} root {shape}"])
-            _run_in(
-                namespace,
-                "ip",
-                [
-                    "link set dev lo up",
-                    f"address add {address(rank)}/{_SUBNET_BITS} dev {INTERFACE}",
-                    f"link set dev {INTERFACE} addrgenmode none gso_max_size {share} up",
-                ],
-            )
-            _run_in(namespace, "tc", [f"qdisc add dev {INTERFACE} root {shape}"])
-            _enter(namespace, ["tee", _QUEUED_BYTES], str(share))
-        finally:
-            os.close(namespace)
-
-    def _shape(self) -> str:
-        burst, limit = bucket_bytes(self._rate), queue_bytes(self._rate)
-        return f"tbf rate {self._rate}bit burst {burst} limit {limit}"
-
-    def _in_switch(self, tool: str, lines: list[str], *descriptors: int) -> None:
-        _run_in(self._namespace, tool, lines, *descriptors)
+    Gives a function (rank, process) that gives a worker, started with in_own_namespace, its link:
+    INTERFACE with address(rank).
+    """
+    # `cat` holds the switch's namespace. It ends when this process ends in whatever way, as this
+    # process alone has the other end of its input.
+    command, pipe = in_own_namespace(["cat"]), subprocess.PIPE
+    with (
+        subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, process_group=0) as switch,
+        namespace_of(switch) as namespace,
+    ):
+        lines = ["link add br0 type bridge", "link set dev br0 addrgenmode none up"]
+        _run_in(namespace, "ip", lines)
+        yield partial(_attach, namespace, bits_per_second)
 
 
-def open_namespace(process: subprocess.Popen[bytes], timeout: float = 10.0) -> int:
+def _attach(switch: int, rate: int, rank: int, worker: subprocess.Popen[bytes]) -> None:
+    port, share = f"port{rank}", share_bytes(rate)
+    shape = f"tbf rate {rate}bit burst {bucket_bytes(rate)} limit {queue_bytes(rate)}"
+    with namespace_of(worker) as namespace:
+        pair = f"type veth peer name {INTERFACE} netns /proc/self/fd/{namespace}"
+        lines = [f"link add {port} {pair}", f"link set dev {port} addrgenmode none master br0 up"]
+        _run_in(switch, "ip", lines, namespace)
+        _run_in(switch, "tc", [f"qdisc add dev {port} root {shape}"])
+        lines = [
+            "link set dev lo up",
+            f"address add {address(rank)}/{_SUBNET_BITS} dev {INTERFACE}",
+            f"link set dev {INTERFACE} addrgenmode none gso_max_size {share} up",
+        ]
+        _run_in(namespace, "ip", lines)
+        _run_in(namespace, "tc", [f"qdisc add dev {INTERFACE} root {shape}"])
+        _enter(namespace, ["tee", _QUEUED_BYTES], str(share))
+
+
+@contextmanager
+def namespace_of(process: subprocess.Popen[bytes], timeout: float = 10.0) -> Iterator[int]:
     """A descriptor of the process's network namespace, once it has left ours.
 
     Checked, because whatever is configured through it must never reach the machine's own. The
@@ -213,12 +181,13 @@ def open_namespace(process: subprocess.Popen[bytes], timeout: float = 10.0) -> i
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            descriptor = os.open(f"/proc/{process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            file = open(f"/proc/{process.pid}/ns/net", "rb")  # noqa: SIM115 - not around the yield
         except OSError:
             continue
-        if os.fstat(descriptor).st_ino != ours:
-            return descriptor
-        os.close(descriptor)
+        with file:
+            if os.fstat(file.fileno()).st_ino != ours:
+                yield file.fileno()
+                return
         time.sleep(0.005)
     raise NetworkError(f"process {process.pid} did not get a network namespace of its own")
 

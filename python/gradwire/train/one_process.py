@@ -14,11 +14,11 @@ normalisation, biases) go raw. The statistics of batch normalisation are those o
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -29,14 +29,6 @@ from gradwire.train.strategy import Strategy
 
 _BATCH_NORM_MOMENTUM = 0.1
 _FRAME_HEADER = 32  # spec/format.md
-
-
-@dataclass
-class Sent:
-    """Bytes of whole frames, and of the payloads of the frames that do not go raw by rule."""
-
-    frames: int = 0
-    payloads: int = 0
 
 
 class OneProcess(Strategy):
@@ -59,8 +51,8 @@ class OneProcess(Strategy):
         self._gradients = torch.zeros(self._workers, self._server.numel(), device=device)
         self._views = [self._replica.views(gradient) for gradient in self._gradients]
         self._values = {"values": sum(segments), "compressed_values": sum(segments[:-1])}
-        self._pushed, self._pulled = Sent(), Sent()
-        self._last_bytes = (0.0, 0.0)
+        # [pushed, pulled] x [bytes of whole frames, of the payloads of the tensors to compress]
+        self._last_bytes = self._sent_bytes = np.zeros((2, 2))
 
     def take_step(self, images: Tensor, labels: Tensor) -> Tensor:
         """images, labels: the batches of all workers, one after the other. Returns the mean of
@@ -70,27 +62,25 @@ class OneProcess(Strategy):
             self._replica.add_gradient(*batch, self._views[worker], is_first=worker == 0)
             for worker, batch in enumerate(batches)
         ]
-        before = self._pushed.frames, self._pulled.frames
-        if (self._step + 1) % self._every == 0:
-            self._exchange()
+        is_due = (self._step + 1) % self._every == 0
+        self._last_bytes = self._exchange() if is_due else np.zeros((2, 2))
+        self._sent_bytes = self._sent_bytes + self._last_bytes
         self._step += 1
-        self._last_bytes = (
-            (self._pushed.frames - before[0]) / self._workers,
-            self._pulled.frames - before[1],
-        )
         return torch.stack(losses).mean()
 
     def sent_bytes(self) -> tuple[float, float]:
         """Of a worker: the mean of its pushes, and what it pulls."""
-        return self._last_bytes
+        pushed, pulled = self._last_bytes[:, 0].tolist()
+        return pushed, pulled
 
     def stats(self) -> dict[str, Any]:
+        (pushed, push_payloads), (pulled, pull_payloads) = self._sent_bytes.tolist()
         return {
             "steps": self._step // self._every,
-            "push_bytes": self._pushed.frames / self._workers,
-            "pull_bytes": self._pulled.frames,
-            "push_payload_bytes": self._pushed.payloads / self._workers,
-            "pull_payload_bytes": self._pulled.payloads,
+            "push_bytes": pushed,
+            "pull_bytes": pulled,
+            "push_payload_bytes": push_payloads,
+            "pull_payload_bytes": pull_payloads,
             "control_bytes": 0,
             **self._values,
         }
@@ -101,16 +91,20 @@ class OneProcess(Strategy):
         copied.weights.copy_(self._server.detach())
         return copied.module
 
-    def _exchange(self) -> None:
+    def _exchange(self) -> NDArray[np.float64]:
+        """Returns the bytes, as in _sent_bytes."""
         mean = torch.zeros_like(self._gradients[0])
-        for push, gradient in zip(self._pushes, self._gradients, strict=True):
-            push.transmit(gradient, self._step, mean, self._pushed)
+        pushed = [
+            push.transmit(gradient, self._step, mean)
+            for push, gradient in zip(self._pushes, self._gradients, strict=True)
+        ]
         self._gradients.zero_()
         before = self._server.detach().clone()
         self._server.grad = mean.div_(self._workers)
         self.optimizer.step()
         change = self._server.detach() - before
-        self._pull.transmit(change, self._step, self._replica.weights, self._pulled)
+        pulled = self._pull.transmit(change, self._step, self._replica.weights)
+        return np.array([np.mean(pushed, axis=0), pulled])
 
 
 class FlatModel:
@@ -165,16 +159,17 @@ class Compressors:
         ends = np.cumsum(segments)
         self._places = [slice(end - n, end) for n, end in zip(segments, ends, strict=True)]
 
-    def transmit(self, values: Tensor, step: int, sums: Tensor, sent: Sent) -> None:
-        """Encodes `values`, adds what arrives to `sums`, and the bytes to `sent`."""
+    def transmit(self, values: Tensor, step: int, sums: Tensor) -> tuple[int, int]:
+        """Encodes `values` and adds what arrives to `sums`. Returns the bytes of whole frames, and
+        of the payloads of the tensors to compress."""
         frames = [
             part.encode(values.numpy()[place], step)
             for part, place in zip(self._parts, self._places, strict=True)
         ]
         for frame, place in zip(frames, self._places, strict=True):
             gradwire.decode_into(frame, sums.numpy()[place], accumulate=True)
-        sent.frames += sum(len(frame) for frame in frames)
-        sent.payloads += sum(gradwire.inspect(frame)["payload_bytes"] for frame in frames[:-1])
+        payloads = [gradwire.inspect(frame)["payload_bytes"] for frame in frames[:-1]]
+        return sum(map(len, frames)), sum(payloads)
 
 
 class DeviceCompressors:
@@ -200,13 +195,13 @@ class DeviceCompressors:
             None if dtype is None else torch.zeros(begins[-1], dtype=dtype, device=device)
         )
 
-    def transmit(self, values: Tensor, step: int, sums: Tensor, sent: Sent) -> None:
+    def transmit(self, values: Tensor, step: int, sums: Tensor) -> tuple[int, int]:
         """As Compressors.transmit."""
         for part, residual in ((self._coded, self._residual), (self._raw, None)):
             part.encode(values, residual, self._seed, step)
             part.decode(part.payloads, part.places(), sums, accumulate=True)
             if bool((part.encoded[:, 1] >= 0).any()):  # as the marker of a frame decodes
                 sums.fill_(torch.nan)
-            sizes = part.encoded[:, 0]
-            sent.frames += int((sizes + _FRAME_HEADER).sum())
-            sent.payloads += int(sizes.sum()) if part is self._coded else 0
+        coded, raw = (part.encoded[:, 0] for part in (self._coded, self._raw))
+        frames = int((torch.cat([coded, raw]) + _FRAME_HEADER).sum())
+        return frames, int(coded.sum())

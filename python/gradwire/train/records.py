@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from gradwire.train.network import Bytes
@@ -50,16 +50,3 @@ class RankRecord:
         if sent is not None:
             self.push_bytes += [sent[0]] + [None] * left_out
             self.pull_bytes += [sent[1]] + [None] * left_out
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> RankRecord:
-        return RankRecord(
-            **{
-                **values,
-                "evaluations": [Evaluation(**item) for item in values["evaluations"]],
-                "link": None if values["link"] is None else Bytes(**values["link"]),
-            }
-        )

@@ -54,15 +54,15 @@ def train_here(chosen: TrainSettings, outputs: Outputs, console: Console) -> rep
     """
     prepare(chosen, outputs)
     data.locate(chosen.data, chosen.data_dir)
-    follower = _Follower(chosen, console, _conditions(chosen))
+    conditions = _conditions(chosen)
+    follower = _Follower(chosen, console, conditions)
     try:
-        with follower.display, launcher.Workers(chosen, follower.conditions.shaped) as workers:
-            lists = workers.run(follower.follow)
+        with follower.display:
+            records = launcher.run_workers(chosen, conditions.shaped, follower.follow)
     except KeyboardInterrupt:
         follower.show_written()
         raise
     follower.show_written()
-    records = [[RankRecord.from_json(record) for record in ranks] for ranks in lists]
     return follower.report(records, outputs)
 
 

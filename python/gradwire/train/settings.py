@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-from typer import Option
+from typer import BadParameter, Option
 
 import gradwire
 
@@ -67,21 +67,21 @@ _DEVICE_HELP = (
 )
 
 
-class SettingsError(ValueError):
+class SettingsError(BadParameter):
     """An option's value cannot be used. `option` names it, the message lists the valid values."""
 
     def __init__(self, option: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message, param_hint=option)
         self.option = option
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Tensors whose name matches `pattern` take `codec`, in one direction or (None) in both."""
+    """Tensors whose name matches `pattern` take `codec` in one direction or in both."""
 
     pattern: str
     codec: str
-    direction: str | None = None
+    direction: str = "both"
 
 
 @dataclass(frozen=True)
@@ -146,21 +146,8 @@ class TrainSettings:
         return ", ".join(f"{kind} {', '.join(group)}" for kind, group in named if group)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; from_json gives the same settings back."""
+        """Plain values, by the names of the settings."""
         return {**asdict(self), "data_dir": None if self.data_dir is None else str(self.data_dir)}
-
-    @staticmethod
-    def from_json(values: dict[str, Any]) -> TrainSettings:
-        folder = values["data_dir"]
-        return TrainSettings(
-            **{
-                **values,
-                "codecs": tuple(values["codecs"]),
-                "data_dir": None if folder is None else Path(folder),
-                "rules": tuple(Rule(**rule) for rule in values["rules"]),
-                "exclude": tuple(values["exclude"]),
-            }
-        )
 
 
 def options() -> dict[str, Any]:
@@ -237,7 +224,7 @@ def parse_rule(text: str) -> Rule:
             f"cannot read the rule '{text}'; valid are PATTERN=CODEC, PATTERN=CODEC@push and "
             "PATTERN=CODEC@pull",
         )
-    return Rule(pattern, codec, direction or None)
+    return Rule(pattern, codec, direction or "both")
 
 
 def check(settings: TrainSettings) -> None:

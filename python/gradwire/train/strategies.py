@@ -7,13 +7,21 @@ of how the workers exchange. A new way is a subclass of Strategy and a line in `
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from dataclasses import astuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.torch import (
+    GradwireState,
+    LocalSteps,
+    ServerOptimizer,
+    ShardedOptimizer,
+    gradwire_hook,
+)
 from gradwire.train.one_process import OneProcess
 from gradwire.train.settings import (
     MOMENTUM,
@@ -25,10 +33,6 @@ from gradwire.train.settings import (
     TrainSettings,
 )
 from gradwire.train.strategy import Strategy
-
-if TYPE_CHECKING:
-    from gradwire.torch import ServerOptimizer
-
 
 # A server receives nothing while rank 0 evaluates, which may take long on a slow machine.
 _PATIENCE_SECONDS = 2 * 3600.0
@@ -66,18 +70,23 @@ def choose(
     model: nn.Module, codec: str, settings: TrainSettings, workers: dist.ProcessGroup
 ) -> Strategy:
     """The strategy of a worker in a run of `codec`."""
+    local, coding = _local_optimizer(model, settings), _coding(codec, settings)
     if codec == PLAIN_DDP:
-        local = _local_optimizer(model, settings)
         return Strategy(model, local, forward=_distribute(model, workers))
     if settings.exchange == ONE_PROCESS:
         return OneProcess(model, codec, settings)
     if settings.exchange == SERVER:
         return _Served(model, _server_optimizer(model, codec, settings))
     if settings.exchange == SHARDED_OPTIMIZER:
-        return _sharded_optimizer(model, codec, settings)
+        sharded = ShardedOptimizer(local, model, **coding)
+        return Strategy(model, sharded, sharded)
+    coding["exchange"] = settings.exchange
     if settings.every > 1:
-        return _local_steps(model, codec, settings)
-    return _hook(model, codec, settings)
+        stepping = LocalSteps(local, model, every=settings.every, **coding)
+        return Strategy(model, stepping, stepping)
+    state, forward = GradwireState(start_iter=settings.start_iter, **coding), _distribute(model)
+    forward.register_comm_hook(state, gradwire_hook)
+    return Strategy(model, local, state, forward)
 
 
 def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, Any] | None:
@@ -93,45 +102,7 @@ def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, An
     return optimizer.stats().as_dict()
 
 
-def _hook(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
-    """DDP with gradwire's hook."""
-    from gradwire.torch import GradwireState, gradwire_hook
-
-    state = GradwireState(
-        start_iter=settings.start_iter,
-        exchange=settings.exchange,
-        **_coding(codec, settings),
-    )
-    forward = _distribute(model)
-    forward.register_comm_hook(state, gradwire_hook)
-    return Strategy(model, _local_optimizer(model, settings), state, forward)
-
-
-def _sharded_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
-    from gradwire.torch import ShardedOptimizer
-
-    local = _local_optimizer(model, settings)
-    optimizer = ShardedOptimizer(local, model, **_coding(codec, settings))
-    return Strategy(model, optimizer, optimizer)
-
-
-def _local_steps(model: nn.Module, codec: str, settings: TrainSettings) -> Strategy:
-    """Every few steps the ranks average the changes of their models."""
-    from gradwire.torch import LocalSteps
-
-    optimizer = LocalSteps(
-        _local_optimizer(model, settings),
-        model,
-        every=settings.every,
-        exchange=settings.exchange,
-        **_coding(codec, settings),
-    )
-    return Strategy(model, optimizer, optimizer)
-
-
 def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> ServerOptimizer:
-    from gradwire.torch import ServerOptimizer
-
     return ServerOptimizer(
         _local_optimizer(model, settings),
         servers=settings.servers,
@@ -146,11 +117,8 @@ def _coding(codec: str, settings: TrainSettings) -> dict[str, Any]:
     """The arguments that every way of gradwire takes."""
     return {
         "codec": codec,
-        "rules": [
-            (rule.pattern, rule.codec) + (() if rule.direction is None else (rule.direction,))
-            for rule in settings.rules
-        ],
-        "exclude": list(settings.exclude),
+        "rules": [astuple(rule) for rule in settings.rules],
+        "exclude": settings.exclude,
         "threads": settings.threads,
         "seed": settings.seed,
     }

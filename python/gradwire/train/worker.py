@@ -1,35 +1,35 @@
 """A rank's process: `python -m gradwire.train.worker`, started by the launcher, or torchrun's.
 
-A launched worker and its launcher exchange JSON objects, one a line, over pipes, and so never over
-the network that is measured:
+A launched worker and its launcher exchange Python objects over the pipe that is the worker's stdin
+(multiprocessing.connection), and so never over the network that is measured:
 
-    launcher -> stdin    {"settings", "rank", "address", "interface"}   the network is there: go
-    worker -> stdout     {"event": "ready", "parameters", "step_seconds", "evaluation_seconds"}
-    rank 0 -> stdout     {"event": "store", "port"}                     where the others meet it
-    launcher -> stdin    {"port"}                                       to the others
-    worker -> stdout     {"event": "begin", "codec"}
-    worker -> stdout     {"event": "step", "codec", "step", "seconds", "loss"[, "accuracy"]}
-    worker -> stdout     {"event": "record", "record": RankRecord}      a codec is done
-    worker -> stdout     {"event": "error" or "diverged", "message"}    and exit status 1
+    launcher -> worker   settings, rank, address, interface             the network is there: go
+    worker -> launcher   {"event": "ready", "parameters", "step_seconds", "evaluation_seconds"}
+    rank 0 -> launcher   {"event": "store", "port"}                     where the others meet it
+    launcher -> worker   port                                           to the others
+    worker -> launcher   {"event": "begin", "codec"}
+    worker -> launcher   {"event": "step", "codec", "step", "seconds", "loss"[, "accuracy"]}
+    worker -> launcher   {"event": "record", "record": RankRecord}      a codec is done
+    worker -> launcher   {"event": "error", "error": TrainError}        and exit status 1
 
-The end of stdin means that the launcher is gone: the worker ends at once.
+The end of the pipe means that the launcher is gone: the worker ends at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
-import json
 import os
-import queue
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import IO, TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
 
-from gradwire.train.errors import DivergedError, TrainError
+from gradwire.train.errors import TrainError
 from gradwire.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def prepare(
     settings: TrainSettings, rank: int, local_rank: int, interface: str | None, on_event: OnEvent
 ) -> Trainer:
     """Loads the data, and measures a worker's speed while there is no process group."""
+    # loop imports gradwire.torch, which has to be imported before there is a group.
     from gradwire.train import data, devices, loop
 
     images = data.load(settings.data, settings.data_dir)
@@ -60,8 +61,6 @@ def prepare(
 def run_codecs(trainer: Trainer, on_event: OnEvent, **group: Any) -> Iterator[RankRecord]:
     """Runs all codecs one after the other in a Gloo process group, which `group` describes."""
     import torch.distributed as dist
-
-    import gradwire.torch  # noqa: F401 - before there is a group, see there
 
     dist.init_process_group("gloo", timeout=_PATIENCE, **group)
     for codec in trainer.settings.codecs:
@@ -102,29 +101,10 @@ def run_under_torchrun(settings: TrainSettings, on_event: OnEvent) -> list[list[
 # Started by the launcher
 
 
-class Launcher:
-    """The launcher as a worker sees it."""
-
-    def __init__(self) -> None:
-        # What libraries print goes to stderr; only events go to the launcher's pipe.
-        self._events: IO[str] = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-        os.dup2(2, 1)
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def send(self, event: dict[str, Any]) -> None:
-        self._events.write(json.dumps(event) + "\n")
-
-    def receive(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(self._lines.get())
-        return values
-
-    def _read(self) -> None:
-        # Unbuffered: a thread in a buffered read holds a lock that the end of Python may need.
-        with open(0, "rb", buffering=0, closefd=False) as orders:
-            for line in orders:
-                self._lines.put(line.decode())
-        os._exit(1)
+def _end_with_pipe(launcher: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        launcher.recv()  # after the port nothing comes
+    os._exit(1)
 
 
 def _end_with_parent() -> None:
@@ -138,26 +118,25 @@ def _end_with_parent() -> None:
 def main() -> int:
     _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
-    launcher = Launcher()
+    launcher = Connection(sys.stdin.fileno())
 
     import torch.distributed as dist
 
-    orders = launcher.receive()
-    settings, rank = TrainSettings.from_json(orders["settings"]), int(orders["rank"])
+    settings, rank, address, interface = launcher.recv()
     try:
-        trainer = prepare(settings, rank, rank, orders["interface"], launcher.send)
-        port = 0 if rank == 0 else launcher.receive()["port"]
+        trainer = prepare(settings, rank, rank, interface, launcher.send)
+        (port,) = launcher.recv() if rank > 0 else (0,)
+        threading.Thread(target=_end_with_pipe, args=(launcher,), daemon=True).start()
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            orders["address"], port, settings.ranks, rank == 0, wait_for_workers=False
+            address, port, settings.ranks, rank == 0, wait_for_workers=False
         )
         if rank == 0:
             launcher.send({"event": "store", "port": store.port})
         group = {"store": store, "rank": rank, "world_size": settings.ranks}
         for record in run_codecs(trainer, launcher.send, **group):
-            launcher.send({"event": "record", "record": record.to_json()})
+            launcher.send({"event": "record", "record": record})
     except TrainError as error:
-        kind = "diverged" if isinstance(error, DivergedError) else "error"
-        launcher.send({"event": kind, "message": str(error)})
+        launcher.send({"event": "error", "error": error})
         return 1
     return 0
 
