@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradwire.container import FRAME_DTYPES
 from gradwire.machine import find_checkout
-from gradwire.tensor_files import TensorFileError, read_tensor_file, widen
+from gradwire.tensor_files import TensorFileError, read_tensor_file, values_of, widen
 
 Floats = NDArray[np.float32]
 
@@ -78,7 +78,7 @@ def _load(path: Path) -> BenchData:
     content = read_tensor_file(path)
     dtypes = FRAME_DTYPES[content.kind]
     tensors = [t for t in content.tensors if t.dtype in dtypes]
-    scaled = [_scale(widen(t.values(dtypes[t.dtype]))) for t in tensors if t.data]
+    scaled = [_scale(widen(values_of(t, dtypes[t.dtype]))) for t in tensors if t.data]
     if not scaled:
         raise TensorFileError(f"{path}: no float32, float16 or bfloat16 values in it")
     period = np.concatenate(scaled)

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import gradwire
+
 MAGIC = b"GC"
 VERSION = 1
 PREFIX = struct.Struct("<2sBBIQ")
@@ -45,41 +47,50 @@ def _require(condition: bool, message: str, code: str = "corrupt_payload") -> No
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of a container; ``data`` is a frame or the plain bytes, as ``storage`` says."""
+class Tensor:
+    """A named tensor. `dtype` is a name in the vocabulary of its kind of file. `data` are the
+    values in C order ("plain") or their frame, as `storage` says."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    storage: Storage
     data: bytes | memoryview
+    storage: Storage = "plain"
 
     @property
     def numel(self) -> int:
         """Number of values: the product of the shape, 1 for a scalar."""
         return math.prod(self.shape)
 
-    def check_frame(self, numel: int, dtype: str) -> None:
-        """Raises ContainerError unless the tensor has the number of values and the dtype of its
-        frame, as `gradwire.inspect` names it."""
+    def describe(self) -> dict[str, Any]:
+        """All but the data, as plain values."""
+        head = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+        return {**head, "storage": self.storage}
+
+    def inspect_frame(self) -> dict[str, Any]:
+        """`gradwire.inspect` of the frame. Raises ContainerError unless the frame has the tensor's
+        number of values and dtype, GradwireError for a bad frame."""
+        frame = gradwire.inspect(self.data)
         _require(
-            dtype in [names.get(self.dtype) for names in FRAME_DTYPES.values()],
-            f"tensor {self.name!r}: its dtype is {self.dtype!r}, the frame holds {dtype}",
+            frame["dtype"] in [names.get(self.dtype) for names in FRAME_DTYPES.values()],
+            f"tensor {self.name!r}: its dtype is {self.dtype!r}, the frame holds {frame['dtype']}",
         )
         _require(
-            numel == self.numel,
-            f"tensor {self.name!r}: the frame holds {numel} values, the shape {list(self.shape)} "
-            f"needs {self.numel}",
+            frame["numel"] == self.numel,
+            f"tensor {self.name!r}: the frame holds {frame['numel']} values, the shape "
+            f"{list(self.shape)} needs {self.numel}",
             "length_mismatch",
         )
+        return frame
 
 
 @dataclass(frozen=True)
-class Container:
-    """A container's whole content."""
+class TensorFile:
+    """The content of a file of tensors, and of the container that holds it compressed. A file of
+    kind npy is one tensor named ""."""
 
     kind: Kind
-    tensors: tuple[StoredTensor, ...]
+    tensors: tuple[Tensor, ...]
     metadata: dict[str, str] = field(default_factory=dict)
 
 
@@ -88,26 +99,19 @@ def is_container(data: bytes | memoryview) -> bool:
     return bytes(data[:2]) == MAGIC
 
 
-def serialize(container: Container) -> Iterator[bytes | memoryview]:
+def serialize(content: TensorFile) -> Iterator[bytes | memoryview]:
     """Yields the parts of the file, in order: prefix, header, then each tensor's bytes."""
     entries = []
     offset = 0
-    for tensor in container.tensors:
-        entry: dict[str, Any] = {
-            "name": tensor.name,
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "storage": tensor.storage,
-            "offset": offset,
-            "size": len(tensor.data),
-        }
+    for tensor in content.tensors:
+        entry = tensor.describe() | {"offset": offset, "size": len(tensor.data)}
         if tensor.storage == "plain":
             entry["crc32"] = zlib.crc32(tensor.data)
         entries.append(entry)
         offset += len(tensor.data)
-    content = {"kind": container.kind, "metadata": container.metadata, "tensors": entries}
+    described = {"kind": content.kind, "metadata": content.metadata, "tensors": entries}
     # Plain ASCII escapes: a name with a lone surrogate still makes valid UTF-8.
-    header = json.dumps(content, separators=(",", ":")).encode("ascii")
+    header = json.dumps(described, separators=(",", ":")).encode("ascii")
     _require(
         len(header) <= MAX_HEADER_BYTES,
         f"the header would have {len(header)} bytes, {MAX_HEADER_BYTES} are allowed",
@@ -116,11 +120,11 @@ def serialize(container: Container) -> Iterator[bytes | memoryview]:
     prefix = PREFIX.pack(MAGIC, VERSION, 0, 0, len(header))
     yield PREFIX.pack(MAGIC, VERSION, 0, _header_checksum(prefix, header), len(header))
     yield header
-    for tensor in container.tensors:
+    for tensor in content.tensors:
         yield tensor.data
 
 
-def parse(data: bytes | memoryview) -> Container:
+def parse(data: bytes | memoryview) -> TensorFile:
     """Reads a whole container file; the tensors' ``data`` are views of ``data``.
 
     Checks everything but the frames themselves, which their decoder does. Raises ContainerError
@@ -150,7 +154,7 @@ def parse(data: bytes | memoryview) -> Container:
         kind != "npy" or (len(tensors) == 1 and tensors[0].name == "" and not metadata),
         'a container of kind npy holds one tensor named "" and no metadata',
     )
-    return Container(kind, tuple(tensors), metadata)
+    return TensorFile(kind, tuple(tensors), metadata)
 
 
 def _header_checksum(prefix: bytes | memoryview, header: bytes | memoryview) -> int:
@@ -198,9 +202,7 @@ def _parse_header(view: memoryview) -> tuple[dict[str, Any], memoryview]:
     return content, view[end:]
 
 
-def _parse_entry(
-    entry: Any, index: int, kind: Kind, position: int, body: memoryview
-) -> StoredTensor:
+def _parse_entry(entry: Any, index: int, kind: Kind, position: int, body: memoryview) -> Tensor:
     where = f"tensor {index}"
     _require(isinstance(entry, dict), f"{where} is not an object")
     plain = entry.get("storage") == "plain"
@@ -230,7 +232,7 @@ def _parse_entry(
     data = body[position : position + size]
     intact = not plain or zlib.crc32(data) == _natural(entry["crc32"], where)
     _require(intact, f"{where}: the checksum does not match", "checksum_mismatch")
-    return StoredTensor(name, dtype, shape, storage, data)
+    return Tensor(name, dtype, shape, data, storage)
 
 
 def _parse_shape(shape: Any, where: str) -> tuple[int, ...]:

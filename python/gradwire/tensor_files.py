@@ -7,7 +7,6 @@ even if NumPy has no type for it (float8).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -15,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.container import Kind
+from gradwire.container import Kind, Tensor, TensorFile
 
 _NUMPY_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 
@@ -39,35 +38,17 @@ class TensorFileError(ValueError):
     """A file cannot be read or written; the message names the file and the reason."""
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """`dtype` is a name in the file kind's own vocabulary; `data` are the values in C order."""
+def values_of(tensor: Tensor, frame_dtype: str) -> NDArray[Any]:
+    """The values of a plain tensor, one-dimensional, without a copy.
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes | memoryview
-
-    def values(self, frame_dtype: str) -> NDArray[Any]:
-        """The values, one-dimensional, without a copy.
-
-        frame_dtype: FRAME_DTYPES's name for `dtype`. NumPy has no bfloat16, so these values come as
-        the uint16 of their bits.
-        """
-        return np.frombuffer(self.data, dtype=_NUMPY_DTYPES[frame_dtype])
-
-
-@dataclass(frozen=True)
-class TensorFile:
-    """The content of one file. An npy file is one tensor named ""."""
-
-    kind: Kind
-    tensors: tuple[Tensor, ...]
-    metadata: dict[str, str] = field(default_factory=dict)
+    frame_dtype: FRAME_DTYPES's name for the tensor's dtype. NumPy has no bfloat16, so these values
+    come as the uint16 of their bits.
+    """
+    return np.frombuffer(tensor.data, dtype=_NUMPY_DTYPES[frame_dtype])
 
 
 def widen(values: NDArray[Any]) -> NDArray[np.float32]:
-    """The float32 values that equal the result of `Tensor.values`."""
+    """The float32 values that equal the result of values_of."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32, copy=False)

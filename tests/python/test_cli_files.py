@@ -15,7 +15,7 @@ import gradients
 import gradwire
 from cli_runner import run
 from gradients import Floats, floats
-from gradwire.container import Container, StoredTensor, serialize
+from gradwire.container import Tensor, TensorFile, serialize
 
 safetensors = pytest.importorskip("safetensors")
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
@@ -286,7 +286,7 @@ def test_safetensors_dtypes_that_cannot_be_written_back(tmp_path: Path) -> None:
     result = run("compress", "-c", "3lc", tmp_path / "x.safetensors")
     assert result.code == 1
     assert "'t' has dtype F4, not supported" in result.err
-    content = Container("safetensors", (StoredTensor("t", "F4", (2,), "plain", b"\x12"),))
+    content = TensorFile("safetensors", (Tensor("t", "F4", (2,), b"\x12"),))
     (tmp_path / "x.gw").write_bytes(b"".join(serialize(content)))
     result = run("decompress", tmp_path / "x.gw", "-f")
     assert "'t' has dtype F4, not supported" in result.err
@@ -334,7 +334,7 @@ def test_a_damaged_file_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_shape_and_frame_must_agree(tmp_path: Path) -> None:
     frame = gradwire.encode(gradient(7), "raw")
-    content = Container("npy", (StoredTensor("", "<f4", (2, 4), "frame", frame),))
+    content = TensorFile("npy", (Tensor("", "<f4", (2, 4), frame, "frame"),))
     (tmp_path / "x.gw").write_bytes(b"".join(serialize(content)))
     for command in ("decompress", "inspect"):
         result = run(command, tmp_path / "x.gw")
@@ -344,12 +344,12 @@ def test_shape_and_frame_must_agree(tmp_path: Path) -> None:
 
 def test_a_plain_tensor_must_have_the_bytes_of_its_shape(tmp_path: Path) -> None:
     for dtype in ("<i8", "|O", "no such type"):
-        content = Container("npy", (StoredTensor("", dtype, (2,), "plain", bytes(15)),))
+        content = TensorFile("npy", (Tensor("", dtype, (2,), bytes(15)),))
         (tmp_path / "x.gw").write_bytes(b"".join(serialize(content)))
         result = run("decompress", tmp_path / "x.gw")
         assert result.code == 1
         assert repr(dtype) in result.err
-    content_st = Container("safetensors", (StoredTensor("t", "I64", (2,), "plain", bytes(15)),))
+    content_st = TensorFile("safetensors", (Tensor("t", "I64", (2,), bytes(15)),))
     (tmp_path / "x.gw").write_bytes(b"".join(serialize(content_st)))
     assert "cannot write .safetensors" in run("decompress", tmp_path / "x.gw").err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.gw"]

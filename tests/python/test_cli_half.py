@@ -13,8 +13,8 @@ import gradients
 import gradwire
 from cli_runner import run
 from gradients import NAMES, same_bits
-from gradwire.container import Container, StoredTensor, serialize
-from gradwire.tensor_files import Tensor, TensorFile, read_tensor_file, widen, write_tensor_file
+from gradwire.container import Tensor, TensorFile, serialize
+from gradwire.tensor_files import read_tensor_file, widen, write_tensor_file
 
 pytest.importorskip("safetensors")
 
@@ -169,7 +169,7 @@ def test_the_frame_must_hold_the_tensors_dtype(tmp_path: Path) -> None:
         ("safetensors", "<f2", "valid ones for a frame: F32, F16, BF16"),
     ]
     for kind, dtype, said in cases:
-        content = Container(kind, (StoredTensor("", dtype, (6,), "frame", frame),))
+        content = TensorFile(kind, (Tensor("", dtype, (6,), frame, "frame"),))
         (tmp_path / "x.gw").write_bytes(b"".join(serialize(content)))
         for command in ("decompress", "inspect"):
             result = run(command, tmp_path / "x.gw")

@@ -14,9 +14,9 @@ from golden import common, container
 from gradwire.container import (
     MAX_HEADER_BYTES,
     PREFIX,
-    Container,
     ContainerError,
-    StoredTensor,
+    Tensor,
+    TensorFile,
     is_container,
     parse,
     serialize,
@@ -50,14 +50,14 @@ def build(content: object, body: bytes = PLAIN, version: int = 1, flags: int = 0
     return PREFIX.pack(b"GC", version, flags, checksum, len(text)) + text + body
 
 
-def sample() -> Container:
+def sample() -> TensorFile:
     frame = gradwire.encode(np.array([1, -2, 0, 0.5, 4, -4], np.float32), "3lc:s=1.00")
-    return Container(
+    return TensorFile(
         "safetensors",
         (
-            StoredTensor("weight", "F32", (2, 3), "frame", frame),
-            StoredTensor("counts", "I8", (3,), "plain", PLAIN),
-            StoredTensor("empty", "I64", (0, 4), "plain", b""),
+            Tensor("weight", "F32", (2, 3), frame, "frame"),
+            Tensor("counts", "I8", (3,), PLAIN),
+            Tensor("empty", "I64", (0, 4), b""),
         ),
         {"made by": "a test \u00e4\ud83d"},
     )
@@ -82,7 +82,7 @@ def refusal(data: bytes) -> str:
 
 
 def test_bytes_are_pinned() -> None:
-    container = Container("npy", (StoredTensor("", "|i1", (3,), "plain", PLAIN),))
+    container = TensorFile("npy", (Tensor("", "|i1", (3,), PLAIN),))
     text = (
         b'{"kind":"npy","metadata":{},"tensors":[{"name":"","dtype":"|i1","shape":[3],'
         b'"storage":"plain","offset":0,"size":3,"crc32":3548470440}]}'
@@ -99,7 +99,7 @@ def test_parse_gives_back_what_was_serialized() -> None:
 
 
 def test_a_container_may_be_empty() -> None:
-    container = Container("safetensors", (), {})
+    container = TensorFile("safetensors", (), {})
     assert parse(b"".join(serialize(container))) == container
 
 
@@ -227,5 +227,5 @@ def test_a_header_too_long_is_not_written(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_names_need_not_be_ascii() -> None:
     names = ["", "\u00e4/\u4e2d", 'quote"back\\slash', "line\nbreak", "\ud800"]
-    tensors = tuple(StoredTensor(name, "I8", (3,), "plain", PLAIN) for name in names)
-    assert parse(b"".join(serialize(Container("safetensors", tensors)))).tensors == tensors
+    tensors = tuple(Tensor(name, "I8", (3,), PLAIN) for name in names)
+    assert parse(b"".join(serialize(TensorFile("safetensors", tensors)))).tensors == tensors

@@ -8,7 +8,7 @@ import pytest
 
 import gradwire
 from golden import ROOT
-from gradwire.tensor_files import read_tensor_file
+from gradwire.tensor_files import read_tensor_file, values_of
 
 SCALE_BYTES = 4
 ROUNDS = 4  # over the recorded steps, so that residuals have grown
@@ -21,7 +21,7 @@ def gradients() -> list[list[Floats]]:
     content = read_tensor_file(ROOT / "bench" / "data" / "resnet20_gradients.safetensors")
     tensors: dict[str, list[Floats]] = {}
     for tensor in content.tensors:
-        values = tensor.values("float32")
+        values = values_of(tensor, "float32")
         if len(tensor.shape) > 1 and values.size >= 256:
             tensors.setdefault(tensor.name.partition("/")[2], []).append(values)
     return list(tensors.values())

@@ -8,9 +8,9 @@ import sys
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.progress import Progress
+from typer import BadParameter, Option
 
 import gradwire
 from gradwire.bench import (
@@ -42,55 +42,34 @@ _MULTIPLES = {"k": 10**3, "M": 10**6}
 _LARGEST_SIZE = 2**31
 
 
+# The longer descriptions of options.
+_CODEC_HELP = f"Codec to measure (repeatable). Default: {', '.join(CODECS)}."
+_SIZE_HELP = (
+    "Number of float32 values, such as 5000, 200k or 25.6M (repeatable). Default: 200k, 25.6M."
+)
+_OPERATION_HELP = (
+    "encode (with the residual, where the codec keeps one) or decode_add (repeatable). "
+    "Default: both."
+)
+_TARGET_HELP = "SIMD target (repeatable), or all. `gradwire info` lists them. Default: the best."
+_DATA_HELP = (
+    "recorded (gradients of a real training run, in the source tree), synthetic (made, with a "
+    "heavy tail), a .safetensors or .npy file, or auto: recorded where the source tree is at hand, "
+    "else synthetic."
+)
+
+
 def bench(
-    codec: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--codec",
-            "-c",
-            help=f"Codec to measure (repeatable). Default: {', '.join(CODECS)}.",
-            show_default=False,
-        ),
-    ] = None,
-    size: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Number of float32 values, such as 5000, 200k or 25.6M (repeatable). "
-            "Default: 200k, 25.6M.",
-            show_default=False,
-        ),
-    ] = None,
-    operation: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="encode (with the residual, where the codec keeps one) or decode_add "
-            "(repeatable). Default: both.",
-            show_default=False,
-        ),
-    ] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="SIMD target (repeatable), or all. `gradwire info` lists them. Default: the best.",
-            show_default=False,
-        ),
-    ] = None,
+    codec: Annotated[list[str] | None, Option("--codec", "-c", help=_CODEC_HELP)] = None,
+    size: Annotated[list[str] | None, Option(help=_SIZE_HELP)] = None,
+    operation: Annotated[list[str] | None, Option(help=_OPERATION_HELP)] = None,
+    target: Annotated[list[str] | None, Option(help=_TARGET_HELP)] = None,
     threads: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Thread count (repeatable). Default: 1, 2.", show_default=False),
+        list[int] | None, Option(min=1, help="Thread count (repeatable). Default: 1, 2.")
     ] = None,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="recorded (gradients of a real training run, in the source tree), synthetic "
-            "(made, with a heavy tail), a .safetensors or .npy file, or auto: recorded where the "
-            "source tree is at hand, else synthetic."
-        ),
-    ] = "auto",
-    seconds: Annotated[
-        float, typer.Option(min=0.01, help="Time for each line of the table.")
-    ] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of its windows.")] = 0,
+    data: Annotated[str, Option(help=_DATA_HELP)] = "auto",
+    seconds: Annotated[float, Option(min=0.01, help="Time for each line of the table.")] = 0.5,
+    seed: Annotated[int, Option(min=0, help="Seed of the data and of its windows.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Measure encode and decode_add next to memcpy.
@@ -147,7 +126,7 @@ def _parse_size(text: str) -> int:
     except ValueError:
         size = math.nan
     if not (1 <= size <= _LARGEST_SIZE and size == int(size)):
-        raise typer.BadParameter(
+        raise BadParameter(
             f"{text} is not a number of values from 1 to 2^31, such as 5000, 200k, 25.6M",
             param_hint="--size",
         )
@@ -157,7 +136,7 @@ def _parse_size(text: str) -> int:
 def _choose(option: str, given: list[str] | None, valid: tuple[str, ...]) -> tuple[str, ...]:
     for name in given or ():
         if name not in valid:
-            raise typer.BadParameter(
+            raise BadParameter(
                 f"{name} is not valid; valid are {', '.join(valid)}", param_hint=option
             )
     return tuple(given) if given else valid

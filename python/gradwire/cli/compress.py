@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
+from typer import Argument, Option
 
 import gradwire
 from gradwire.cli.output import (
@@ -25,9 +26,9 @@ from gradwire.cli.output import (
     significant,
     warn,
 )
-from gradwire.cli.output_file import Outputs, write_file
-from gradwire.container import FRAME_DTYPES, Container, StoredTensor, serialize
-from gradwire.tensor_files import Tensor, TensorFile, read_tensor_file, widen
+from gradwire.cli.output_file import OutputOption, Outputs, replace_file
+from gradwire.container import FRAME_DTYPES, Tensor, TensorFile, serialize
+from gradwire.tensor_files import read_tensor_file, values_of, widen
 
 SUFFIX = ".gw"
 
@@ -36,47 +37,21 @@ _SLICE = 1 << 20
 _LARGE_ERROR = math.sqrt(0.5)
 
 
+_CODEC_HELP = "Codec and parameters, such as bf16 or 3lc:s=1.75; see `gradwire codecs`."
+_PLAIN_HELP = "Store tensors whose name matches as they are (shell pattern, repeatable)."
+
+
 def compress(
     files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE", help="[b].npy[/b] or [b].safetensors[/b] files.", show_default=False
-        ),
+        list[Path], Argument(metavar="FILE", help="[b].npy[/b] or [b].safetensors[/b] files.")
     ],
-    codec: Annotated[
-        str,
-        typer.Option(
-            "--codec",
-            "-c",
-            help="Codec and parameters, such as bf16 or 3lc:s=1.75; see `gradwire codecs`.",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Where to write: a file, or a directory if there are several inputs. "
-            "Default: beside each input, with .gw added to its name.",
-            show_default=False,
-        ),
-    ] = None,
-    plain: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--plain",
-            metavar="PATTERN",
-            help="Store tensors whose name matches as they are (shell pattern, repeatable).",
-            show_default=False,
-        ),
-    ] = None,
-    threads: Annotated[
-        int, typer.Option(min=1, help="Threads; the bytes do not depend on it.")
-    ] = 1,
+    codec: Annotated[str, Option("--codec", "-c", help=_CODEC_HELP)],
+    output: OutputOption = None,
+    plain: Annotated[list[str] | None, Option(metavar="PATTERN", help=_PLAIN_HELP)] = None,
+    threads: Annotated[int, Option(min=1, help="Threads; the bytes do not depend on it.")] = 1,
     force: ForceOption = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Report each tensor, not only each file.")
+        bool, Option("--verbose", "-v", help="Report each tensor, not only each file.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -93,8 +68,9 @@ def compress(
         target = outputs.claim(path, path.name + SUFFIX)
         content = read_tensor_file(path)
         stored, rows = _encode_tensors(path, content, codec, plain or [], threads)
-        written = write_file(target, serialize(Container(content.kind, stored, content.metadata)))
-        report = _report(path, target, written, codec, rows)
+        with replace_file(target) as file:
+            file.writelines(serialize(replace(content, tensors=stored)))
+        report = _report(path, target, codec, rows)
         reports.append(report)
         if not as_json:
             _print_report(report, verbose)
@@ -104,25 +80,19 @@ def compress(
 
 def _encode_tensors(
     path: Path, content: TensorFile, codec: str, plain: Sequence[str], threads: int
-) -> tuple[tuple[StoredTensor, ...], list[dict[str, Any]]]:
+) -> tuple[tuple[Tensor, ...], list[dict[str, Any]]]:
     """Returns the tensors to store, and the report's row of each."""
     stored = []
     rows = []
     for tensor in content.tensors:
         dtype = FRAME_DTYPES[content.kind].get(tensor.dtype)
-        row: dict[str, Any] = {
-            "name": tensor.name,
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "bytes": len(tensor.data),
-            "reason": _reason_for_plain(tensor, dtype, plain),
-        }
-        if dtype is None or row["reason"]:
-            kept = StoredTensor(tensor.name, tensor.dtype, tensor.shape, "plain", tensor.data)
-        else:
-            values = tensor.values(dtype)
+        reason = _reason_for_plain(tensor, dtype, plain)
+        row = tensor.describe() | {"bytes": len(tensor.data), "reason": reason}
+        kept = tensor
+        if dtype is not None and not reason:
+            values = values_of(tensor, dtype)
             frame = _encode(path, tensor, values, dtype, codec, threads)
-            kept = StoredTensor(tensor.name, tensor.dtype, tensor.shape, "frame", frame)
+            kept = replace(tensor, data=frame, storage="frame")
             errors = _errors(values, gradwire.decode(frame, threads=threads, dtype=dtype))
             if math.isinf(errors["max_error"]):
                 raise CommandError(
@@ -189,9 +159,7 @@ def _errors(x: NDArray[Any], decoded: NDArray[Any]) -> dict[str, Any]:
     return {"squared_norm": energy, "squared_error": error, "max_error": largest}
 
 
-def _report(
-    path: Path, target: Path, written: int, codec: str, rows: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _report(path: Path, target: Path, codec: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     encoded = [row for row in rows if row["storage"] == "frame"]
     energy = sum(row["squared_norm"] for row in encoded)
     error = sum(row["squared_error"] for row in encoded)
@@ -199,7 +167,7 @@ def _report(
         row["relative_error"] = _relative(row.pop("squared_error"), row.pop("squared_norm"))
         values = math.prod(row["shape"])
         row["bits_per_value"] = 8 * row["stored_bytes"] / values if values else None
-    size = path.stat().st_size
+    size, written = path.stat().st_size, target.stat().st_size
     return {
         "input": str(path),
         "output": str(target),

@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import gradwire
 from gradwire.cli.compress import SUFFIX
 from gradwire.cli.output import CommandError, ForceOption, JsonOption, human_bytes, print_json
-from gradwire.cli.output_file import Outputs, replace_file
-from gradwire.container import FRAME_DTYPES, Container, ContainerError, Kind, StoredTensor, parse
-from gradwire.tensor_files import Tensor, TensorFile, kind_of, write_tensor_file
+from gradwire.cli.output_file import OutputOption, Outputs, replace_file
+from gradwire.container import FRAME_DTYPES, ContainerError, Kind, Tensor, parse
+from gradwire.tensor_files import kind_of, write_tensor_file
+
+_MAX_VALUES_HELP = "Refuse a tensor with more values: a few bytes can stand for many zeros."
 
 
 def decompress(
     files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE", help="Files written by `gradwire compress`.", show_default=False
-        ),
+        list[Path], Argument(metavar="FILE", help="Files written by `gradwire compress`.")
     ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Where to write: a file, or a directory if there are several inputs. "
-            "Default: beside each input, without .gw.",
-            show_default=False,
-        ),
-    ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads.")] = 1,
-    max_values: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Refuse a tensor with more values: a few bytes can stand for many zeros."
-        ),
-    ] = 2**31,
+    output: OutputOption = None,
+    threads: Annotated[int, Option(min=1, help="Threads.")] = 1,
+    max_values: Annotated[int, Option(min=1, help=_MAX_VALUES_HELP)] = 2**31,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -47,13 +32,19 @@ def decompress(
     outputs = Outputs(output, len(files), force)
     reports = []
     for path in files:
-        container = _read_container(path)
-        target = outputs.claim(path, _restored_name(path, container))
-        if kind_of(target) != container.kind:
-            raise CommandError(f"{path} holds a .{container.kind} file, not {target.suffix}")
-        content = _decode_tensors(path, container, threads, max_values)
-        size = replace_file(target, partial(write_tensor_file, content))
-        count = len(content.tensors)
+        try:
+            content = parse(path.read_bytes())
+            target = outputs.claim(path, _restored_name(path, content.kind))
+            if kind_of(target) != content.kind:
+                raise CommandError(f"{path} holds a .{content.kind} file, not {target.suffix}")
+            tensors = tuple(
+                _restore(tensor, content.kind, threads, max_values) for tensor in content.tensors
+            )
+        except ContainerError as error:
+            raise CommandError(f"{path}: {error}") from None
+        with replace_file(target) as file:
+            write_tensor_file(replace(content, tensors=tensors), file)
+        size, count = target.stat().st_size, len(tensors)
         reports.append({"input": str(path), "output": str(target), "bytes": size, "tensors": count})
         if not as_json:
             print(f"{path} -> {target}: {human_bytes(size)}, tensors: {count}")
@@ -61,42 +52,26 @@ def decompress(
         print_json({"files": reports})
 
 
-def _read_container(path: Path) -> Container:
-    try:
-        return parse(path.read_bytes())
-    except ContainerError as error:
-        raise CommandError(f"{path}: {error}") from None
-
-
-def _restored_name(path: Path, container: Container) -> str:
+def _restored_name(path: Path, kind: Kind) -> str:
     """x.npy.gw -> x.npy; any other name gets the ending of the kind."""
     name = path.name.removesuffix(SUFFIX)
-    return name if name.endswith(f".{container.kind}") else f"{name}.{container.kind}"
+    return name if name.endswith(f".{kind}") else f"{name}.{kind}"
 
 
-def _decode_tensors(path: Path, container: Container, threads: int, max_values: int) -> TensorFile:
-    tensors = []
-    for stored in container.tensors:
-        data = stored.data
-        if stored.storage == "frame":
-            data = _decode(path, stored, container.kind, threads, max_values)
-        tensors.append(Tensor(stored.name, stored.dtype, stored.shape, data))
-    return TensorFile(container.kind, tuple(tensors), container.metadata)
-
-
-def _decode(
-    path: Path, stored: StoredTensor, kind: Kind, threads: int, max_values: int
-) -> memoryview:
-    where = f"{path}: tensor {stored.name!r}"
-    if stored.numel > max_values:
-        raise CommandError(f"{where} has {stored.numel} values; --max-values allows {max_values}")
+def _restore(tensor: Tensor, kind: Kind, threads: int, max_values: int) -> Tensor:
+    if tensor.storage == "plain":
+        return tensor
+    where = f"tensor {tensor.name!r}"
+    if tensor.numel > max_values:
+        raise ContainerError(
+            "limit_exceeded",
+            f"{where} has {tensor.numel} values; --max-values allows {max_values}",
+        )
     try:
-        frame = gradwire.inspect(stored.data)
-        stored.check_frame(frame["numel"], frame["dtype"])
-        dtype = FRAME_DTYPES[kind][stored.dtype]
-        values = gradwire.decode(stored.data, threads=threads, max_numel=max_values, dtype=dtype)
-    except ContainerError as error:
-        raise CommandError(f"{path}: {error}") from None
+        tensor.inspect_frame()
+        dtype = FRAME_DTYPES[kind][tensor.dtype]
+        values = gradwire.decode(tensor.data, threads=threads, max_numel=max_values, dtype=dtype)
     except gradwire.GradwireError as error:
-        raise CommandError(f"{where}: {error}") from None
-    return values.astype(values.dtype.newbyteorder("<"), copy=False).data.cast("B")
+        raise ContainerError(error.code, f"{where}: {error}") from None
+    data = values.astype(values.dtype.newbyteorder("<"), copy=False).data.cast("B")
+    return replace(tensor, data=data, storage="plain")

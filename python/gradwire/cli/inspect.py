@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
 import gradwire
 from gradwire.cli.output import (
@@ -20,12 +20,7 @@ from gradwire.container import ContainerError, is_container, parse
 
 
 def inspect(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="A frame, a packet or a compressed file.", show_default=False
-        ),
-    ],
+    file: Annotated[Path, Argument(metavar="FILE", help="A frame, a packet or a compressed file.")],
     as_json: JsonOption = False,
 ) -> None:
     """Show what is in a frame, a packet or a compressed file.
@@ -60,17 +55,10 @@ def _hint(data: bytes) -> str:
 def _inspect_container(data: bytes) -> dict[str, Any]:
     container = parse(data)
     tensors = []
-    for stored in container.tensors:
-        entry: dict[str, Any] = {
-            "name": stored.name,
-            "dtype": stored.dtype,
-            "shape": list(stored.shape),
-            "storage": stored.storage,
-            "stored_bytes": len(stored.data),
-        }
-        if stored.storage == "frame":
-            frame = gradwire.inspect(stored.data)
-            stored.check_frame(frame["numel"], frame["dtype"])
+    for tensor in container.tensors:
+        entry = tensor.describe() | {"stored_bytes": len(tensor.data)}
+        if tensor.storage == "frame":
+            frame = tensor.inspect_frame()
             entry |= {key: frame[key] for key in ("codec", "bits_per_value", "non_finite")}
         tensors.append(entry)
     return {

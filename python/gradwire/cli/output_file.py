@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
+
+from typer import Option
 
 from gradwire.cli.output import CommandError
+
+_OUTPUT_HELP = (
+    "Where to write: a file, or a directory if there are several inputs. Default: beside each "
+    "input, with .gw added to its name or taken from it."
+)
+OutputOption = Annotated[Path | None, Option("--output", "-o", help=_OUTPUT_HELP)]
 
 
 class Outputs:
@@ -50,19 +59,14 @@ class Outputs:
         return target
 
 
-def write_file(target: Path, parts: Iterable[bytes | memoryview]) -> int:
-    """Writes `parts` to `target`, which appears whole or not at all. Returns its size."""
-    return replace_file(target, lambda file: file.writelines(parts))
-
-
-def replace_file(target: Path, write: Callable[[BinaryIO], None]) -> int:
-    """Lets `write` fill a file beside `target`, then puts it in its place. Returns its size."""
+@contextmanager
+def replace_file(target: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `target` after the block: whole or not at all."""
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            write(file)
-        size = temporary.stat().st_size
+            yield file
         # mkstemp makes the file private; a new file of the user's gets what the umask leaves.
         umask = os.umask(0)
         os.umask(umask)
@@ -71,4 +75,3 @@ def replace_file(target: Path, write: Callable[[BinaryIO], None]) -> int:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return size
