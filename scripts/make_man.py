@@ -13,12 +13,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
-from gradwire.cli.app import COMMANDS, DeferredCommand, gradwire
+import typer
+
+from gradwire.cli.app import COMMANDS, app, gradwire
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = ROOT / "include" / "gradwire" / "gradwire.h"
@@ -72,8 +73,7 @@ class CliParameter:
 
 def read_parameters(name: str, function: Callable[..., object]) -> Iterator[CliParameter]:
     """The parameters of a command, as Typer derives them from its function."""
-    stand_in = DeferredCommand(name=name, callback=None)
-    command = stand_in.make_context(name, [], resilient_parsing=True).command
+    command: Any = typer.main.get_group(app).commands[name]
     annotations = {
         parameter.name: get_args(parameter.annotation)[0]
         for parameter in inspect.signature(function, eval_str=True).parameters.values()
@@ -106,7 +106,7 @@ def read_parameters(name: str, function: Callable[..., object]) -> Iterator[CliP
 
 def command_page(name: str) -> str:
     """The page of one subcommand."""
-    function = getattr(import_module(f"gradwire.cli.{name}"), name)
+    function = COMMANDS[name]
     parameters = list(read_parameters(name, function))
     arguments = [parameter for parameter in parameters if not parameter.options]
     options = [parameter for parameter in parameters if parameter.options]
@@ -117,7 +117,7 @@ def command_page(name: str) -> str:
     lines = [
         title(f"gradwire-{name}", 1),
         ".SH NAME",
-        f"gradwire\\-{name} \\- {escape(lower_first(COMMANDS[name]))}",
+        f"gradwire\\-{name} \\- {escape(lower_first(summary(function)))}",
         ".SH SYNOPSIS",
         synopsis,
         ".SH DESCRIPTION",
@@ -131,6 +131,11 @@ def command_page(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary(function: Callable[..., object]) -> str:
+    """The first line of a command's description."""
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
 def lower_first(sentence: str) -> str:
     """A sentence as NAME wants it."""
     return sentence[0].lower() + sentence[1:].rstrip(".")
@@ -138,16 +143,18 @@ def lower_first(sentence: str) -> str:
 
 def gradwire_page() -> str:
     """The page of the command itself."""
-    summary = (inspect.getdoc(gradwire) or "").splitlines()[0]
     lines = [
         title("gradwire", 1),
         ".SH NAME",
-        f"gradwire \\- {escape(lower_first(summary))}",
+        f"gradwire \\- {escape(lower_first(summary(gradwire)))}",
         ".SH SYNOPSIS",
         "\\fBgradwire\\fR \\fIcommand\\fR [\\fIoptions\\fR]",
         ".SH COMMANDS",
     ]
-    lines += [f".TP\n.BR gradwire\\-{name} (1)\n{escape(text)}" for name, text in COMMANDS.items()]
+    lines += [
+        f".TP\n.BR gradwire\\-{name} (1)\n{escape(summary(function))}"
+        for name, function in COMMANDS.items()
+    ]
     lines += [
         ".SH OPTIONS",
         ".TP\n\\fB\\-\\-version\\fR\nPrint the version.",

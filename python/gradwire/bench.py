@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import cycle, product
+from itertools import cycle
 from statistics import fmean, median
+from timeit import Timer
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,13 @@ from gradwire.bench_reference import reference_decoded
 
 OPERATIONS = ("encode", "decode_add")
 SIZES = (200_000, 25_600_000)
-CODECS = (
-    *("raw", "bf16", "fp16", "int8", "onebit", "topk", "inceptionn"),
-    *("3lc:s=1.00", "3lc:s=1.00,coder=rice", "3lc:s=1.75", "3lc:s=1.75,coder=rice"),
-    *("terngrad", "stoch3", "stc"),
-    *("qsgd:bits=2", "qsgd:bits=4", "qsgd:bits=8", "qsgd:bits=2,coder=elias"),
-)
+# What is measured of a codec: itself, or these.
+_VARIANTS = {
+    "3lc": [f"3lc:s={s}{coder}" for s in ("1.00", "1.75") for coder in ("", ",coder=rice")],
+    "qsgd": ["qsgd:bits=2", "qsgd:bits=4", "qsgd:bits=8", "qsgd:bits=2,coder=elias"],
+}
+_NAMES = [codec["name"] for codec in gradwire.codecs()]
+CODECS = tuple(text for name in _NAMES for text in _VARIANTS.get(name, [name]))
 
 # One timed repetition lasts at least about this long, so that the clock and the loop do not count.
 # It is not much longer, so that on a busy machine most repetitions run without an interruption.
@@ -72,7 +74,6 @@ class Measurement:
     checked: the definition that the result was compared with before timing.
     """
 
-    case: Case
     seconds: float
     repetitions: int
     gb_per_s: float
@@ -151,7 +152,7 @@ def check(work: Workload, target: str, threads: int) -> str:
     before = compressor.residual
     frame = compressor.encode(x)
     scalar = work.compressor("scalar", 1)
-    where = f"{work.codec}, {work.numel} values, target {target}, {threads} threads"
+    where = f"check failed: {work.codec}, {work.numel} values, target {target}, {threads} threads"
     if frame != scalar.encode(x):
         raise CheckError(f"{where}: not the bytes of the scalar target")
     if not _same_bits(compressor.residual, scalar.residual):
@@ -183,7 +184,6 @@ def measure(work: Workload, case: Case, seconds: float) -> Measurement:
         times = _interleave(turns, seconds)
     rates = [4e-9 * case.numel / median(samples) for samples in times]
     return Measurement(
-        case=case,
         seconds=median(times[0]),
         repetitions=len(times[0]),
         gb_per_s=rates[0],
@@ -195,22 +195,6 @@ def measure(work: Workload, case: Case, seconds: float) -> Measurement:
         call_overhead=_call_overhead(case),
         checked=checked,
     )
-
-
-def cases(
-    codecs: Sequence[str],
-    sizes: Sequence[int],
-    operations: Sequence[str],
-    targets: Sequence[str],
-    threads: Sequence[int],
-) -> list[Case]:
-    """All combinations; the cases of one codec and size follow each other."""
-    return [
-        Case(codec, numel, operation, target, count)
-        for numel, codec, operation, target, count in product(
-            sizes, codecs, operations, targets, threads
-        )
-    ]
 
 
 def _operation(work: Workload, case: Case, sizes: list[int]) -> Call:
@@ -237,24 +221,16 @@ def _operation(work: Workload, case: Case, sizes: list[int]) -> Call:
 
 def _interleave(calls: Sequence[Call], seconds: float) -> list[list[float]]:
     """Runs the calls in turn until each has its share of `seconds`; seconds a call, for each."""
-    counts = [_calls_a_repetition(call) for call in calls]
+    timers = [Timer(call) for call in calls]
+    for timer in timers:
+        timer.timeit(1)
+    counts = [max(1, round(_REPETITION_SECONDS / max(t.timeit(1), 1e-7))) for t in timers]
     times: list[list[float]] = [[] for _ in calls]
     deadline = time.perf_counter() + seconds
     while len(times[0]) < _LEAST_REPETITIONS or time.perf_counter() < deadline:
-        for call, count, samples in zip(calls, counts, times, strict=True):
-            start = time.perf_counter()
-            for _ in range(count):
-                call()
-            samples.append((time.perf_counter() - start) / count)
+        for timer, count, samples in zip(timers, counts, times, strict=True):
+            samples.append(timer.timeit(count) / count)
     return times
-
-
-def _calls_a_repetition(call: Call) -> int:
-    call()
-    start = time.perf_counter()
-    call()
-    elapsed = time.perf_counter() - start
-    return max(1, round(_REPETITION_SECONDS / max(elapsed, 1e-7)))
 
 
 def _parallel_copy(pool: ThreadPoolExecutor, threads: int, target: Floats, source: Floats) -> None:

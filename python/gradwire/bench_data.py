@@ -47,15 +47,14 @@ class BenchData:
 def load_data(choice: str, seed: int) -> BenchData:
     """choice: "recorded", "synthetic", the path of a file of gradients, or "auto": "recorded" where
     the source tree is at hand, else "synthetic". Raises OSError, TensorFileError."""
-    if choice == "synthetic":
-        return _synthetic(seed)
     checkout = find_checkout()
     recorded = checkout / RECORDED if checkout else None
-    if choice == "auto":
-        return _load(recorded) if recorded and recorded.is_file() else _synthetic(seed)
-    if choice != "recorded":
+    is_here = recorded is not None and recorded.is_file()
+    if choice == "synthetic" or (choice == "auto" and not is_here):
+        return _synthetic(seed)
+    if choice not in ("auto", "recorded"):
         return _load(Path(choice))
-    if recorded is None or not recorded.is_file():
+    if recorded is None or not is_here:
         raise TensorFileError(
             f"{RECORDED} is not here: it belongs to the source tree of gradwire. Give its path, or "
             "take synthetic data"

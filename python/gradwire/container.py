@@ -214,21 +214,14 @@ def _parse_entry(entry: Any, index: int, kind: Kind, position: int, body: memory
     is_known = storage in ("frame", "plain")
     _require(is_known, f"{where}: storage is {storage!r}, valid: frame, plain")
     valid = FRAME_DTYPES[kind]
-    _require(
-        plain or dtype in valid,
-        f"{where}: dtype is {dtype!r}; valid ones for a frame: {', '.join(valid)}",
-    )
+    wrong = f"{where}: dtype is {dtype!r}; valid ones for a frame: {', '.join(valid)}"
+    _require(plain or dtype in valid, wrong)
     shape = _parse_shape(entry["shape"], where)
     offset, size = _natural(entry["offset"], where), _natural(entry["size"], where)
-    _require(
-        offset == position,
-        f"{where}: offset is {offset}, the tensor before it ends at {position}",
-    )
-    _require(
-        size <= len(body) - position,
-        f"{where}: {size} bytes at offset {offset}, the data area has {len(body)} bytes",
-        "truncated",
-    )
+    gap = f"{where}: offset is {offset}, the tensor before it ends at {position}"
+    _require(offset == position, gap)
+    beyond = f"{where}: {size} bytes at offset {offset}, the data area has {len(body)} bytes"
+    _require(size <= len(body) - position, beyond, "truncated")
     data = body[position : position + size]
     intact = not plain or zlib.crc32(data) == _natural(entry["crc32"], where)
     _require(intact, f"{where}: the checksum does not match", "checksum_mismatch")

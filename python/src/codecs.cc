@@ -182,7 +182,7 @@ nb::dict inspect_packet(std::span<const std::byte> bytes) {
   nb::dict result;
   result["kind"] = "packet";
   result["version"] = 1;
-  result["role"] = direction_name(packet.header.direction);
+  result["direction"] = direction_name(packet.header.direction);
   result["source"] = packet.header.source;
   result["step"] = packet.header.step;
   result["layout_digest"] = packet.header.layout_digest;

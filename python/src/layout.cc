@@ -22,7 +22,7 @@ std::optional<Direction> parse_direction(const std::string& text) {
   if (text == "push") return Direction::kPush;
   if (text == "pull") return Direction::kPull;
   raise(Status(StatusCode::kInvalidArgument,
-               "'" + text + "' is no role; valid ones are: push, pull, both"));
+               "'" + text + "' is no direction; valid ones are: push, pull, both"));
 }
 
 namespace {
@@ -33,7 +33,7 @@ std::vector<LayoutRule> parse_rules(nb::sequence rules) {
     const nb::tuple rule(entry);
     if (rule.size() < 2 || rule.size() > 3) {
       raise(Status(StatusCode::kInvalidArgument,
-                   "a rule is (name pattern, codec) or (name pattern, codec, role)"));
+                   "a rule is (name pattern, codec) or (name pattern, codec, direction)"));
     }
     parsed.push_back(
         {.pattern = nb::cast<std::string>(rule[0]),

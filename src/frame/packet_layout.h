@@ -15,7 +15,7 @@ inline constexpr uint8_t kNonFiniteFlag = 1;
 
 inline constexpr size_t kVersionAt = 2;
 inline constexpr size_t kFlagsAt = 3;
-inline constexpr size_t kRoleAt = 4;
+inline constexpr size_t kDirectionAt = 4;
 inline constexpr size_t kCodecCountAt = 5;
 inline constexpr size_t kSourceAt = 6;
 inline constexpr size_t kStepAt = 8;

@@ -118,20 +118,20 @@ Result<Packet> parse_packet(std::span<const std::byte> bytes) {
                   "packet: version " + std::to_string(version) + "; this build reads version 1");
   }
   const auto flags = load_le<uint8_t>(header + kFlagsAt);
-  const auto role = load_le<uint8_t>(header + kRoleAt);
+  const auto direction = load_le<uint8_t>(header + kDirectionAt);
   if ((flags & ~kNonFiniteFlag) != 0) {
     return Status(StatusCode::kReservedBits, "packet: reserved flags are set");
   }
-  if (role > static_cast<uint8_t>(Direction::kPull)) {
-    return Status(StatusCode::kReservedBits,
-                  "packet: role " + std::to_string(role) + " is reserved; 0 is push, 1 is pull");
+  if (direction > static_cast<uint8_t>(Direction::kPull)) {
+    return Status(StatusCode::kReservedBits, "packet: direction " + std::to_string(direction) +
+                                                 " is reserved; 0 is push, 1 is pull");
   }
   Packet packet;
   packet.checksum = load_le<uint32_t>(header + kChecksumAt);
   if (packet.checksum != checksum_of(bytes)) {
     return Status(StatusCode::kChecksumMismatch, "packet: the checksum does not match the content");
   }
-  packet.header = {.direction = static_cast<Direction>(role),
+  packet.header = {.direction = static_cast<Direction>(direction),
                    .source = load_le<uint16_t>(header + kSourceAt),
                    .step = load_le<uint64_t>(header + kStepAt),
                    .layout_digest = load_le<uint64_t>(header + kDigestAt)};

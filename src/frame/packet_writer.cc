@@ -34,7 +34,7 @@ void write_header(std::span<std::byte> packet, const PacketHeader& header, uint8
   std::copy(std::begin(kMagic), std::end(kMagic), dst);
   store_le(dst + kVersionAt, kVersion);
   store_le(dst + kFlagsAt, flags);
-  store_le(dst + kRoleAt, static_cast<uint8_t>(header.direction));
+  store_le(dst + kDirectionAt, static_cast<uint8_t>(header.direction));
   store_le(dst + kCodecCountAt, codec_count);
   store_le(dst + kSourceAt, header.source);
   store_le(dst + kStepAt, header.step);

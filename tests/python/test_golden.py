@@ -99,7 +99,7 @@ def test_decode_onto_a_sum(case: Case) -> None:
 def test_inspect_packet(case: Case) -> None:
     told = gradwire.inspect(read(case["packet"]))
     assert told["kind"] == "packet"
-    assert told["role"] == case["direction"]
+    assert told["direction"] == case["direction"]
     for key in ("source", "step"):
         assert told[key] == case[key]
     assert told["layout_digest"] == int(case["layout_digest"], 16)

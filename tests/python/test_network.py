@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.train import network
+from gradwire.train.errors import TrainError
 
 why_not = network.why_not_shaped() if sys.platform == "linux" else "Linux only"
 needs_namespaces = pytest.mark.skipif(why_not is not None, reason=f"LINKS NOT TESTED: {why_not}")
@@ -128,7 +129,7 @@ def test_the_bucket_holds_frames_and_the_queue_holds_segments(rate: int) -> None
 
 
 def test_counters_of_an_interface_that_is_not_there() -> None:
-    with pytest.raises(network.NetworkError, match="no interface nosuch"):
+    with pytest.raises(TrainError, match="no interface nosuch"):
         network.read_interface_bytes("nosuch")
     assert network.read_interface_bytes("lo").sent >= 0
 
@@ -230,7 +231,7 @@ def test_a_process_in_the_machines_namespace_is_refused() -> None:
     outside = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     try:
         with (
-            pytest.raises(network.NetworkError, match="namespace of its own"),
+            pytest.raises(TrainError, match="namespace of its own"),
             network.namespace_of(outside, timeout=0.2),
         ):
             pass

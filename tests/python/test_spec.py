@@ -106,7 +106,7 @@ def test_packet_example(example: Example) -> None:
 
     told = gradwire.inspect(example.data)
     assert told["kind"] == "packet"
-    assert told["role"] == example.packet["direction"]
+    assert told["direction"] == example.packet["direction"]
     assert [told["source"], told["step"]] == [packet.source, packet.step]
     assert told["packet_bytes"] == len(example.data)
     assert bool(told["non_finite"]) == bool(example.report)

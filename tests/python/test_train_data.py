@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from gradwire.train import data
-from gradwire.train.data import Bytes, DataError, Labels
+from gradwire.train.data import Bytes, Labels
+from gradwire.train.errors import TrainError
 from small_data import write_fashion_mnist
 
 CIFAR_TRAIN = [f"data_batch_{i}" for i in range(1, 6)]
@@ -34,12 +35,12 @@ def test_fashion_mnist(folder: Path) -> None:
 
 
 def test_a_missing_data_set_names_package_and_path(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset-fashion-mnist.*--data-dir") as caught:
+    with pytest.raises(TrainError, match=r"dataset-fashion-mnist.*--data-dir") as caught:
         data.load("fashion-mnist", tmp_path)
     assert str(tmp_path) in str(caught.value)
-    with pytest.raises(DataError, match="--data-dir"):
+    with pytest.raises(TrainError, match="--data-dir"):
         data.load("cifar10", None)
-    with pytest.raises(DataError, match=r"test_batch") as caught:
+    with pytest.raises(TrainError, match=r"test_batch") as caught:
         data.load("cifar10", tmp_path)
     assert str(tmp_path) in str(caught.value)
 
@@ -57,7 +58,7 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
         gzip.compress(b""),
     ):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz"):
+        with pytest.raises(TrainError, match=r"train-labels-idx1-ubyte\.gz"):
             data.load("fashion-mnist", folder)
 
 
@@ -93,7 +94,7 @@ def test_a_pickle_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     for name in [*CIFAR_TRAIN, "test_batch"]:
         (tmp_path / name).write_bytes(pickle.dumps({b"data": RunsCode(), b"labels": []}))
-    with pytest.raises(DataError, match="mkdir"):
+    with pytest.raises(TrainError, match="mkdir"):
         data.load("cifar10", tmp_path)
     assert not Path("ran").exists()
 
@@ -131,7 +132,7 @@ def test_batches_depend_on_seed_rank_and_step_alone(folder: Path) -> None:
 def test_too_few_images(folder: Path) -> None:
     loaded = data.load("fashion-mnist", folder)
     data.Batches(loaded, batch=24, world=4, rank=0, seed=0)
-    with pytest.raises(DataError, match="96 images"):
+    with pytest.raises(TrainError, match="96 images"):
         data.Batches(loaded, batch=25, world=4, rank=0, seed=0)
 
 

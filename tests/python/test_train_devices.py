@@ -16,7 +16,7 @@ import torch
 from cli_runner import run
 from gradwire.torch.device import device_codec
 from gradwire.train import devices, report, settings
-from gradwire.train.devices import DeviceError
+from gradwire.train.errors import TrainError
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.settings import SettingsError, TrainSettings
 
@@ -72,7 +72,7 @@ def test_without_a_gpu_nothing_starts() -> None:
 
 
 def test_a_gpu_that_is_not_there(two_gpus: None) -> None:
-    with pytest.raises(DeviceError, match="there are 2 GPUs here, cuda:0 to cuda:1"):
+    with pytest.raises(TrainError, match="there are 2 GPUs here, cuda:0 to cuda:1"):
         devices.check_usable(replace(CUDA, device="cuda:2"))
 
 
@@ -82,7 +82,7 @@ def test_a_build_without_kernels_trains_plain_ddp_alone(
     monkeypatch.setitem(device_codec.KERNEL_MODULES, "cuda", "gradwire._cuda_is_not_there")
     devices.check_usable(replace(CUDA, codecs=("ddp",)))
     devices.check_usable(replace(CUDA, device="cpu"))
-    with pytest.raises(DeviceError, match=r"built without CUDA.*--codec ddp needs no kernels"):
+    with pytest.raises(TrainError, match=r"built without CUDA.*--codec ddp needs no kernels"):
         devices.check_usable(replace(CUDA, codecs=("ddp", "raw")))
 
 

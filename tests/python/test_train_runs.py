@@ -20,7 +20,7 @@ from small_data import write_fashion_mnist
 pytest.importorskip("torch")
 
 from gradwire.train import launcher, network
-from gradwire.train.data import DataError
+from gradwire.train.errors import TrainError
 from gradwire.train.launcher import run_workers
 from gradwire.train.settings import TrainSettings
 
@@ -362,7 +362,7 @@ def test_the_message_of_a_worker_that_cannot_go_on(
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(DataError, match="dataset-fashion-mnist") as caught:
+    with pytest.raises(TrainError, match="dataset-fashion-mnist") as caught:
         run_workers(settings, shaped=False, on_event=lambda rank, event: None)
     assert "Traceback" not in str(caught.value)
     assert len(started) == 1

@@ -216,7 +216,7 @@ def _count(options: Options) -> Counted:
     send, receive = Wire.send, Wire.receive
 
     def counting_send(wire: Wire, peer: int, kind: Kind, payload: np.ndarray) -> None:
-        what = "hello" if kind is Kind.HELLO else gradwire.inspect(payload)["role"]
+        what = "hello" if kind is Kind.HELLO else gradwire.inspect(payload)["direction"]
         counted.sent[what] += payload.size
         counted.messages += 1
         send(wire, peer, kind, payload)

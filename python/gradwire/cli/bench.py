@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 from dataclasses import asdict, replace
+from itertools import product
 from typing import Annotated, Any
 
 from rich.console import Console
@@ -18,15 +19,12 @@ from gradwire.bench import (
     OPERATIONS,
     SIZES,
     Case,
-    CheckError,
     Measurement,
     Workload,
-    cases,
     measure,
 )
 from gradwire.bench_data import BenchData, load_data
 from gradwire.cli.output import (
-    CommandError,
     JsonOption,
     check_codec,
     describe_compilation,
@@ -77,21 +75,23 @@ def bench(
     Each result is checked before it is timed. GB/s count the float32 side, 4 bytes a value, and
     10^9 bytes are a GB. memcpy copies as many values in the same process, on one thread.
     """
-    planned = cases(
-        codec or CODECS,
-        [_parse_size(text) for text in size] if size else SIZES,
-        _choose("--operation", operation, OPERATIONS),
-        _choose_targets(target),
-        threads or (1, 2),
-    )
-    for name in dict.fromkeys(case.codec for case in planned):
+    for name in codec or ():
         check_codec(name)
+    sizes = [_parse_size(text) for text in size] if size else SIZES
+    operations = _choose("--operation", operation, OPERATIONS)
+    targets, counts = _choose_targets(target), threads or (1, 2)
+    # The cases of one codec and size follow each other, for _measure_all.
+    planned = [
+        Case(name, numel, *other)
+        for numel, name in product(sizes, codec or CODECS)
+        for other in product(operations, targets, counts)
+    ]
     values = load_data(data, seed)
     header = _header(values)
     if not as_json:
         _print_header(header)
     measured = _measure_all(planned, values, seconds, seed)
-    rows = [_as_row(m, measured) for m in measured]
+    rows = [_as_row(case, measured) for case in measured]
     if as_json:
         print_json(header | {"results": rows})
     else:
@@ -100,8 +100,8 @@ def bench(
 
 def _measure_all(
     planned: list[Case], values: BenchData, seconds: float, seed: int
-) -> list[Measurement]:
-    measured: list[Measurement] = []
+) -> dict[Case, Measurement]:
+    measured: dict[Case, Measurement] = {}
     work: Workload | None = None
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -111,10 +111,7 @@ def _measure_all(
             if work is None or (work.codec, work.numel) != (case.codec, case.numel):
                 work = None  # Frees its memory before the next Workload takes its own.
                 work = Workload(case.codec, case.numel, values, seed)
-            try:
-                measured.append(measure(work, case, seconds))
-            except CheckError as error:
-                raise CommandError(f"check failed: {error}") from None
+            measured[case] = measure(work, case, seconds)
             progress.advance(task)
     return measured
 
@@ -175,14 +172,15 @@ def _print_header(header: dict[str, Any]) -> None:
     )
 
 
-def _as_row(measurement: Measurement, measured: list[Measurement]) -> dict[str, Any]:
-    row = asdict(measurement)
-    row = row.pop("case") | row
-    one_thread = replace(measurement.case, threads=1)
-    base = next((m for m in measured if m.case == one_thread), None) if row["threads"] > 1 else None
-    row["speed_up"] = base.seconds / measurement.seconds if base else None
-    row["call_overhead_share"] = measurement.call_overhead / measurement.seconds
-    return row
+def _as_row(case: Case, measured: dict[Case, Measurement]) -> dict[str, Any]:
+    own = measured[case]
+    one_thread = measured.get(replace(case, threads=1)) if case.threads > 1 else None
+    return {
+        **asdict(case),
+        **asdict(own),
+        "speed_up": one_thread.seconds / own.seconds if one_thread else None,
+        "call_overhead_share": own.call_overhead / own.seconds,
+    }
 
 
 def _print_measurements(rows: list[dict[str, Any]]) -> None:

@@ -86,7 +86,11 @@ def _encode_tensors(
     rows = []
     for tensor in content.tensors:
         dtype = FRAME_DTYPES[content.kind].get(tensor.dtype)
-        reason = _reason_for_plain(tensor, dtype, plain)
+        # A name with brackets may be meant as it is.
+        matching = [p for p in plain if tensor.name == p or fnmatchcase(tensor.name, p)]
+        reason = f"--plain {matching[0]}" if matching else ""
+        if dtype is None:
+            reason = f"dtype {tensor.dtype}"
         row = tensor.describe() | {"bytes": len(tensor.data), "reason": reason}
         kept = tensor
         if dtype is not None and not reason:
@@ -104,16 +108,6 @@ def _encode_tensors(
         stored.append(kept)
         rows.append(row)
     return tuple(stored), rows
-
-
-def _reason_for_plain(tensor: Tensor, frame_dtype: str | None, patterns: Sequence[str]) -> str:
-    """Why the tensor is stored as it is; "" if it is encoded."""
-    if frame_dtype is None:
-        return f"dtype {tensor.dtype}"
-    for pattern in patterns:
-        if tensor.name == pattern or fnmatchcase(tensor.name, pattern):
-            return f"--plain {pattern}"
-    return ""
 
 
 def _encode(

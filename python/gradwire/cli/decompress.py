@@ -28,7 +28,10 @@ def decompress(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Restore the .npy or .safetensors files that compress read, with the values it kept."""
+    """Restore what compress wrote.
+
+    The .npy or .safetensors file that compress read comes back, with the values it kept.
+    """
     outputs = Outputs(output, len(files), force)
     reports = []
     for path in files:

@@ -71,9 +71,7 @@ def warn(message: str) -> None:
 
 def console() -> Console:
     """A console on the present stdout."""
-    if sys.stdout.isatty():
-        return Console()
-    return Console(width=_WIDTH_WITHOUT_TERMINAL)
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
 
 
 def human_bytes(size: int) -> str:

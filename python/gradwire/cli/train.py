@@ -39,7 +39,7 @@ def train(
     chosen = settings.from_options(given)
     console = Console(stderr=json_path == "-")
     if not console.is_terminal:
-        console = Console(stderr=json_path == "-", width=_WIDTH_WITHOUT_TERMINAL)
+        console.width = _WIDTH_WITHOUT_TERMINAL
     outputs = run.Outputs(json_path, plots)
     if not worker.is_under_torchrun():
         run.train_here(chosen, outputs, console)

@@ -30,10 +30,6 @@ FASHION_MNIST_DIR = Path("/usr/share/datasets/fashion-mnist")
 CROP_PADDING = {"cifar10": 4, "fashion-mnist": 2}
 
 
-class DataError(TrainError):
-    """A data set is missing or damaged; the message names the path and the remedy."""
-
-
 @dataclass(frozen=True)
 class ImageSet:
     """images: uint8 (n, channels, side, side); labels: int64 (n,)."""
@@ -73,12 +69,12 @@ class Data:
 
 
 def locate(name: str, data_dir: Path | None) -> Path:
-    """The folder with the files of `fashion-mnist` or `cifar10`. Raises DataError."""
+    """The folder with the files of `fashion-mnist` or `cifar10`. Raises TrainError."""
     return _locate_cifar10(data_dir) if name == "cifar10" else _locate_fashion_mnist(data_dir)
 
 
 def load(name: str, data_dir: Path | None) -> Data:
-    """`fashion-mnist` or `cifar10`. Raises DataError."""
+    """`fashion-mnist` or `cifar10`. Raises TrainError."""
     folder = locate(name, data_dir)
     if name == "cifar10":
         train, test = _load_cifar10(folder)
@@ -86,14 +82,11 @@ def load(name: str, data_dir: Path | None) -> Data:
         train, test = _idx_set(folder, "train"), _idx_set(folder, "t10k")
     # Histograms of bytes are exact, so all ranks get the same mean and deviation.
     planes = np.moveaxis(train.images, 1, 0)
-    histograms = [np.bincount(plane.ravel(), minlength=256) for plane in planes]
-    levels, pixels = np.arange(256) / 255.0, planes[0].size
-    means = [float(h @ levels) / pixels for h in histograms]
-    variances = [
-        float(h @ (levels - mean) ** 2) / pixels for h, mean in zip(histograms, means, strict=True)
-    ]
-    stds = np.sqrt(variances).astype(np.float32)
-    return Data(name, train, test, np.asarray(means, np.float32), stds)
+    shares = [np.bincount(plane.ravel(), minlength=256) / plane.size for plane in planes]
+    levels = np.arange(256) / 255.0
+    mean = np.array([share @ levels for share in shares], np.float32)
+    variances = [share @ (levels - m) ** 2 for share, m in zip(shares, mean, strict=True)]
+    return Data(name, train, test, mean, np.sqrt(variances).astype(np.float32))
 
 
 # Fashion-MNIST: the IDX format of MNIST, gzipped.
@@ -103,7 +96,7 @@ def _locate_fashion_mnist(data_dir: Path | None) -> Path:
     folder = data_dir or FASHION_MNIST_DIR
     for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         if not (folder / f"{part}-ubyte.gz").is_file():
-            raise DataError(
+            raise TrainError(
                 f"Fashion-MNIST is not in {folder}: no {part}-ubyte.gz. On Debian and Ubuntu: "
                 "apt-get install dataset-fashion-mnist. Elsewhere: put its four *-ubyte.gz files "
                 "in a folder and name it with --data-dir"
@@ -115,7 +108,7 @@ def _idx_set(folder: Path, part: str) -> ImageSet:
     images = _read_idx(folder / f"{part}-images-idx3-ubyte.gz", dimensions=3)
     labels = _read_idx(folder / f"{part}-labels-idx1-ubyte.gz", dimensions=1)
     if len(images) != len(labels):
-        raise DataError(f"{folder}: {len(images)} {part} images but {len(labels)} labels")
+        raise TrainError(f"{folder}: {len(images)} {part} images but {len(labels)} labels")
     return ImageSet(images[:, None], labels.astype(np.int64))
 
 
@@ -124,13 +117,13 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        raise TrainError(f"cannot read {path}: {error}") from error
     head = 4 + 4 * dimensions
     if content[:4] != bytes([0, 0, 8, dimensions]) or len(content) < head:
-        raise DataError(f"{path} is not an IDX file of bytes in {dimensions} dimensions")
+        raise TrainError(f"{path} is not an IDX file of bytes in {dimensions} dimensions")
     shape = [int(d) for d in np.frombuffer(content, ">u4", dimensions, offset=4)]
     if len(content) - head != math.prod(shape):
-        raise DataError(f"{path} holds {len(content) - head} bytes; its header says {shape}")
+        raise TrainError(f"{path} holds {len(content) - head} bytes; its header says {shape}")
     return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
 
 
@@ -142,14 +135,14 @@ _CIFAR_ROW = 3 * 32 * 32
 
 def _locate_cifar10(data_dir: Path | None) -> Path:
     if data_dir is None:
-        raise DataError(
+        raise TrainError(
             "CIFAR-10 needs --data-dir: the folder where cifar-10-python.tar.gz or "
             "cifar-10-binary.tar.gz was unpacked"
         )
     for folder in (data_dir / part for part in ("", "cifar-10-batches-py", "cifar-10-batches-bin")):
         if (folder / "test_batch").is_file() or (folder / "test_batch.bin").is_file():
             return folder
-    raise DataError(
+    raise TrainError(
         f"no CIFAR-10 in {data_dir}: neither test_batch (python version) nor test_batch.bin "
         "(binary version), nor in cifar-10-batches-py or cifar-10-batches-bin below it"
     )
@@ -193,9 +186,9 @@ def _read_cifar_pickle(path: Path) -> tuple[Bytes, Labels]:
         images = np.asarray(content[b"data"], np.uint8).reshape(-1, _CIFAR_ROW)
         labels = np.asarray(content[b"labels"], np.int64)
     except (OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"cannot read {path} as a CIFAR-10 python batch: {error}") from error
+        raise TrainError(f"cannot read {path} as a CIFAR-10 python batch: {error}") from error
     if len(images) != len(labels):
-        raise DataError(f"{path}: {len(images)} images but {len(labels)} labels")
+        raise TrainError(f"{path}: {len(images)} images but {len(labels)} labels")
     return images, labels
 
 
@@ -204,9 +197,9 @@ def _read_cifar_binary(path: Path) -> tuple[Bytes, Labels]:
     try:
         rows = np.fromfile(path, np.uint8)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        raise TrainError(f"cannot read {path}: {error}") from error
     if rows.size == 0 or rows.size % (1 + _CIFAR_ROW):
-        raise DataError(f"{path}: {rows.size} bytes are not whole rows of {1 + _CIFAR_ROW}")
+        raise TrainError(f"{path}: {rows.size} bytes are not whole rows of {1 + _CIFAR_ROW}")
     rows = rows.reshape(-1, 1 + _CIFAR_ROW)
     return rows[:, 1:], rows[:, 0].astype(np.int64)
 
@@ -224,7 +217,7 @@ class Batches:
 
     def __init__(self, data: Data, batch: int, world: int, rank: int, seed: int) -> None:
         if batch * world > len(data.train):
-            raise DataError(
+            raise TrainError(
                 f"{world} workers x {batch} images do not fit in the {len(data.train)} images of "
                 f"{data.name}"
             )

@@ -11,12 +11,8 @@ if TYPE_CHECKING:
     import torch
 
 
-class DeviceError(TrainError):
-    """The device of the settings cannot be used; the message says why."""
-
-
 def check_usable(settings: TrainSettings) -> None:
-    """Raises DeviceError unless this machine, its PyTorch and this build of gradwire can use the
+    """Raises TrainError unless this machine, its PyTorch and this build of gradwire can use the
     settings' device."""
     if not is_cuda(settings.device):
         return
@@ -24,10 +20,10 @@ def check_usable(settings: TrainSettings) -> None:
 
     asked = f"--device {settings.device}"
     if not torch.cuda.is_available():
-        raise DeviceError(f"{asked}: PyTorch {torch.__version__} has no GPU here: {_why_no_gpu()}")
+        raise TrainError(f"{asked}: PyTorch {torch.__version__} has no GPU here: {_why_no_gpu()}")
     device, count = torch.device(settings.device), torch.cuda.device_count()
     if device.index is not None and device.index >= count:
-        raise DeviceError(f"{asked}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
+        raise TrainError(f"{asked}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
     if all(codec == PLAIN_DDP for codec in settings.codecs):
         return
     from gradwire.torch.device.device_codec import require_kernels
@@ -35,7 +31,7 @@ def check_usable(settings: TrainSettings) -> None:
     try:
         require_kernels(device)
     except RuntimeError as error:
-        raise DeviceError(f"{asked}: {error}; --codec {PLAIN_DDP} needs no kernels") from error
+        raise TrainError(f"{asked}: {error}; --codec {PLAIN_DDP} needs no kernels") from error
 
 
 def of_worker(name: str, local_rank: int) -> torch.device:

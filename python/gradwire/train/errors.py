@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class TrainError(Exception):
-    """The training cannot begin or go on. The message says why, for the user."""
+    """The training cannot begin or go on. The message says why and names the remedy, for the user:
+    a data set or a device that cannot be used, a tool that failed, a worker that ended."""
 
 
 class DivergedError(TrainError):

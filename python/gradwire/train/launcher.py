@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any
@@ -31,10 +31,6 @@ _STDERR_LINES_KEPT = 30
 _SECONDS_TO_LEAVE = 20.0  # for workers that have delivered everything; then they are killed
 
 
-class WorkerError(TrainError):
-    """A worker ended before its work was done. The message names it and quotes its last lines."""
-
-
 def run_workers(settings: TrainSettings, shaped: bool, on_event: OnEvent) -> list[list[RankRecord]]:
     """Starts a process for each rank and lets them do everything. Returns each codec's records, by
     rank. Call it in the main thread: a worker ends when the thread that started it ends.
@@ -44,8 +40,10 @@ def run_workers(settings: TrainSettings, shaped: bool, on_event: OnEvent) -> lis
     costs no result; on_event gets a line on stderr that says so.
     """
     with contextlib.ExitStack() as cleanup:
-        ranks = range(settings.ranks)
-        workers = [cleanup.enter_context(_start(rank, settings, shaped)) for rank in ranks]
+        workers: list[_Worker] = []
+        for rank in range(settings.ranks):
+            workers.append(_Worker(rank, settings, shaped))
+            cleanup.callback(workers[rank].end)
         if shaped:
             assert settings.bandwidth is not None
             attach = cleanup.enter_context(network.shaped_network(settings.bandwidth))
@@ -76,7 +74,7 @@ class _Worker:
         self._codecs = settings.codecs
         self._place = "while it started"
         self._error: TrainError | None = None
-        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed with the process
+        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by end
         self.pipe, theirs = Pipe()
         command = [sys.executable, "-m", "gradwire.train.worker"]
         self.process = subprocess.Popen(
@@ -133,13 +131,13 @@ class _Worker:
     def leave(self, deadline: float) -> None:
         """Waits for the end of a worker that has delivered everything. Adds a bad end to what it
         wrote."""
+        late = ""
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
-            late = ""
         except subprocess.TimeoutExpired:
             late = f": it did not end within {_SECONDS_TO_LEAVE:g} s"
-            self.kill()
-        if status := self.process.returncode:
+            self.process.kill()
+        if status := self.process.wait():
             line = f"{describe_end(status)} after it had delivered everything{late}\n"
             self._output.write(line.encode())
 
@@ -147,30 +145,23 @@ class _Worker:
         """Why it ended too early."""
         while self.next_event() is not None:
             pass
-        status = self.process.wait(_SECONDS_TO_LEAVE)
+        status = self.process.wait()
         if status == 0:
             missing = self._codecs[len(self.records)]
-            return WorkerError(f"{self.name} ended without a result for {missing}")
+            return TrainError(f"{self.name} ended without a result for {missing}")
         if self._error is not None:
             return self._error
         lines = "".join(f"\n  | {line}" for line in self.written()[-_STDERR_LINES_KEPT:])
-        return WorkerError(
+        return TrainError(
             f"{self.name} {describe_end(status)} {self._place}; "
             f"the others were stopped. Its last lines:{lines or ' none'}"
         )
 
-    def kill(self) -> None:
+    def end(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-@contextlib.contextmanager
-def _start(rank: int, settings: TrainSettings, shaped: bool) -> Iterator[_Worker]:
-    worker = _Worker(rank, settings, shaped)
-    try:
-        yield worker
-    finally:
-        worker.kill()
+        self.pipe.close()
+        self._output.close()
 
 
 def _follow(workers: Sequence[_Worker], on_event: OnEvent) -> None:
@@ -180,9 +171,12 @@ def _follow(workers: Sequence[_Worker], on_event: OnEvent) -> None:
         for worker in [worker for worker in busy if worker.pipe in ready]:
             event = worker.next_event()
             if event is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(_SECONDS_TO_LEAVE)
+                worker.process.kill()
+                worker.process.wait()
                 # If a worker was killed, others may have failed because of it in the same moment.
-                worker.process.wait(_SECONDS_TO_LEAVE)
-                failed = [w for w in busy if w.process.poll()] or [worker]
+                failed = [w for w in workers if w.process.poll()] or [worker]
                 raise min(failed, key=lambda w: w.process.returncode).failure()
             if event["event"] == "store":
                 for other in workers[1:]:

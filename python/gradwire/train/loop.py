@@ -145,8 +145,10 @@ class Trainer:
         model, settings = self._model(), self.settings
         # Each run has a new group; all ranks make it together, servers too.
         group = dist.new_group(list(range(settings.worker_ranks)))
-        if settings.is_server(self._rank):
-            return self._serve(model, codec)
+        if settings.is_server(self._rank):  # until the workers have left
+            start = time.perf_counter()
+            stats = strategies.serve(model, codec, settings)
+            return RankRecord(codec, self._rank, time.perf_counter() - start, hook=stats)
         strategy = choose(model, codec, settings, group)
         try:
             return self._train(model, codec, strategy, group, on_event)
@@ -175,13 +177,18 @@ class Trainer:
             rate = learning_rate(step, settings.steps, settings.learning_rate, settings.workers)
             for group in strategy.optimizer.param_groups:
                 group["lr"] = rate
-            loss = strategy.take_step(*self._batch(step))
+            loss = strategy.take_step(*self._batch(step)).item()
+            if not math.isfinite(loss):
+                raise DivergedError(
+                    f"the loss of {codec} is {loss} at step {step} on rank {self._rank}; "
+                    f"a smaller --lr may help (now {settings.learning_rate:g})"
+                )
             done = strategy.steps_done(step)
-            self._note_step(record, step, done, loss.item(), strategy)
+            record.note(loss, strategy.sent_bytes(), left_out=done - step - 1)
             if clock.seconds - last_event >= _SECONDS_BETWEEN_STEP_EVENTS:
                 last_event = clock.seconds
                 on_event(_step_event(record, clock.seconds))
-            if self._is_time_to_evaluate(step, done):
+            if done == settings.steps or step // settings.eval_every < done // settings.eval_every:
                 clock.stop()
                 if self._rank == 0:
                     self._evaluate(strategy.snapshot(), record, clock.seconds, on_event)
@@ -199,20 +206,6 @@ class Trainer:
             record.parameters_digest = parameters_digest(model)
         return record
 
-    def _serve(self, model: nn.Module, codec: str) -> RankRecord:
-        """A server's run, which ends when the workers have left."""
-        record = RankRecord(codec, self._rank)
-        start = time.perf_counter()
-        record.hook = strategies.serve(model, codec, self.settings)
-        record.seconds = time.perf_counter() - start
-        return record
-
-    def _is_time_to_evaluate(self, before: int, done: int) -> bool:
-        settings = self.settings
-        return (
-            done == settings.steps or before // settings.eval_every != done // settings.eval_every
-        )
-
     def _model(self) -> nn.Module:
         data, settings = self._data, self.settings
         model = models.build(settings.model, data.channels, data.side, data.classes, settings.seed)
@@ -221,16 +214,6 @@ class Trainer:
     def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         images, labels = self._batches.at(step)
         return torch.from_numpy(images).to(self._device), torch.from_numpy(labels).to(self._device)
-
-    def _note_step(
-        self, record: RankRecord, step: int, done: int, loss: float, strategy: Strategy
-    ) -> None:
-        if not math.isfinite(loss):
-            raise DivergedError(
-                f"the loss of {record.codec} is {loss} at step {step} on rank {self._rank}; "
-                f"a smaller --lr may help (now {self.settings.learning_rate:g})"
-            )
-        record.note(loss, strategy.sent_bytes(), left_out=done - step - 1)
 
     def _evaluate(
         self, model: nn.Module, record: RankRecord, seconds: float, on_event: OnEvent

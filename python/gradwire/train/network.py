@@ -48,10 +48,6 @@ _SUBNET_BITS = 16
 Attach = Callable[[int, subprocess.Popen[bytes]], None]
 
 
-class NetworkError(TrainError):
-    """The shaped network could not be built; the message quotes the tool that failed."""
-
-
 @dataclass(frozen=True)
 class Bytes:
     """The bytes that an interface has counted, of Ethernet frames without their checksum."""
@@ -130,7 +126,7 @@ def read_interface_bytes(interface: str) -> Bytes:
             if colon and name.strip() == interface:
                 fields = counters.split()
                 return Bytes(sent=int(fields[8]), received=int(fields[0]))
-    raise NetworkError(f"there is no interface {interface} here")
+    raise TrainError(f"there is no interface {interface} here")
 
 
 @contextmanager
@@ -189,7 +185,7 @@ def namespace_of(process: subprocess.Popen[bytes], timeout: float = 10.0) -> Ite
                 yield file.fileno()
                 return
         time.sleep(0.005)
-    raise NetworkError(f"process {process.pid} did not get a network namespace of its own")
+    raise TrainError(f"process {process.pid} did not get a network namespace of its own")
 
 
 def _run_in(namespace: int, tool: str, lines: list[str], *descriptors: int) -> None:
@@ -208,4 +204,4 @@ def _enter(namespace: int, command: list[str], text: str, *descriptors: int) -> 
         check=False,
     )
     if result.returncode != 0:
-        raise NetworkError(f"{' '.join(command)}: {result.stderr.strip()} (for: {text.strip()})")
+        raise TrainError(f"{' '.join(command)}: {result.stderr.strip()} (for: {text.strip()})")

@@ -25,17 +25,11 @@ def say(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-class Display:
+class Display(Progress):
     """Shows the events of rank 0. A context manager."""
 
     def __init__(self, console: Console, steps: int) -> None:
-        self.console = console
-        self._steps = steps
-        self._live = console.is_terminal
-        self._last_line = -math.inf
-        self._accuracy: dict[str, float] = {}
-        self._task: TaskID | None = None
-        self._progress = Progress(
+        super().__init__(
             TextColumn("{task.description:<14}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
@@ -44,20 +38,17 @@ class Display:
             TextColumn("left"),
             TimeRemainingColumn(compact=True),
             console=console,
-            disable=not self._live,
+            disable=not console.is_terminal,
         )
-
-    def __enter__(self) -> Display:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._steps = steps
+        self._last_line = -math.inf
+        self._accuracy: dict[str, float] = {}
+        self._task: TaskID | None = None
 
     def show(self, event: dict[str, Any]) -> None:
         """Shows an event of rank 0 if it is about progress."""
         if event["event"] == "begin":
-            self._task = self._progress.add_task(event["codec"], total=self._steps, state="")
+            self._task = self.add_task(event["codec"], total=self._steps, state="")
             self._last_line = -math.inf
         elif event["event"] == "step":
             self._show_step(event)
@@ -70,10 +61,10 @@ class Display:
         if codec in self._accuracy:
             state += f"  accuracy {self._accuracy[codec]:.1%}"
         if self._task is not None:
-            self._progress.update(self._task, completed=step, state=state)
+            self.update(self._task, completed=step, state=state)
         now = time.monotonic()
         finished = step == self._steps and "accuracy" in event
-        if not self._live and (finished or now - self._last_line >= _SECONDS_BETWEEN_LINES):
+        if self.disable and (finished or now - self._last_line >= _SECONDS_BETWEEN_LINES):
             self._last_line = now
             say(
                 self.console,

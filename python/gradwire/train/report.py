@@ -25,8 +25,8 @@ DDP's own messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -58,7 +58,7 @@ class CodecResult:
     accuracy: float
     seconds: float
     measured_seconds: float
-    speedup: float
+    speedup: float  # to the first codec
     push_bytes: float | None
     pull_bytes: float | None
     push_bits_per_value: float | None
@@ -102,13 +102,9 @@ def assemble(
     records: Sequence[Sequence[RankRecord]],
 ) -> Report:
     """records: for each codec the records of all ranks, in order."""
-    results: list[CodecResult] = []
-    for ranks in records:
-        seconds = max(record.seconds for record in ranks[: settings.worker_ranks])
-        if conditions.modelled:
-            seconds = model_seconds(settings, parameters, ranks)
-        first = results[0].seconds if results else seconds
-        results.append(_result(settings, parameters, ranks, seconds, first))
+    results = [_result(settings, parameters, conditions, ranks) for ranks in records]
+    first = results[0].seconds
+    results = [replace(result, speedup=first / result.seconds) for result in results]
     return Report(settings, parameters, conditions, results)
 
 
@@ -125,7 +121,8 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
             volume = max(volume, *sent)
         elif record.codec == PLAIN_DDP and not settings.is_server(record.rank):
             busy = max(busy, record.seconds)
-            volume = max(volume, 2 * _uncompressed_bytes(settings, parameters, record.codec))
+            values = _pushed_values(settings, parameters, record.codec)
+            volume = max(volume, 2 * 4.0 * values * settings.steps)
     return busy + volume * 8 / settings.bandwidth
 
 
@@ -137,22 +134,15 @@ def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> floa
     return parameters * (settings.workers - 1) / settings.workers
 
 
-def _uncompressed_bytes(settings: TrainSettings, parameters: int, codec: str) -> float:
-    """What a worker would push in the whole run without compression; it would pull as much."""
-    return 4.0 * _pushed_values(settings, parameters, codec) * settings.steps
-
-
 def _result(
-    settings: TrainSettings,
-    parameters: int,
-    ranks: Sequence[RankRecord],
-    seconds: float,
-    first: float,
+    settings: TrainSettings, parameters: int, conditions: Conditions, ranks: Sequence[RankRecord]
 ) -> CodecResult:
-    """seconds: measured or modelled; first: those of the first codec."""
     codec, workers = ranks[0].codec, ranks[: settings.worker_ranks]
-    measured = max(record.seconds for record in workers)
-    plain = _uncompressed_bytes(settings, parameters, codec)
+    seconds = measured = max(record.seconds for record in workers)
+    if conditions.modelled:
+        seconds = model_seconds(settings, parameters, ranks)
+    values = _pushed_values(settings, parameters, codec)
+    plain = 4.0 * values * settings.steps  # bytes that a worker would push without compression
     hooks = [record.hook for record in workers if record.hook is not None]
     push = pull = push_bits = pull_bits = ratio = None
     if hooks and plain > 0:
@@ -162,13 +152,12 @@ def _result(
         beside = fmean([hook["control_bytes"] for hook in hooks])
         ratio = 2 * plain / (push + pull + beside)
     links = [record.link for record in workers if record.link is not None]
-    values = _pushed_values(settings, parameters, codec)
     return CodecResult(
         codec=codec,
         accuracy=ranks[0].evaluations[-1].accuracy,
         seconds=seconds,
         measured_seconds=measured,
-        speedup=first / seconds,
+        speedup=1.0,
         push_bytes=push,
         pull_bytes=pull,
         push_bits_per_value=push_bits,
@@ -203,28 +192,26 @@ def _bits_of_steps(ranks: Sequence[Sequence[float | None]], values: float) -> li
 
 def table(report: Report) -> Table:
     """Fits into 80 columns. Bytes in megabytes (10^6)."""
-    links = _has_links(report)
-    time = "modelled\nseconds" if report.conditions.modelled else "wall\nseconds"
-    titles = ["test\naccuracy", time, "speed-\nup", "pushed\nMB", "pulled\nMB"]
-    titles += ["bits\npush", "bits\npull", "\nratio"] + ["link\nMB"] * links
+    columns: dict[str, Callable[[CodecResult], str]] = {
+        "codec": lambda result: result.codec,
+        "test\naccuracy": lambda result: f"{result.accuracy:.2%}",
+        f"{'modelled' if report.conditions.modelled else 'wall'}\nseconds": (
+            lambda result: f"{result.seconds:.1f}"
+        ),
+        "speed-\nup": lambda result: f"{result.speedup:.2f}",
+        "pushed\nMB": lambda result: _megabytes(result.push_bytes),
+        "pulled\nMB": lambda result: _megabytes(result.pull_bytes),
+        "bits\npush": lambda result: _number(result.push_bits_per_value),
+        "bits\npull": lambda result: _number(result.pull_bits_per_value),
+        "\nratio": lambda result: _number(result.ratio),
+    }
+    if _has_links(report):
+        columns["link\nMB"] = lambda result: _megabytes(result.link.sent if result.link else None)
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    shown.add_column("codec", no_wrap=True)
-    for title in titles:
-        shown.add_column(title, justify="right", no_wrap=True)
+    for title in columns:
+        shown.add_column(title, justify="left" if title == "codec" else "right", no_wrap=True)
     for result in report.results:
-        cells = [
-            f"{result.accuracy:.2%}",
-            f"{result.seconds:.1f}",
-            f"{result.speedup:.2f}",
-            _megabytes(result.push_bytes),
-            _megabytes(result.pull_bytes),
-            _number(result.push_bits_per_value),
-            _number(result.pull_bits_per_value),
-            _number(result.ratio),
-        ]
-        if links:
-            cells.append(_megabytes(None if result.link is None else result.link.sent))
-        shown.add_row(*(Text(cell) for cell in [result.codec, *cells]))
+        shown.add_row(*(Text(cell(result)) for cell in columns.values()))
     return shown
 
 

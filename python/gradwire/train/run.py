@@ -111,7 +111,7 @@ class _Follower:
     def __init__(
         self, chosen: TrainSettings, console: Console, conditions: report.Conditions
     ) -> None:
-        self.conditions = conditions
+        self._conditions = conditions
         self.display = Display(console, chosen.steps)
         self._settings = chosen
         self._console = console
@@ -124,13 +124,13 @@ class _Follower:
     def _announce(self) -> None:
         chosen = self._settings
         bandwidth = format_bandwidth(chosen.bandwidth)
-        links = self.conditions.note
-        if self.conditions.shaped:
+        links = self._conditions.note
+        if self._conditions.shaped:
             links = f"{bandwidth} each way, every worker behind a link of its own"
-        elif self.conditions.modelled:
+        elif self._conditions.modelled:
             links = f"NOT SHAPED; times for {bandwidth} will be modelled"
             warning = (
-                f"WARNING: the links cannot be limited to {bandwidth}: {self.conditions.note}.\n"
+                f"WARNING: the links cannot be limited to {bandwidth}: {self._conditions.note}.\n"
                 "The workers will talk over loopback, and the report will hold MODELLED times."
             )
             say(self._console, warning, style="bold red")
@@ -166,13 +166,26 @@ class _Follower:
 
     def report(self, records: list[list[RankRecord]], outputs: Outputs) -> report.Report:
         """Reports the records of all ranks for each codec."""
-        finished = report.assemble(self._settings, self._parameters, self.conditions, records)
-        _publish(finished, outputs, self._console)
+        finished = report.assemble(self._settings, self._parameters, self._conditions, records)
+        lines = report.footnotes(finished)
+        if outputs.json is not None:
+            text = json.dumps(finished.to_json(_describe()), indent=2, allow_nan=False)
+            if outputs.json == "-":
+                print(text)
+            else:
+                Path(outputs.json).write_text(text + "\n", encoding="utf-8")
+                lines.append(f"wrote {outputs.json}")
+        if outputs.plots is not None:
+            from gradwire.train import plots
+
+            lines += [f"wrote {path}" for path in plots.write(finished, outputs.plots)]
+        self._console.print(report.table(finished))
+        say(self._console, "\n".join(lines))
         return finished
 
     def _estimate(self) -> None:
         self._parameters = self._speeds[0]["parameters"]
-        bandwidth = self._settings.bandwidth if self.conditions.shaped else None
+        bandwidth = self._settings.bandwidth if self._conditions.shaped else None
         estimates = estimate_seconds(
             replace(self._settings, bandwidth=bandwidth),
             self._parameters,
@@ -202,23 +215,6 @@ def _duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def _publish(finished: report.Report, outputs: Outputs, console: Console) -> None:
-    lines = report.footnotes(finished)
-    if outputs.json is not None:
-        text = json.dumps(finished.to_json(_describe()), indent=2, allow_nan=False)
-        if outputs.json == "-":
-            print(text)
-        else:
-            Path(outputs.json).write_text(text + "\n", encoding="utf-8")
-            lines.append(f"wrote {outputs.json}")
-    if outputs.plots is not None:
-        from gradwire.train import plots
-
-        lines += [f"wrote {path}" for path in plots.write(finished, outputs.plots)]
-    console.print(report.table(finished))
-    say(console, "\n".join(lines))
 
 
 def _describe() -> dict[str, Any]:

@@ -47,7 +47,7 @@ _CODEC_HELP = (
     "A codec as `gradwire codecs` lists them, or ddp: DDP's own all-reduce. Repeatable; default: "
     f"{', '.join(DEFAULT_CODECS)}."
 )
-_BANDWIDTH_HELP = f"Of every worker's link, each way: {', '.join(BANDWIDTHS)}; default 10mbit."
+_BANDWIDTH_HELP = f"Rate of every worker's link, each way: {', '.join(BANDWIDTHS)}; default 10mbit."
 _LEARNING_RATE_HELP = (
     "First learning rate of one worker. It is multiplied by the number of workers and falls to a "
     "hundredth along a cosine. Default 0.1, for lenet 0.005."
@@ -60,10 +60,10 @@ _EXCHANGE_HELP = (
 )
 _EVERY_HELP = "Steps from one exchange to the next; workers step alone between."
 _SERVERS_HELP = f"With --exchange {SERVER}: processes that hold the model."
-_BACKUP_WORKERS_HELP = f"With --exchange {SERVER}: a step does not wait for so many of the workers."
+_BACKUP_WORKERS_HELP = f"With --exchange {SERVER}: workers that a step does not wait for."
 _DEVICE_HELP = (
-    "Of model, data and optimizer; cuda gives the workers the GPUs in turn. It goes with the "
-    f"exchanges {', '.join(ON_DEVICE)}, and with ddp."
+    "Device of model, data and optimizer; cuda gives the workers the GPUs in turn. It goes with "
+    f"the exchanges {', '.join(ON_DEVICE)}, and with ddp."
 )
 
 
