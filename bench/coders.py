@@ -40,7 +40,7 @@ class Trits:
     """One tensor as one rank sent it. sizes: bits of each coder; entropy: bits."""
 
     s: float
-    role: str
+    direction: str
     step: int
     tensor: str
     values: int
@@ -97,7 +97,7 @@ def train(s: float, steps: int, recorded: list[int], data_dir: Path | None) -> I
         optimizer.step()
 
 
-def measure(s: float, role: str, step: int, tensor: str, sent: NDArray[np.float32]) -> Trits:
+def measure(s: float, direction: str, step: int, tensor: str, sent: NDArray[np.float32]) -> Trits:
     """sent: values -m, 0 or m, which 3lc with s=1 encodes to the same trits again."""
     counts = np.array([np.sum(sent < 0), np.sum(sent == 0), np.sum(sent > 0)], float)
     shares = counts[counts > 0] / sent.size
@@ -107,7 +107,7 @@ def measure(s: float, role: str, step: int, tensor: str, sent: NDArray[np.float3
         sizes[coder] = 8 * max(gradwire.inspect(frame)["payload_bytes"] - SCALE_BYTES, 0)
     return Trits(
         s=s,
-        role=role,
+        direction=direction,
         step=step,
         tensor=tensor,
         values=sent.size,
@@ -120,17 +120,18 @@ def measure(s: float, role: str, step: int, tensor: str, sent: NDArray[np.float3
 def table(found: list[Trits]) -> None:
     rows = []
     for s in dict.fromkeys(t.s for t in found):
-        for role in ("push", "pull"):
+        for direction in ("push", "pull"):
             for step in [*dict.fromkeys(t.step for t in found), None]:
-                part = [t for t in found if (t.s, t.role) == (s, role) and step in (None, t.step)]
-                rows.append((f"{s:.2f}", role, "all" if step is None else step, *totals(part)))
+                sent = [t for t in found if (t.s, t.direction) == (s, direction)]
+                part = [t for t in sent if step in (None, t.step)]
+                rows.append((f"{s:.2f}", direction, "all" if step is None else step, *totals(part)))
     for low, high in ((0.1, 1.0), (0.01, 0.1), (0.001, 0.01), (0.0, 0.001)):
         part = [t for t in found if low < t.density <= high]
         if part:
             rows.append(("all", "both", f"{100 * low:g} to {100 * high:g} %", *totals(part)))
     print_table(
         (
-            *("s", "role", "step or density", "tensors", "density %", "entropy"),
+            *("s", "direction", "step or density", "tensors", "density %", "entropy"),
             *CODERS,
             *("rice / entropy", "zre / rice"),
         ),

@@ -197,7 +197,7 @@ def _print_measurements(rows: list[dict[str, Any]]) -> None:
             (*place[:2], f"{place[2]:,}", place[3], *_cells(operations))
             for place, operations in lines.items()
         ],
-        left=frozenset({0, 1}),
+        left=range(2),
     )
     if any(row["parallel_memcpy_gb_per_s"] for row in rows):
         print("In brackets: memcpy on as many threads, the limit that memory sets.")

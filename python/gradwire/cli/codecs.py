@@ -26,7 +26,7 @@ def codecs(as_json: JsonOption = False) -> None:
             )
             for codec in listed
         ],
-        left=frozenset({0, 1, 2, 3}),
+        left=range(4),
     )
     print_table(
         ("codec", "parameter", "default", "values", "what it sets"),
@@ -35,5 +35,5 @@ def codecs(as_json: JsonOption = False) -> None:
             for codec in listed
             for parameter in codec["parameters"]
         ],
-        left=frozenset({0, 1, 2, 3, 4}),
+        left=range(5),
     )

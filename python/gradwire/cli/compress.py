@@ -210,7 +210,7 @@ def _print_report(report: dict[str, Any], verbose: bool) -> None:
                 )
                 for row in rows
             ],
-            left=frozenset({0, 1, 2, 3}),
+            left=range(4),
         )
     print(
         f"{report['input']} -> {report['output']}: {human_bytes(report['bytes'])} -> "

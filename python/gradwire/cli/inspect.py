@@ -18,6 +18,8 @@ from gradwire.cli.output import (
 )
 from gradwire.container import ContainerError, is_container, parse
 
+_TEXTS = ("name", "dtype", "shape", "storage", "codec")  # columns of text, not of numbers
+
 
 def inspect(
     file: Annotated[Path, Argument(metavar="FILE", help="A frame, a packet or a compressed file.")],
@@ -84,9 +86,7 @@ def _print(found: dict[str, Any]) -> None:
     print_table(
         [column.replace("_", " ") for column in columns],
         [[_text(part.get(column)) for column in columns] for part in parts],
-        left=frozenset(
-            map(columns.index, {"name", "dtype", "shape", "storage", "codec"} & set(columns))
-        ),
+        left=[i for i, column in enumerate(columns) if column in _TEXTS],
     )
 
 

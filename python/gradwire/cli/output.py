@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -40,7 +40,7 @@ def print_json(document: object) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], left: frozenset[int] = frozenset({0})
+    columns: Sequence[str], rows: Iterable[Sequence[object]], left: Container[int] = range(1)
 ) -> None:
     """Prints a table. The columns in `left` are text, the others numbers. Cells are no markup."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)

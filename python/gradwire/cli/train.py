@@ -41,15 +41,14 @@ def train(
     if not console.is_terminal:
         console.width = _WIDTH_WITHOUT_TERMINAL
     outputs = run.Outputs(json_path, plots)
-    if not worker.is_under_torchrun():
+    place = worker.world_of_torchrun()
+    if place is None:
         run.train_here(chosen, outputs, console)
         return
     workers_given = str(context.get_parameter_source("workers")).endswith("COMMANDLINE")
-    if worker.world_of_torchrun()[0] == 0 and (
-        given["bandwidth"] not in (None, "none") or workers_given
-    ):
+    if place[0] == 0 and (given["bandwidth"] not in (None, "none") or workers_given):
         console.print("Under torchrun --workers and --bandwidth do nothing.", style="bold")
-    run.train_under_torchrun(chosen, outputs, console)
+    run.train_under_torchrun(chosen, outputs, console, *place)
 
 
 def _signature() -> inspect.Signature:

@@ -11,9 +11,11 @@ import hashlib
 import math
 import os
 import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -45,36 +47,31 @@ class TrainingClock:
         self._interface = interface
         self._device = device
         self._workers = workers
-        self._started: float | None = None
-        self._seconds = 0.0
-        self._bytes_at_start = self._bytes = Bytes(0, 0)
+        # Seconds, bytes sent and received; minus those at the start while the clock runs.
+        self._total = np.zeros(3)
+        self._runs = False
 
     def start(self) -> None:
-        self._wait()
-        self._bytes_at_start = self._counted()
-        self._started = time.perf_counter()
+        self._total -= self._wait_and_read()
+        self._runs = True
 
     def stop(self) -> None:
-        self._wait()
-        self._seconds = self.seconds
-        self._started = None
-        self._bytes += self._counted() - self._bytes_at_start
+        self._total += self._wait_and_read()
+        self._runs = False
 
     @property
     def seconds(self) -> float:
-        passed = 0.0 if self._started is None else time.perf_counter() - self._started
-        return self._seconds + passed
+        return float(self._total[0]) + (time.perf_counter() if self._runs else 0.0)
 
     @property
     def link(self) -> Bytes | None:
-        return None if self._interface is None else self._bytes
+        return None if self._interface is None else Bytes(*map(int, self._total[1:]))
 
-    def _wait(self) -> None:
+    def _wait_and_read(self) -> tuple[float, int, int]:
         devices.wait_for(self._device)
         dist.barrier(self._workers)
-
-    def _counted(self) -> Bytes:
-        return Bytes(0, 0) if self._interface is None else read_interface_bytes(self._interface)
+        counted = Bytes(0, 0) if self._interface is None else read_interface_bytes(self._interface)
+        return time.perf_counter(), counted.sent, counted.received
 
 
 class Trainer:
@@ -112,19 +109,17 @@ class Trainer:
         the time of about five steps and changes nothing."""
         model = self._model()
         images, labels = self._batch(0)
-        seconds = []
-        for _ in range(4):
-            start = time.perf_counter()
-            loss = functional.cross_entropy(model(images), labels)
-            loss.backward()
+
+        def take_step() -> None:
+            functional.cross_entropy(model(images), labels).backward()
             devices.wait_for(self._device)
-            seconds.append(time.perf_counter() - start)
+
+        seconds = timeit.repeat(take_step, number=1, repeat=4)
         sample = ImageSet(
             self._data.test.images[:_EVALUATION_BATCH], self._data.test.labels[:_EVALUATION_BATCH]
         )
-        start = time.perf_counter()
-        self._accuracy(model, sample, self._threads)
-        evaluation = (time.perf_counter() - start) * len(self._data.test) / len(sample)
+        evaluation = timeit.timeit(lambda: self._accuracy(model, sample, self._threads), number=1)
+        evaluation *= len(self._data.test) / len(sample)
         if self._device.type == "cpu":
             # All ranks of this machine measure at once, but rank 0 evaluates alone, on all CPUs.
             ranks = self.settings.worker_ranks

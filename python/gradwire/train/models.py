@@ -6,8 +6,6 @@ All take float32 images (batch, channels, side, side), side 28 or 32, and return
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -102,19 +100,14 @@ def _stage(channels_in: int, channels_out: int, blocks: int, stride: int) -> nn.
     return nn.Sequential(first, *rest)
 
 
-_BUILDERS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "lenet": LeNet,
-    "resnet20": lambda channels, side, classes: CifarResNet(20, channels, classes),
-    "resnet56": lambda channels, side, classes: CifarResNet(56, channels, classes),
-    "resnet110": lambda channels, side, classes: CifarResNet(110, channels, classes),
-}
-
-
 def build(name: str, channels: int, side: int, classes: int, seed: int) -> nn.Module:
-    """The model with weights drawn from `seed`: the same on every rank and for every codec."""
+    """One of settings.MODELS, with weights drawn from `seed`: the same on every rank and for every
+    codec."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _BUILDERS[name](channels, side, classes)
+        if name == "lenet":
+            return LeNet(channels, side, classes)
+        return CifarResNet(int(name.removeprefix("resnet")), channels, classes)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -55,12 +55,6 @@ class Bytes:
     sent: int
     received: int
 
-    def __add__(self, other: Bytes) -> Bytes:
-        return Bytes(self.sent + other.sent, self.received + other.received)
-
-    def __sub__(self, earlier: Bytes) -> Bytes:
-        return Bytes(self.sent - earlier.sent, self.received - earlier.received)
-
     @staticmethod
     def mean(counts: Sequence[Bytes]) -> Bytes:
         sent, received = ([count.sent for count in counts], [count.received for count in counts])

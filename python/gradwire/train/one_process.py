@@ -69,7 +69,7 @@ class OneProcess(Strategy):
         return torch.stack(losses).mean()
 
     def sent_bytes(self) -> tuple[float, float]:
-        """Of a worker: the mean of its pushes, and what it pulls."""
+        """The mean over the workers of the bytes that one pushes, and the bytes that each pulls."""
         pushed, pulled = self._last_bytes[:, 0].tolist()
         return pushed, pulled
 

@@ -82,7 +82,7 @@ class Report:
     results: list[CodecResult]
 
     def to_json(self, machine: dict[str, Any]) -> dict[str, Any]:
-        """Plain values. machine: where it ran and what ran, as it shall appear."""
+        """Plain values. machine: a description of the machine and of the build."""
         bandwidth = format_bandwidth(self.settings.bandwidth)
         return {
             "kind": "gradwire-train",
@@ -116,7 +116,7 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
         if (hook := record.hook) is not None:
             busy = max(busy, record.seconds - hook["wire_seconds"])
             sent = hook["push_bytes"] + hook["pull_bytes"], hook.get("received_bytes", 0)
-            if "role" in hook:  # of the server exchange: the one sends what the other receives
+            if "role" in hook:  # of a server or its worker: a push of one is received by the other
                 sent = hook["push_bytes"], hook["pull_bytes"]
             volume = max(volume, *sent)
         elif record.codec == PLAIN_DDP and not settings.is_server(record.rank):

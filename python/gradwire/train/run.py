@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from gradwire.machine import describe_build, describe_machine
 from gradwire.train import data, devices, launcher, network, report, settings, worker
 from gradwire.train.errors import TrainError
 from gradwire.train.estimate import estimate_seconds
@@ -67,13 +70,12 @@ def train_here(chosen: TrainSettings, outputs: Outputs, console: Console) -> rep
 
 
 def train_under_torchrun(
-    chosen: TrainSettings, outputs: Outputs, console: Console
+    chosen: TrainSettings, outputs: Outputs, console: Console, rank: int, world: int
 ) -> report.Report | None:
     """Joins the ranks that torchrun started; rank 0 reports, the others return None."""
     prepare(chosen, outputs)
     from gradwire.torch.link.errors import CommunicationError
 
-    rank, world = worker.world_of_torchrun()
     try:
         if chosen.exchange == settings.ONE_PROCESS:
             raise settings.SettingsError("--exchange", f"{chosen.exchange} goes without torchrun")
@@ -86,7 +88,7 @@ def train_under_torchrun(
     follower = _Follower(chosen, console if rank == 0 else Console(quiet=True), conditions)
     try:
         with follower.display:
-            records = worker.run_under_torchrun(chosen, lambda event: follower.follow(rank, event))
+            records = worker.run_under_torchrun(chosen, rank, partial(follower.follow, rank))
     except (TrainError, CommunicationError) as error:
         raise TrainError(f"rank {rank}: {error}") from error
     return None if records is None else follower.report(records, outputs)
@@ -118,7 +120,7 @@ class _Follower:
         self._parameters = 0
         self._speeds: list[dict[str, Any]] = []
         self._written: dict[str, list[int]] = {}
-        self._expected = 1 if worker.is_under_torchrun() else chosen.worker_ranks
+        self._expected = 1 if worker.world_of_torchrun() else chosen.worker_ranks
         self._announce()
 
     def _announce(self) -> None:
@@ -169,7 +171,9 @@ class _Follower:
         finished = report.assemble(self._settings, self._parameters, self._conditions, records)
         lines = report.footnotes(finished)
         if outputs.json is not None:
-            text = json.dumps(finished.to_json(_describe()), indent=2, allow_nan=False)
+            machine = describe_machine()
+            machine |= {"gradwire": describe_build(), "torch": version("torch")}
+            text = json.dumps(finished.to_json(machine), indent=2, allow_nan=False)
             if outputs.json == "-":
                 print(text)
             else:
@@ -215,11 +219,3 @@ def _duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def _describe() -> dict[str, Any]:
-    from importlib.metadata import version
-
-    from gradwire.machine import describe_build, describe_machine
-
-    return {**describe_machine(), "gradwire": describe_build(), "torch": version("torch")}

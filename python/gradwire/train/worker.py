@@ -24,7 +24,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -74,25 +74,24 @@ def run_codecs(trainer: Trainer, on_event: OnEvent, **group: Any) -> Iterator[Ra
 # Under torchrun
 
 
-def is_under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
-    return "RANK" in environment and "WORLD_SIZE" in environment
-
-
-def world_of_torchrun() -> tuple[int, int]:
-    """Rank and number of ranks."""
+def world_of_torchrun() -> tuple[int, int] | None:
+    """Rank and number of ranks; None if torchrun did not start this process."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def run_under_torchrun(settings: TrainSettings, on_event: OnEvent) -> list[list[RankRecord]] | None:
+def run_under_torchrun(
+    settings: TrainSettings, rank: int, on_event: OnEvent
+) -> list[list[RankRecord]] | None:
     """Runs all codecs in the ranks that torchrun started, as many as the settings have. Returns the
     records of all ranks for each codec on rank 0, None on the others. Raises TrainError."""
     import torch.distributed as dist
 
-    rank, world = world_of_torchrun()
     trainer = prepare(settings, rank, int(os.environ.get("LOCAL_RANK", rank)), None, on_event)
     gathered = []
     for record in run_codecs(trainer, on_event):
-        everyone: list[Any] = [None] * world
+        everyone: list[Any] = [None] * settings.ranks
         dist.gather_object(record, everyone if rank == 0 else None)
         gathered.append(everyone)
     return gathered if rank == 0 else None
@@ -109,7 +108,7 @@ def _end_with_pipe(launcher: Connection) -> None:
 
 def _end_with_parent() -> None:
     """Lets the kernel kill this process when the launcher's dies, even if this one hangs. Where the
-    system has no such call, the end of stdin alone ends this process."""
+    system has no such call, only the end of the pipe ends this process."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
