@@ -24,7 +24,7 @@ import contextlib
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
 from enum import IntEnum
 
@@ -39,6 +39,7 @@ HEAD_BYTES = 65536
 _WORD = struct.Struct("<Q")
 _LENGTH_BITS = 56
 _IN_HEAD = HEAD_BYTES - _WORD.size
+_NOTHING = np.empty(0, dtype=np.uint8)
 _HEAD_TAG, _PROBE_TAG, _REST_TAG, _BEYOND_TAG = range(4)
 
 
@@ -61,17 +62,6 @@ class WireBrokenError(Exception):
         super().__init__(str(cause))
         self.peer = peer
         self.silent = silent
-        self.cause = cause
-
-
-@dataclass
-class Traffic:
-    """Counters of one wire, which only grow."""
-
-    sent_bytes: int = 0  # message bytes without the word
-    received_bytes: int = 0
-    framing_bytes: int = 0  # the words sent
-    waited_seconds: float = 0.0  # blocked on the wire
 
 
 class Wire:
@@ -84,22 +74,23 @@ class Wire:
         self.rank = group.rank()
         self.world_size = group.size()
         self.peers = [peer for peer in range(self.world_size) if peer != self.rank]
-        self.traffic = Traffic()
+        self.timeout = timeout
+        self.sent_bytes = 0  # of messages, with their words
+        self.waited_seconds = 0.0  # blocked on the wire
         self._counting = threading.Lock()
         self._group: dist.ProcessGroup | None = group
-        self.timeout = timeout
         self._sends: list[tuple[int, dist.Work, Bytes]] = []
         self._heads = {peer: np.empty(HEAD_BYTES, dtype=np.uint8) for peer in self.peers}
-        self._posted: dict[int, dist.Work | Exception] = {}
+        self._posted: dict[int, dist.Work | WireBrokenError] = {}
         # Room for a message with the largest rest so far. `_room_there` is the room of a peer,
         # which follows from what was sent to it.
         self._rooms = dict.fromkeys(self.peers, np.empty(0, dtype=np.uint8))
-        self._rests: dict[int, dist.Work | Exception] = {}
+        self._rests: dict[int, dist.Work | WireBrokenError] = {}
         self._room_there = dict.fromkeys(self.peers, 0)
         for peer in self.peers:
             self._post(peer)
 
-    def send(self, peer: int, kind: Kind, payload: Bytes) -> None:
+    def send(self, peer: int, kind: Kind, payload: Bytes = _NOTHING) -> None:
         """Starts sending. `payload` (one-dimensional) must not change before the next `flush`."""
         length = payload.size
         head = np.empty(min(HEAD_BYTES, _WORD.size + length), dtype=np.uint8)
@@ -113,24 +104,18 @@ class Wire:
             if length > room:
                 self._start_send(peer, payload[max(room, _IN_HEAD) :], _BEYOND_TAG)
                 self._room_there[peer] = _room_for(length)
-        self.traffic.sent_bytes += length
-        self.traffic.framing_bytes += _WORD.size
+        self.sent_bytes += _WORD.size + length
 
     def receive(self, peer: int, timeout: float | None = None) -> tuple[Kind, Bytes]:
         """Waits for the next message of `peer`; its bytes stay valid until `release(peer)`.
 
         `timeout` replaces the wire's. A wait that times out closes all connections.
         """
-        posted = self._posted.pop(peer)
-        if isinstance(posted, Exception):
-            raise WireBrokenError(peer, silent=False, cause=posted)
-        self._wait(peer, posted, timeout)
+        self._wait(peer, self._posted.pop(peer), timeout)
         head = self._heads[peer]
         (word,) = _WORD.unpack_from(head)
         length = word & ((1 << _LENGTH_BITS) - 1)
         kind = Kind(word >> _LENGTH_BITS)
-        with self._counting:
-            self.traffic.received_bytes += length
         if length <= _IN_HEAD:
             return kind, head[_WORD.size : _WORD.size + length]
         room = self._rooms[peer]
@@ -141,10 +126,7 @@ class Wire:
             beyond = self._start_receive(peer, larger[there:length], _BEYOND_TAG)
             self._rooms[peer] = larger
         if room.size > 0:
-            rest = self._rests.pop(peer)
-            if isinstance(rest, Exception):
-                raise WireBrokenError(peer, silent=False, cause=rest)
-            self._wait(peer, rest, timeout)
+            self._wait(peer, self._rests.pop(peer), timeout)
         if beyond is not None:
             self._wait(peer, beyond, timeout)
             self._rooms[peer][_IN_HEAD : room.size] = room[_IN_HEAD:]
@@ -205,32 +187,32 @@ class Wire:
             self._rests[peer] = self._try_receive(peer, room[_IN_HEAD:], _REST_TAG)
         self._posted[peer] = self._try_receive(peer, self._heads[peer], _HEAD_TAG)
 
-    def _try_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work | Exception:
-        """A failure is raised in `receive`: a peer may rightly leave after its last message."""
+    def _try_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work | WireBrokenError:
+        """A failure is raised in `_wait`: a peer may rightly leave after its last message."""
         try:
             return self._start_receive(peer, data, tag)
         except WireBrokenError as broken:
-            return RuntimeError(str(broken.cause))
+            return broken
 
     def _start_send(self, peer: int, data: Bytes, tag: int) -> None:
-        assert self._group is not None, "the wire was dropped"
-        try:
-            work = dist.isend(_as_tensor(data), group=self._group, group_dst=peer, tag=tag)
-        except RuntimeError as error:
-            raise WireBrokenError(peer, silent=False, cause=error) from error
-        assert work is not None
+        work = self._start(peer, lambda group: group.send([_as_tensor(data)], peer, tag))
         self._sends.append((peer, work, data))
 
     def _start_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work:
+        return self._start(peer, lambda group: group.recv([_as_tensor(data)], peer, tag))
+
+    def _start(self, peer: int, transfer: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work:
         assert self._group is not None, "the wire was dropped"
         try:
-            work = dist.irecv(_as_tensor(data), group=self._group, group_src=peer, tag=tag)
+            return transfer(self._group)
         except RuntimeError as error:
             raise WireBrokenError(peer, silent=False, cause=error) from error
-        assert work is not None
-        return work
 
-    def _wait(self, peer: int, work: dist.Work, timeout: float | None = None) -> None:
+    def _wait(
+        self, peer: int, work: dist.Work | WireBrokenError, timeout: float | None = None
+    ) -> None:
+        if isinstance(work, WireBrokenError):
+            raise work
         seconds = self.timeout if timeout is None else timeout
         start = time.perf_counter()
         try:
@@ -241,7 +223,7 @@ class Wire:
             raise WireBrokenError(peer, silent, error) from error
         finally:
             with self._counting:
-                self.traffic.waited_seconds += time.perf_counter() - start
+                self.waited_seconds += time.perf_counter() - start
 
 
 def _room_for(length: int) -> int:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.torch.link.engine import Lines, agree
+from gradwire.torch.link.engine import agree
 from gradwire.torch.link.wire import Bytes, Kind, Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
@@ -88,11 +88,11 @@ class Replica:
         lines += [f"{kind} {name} {list(t.shape)} {t.dtype}" for kind, name, t in tensors]
 
         def work(wire: Wire) -> torch.Tensor:
-            agree(Lines(wire.rank, [*settings, *lines]), wire)
+            agree("\n".join([*settings, *lines]), wire)
             self.session.runner.find_machines()
             values = _broadcast([tensor for _, _, tensor in tensors], wire)
             digest = hashlib.sha256(values).hexdigest()
-            agree(Lines(wire.rank, [f"values {digest} after the broadcast"]), wire)
+            agree(f"values {digest} after the broadcast", wire)
             return self.bucket
 
         try:

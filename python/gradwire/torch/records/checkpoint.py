@@ -19,15 +19,33 @@ keeps that amount for another world size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from gradwire._core import Exchange
 from gradwire.torch.records.exchange_settings import check_machines
-from gradwire.torch.records.residuals import Residual
 
 FORMAT = 1
 StateDict = dict[str, Any]
+
+
+class Residual(NamedTuple):
+    """Values of parameter `name` that were not sent, from its flattened element `offset` on.
+
+    `kind`: "push" if this rank owes them to the owner, "pull" if the owner owes them to all ranks.
+    """
+
+    kind: str
+    name: str
+    offset: int
+    values: npt.NDArray[np.float32]
+
+
+def residuals_in(exchange: Exchange) -> list[Residual]:
+    return [Residual(**entry) for entry in exchange.export_residuals()]
 
 
 def make_state(
@@ -41,12 +59,7 @@ def make_state(
         "world_size": world_size,
         **more,
         "residuals": [
-            {
-                "kind": residual.kind,
-                "name": residual.name,
-                "offset": residual.offset,
-                "values": torch.from_numpy(residual.values.copy()),
-            }
+            residual._asdict() | {"values": torch.from_numpy(residual.values.copy())}
             for residual in residuals
         ],
     }

@@ -8,6 +8,7 @@ follows the loss cannot run there.)
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -20,16 +21,13 @@ from gradwire.torch.records.parameters import Options, options_of
 
 
 def encode_options(groups: list[Options]) -> Bytes:
-    plain = [
-        {key: _plain(value) for key, value in sorted(options.items()) if _is_plain(value)}
-        for options in options_of(groups)
-    ]
+    plain: list[Options] = []
+    for options in options_of(groups):
+        plain.append({})
+        for key, value in sorted(options.items()):
+            with contextlib.suppress(TypeError):
+                plain[-1][key] = _plain(value)
     return np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8)
-
-
-def decode_options(payload: Bytes) -> list[Options]:
-    options: list[Options] = json.loads(payload.tobytes())
-    return options
 
 
 def apply_options(groups: list[Options], options: list[Options]) -> None:
@@ -44,7 +42,7 @@ def apply_options(groups: list[Options], options: list[Options]) -> None:
 
 
 def choose_options(
-    latest: dict[int, Bytes], taken: list[int], strict: bool
+    latest: dict[int, bytes], taken: list[int], strict: bool
 ) -> list[Options] | None:
     """The options of the lowest rank whose push is in the version; None if no worker sent any.
 
@@ -56,18 +54,18 @@ def choose_options(
     if not ranks:
         return None
     first = ranks[0]
-    chosen = decode_options(latest[first])
+    chosen: list[Options] = json.loads(latest[first])
     for rank in ranks[1:] if strict else ():
-        if latest[rank].tobytes() != latest[first].tobytes():
-            other = difference(chosen, decode_options(latest[rank]))
+        if latest[rank] != latest[first]:
             raise PeerMismatchError(
-                f"ranks {first} and {rank} differ in their parameter groups: {other}",
+                f"ranks {first} and {rank} differ in their parameter groups: "
+                f"{_difference(chosen, json.loads(latest[rank]))}",
                 (first, rank),
             )
     return chosen
 
 
-def difference(a: list[Options], b: list[Options]) -> str:
+def _difference(a: list[Options], b: list[Options]) -> str:
     """The first option in which two lists of groups differ, as text."""
     for place, (mine, theirs) in enumerate(zip(a, b, strict=False)):
         for key in sorted(mine.keys() | theirs.keys()):
@@ -76,17 +74,12 @@ def difference(a: list[Options], b: list[Options]) -> str:
     return f"{len(a)} and {len(b)} groups"
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.dim() == 0
-    if isinstance(value, tuple | list):
-        return all(_is_plain(entry) for entry in value)
-    return value is None or isinstance(value, bool | int | float | str)
-
-
 def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+    """The value as JSON holds it. Raises TypeError for one that is not sent."""
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
         return value.item()
     if isinstance(value, tuple | list):
         return [_plain(entry) for entry in value]
-    return value
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} is not sent")

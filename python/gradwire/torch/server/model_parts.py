@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,8 +11,8 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from gradwire._core import Layout, WorkerSide
-from gradwire.torch.link.wire import Bytes
+from gradwire._core import Layout
+from gradwire.torch.link.wire import Bytes, Kind
 from gradwire.torch.records.parameters import NamedTensor, Options, copy_gradient
 from gradwire.torch.server.group_options import apply_options
 
@@ -26,45 +27,26 @@ class _Place(NamedTuple):
     values: torch.Tensor
 
 
-def _pack_model(version: int, tensors: Sequence[torch.Tensor]) -> Bytes:
-    parts = [np.frombuffer(_VERSION.pack(version), dtype=np.uint8)]
-    for tensor in tensors:
-        parts.append(tensor.detach().cpu().contiguous().view(-1).numpy().view(np.uint8))
-    return np.concatenate(parts)
-
-
 class ServerPart:
     """The bucket of a server exchange, and the parameters whose values it holds."""
 
     def __init__(self, layout: Layout, named: Sequence[NamedTensor], rank: int) -> None:
         self.bucket = np.zeros(layout.numel, dtype=np.float32)
-        self.is_server = rank >= layout.workers
-        self._first_version: dict[int, int] = {}  # of each server's tensors, on a worker
         parts = torch.from_numpy(self.bucket).split([tensor.numel() for _, tensor in named])
         self._places = {
             name: _Place(name, tensor, part.view(tensor.shape))
             for (name, tensor), part in zip(named, parts, strict=True)
         }
-        self._of_server: dict[int, list[_Place]] = {}
+        self._of_server: defaultdict[int, list[_Place]] = defaultdict(list)
         for segment in layout.segments:
-            place = self._places[segment["name"]]
-            self._of_server.setdefault(segment["owner"], []).append(place)
-        self._own = self._of_server.get(rank, [])  # of a server
+            self._of_server[segment["owner"]].append(self._places[segment["name"]])
+        self._own = self._of_server[rank]  # of a server
         self._before: list[torch.Tensor] = []  # a server's tensors before its step
         self._replica: list[torch.Tensor] = []  # a server's tensors as the workers have them
 
-    @property
-    def numel(self) -> int:
-        """Values of a server's own tensors."""
-        return sum(place.tensor.numel() for place in self._own)
-
-    def values_pulled(self, exchange: WorkerSide) -> int:
-        """Values that a worker pulled, in all versions that it applied."""
-        return sum(
-            (exchange.version(server) - first) * place.tensor.numel()
-            for server, first in self._first_version.items()
-            for place in self._of_server.get(server, ())
-        )
+    def numel(self, server: int) -> int:
+        """Values of a server's tensors."""
+        return sum(place.values.numel() for place in self._of_server[server])
 
     # On a worker
 
@@ -74,9 +56,9 @@ class ServerPart:
             copy_gradient(name, tensor, values)
 
     @torch.no_grad()
-    def apply(self, server: int) -> None:
+    def apply(self, server: int, version: int) -> None:
         """Adds the change of the server's tensors, which is in the bucket."""
-        for _, tensor, values in self._of_server.get(server, ()):
+        for _, tensor, values in self._of_server[server]:
             tensor.add_(values.to(tensor.device))
 
     @torch.no_grad()
@@ -84,11 +66,10 @@ class ServerPart:
         """Takes over the tensors of a message that `model` made there. Returns its version."""
         (version,) = _VERSION.unpack_from(message)
         values = torch.from_numpy(message[_VERSION.size :].view(np.float32))
-        tensors = [place.tensor for place in self._of_server.get(server, ())]
+        tensors = [place.tensor for place in self._of_server[server]]
         sizes = [tensor.numel() for tensor in tensors]
         for tensor, part in zip(tensors, values.split(sizes), strict=True):
             tensor.copy_(part.view(tensor.shape))
-        self._first_version.setdefault(server, version)
         return int(version)
 
     # On a server
@@ -97,26 +78,28 @@ class ServerPart:
     def keep_model(self, with_replica: bool) -> None:
         """Keeps a copy of the tensors, from which `step` computes the change of the next version.
 
-        with_replica: keeps another copy as the workers have the tensors, for `replica`.
+        with_replica: keeps another copy as the workers have the tensors, for CATCH_UP.
         """
         self._before = [place.tensor.detach().clone() for place in self._own]
         if with_replica:
             self._replica = [tensor.cpu().clone() for tensor in self._before]
 
-    @torch.no_grad()
-    def model(self, version: int) -> Bytes:
-        return _pack_model(version, [place.tensor for place in self._own])
-
-    def replica(self, version: int) -> Bytes:
-        """The model of a worker that pulled all versions, as a message."""
-        return _pack_model(version, self._replica)
+    def model(self, version: int, kind: Kind = Kind.MODEL) -> Bytes:
+        """The tensors here; with CATCH_UP, those of a worker that pulled all versions."""
+        catch_up = kind is Kind.CATCH_UP
+        tensors = self._replica if catch_up else [place.tensor for place in self._own]
+        parts = [np.frombuffer(_VERSION.pack(version), dtype=np.uint8)]
+        for tensor in tensors:
+            parts.append(tensor.detach().cpu().contiguous().view(-1).numpy().view(np.uint8))
+        return np.concatenate(parts)
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Adds the change in the bucket, as the workers decode it, to the tensors of `replica`."""
-        if self._replica:
-            for place, tensor in zip(self._own, self._replica, strict=True):
-                tensor.add_(place.values)
+        """Adds the change in the bucket, as the workers decode it, to the tensors of CATCH_UP."""
+        if not self._replica:
+            return
+        for place, tensor in zip(self._own, self._replica, strict=True):
+            tensor.add_(place.values)
 
     def named_model(self) -> dict[str, torch.Tensor]:
         return {name: tensor.detach().clone() for name, tensor, _ in self._own}

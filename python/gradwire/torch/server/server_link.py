@@ -1,62 +1,60 @@
-"""What connects workers and servers: a connection, an inbox, and the handling of errors."""
+"""What connects workers and servers: a connection whose messages come in any order.
+
+Gloo cannot tell which of several receives is done: `is_completed()` is false until somebody waits,
+and a receive from any source does not notice that a peer is gone. So one thread waits for each
+peer. It waits without a timeout: a Gloo wait that times out closes all connections of its group,
+and a slow peer must not close those of the others.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
-import numpy as np
 import torch.distributed as dist
 
-from gradwire._core import Exchange
 from gradwire.torch.link.connection import Connection, LostError
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.errors import CommunicationError, PeerMismatchError
-from gradwire.torch.link.wire import Bytes, Kind, Traffic, WireBrokenError
-from gradwire.torch.server.inbox import Inbox, Message
+from gradwire.torch.link.wire import Bytes, Kind, WireBrokenError
 
 _CONNECT_SECONDS = 60.0  # processes may start that much apart, however small the timeout is
-_NOTHING = np.empty(0, dtype=np.uint8)
+_ENDLESS = 365 * 86400.0
 
 
-class ServerLink:
+@dataclass(frozen=True)
+class Message:
+    peer: int
+    kind: Kind
+    payload: Bytes
+
+
+class ServerLink(Connection):
     """Lasts from the comparison of setups to `close`, or to the first error, which ends it."""
 
     def __init__(
         self,
         process_group: dist.ProcessGroup | None,
         timeout: float,
-        exchange: Exchange,
-        peers: list[int],
+        description: str,
+        peers: Sequence[int],
     ) -> None:
-        """`peers`: the ranks that send messages here."""
+        """`description`: of the setup, equal on all ranks. `peers`: who sends messages here."""
+        super().__init__(process_group, timeout, _CONNECT_SECONDS)
         self.wire_seconds = 0.0  # that `take` waited
-        self._connection = Connection(process_group, timeout, _CONNECT_SECONDS)
-        self.rank = self._connection.rank
-        self._wire = self._connection.wire
-        self._inbox: Inbox | None = None
+        self.arrived: queue.SimpleQueue[Message | WireBrokenError] = queue.SimpleQueue()
         with self.guard("comparing setups"):
-            agree(exchange, self._wire)
-        self._wire.timeout = timeout
-        self._inbox = Inbox(self._wire, peers)
-        self._connection.readers = self._inbox.threads
-
-    @property
-    def error(self) -> Exception | None:
-        """What ended the link; None while it lasts."""
-        return self._connection.error
-
-    @property
-    def traffic(self) -> Traffic:
-        return self._wire.traffic
-
-    def send(self, peer: int, kind: Kind, payload: Bytes = _NOTHING) -> None:
-        """`payload` must not change any more."""
-        self._wire.send(peer, kind, payload)
-
-    def flush(self, peer: int | None = None, keep: int = 0) -> None:
-        self._wire.flush(peer, keep)
+            agree(description, self.wire)
+        self.wire.timeout = timeout
+        self.readers = [
+            threading.Thread(target=self._read, args=(p,), name=f"gradwire-{p}", daemon=True)
+            for p in peers
+        ]
+        for thread in self.readers:
+            thread.start()
 
     def take(self, awaited: Sequence[int]) -> Message | WireBrokenError:
         """The next message of any peer, or which connection broke.
@@ -64,16 +62,12 @@ class ServerLink:
         Raises LostError naming the `awaited` peers if nothing comes for the timeout.
         """
         start = time.perf_counter()
-        assert self._inbox is not None, "setups are compared"
-        message = self._inbox.take(self._wire.timeout)
-        self.wire_seconds += time.perf_counter() - start
-        if message is None:
-            raise LostError(tuple(awaited), True, f"waited {self._wire.timeout:g} s")
-        return message
-
-    def take_ready(self) -> Message | WireBrokenError | None:
-        assert self._inbox is not None, "setups are compared"
-        return self._inbox.take_ready()
+        try:
+            return self.arrived.get(timeout=self.wire.timeout)
+        except queue.Empty:
+            raise LostError(tuple(awaited), True, f"waited {self.wire.timeout:g} s") from None
+        finally:
+            self.wire_seconds += time.perf_counter() - start
 
     def refuse(self, message: Message) -> PeerMismatchError:
         return PeerMismatchError(
@@ -82,16 +76,26 @@ class ServerLink:
             (message.peer,),
         )
 
-    def guard(self, doing: str) -> AbstractContextManager[None]:
-        """See Connection.guard."""
-        return self._connection.guard(doing)
-
     def close(self) -> None:
         """Leaves in peace, when everything sent has arrived and nothing more will come."""
         if self.error is None:
-            self._connection.leave(CommunicationError("the ServerOptimizer was closed"))
+            self.leave(CommunicationError("the ServerOptimizer was closed"))
 
-    def abandon(self) -> None:
+    def drop(self) -> None:
         """Leaves without a message: to the others this rank is gone. Nothing comes after this."""
-        self._connection.abandon(CommunicationError("the ServerOptimizer was dropped"))
-        self._connection.warn_of_threads(self._connection.disconnect())
+        self.abandon(CommunicationError("the ServerOptimizer was dropped"))
+        self.warn_of_threads(self.disconnect())
+
+    def _read(self, peer: int) -> None:
+        kind = Kind.HELLO
+        while kind is not Kind.LEAVE:
+            try:
+                kind, payload = self.wire.receive(peer, _ENDLESS)
+            except WireBrokenError as broken:
+                self.arrived.put(broken)
+                return
+            except (AssertionError, KeyError):
+                return  # the wire was dropped meanwhile
+            self.arrived.put(Message(peer, kind, payload.copy()))
+            if kind is not Kind.LEAVE:
+                self.wire.release(peer)

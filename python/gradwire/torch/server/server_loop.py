@@ -4,37 +4,75 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import Any
 
-from gradwire._core import ServerSide
+from torch.optim import Optimizer
+
+from gradwire._core import Layout, ServerSide
 from gradwire.torch.link.connection import LostError
 from gradwire.torch.link.errors import WorkerLostWarning
-from gradwire.torch.link.wire import Bytes, Kind, WireBrokenError
-from gradwire.torch.records.parameters import Options
+from gradwire.torch.link.wire import Kind, WireBrokenError
 from gradwire.torch.server.group_options import choose_options
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
 
 
-@dataclass
 class Serving:
-    """One server."""
+    """One server. Its methods are called inside `ServerLink.guard`."""
 
     link: ServerLink
-    exchange: ServerSide
-    part: ServerPart
-    workers: int
-    backup: int
-    in_step: bool  # no worker is ahead of another
-    keep_sends: int  # transfers to a worker that may still be under way when it pushes
-    options: dict[int, Bytes] = field(default_factory=dict)  # that each worker sent last
-    lost: set[int] = field(default_factory=set)  # workers that are gone without having left
-    pushes: int = 0  # received
-    pulls: int = 0  # sent; a version counts once for each worker
-    models: int = 0  # sent to workers that lack versions which are no longer kept
-    _left: set[int] = field(default_factory=set)
-    _ended_for: set[int] = field(default_factory=set)  # workers that were sent OVER
-    _answered: set[int] = field(default_factory=set)  # workers that were sent the last model
+
+    def __init__(
+        self,
+        layout: Layout,
+        part: ServerPart,
+        rank: int,
+        optimizer: Optimizer,
+        *,
+        backup: int,
+        staleness: int,
+        history: int,
+        **options: Any,
+    ) -> None:
+        """`options`: further ones of ServerSide."""
+        self.exchange = ServerSide(
+            layout,
+            rank,
+            self._update,
+            backup=backup,
+            staleness=staleness,
+            history=history,
+            **options,
+        )
+        self.part = part
+        self.workers = layout.workers
+        self.peers = range(self.workers)
+        self.pushes = 0  # received
+        self.pulls = 0  # sent; a version counts once for each worker
+        self.models = 0  # sent to workers that lack versions which are no longer kept
+        self.lost: set[int] = set()  # workers that are gone without having left
+        self._optimizer = optimizer
+        self._backup = backup
+        self._in_step = backup == 0 and staleness == 0  # no worker is ahead of another
+        # Transfers to a worker that may still be under way when it pushes.
+        self._keep_sends = 2 * history if staleness else 0
+        self._options: dict[int, bytes] = {}  # that each worker sent last
+        self._left: set[int] = set()
+        self._ended_for: set[int] = set()  # workers that were sent OVER
+        self._answered: set[int] = set()  # workers that were sent the last model
+
+    @property
+    def version(self) -> int:
+        return self.exchange.version
+
+    def begin(self, link: ServerLink, version: int) -> None:
+        """Sends the model, of this version, to every worker."""
+        self.link = link
+        self.exchange.set_version(version)
+        self.part.keep_model(with_replica=self._backup > 0)
+        model = self.part.model(version)
+        for worker in self.peers:
+            link.wire.send(worker, Kind.MODEL, model)
 
     def run(self, on_version: Callable[[int], None]) -> None:
         """Runs until every worker has left or is lost; at most `backup` of them may be lost."""
@@ -49,19 +87,20 @@ class Serving:
                 self._help_those_behind()
                 on_version(self.exchange.version)
         for worker in self._left:
-            self.link.flush(worker)
+            self.link.wire.flush(worker)
 
-    def options_of_version(self) -> list[Options] | None:
-        """The workers' options for the version that is about to be finished."""
+    def _update(self) -> None:
+        """The averages of this server's tensors are in the bucket: the optimizer steps."""
         missing = set(self.exchange.awaiting())
-        taken = [worker for worker in range(self.workers) if worker not in missing]
-        return choose_options(self.options, taken, self.in_step)
+        taken = [worker for worker in self.peers if worker not in missing]
+        options = choose_options(self._options, taken, self._in_step)
+        self.part.step(self._optimizer, options)
 
     def _ended(self) -> bool:
         return len(self._left | self.lost) == self.workers
 
     def _active(self) -> list[int]:
-        return [w for w in range(self.workers) if w not in self._left | self.lost]
+        return [w for w in self.peers if w not in self._left | self.lost]
 
     def _take(self) -> None:
         """Handles one message. Raises LostError if too many workers are gone."""
@@ -78,12 +117,12 @@ class Serving:
             if message.peer not in self._left:
                 self._lose(message.peer, message.silent, str(message).splitlines()[0])
         elif message.kind is Kind.OPTIONS:
-            self.options[message.peer] = message.payload
+            self._options[message.peer] = message.payload.tobytes()
         elif message.kind is Kind.LEAVE:
             self._left.add(message.peer)
         elif message.kind is Kind.PACKET:
             self.pushes += 1
-            self.link.flush(message.peer, self.keep_sends)
+            self.link.wire.flush(message.peer, self._keep_sends)
             self.exchange.receive(message.peer, message.payload)
             self._send_all()
             if not self.exchange.done:  # else the replica has not followed yet
@@ -97,7 +136,7 @@ class Serving:
             if peer in self.lost:
                 continue
             try:
-                self.link.send(peer, Kind.PACKET, message)
+                self.link.wire.send(peer, Kind.PACKET, message)
                 self.pulls += 1
             except WireBrokenError as broken:
                 self._lose(peer, broken.silent, str(broken).splitlines()[0])
@@ -107,18 +146,19 @@ class Serving:
         version = self.exchange.version
         for worker in self.exchange.behind:
             if worker not in self.lost:
-                self.link.send(worker, Kind.CATCH_UP, self.part.replica(version))
+                model = self.part.model(version, Kind.CATCH_UP)
+                self.link.wire.send(worker, Kind.CATCH_UP, model)
                 self.models += 1
             self.exchange.caught_up(worker)
 
     def _lose(self, worker: int, silent: bool, why: str) -> None:
         self.lost.add(worker)
-        if len(self.lost) > self.backup:
+        if len(self.lost) > self._backup:
             hint = "" if silent else " (a worker leaves by calling optimizer.close())"
             raise LostError(tuple(sorted(self.lost)), silent, why + hint)
         warnings.warn(
             f"rank {worker} {'sent nothing' if silent else 'is gone'} ({why}); training goes on "
-            f"without it, as backup_workers={self.backup} allows",
+            f"without it, as backup_workers={self._backup} allows",
             WorkerLostWarning,
             stacklevel=2,
         )
@@ -129,7 +169,7 @@ class Serving:
             return
         missing = set(self.exchange.awaiting())
         to_come = [worker for worker in self._active() if worker in missing]
-        if self.workers - len(missing) + len(to_come) >= self.workers - self.backup:
+        if self.workers - len(missing) + len(to_come) >= self.workers - self._backup:
             return
         version = self.exchange.version
         for worker in self._active():
@@ -137,7 +177,7 @@ class Serving:
             # that they lack, and leave.
             if worker not in missing | self._ended_for:
                 self._ended_for.add(worker)
-                self.link.send(worker, Kind.OVER)
+                self.link.wire.send(worker, Kind.OVER)
         for worker in self._left - self._answered:
             self._answered.add(worker)
-            self.link.send(worker, Kind.MODEL, self.part.model(version))
+            self.link.wire.send(worker, Kind.MODEL, self.part.model(version))

@@ -11,21 +11,16 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from gradwire._core import ServerSide, WorkerSide
 from gradwire.torch.link.errors import NonFiniteStepWarning, UnmatchedPatternWarning
-from gradwire.torch.link.wire import Kind
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import DEFAULT_CODEC, CodecArguments, CodecSettings
 from gradwire.torch.records.parameters import NamedTensor, name_parameters, shapes_of
-from gradwire.torch.records.residuals import Residual
 from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
 from gradwire.torch.server.server_stats import ServerStats, summarize
 from gradwire.torch.server.worker_loop import Working
-
-StateDict = dict[str, Any]
 
 
 class ServerOptimizer(WrappingOptimizer):
@@ -81,7 +76,6 @@ class ServerOptimizer(WrappingOptimizer):
         self._settings = CodecSettings(codec, **settings)
         super().__init__(optimizer)
         self._share_groups()
-        self._backup, self._staleness, self._history = backup_workers, staleness, history
         self.rank = dist.get_rank(self._settings.process_group)
         self.world_size = dist.get_world_size(self._settings.process_group)
         if not 1 <= servers < self.world_size:
@@ -100,7 +94,7 @@ class ServerOptimizer(WrappingOptimizer):
                 UnmatchedPatternWarning,
                 stacklevel=2,
             )
-        self._part = ServerPart(self._layout, self._named, self.rank)
+        part = ServerPart(self._layout, self._named, self.rank)
         options: dict[str, Any] = {
             "backup": backup_workers,
             "staleness": staleness,
@@ -109,16 +103,15 @@ class ServerOptimizer(WrappingOptimizer):
             "target": self._settings.target,
             "seed": self._settings.seed,
         }
-        self._exchange: ServerSide | WorkerSide
+        self._side: Serving | Working
         if self.is_server:
-            self._exchange = ServerSide(self._layout, self.rank, self._update, **options)
+            self._side = Serving(self._layout, part, self.rank, optimizer, **options)
         else:
-            self._exchange = WorkerSide(self._layout, self.rank, self._apply, **options)
+            peers = range(self.workers, self.world_size)
+            self._side = Working(self._layout, part, self.rank, peers, **options)
         self._link: ServerLink | None = None
         self._loaded_version = 0
         self._steps = 0
-        self._serving: Serving | None = None
-        self._working: Working | None = None
         self._warned = False
 
     # What every rank has ------------------------------------------------------------------------
@@ -130,12 +123,7 @@ class ServerOptimizer(WrappingOptimizer):
     @property
     def version(self) -> int:
         """Number of updates of the model here. Of several servers' tensors, the lowest counts."""
-        if self._link is None:
-            return self._loaded_version
-        exchange = self._exchange
-        if isinstance(exchange, ServerSide):
-            return exchange.version
-        return min(exchange.version(server) for server in self._servers())
+        return self._loaded_version if self._link is None else self._side.version
 
     @property
     def error(self) -> Exception | None:
@@ -150,36 +138,22 @@ class ServerOptimizer(WrappingOptimizer):
         """
         if self._link is not None:
             return
-        workers = list(range(self.workers))
-        peers = workers if self.is_server else list(self._servers())
-        settings = self._settings
-        self._link = ServerLink(settings.process_group, settings.timeout, self._exchange, peers)
-        weakref.finalize(self, ServerLink.abandon, self._link)
-        exchange = self._exchange
-        if isinstance(exchange, ServerSide):
-            exchange.set_version(self._loaded_version)
-            self._part.keep_model(with_replica=self._backup > 0)
-            model = self._part.model(self._loaded_version)
-            for worker in workers:
-                self._link.send(worker, Kind.MODEL, model)
-            return
-        self._working = Working(self._link, exchange, self._part, self._servers())
-        with self._link.guard("waiting for the model"):
-            self._working.receive_models(exchange.set_version)
+        settings, side = self._settings, self._side
+        setup = side.exchange.describe()
+        self._link = ServerLink(settings.process_group, settings.timeout, setup, side.peers)
+        weakref.finalize(self, ServerLink.drop, self._link)
+        side.begin(self._link, self._loaded_version)
 
     def stats(self) -> ServerStats:
         """Sums over what this rank did."""
-        link = self._link
         return summarize(
-            self._exchange,
+            self._side,
+            self._link,
             self._layout,
-            self._part,
+            rank=self.rank,
             servers=self.world_size - self.workers,
             codec=self._settings.text(),
             version=self.version,
-            sent_bytes=0 if link is None else link.traffic.sent_bytes + link.traffic.framing_bytes,
-            wire_seconds=0.0 if link is None else link.wire_seconds,
-            serving=self._serving,
         )
 
     # A worker ----------------------------------------------------------------------------------
@@ -192,15 +166,14 @@ class ServerOptimizer(WrappingOptimizer):
         Raises TypeError for a sparse gradient, and CommunicationError naming the rank that is gone,
         is silent, or has stopped.
         """
-        if self.is_server:
+        if isinstance(self._side, Serving):
             raise RuntimeError(f"rank {self.rank} is a server: serve() takes its steps")
         loss = self._evaluate(closure)
         if self._link is None:
             self._connect_late()
-        assert self._working is not None
         step, self._steps = self._steps, self._steps + 1
-        with self._connected().guard(f"step {step}"):
-            self._working.step(step, self.param_groups)
+        with self._side.link.guard(f"step {step}"):
+            self._side.step(step, self.param_groups)
         self._warn_of_non_finite(f"step {step}")
         return loss
 
@@ -213,9 +186,9 @@ class ServerOptimizer(WrappingOptimizer):
         link = self._link
         if link is None or link.error is not None:
             return
-        if self._working is not None:
+        if isinstance(self._side, Working):
             with link.guard("waiting for the last model"):
-                self._working.leave()
+                self._side.leave()
         link.close()
 
     # A server ----------------------------------------------------------------------------------
@@ -227,27 +200,22 @@ class ServerOptimizer(WrappingOptimizer):
         The workers have the version then, and the next version waits until the call returns.
         Raises CommunicationError naming the rank that is gone, is silent, or has stopped.
         """
-        exchange = self._exchange
-        if not isinstance(exchange, ServerSide):
+        if isinstance(self._side, Working):
             raise RuntimeError(f"rank {self.rank} is a worker: step() takes its steps")
         self.connect()
-        link = self._connected()
-        self._serving = Serving(
-            link,
-            exchange,
-            self._part,
-            self.workers,
-            self._backup,
-            in_step=self._backup == 0 and self._staleness == 0,
-            keep_sends=2 * self._history if self._staleness else 0,
-        )
-        with link.guard("serving"):
-            self._serving.run(lambda version: self._end_version(version, on_version))
-        link.close()
+
+        def end_version(version: int) -> None:
+            self._warn_of_non_finite(f"version {version - 1}")
+            if on_version is not None:
+                on_version(version)
+
+        with self._side.link.guard("serving"):
+            self._side.run(end_version)
+        self._side.link.close()
 
     # Checkpoint --------------------------------------------------------------------------------
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self) -> checkpoint.StateDict:
         """The local optimizer's state, with a further entry `gradwire`; every rank saves its own.
 
         The entry holds format, codec, rank, world_size, version and residuals: on a worker those of
@@ -258,13 +226,13 @@ class ServerOptimizer(WrappingOptimizer):
             self._settings.text(),
             self.rank,
             self.world_size,
-            [Residual(**entry) for entry in self._exchange.export_residuals()],
+            checkpoint.residuals_in(self._side.exchange),
             version=self.version,
-            model=self._part.named_model() if self.is_server else {},
+            model=self._side.part.named_model() if self.is_server else {},
         )
         return state
 
-    def load_state_dict(self, state_dict: StateDict) -> None:
+    def load_state_dict(self, state_dict: checkpoint.StateDict) -> None:
         """Goes on from a saved state, before `connect`. Workers then get the servers' model.
 
         A server's residuals are not used: they are what its workers lack, and these get the whole
@@ -279,26 +247,15 @@ class ServerOptimizer(WrappingOptimizer):
         self._share_groups()
         self._loaded_version = int(own["version"])
         if self.is_server:
-            self._part.load_named(own["model"])
+            self._side.part.load_named(own["model"])
             return
         for residual in checkpoint.residuals_of(own):
-            self._exchange.import_residual(
-                residual.kind, residual.name, residual.offset, residual.values
-            )
+            self._side.exchange.import_residual(*residual)
 
     def __repr__(self) -> str:
         return f"ServerOptimizer({self._optimizer!r})"
 
     # -------------------------------------------------------------------------------------------
-
-    def _servers(self) -> range:
-        if self.is_server:
-            return range(self.rank, self.rank + 1)
-        return range(self.workers, self.world_size)
-
-    def _connected(self) -> ServerLink:
-        assert self._link is not None
-        return self._link
 
     def _connect_late(self) -> None:
         before = [tensor.detach().clone() for _, tensor in self._named]
@@ -309,21 +266,8 @@ class ServerOptimizer(WrappingOptimizer):
                 "connect() on every rank before the first forward"
             )
 
-    def _apply(self, server: int, version: int) -> None:
-        self._part.apply(server)
-
-    def _update(self) -> None:
-        """The averages of this server's tensors are in the bucket: the local optimizer steps."""
-        assert self._serving is not None
-        self._part.step(self._optimizer, self._serving.options_of_version())
-
-    def _end_version(self, version: int, on_version: Callable[[int], None] | None) -> None:
-        self._warn_of_non_finite(f"version {version - 1}")
-        if on_version is not None:
-            on_version(version)
-
     def _warn_of_non_finite(self, when: str) -> None:
-        where = self._exchange.non_finite
+        where = self._side.exchange.non_finite
         if where is not None and not self._warned:
             self._warned = True
             warnings.warn(

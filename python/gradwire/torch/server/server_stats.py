@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gradwire._core import Layout, ServerSide, WorkerSide
+from gradwire._core import Layout
 from gradwire.torch.records.stats import RawTensor, raw_tensors_of, table
-from gradwire.torch.server.model_parts import ServerPart
+from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
+from gradwire.torch.server.worker_loop import Working
 
 
 @dataclass(frozen=True)
@@ -72,30 +73,29 @@ class ServerStats:
 
 
 def summarize(
-    exchange: ServerSide | WorkerSide,
+    side: Serving | Working,
+    link: ServerLink | None,
     layout: Layout,
-    part: ServerPart,
     *,
+    rank: int,
     servers: int,
     codec: str,
     version: int,
-    sent_bytes: int,
-    wire_seconds: float,
-    serving: Serving | None,
 ) -> ServerStats:
-    """`serving`: the loop of a server that has begun; None on a worker."""
-    counted = exchange.stats()
-    is_server = part.is_server
-    push_bytes = counted["push_bytes_received" if is_server else "push_bytes"]
-    pull_bytes = counted["pull_bytes" if is_server else "pull_bytes_received"]
-    raw_values = counted["values_pushed"] + (
-        part.values_pulled(exchange) if isinstance(exchange, WorkerSide) else 0
-    )
-    if serving is not None:
-        raw_values = part.numel * (serving.pushes + serving.pulls)
+    counted = side.exchange.stats()
+    if isinstance(side, Serving):
+        push_bytes, pull_bytes = counted["push_bytes_received"], counted["pull_bytes"]
+        values = side.part.numel(rank)
+        raw_values = values * (side.pushes + side.pulls)
+        lost, models = tuple(sorted(side.lost)), side.models
+    else:
+        push_bytes, pull_bytes = counted["push_bytes"], counted["pull_bytes_received"]
+        values, raw_values = layout.numel, counted["values_pushed"] + side.values_pulled
+        lost, models = (), 0
     moved = push_bytes + pull_bytes
+    sent = 0 if link is None else link.wire.sent_bytes
     return ServerStats(
-        role="server" if is_server else "worker",
+        role="server" if isinstance(side, Serving) else "worker",
         codec=codec,
         workers=layout.workers,
         servers=servers,
@@ -104,14 +104,14 @@ def summarize(
         skipped_versions=counted["non_finite_steps"],
         push_bytes=push_bytes,
         pull_bytes=pull_bytes,
-        control_bytes=sent_bytes - counted["push_bytes"] - counted["pull_bytes"],
-        values=part.numel if is_server else layout.numel,
+        control_bytes=sent - counted["push_bytes"] - counted["pull_bytes"],
+        values=values,
         ratio=4 * raw_values / moved if moved else None,
-        dropped_pushes=dict(enumerate(exchange.dropped_pushes)),
-        lost_workers=() if serving is None else tuple(sorted(serving.lost)),
-        models_sent=0 if serving is None else serving.models,
+        dropped_pushes=dict(enumerate(side.exchange.dropped_pushes)),
+        lost_workers=lost,
+        models_sent=models,
         encode_seconds=counted["encode_seconds"],
-        wire_seconds=wire_seconds,
+        wire_seconds=0.0 if link is None else link.wire_seconds,
         decode_seconds=counted["decode_seconds"],
         raw_tensors=raw_tensors_of([layout]),
     )

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from gradwire.torch.device.device_queue import DeviceQueue
-from gradwire.torch.link.engine import Lines, finish_step
+from gradwire.torch.link.engine import finish_step
 from gradwire.torch.link.errors import ResidualDroppedWarning
 from gradwire.torch.link.wire import Wire
+from gradwire.torch.records.checkpoint import Residual, residuals_in
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.parameters import NamedShape
-from gradwire.torch.records.residuals import Residual
 from gradwire.torch.records.stats import StepCounters
 
 
@@ -58,10 +58,9 @@ class Bucket:
         self._pullers = settings.machines(wire.world_size) - 1  # of each pull packet
         self.counted = self.exchange.stats()
 
-    def description(self, rank: int) -> Lines:
+    def describe(self) -> str:
         """The exchange's description and the dtype, which decides how averages are rounded."""
-        exchange, *layout = self.exchange.describe().split("\n")
-        return Lines(rank, [exchange, f"gradients {self.dtype}", *layout])
+        return self.exchange.describe().replace("\n", f"\ngradients {self.dtype}\n", 1)
 
     def fits(self, job: BucketJob) -> bool:
         same = self.raw == job.raw and self.dtype == job.values.dtype
@@ -78,16 +77,11 @@ class Bucket:
         if wide is not job.values:
             job.values.copy_(wide)
 
-    def residuals(self) -> list[Residual]:
-        return [Residual(**entry) for entry in self.exchange.export_residuals()]
-
     def adopt(self, residuals: list[Residual]) -> None:
         """Takes over the residuals that another exchange kept for these tensors."""
         for residual in residuals:
-            self.exchange.import_residual(
-                residual.kind, residual.name, residual.offset, residual.values
-            )
-        kept = {residual.name for residual in self.residuals()}
+            self.exchange.import_residual(*residual)
+        kept = {residual.name for residual in residuals_in(self.exchange)}
         for residual in residuals:
             if residual.name not in kept and residual.values.any():
                 warnings.warn(

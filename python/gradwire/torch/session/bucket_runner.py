@@ -9,6 +9,7 @@ import time
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from gradwire._core import Layout, scale_growth
@@ -21,11 +22,14 @@ from gradwire.torch.link.errors import (
     UnmatchedPatternWarning,
 )
 from gradwire.torch.link.wire import Wire
-from gradwire.torch.records.checkpoint import StateDict, ranks_per_machine_of, residuals_of
-from gradwire.torch.records.exchange_settings import (
-    ExchangeSettings,
+from gradwire.torch.records.checkpoint import (
+    Residual,
+    StateDict,
+    ranks_per_machine_of,
+    residuals_in,
+    residuals_of,
 )
-from gradwire.torch.records.residuals import Residual, ResidualPool
+from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.stats import (
     BucketTiming,
     RawTensor,
@@ -49,7 +53,9 @@ class BucketRunner:
         self._settings = settings
         self._wire = wire
         self._queue = queue
-        self._unplaced = ResidualPool()
+        # Residuals of parameters that no bucket has yet: those of a checkpoint, or those of the
+        # buckets before DDP cut new ones.
+        self._unplaced: list[Residual] = []
         self._unplaced_machines: int | None = None  # ranks_per_machine of the loaded state
         self._found_machines = False
         self._buckets: dict[int, Bucket] = {}
@@ -68,11 +74,11 @@ class BucketRunner:
             self._begin_step(job)
         bucket = self._bucket_for(job)
         ready = time.perf_counter()
-        waited, cpu = self._wire.traffic.waited_seconds, time.thread_time()
+        waited, cpu = self._wire.waited_seconds, time.thread_time()
         with torch.profiler.record_function(f"gradwire bucket {job.index}"):
             bucket.average(job, self._wire)
         finished = time.perf_counter()
-        waited = self._wire.traffic.waited_seconds - waited
+        waited = self._wire.waited_seconds - waited
 
         step = self._step
         self._done.append(job.index)
@@ -90,8 +96,8 @@ class BucketRunner:
     def residuals(self) -> list[Residual]:
         """All residuals of this rank."""
         self._settle()
-        placed = [r for bucket in self._buckets.values() for r in bucket.residuals()]
-        return placed + list(self._unplaced)
+        placed = [r for bucket in self._buckets.values() for r in residuals_in(bucket.exchange)]
+        return placed + self._unplaced
 
     def replace_residuals(self, state: StateDict) -> None:
         """Replaces all residuals by those of a saved state.
@@ -105,17 +111,13 @@ class BucketRunner:
             self._check_machines()
         self._buckets.clear()
         self._done.clear()
-        self._unplaced.clear()
-        self._unplaced.add(residuals)
+        self._unplaced = residuals
         self.loss_scale = state["loss_scale"]
 
     def release(self) -> None:
         """Releases all exchanges. Residuals and counters stay, but no step can be taken."""
-        raw_tensors, residuals = self.raw_tensors(), self.residuals()
+        self._released, self._unplaced = self.raw_tensors(), self.residuals()
         self._buckets.clear()
-        self._unplaced.clear()
-        self._unplaced.add(residuals)
-        self._released = raw_tensors
 
     @property
     def ranks_per_machine(self) -> int | None:
@@ -160,17 +162,15 @@ class BucketRunner:
         self._rescale(job.loss_scale)
         self._step = StepCounters(step=job.step, raw=job.raw)
         self._done.clear()
-        traffic = self._wire.traffic
-        self._sent_before = traffic.sent_bytes + traffic.framing_bytes
+        self._sent_before = self._wire.sent_bytes
 
     def _end_step(self) -> None:
-        traffic = self._wire.traffic
-        sent = traffic.sent_bytes + traffic.framing_bytes - self._sent_before
         step = self._step
+        sent = self._wire.sent_bytes - self._sent_before
         step.control_bytes = sent - step.push_bytes - step.pull_bytes - step.local_bytes
-        self.totals.add(self._step)
-        self.last_step = self._step
-        if not self._checked_patterns and not self._step.raw:
+        self.totals.add(step)
+        self.last_step = step
+        if not self._checked_patterns and not step.raw:
             self._checked_patterns = True
             self._warn_of_unmatched()
 
@@ -206,13 +206,15 @@ class BucketRunner:
             return bucket
         # DDP made new buckets: those that this step has not used yet make room.
         for index in self._buckets.keys() - set(self._done):
-            self._unplaced.add(self._buckets.pop(index).residuals())
+            self._unplaced += residuals_in(self._buckets.pop(index).exchange)
         self.find_machines()
         bucket = Bucket(job, self._settings, self._wire, self._queue)
-        agree(bucket.description(self._wire.rank), self._wire)
+        agree(bucket.describe(), self._wire)
         if not job.raw:
             self._warn_of_growing_scales(bucket.layout)
-            bucket.adopt(self._unplaced.take(name for name, _ in job.tensors))
+            names = {name for name, _ in job.tensors}
+            bucket.adopt([residual for residual in self._unplaced if residual.name in names])
+            self._unplaced = [r for r in self._unplaced if r.name not in names]
         self._buckets[job.index] = bucket
         return bucket
 
@@ -228,9 +230,10 @@ class BucketRunner:
         before, self.loss_scale = self.loss_scale, loss_scale
         if before is None or loss_scale is None or before == loss_scale:
             return
+        factor = loss_scale / before
         for bucket in self._buckets.values():
-            bucket.exchange.scale_residuals(loss_scale / before)
-        self._unplaced.scale(loss_scale / before)
+            bucket.exchange.scale_residuals(factor)
+        self._unplaced = [r._replace(values=r.values * np.float32(factor)) for r in self._unplaced]
 
     def _passed_non_finite(self, bucket: Bucket, job: BucketJob) -> bool:
         """Whether the average holds NaN or Inf though the exchange found no such input.

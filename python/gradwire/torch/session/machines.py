@@ -7,7 +7,7 @@ import socket
 
 import torch.distributed as dist
 
-from gradwire.torch.link.engine import agree
+from gradwire.torch.link.engine import agree, gather
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.exchange_settings import ExchangeSettings, check_machines
 
@@ -26,38 +26,12 @@ def agree_on_machines(settings: ExchangeSettings, wire: Wire) -> int:
     whole = wire.world_size == dist.get_world_size()  # torchrun does not know a part
     if given is None and whole and LOCAL_WORLD_SIZE in os.environ:
         origin, given = f"{LOCAL_WORLD_SIZE} of torchrun", int(os.environ[LOCAL_WORLD_SIZE])
-    machines = _Machines(wire.rank, settings.info["name"], given)
-    agree(machines, wire)
+    size = "found by host names" if given is None else given
+    agree(f"exchange {settings.info['name']}, ranks_per_machine {size}", wire)
     if given is None:
-        return _equal_runs([machines.hosts[rank] for rank in range(wire.world_size)])
+        return _equal_runs(gather(socket.gethostname(), wire))
     check_machines(given, wire.world_size, origin)
     return given
-
-
-class _Machines:
-    """What a rank knows of its machine: the number of ranks on it, or only the host's name."""
-
-    def __init__(self, rank: int, exchange: str, given: int | None) -> None:
-        self._rank = rank
-        self._on = f"exchange {exchange}, ranks_per_machine found by host names, this is "
-        host = socket.gethostname()
-        stated = f"exchange {exchange}, ranks_per_machine {given}"
-        self._text = f"{self._on}{host}" if given is None else stated
-        self.hosts = {rank: host}
-
-    def describe(self) -> str:
-        return self._text
-
-    def check_peer(self, peer: int, text: str) -> None:
-        if self._text.startswith(self._on) and text.startswith(self._on):
-            self.hosts[peer] = text.removeprefix(self._on)
-            return
-        mine, theirs = (line.partition("\n")[0] for line in (self._text, text))
-        if mine != theirs:
-            raise ValueError(
-                f"ranks {self._rank} and {peer} can't exchange: rank {self._rank} has '{mine}', "
-                f"rank {peer} has '{theirs}'"
-            )
 
 
 def _equal_runs(hosts: list[str]) -> int:
