@@ -230,14 +230,15 @@ GW_API gw_status gw_compressor_set_residual(gw_compressor* compressor, const flo
 
 /* ---- layout -------------------------------------------------------------------------------- */
 
-/* A tensor of a bucket (the floats of all tensors, one behind the other). */
+/* A tensor of a bucket (the floats of all tensors, one after the other). */
 typedef struct gw_tensor {
   const char* name;
   const uint64_t* dims; /* its shape */
   size_t dim_count;
 } gw_tensor;
 
-/* Of a gradient on its way to whoever sums it (push), of the result on its way back (pull). */
+/* Of a gradient on its way to the rank that sums it (push), of the result on its way back (pull).
+ */
 typedef int32_t gw_role;
 #define GW_PUSH_AND_PULL 0
 #define GW_PUSH 1
@@ -268,7 +269,7 @@ GW_API void gw_layout_options_init(gw_layout_options* options);
 typedef struct gw_layout gw_layout;
 
 /* options: NULL for the defaults. GW_UNKNOWN_CODEC, GW_BAD_PARAMETER, GW_LIMIT_EXCEEDED.
-   GW_INVALID_ARGUMENT also: a world of no ranks, a role that is none. */
+   GW_INVALID_ARGUMENT also: a world of no ranks, a value that is no gw_role. */
 GW_API gw_status gw_layout_create(const gw_tensor* tensors, size_t tensor_count,
                                   uint32_t world_size, const gw_layout_options* options,
                                   gw_layout** layout);

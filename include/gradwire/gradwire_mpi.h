@@ -42,7 +42,7 @@ typedef struct gw_mpi_options {
   uint64_t seed;          /* of stochastic codecs: 0 */
   int threads;            /* 1 */
   double timeout_seconds; /* 60 */
-  /* What an all-reduced buffer holds, one tensor behind the other; none: one tensor, all of which
+  /* What an all-reduced buffer holds, one tensor after the other; none: one tensor, all of which
      takes the codec. Otherwise small ones go raw as in gw_layout_options. */
   const gw_tensor* tensors;
   size_t tensor_count;

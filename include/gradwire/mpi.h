@@ -79,14 +79,15 @@ class GRADWIRE_EXPORT Engine {
   //   leave()
   //
   // A server waits for as many pushes as it needs: kPeerLost is when all that it waits for were
-  // silent. Between its versions, whoever comes is answered in test().
+  // silent. Between its versions, test() answers the workers whose messages have come.
 
   // After a step: whether it ended undone, as too many have left. A server's version then never
   // gets the pushes that it needs; for a worker it is a server that makes no further version.
   [[nodiscard]] bool over() const noexcept;
-  // This rank's last call here: tells the others, and takes and answers what still comes until all
-  // are here. A server's leaving is the end of training for all. kPeerLost as test() says, also
-  // where a worker that training went on without never came back. Does nothing for other exchanges.
+  // This rank's last call here: notifies the others, then takes and answers what still comes until
+  // all have called it. Training ends for all ranks when a server leaves. kPeerLost as test() says,
+  // also where a worker that training went on without never came back. Does nothing for other
+  // exchanges.
   Status leave();
 
   [[nodiscard]] Exchange& exchange() noexcept;
@@ -110,7 +111,7 @@ struct Options {
   uint64_t seed = 0;
   int threads = 1;
   double timeout_seconds = kDefaultTimeout;
-  // What an all-reduced buffer holds, one tensor behind the other. Empty: one tensor, all of which
+  // What an all-reduced buffer holds, one tensor after the other. Empty: one tensor, all of which
   // takes the codec. Otherwise each has scales of its own, and those that are small, have fewer
   // than two dimensions or are excluded go raw, as LayoutOptions says.
   std::vector<TensorInfo> tensors = {};
@@ -134,11 +135,11 @@ class GRADWIRE_EXPORT Operation {
 
   // Reads sendbuf. Neither buffer may be touched until the operation is done.
   Status start();
-  // As Engine::test. Whoever starts an operation calls one of these until it is done; encoding,
+  // As Engine::test. After start(), call one of these until the operation is done; encoding,
   // decoding and moving bytes all happen in them.
   //   kNonFinite, on every rank alike: some rank's values were NaN or Inf, so are the results of
   //   that; the message names rank and value. It can be started again; with error feedback this
-  //   step's inputs on the other ranks are owed to the next one.
+  //   step's inputs on the other ranks are added to the next step's.
   Result<bool> test();
   Status wait();
 
@@ -159,7 +160,7 @@ class GRADWIRE_EXPORT Operation {
 // - sendbuf may be MPI_IN_PLACE (or equal to recvbuf): input and output are recvbuf then.
 // - 16-bit values are widened, reduced in float32 and rounded to nearest, ties to even, at the end.
 // - The result has the same bits on every rank.
-// - A failure of one rank alone (an unknown codec, too many threads) is told to the others.
+// - Where one rank alone fails (an unknown codec, too many threads), the others get to know why.
 //
 // Blocking and non-blocking operations keep no residual: what the codec leaves out is lost, and
 // "ef=on" in the codec is kInvalidArgument. Error feedback, which training needs, works only with

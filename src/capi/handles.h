@@ -53,7 +53,7 @@ struct gw_residuals {
 
 namespace gradwire::capi {
 
-// call(execution) with the one given, or where there is none, with one for this call.
+// call(execution) with the given one; where that is NULL, with a new one for this call.
 template <typename Call>
 auto with_execution(gw_execution* given, const Call& call)
     -> decltype(call(std::declval<Execution&>())) {

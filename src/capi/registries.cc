@@ -2,6 +2,7 @@
 // with NUL.
 
 #include <algorithm>
+#include <initializer_list>
 #include <list>
 #include <span>
 #include <vector>
@@ -16,29 +17,25 @@ namespace {
 
 // A list of gw_codec_info or gw_exchange_info.
 template <typename CInfo>
-class Registry {
- public:
+struct Registry {
   // info: all but its parameters.
   void add(CInfo info, std::initializer_list<std::span<const CodecParameter>> lists) {
-    std::vector<gw_parameter_info>& parameters = parameters_.emplace_back();
-    for (std::span<const CodecParameter> list : lists) {
-      for (const CodecParameter& parameter : list) {
-        parameters.push_back({.name = parameter.name.data(),
-                              .default_value = parameter.default_value.data(),
-                              .values = parameter.values.data(),
-                              .help = parameter.help.data()});
+    std::vector<gw_parameter_info>& list = parameters.emplace_back();
+    for (std::span<const CodecParameter> given : lists) {
+      for (const CodecParameter& parameter : given) {
+        list.push_back({.name = parameter.name.data(),
+                        .default_value = parameter.default_value.data(),
+                        .values = parameter.values.data(),
+                        .help = parameter.help.data()});
       }
     }
-    info.parameters = parameters.data();
-    info.parameter_count = parameters.size();
-    infos_.push_back(info);
+    info.parameters = list.data();
+    info.parameter_count = list.size();
+    infos.push_back(info);
   }
 
-  [[nodiscard]] const CInfo* at(size_t i) const { return i < infos_.size() ? &infos_[i] : nullptr; }
-
- private:
-  std::list<std::vector<gw_parameter_info>> parameters_;  // of each, whose addresses stay
-  std::vector<CInfo> infos_;
+  std::vector<CInfo> infos;
+  std::list<std::vector<gw_parameter_info>> parameters;  // of each; their addresses stay
 };
 
 Registry<gw_codec_info> list_codecs() {
@@ -74,21 +71,25 @@ Registry<gw_exchange_info> list_exchanges() {
   return list;
 }
 
+// An element of the list that is made at the first call; NULL from its end on.
+template <typename CInfo>
+const CInfo* info_at(Registry<CInfo> (*make)(), size_t index) noexcept {
+  const CInfo* info = nullptr;
+  (void)capi::guarded({}, [&]() -> Status {
+    static const Registry<CInfo> kList = make();
+    if (index < kList.infos.size()) info = &kList.infos[index];
+    return {};
+  });
+  return info;
+}
+
 }  // namespace
 
 extern "C" {
 
 size_t gw_codec_count() { return codecs().size(); }
 
-const gw_codec_info* gw_codec_info_at(size_t index) {
-  const gw_codec_info* info = nullptr;
-  (void)capi::guarded({}, [&]() -> Status {
-    static const Registry<gw_codec_info> kCodecs = list_codecs();
-    info = kCodecs.at(index);
-    return {};
-  });
-  return info;
-}
+const gw_codec_info* gw_codec_info_at(size_t index) { return info_at(list_codecs, index); }
 
 const gw_codec_info* gw_codec_get_info(const gw_codec* codec) {
   const auto found = std::ranges::find(codecs(), &codec->codec->info());
@@ -97,14 +98,6 @@ const gw_codec_info* gw_codec_get_info(const gw_codec* codec) {
 
 size_t gw_exchange_count() { return exchanges().size(); }
 
-const gw_exchange_info* gw_exchange_info_at(size_t index) {
-  const gw_exchange_info* info = nullptr;
-  (void)capi::guarded({}, [&]() -> Status {
-    static const Registry<gw_exchange_info> kExchanges = list_exchanges();
-    info = kExchanges.at(index);
-    return {};
-  });
-  return info;
-}
+const gw_exchange_info* gw_exchange_info_at(size_t index) { return info_at(list_exchanges, index); }
 
 }  // extern "C"

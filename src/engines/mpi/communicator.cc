@@ -2,8 +2,6 @@
 
 #include <string>
 
-#include "base/return_if_error.h"
-
 namespace gradwire::mpi {
 namespace {
 
@@ -46,7 +44,7 @@ Result<std::shared_ptr<Communicator>> Communicator::attach(MPI_Comm user) {
     return Status(StatusCode::kInvalidArgument, "the communicator is MPI_COMM_NULL");
   }
   int inter = 0;
-  GW_RETURN_IF_ERROR(check_mpi(MPI_Comm_test_inter(user, &inter), "MPI_Comm_test_inter"));
+  GW_MPI(MPI_Comm_test_inter, user, &inter);
   if (inter != 0) {
     return Status(StatusCode::kInvalidArgument,
                   "the communicator is an intercommunicator; its two groups have no common result");
@@ -54,12 +52,11 @@ Result<std::shared_ptr<Communicator>> Communicator::attach(MPI_Comm user) {
   static const int key = make_key();
   Attached* attached = nullptr;
   int found = 0;
-  GW_RETURN_IF_ERROR(check_mpi(MPI_Comm_get_attr(user, key, static_cast<void*>(&attached), &found),
-                               "MPI_Comm_get_attr"));
+  GW_MPI(MPI_Comm_get_attr, user, key, static_cast<void*>(&attached), &found);
   if (found != 0) return *attached;
 
   std::shared_ptr<Communicator> made(new Communicator);
-  GW_RETURN_IF_ERROR(check_mpi(MPI_Comm_dup(user, &made->handle_), "MPI_Comm_dup"));
+  GW_MPI(MPI_Comm_dup, user, &made->handle_);
   MPI_Comm_set_errhandler(made->handle_, MPI_ERRORS_RETURN);
   int rank = 0;
   int size = 0;
@@ -73,24 +70,20 @@ Result<std::shared_ptr<Communicator>> Communicator::attach(MPI_Comm user) {
   MPI_Comm_get_attr(made->handle_, MPI_TAG_UB, static_cast<void*>(&highest_tag), &known);
   constexpr int kLeastHighestTag = 32767;  // that the standard promises
   made->tag_pairs_ = static_cast<uint32_t>(known != 0 ? *highest_tag : kLeastHighestTag) / 2;
-  GW_RETURN_IF_ERROR(
-      check_mpi(MPI_Comm_set_attr(user, key, new Attached(made)), "MPI_Comm_set_attr"));
+  GW_MPI(MPI_Comm_set_attr, user, key, new Attached(made));
   return made;
 }
 
 Status Communicator::find_machines() {
   MPI_Comm machine = MPI_COMM_NULL;
-  GW_RETURN_IF_ERROR(
-      check_mpi(MPI_Comm_split_type(handle_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
-                "MPI_Comm_split_type"));
+  GW_MPI(MPI_Comm_split_type, handle_, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
   uint32_t lowest = rank_;
   machines_.resize(size_);
   const int shared = MPI_Bcast(&lowest, 1, MPI_UINT32_T, 0, machine);
   MPI_Comm_free(&machine);
   GW_RETURN_IF_ERROR(check_mpi(shared, "MPI_Bcast"));
-  return check_mpi(
-      MPI_Allgather(&lowest, 1, MPI_UINT32_T, machines_.data(), 1, MPI_UINT32_T, handle_),
-      "MPI_Allgather");
+  GW_MPI(MPI_Allgather, &lowest, 1, MPI_UINT32_T, machines_.data(), 1, MPI_UINT32_T, handle_);
+  return {};
 }
 
 Communicator::~Communicator() {

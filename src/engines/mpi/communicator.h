@@ -6,12 +6,15 @@
 #include <memory>
 #include <vector>
 
+#include "base/return_if_error.h"
 #include "gradwire/status.h"
 
 namespace gradwire::mpi {
 
 // kPeerLost with MPI's own words, unless code is MPI_SUCCESS.
 Status check_mpi(int code, const char* call);
+// Calls a function of MPI; leaves the enclosing function where it fails.
+#define GW_MPI(function, ...) GW_RETURN_IF_ERROR(check_mpi(function(__VA_ARGS__), #function))
 
 // kInvalidArgument before MPI_Init and after MPI_Finalize.
 Status check_running();

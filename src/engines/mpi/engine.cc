@@ -260,9 +260,7 @@ Result<bool> Engine::Driver::exchange_packets() {
     if (state_ != State::kExchanging) return true;
   }
   std::vector<uint32_t> awaited = exchange().awaiting();
-  std::erase_if(awaited, [&](uint32_t peer) {
-    return peer < size() && wire().heard(peer, Wire::Notice::kLeft);
-  });
+  std::erase_if(awaited, [&](uint32_t peer) { return wire().heard(peer, Wire::Notice::kLeft); });
   return take(awaited, exchange().awaits_any());
 }
 
@@ -279,12 +277,11 @@ Status Engine::Driver::find_end() {
   GW_RETURN_IF_ERROR(wire().receive_notices());
   const std::vector<uint32_t> awaited = exchange().awaiting();
   const auto is_gone = [&](uint32_t peer) {
-    return peer < size() &&
-           (wire().heard(peer, Wire::Notice::kLeft) || wire().heard(peer, Wire::Notice::kOver));
+    return wire().heard(peer, Wire::Notice::kLeft) || wire().heard(peer, Wire::Notice::kOver);
   };
-  // A server needs some of those it waits for, a worker all.
-  over_ = exchange().awaits_any() ? std::all_of(awaited.begin(), awaited.end(), is_gone)
-                                  : std::any_of(awaited.begin(), awaited.end(), is_gone);
+  // A server needs some of the ranks that it waits for, a worker all.
+  over_ = exchange().awaits_any() ? std::ranges::all_of(awaited, is_gone)
+                                  : std::ranges::any_of(awaited, is_gone);
   if (over_) state_ = State::kIdle;
   return {};
 }

@@ -5,12 +5,10 @@
 #include <string>
 #include <utility>
 
-#include "base/return_if_error.h"
-
 namespace gradwire::mpi {
 namespace {
 
-// A gap between two polls counts no more than this: whoever computes in between hears nobody.
+// A gap between two polls counts at most this long: a rank that computes in between hears no other.
 constexpr double kLongestGap = 0.1;
 
 Status no_such_rank(uint32_t peer, const Communicator& communicator) {
@@ -38,10 +36,8 @@ Status Wire::send(uint32_t peer, std::span<const std::byte> bytes,
     bytes = bytes.subspan(piece.size());
     last = piece.size() < kPieceBytes;
     MPI_Request request = MPI_REQUEST_NULL;
-    GW_RETURN_IF_ERROR(
-        check_mpi(MPI_Isend(piece.data(), static_cast<int>(piece.size()), MPI_BYTE,
-                            static_cast<int>(peer), tag_, communicator_.handle(), &request),
-                  "MPI_Isend"));
+    GW_MPI(MPI_Isend, piece.data(), static_cast<int>(piece.size()), MPI_BYTE,
+           static_cast<int>(peer), tag_, communicator_.handle(), &request);
     sends_.push_back(request);
     sending_.push_back({.peer = peer, .keep = keep});
   }
@@ -57,9 +53,8 @@ Status Wire::complete_sends() {
   if (sends_.empty()) return {};
   completed_.resize(sends_.size());
   int count = 0;
-  GW_RETURN_IF_ERROR(check_mpi(MPI_Testsome(static_cast<int>(sends_.size()), sends_.data(), &count,
-                                            completed_.data(), MPI_STATUSES_IGNORE),
-                               "MPI_Testsome"));
+  GW_MPI(MPI_Testsome, static_cast<int>(sends_.size()), sends_.data(), &count, completed_.data(),
+         MPI_STATUSES_IGNORE);
   if (count == MPI_UNDEFINED || count == 0) return {};
   for (int i = 0; i < count; ++i) GW_RETURN_IF_ERROR(note_life(sending_[completed_[i]].peer));
   size_t kept = 0;
@@ -92,17 +87,14 @@ Result<bool> Wire::advance(uint32_t rank, bool& whole) {
   int size = 0;
   if (peer.request == MPI_REQUEST_NULL) {
     MPI_Message message = MPI_MESSAGE_NULL;
-    GW_RETURN_IF_ERROR(check_mpi(MPI_Improbe(static_cast<int>(rank), tag_, communicator_.handle(),
-                                             &present, &message, &status),
-                                 "MPI_Improbe"));
+    GW_MPI(MPI_Improbe, static_cast<int>(rank), tag_, communicator_.handle(), &present, &message,
+           &status);
     if (present == 0) return false;
     MPI_Get_count(&status, MPI_BYTE, &size);
     peer.bytes.resize(std::max<uint64_t>(peer.bytes.size(), peer.used + size));
-    GW_RETURN_IF_ERROR(check_mpi(
-        MPI_Imrecv(peer.bytes.data() + peer.used, size, MPI_BYTE, &message, &peer.request),
-        "MPI_Imrecv"));
+    GW_MPI(MPI_Imrecv, peer.bytes.data() + peer.used, size, MPI_BYTE, &message, &peer.request);
   }
-  GW_RETURN_IF_ERROR(check_mpi(MPI_Test(&peer.request, &present, &status), "MPI_Test"));
+  GW_MPI(MPI_Test, &peer.request, &present, &status);
   if (present == 0) return false;
   MPI_Get_count(&status, MPI_BYTE, &size);
   peer.used += size;
@@ -181,10 +173,8 @@ Status Wire::send_notice(uint32_t peer, Notice notice, uint32_t awaiting) {
                                                     .messages = peers_[peer].messages_sent,
                                                     .notice = notice});
   MPI_Request request = MPI_REQUEST_NULL;
-  GW_RETURN_IF_ERROR(
-      check_mpi(MPI_Isend(message.get(), sizeof *message, MPI_BYTE, static_cast<int>(peer),
-                          tag_ + 1, communicator_.handle(), &request),
-                "MPI_Isend"));
+  GW_MPI(MPI_Isend, message.get(), sizeof *message, MPI_BYTE, static_cast<int>(peer), tag_ + 1,
+         communicator_.handle(), &request);
   notices_.emplace_back(std::move(message), request);
   return {};
 }
@@ -201,14 +191,12 @@ Status Wire::send_awaiting(uint32_t awaiting) {
 Status Wire::receive_notices() {
   for (;;) {
     int present = 0;
-    GW_RETURN_IF_ERROR(check_mpi(
-        MPI_Iprobe(MPI_ANY_SOURCE, tag_ + 1, communicator_.handle(), &present, MPI_STATUS_IGNORE),
-        "MPI_Iprobe"));
+    GW_MPI(MPI_Iprobe, MPI_ANY_SOURCE, tag_ + 1, communicator_.handle(), &present,
+           MPI_STATUS_IGNORE);
     if (present == 0) return {};
     NoticeMessage message = {};
-    GW_RETURN_IF_ERROR(check_mpi(MPI_Recv(&message, sizeof message, MPI_BYTE, MPI_ANY_SOURCE,
-                                          tag_ + 1, communicator_.handle(), MPI_STATUS_IGNORE),
-                                 "MPI_Recv"));
+    GW_MPI(MPI_Recv, &message, sizeof message, MPI_BYTE, MPI_ANY_SOURCE, tag_ + 1,
+           communicator_.handle(), MPI_STATUS_IGNORE);
     if (message.rank >= peers_.size()) continue;
     Peer& peer = peers_[message.rank];
     if (message.notice == Notice::kAwaits) peer.awaiting = message.awaiting;
@@ -218,6 +206,7 @@ Status Wire::receive_notices() {
 }
 
 bool Wire::heard(uint32_t peer, Notice notice) const {
+  if (peer >= peers_.size()) return false;
   const std::optional<uint64_t>& before =
       notice == Notice::kOver ? peers_[peer].over : peers_[peer].left;
   return before && peers_[peer].messages_received >= *before;
