@@ -179,7 +179,7 @@ digest_sources() {
 install_gradwire() {
   local stamp=$venv/.gradwire-built digest
   digest=$(digest_sources)
-  if [[ -f $stamp && $(<"$stamp") == "$digest" ]] &&
+  if [[ -f $stamp && $(<"$stamp") == "$digest" && -f python/gradwire/_core.pyi ]] &&
     "$venv/bin/python" -c 'import gradwire._core' 2>/dev/null; then
     return
   fi
@@ -187,6 +187,8 @@ install_gradwire() {
   run_step "building and installing gradwire" "$logs/pip-gradwire.log" \
     "${pip[@]}" -v --no-build-isolation --no-deps --editable .
   "$venv/bin/python" -c 'import gradwire._core'
+  # mypy looks for the module's types beside the package's Python files.
+  cp "$venv"/lib/python3*/site-packages/gradwire/_core.pyi python/gradwire/
   echo "$digest" >"$stamp"
 }
 

@@ -94,7 +94,8 @@ import numpy as np
 assert importlib.util.find_spec("torch") is None, "this environment has PyTorch"
 assert "build/wheel/venv" in gradwire.__file__, gradwire.__file__
 assert gradwire.__version__ == importlib.metadata.version("gradwire")
-assert importlib.resources.files("gradwire").joinpath("py.typed").is_file()
+for name in "py.typed", "_core.pyi":
+    assert importlib.resources.files("gradwire").joinpath(name).is_file(), name
 x = np.array([1, 0, -1], np.float32)
 for codec in gradwire.codecs():
     frame = gradwire.encode(x, codec["name"])

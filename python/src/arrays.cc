@@ -1,6 +1,7 @@
 #include "arrays.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 #include <nanobind/stl/string.h>
@@ -18,29 +19,15 @@ std::string class_name(nb::handle object) {
 }
 
 std::string dtype_name(nb::dlpack::dtype dtype) {
-  const auto code = static_cast<nb::dlpack::dtype_code>(dtype.code);
-  const std::string bits = std::to_string(dtype.bits);
-  switch (code) {
-    case nb::dlpack::dtype_code::Int:
-      return "int" + bits;
-    case nb::dlpack::dtype_code::UInt:
-      return "uint" + bits;
-    case nb::dlpack::dtype_code::Float:
-      return "float" + bits;
-    case nb::dlpack::dtype_code::Bfloat:
-      return "bfloat" + bits;
-    case nb::dlpack::dtype_code::Complex:
-      return "complex" + bits;
-    case nb::dlpack::dtype_code::Bool:
-      return "bool";
-    default:
-      return "an unknown dtype";
-  }
+  constexpr const char* kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex"};
+  if (dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Bool)) return "bool";
+  if (dtype.code >= std::size(kKinds)) return "an unknown dtype";
+  return kKinds[dtype.code] + std::to_string(dtype.bits);
 }
 
-// The dtype where the object tells one: nanobind has no word for those it can't take (big-endian,
-// records, text).
-std::string told_dtype(nb::handle object) {
+// The object's own name of its dtype, "" where it has none. nanobind has no name for dtypes that it
+// can't take (big-endian, records, text).
+std::string own_dtype_name(nb::handle object) {
   const nb::object dtype = nb::getattr(object, "dtype", nb::none());
   return dtype.is_none() ? "" : nb::cast<std::string>(nb::str(dtype));
 }
@@ -88,21 +75,20 @@ Array take_array(nb::handle given, std::initializer_list<nb::dlpack::dtype> dtyp
       refuse(StatusCode::kInvalidArgument, "the output must be writable; this array is read-only");
     }
     PyErr_Clear();
-    const std::string told = told_dtype(given);
+    const std::string found = own_dtype_name(given);
     if (std::ranges::any_of(dtypes, [&](nb::dlpack::dtype dtype) {
-          return told == dtype_name(dtype) || told == "torch." + dtype_name(dtype);
+          return found == dtype_name(dtype) || found == "torch." + dtype_name(dtype);
         })) {
       refuse(StatusCode::kInvalidArgument,
              "this " + class_name(given) + " can't be read on the CPU; pass a CPU copy");
     }
-    if (!told.empty()) {
-      refuse(StatusCode::kUnsupportedDtype, "expected " + wanted + ", got dtype " + told);
+    if (!found.empty()) {
+      refuse(StatusCode::kUnsupportedDtype, "expected " + wanted + ", got dtype " + found);
     }
     refuse(StatusCode::kInvalidArgument,
            "expected " + wanted + " (buffer protocol or DLPack), got " + class_name(given));
   }
-  if (std::ranges::none_of(dtypes,
-                           [&](nb::dlpack::dtype dtype) { return array.dtype() == dtype; })) {
+  if (std::ranges::find(dtypes, array.dtype()) == dtypes.end()) {
     refuse(StatusCode::kUnsupportedDtype,
            "expected " + wanted + ", got dtype " + dtype_name(array.dtype()));
   }
@@ -123,12 +109,17 @@ Array take_array(nb::handle given, std::initializer_list<nb::dlpack::dtype> dtyp
 
 }  // namespace
 
-FloatInput::FloatInput(nb::handle object)
+template <>
+FloatInput::HostArray(nb::handle object)
     : array_(take_array<nb::ndarray<nb::ro>>(object, {nb::dtype<float>()}, "a float32 array")) {}
 
-std::span<const float> FloatInput::values() const {
-  return {static_cast<const float*>(array_.data()), array_.size()};
-}
+template <>
+FloatOutput::HostArray(nb::handle object)
+    : array_(take_array<nb::ndarray<>>(object, {nb::dtype<float>()}, "a float32 array")) {}
+
+template <>
+ByteOutput::HostArray(nb::handle object)
+    : array_(take_array<nb::ndarray<>>(object, {nb::dtype<uint8_t>()}, "a uint8 array")) {}
 
 ValueInput::ValueInput(nb::handle object, std::optional<Dtype> bits) {
   if (bits) {
@@ -152,13 +143,6 @@ InputView ValueInput::values() const {
   return {dtype_, std::span(static_cast<const uint16_t*>(array_.data()), array_.size())};
 }
 
-FloatOutput::FloatOutput(nb::handle object)
-    : array_(take_array<nb::ndarray<>>(object, {nb::dtype<float>()}, "a float32 array")) {}
-
-std::span<float> FloatOutput::values() const {
-  return {static_cast<float*>(array_.data()), array_.size()};
-}
-
 ByteInput::ByteInput(nb::handle object) {
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
@@ -177,32 +161,21 @@ ByteInput::~ByteInput() {
   if (buffer_.obj != nullptr) PyBuffer_Release(&buffer_);
 }
 
-ByteOutput::ByteOutput(nb::handle object)
-    : array_(take_array<nb::ndarray<>>(object, {nb::dtype<uint8_t>()}, "a uint8 array")) {}
-
-std::span<std::byte> ByteOutput::bytes() const {
-  return {static_cast<std::byte*>(array_.data()), array_.size()};
+template <typename T>
+NumpyArray<T> new_array(size_t n) {
+  auto values = std::make_unique_for_overwrite<T[]>(n);
+  T* data = values.get();
+  advise_huge_pages(data, n * sizeof(T));
+  nb::capsule owner(values.release(), [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return NumpyArray<T>(data, {n}, owner);
 }
 
-NumpyFloats new_floats(size_t n) {
-  auto values = std::make_unique_for_overwrite<float[]>(n);
-  float* data = values.get();
-  advise_huge_pages(data, n * sizeof(float));
-  nb::capsule owner(values.release(), [](void* p) noexcept { delete[] static_cast<float*>(p); });
-  return NumpyFloats(data, {n}, owner);
-}
+template NumpyArray<float> new_array(size_t n);
+template NumpyArray<uint16_t> new_array(size_t n);
 
-NumpyHalves new_halves(size_t n) {
-  auto values = std::make_unique_for_overwrite<uint16_t[]>(n);
-  uint16_t* data = values.get();
-  advise_huge_pages(data, n * sizeof(uint16_t));
-  nb::capsule owner(values.release(), [](void* p) noexcept { delete[] static_cast<uint16_t*>(p); });
-  return NumpyHalves(data, {n}, owner);
-}
-
-NumpyFloats to_numpy(const std::vector<float>& values) {
-  NumpyFloats array = new_floats(values.size());
-  std::copy(values.begin(), values.end(), array.data());
+NumpyArray<float> to_numpy(const std::vector<float>& values) {
+  const NumpyArray<float> array = new_array<float>(values.size());
+  std::ranges::copy(values, array.data());
   return array;
 }
 

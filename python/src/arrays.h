@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,15 +18,30 @@ namespace gradwire::python {
 // Arrays come in by the buffer protocol or DLPack, without a copy. Raises GradwireError
 // (unsupported_dtype, invalid_argument) naming what the object is and what is wanted.
 
-// A C-contiguous float32 array on the CPU, of any shape, and what keeps it alive.
-class FloatInput {
+// What callers may pass for an array; the stub says what _Array is.
+struct Array : nanobind::handle {
+  static constexpr auto Name = nanobind::detail::const_name("_Array");
+};
+using ArrayLike = nanobind::typed<nanobind::handle, Array>;
+
+// A C-contiguous array on the CPU, of any shape, and what keeps it alive. T: const float, float or
+// uint8_t; without const it is writable.
+template <typename T>
+class HostArray {
  public:
-  explicit FloatInput(nanobind::handle object);
-  [[nodiscard]] std::span<const float> values() const;
+  HostArray() = default;
+  explicit HostArray(nanobind::handle object);
+  [[nodiscard]] std::span<T> values() const {
+    return {static_cast<T*>(array_.data()), array_.size()};
+  }
 
  private:
-  nanobind::ndarray<nanobind::ro> array_;
+  std::conditional_t<std::is_const_v<T>, nanobind::ndarray<nanobind::ro>, nanobind::ndarray<>>
+      array_;
 };
+using FloatInput = HostArray<const float>;
+using FloatOutput = HostArray<float>;
+using ByteOutput = HostArray<uint8_t>;
 
 // A C-contiguous array on the CPU of any dtype that codecs take: float32, bfloat16, float16; or,
 // where `bits` names one of the latter two, a uint16 array that holds its bits.
@@ -37,16 +53,6 @@ class ValueInput {
  private:
   nanobind::ndarray<nanobind::ro> array_;
   Dtype dtype_;
-};
-
-class FloatOutput {
- public:
-  FloatOutput() = default;
-  explicit FloatOutput(nanobind::handle object);
-  [[nodiscard]] std::span<float> values() const;
-
- private:
-  nanobind::ndarray<> array_;
 };
 
 // Bytes: bytes, bytearray, memoryview, a uint8 array.
@@ -64,24 +70,12 @@ class ByteInput {
   std::span<const std::byte> bytes_;
 };
 
-// A writable uint8 array.
-class ByteOutput {
- public:
-  explicit ByteOutput(nanobind::handle object);
-  [[nodiscard]] std::span<std::byte> bytes() const;
+template <typename T>
+using NumpyArray = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>;
 
- private:
-  nanobind::ndarray<> array_;
-};
-
-using NumpyFloats = nanobind::ndarray<nanobind::numpy, float, nanobind::ndim<1>>;
-using NumpyHalves = nanobind::ndarray<nanobind::numpy, uint16_t, nanobind::ndim<1>>;
-using NumpyBytes = nanobind::ndarray<nanobind::numpy, const uint8_t, nanobind::ndim<1>>;
-
-// A new NumPy array of n float32, not initialised.
-[[nodiscard]] NumpyFloats new_floats(size_t n);
-// The same of 16 bits.
-[[nodiscard]] NumpyHalves new_halves(size_t n);
-[[nodiscard]] NumpyFloats to_numpy(const std::vector<float>& values);
+// A new NumPy array of n values, float or uint16_t, which are not initialised.
+template <typename T>
+[[nodiscard]] NumpyArray<T> new_array(size_t n);
+[[nodiscard]] NumpyArray<float> to_numpy(const std::vector<float>& values);
 
 }  // namespace gradwire::python

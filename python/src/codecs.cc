@@ -9,8 +9,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 
 #include "arrays.h"
+#include "base/return_if_error.h"
 #include "errors.h"
 #include "frame/packet.h"
 #include "gradwire/compressor.h"
@@ -51,22 +53,13 @@ nb::bytes make_bytes(uint64_t room, const Fill& fill) {
   return nb::steal<nb::bytes>(bytes);
 }
 
-const char* dtype_text(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFloat32:
-      return "float32";
-    case Dtype::kBfloat16:
-      return "bfloat16";
-    case Dtype::kFloat16:
-      return "float16";
-  }
-  return "?";
-}
+constexpr const char* kDtypeNames[] = {"float32", "bfloat16", "float16"};
+
+const char* dtype_text(Dtype dtype) { return kDtypeNames[static_cast<size_t>(dtype)]; }
 
 Dtype parse_dtype(const std::string& text) {
-  for (Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16}) {
-    if (text == dtype_text(dtype)) return dtype;
-  }
+  const auto name = std::ranges::find(kDtypeNames, text);
+  if (name != std::end(kDtypeNames)) return static_cast<Dtype>(name - kDtypeNames);
   raise(Status(StatusCode::kUnsupportedDtype,
                "dtype '" + text + "'; valid ones are: float32, bfloat16, float16"));
 }
@@ -78,42 +71,36 @@ std::optional<Dtype> parse_bits(const std::optional<std::string>& text) {
   return dtype == Dtype::kFloat32 ? std::nullopt : std::optional(dtype);
 }
 
-nb::bytes encode(nb::handle x, const std::string& text, uint64_t seed, uint64_t step,
+uint64_t max_encoded_size(const Codec& codec, uint64_t numel) {
+  if (numel > kMaxNumel) {
+    raise(Status(StatusCode::kLimitExceeded, "more values than the limit of 2^40"));
+  }
+  return max_frame_size(codec, numel);
+}
+
+// The size of the frame that encode() made without the GIL. Warns where it marks non-finite input.
+template <typename Encode>
+uint64_t run_encoder(const Encode& encode) {
+  const EncodedFrame encoded = value_or_raise(without_gil(encode));
+  if (!encoded.non_finite.ok()) warn_non_finite(encoded.non_finite);
+  return encoded.size;
+}
+
+nb::bytes encode(ArrayLike x, const std::string& text, uint64_t seed, uint64_t step,
                  uint64_t stream, int threads, const std::string& target,
                  const std::optional<std::string>& dtype) {
   const ValueInput input(x, parse_bits(dtype));
   const auto codec = value_or_raise(Codec::parse(text));
   Execution& execution = execution_for(target, threads);
-  if (input.values().size() > kMaxNumel) {
-    raise(Status(StatusCode::kLimitExceeded, "more values than the limit of 2^40"));
-  }
-  EncodedFrame encoded;
-  nb::bytes frame =
-      make_bytes(max_frame_size(*codec, input.values().size()), [&](std::span<std::byte> room) {
-        const DrawContext draw = {.seed = seed, .stream = stream, .step = step};
-        Result<EncodedFrame> result = [&] {
-          const nb::gil_scoped_release release;
-          return encode_frame(*codec, input.values(), {}, draw, room, execution);
-        }();
-        encoded = value_or_raise(std::move(result));
-        return encoded.size;
-      });
-  if (!encoded.non_finite.ok()) warn_non_finite(encoded.non_finite);
-  return frame;
+  const DrawContext draw = {.seed = seed, .stream = stream, .step = step};
+  const uint64_t most = max_encoded_size(*codec, input.values().size());
+  return make_bytes(most, [&](std::span<std::byte> room) {
+    return run_encoder(
+        [&] { return encode_frame(*codec, input.values(), {}, draw, room, execution); });
+  });
 }
 
-// Raises unless work(), which runs without the GIL, returns ok.
-template <typename Work>
-void without_gil(const Work& work) {
-  Status status;
-  {
-    const nb::gil_scoped_release release;
-    status = work();
-  }
-  raise_if_error(status);
-}
-
-nb::object decode(nb::handle data, int threads, const std::string& target, uint64_t max_numel,
+nb::object decode(ArrayLike data, int threads, const std::string& target, uint64_t max_numel,
                   const std::string& dtype_name) {
   const ByteInput input(data);
   const Dtype dtype = parse_dtype(dtype_name);
@@ -125,30 +112,31 @@ nb::object decode(nb::handle data, int threads, const std::string& target, uint6
                                                  std::to_string(max_numel)));
   }
   if (dtype == Dtype::kFloat32) {
-    const NumpyFloats out = new_floats(frame.n);
-    without_gil([&] {
+    const auto out = new_array<float>(frame.n);
+    raise_if_error(without_gil([&] {
       return decode_frame(frame, {out.data(), frame.n}, DecodeMode::kStore, execution);
-    });
+    }));
     return nb::cast(out);
   }
-  const NumpyHalves out = new_halves(frame.n);
-  without_gil([&] { return decode_frame(frame, dtype, {out.data(), frame.n}, execution); });
+  const auto out = new_array<uint16_t>(frame.n);
+  raise_if_error(without_gil([&] {
+    return decode_frame(frame, dtype, {out.data(), frame.n}, execution);
+  }));
   // NumPy has a float16, but no bfloat16.
   const nb::object halves = nb::cast(out);
   return dtype == Dtype::kFloat16 ? halves.attr("view")("float16") : halves;
 }
 
-void decode_into(nb::handle data, nb::handle out, bool accumulate, int threads,
+void decode_into(ArrayLike data, ArrayLike out, bool accumulate, int threads,
                  const std::string& target) {
   const ByteInput input(data);
   const FloatOutput output(out);
   Execution& execution = execution_for(target, threads);
   const DecodeMode mode = accumulate ? DecodeMode::kAdd : DecodeMode::kStore;
-  without_gil([&] {
-    const Result<Frame> frame = parse_frame(input.bytes());
-    return frame.ok() ? decode_frame(frame.value(), output.values(), mode, execution)
-                      : frame.status();
-  });
+  raise_if_error(without_gil([&]() -> Status {
+    GW_ASSIGN_OR_RETURN(const Frame frame, parse_frame(input.bytes()));
+    return decode_frame(frame, output.values(), mode, execution);
+  }));
 }
 
 nb::dict inspect_frame(std::span<const std::byte> bytes) {
@@ -193,28 +181,26 @@ nb::dict inspect_packet(std::span<const std::byte> bytes) {
   return result;
 }
 
-nb::dict inspect(nb::handle data) {
+Dict inspect(ArrayLike data) {
   const ByteInput input(data);
   const std::span<const std::byte> bytes = input.bytes();
   const bool packet = bytes.size() >= 2 && bytes[0] == std::byte{'G'} && bytes[1] == std::byte{'P'};
   return packet ? inspect_packet(bytes) : inspect_frame(bytes);
 }
 
-nb::list list_codecs() {
+DictList list_codecs() {
   nb::list list;
   for (const CodecInfo* info : codecs()) {
     nb::dict entry;
-    entry["name"] = std::string(info->name);
-    entry["summary"] = std::string(info->summary);
-    entry["source"] = std::string(info->source);
+    entry["name"] = info->name;
+    entry["summary"] = info->summary;
+    entry["source"] = info->source;
     entry["error_feedback"] = info->error_feedback;
     entry["lossless"] = info->lossless;
     entry["draws"] = info->draws;
     entry["shares_scales"] = info->shares_scales;
     entry["carries_non_finite"] = info->carries_non_finite;
-    nb::list parameters = parameter_dicts(info->parameters);
-    for (nb::handle common : parameter_dicts(common_parameters(*info))) parameters.append(common);
-    entry["parameters"] = parameters;
+    entry["parameters"] = parameter_dicts({info->parameters, common_parameters(*info)});
     list.append(entry);
   }
   return list;
@@ -229,29 +215,29 @@ class PyCompressor {
             Compressor::create(value_or_raise(Codec::parse(codec)), numel, seed, stream))),
         execution_(value_or_raise(Execution::create(target, threads))) {}
 
-  nb::bytes encode(nb::handle x, uint64_t step) {
+  nb::bytes encode(ArrayLike x, uint64_t step) {
     const ValueInput input(x);
     return make_bytes(compressor_.max_encoded_size(), [&](std::span<std::byte> room) {
       return encode_to(input.values(), step, room);
     });
   }
 
-  uint64_t encode_into(nb::handle x, nb::handle out, uint64_t step) {
+  uint64_t encode_into(ArrayLike x, ArrayLike out, uint64_t step) {
     const ValueInput input(x);
     const ByteOutput output(out);
-    return encode_to(input.values(), step, output.bytes());
+    return encode_to(input.values(), step, std::as_writable_bytes(output.values()));
   }
 
   [[nodiscard]] std::string codec() const { return compressor_.codec().text(); }
   [[nodiscard]] uint64_t numel() const { return compressor_.n(); }
   [[nodiscard]] uint64_t max_encoded_size() const { return compressor_.max_encoded_size(); }
 
-  [[nodiscard]] nb::object residual() const {
-    if (compressor_.residual().type() == ResidualType::kNone) return nb::none();
-    return nb::cast(to_numpy(compressor_.residual().values()));
+  [[nodiscard]] std::optional<NumpyArray<float>> residual() const {
+    if (compressor_.residual().type() == ResidualType::kNone) return std::nullopt;
+    return to_numpy(compressor_.residual().values());
   }
 
-  [[nodiscard]] nb::dict state_dict() const {
+  [[nodiscard]] Dict state_dict() const {
     nb::dict state;
     state["codec"] = codec();
     state["numel"] = numel();
@@ -259,7 +245,7 @@ class PyCompressor {
     return state;
   }
 
-  void load_state_dict(const nb::dict& state) {
+  void load_state_dict(const Dict& state) {
     const auto theirs = nb::cast<std::string>(state["codec"]);
     const auto n = nb::cast<uint64_t>(state["numel"]);
     if (theirs != codec() || n != numel()) {
@@ -284,14 +270,10 @@ class PyCompressor {
 
  private:
   uint64_t encode_to(const InputView& x, uint64_t step, std::span<std::byte> room) {
-    Result<EncodedFrame> result = [&] {
-      const nb::gil_scoped_release release;
+    return run_encoder([&] {
       const std::lock_guard lock(mutex_);
       return compressor_.encode(x, step, room, execution_);
-    }();
-    const EncodedFrame encoded = value_or_raise(std::move(result));
-    if (!encoded.non_finite.ok()) warn_non_finite(encoded.non_finite);
-    return encoded.size;
+    });
   }
 
   Compressor compressor_;
@@ -301,17 +283,19 @@ class PyCompressor {
 
 }  // namespace
 
-nb::list parameter_dicts(std::span<const CodecParameter> parameters) {
-  nb::list list;
-  for (const CodecParameter& parameter : parameters) {
-    nb::dict entry;
-    entry["name"] = std::string(parameter.name);
-    entry["default"] = std::string(parameter.default_value);
-    entry["values"] = std::string(parameter.values);
-    entry["help"] = std::string(parameter.help);
-    list.append(entry);
+nb::list parameter_dicts(std::initializer_list<std::span<const CodecParameter>> lists) {
+  nb::list dicts;
+  for (std::span<const CodecParameter> parameters : lists) {
+    for (const CodecParameter& parameter : parameters) {
+      nb::dict entry;
+      entry["name"] = parameter.name;
+      entry["default"] = parameter.default_value;
+      entry["values"] = parameter.values;
+      entry["help"] = parameter.help;
+      dicts.append(entry);
+    }
   }
-  return list;
+  return dicts;
 }
 
 void bind_codecs(nb::module_& module) {
@@ -351,11 +335,7 @@ void bind_codecs(nb::module_& module) {
   module.def(
       "max_encoded_size",
       [](const std::string& codec, uint64_t numel) {
-        const auto parsed = value_or_raise(Codec::parse(codec));
-        if (numel > kMaxNumel) {
-          raise(Status(StatusCode::kLimitExceeded, "more values than the limit of 2^40"));
-        }
-        return max_frame_size(*parsed, numel);
+        return max_encoded_size(*value_or_raise(Codec::parse(codec)), numel);
       },
       nb::arg("codec"), nb::arg("numel"), "Bytes that a frame of numel values takes at most.");
 
@@ -374,7 +354,7 @@ void bind_codecs(nb::module_& module) {
       .def_prop_ro("codec", &PyCompressor::codec, "Canonical text of the codec.")
       .def_prop_ro("numel", &PyCompressor::numel)
       .def_prop_ro("max_encoded_size", &PyCompressor::max_encoded_size)
-      .def_prop_ro("residual", &PyCompressor::residual,
+      .def_prop_ro("residual", &PyCompressor::residual, nb::rv_policy::automatic,
                    "A copy of the residual as float32 [numel]; None without error feedback.")
       .def("state_dict", &PyCompressor::state_dict)
       .def("load_state_dict", &PyCompressor::load_state_dict, nb::arg("state"));

@@ -2,7 +2,6 @@
 
 #include "gradwire/exchange.h"
 
-#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,7 +10,9 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include "exchange.h"
@@ -24,8 +25,10 @@
 namespace gradwire::python {
 namespace {
 
+using UpdateFunction = nb::typed<nb::callable, nb::object()>;
+
 void make_exchange_in(PyExchange* self, const PyLayout& layout, uint32_t rank,
-                      const std::string& kind, std::optional<nb::callable> update,
+                      const std::string& kind, std::optional<UpdateFunction> update,
                       std::optional<std::vector<uint32_t>> machine_of_rank, int threads,
                       const std::string& target, uint64_t seed,
                       const std::optional<ShardCodecs>& shard_codecs) {
@@ -44,37 +47,39 @@ void make_exchange_in(PyExchange* self, const PyLayout& layout, uint32_t rank,
                         shard_codecs ? PyExchange::Place::kDevice : PyExchange::Place::kHost);
 }
 
-nb::list list_exchanges() {
+DictList list_exchanges() {
   nb::list list;
   for (const ExchangeInfo* info : exchanges()) {
     nb::dict entry;
-    entry["name"] = std::string(info->name);
-    entry["summary"] = std::string(info->summary);
-    entry["source"] = std::string(info->source);
+    entry["name"] = info->name;
+    entry["summary"] = info->summary;
+    entry["source"] = info->source;
     entry["sums"] = info->sums;
     entry["updates"] = info->updates;
     entry["encodes_sums_on_the_way"] = info->encodes_sums_on_the_way;
     entry["adds_trits"] = info->adds_trits;
     entry["always_skips_non_finite"] = info->always_skips_non_finite;
     entry["between_machines"] = info->between_machines;
-    entry["parameters"] = parameter_dicts(info->parameters);
+    entry["parameters"] = parameter_dicts({info->parameters});
     list.append(entry);
   }
   return list;
 }
 
-nb::dict parse_exchange(const std::string& text) {
+Dict parse_exchange(const std::string& text) {
   const ExchangeChoice choice = value_or_raise(ExchangeChoice::parse(text));
   nb::dict parsed;
   parsed["text"] = choice.text();
-  parsed["name"] = std::string(choice.info().name);
-  parsed["inner"] = std::string(choice.inner().name);
+  parsed["name"] = choice.info().name;
+  parsed["inner"] = choice.inner().name;
   parsed["ranks_per_machine"] = choice.ranks_per_machine();
   return parsed;
 }
 
-nb::list take_outgoing(nb::handle self) {
-  nb::list list;
+using NumpyBytes = NumpyArray<const uint8_t>;
+
+std::vector<std::pair<uint32_t, NumpyBytes>> take_outgoing(nb::handle_t<PyExchange> self) {
+  std::vector<std::pair<uint32_t, NumpyBytes>> messages;
   for (const OutgoingMessage& message : nb::cast<PyExchange&>(self).exchange().take_outgoing()) {
     nb::object owner = nb::borrow(self);
     if (message.keep) {
@@ -82,16 +87,16 @@ nb::list take_outgoing(nb::handle self) {
         delete static_cast<std::shared_ptr<const void>*>(kept);
       });
     }
-    const NumpyBytes bytes(reinterpret_cast<const uint8_t*>(message.bytes.data()),
-                           {message.bytes.size()}, owner);
-    list.append(nb::make_tuple(message.peer, nb::cast(bytes)));
+    messages.emplace_back(message.peer,
+                          NumpyBytes(reinterpret_cast<const uint8_t*>(message.bytes.data()),
+                                     {message.bytes.size()}, owner));
   }
-  return list;
+  return messages;
 }
 
-nb::object non_finite(PyExchange& self) {
+std::optional<Dict> non_finite(PyExchange& self) {
   const std::optional<NonFiniteInput>& input = self.exchange().non_finite();
-  if (!input) return nb::none();
+  if (!input) return std::nullopt;
   nb::dict entry;
   entry["rank"] = input->rank;
   entry["tensor"] = input->tensor;
@@ -99,7 +104,7 @@ nb::object non_finite(PyExchange& self) {
   return entry;
 }
 
-nb::list export_residuals(PyExchange& self) {
+DictList export_residuals(PyExchange& self) {
   nb::list list;
   for (const ResidualPiece& piece : self.exchange().export_residuals()) {
     nb::dict entry;
@@ -113,7 +118,7 @@ nb::list export_residuals(PyExchange& self) {
 }
 
 void import_residual(PyExchange& self, const std::string& kind, const std::string& name,
-                     uint64_t offset, nb::handle values) {
+                     uint64_t offset, ArrayLike values) {
   const FloatInput input(values);
   const std::optional<Direction> direction = parse_direction(kind);
   if (!direction) {
@@ -127,7 +132,7 @@ void import_residual(PyExchange& self, const std::string& kind, const std::strin
                                        .values = {input.values().begin(), input.values().end()}}));
 }
 
-nb::dict stats(PyExchange& self) {
+Dict stats(PyExchange& self) {
   const ExchangeStats& stats = self.exchange().stats();
   nb::dict entry;
 #define GW_EXCHANGE_COUNTER(type, name, python_name) entry[python_name] = stats.name;
@@ -172,10 +177,9 @@ void bind_exchange(nb::module_& module) {
            nb::arg("step"),
            "The same for an exchange with shard_codecs: the address of the bucket on the device, "
            "which the caller keeps alive until done.")
-      .def(
-          "outgoing", [](nb::handle self) { return take_outgoing(self); },
-          "[(peer, uint8 array)]: messages to send now, each handed out once, valid until the "
-          "next start.")
+      .def("outgoing", &take_outgoing,
+           "[(peer, uint8 array)]: messages to send now, each handed out once, valid until the "
+           "next start.")
       .def(
           "awaiting", [](PyExchange& self) { return self.exchange().awaiting(); },
           "Ranks from which a message is due now.")

@@ -20,15 +20,15 @@ namespace gradwire::python {
 
 namespace nb = nanobind;
 
-// Nothing: both.
+// "push", "pull", or "both": nothing.
 [[nodiscard]] std::optional<Direction> parse_direction(const std::string& text);
 
 struct PyLayout {
   std::shared_ptr<const Layout> layout;
 };
 
-// What an exchange calls in Python. No exception may pass through the exchange: it is kept until
-// that has returned.
+// A Python function that an exchange calls. No exception may pass through the exchange: it is kept
+// until the exchange has returned.
 class Callback {
  public:
   explicit Callback(nb::callable call) : call_(std::move(call)) {}
@@ -64,10 +64,9 @@ class PyExchange {
 
   Exchange& exchange() { return *exchange_; }
 
-  void start(nb::handle bucket, uint64_t step) {
+  void start(ArrayLike bucket, uint64_t step) {
     require_place(Place::kHost);
-    FloatOutput values(bucket);
-    bucket_ = values;
+    bucket_ = FloatOutput(bucket);
     run([&] { return exchange_->start(bucket_.values(), step); });
   }
 
@@ -77,7 +76,7 @@ class PyExchange {
     run([&] { return exchange_->start({values, numel}, step); });
   }
 
-  void receive(uint32_t peer, nb::handle message) {
+  void receive(uint32_t peer, ArrayLike message) {
     const ByteInput input(message);
     run([&] { return exchange_->receive(peer, input.bytes()); });
   }
@@ -99,12 +98,10 @@ class PyExchange {
   // Without the GIL. What the callback raised is raised again.
   template <typename Call>
   void run(const Call& call) {
-    Status status;
-    {
-      const nb::gil_scoped_release release;
+    const Status status = without_gil([&] {
       const std::lock_guard lock(mutex_);
-      status = call();
-    }
+      return call();
+    });
     if (callback_) callback_->rethrow();
     raise_if_error(status);
   }

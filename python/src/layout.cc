@@ -8,11 +8,11 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "exchange.h"
-#include "exchange/shards/shards.h"
 #include "module.h"
 
 namespace gradwire::python {
@@ -27,53 +27,35 @@ std::optional<Direction> parse_direction(const std::string& text) {
 
 namespace {
 
-std::vector<LayoutRule> parse_rules(nb::sequence rules) {
-  std::vector<LayoutRule> parsed;
-  for (nb::handle entry : rules) {
-    const nb::tuple rule(entry);
+using Tensors = std::vector<std::pair<std::string, std::vector<uint64_t>>>;
+
+void make_layout_in(PyLayout* self, const Tensors& tensors, uint32_t world_size, std::string codec,
+                    std::optional<std::string> pull_codec,
+                    const std::vector<std::vector<std::string>>& rules,
+                    std::vector<std::string> exclude, uint64_t min_numel, std::string raw_codec,
+                    uint32_t servers) {
+  std::vector<TensorInfo> infos;
+  for (const auto& [name, dims] : tensors) infos.push_back({.name = name, .dims = dims});
+  LayoutOptions options = {.codec = std::move(codec),
+                           .pull_codec = pull_codec.value_or(""),
+                           .exclude = std::move(exclude),
+                           .min_numel = min_numel,
+                           .raw_codec = std::move(raw_codec),
+                           .servers = servers};
+  for (const std::vector<std::string>& rule : rules) {
     if (rule.size() < 2 || rule.size() > 3) {
       raise(Status(StatusCode::kInvalidArgument,
                    "a rule is (name pattern, codec) or (name pattern, codec, direction)"));
     }
-    parsed.push_back(
-        {.pattern = nb::cast<std::string>(rule[0]),
-         .codec = nb::cast<std::string>(rule[1]),
-         .direction = parse_direction(rule.size() == 3 ? nb::cast<std::string>(rule[2]) : "both")});
+    options.rules.push_back({.pattern = rule[0],
+                             .codec = rule[1],
+                             .direction = parse_direction(rule.size() == 3 ? rule[2] : "both")});
   }
-  return parsed;
-}
-
-std::vector<std::string> parse_strings(nb::sequence strings) {
-  std::vector<std::string> parsed;
-  for (nb::handle entry : strings) parsed.push_back(nb::cast<std::string>(entry));
-  return parsed;
-}
-
-void make_layout_in(PyLayout* self, nb::sequence tensors, uint32_t world_size, std::string codec,
-                    std::optional<std::string> pull_codec, nb::sequence rules, nb::sequence exclude,
-                    uint64_t min_numel, std::string raw_codec, uint32_t servers) {
-  std::vector<TensorInfo> infos;
-  for (nb::handle entry : tensors) {
-    const nb::tuple tensor(entry);
-    if (tensor.size() != 2) {
-      raise(Status(StatusCode::kInvalidArgument, "a tensor is (name, dims)"));
-    }
-    TensorInfo info{.name = nb::cast<std::string>(tensor[0]), .dims = {}};
-    for (nb::handle dim : nb::sequence(tensor[1])) info.dims.push_back(nb::cast<uint64_t>(dim));
-    infos.push_back(std::move(info));
-  }
-  const LayoutOptions options = {.codec = std::move(codec),
-                                 .pull_codec = pull_codec.value_or(""),
-                                 .rules = parse_rules(rules),
-                                 .exclude = parse_strings(exclude),
-                                 .min_numel = min_numel,
-                                 .raw_codec = std::move(raw_codec),
-                                 .servers = servers};
   new (self) PyLayout{std::make_shared<const Layout>(
       value_or_raise(Layout::create(std::move(infos), world_size, options)))};
 }
 
-nb::list list_segments(const PyLayout& self) {
+DictList list_segments(const PyLayout& self) {
   nb::list list;
   for (const Segment& segment : self.layout->segments()) {
     nb::dict entry;
@@ -90,14 +72,6 @@ nb::list list_segments(const PyLayout& self) {
   return list;
 }
 
-std::vector<uint64_t> draw_streams(const PyLayout& self, uint32_t rank) {
-  std::vector<uint64_t> drawn;
-  for (const Segment& segment : self.layout->segments()) {
-    drawn.push_back(draw_stream(*self.layout, rank, segment));
-  }
-  return drawn;
-}
-
 }  // namespace
 
 void bind_layout(nb::module_& module) {
@@ -111,8 +85,6 @@ void bind_layout(nb::module_& module) {
            nb::arg("exclude") = nb::tuple(), nb::arg("min_numel") = 256,
            nb::arg("raw_codec") = "raw", nb::arg("servers") = 0)
       .def_prop_ro("segments", &list_segments)
-      .def("streams", &draw_streams, nb::arg("rank"),
-           "What the rank draws its random words from, for each segment.")
       .def_prop_ro(
           "unmatched", [](const PyLayout& self) { return self.layout->unmatched(); },
           "Patterns of rules and exclude that match none of the tensors.")

@@ -1,9 +1,8 @@
 #include "module.h"
 
-#include <string>
-
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include "commit.h"
 #include "errors.h"
@@ -23,16 +22,11 @@ NB_MODULE(_core, module) {
   bind_exchange(module);
   bind_server_sides(module);
   module.def(
-      "simd_targets",
-      [] {
-        nb::list names;
-        for (std::string_view name : gradwire::simd_targets()) names.append(std::string(name));
-        return names;
-      },
+      "simd_targets", [] { return gradwire::simd_targets(); },
       "SIMD targets of this CPU, best first; 'scalar' is the definition.");
   module.def(
       "build_info",
-      [] {
+      []() -> nb::typed<nb::dict, nb::str, nb::str> {
         nb::dict info;
         info["commit"] = GRADWIRE_COMMIT;
         info["compiler"] = GRADWIRE_COMPILER;

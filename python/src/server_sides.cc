@@ -1,14 +1,11 @@
 // The exchange with dedicated servers.
 
-#include <exception>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -31,9 +28,10 @@ class PySide : public PyExchange {
 using PyServer = PySide<ServerSide>;
 using PyWorker = PySide<WorkerSide>;
 
-void make_server_in(PyServer* self, const PyLayout& layout, uint32_t rank, nb::callable update,
-                    uint32_t backup, uint64_t staleness, uint64_t history, int threads,
-                    const std::string& target, uint64_t seed) {
+void make_server_in(PyServer* self, const PyLayout& layout, uint32_t rank,
+                    nb::typed<nb::callable, nb::object()> update, uint32_t backup,
+                    uint64_t staleness, uint64_t history, int threads, const std::string& target,
+                    uint64_t seed) {
   const auto callback = std::make_shared<Callback>(std::move(update));
   const ServerOptions options = {.backup = backup,
                                  .staleness = staleness,
@@ -45,9 +43,10 @@ void make_server_in(PyServer* self, const PyLayout& layout, uint32_t rank, nb::c
                       callback);
 }
 
-void make_worker_in(PyWorker* self, const PyLayout& layout, uint32_t rank, nb::callable apply,
-                    uint32_t backup, uint64_t staleness, uint64_t history, int threads,
-                    const std::string& target, uint64_t seed) {
+void make_worker_in(PyWorker* self, const PyLayout& layout, uint32_t rank,
+                    nb::typed<nb::callable, nb::object(uint32_t, uint64_t)> apply, uint32_t backup,
+                    uint64_t staleness, uint64_t history, int threads, const std::string& target,
+                    uint64_t seed) {
   const auto callback = std::make_shared<Callback>(std::move(apply));
   new (self) PyWorker(value_or_raise(make_server_worker(
                           layout.layout, rank, value_or_raise(Execution::create(target, threads)),
@@ -59,17 +58,29 @@ void make_worker_in(PyWorker* self, const PyLayout& layout, uint32_t rank, nb::c
                       callback);
 }
 
+// One of the two classes with what both have. callback: the name of make's argument.
+template <typename Side, typename Make>
+nb::class_<PySide<Side>, PyExchange> bind_side(nb::module_& module, const char* name,
+                                               const char* doc, const Make& make,
+                                               const char* callback, const char* dropped_doc) {
+  return nb::class_<PySide<Side>, PyExchange>(module, name, doc)
+      .def("__init__", make, nb::arg("layout"), nb::arg("rank"), nb::arg(callback), nb::kw_only(),
+           nb::arg("backup") = 0, nb::arg("staleness") = 0, nb::arg("history") = 64,
+           nb::arg("threads") = 1, nb::arg("target") = "auto", nb::arg("seed") = 0)
+      .def_prop_ro(
+          "dropped_pushes", [](PySide<Side>& self) { return self.side().dropped_pushes(); },
+          dropped_doc);
+}
+
 }  // namespace
 
 void bind_server_sides(nb::module_& module) {
-  nb::class_<PyServer, PyExchange>(
+  bind_side<ServerSide>(
       module, "ServerSide",
       "A server of the exchange with dedicated servers; the layout has `servers`.\n\n"
       "update: called without arguments when the bucket holds the averages of this server's "
-      "tensors, to turn them in place into the model's change.")
-      .def("__init__", &make_server_in, nb::arg("layout"), nb::arg("rank"), nb::arg("update"),
-           nb::kw_only(), nb::arg("backup") = 0, nb::arg("staleness") = 0, nb::arg("history") = 64,
-           nb::arg("threads") = 1, nb::arg("target") = "auto", nb::arg("seed") = 0)
+      "tensors, to turn them in place into the model's change.",
+      &make_server_in, "update", "Of each worker, the pushes that came too late.")
       .def_prop_ro(
           "version", [](PyServer& self) { return self.side().version(); },
           "Finished versions of this server's tensors.")
@@ -80,24 +91,21 @@ void bind_server_sides(nb::module_& module) {
           },
           nb::arg("version"), "Where a run goes on, before its first step.")
       .def_prop_ro(
-          "dropped_pushes", [](PyServer& self) { return self.side().dropped_pushes(); },
-          "Of each worker, the pushes that came too late.")
-      .def_prop_ro(
           "behind", [](PyServer& self) { return self.side().behind(); },
-          "Workers that lack versions which are kept no more; they need the model.")
+          "Workers that lack versions which are no longer kept; they need the model.")
       .def(
           "caught_up",
           [](PyServer& self, uint32_t worker) { raise_if_error(self.side().caught_up(worker)); },
           nb::arg("worker"), "The worker is given the model of this version.");
 
-  nb::class_<PyWorker, PyExchange>(
+  bind_side<WorkerSide>(
       module, "WorkerSide",
       "A worker of the exchange with dedicated servers; the layout has `servers`.\n\n"
       "apply: called with (server, version) when the bucket holds a change of that server's "
-      "tensors, to apply it.")
-      .def("__init__", &make_worker_in, nb::arg("layout"), nb::arg("rank"), nb::arg("apply"),
-           nb::kw_only(), nb::arg("backup") = 0, nb::arg("staleness") = 0, nb::arg("history") = 64,
-           nb::arg("threads") = 1, nb::arg("target") = "auto", nb::arg("seed") = 0)
+      "tensors, to apply it.",
+      &make_worker_in, "apply",
+      "By the server's rank, the pushes that this worker did not make, as that server was ahead "
+      "of another.")
       .def(
           "version", [](PyWorker& self, uint32_t server) { return self.side().version(server); },
           nb::arg("server"), "Versions of the server's tensors that were applied here.")
@@ -107,11 +115,6 @@ void bind_server_sides(nb::module_& module) {
             raise_if_error(self.side().set_version(server, version));
           },
           nb::arg("server"), nb::arg("version"), "Where a run goes on, before its first step.")
-      .def_prop_ro(
-          "dropped_pushes", [](PyWorker& self) { return self.side().dropped_pushes(); },
-          "By the server's rank, the pushes that this worker did not make, as that server was "
-          "ahead "
-          "of another.")
       .def(
           "catch_up",
           [](PyWorker& self, uint32_t server, uint64_t version) {
