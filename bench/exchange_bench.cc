@@ -1,11 +1,11 @@
-// How much of an exchange's time is its codec's: CPU time of a step of the sharded exchange, a
-// rank, against the sum of the encodings and decodings that the step consists of, called directly.
+// How much of an exchange's time is its codec's: CPU time of a step, a rank, against the sum of the
+// encodings and decodings that the step consists of, called directly.
 //
-//   gradwire-exchange-bench [VALUES RANKS CODEC]
+//   gradwire-exchange-bench [EXCHANGE VALUES RANKS CODEC]
 //
-// Both run in one thread of one process, by turns, and the medians are compared. Messages are
-// handed from rank to rank without a copy, so that no engine is measured. First the results are
-// checked.
+// Both run in one thread of one process, by turns, on as much memory, and get the same results,
+// which is checked. Messages are handed from rank to rank without a copy, so that no engine is
+// measured.
 
 #include <algorithm>
 #include <cstdio>
@@ -56,31 +56,37 @@ T require(Result<T> result) {
 }
 
 struct Case {
+  std::string exchange;
   uint64_t values;
   uint32_t ranks;
   std::string codec;
 };
+
+using Buckets = std::vector<std::vector<float>>;
 
 std::shared_ptr<const Layout> make_layout(const Case& c) {
   return std::make_shared<const Layout>(
       require(Layout::create({{"weight", {c.values / 64, 64}}}, c.ranks, {.codec = c.codec})));
 }
 
+void fill(Buckets& buckets, const std::vector<float>& gradient) {
+  for (std::vector<float>& bucket : buckets) std::ranges::copy(gradient, bucket.begin());
+}
+
 // All ranks of the exchange, in turns.
 class Ranks {
  public:
-  explicit Ranks(const Case& c, const std::vector<float>& gradient) {
+  Ranks(const Case& c, const std::vector<float>& gradient) : buckets_(c.ranks, gradient) {
     const auto layout = make_layout(c);
     for (uint32_t rank = 0; rank < c.ranks; ++rank) {
       ranks_.push_back(
-          require(make_exchange("sharded", layout, rank, require(Execution::create()))));
-      buckets_.push_back(gradient);
+          require(make_exchange(c.exchange, layout, rank, require(Execution::create()))));
     }
   }
 
   // Seconds of one step.
   double step(const std::vector<float>& gradient, uint64_t number) {
-    for (std::vector<float>& bucket : buckets_) std::ranges::copy(gradient, bucket.begin());
+    fill(buckets_, gradient);
     const double begin = cpu_seconds();
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       require(ranks_[rank]->start(buckets_[rank], number));
@@ -92,71 +98,137 @@ class Ranks {
         }
       }
     }
-    const double seconds = cpu_seconds() - begin;
-    for (const std::vector<float>& bucket : buckets_) {
-      if (std::memcmp(bucket.data(), buckets_[0].data(), bucket.size() * sizeof(float)) != 0) {
-        stop("the ranks' results differ");
-      }
-    }
-    return seconds;
+    return cpu_seconds() - begin;
   }
+
+  [[nodiscard]] const Buckets& buckets() const { return buckets_; }
 
  private:
   std::vector<std::unique_ptr<Exchange>> ranks_;
-  std::vector<std::vector<float>> buckets_;
+  Buckets buckets_;
 };
 
-// The encodings and decodings of rank 0 in one step, called directly.
+// The encodings and decodings of all ranks in one step of the exchange, called directly.
 class Codings {
  public:
-  explicit Codings(const Case& c, const std::vector<float>& gradient)
-      : layout_(make_layout(c)), execution_(require(Execution::create())), bucket_(gradient) {
-    for (const Segment& segment : layout_->segments()) {
-      residuals_.emplace_back(segment.push_codec->residual_type(), segment.n);
-      payloads_.emplace_back(segment.push_codec->max_payload_size(segment.n));
-      sizes_.push_back(0);
+  Codings(const Case& c, const std::vector<float>& gradient)
+      : is_ring_(c.exchange == "ring"),
+        layout_(make_layout(c)),
+        execution_(require(Execution::create())),
+        buckets_(c.ranks, gradient),
+        segments_of_(c.ranks) {
+    const std::vector<Segment>& segments = layout_->segments();
+    for (size_t i = 0; i < segments.size(); ++i) segments_of_[segments[i].owner].push_back(i);
+    for (uint32_t rank = 0; rank < c.ranks; ++rank) {
+      for (const Segment& segment : segments) {
+        coded_.push_back({Residual(segment.push_codec->residual_type(), segment.n),
+                          std::vector<std::byte>(segment.push_codec->max_payload_size(segment.n))});
+      }
     }
   }
 
   double step(const std::vector<float>& gradient, uint64_t number) {
-    std::ranges::copy(gradient, bucket_.begin());
+    fill(buckets_, gradient);
+    step_ = number;
     const double begin = cpu_seconds();
-    for (size_t i = 0; i < sizes_.size(); ++i) {
-      if (owner(i) != 0) encode(i, number);
+    double averaging = 0;
+    is_ring_ ? push_around() : push_to_owners();
+    for (uint32_t owner = 0; owner < ranks(); ++owner) {
+      for (uint32_t rank = 0; rank < ranks(); ++rank) {
+        const bool sends = is_ring_ ? rank == left_of(owner) : rank != owner;
+        if (sends) add(owner, rank, owner);
+      }
+      const double before = cpu_seconds();
+      for (size_t i : segments_of_[owner]) {
+        for (float& value : values(owner, i)) value /= static_cast<float>(ranks());
+      }
+      averaging += cpu_seconds() - before;
+      encode(owner, owner);
+      decode(owner, owner, owner, DecodeMode::kStore);
     }
-    // Each of the other ranks pushes to this one.
-    for (size_t i = 0; i < sizes_.size(); ++i) {
-      if (owner(i) != 0) continue;
-      if (number == 0) encode(i, number);
-      for (uint32_t k = 1; k < layout_->world_size(); ++k) decode(i, DecodeMode::kAdd);
-      encode(i, number);
+    for (uint32_t owner = 0; owner < ranks(); ++owner) {
+      for (uint32_t rank = 0; rank < ranks(); ++rank) {
+        if (rank != owner) decode(rank, owner, owner, DecodeMode::kStore);
+      }
     }
-    for (size_t i = 0; i < sizes_.size(); ++i) decode(i, DecodeMode::kStore);
-    return cpu_seconds() - begin;
+    return cpu_seconds() - begin - averaging;
   }
+
+  [[nodiscard]] const Buckets& buckets() const { return buckets_; }
 
  private:
-  [[nodiscard]] uint32_t owner(size_t i) const { return layout_->segments()[i].owner; }
-  [[nodiscard]] std::span<float> values(size_t i) {
-    return std::span(bucket_).subspan(layout_->segments()[i].bucket_offset,
-                                      layout_->segments()[i].n);
+  // What a rank keeps and sends of a segment.
+  struct Coded {
+    Residual residual;
+    std::vector<std::byte> payload;
+    uint64_t size = 0;
+  };
+
+  [[nodiscard]] uint32_t ranks() const { return layout_->world_size(); }
+  [[nodiscard]] uint32_t left_of(uint32_t rank) const { return (rank + ranks() - 1) % ranks(); }
+  [[nodiscard]] Coded& coded(uint32_t rank, size_t i) {
+    return coded_[rank * layout_->segments().size() + i];
   }
-  void encode(size_t i, uint64_t number) {
-    sizes_[i] = require(layout_->segments()[i].push_codec->encode(
-        values(i), residuals_[i].view(), {.stream = i, .step = number}, payloads_[i], execution_));
-  }
-  void decode(size_t i, DecodeMode mode) {
-    require(layout_->segments()[i].push_codec->decode(std::span(payloads_[i]).first(sizes_[i]),
-                                                      values(i), mode, execution_));
+  [[nodiscard]] std::span<float> values(uint32_t rank, size_t i) {
+    const Segment& segment = layout_->segments()[i];
+    return std::span(buckets_[rank]).subspan(segment.bucket_offset, segment.n);
   }
 
+  void push_to_owners() {
+    for (uint32_t rank = 0; rank < ranks(); ++rank) {
+      for (uint32_t owner = 0; owner < ranks(); ++owner) {
+        if (rank != owner) encode(rank, owner);
+      }
+    }
+  }
+  // Up to the ranks before the owners.
+  void push_around() {
+    for (uint32_t hop = 1; hop < ranks(); ++hop) {
+      for (uint32_t owner = 0; owner < ranks(); ++owner) {
+        const uint32_t rank = (owner + hop) % ranks();
+        if (hop > 1) add(rank, left_of(rank), owner);
+        encode(rank, owner);
+      }
+    }
+  }
+
+  void encode(uint32_t rank, uint32_t shard) {
+    for (size_t i : segments_of_[shard]) {
+      Coded& to = coded(rank, i);
+      to.size = require(layout_->segments()[i].push_codec->encode(
+          values(rank, i), to.residual.view(), {.stream = i, .step = step_}, to.payload,
+          execution_));
+    }
+  }
+  void add(uint32_t rank, uint32_t source, uint32_t shard) {
+    decode(rank, source, shard, DecodeMode::kAdd);
+  }
+  void decode(uint32_t rank, uint32_t source, uint32_t shard, DecodeMode mode) {
+    for (size_t i : segments_of_[shard]) {
+      const Coded& from = coded(source, i);
+      require(layout_->segments()[i].push_codec->decode(std::span(from.payload).first(from.size),
+                                                        values(rank, i), mode, execution_));
+    }
+  }
+
+  bool is_ring_;
   std::shared_ptr<const Layout> layout_;
   Execution execution_;
-  std::vector<float> bucket_;
-  std::vector<Residual> residuals_;
-  std::vector<std::vector<std::byte>> payloads_;
-  std::vector<uint64_t> sizes_;
+  Buckets buckets_;
+  std::vector<std::vector<size_t>> segments_of_;  // each owner
+  std::vector<Coded> coded_;                      // of each segment of each rank
+  uint64_t step_ = 0;
 };
+
+void compare(const Buckets& exchanged, const Buckets& coded, bool draws) {
+  for (size_t rank = 0; rank < exchanged.size(); ++rank) {
+    // The draws of `coded` are others.
+    const std::vector<float>& expected = draws ? exchanged[0] : coded[rank];
+    if (std::memcmp(exchanged[rank].data(), expected.data(), expected.size() * sizeof(float))) {
+      stop("the results of rank " + std::to_string(rank) + " differ");
+    }
+  }
+}
 
 void measure(const Case& c) {
   std::mt19937_64 random(1);
@@ -165,19 +237,22 @@ void measure(const Case& c) {
   for (float& value : gradient) value = normal(random);
   Ranks ranks(c, gradient);
   Codings codings(c, gradient);
+  const bool draws = require(Codec::parse(c.codec))->info().draws;
   std::vector<double> exchange_seconds;
   std::vector<double> codec_seconds;
+  std::vector<double> shares;
   for (int i = 0; i < kWarmups + kRepetitions; ++i) {
     const double of_exchange = ranks.step(gradient, static_cast<uint64_t>(i)) / c.ranks;
-    const double of_codec = codings.step(gradient, static_cast<uint64_t>(i));
+    const double of_codec = codings.step(gradient, static_cast<uint64_t>(i)) / c.ranks;
+    compare(ranks.buckets(), codings.buckets(), draws);
     if (i < kWarmups) continue;
     exchange_seconds.push_back(of_exchange);
     codec_seconds.push_back(of_codec);
+    shares.push_back(of_codec / of_exchange);
   }
-  const double exchange = median(exchange_seconds);
-  const double codec = median(codec_seconds);
-  std::printf("%10zu %6u  %-24s %12.3f %12.3f %8.2f\n", gradient.size(), c.ranks, c.codec.c_str(),
-              exchange * 1e3, codec * 1e3, codec / exchange);
+  std::printf("%-8s %10zu %6u  %-32s %12.3f %12.3f %8.2f\n", c.exchange.c_str(), gradient.size(),
+              c.ranks, c.codec.c_str(), median(exchange_seconds) * 1e3, median(codec_seconds) * 1e3,
+              median(shares));
   std::fflush(stdout);
 }
 
@@ -197,19 +272,23 @@ std::string commit() {
 int main(int argc, char** argv) {
   using gradwire::Case;
   std::vector<Case> cases;
-  if (argc == 4) {
-    cases.push_back({std::strtoull(argv[1], nullptr, 10),
-                     static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 10)), argv[3]});
+  if (argc == 5) {
+    cases.push_back({argv[1], std::strtoull(argv[2], nullptr, 10),
+                     static_cast<uint32_t>(std::strtoul(argv[3], nullptr, 10)), argv[4]});
   } else if (argc == 1) {
-    for (uint64_t values : {200'000ull, 25'600'000ull}) {
-      for (uint32_t ranks : {2u, 8u}) {
-        for (const char* codec : {"3lc:s=1.75", "3lc:s=1,bucket=4000", "int8:ef=off", "qsgd"}) {
-          cases.push_back({values, ranks, codec});
+    for (const char* exchange : {"sharded", "ring"}) {
+      for (uint64_t values : {200'000ull, 25'600'000ull}) {
+        for (uint32_t ranks : {2u, 8u}) {
+          for (const char* codec :
+               {"raw", "int8", "3lc:s=1", "3lc:s=1,residual=bf16", "3lc:s=1,bucket=4000",
+                "3lc:s=1,bucket=4000,residual=bf16", "topk"}) {
+            cases.push_back({exchange, values, ranks, codec});
+          }
         }
       }
     }
   } else {
-    std::fprintf(stderr, "usage: %s [VALUES RANKS CODEC]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [EXCHANGE VALUES RANKS CODEC]\n", argv[0]);
     return 2;
   }
   utsname machine{};
@@ -219,8 +298,8 @@ int main(int argc, char** argv) {
               std::string(gradwire::simd_targets().front()).c_str(), argv[0]);
   std::printf("# medians of %d steps, CPU time a rank; share = codec / exchange\n",
               gradwire::kRepetitions);
-  std::printf("#%9s %6s  %-24s %12s %12s %8s\n", "values", "ranks", "codec", "exchange/ms",
-              "codec/ms", "share");
+  std::printf("%-8s %10s %6s  %-32s %12s %12s %8s\n", "#", "values", "ranks", "codec",
+              "exchange/ms", "codec/ms", "share");
   for (const Case& c : cases) gradwire::measure(c);
   return 0;
 }

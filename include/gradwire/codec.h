@@ -3,6 +3,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,6 +28,9 @@ enum class Dtype : uint8_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
 // No tensor segment has more values (spec/format.md, limits).
 inline constexpr uint64_t kMaxNumel = uint64_t{1} << 40;
+
+// Consecutive values that are coded alone (spec/format.md, chunks).
+inline constexpr uint64_t kChunkValues = 40960;
 
 enum class ResidualType : uint8_t { kNone, kFloat32, kBfloat16 };
 
@@ -104,6 +108,10 @@ struct Measurement {
   double sums[2] = {0, 0};
 };
 
+// Gets values that were just decoded, while they are in the cache: the n values from `begin` on, a
+// multiple of kChunkValues. Threads call it at the same time, each for other values.
+using AfterChunk = std::function<void(uint64_t begin, uint64_t n)>;
+
 struct CodecParameter {
   std::string_view name;
   std::string_view default_value;
@@ -172,8 +180,17 @@ class GRADWIRE_EXPORT Codec {
   // here, and its encode refuses values that are not finite: `complete` tells which.
   //   kNonFinite: x + residual holds a value that can't be encoded; the message names the first.
   //   kLengthMismatch: the residual is neither absent (kNone) nor as long as x.
+  // `chunks`: what measure_chunk found for each chunk, for callers who had the values in the cache
+  // then; without it, all values are read.
   Result<Measurement> measure(const InputView& x, const ResidualView& residual,
-                              Execution& execution) const;
+                              Execution& execution, std::span<const Measurement> chunks = {}) const;
+
+  // Whether measure needs of n values no more than measure_chunk finds. If not, there is no need to
+  // call it.
+  [[nodiscard]] virtual bool measures_chunks(uint64_t n) const noexcept;
+  // For the chunk whose values begin at `begin`. `residual`: none, or as long as x.
+  [[nodiscard]] Measurement measure_chunk(const InputView& x, const ResidualView& residual,
+                                          uint64_t begin, Execution& execution) const;
 
   // Encodes x plus residual into payload and returns the payload's size in bytes. `measurement` is
   // what measure found for the same x and residual; without one, encode measures for itself.
@@ -199,9 +216,9 @@ class GRADWIRE_EXPORT Codec {
 
   // Decodes a payload that came with this codec's wire parameters into (kStore) or onto (kAdd) out,
   // whose size is the number of values. Any bytes are safe. On kCorruptPayload `out` holds
-  // unspecified values.
+  // unspecified values. `after` is called for every chunk that was decoded.
   Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
-                Execution& execution) const;
+                Execution& execution, const AfterChunk& after = {}) const;
 
  protected:
   explicit Codec(ResidualType residual_type) : residual_type_(residual_type) {}
@@ -209,12 +226,18 @@ class GRADWIRE_EXPORT Codec {
   // The parts of measure, encode and decode that differ from codec to codec. There are values, the
   // residual is as long as they are, the payload has room, or its size passed check_size and is
   // not 0.
-  virtual Result<Measurement> measure_values(const Input& input, Execution& execution) const;
+  virtual Result<Measurement> measure_values(const Input& input,
+                                             std::span<const Measurement> chunks,
+                                             Execution& execution) const;
+  // What measure_values looks for in a part of the values: by default the largest magnitude.
+  [[nodiscard]] virtual Measurement measure_part(const Input& input, uint64_t begin,
+                                                 uint64_t n) const;
   virtual Result<uint64_t> encode_values(const Input& input, const Measurement& measured,
                                          const DrawContext& draw, std::span<std::byte> payload,
                                          Execution& execution) const = 0;
   virtual Status decode_values(std::span<const std::byte> payload, std::span<float> out,
-                               DecodeMode mode, Execution& execution) const = 0;
+                               DecodeMode mode, Execution& execution,
+                               const AfterChunk& after) const = 0;
   // Values of x + residual are refused whose magnitude bits are these or more: by default Inf's.
   [[nodiscard]] virtual uint32_t refused_magnitude(ResidualType residual) const noexcept;
   // kNonFinite naming the first value that is refused.

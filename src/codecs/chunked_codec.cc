@@ -17,6 +17,12 @@ bool is_finite(const Measurement& found) {
          std::isfinite(found.sums[1]);
 }
 
+Measurement sum_up(std::span<const Measurement> parts) {
+  Measurement whole{.complete = true};
+  for (const Measurement& part : parts) add_to(whole, part);
+  return whole;
+}
+
 // Stands in the head of a group that is not finite, until encode fails: no scale is infinite.
 void refuse_group(std::byte* head) { store_le(head, kNonFiniteBits); }
 bool is_refused(const std::byte* head) { return load_le<uint32_t>(head) == kNonFiniteBits; }
@@ -52,9 +58,7 @@ Measurement measure_chunks(const Input& input, Execution& execution, const Measu
     const uint64_t begin = chunk * kChunkValues;
     found[chunk] = measure(input, begin, std::min(kChunkValues, input.size() - begin));
   });
-  Measurement whole{.complete = true};
-  for (const Measurement& part : found) add_to(whole, part);
-  return whole;
+  return sum_up(found);
 }
 
 Measurement ChunkedCodec::measure_group(const Input& input, uint64_t begin, uint64_t n) const {
@@ -68,19 +72,19 @@ Status ChunkedCodec::check_heads(const ChunkedShape& shape, const std::byte* hea
   return check_scales(info().name, heads, shape.groups.count);
 }
 
-Result<Measurement> ChunkedCodec::measure_whole(const Input& input, Execution& execution,
-                                                const MeasurePart& measure) const {
-  const Measurement whole = measure_chunks(input, execution, measure);
+Result<Measurement> ChunkedCodec::measure_values(const Input& input,
+                                                 std::span<const Measurement> chunks,
+                                                 Execution& execution) const {
+  if (!measures_chunks(input.size())) return Measurement();
+  const Measurement whole =
+      !chunks.empty() ? sum_up(chunks)
+                      : measure_chunks(input, execution,
+                                       [this](const Input& x, uint64_t begin, uint64_t n) {
+                                         return measure_part(x, begin, n);
+                                       });
   const bool refused = whole.largest >= refused_magnitude(input.residual().type());
   if (refused || !is_finite(whole)) return refuse(input);
   return whole;
-}
-
-Result<Measurement> ChunkedCodec::measure_values(const Input& input, Execution& execution) const {
-  if (shape(input.size()).groups.count > 1) return Measurement();
-  return measure_whole(input, execution, [this](const Input& x, uint64_t begin, uint64_t n) {
-    return measure_group(x, begin, n);
-  });
 }
 
 Result<uint64_t> ChunkedCodec::encode_values(const Input& input, const Measurement& measured,
@@ -150,14 +154,17 @@ Status ChunkedCodec::undo(const Encoding& encoding, std::span<const std::byte> p
 }
 
 Status ChunkedCodec::decode_values(std::span<const std::byte> payload, std::span<float> out,
-                                   DecodeMode mode, Execution& execution) const {
+                                   DecodeMode mode, Execution& execution,
+                                   const AfterChunk& after) const {
   const ChunkedShape shape = this->shape(out.size());
   GW_RETURN_IF_ERROR(check_heads(shape, payload.data()));
   const Decoding decoding{shape, payload.data(), mode, execution.kernels()};
   return decode_chunks(shape.chunks, payload, info().name, execution,
                        [&](uint64_t chunk, std::span<const uint8_t> bytes) {
-                         return decode_chunk(decoding, chunk, bytes,
-                                             out.data() + shape.chunks.begin(chunk));
+                         const uint64_t begin = shape.chunks.begin(chunk);
+                         if (!decode_chunk(decoding, chunk, bytes, out.data() + begin)) return false;
+                         if (after) after(begin, shape.chunks.values(chunk));
+                         return true;
                        });
 }
 

@@ -94,6 +94,8 @@ Measurement measure_absmax(const Input& input, uint64_t begin, uint64_t n);
 // are in the cache.
 class ChunkedCodec : public Codec {
  public:
+  // By default: where one group holds all values.
+  bool measures_chunks(uint64_t n) const noexcept override { return shape(n).groups.count == 1; }
   uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
   // By default: the largest size, or 0.
   Status check_size(uint64_t n, uint64_t size) const override;
@@ -121,16 +123,17 @@ class ChunkedCodec : public Codec {
   virtual bool decode_chunk(const Decoding& decoding, uint64_t chunk,
                             std::span<const uint8_t> bytes, float* out) const = 0;
 
-  Result<Measurement> measure_values(const Input& input, Execution& execution) const override;
+  Result<Measurement> measure_values(const Input& input, std::span<const Measurement> chunks,
+                                     Execution& execution) const override;
+  // By default: as of a group.
+  Measurement measure_part(const Input& input, uint64_t begin, uint64_t n) const override {
+    return measure_group(input, begin, n);
+  }
   Result<uint64_t> encode_values(const Input& input, const Measurement& measured,
                                  const DrawContext& draw, std::span<std::byte> payload,
                                  Execution& execution) const override;
   Status decode_values(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
-                       Execution& execution) const override;
-
-  // measure_chunks, or kNonFinite.
-  Result<Measurement> measure_whole(const Input& input, Execution& execution,
-                                    const MeasurePart& measure) const;
+                       Execution& execution, const AfterChunk& after) const override;
 
  private:
   Status undo(const Encoding& encoding, std::span<const std::byte> payload,

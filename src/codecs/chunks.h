@@ -15,9 +15,6 @@
 
 namespace gradwire {
 
-// Values of one chunk: the unit that threads take, coded by itself.
-inline constexpr uint64_t kChunkValues = 40960;
-
 // Where the parts of a payload lie (spec/format.md, Chunks):
 //   head | sizes of the chunks, where they vary and there are several | chunks
 // A chunk's size is a u16 where `full_room` fits into it, else a u32.

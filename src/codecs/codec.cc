@@ -36,10 +36,19 @@ Status check_payload_room(const Codec& codec, uint64_t n, uint64_t room) {
 }  // namespace
 
 Result<Measurement> Codec::measure(const InputView& x, const ResidualView& residual,
-                                   Execution& execution) const {
+                                   Execution& execution,
+                                   std::span<const Measurement> chunks) const {
   GW_RETURN_IF_ERROR(check_residual_size(info(), x.size(), residual));
   if (x.empty()) return Measurement{.complete = true};
-  return measure_values(Input(x, residual, execution.kernels()), execution);
+  return measure_values(Input(x, residual, execution.kernels()), chunks, execution);
+}
+
+bool Codec::measures_chunks(uint64_t) const noexcept { return false; }
+
+Measurement Codec::measure_chunk(const InputView& x, const ResidualView& residual, uint64_t begin,
+                                 Execution& execution) const {
+  return measure_part(Input(x, residual, execution.kernels()), begin,
+                      std::min(kChunkValues, x.size() - begin));
 }
 
 Result<uint64_t> Codec::encode(const InputView& x, const ResidualView& residual,
@@ -53,17 +62,20 @@ Result<uint64_t> Codec::encode(const InputView& x, const ResidualView& residual,
   if (measurement.complete || (info().carries_non_finite && !input.keeps_residual())) {
     return encode_values(input, measurement, draw, payload, execution);
   }
-  Result<Measurement> measured = measure_values(input, execution);
+  Result<Measurement> measured = measure_values(input, {}, execution);
   if (!measured.ok()) return measured.status();
   return encode_values(input, measured.value(), draw, payload, execution);
 }
 
 Status Codec::decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
-                     Execution& execution) const {
+                     Execution& execution, const AfterChunk& after) const {
   GW_RETURN_IF_ERROR(check_size(out.size(), payload.size()));
-  if (!payload.empty()) return decode_values(payload, out, mode, execution);
+  if (!payload.empty()) return decode_values(payload, out, mode, execution, after);
   // Nothing is sent where all values decode to +0.
   if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
+  for (uint64_t begin = 0; after && begin < out.size(); begin += kChunkValues) {
+    after(begin, std::min(kChunkValues, out.size() - begin));
+  }
   return {};
 }
 
@@ -77,10 +89,16 @@ Status Codec::restore(std::span<const std::byte> payload, const InputView& x,
   return {};
 }
 
-Result<Measurement> Codec::measure_values(const Input& input, Execution&) const {
-  const uint32_t largest = input.absmax(0, input.size());
-  if (largest >= refused_magnitude(input.residual().type())) return refuse(input);
-  return Measurement{.complete = true, .largest = largest};
+Result<Measurement> Codec::measure_values(const Input& input, std::span<const Measurement>,
+                                          Execution&) const {
+  Measurement found = measure_part(input, 0, input.size());
+  if (found.largest >= refused_magnitude(input.residual().type())) return refuse(input);
+  found.complete = true;
+  return found;
+}
+
+Measurement Codec::measure_part(const Input& input, uint64_t begin, uint64_t n) const {
+  return {.largest = input.absmax(begin, n)};
 }
 
 uint32_t Codec::refused_magnitude(ResidualType) const noexcept { return kNonFiniteBits; }

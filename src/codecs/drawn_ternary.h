@@ -45,12 +45,21 @@ class DrawnTernaryCodec : public TernaryCodec<C, P> {
 
  protected:
   // Without clipping, moments aren't needed, and encoding is one pass for each group.
-  Result<Measurement> measure_values(const Input& input, Execution& execution) const override {
-    const float clip = this->parameters().clip;
-    if (clip == 0.0f) return TernaryCodec<C, P>::measure_values(input, execution);
-    Result<Measurement> found = this->measure_whole(input, execution, measure_moments);
-    if (found.ok()) {
-      found.value().sums[0] = clipping_limit_of(found.value(), input.size(), clip);
+  bool measures_chunks(uint64_t n) const noexcept override {
+    return clips() || TernaryCodec<C, P>::measures_chunks(n);
+  }
+
+  Measurement measure_part(const Input& input, uint64_t begin, uint64_t n) const override {
+    return clips() ? measure_moments(input, begin, n)
+                   : TernaryCodec<C, P>::measure_part(input, begin, n);
+  }
+
+  Result<Measurement> measure_values(const Input& input, std::span<const Measurement> chunks,
+                                     Execution& execution) const override {
+    Result<Measurement> found = TernaryCodec<C, P>::measure_values(input, chunks, execution);
+    if (clips() && found.ok()) {
+      found.value().sums[0] =
+          clipping_limit_of(found.value(), input.size(), this->parameters().clip);
     }
     return found;
   }
@@ -65,9 +74,10 @@ class DrawnTernaryCodec : public TernaryCodec<C, P> {
   }
 
  private:
+  [[nodiscard]] bool clips() const noexcept { return this->parameters().clip != 0.0f; }
   [[nodiscard]] float limit(const Encoding& encoding) const {
-    return this->parameters().clip == 0.0f ? std::numeric_limits<float>::max()
-                                           : static_cast<float>(encoding.measured.sums[0]);
+    return clips() ? static_cast<float>(encoding.measured.sums[0])
+                   : std::numeric_limits<float>::max();
   }
 };
 

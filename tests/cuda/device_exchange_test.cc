@@ -266,7 +266,7 @@ TEST(DeviceExchange, RefusesCorruptPayloads) {
     packet.frames.push_back({.codec = {}, .n = shards->segment(i).n, .payload = payload});
   }
   const Packet* const packets[] = {&packet};
-  EXPECT_EQ(codec->decode(1, packets, DecodeMode::kStore).code(), StatusCode::kCorruptPayload);
+  EXPECT_EQ(codec->decode(1, packets, DecodeMode::kStore, {}).code(), StatusCode::kCorruptPayload);
 }
 
 }  // namespace

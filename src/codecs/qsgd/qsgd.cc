@@ -103,9 +103,8 @@ class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> 
   ChunkedShape shape(uint64_t n) const override { return parameters().shape(n); }
 
   // A group's sum of squares isn't cut into chunks.
-  Result<Measurement> measure_values(const Input& input, Execution& execution) const override {
-    if (parameters().norm == Norm::kL2) return Measurement();
-    return ChunkedCodec::measure_values(input, execution);
+  bool measures_chunks(uint64_t n) const noexcept override {
+    return parameters().norm == Norm::kMax && ChunkedCodec::measures_chunks(n);
   }
 
   Measurement measure_group(const Input& input, uint64_t begin, uint64_t n) const override {

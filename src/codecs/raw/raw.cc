@@ -1,5 +1,6 @@
 #include "codecs/raw/raw.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "codecs/checks.h"
@@ -46,8 +47,21 @@ class RawCodec final : public CodecOf<RawCodec, RawParameters, Codec> {
   }
 
   Status decode_values(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
-                       Execution& execution) const override {
-    const Kernels& kernels = execution.kernels();
+                       Execution& execution, const AfterChunk& after) const override {
+    const uint64_t size = size_of(parameters().dtype);
+    const uint64_t chunk = after ? kChunkValues : out.size();
+    for (uint64_t begin = 0; begin < out.size(); begin += chunk) {
+      const uint64_t n = std::min(chunk, out.size() - begin);
+      decode_part(payload.subspan(begin * size, n * size), out.subspan(begin, n), mode,
+                  execution.kernels());
+      if (after) after(begin, n);
+    }
+    return {};
+  }
+
+ private:
+  void decode_part(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
+                   const Kernels& kernels) const {
     const auto* halves = reinterpret_cast<const uint16_t*>(payload.data());
     if (parameters().dtype == Dtype::kBfloat16) {
       kernels.widen_bf16(halves, out.size(), out.data(), mode);
@@ -58,7 +72,6 @@ class RawCodec final : public CodecOf<RawCodec, RawParameters, Codec> {
     } else {
       kernels.add_f32(reinterpret_cast<const float*>(payload.data()), out.size(), out.data());
     }
-    return {};
   }
 };
 

@@ -69,8 +69,9 @@ class StcCodec final : public TernaryCodec<StcCodec, StcParameters> {
   }
 
   // sums[0] is the threshold, sums[1] the mean magnitude of the values that reach it.
-  Result<Measurement> measure_values(const Input& input, Execution& execution) const override {
-    Result<Measurement> found = TernaryCodec::measure_values(input, execution);
+  Result<Measurement> measure_values(const Input& input, std::span<const Measurement> chunks,
+                                     Execution& execution) const override {
+    Result<Measurement> found = TernaryCodec::measure_values(input, chunks, execution);
     if (!found.ok()) return found;
     const float threshold = sample_threshold(input, parameters().density);
     const auto sum = [threshold](const Input& x, uint64_t begin, uint64_t n) {

@@ -101,8 +101,9 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
   }
 
   // sums[0] is the threshold.
-  Result<Measurement> measure_values(const Input& input, Execution& execution) const override {
-    Result<Measurement> found = ChunkedCodec::measure_values(input, execution);
+  Result<Measurement> measure_values(const Input& input, std::span<const Measurement> chunks,
+                                     Execution& execution) const override {
+    Result<Measurement> found = ChunkedCodec::measure_values(input, chunks, execution);
     if (found.ok()) found.value().sums[0] = sample_threshold(input, parameters().ratio);
     return found;
   }

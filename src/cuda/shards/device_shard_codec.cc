@@ -37,7 +37,8 @@ class DeviceShardCodec final : public ShardCodec {
   Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite,
                                 uint64_t step, std::span<PacketWriter> packets) override;
   void put_back(uint32_t shard, const Packet& packet) override;
-  Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode) override;
+  Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
+                const Next& next) override;
   void divide(uint32_t shard, float divisor) override;
   void fill_nan(uint32_t shard) override;
 
@@ -311,13 +312,15 @@ Status DeviceShardCodec::restore(const ShardBatch& batch, std::span<const Encode
 }
 
 Status DeviceShardCodec::decode(uint32_t shard, std::span<const Packet* const> packets,
-                                DecodeMode mode) {
-  return on_device([&]() -> Status {
+                                DecodeMode mode, const Next& next) {
+  GW_RETURN_IF_ERROR(on_device([&]() -> Status {
     if (packets.empty()) return {};
     Result<const ShardBatch*> batch = decoded_batch(shard, packets[0]->header.direction);
     if (!batch.ok()) return batch.status();
     return decode_to(bucket_.data(), *batch.value(), packets, mode);
-  });
+  }));
+  if (next.divisor != 1.0f) divide(shard, next.divisor);
+  return {};
 }
 
 // Decodes packets of the batch's shard to `out`, as long as the bucket.

@@ -33,10 +33,12 @@ class HostShardCodec final : public ShardCodec {
     for (uint32_t i = 0; i < shards_->layout->segments().size(); ++i) {
       residuals_.emplace_back(shards_->residual_type(i), shards_->segment(i).n);
     }
+    measured_chunks_.resize(residuals_.size());
   }
 
   void begin(std::span<float> bucket) override {
     bucket_ = bucket;
+    for (auto& chunks : measured_chunks_) chunks.clear();
     if (trits_) trits_->begin(bucket);
   }
 
@@ -44,7 +46,8 @@ class HostShardCodec final : public ShardCodec {
   Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite,
                                 uint64_t step, std::span<PacketWriter> packets) override;
   void put_back(uint32_t shard, const Packet& packet) override;
-  Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode) override;
+  Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
+                const Next& next) override;
   void divide(uint32_t shard, float divisor) override;
   void fill_nan(uint32_t shard) override;
 
@@ -79,17 +82,21 @@ class HostShardCodec final : public ShardCodec {
   [[nodiscard]] bool has_trits(uint32_t i) const { return trits_ && trits_->has(i); }
   Result<FirstNonFinite> measure(std::span<const uint32_t> shards,
                                  std::span<const uint32_t> finite);
+  Result<Measurement> measure_segment(uint32_t i);
   // Of a segment that holds NaN or Inf, or does with its residual.
   [[nodiscard]] FirstNonFinite origin_in(uint32_t i) const;
   Status restore(uint32_t shard, const Packet& packet);
   Status encode_segment(uint32_t i, uint64_t step, PacketWriter& packet);
   Status decode_segment(uint32_t i, const Packet& packet, std::span<const std::byte> payload,
-                        DecodeMode mode);
+                        DecodeMode mode, const AfterChunk& after);
+  // Divides each chunk of a segment, and measures it for the encoding that comes next.
+  AfterChunk prepare_chunks(uint32_t i, const Next& next);
 
   std::shared_ptr<const Shards> shards_;
   std::shared_ptr<Execution> execution_;
   std::vector<Residual> residuals_;      // of each segment
   std::vector<Measurement> measured_;    // of each segment, for the encoding under way
+  std::vector<std::vector<Measurement>> measured_chunks_;  // of each segment that was prepared
   std::unique_ptr<TritSegments> trits_;  // null unless scales are shared
   std::span<float> bucket_;
 };
@@ -128,8 +135,7 @@ Result<FirstNonFinite> HostShardCodec::measure(std::span<const uint32_t> shards,
       continue;
     }
     for (uint32_t i : shards_->segments[shard]) {
-      Result<Measurement> found =
-          shards_->own_codec(i)->measure(values(i), residuals_[i].view(), *execution_);
+      Result<Measurement> found = measure_segment(i);
       if (found.ok()) {
         measured_[i] = found.value();
       } else if (found.status().code() == StatusCode::kNonFinite) {
@@ -140,6 +146,11 @@ Result<FirstNonFinite> HostShardCodec::measure(std::span<const uint32_t> shards,
     }
   }
   return FirstNonFinite();
+}
+
+Result<Measurement> HostShardCodec::measure_segment(uint32_t i) {
+  return shards_->own_codec(i)->measure(values(i), residuals_[i].view(), *execution_,
+                                        std::exchange(measured_chunks_[i], {}));
 }
 
 FirstNonFinite HostShardCodec::origin_in(uint32_t i) const {
@@ -183,6 +194,11 @@ Status HostShardCodec::restore(uint32_t shard, const Packet& packet) {
 Status HostShardCodec::encode_segment(uint32_t i, uint64_t step, PacketWriter& packet) {
   return packet.add_encoded([&](std::span<std::byte> payload) -> Result<uint64_t> {
     if (has_trits(i)) return trits_->encode(i, step, payload);
+    if (!measured_chunks_[i].empty()) {
+      Result<Measurement> found = measure_segment(i);
+      if (!found.ok()) return found.status();
+      measured_[i] = found.value();
+    }
     const DrawContext draw = {
         .seed = shards_->seed, .stream = shards_->draw_streams[i], .step = step};
     return shards_->own_codec(i)->encode(values(i), residuals_[i].view(), draw, payload,
@@ -202,11 +218,13 @@ void HostShardCodec::put_back(uint32_t shard, const Packet& packet) {
 }
 
 Status HostShardCodec::decode(uint32_t shard, std::span<const Packet* const> packets,
-                              DecodeMode mode) {
+                              DecodeMode mode, const Next& next) {
   for (const Packet* packet : packets) {
+    const bool last = packet == packets.back();
     for (size_t k = 0; k < packet->frames.size(); ++k) {
-      GW_RETURN_IF_ERROR(
-          decode_segment(shards_->segments[shard][k], *packet, packet->frames[k].payload, mode));
+      const uint32_t i = shards_->segments[shard][k];
+      GW_RETURN_IF_ERROR(decode_segment(i, *packet, packet->frames[k].payload, mode,
+                                        last ? prepare_chunks(i, next) : AfterChunk()));
     }
     mode = DecodeMode::kAdd;
   }
@@ -214,12 +232,27 @@ Status HostShardCodec::decode(uint32_t shard, std::span<const Packet* const> pac
 }
 
 Status HostShardCodec::decode_segment(uint32_t i, const Packet& packet,
-                                      std::span<const std::byte> payload, DecodeMode mode) {
+                                      std::span<const std::byte> payload, DecodeMode mode,
+                                      const AfterChunk& after) {
   const Direction direction = packet.header.direction;
   if (has_trits(i) && direction == Direction::kPush) {
     return trits_->add(i, packet.header.source, payload);
   }
-  return shards_->codec(i, direction)->decode(payload, values(i), mode, *execution_);
+  return shards_->codec(i, direction)->decode(payload, values(i), mode, *execution_, after);
+}
+
+AfterChunk HostShardCodec::prepare_chunks(uint32_t i, const Next& next) {
+  if (has_trits(i)) return {};
+  const Codec& codec = *shards_->own_codec(i);
+  const bool measures = next.encode && codec.measures_chunks(values(i).size());
+  if (next.divisor == 1.0f && !measures) return {};
+  if (measures) measured_chunks_[i].resize((values(i).size() + kChunkValues - 1) / kChunkValues);
+  return [this, i, &codec, measures, divisor = next.divisor](uint64_t begin, uint64_t n) {
+    if (divisor != 1.0f) execution_->kernels().divide(values(i).data() + begin, n, divisor);
+    if (!measures) return;
+    measured_chunks_[i][begin / kChunkValues] =
+        codec.measure_chunk(values(i), residuals_[i].view(), begin, *execution_);
+  };
 }
 
 void HostShardCodec::divide(uint32_t shard, float divisor) {

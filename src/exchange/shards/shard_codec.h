@@ -47,10 +47,15 @@ class ShardCodec {
   // What was encoded into the packet goes back into the residuals.
   virtual void put_back(uint32_t shard, const Packet& packet) = 0;
 
+  // What comes after a shard was decoded, so that it can be done while the values are in the cache.
+  struct Next {
+    float divisor = 1.0f;  // the values are divided by it
+    bool encode = false;   // and then encoded, with the residuals as they are now
+  };
   // Decodes one or more packets of one direction that hold the shard: the first is stored or added
   // as `mode` says, the others are added, in this order. Any payloads are safe.
-  virtual Status decode(uint32_t shard, std::span<const Packet* const> packets,
-                        DecodeMode mode) = 0;
+  virtual Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
+                        const Next& next) = 0;
   virtual void divide(uint32_t shard, float divisor) = 0;
   virtual void fill_nan(uint32_t shard) = 0;
 

@@ -171,27 +171,29 @@ Result<FirstNonFinite> Endpoint::encode(std::span<const uint32_t> shards,
   return origin;
 }
 
-Status Endpoint::decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode) {
+Status Endpoint::decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
+                        const ShardCodec::Next& next) {
   const Timer timer(stats_.decode_seconds);
-  return codec_->decode(shard, packets, mode);
+  return codec_->decode(shard, packets, mode, next);
 }
 
-Status Endpoint::decode(uint32_t shard, const Packet& packet, DecodeMode mode) {
+Status Endpoint::decode(uint32_t shard, const Packet& packet, DecodeMode mode,
+                        const ShardCodec::Next& next) {
   const Packet* const packets[] = {&packet};
-  return decode(shard, packets, mode);
+  return decode(shard, packets, mode, next);
 }
 
 Status Endpoint::decode_own(uint32_t shard) {
+  const bool lossless = std::ranges::all_of(shards_->segments[shard], [&](uint32_t i) {
+    return shards_->own_codec(i)->info().lossless;
+  });
+  if (lossless) return {};  // the values are what was encoded
   return decode(shard, encoded(shard), DecodeMode::kStore);
 }
 
 void Endpoint::divide(uint32_t shard, float divisor) {
   const Timer timer(stats_.decode_seconds);
   codec_->divide(shard, divisor);
-}
-
-void Endpoint::finish_sum(uint32_t shard) {
-  if (reduction_ == Reduction::kAverage) divide(shard, static_cast<float>(world_size()));
 }
 
 void Endpoint::put_back(uint32_t shard) {

@@ -85,13 +85,17 @@ class Endpoint {
   // As ShardCodec says; the time is counted.
   Result<FirstNonFinite> find_non_finite(std::span<const uint32_t> shards);
   Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite);
-  Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode);
-  Status decode(uint32_t shard, const Packet& packet, DecodeMode mode);
+  Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
+                const ShardCodec::Next& next = {});
+  Status decode(uint32_t shard, const Packet& packet, DecodeMode mode,
+                const ShardCodec::Next& next = {});
   // To the same bits as whoever else decodes the packet.
   Status decode_own(uint32_t shard);
   void divide(uint32_t shard, float divisor);
-  // Divides where averages are wanted.
-  void finish_sum(uint32_t shard);
+  // What makes the sum over all ranks the result.
+  [[nodiscard]] float divisor() const {
+    return reduction_ == Reduction::kAverage ? static_cast<float>(world_size()) : 1.0f;
+  }
   // What was encoded of the shard goes back into the residuals.
   void put_back(uint32_t shard);
   // Now and then: how much the pushes of this step left unsent.

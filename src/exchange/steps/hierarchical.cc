@@ -69,7 +69,7 @@ struct RawBucket {
   }
   Status decode(const Packet& packet, DecodeMode mode) {
     const Packet* const packets[] = {&packet};
-    return codec->decode(0, packets, mode);
+    return codec->decode(0, packets, mode, {});
   }
   [[nodiscard]] bool holds(const Packet& packet) const {
     const auto same = [&](const PacketFrame& frame, uint32_t i) {

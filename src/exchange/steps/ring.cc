@@ -57,13 +57,12 @@ Status RingSteps::begin() {
   std::ranges::fill(push_arrivals_, Arrival::kMissing);
   std::ranges::fill(pull_arrivals_, Arrival::kMissing);
   std::ranges::fill(broken_at_, std::nullopt);
+  non_finite_.reset();
   // A step that will be skipped must not change any residual here, so all shards are looked at.
-  Result<FirstNonFinite> found =
-      endpoint_.find_non_finite(endpoint_.to_check(endpoint_.everyone()));
-  if (!found.ok()) return found.status();
-  non_finite_ = found.value();
-  Result<FirstNonFinite> sent = send_on(left_, Direction::kPush, std::nullopt, {});
+  Result<FirstNonFinite> sent = send_on(left_, Direction::kPush, std::nullopt,
+                                        endpoint_.to_check(endpoint_.everyone()));
   if (!sent.ok()) return sent.status();
+  non_finite_ = sent.value();
   endpoint_.sample_error_norm();
   return {};
 }
@@ -88,11 +87,12 @@ Status RingSteps::receive(ReceivedPacket received) {
 }
 
 Status RingSteps::take_push(uint32_t shard, const Packet& packet) {
-  if (!packet.non_finite) {
-    GW_RETURN_IF_ERROR(endpoint_.decode(shard, packet, DecodeMode::kAdd));
-  }
   const bool last = shard == rank_;
-  if (last) endpoint_.finish_sum(rank_);
+  if (!packet.non_finite) {
+    GW_RETURN_IF_ERROR(
+        endpoint_.decode(shard, packet, DecodeMode::kAdd,
+                         {.divisor = last ? endpoint_.divisor() : 1.0f, .encode = true}));
+  }
   const uint32_t shards[] = {shard};
   Result<FirstNonFinite> sent = send_on(shard, last ? Direction::kPull : Direction::kPush,
                                         packet.non_finite, endpoint_.to_check(shards));

@@ -104,13 +104,16 @@ Status ShardedSteps::add_pushes_in_order() {
     if (early_pushes_[next_push_]) packets.push_back(&early_pushes_[next_push_]->packet);
   }
   if (packets.empty()) return {};
-  GW_RETURN_IF_ERROR(endpoint_.decode(endpoint_.rank(), packets, DecodeMode::kAdd));
+  ShardCodec::Next next;
+  if (next_push_ == endpoint_.world_size()) {
+    next = {.divisor = endpoint_.divisor(), .encode = legs_ == Legs::kPushAndPull && !update_};
+  }
+  GW_RETURN_IF_ERROR(endpoint_.decode(endpoint_.rank(), packets, DecodeMode::kAdd, next));
   for (uint32_t added = first; added < next_push_; ++added) early_pushes_[added].reset();
   return {};
 }
 
 Status ShardedSteps::end_pushes() {
-  endpoint_.finish_sum(endpoint_.rank());
   if (legs_ == Legs::kPushAndPull) return encode_pull();
   if (non_finite_) endpoint_.mark_non_finite(endpoint_.rank(), *non_finite_);
   return {};
