@@ -40,6 +40,8 @@ struct LayoutOptions {
   // The last so many ranks own everything, each tensor whole on one of them, balanced by size; the
   // ranks before them are their workers. 0: every rank owns a piece, as large as any other.
   uint32_t servers = 0;
+  // This rank owns everything.
+  std::optional<uint32_t> owner = {};
 };
 
 // A piece of a tensor: what is encoded by itself.

@@ -26,31 +26,33 @@ Status check_start(const Exchange& exchange, uint64_t values) {
                                            " values, the bucket " + std::to_string(values)};
 }
 
+ExchangeSetup host_setup(std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
+                         ExchangeOptions options) {
+  return {.layout = std::move(layout),
+          .rank = rank,
+          .codecs = host_shard_codecs(std::move(execution)),
+          .options = std::move(options)};
+}
+
 Result<std::unique_ptr<Exchange>> make_exchange(std::string_view text,
                                                 std::shared_ptr<const Layout> layout, uint32_t rank,
                                                 Execution execution, ExchangeOptions options) {
-  return make_exchange(text, {.layout = std::move(layout),
-                              .rank = rank,
-                              .codecs = host_shard_codecs(std::move(execution)),
-                              .options = std::move(options)});
+  return make_exchange(
+      text, host_setup(std::move(layout), rank, std::move(execution), std::move(options)));
 }
 
 Result<std::unique_ptr<Exchange>> make_reduce_scatter_exchange(std::shared_ptr<const Layout> layout,
                                                                uint32_t rank, Execution execution,
                                                                const ExchangeOptions& options) {
-  return make_reduce_scatter_exchange({.layout = std::move(layout),
-                                       .rank = rank,
-                                       .codecs = host_shard_codecs(std::move(execution)),
-                                       .options = options});
+  return make_reduce_scatter_exchange(
+      host_setup(std::move(layout), rank, std::move(execution), options));
 }
 
 Result<std::unique_ptr<Exchange>> make_allgather_exchange(std::shared_ptr<const Layout> layout,
                                                           uint32_t rank, Execution execution,
                                                           const ExchangeOptions& options) {
-  return make_allgather_exchange({.layout = std::move(layout),
-                                  .rank = rank,
-                                  .codecs = host_shard_codecs(std::move(execution)),
-                                  .options = options});
+  return make_allgather_exchange(
+      host_setup(std::move(layout), rank, std::move(execution), options));
 }
 
 Status compare_descriptions(uint32_t rank, std::string_view description, uint32_t peer,

@@ -1,10 +1,12 @@
 #include "gradwire/exchange_choice.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <iterator>
 #include <utility>
 
+#include "base/return_if_error.h"
 #include "exchange/steps/exchange_entry.h"
 
 namespace gradwire {
@@ -95,9 +97,8 @@ std::string ExchangeChoice::text() const {
 }
 
 Result<std::unique_ptr<Exchange>> make_exchange(std::string_view text, ExchangeSetup setup) {
-  Result<ExchangeChoice> choice = ExchangeChoice::parse(text);
-  if (!choice.ok()) return choice.status();
-  return make_exchange(choice.value().info(), choice.value(), std::move(setup));
+  GW_ASSIGN_OR_RETURN(ExchangeChoice choice, ExchangeChoice::parse(text));
+  return make_exchange(choice.info(), choice, std::move(setup));
 }
 
 Result<std::unique_ptr<Exchange>> make_exchange(const ExchangeInfo& info,

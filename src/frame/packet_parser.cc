@@ -54,8 +54,7 @@ Status read_codec_table(Reader& reader, size_t count, std::vector<WireCodec>& ta
     const WireCodec wire = {.id = load_le<uint8_t>(entry),
                             .param_a = load_le<uint16_t>(entry + 2),
                             .param_b = load_le<uint32_t>(entry + 4)};
-    Result<std::shared_ptr<const Codec>> codec = Codec::from_wire(wire);
-    if (!codec.ok()) return codec.status();
+    GW_ASSIGN_OR_RETURN(std::shared_ptr<const Codec> codec, Codec::from_wire(wire));
     if (const auto dtype = load_le<uint8_t>(entry + 1); dtype != 0) {
       return {StatusCode::kUnsupportedDtype,
               "packet: dtype " + std::to_string(dtype) + "; this build reads 0 (float32)"};

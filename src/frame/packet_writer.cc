@@ -96,13 +96,13 @@ Status PacketWriter::add(const InputView& x, const ResidualView& residual, const
 Status PacketWriter::add_encoded(
     const std::function<Result<uint64_t>(std::span<std::byte> payload)>& encode) {
   const Segment& segment = segments_[frames_.size()];
-  Result<uint64_t> size =
-      encode(std::span(buffer_).subspan(payloads_end_, segment.codec->max_payload_size(segment.n)));
-  if (!size.ok()) return size.status();
+  GW_ASSIGN_OR_RETURN(uint64_t size,
+                      encode(std::span(buffer_).subspan(
+                          payloads_end_, segment.codec->max_payload_size(segment.n))));
   frames_.push_back({.codec = codec_table_[codec_index_[frames_.size()]],
                      .n = segment.n,
-                     .payload = std::span(buffer_).subspan(payloads_end_, size.value())});
-  payloads_end_ += size.value();
+                     .payload = std::span(buffer_).subspan(payloads_end_, size)});
+  payloads_end_ += size;
   return {};
 }
 

@@ -4,6 +4,7 @@
 
 #include "gtest/gtest.h"
 
+#include "frame/packet.h"
 #include "tests/exchange/cluster.h"
 
 namespace gradwire {
@@ -15,9 +16,10 @@ const std::vector<uint32_t> kMachines = {7, 2, 2, 7, 2, 0};
 class Hierarchy {
  public:
   Hierarchy(const std::string& codec, const char* between,
-            Reduction reduction = Reduction::kAverage) {
+            Reduction reduction = Reduction::kAverage,
+            const std::vector<TensorInfo>& tensors = small_tensors()) {
     layout_ = std::make_shared<const Layout>(
-        Layout::create(small_tensors(), 3, LayoutOptions{.codec = codec}).value());
+        Layout::create(tensors, 3, LayoutOptions{.codec = codec}).value());
     for (uint32_t rank = 0; rank < kMachines.size(); ++rank) {
       ranks_.push_back(make_exchange(std::string("hierarchical:between=") + between, layout_, rank,
                                      Execution::create().value(),
@@ -130,6 +132,23 @@ TEST(Hierarchical, AStepThatIsNotFiniteIsSkippedByAll) {
   buckets = random_buckets(6, hierarchy.layout().numel(), 2);
   ASSERT_TRUE(hierarchy.step(buckets, 1).ok());
   EXPECT_FALSE(hierarchy.rank(3).non_finite().has_value());
+}
+
+TEST(Hierarchical, AnEmptyBucketGoesInPacketsWithoutFramesAsInOtherExchanges) {
+  const auto layout = std::make_shared<const Layout>(Layout::create({{"a", {0}}}, 2, {}).value());
+  for (const auto& [text, ranks] :
+       {std::pair<const char*, uint32_t>{"sharded", 2}, {"ring", 2}, {"hierarchical:ranks=2", 4}}) {
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      const auto exchange = make_exchange(text, layout, rank, Execution::create().value()).value();
+      ASSERT_TRUE(exchange->start({}, 0).ok());
+      for (const OutgoingMessage& message : exchange->take_outgoing()) {
+        EXPECT_EQ(parse_packet(message.bytes).value().frames.size(), 0u) << text << rank;
+      }
+    }
+  }
+  Hierarchy hierarchy("3lc", "sharded", Reduction::kAverage, {});
+  Buckets buckets(kMachines.size());
+  EXPECT_TRUE(hierarchy.step(buckets, 0).ok());
 }
 
 TEST(Hierarchical, RefusesMachinesThatAreNotTheLayouts) {

@@ -80,6 +80,11 @@ class HostShardCodec final : public ShardCodec {
     return bucket_.subspan(shards_->segment(i).bucket_offset, shards_->segment(i).n);
   }
   [[nodiscard]] bool has_trits(uint32_t i) const { return trits_ && trits_->has(i); }
+  // Whether NaN and Inf are sent as they are.
+  [[nodiscard]] bool carries(uint32_t i) const {
+    return shards_->own_codec(i)->info().carries_non_finite &&
+           residuals_[i].type() == ResidualType::kNone;
+  }
   Result<FirstNonFinite> measure(std::span<const uint32_t> shards,
                                  std::span<const uint32_t> finite);
   Result<Measurement> measure_segment(uint32_t i);
@@ -94,10 +99,10 @@ class HostShardCodec final : public ShardCodec {
 
   std::shared_ptr<const Shards> shards_;
   std::shared_ptr<Execution> execution_;
-  std::vector<Residual> residuals_;      // of each segment
-  std::vector<Measurement> measured_;    // of each segment, for the encoding under way
+  std::vector<Residual> residuals_;    // of each segment
+  std::vector<Measurement> measured_;  // of each segment, for the encoding under way
   std::vector<std::vector<Measurement>> measured_chunks_;  // of each segment that was prepared
-  std::unique_ptr<TritSegments> trits_;  // null unless scales are shared
+  std::unique_ptr<TritSegments> trits_;                    // null unless scales are shared
   std::span<float> bucket_;
 };
 
@@ -115,9 +120,7 @@ Result<FirstNonFinite> HostShardCodec::find_non_finite(std::span<const uint32_t>
       if (std::ranges::none_of(largest, [](uint32_t bits) { return bits >= kNonFiniteBits; })) {
         continue;
       }
-      const auto bad = std::ranges::find_if(x, [](float v) { return !std::isfinite(v); });
-      return FirstNonFinite(NonFiniteOrigin{
-          .rank = shards_->rank, .segment = i, .element = static_cast<uint64_t>(bad - x.begin())});
+      return origin_in(i);
     }
   }
   return FirstNonFinite();
@@ -195,9 +198,7 @@ Status HostShardCodec::encode_segment(uint32_t i, uint64_t step, PacketWriter& p
   return packet.add_encoded([&](std::span<std::byte> payload) -> Result<uint64_t> {
     if (has_trits(i)) return trits_->encode(i, step, payload);
     if (!measured_chunks_[i].empty()) {
-      Result<Measurement> found = measure_segment(i);
-      if (!found.ok()) return found.status();
-      measured_[i] = found.value();
+      GW_ASSIGN_OR_RETURN(measured_[i], measure_segment(i));
     }
     const DrawContext draw = {
         .seed = shards_->seed, .stream = shards_->draw_streams[i], .step = step};
@@ -244,7 +245,7 @@ Status HostShardCodec::decode_segment(uint32_t i, const Packet& packet,
 AfterChunk HostShardCodec::prepare_chunks(uint32_t i, const Next& next) {
   if (has_trits(i)) return {};
   const Codec& codec = *shards_->own_codec(i);
-  const bool measures = next.encode && codec.measures_chunks(values(i).size());
+  const bool measures = next.encode && !carries(i) && codec.measures_chunks(values(i).size());
   if (next.divisor == 1.0f && !measures) return {};
   if (measures) measured_chunks_[i].resize((values(i).size() + kChunkValues - 1) / kChunkValues);
   return [this, i, &codec, measures, divisor = next.divisor](uint64_t begin, uint64_t n) {

@@ -18,12 +18,6 @@ constexpr uint64_t kSmallestPiece = 4096;
 // Cuts fall on whole blocks of the kernels (64 packed bytes).
 constexpr uint64_t kCutUnit = 320;
 
-struct TensorCodecs {
-  std::shared_ptr<const Codec> push;
-  std::shared_ptr<const Codec> pull;
-  std::string raw_reason;
-};
-
 bool matches(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
 }
@@ -40,8 +34,9 @@ std::string raw_reason(const TensorInfo& tensor, const LayoutOptions& options) {
   return {};
 }
 
-Result<TensorCodecs> choose_codecs(const TensorInfo& tensor, const LayoutOptions& options) {
-  TensorCodecs chosen;
+// The codecs of a tensor's segments, and why they are raw.
+Result<Segment> choose_codecs(const TensorInfo& tensor, const LayoutOptions& options) {
+  Segment chosen{};
   std::string push = options.codec;
   std::string pull = options.pull_codec.empty() ? options.codec : options.pull_codec;
   const std::string reason = raw_reason(tensor, options);
@@ -61,14 +56,11 @@ Result<TensorCodecs> choose_codecs(const TensorInfo& tensor, const LayoutOptions
     chosen.raw_reason = push == "raw" ? "rule '" + rule->pattern + "'" : "";
   }
   if (const LayoutRule* rule = rule_for(Direction::kPull)) pull = rule->codec;
-  if (push == "raw") push = options.raw_codec;
-  if (pull == "raw") pull = options.raw_codec;
-  Result<std::shared_ptr<const Codec>> push_codec = Codec::parse(push);
-  if (!push_codec.ok()) return push_codec.status();
-  Result<std::shared_ptr<const Codec>> pull_codec = Codec::parse(pull);
-  if (!pull_codec.ok()) return pull_codec.status();
-  chosen.push = push_codec.value();
-  chosen.pull = pull_codec.value();
+  const auto parse = [&](const std::string& codec) {
+    return Codec::parse(codec == "raw" ? options.raw_codec : codec);
+  };
+  GW_ASSIGN_OR_RETURN(chosen.push_codec, parse(push));
+  GW_ASSIGN_OR_RETURN(chosen.pull_codec, parse(pull));
   return chosen;
 }
 
@@ -148,6 +140,11 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
     return Status(StatusCode::kInvalidArgument,
                   "world size must be 1 to 65535, got " + std::to_string(world_size));
   }
+  if (options.owner.value_or(0) >= world_size) {
+    return Status(StatusCode::kInvalidArgument, "owner: rank " + std::to_string(*options.owner) +
+                                                    " is not below the world size " +
+                                                    std::to_string(world_size));
+  }
   if (options.servers >= world_size) {
     return Status(StatusCode::kInvalidArgument,
                   std::to_string(options.servers) + " servers in a world of " +
@@ -177,31 +174,29 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
     }
     layout.numel_ += numel;
   }
-  const bool whole = options.servers > 0;
+  const bool whole = options.servers > 0 || options.owner;
   const std::vector<uint64_t> cuts =
       whole ? std::vector<uint64_t>() : cut_evenly(tensors, layout.numel_, world_size);
-  const std::vector<uint32_t> owners =
-      whole ? assign_whole(tensors, layout.workers(), options.servers) : std::vector<uint32_t>();
+  std::vector<uint32_t> owners;
+  if (options.servers > 0) owners = assign_whole(tensors, layout.workers(), options.servers);
+  if (options.owner) owners.assign(tensors.size(), *options.owner);
 
   uint64_t position = 0;
   uint32_t owner = 0;
   for (uint32_t t = 0; t < tensors.size(); ++t) {
-    Result<TensorCodecs> codecs = choose_codecs(tensors[t], options);
-    if (!codecs.ok()) return codecs.status();
+    GW_ASSIGN_OR_RETURN(Segment segment, choose_codecs(tensors[t], options));
+    segment.tensor = t;
     const uint64_t begin = position;
     const uint64_t end = begin + tensors[t].numel();
     while (position < end) {
       if (whole) owner = owners[t];
       while (!whole && cuts[owner] <= position) ++owner;
       const uint64_t stop = whole ? end : std::min(end, cuts[owner]);
-      layout.segments_.push_back({.tensor = t,
-                                  .tensor_offset = position - begin,
-                                  .bucket_offset = position,
-                                  .n = stop - position,
-                                  .owner = owner,
-                                  .push_codec = codecs.value().push,
-                                  .pull_codec = codecs.value().pull,
-                                  .raw_reason = codecs.value().raw_reason});
+      segment.tensor_offset = position - begin;
+      segment.bucket_offset = position;
+      segment.n = stop - position;
+      segment.owner = owner;
+      layout.segments_.push_back(segment);
       position = stop;
     }
   }

@@ -39,24 +39,19 @@ void ReceivedPacket::keep() {
   message = *kept;
 }
 
-std::vector<uint32_t> missing_ranks(const std::vector<Arrival>& arrivals, uint32_t rank) {
-  std::vector<uint32_t> missing;
-  for (uint32_t peer = 0; peer < arrivals.size(); ++peer) {
-    if (peer != rank && arrivals[peer] == Arrival::kMissing) missing.push_back(peer);
-  }
-  return missing;
+std::string describe_exchange(const ExchangeSetup& setup, const std::string& name) {
+  return "exchange " + name + (setup.options.reduction == Reduction::kSum ? ", sum" : "") + "\n" +
+         setup.layout->describe();
 }
 
-Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, const std::string& name,
+Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, std::string description,
                                   Encodes encodes) {
   const ExchangeOptions& options = setup.options;
   Endpoint endpoint;
   endpoint.shards_ =
       std::make_shared<const Shards>(setup.layout, setup.rank, options.seed, encodes);
   const Shards& shards = *endpoint.shards_;
-  endpoint.description_ = "exchange " + name +
-                          (options.reduction == Reduction::kSum ? ", sum" : "") + "\n" +
-                          shards.layout->describe();
+  endpoint.description_ = std::move(description);
   endpoint.reduction_ = options.reduction;
   endpoint.keeps_residuals_ = any_residuals(*shards.layout);
   endpoint.everyone_.resize(shards.count());
@@ -68,14 +63,11 @@ Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, const std::string&
       if (!shards.is_encoded(shard)) break;
       shapes.push_back({shards.own_codec(i), shards.segment(i).n});
     }
-    Result<PacketWriter> writer = PacketWriter::create(std::move(shapes));
-    if (!writer.ok()) return writer.status();
-    endpoint.writers_.push_back(std::move(writer).value());
+    GW_ASSIGN_OR_RETURN(PacketWriter writer, PacketWriter::create(std::move(shapes)));
+    endpoint.writers_.push_back(std::move(writer));
     endpoint.add_round();
   }
-  Result<std::unique_ptr<ShardCodec>> codec = setup.codecs(endpoint.shards_);
-  if (!codec.ok()) return codec.status();
-  endpoint.codec_ = std::move(codec).value();
+  GW_ASSIGN_OR_RETURN(endpoint.codec_, setup.codecs(endpoint.shards_));
   return endpoint;
 }
 
@@ -105,7 +97,7 @@ void Endpoint::set_step(uint32_t shard, uint64_t step) {
 
 std::vector<OutgoingMessage> Endpoint::take_outgoing() { return std::exchange(outgoing_, {}); }
 
-Result<ReceivedPacket> Endpoint::open(uint32_t peer, std::span<const std::byte> message) const {
+Result<ReceivedPacket> Endpoint::open(uint32_t peer, std::span<const std::byte> message) {
   const std::string from = name_of(peer);
   Result<Packet> parsed = parse_packet(message);
   if (!parsed.ok()) {
@@ -126,6 +118,7 @@ Result<ReceivedPacket> Endpoint::open(uint32_t peer, std::span<const std::byte> 
   ReceivedPacket received = {
       .peer = peer, .shard = shard, .packet = std::move(parsed).value(), .message = message};
   GW_RETURN_IF_ERROR(check_frames(received));
+  (received.is_push() ? stats_.push_bytes_received : stats_.pull_bytes_received) += message.size();
   return received;
 }
 
@@ -184,9 +177,8 @@ Status Endpoint::decode(uint32_t shard, const Packet& packet, DecodeMode mode,
 }
 
 Status Endpoint::decode_own(uint32_t shard) {
-  const bool lossless = std::ranges::all_of(shards_->segments[shard], [&](uint32_t i) {
-    return shards_->own_codec(i)->info().lossless;
-  });
+  const bool lossless = std::ranges::all_of(
+      shards_->segments[shard], [&](uint32_t i) { return shards_->own_codec(i)->info().lossless; });
   if (lossless) return {};  // the values are what was encoded
   return decode(shard, encoded(shard), DecodeMode::kStore);
 }
@@ -243,9 +235,8 @@ void Endpoint::mark_non_finite(uint32_t shard, const NonFiniteOrigin& origin) {
 
 Result<bool> Endpoint::pay_residuals() {
   if (!keeps_residuals_) return true;
-  Result<FirstNonFinite> found = codec_->find_non_finite(everyone_);
-  if (!found.ok()) return found.status();
-  if (found.value()) return false;  // the step will be skipped
+  GW_ASSIGN_OR_RETURN(FirstNonFinite found, codec_->find_non_finite(everyone_));
+  if (found) return false;  // the step will be skipped
   for (uint32_t i : shards_->segments[rank()]) {
     codec_->pay_residual(i);
     codec_->reset_residual(i, ResidualType::kNone);

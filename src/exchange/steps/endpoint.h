@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,6 +24,9 @@ namespace gradwire {
 // kInvalidArgument: rank is not below the layout's world size, or the layout leaves all to servers.
 Status check_rank(const Layout& layout, uint32_t rank);
 
+// The description of an exchange. `name`: with whatever else must be equal on all ranks.
+[[nodiscard]] std::string describe_exchange(const ExchangeSetup& setup, const std::string& name);
+
 // The bytes of a message, held by all who still need them.
 using SharedBytes = std::shared_ptr<const std::vector<std::byte>>;
 
@@ -39,20 +43,32 @@ struct ReceivedPacket {
   [[nodiscard]] bool is_push() const { return packet.header.direction == Direction::kPush; }
 };
 
-enum class Arrival : uint8_t { kMissing, kHere };
+// Which of the awaited messages of a step are here. They are told apart by a rank.
+class Arrivals {
+ public:
+  // A step begins, in which one message for each of these ranks but one is awaited.
+  void await(std::span<const uint32_t> ranks, uint32_t but) {
+    missing_.assign(ranks.begin(), ranks.end());
+    std::erase(missing_, but);
+  }
+  // false: it was not awaited, or came before.
+  [[nodiscard]] bool take(uint32_t rank) { return std::erase(missing_, rank) == 1; }
+  [[nodiscard]] bool complete() const { return missing_.empty(); }
+  [[nodiscard]] bool awaits(uint32_t rank) const { return std::ranges::count(missing_, rank) > 0; }
+  [[nodiscard]] const std::vector<uint32_t>& missing() const { return missing_; }
 
-// The ranks, but this one, from which something is missing.
-[[nodiscard]] std::vector<uint32_t> missing_ranks(const std::vector<Arrival>& arrivals,
-                                                  uint32_t rank);
+ private:
+  std::vector<uint32_t> missing_;
+};
 
 // One rank's end of an exchange: it makes the packets that go out, checks those that come in, and
 // counts. A packet holds one shard: a push on its way to the owner, or the owner's pull. The values
 // are the shard codec's affair.
 class Endpoint {
  public:
-  // Takes the memory for packets and residuals. `name`: of the exchange, with whatever else must be
-  // equal on all ranks. Statuses of PacketWriter::create and the shard codec's factory.
-  static Result<Endpoint> create(const ExchangeSetup& setup, const std::string& name,
+  // Takes the memory for packets and residuals. `description`: what must be equal on all ranks.
+  // Statuses of PacketWriter::create and the shard codec's factory.
+  static Result<Endpoint> create(const ExchangeSetup& setup, std::string description,
                                  Encodes encodes = Encodes::kEveryShard);
 
   [[nodiscard]] const std::string& describe() const { return description_; }
@@ -77,8 +93,8 @@ class Endpoint {
   void set_step(uint32_t shard, uint64_t step);
   std::vector<OutgoingMessage> take_outgoing();
 
-  // Parses a message and checks that it is of this exchange, of any step.
-  Result<ReceivedPacket> open(uint32_t peer, std::span<const std::byte> message) const;
+  // Parses a message and checks that it is of this exchange, of any step; counts its bytes.
+  Result<ReceivedPacket> open(uint32_t peer, std::span<const std::byte> message);
   // kUnexpectedMessage unless the packet is of the step under way.
   [[nodiscard]] Status check_step(const ReceivedPacket& received, bool done) const;
 

@@ -19,6 +19,10 @@ struct ExchangeSetup {
   ExchangeOptions options;
 };
 
+// For buckets in the memory of the host.
+ExchangeSetup host_setup(std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
+                         ExchangeOptions options);
+
 // What the file of an exchange contributes. Exchanges are listed in exchanges.def, not
 // self-registered: a static library would drop a registration that nobody refers to.
 struct ExchangeEntry {

@@ -2,11 +2,9 @@
 #include <optional>
 #include <utility>
 
-#include "base/checksum.h"
 #include "base/return_if_error.h"
 #include "exchange/steps/exchange_entry.h"
 #include "exchange/steps/packet_exchange.h"
-#include "exchange/steps/timer.h"
 
 namespace gradwire {
 namespace {
@@ -39,67 +37,24 @@ struct Machines {
   [[nodiscard]] uint32_t speaker() const { return speakers[mine]; }
 };
 
-// A bucket that goes as it is, in one packet, between the ranks of a machine.
-struct RawBucket {
-  std::shared_ptr<const Shards> shards;  // one
-  std::unique_ptr<ShardCodec> codec;
-  PacketWriter writer;
-
-  static Result<RawBucket> create(uint64_t numel, const ShardCodecFactory& codecs) {
-    Result<Layout> layout = Layout::create({{"", {numel}}}, 1, {.codec = "raw"});
-    if (!layout.ok()) return layout.status();
-    auto shards = std::make_shared<const Shards>(
-        std::make_shared<const Layout>(std::move(layout).value()), 0, 0);
-    std::vector<PacketWriter::Segment> shapes;
-    for (uint32_t i : shards->segments[0]) {
-      shapes.push_back({shards->own_codec(i), shards->segment(i).n});
-    }
-    Result<PacketWriter> writer = PacketWriter::create(std::move(shapes));
-    if (!writer.ok()) return writer.status();
-    Result<std::unique_ptr<ShardCodec>> codec = codecs(shards);
-    if (!codec.ok()) return codec.status();
-    return RawBucket{std::move(shards), std::move(codec).value(), std::move(writer).value()};
-  }
-
-  Result<std::span<const std::byte>> packet(const PacketHeader& header) {
-    writer.begin(header);
-    Result<FirstNonFinite> encoded = codec->encode(kWhole, {}, header.step, std::span(&writer, 1));
-    if (!encoded.ok()) return encoded.status();
-    return writer.finish();
-  }
-  Status decode(const Packet& packet, DecodeMode mode) {
-    const Packet* const packets[] = {&packet};
-    return codec->decode(0, packets, mode, {});
-  }
-  [[nodiscard]] bool holds(const Packet& packet) const {
-    const auto same = [&](const PacketFrame& frame, uint32_t i) {
-      return frame.n == shards->segment(i).n && frame.codec == shards->own_codec(i)->wire();
-    };
-    return !packet.non_finite && std::ranges::equal(packet.frames, shards->segments[0], same);
-  }
-
-  static constexpr uint32_t kWhole[] = {0};
-};
-
 class HierarchicalExchange final : public Exchange {
  public:
-  HierarchicalExchange(std::shared_ptr<const Layout> layout, uint32_t rank, Machines machines,
-                       std::string description, const ExchangeInfo& inner, Reduction reduction,
-                       std::unique_ptr<Exchange> between, RawBucket raw)
+  // `local`: in which the speaker of this rank's machine owns all values, which go as they are.
+  // `between`: what the speakers do; null for all but speakers.
+  HierarchicalExchange(std::shared_ptr<const Layout> layout, Machines machines,
+                       const ExchangeInfo& inner, Reduction reduction, Endpoint local,
+                       std::unique_ptr<Exchange> between)
       : layout_(std::move(layout)),
-        rank_(rank),
         machines_(std::move(machines)),
-        description_(std::move(description)),
-        digest_(digest64({std::as_bytes(std::span(description_))})),
         inner_(inner),
         reduction_(reduction),
+        local_(std::move(local)),
         between_(std::move(between)),
-        raw_(std::move(raw)),
         early_parts_(machines_.members.size()) {}
 
-  std::string describe() const override { return description_; }
+  std::string describe() const override { return local_.describe(); }
   Status start(std::span<float> bucket, uint64_t step) override;
-  std::vector<OutgoingMessage> take_outgoing() override { return std::exchange(outgoing_, {}); }
+  std::vector<OutgoingMessage> take_outgoing() override;
   std::vector<uint32_t> awaiting() const override;
   Status receive(uint32_t peer, std::span<const std::byte> message) override;
   bool done() const override { return phase_ == Phase::kDone; }
@@ -122,7 +77,7 @@ class HierarchicalExchange final : public Exchange {
   const Layout& layout() const noexcept override { return *layout_; }
 
  protected:
-  uint32_t rank() const override { return rank_; }
+  uint32_t rank() const override { return local_.rank(); }
 
  private:
   enum class Phase : uint8_t {
@@ -132,16 +87,16 @@ class HierarchicalExchange final : public Exchange {
     kResult,   // a member waits for its speaker
   };
 
-  // Sends the bucket as it is to these ranks.
-  Status send_raw(Direction direction, std::span<const uint32_t> ranks);
+  // Sends the bucket to these ranks of the machine.
+  Status send_local(Direction direction, std::span<const uint32_t> ranks);
   // The packet of a message that must come from the rank's own machine now.
-  Result<ReceivedPacket> open_raw(uint32_t peer, std::span<const std::byte> message,
-                                  Direction direction) const;
+  Result<ReceivedPacket> open_local(uint32_t peer, std::span<const std::byte> message,
+                                    Direction direction);
   Status receive_part(size_t member, std::span<const std::byte> message);
   Status receive_result(uint32_t peer, std::span<const std::byte> message);
   Status receive_between(uint32_t peer, std::span<const std::byte> message);
   Status start_between();
-  // Takes over what the speakers' exchange has to send; ends the step where that is done.
+  // Ends the step where the speakers' exchange is done.
   Status after_between();
   // Whether the speakers' exchange skips steps that are not finite.
   [[nodiscard]] bool marks_non_finite() const {
@@ -151,57 +106,55 @@ class HierarchicalExchange final : public Exchange {
   Status note_non_finite_result();
 
   std::shared_ptr<const Layout> layout_;
-  uint32_t rank_;
   Machines machines_;
-  std::string description_;
-  uint64_t digest_;
   const ExchangeInfo& inner_;  // what the speakers do
   Reduction reduction_;
-  std::unique_ptr<Exchange> between_;  // null for all but speakers
-  RawBucket raw_;
+  Endpoint local_;
+  std::unique_ptr<Exchange> between_;
 
   Phase phase_ = Phase::kDone;
-  std::span<float> bucket_;
-  uint64_t step_ = 0;
   size_t next_part_ = 0;                                    // index of the member to be added next
   std::vector<std::optional<ReceivedPacket>> early_parts_;  // by index; came before a lower rank's
   std::vector<std::pair<uint32_t, std::vector<std::byte>>> early_between_;  // by index of speaker
   std::optional<NonFiniteInput> non_finite_;
-  std::vector<OutgoingMessage> outgoing_;
   ExchangeStats stats_;
-  double adding_seconds_ = 0;  // parts of this machine
 };
 
-Status HierarchicalExchange::send_raw(Direction direction, std::span<const uint32_t> ranks) {
+Status HierarchicalExchange::send_local(Direction direction, std::span<const uint32_t> ranks) {
   if (ranks.empty()) return {};
-  Result<std::span<const std::byte>> packet = raw_.packet({.direction = direction,
-                                                           .source = static_cast<uint16_t>(rank_),
-                                                           .step = step_,
-                                                           .layout_digest = digest_});
-  if (!packet.ok()) return packet.status();
+  const uint32_t shards[] = {machines_.speaker()};
+  GW_ASSIGN_OR_RETURN(const FirstNonFinite none, local_.encode(shards, {}));
+  const std::span<const std::byte> packet = local_.finish(machines_.speaker(), none);
   for (uint32_t rank : ranks) {
-    outgoing_.push_back({.peer = rank, .bytes = packet.value()});
-    stats_.local_bytes_sent += packet.value().size();
+    local_.send(rank, direction, packet);
+    stats_.local_bytes_sent += packet.size();
   }
   return {};
 }
 
 Status HierarchicalExchange::start(std::span<float> bucket, uint64_t step) {
   GW_RETURN_IF_ERROR(check_start(*this, bucket.size()));
-  bucket_ = bucket;
-  step_ = step;
-  raw_.codec->begin(bucket);
+  local_.begin(bucket, step);
   non_finite_.reset();
-  outgoing_.clear();
   next_part_ = 0;
   ++stats_.steps;
   if (!between_) {
     phase_ = Phase::kResult;
     const uint32_t speaker[] = {machines_.speaker()};
-    return send_raw(Direction::kPush, speaker);
+    return send_local(Direction::kPush, speaker);
   }
   phase_ = Phase::kParts;
   return machines_.members.empty() ? start_between() : Status();
+}
+
+std::vector<OutgoingMessage> HierarchicalExchange::take_outgoing() {
+  std::vector<OutgoingMessage> messages = local_.take_outgoing();
+  if (!between_) return messages;
+  for (OutgoingMessage& message : between_->take_outgoing()) {
+    message.peer = machines_.speakers[message.peer];
+    messages.push_back(std::move(message));
+  }
+  return messages;
 }
 
 std::vector<uint32_t> HierarchicalExchange::awaiting() const {
@@ -226,31 +179,15 @@ std::vector<uint32_t> HierarchicalExchange::awaiting() const {
   return {};
 }
 
-Result<ReceivedPacket> HierarchicalExchange::open_raw(uint32_t peer,
-                                                      std::span<const std::byte> message,
-                                                      Direction direction) const {
-  const std::string from = name_of(peer);
-  Result<Packet> packet = parse_packet(message);
-  if (!packet.ok()) {
-    return Status(packet.status().code(),
-                  "message from " + from + ": " + packet.status().message());
-  }
-  const PacketHeader& header = packet.value().header;
-  if (header.layout_digest != digest_) {
-    return Status(StatusCode::kPeerMismatch, from + " works with another exchange, layout or " +
-                                                 "codec than " + name_of(rank_));
-  }
-  if (header.source != peer || header.direction != direction || header.step != step_) {
-    return unexpected(from + " sent a message of " + name_of(header.source) + ", step " +
-                      std::to_string(header.step) + "; " + name_of(rank_) + " is at step " +
-                      std::to_string(step_));
-  }
-  if (!raw_.holds(packet.value())) {
-    return Status(StatusCode::kPeerMismatch,
-                  "the frames of " + from + "'s packet are not those of the layout");
-  }
-  return ReceivedPacket{
-      .peer = peer, .shard = 0, .packet = std::move(packet).value(), .message = message};
+Result<ReceivedPacket> HierarchicalExchange::open_local(uint32_t peer,
+                                                        std::span<const std::byte> message,
+                                                        Direction direction) {
+  GW_ASSIGN_OR_RETURN(ReceivedPacket received, local_.open(peer, message));
+  GW_RETURN_IF_ERROR(local_.check_step(received, done()));
+  const PacketHeader& header = received.packet.header;
+  if (header.direction == direction && !received.packet.non_finite) return received;
+  return unexpected(name_of(peer) + " sent a " + direction_name(header.direction) + " that " +
+                    name_of(rank()) + " has no use for");
 }
 
 Status HierarchicalExchange::receive(uint32_t peer, std::span<const std::byte> message) {
@@ -264,21 +201,18 @@ Status HierarchicalExchange::receive(uint32_t peer, std::span<const std::byte> m
 Status HierarchicalExchange::receive_part(size_t member, std::span<const std::byte> message) {
   const uint32_t peer = machines_.members[member];
   if (member < next_part_ || early_parts_[member]) {
-    return unexpected(name_of(peer) + " sent its part of step " + std::to_string(step_) + " twice");
+    return unexpected(name_of(peer) + " sent its part of step " + std::to_string(local_.step()) +
+                      " twice");
   }
-  Result<ReceivedPacket> received = open_raw(peer, message, Direction::kPush);
-  if (!received.ok()) return received.status();
-  early_parts_[member] = std::move(received).value();
+  GW_ASSIGN_OR_RETURN(early_parts_[member], open_local(peer, message, Direction::kPush));
   if (member != next_part_) {
     early_parts_[member]->keep();
     return {};
   }
-  {
-    const Timer timer(adding_seconds_);
-    for (; next_part_ < early_parts_.size() && early_parts_[next_part_]; ++next_part_) {
-      GW_RETURN_IF_ERROR(raw_.decode(early_parts_[next_part_]->packet, DecodeMode::kAdd));
-      early_parts_[next_part_].reset();
-    }
+  for (; next_part_ < early_parts_.size() && early_parts_[next_part_]; ++next_part_) {
+    GW_RETURN_IF_ERROR(
+        local_.decode(machines_.speaker(), early_parts_[next_part_]->packet, DecodeMode::kAdd));
+    early_parts_[next_part_].reset();
   }
   return next_part_ == early_parts_.size() ? start_between() : Status();
 }
@@ -287,10 +221,10 @@ Status HierarchicalExchange::start_between() {
   // The speakers average over the machines, whatever the machines' sizes.
   if (reduction_ == Reduction::kAverage) {
     const auto machines = static_cast<float>(machines_.speakers.size());
-    raw_.codec->divide(0, static_cast<float>(machines_.world_size) / machines);
+    local_.divide(machines_.speaker(), static_cast<float>(local_.world_size()) / machines);
   }
   phase_ = Phase::kBetween;
-  GW_RETURN_IF_ERROR(between_->start(bucket_, step_));
+  GW_RETURN_IF_ERROR(between_->start(local_.bucket(), local_.step()));
   GW_RETURN_IF_ERROR(after_between());
   for (const auto& [speaker, message] : std::exchange(early_between_, {})) {
     GW_RETURN_IF_ERROR(between_->receive(speaker, message));
@@ -302,7 +236,7 @@ Status HierarchicalExchange::start_between() {
 Status HierarchicalExchange::receive_between(uint32_t peer, std::span<const std::byte> message) {
   const auto found = std::ranges::find(machines_.speakers, peer);
   if (found == machines_.speakers.end()) {
-    return unexpected(name_of(peer) + " speaks for no machine, but sent " + name_of(rank_) +
+    return unexpected(name_of(peer) + " speaks for no machine, but sent " + name_of(rank()) +
                       " a message");
   }
   const auto speaker = static_cast<uint32_t>(found - machines_.speakers.begin());
@@ -315,39 +249,35 @@ Status HierarchicalExchange::receive_between(uint32_t peer, std::span<const std:
 }
 
 Status HierarchicalExchange::after_between() {
-  for (OutgoingMessage message : between_->take_outgoing()) {
-    message.peer = machines_.speakers[message.peer];
-    outgoing_.push_back(message);
-  }
   if (!between_->done() || done()) return {};
   non_finite_ = between_->non_finite();
   if (non_finite_) non_finite_->rank = machines_.speakers[non_finite_->rank];
   phase_ = Phase::kDone;
-  GW_RETURN_IF_ERROR(send_raw(Direction::kPull, machines_.members));
+  GW_RETURN_IF_ERROR(send_local(Direction::kPull, machines_.members));
   const uint64_t local_bytes = stats_.local_bytes_sent;
   stats_ = between_->stats();
   stats_.local_bytes_sent = local_bytes;
-  stats_.decode_seconds += adding_seconds_;
+  stats_.encode_seconds += local_.stats().encode_seconds;
+  stats_.decode_seconds += local_.stats().decode_seconds;
   return {};
 }
 
 Status HierarchicalExchange::receive_result(uint32_t peer, std::span<const std::byte> message) {
   if (peer != machines_.speaker()) {
-    return unexpected(name_of(peer) + " sent " + name_of(rank_) + " a message, which talks to " +
+    return unexpected(name_of(peer) + " sent " + name_of(rank()) + " a message, which talks to " +
                       name_of(machines_.speaker()) + " alone");
   }
-  Result<ReceivedPacket> received = open_raw(peer, message, Direction::kPull);
-  if (!received.ok()) return received.status();
-  GW_RETURN_IF_ERROR(raw_.decode(received.value().packet, DecodeMode::kStore));
+  GW_ASSIGN_OR_RETURN(ReceivedPacket received, open_local(peer, message, Direction::kPull));
+  GW_RETURN_IF_ERROR(local_.decode(peer, received.packet, DecodeMode::kStore));
   phase_ = Phase::kDone;
   return marks_non_finite() ? note_non_finite_result() : Status();
 }
 
 Status HierarchicalExchange::note_non_finite_result() {
-  Result<FirstNonFinite> found = raw_.codec->find_non_finite(RawBucket::kWhole);
-  if (!found.ok()) return found.status();
-  if (!found.value()) return {};
-  const uint64_t element = found.value()->element;  // of the bucket
+  const uint32_t shards[] = {machines_.speaker()};
+  GW_ASSIGN_OR_RETURN(const FirstNonFinite found, local_.find_non_finite(shards));
+  if (!found) return {};
+  const uint64_t element = found->element;  // of the bucket
   const auto segment = std::ranges::find_if(layout_->segments(), [&](const Segment& candidate) {
     return element - candidate.bucket_offset < candidate.n;
   });
@@ -384,34 +314,38 @@ Result<std::vector<uint32_t>> machines_of(const ExchangeChoice& choice,
                     " machines, there are " + std::to_string(machines));
 }
 
+Result<Endpoint> make_local_endpoint(const ExchangeSetup& setup, const Machines& machines,
+                                     std::string description) {
+  GW_ASSIGN_OR_RETURN(Layout layout,
+                      Layout::create({{"", {setup.layout->numel()}}}, machines.world_size,
+                                     {.codec = "raw", .owner = machines.speaker()}));
+  return Endpoint::create({.layout = std::make_shared<const Layout>(std::move(layout)),
+                           .rank = setup.rank,
+                           .codecs = setup.codecs,
+                           .options = {}},
+                          std::move(description));
+}
+
 Result<std::unique_ptr<Exchange>> make(const ExchangeChoice& choice, ExchangeSetup& setup) {
-  Result<std::vector<uint32_t>> machine_of_rank = machines_of(choice, setup);
-  if (!machine_of_rank.ok()) return machine_of_rank.status();
-  const uint32_t rank = setup.rank;
-  const Reduction reduction = setup.options.reduction;
-  Machines machines = Machines::create(machine_of_rank.value(), rank);
-  std::string description = "exchange hierarchical, " + std::string(choice.inner().name) +
-                            " between machines" + (reduction == Reduction::kSum ? ", sum" : "") +
-                            "\n";
+  GW_ASSIGN_OR_RETURN(const std::vector<uint32_t> machine_of_rank, machines_of(choice, setup));
+  Machines machines = Machines::create(machine_of_rank, setup.rank);
+  std::string description = describe_exchange(
+      setup, "hierarchical, " + std::string(choice.inner().name) + " between machines");
   for (uint32_t r = 0; r < machines.world_size; ++r) {
-    description += name_of(r) + " on machine " + std::to_string(machine_of_rank.value()[r]) + "\n";
+    description += name_of(r) + " on machine " + std::to_string(machine_of_rank[r]) + "\n";
   }
-  description += setup.layout->describe();
-  Result<RawBucket> raw = RawBucket::create(setup.layout->numel(), setup.codecs);
-  if (!raw.ok()) return raw.status();
+  GW_ASSIGN_OR_RETURN(Endpoint local, make_local_endpoint(setup, machines, std::move(description)));
   std::shared_ptr<const Layout> layout = setup.layout;
-  std::unique_ptr<Exchange> speakers;
-  if (machines.speaker() == rank) {
+  const Reduction reduction = setup.options.reduction;
+  std::unique_ptr<Exchange> between;
+  if (machines.speaker() == setup.rank) {
     setup.rank = machines.mine;
     setup.options.machine_of_rank.clear();
-    Result<std::unique_ptr<Exchange>> made =
-        make_exchange(choice.inner(), choice, std::move(setup));
-    if (!made.ok()) return made.status();
-    speakers = std::move(made).value();
+    GW_ASSIGN_OR_RETURN(between, make_exchange(choice.inner(), choice, std::move(setup)));
   }
-  return std::unique_ptr<Exchange>(std::make_unique<HierarchicalExchange>(
-      std::move(layout), rank, std::move(machines), std::move(description), choice.inner(),
-      reduction, std::move(speakers), std::move(raw).value()));
+  return std::unique_ptr<Exchange>(
+      std::make_unique<HierarchicalExchange>(std::move(layout), std::move(machines), choice.inner(),
+                                             reduction, std::move(local), std::move(between)));
 }
 
 constexpr CodecParameter kParameters[] = {

@@ -18,14 +18,12 @@ class RingSteps {
         rank_(endpoint.rank()),
         left_((rank_ + endpoint.world_size() - 1) % endpoint.world_size()),
         right_((rank_ + 1) % endpoint.world_size()),
-        push_arrivals_(endpoint.world_size()),
-        pull_arrivals_(endpoint.world_size()),
         broken_at_(endpoint.world_size()),
         passed_on_(endpoint.world_size()) {}
 
   Status begin();
   Status receive(ReceivedPacket received);
-  bool done() const { return messages_missing_ == 0; }
+  bool done() const { return pushes_.complete() && pulls_.complete(); }
   std::vector<uint32_t> awaiting() const {
     return done() ? std::vector<uint32_t>() : std::vector<uint32_t>{left_};
   }
@@ -33,7 +31,7 @@ class RingSteps {
 
  private:
   Status take_push(uint32_t shard, const Packet& packet);
-  Status take_pull(uint32_t shard, ReceivedPacket received);
+  Status take_pull(uint32_t shard, const ReceivedPacket& received);
   // Encodes the sum so far (or the average) for the next rank, or the marker that says why there is
   // none, which it returns.
   Result<FirstNonFinite> send_on(uint32_t shard, Direction direction, FirstNonFinite origin,
@@ -43,26 +41,23 @@ class RingSteps {
   uint32_t rank_;
   uint32_t left_;
   uint32_t right_;
-  uint32_t messages_missing_ = 0;
-  std::vector<Arrival> push_arrivals_;  // of each shard
-  std::vector<Arrival> pull_arrivals_;
+  Arrivals pushes_;  // of each shard
+  Arrivals pulls_;
   FirstNonFinite non_finite_;                       // of this rank's input
   std::vector<std::optional<uint32_t>> broken_at_;  // the rank where each shard's sum ended
-  std::vector<SharedBytes> passed_on_;              // each shard's pull
+  std::vector<std::vector<std::byte>> passed_on_;   // each shard's pull
 };
 
 Status RingSteps::begin() {
   if (endpoint_.world_size() == 1) return endpoint_.pay_residuals().status();
-  messages_missing_ = 2 * (endpoint_.world_size() - 1);
-  std::ranges::fill(push_arrivals_, Arrival::kMissing);
-  std::ranges::fill(pull_arrivals_, Arrival::kMissing);
+  // A shard's sum begins at the rank after its owner, and its average ends at the rank before it.
+  pushes_.await(endpoint_.everyone(), left_);
+  pulls_.await(endpoint_.everyone(), rank_);
   std::ranges::fill(broken_at_, std::nullopt);
   non_finite_.reset();
   // A step that will be skipped must not change any residual here, so all shards are looked at.
-  Result<FirstNonFinite> sent = send_on(left_, Direction::kPush, std::nullopt,
-                                        endpoint_.to_check(endpoint_.everyone()));
-  if (!sent.ok()) return sent.status();
-  non_finite_ = sent.value();
+  GW_ASSIGN_OR_RETURN(non_finite_, send_on(left_, Direction::kPush, std::nullopt,
+                                           endpoint_.to_check(endpoint_.everyone())));
   endpoint_.sample_error_norm();
   return {};
 }
@@ -73,17 +68,11 @@ Status RingSteps::receive(ReceivedPacket received) {
   const bool push = received.is_push();
   const std::string sent = name_of(received.peer) + " sent the " + (push ? "sum" : "average") +
                            " of shard " + std::to_string(shard);
-  // A shard's sum begins at the rank after its owner, and its average ends at the rank before it.
   if (received.peer != left_ || shard == (push ? left_ : rank_)) {
     return unexpected(sent + " to " + name_of(rank_));
   }
-  Arrival& arrival = (push ? push_arrivals_ : pull_arrivals_)[shard];
-  if (arrival == Arrival::kHere) return unexpected(sent + " twice");
-  arrival = Arrival::kHere;
-  --messages_missing_;
-  ExchangeStats& stats = endpoint_.stats();
-  (push ? stats.push_bytes_received : stats.pull_bytes_received) += received.message.size();
-  return push ? take_push(shard, received.packet) : take_pull(shard, std::move(received));
+  if (!(push ? pushes_ : pulls_).take(shard)) return unexpected(sent + " twice");
+  return push ? take_push(shard, received.packet) : take_pull(shard, received);
 }
 
 Status RingSteps::take_push(uint32_t shard, const Packet& packet) {
@@ -94,13 +83,13 @@ Status RingSteps::take_push(uint32_t shard, const Packet& packet) {
                          {.divisor = last ? endpoint_.divisor() : 1.0f, .encode = true}));
   }
   const uint32_t shards[] = {shard};
-  Result<FirstNonFinite> sent = send_on(shard, last ? Direction::kPull : Direction::kPush,
-                                        packet.non_finite, endpoint_.to_check(shards));
-  if (!sent.ok()) return sent.status();
+  GW_ASSIGN_OR_RETURN(FirstNonFinite sent,
+                      send_on(shard, last ? Direction::kPull : Direction::kPush, packet.non_finite,
+                              endpoint_.to_check(shards)));
   if (!last) return {};
-  if (!sent.value()) return endpoint_.decode_own(rank_);
-  broken_at_[rank_] = sent.value()->rank;
-  endpoint_.mark_non_finite(rank_, *sent.value());
+  if (!sent) return endpoint_.decode_own(rank_);
+  broken_at_[rank_] = sent->rank;
+  endpoint_.mark_non_finite(rank_, *sent);
   return {};
 }
 
@@ -118,11 +107,10 @@ Result<FirstNonFinite> RingSteps::send_on(uint32_t shard, Direction direction,
   return origin;
 }
 
-Status RingSteps::take_pull(uint32_t shard, ReceivedPacket received) {
+Status RingSteps::take_pull(uint32_t shard, const ReceivedPacket& received) {
   if (right_ != shard) {
-    received.keep();
-    passed_on_[shard] = received.kept;
-    endpoint_.send(right_, Direction::kPull, received.message);
+    passed_on_[shard].assign(received.message.begin(), received.message.end());
+    endpoint_.send(right_, Direction::kPull, passed_on_[shard]);
   }
   const Packet& packet = received.packet;
   if (!packet.non_finite) return endpoint_.decode(shard, packet, DecodeMode::kStore);
@@ -151,10 +139,10 @@ constexpr ExchangeInfo kInfo = {.name = "ring",
 const ExchangeEntry exchange_entries::ring = {
     &kInfo, [](const ExchangeChoice&, ExchangeSetup& setup) -> Result<std::unique_ptr<Exchange>> {
       GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));
-      Result<Endpoint> endpoint = Endpoint::create(setup, "ring");
-      if (!endpoint.ok()) return endpoint.status();
+      GW_ASSIGN_OR_RETURN(Endpoint endpoint,
+                          Endpoint::create(setup, describe_exchange(setup, "ring")));
       return std::unique_ptr<Exchange>(
-          std::make_unique<PacketExchange<RingSteps>>(std::move(endpoint).value()));
+          std::make_unique<PacketExchange<RingSteps>>(std::move(endpoint)));
     }};
 
 }  // namespace gradwire

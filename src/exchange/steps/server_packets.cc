@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "exchange/shards/host_shard_codec.h"
-
 namespace gradwire {
 namespace {
 
@@ -43,30 +41,27 @@ Result<Endpoint> make_server_endpoint(const ExchangeSetup& setup, const std::vec
                    " versions is too short for workers that may be " +
                    std::to_string(options.staleness) + " behind");
   }
-  return Endpoint::create(setup,
-                          "server, backup workers " + std::to_string(options.backup) +
-                              ", staleness " + std::to_string(options.staleness),
-                          encodes);
+  return Endpoint::create(
+      setup,
+      describe_exchange(setup, "server, backup workers " + std::to_string(options.backup) +
+                                   ", staleness " + std::to_string(options.staleness)),
+      encodes);
 }
 
 Result<std::unique_ptr<WorkerSide>> make_server_worker(std::shared_ptr<const Layout> layout,
                                                        uint32_t rank, Execution execution,
                                                        const ServerOptions& options,
                                                        ApplyDelta apply, uint64_t seed) {
-  return make_server_worker({.layout = std::move(layout),
-                             .rank = rank,
-                             .codecs = host_shard_codecs(std::move(execution)),
-                             .options = {.seed = seed}},
-                            options, std::move(apply));
+  return make_server_worker(
+      host_setup(std::move(layout), rank, std::move(execution), {.seed = seed}), options,
+      std::move(apply));
 }
 
 Result<std::unique_ptr<ServerSide>> make_server(std::shared_ptr<const Layout> layout, uint32_t rank,
                                                 Execution execution, const ServerOptions& options,
                                                 ShardUpdate update, uint64_t seed) {
-  return make_server({.layout = std::move(layout),
-                      .rank = rank,
-                      .codecs = host_shard_codecs(std::move(execution)),
-                      .options = {.seed = seed, .update = std::move(update)}},
+  return make_server(host_setup(std::move(layout), rank, std::move(execution),
+                                {.seed = seed, .update = std::move(update)}),
                      options);
 }
 

@@ -101,7 +101,6 @@ Status ServerSteps::receive(ReceivedPacket received) {
     return unexpected(name_of(peer) + " sent what a server has no use for");
   }
   Link& link = links_[peer];
-  endpoint_.stats().push_bytes_received += received.message.size();
   if (version < version_) return drop(peer, version);
   if (link.pushes.contains(version)) return unexpected(which + " twice");
   if (version > link.sent + options_.staleness) {
@@ -169,17 +168,14 @@ Status ServerSteps::update_and_encode() {
   const uint32_t own[] = {endpoint_.rank()};
   if (!non_finite_) {
     endpoint_.divide(own[0], static_cast<float>(added_));
-    Result<FirstNonFinite> overflowed = endpoint_.find_non_finite(own);
-    if (!overflowed.ok()) return overflowed.status();
-    non_finite_ = overflowed.value();
+    GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.find_non_finite(own));
   }
   if (non_finite_) return {};
   if (update_) GW_RETURN_IF_ERROR(update_(endpoint_.bucket()));
-  Result<FirstNonFinite> origin = endpoint_.encode(own, own);
-  if (!origin.ok()) return origin.status();
-  if (!origin.value()) return {};
+  GW_ASSIGN_OR_RETURN(FirstNonFinite origin, endpoint_.encode(own, own));
+  if (!origin) return {};
   // Unlike a gradient it can't be left out: the model itself is spoilt.
-  const Segment& segment = endpoint_.layout().segments()[origin.value()->segment];
+  const Segment& segment = endpoint_.layout().segments()[origin->segment];
   return {StatusCode::kNonFinite, "the update of version " + std::to_string(version_) + " on " +
                                       name_of(own[0]) + " made tensor '" +
                                       endpoint_.layout().tensors()[segment.tensor].name +
@@ -245,11 +241,11 @@ class ServerExchange final : public PacketExchange<ServerSteps, ServerSide> {
 }  // namespace
 
 Result<std::unique_ptr<ServerSide>> make_server(ExchangeSetup setup, const ServerOptions& options) {
-  Result<Endpoint> endpoint = make_server_endpoint(setup, server_ranks(*setup.layout), "server",
-                                                   options, Encodes::kOwnShard);
-  if (!endpoint.ok()) return endpoint.status();
+  GW_ASSIGN_OR_RETURN(Endpoint endpoint,
+                      make_server_endpoint(setup, server_ranks(*setup.layout), "server", options,
+                                           Encodes::kOwnShard));
   return std::unique_ptr<ServerSide>(std::make_unique<ServerExchange>(
-      std::move(endpoint).value(), options, std::move(setup.options.update)));
+      std::move(endpoint), options, std::move(setup.options.update)));
 }
 
 }  // namespace gradwire

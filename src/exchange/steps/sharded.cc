@@ -10,10 +10,9 @@ namespace {
 
 Result<std::unique_ptr<Exchange>> make(ExchangeSetup setup, const std::string& name, Legs legs) {
   GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));
-  Result<Endpoint> endpoint = Endpoint::create(setup, name);
-  if (!endpoint.ok()) return endpoint.status();
+  GW_ASSIGN_OR_RETURN(Endpoint endpoint, Endpoint::create(setup, describe_exchange(setup, name)));
   return std::unique_ptr<Exchange>(std::make_unique<PacketExchange<ShardedSteps>>(
-      std::move(endpoint).value(), legs, std::move(setup.options.update)));
+      std::move(endpoint), legs, std::move(setup.options.update)));
 }
 
 constexpr ExchangeInfo kInfo = {

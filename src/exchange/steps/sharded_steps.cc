@@ -12,27 +12,16 @@ ShardedSteps::ShardedSteps(Endpoint& endpoint, Legs legs, ShardUpdate update)
       legs_(legs),
       update_(std::move(update)),
       own_{endpoint.rank()},
-      push_arrivals_(endpoint.world_size()),
-      pull_arrivals_(endpoint.world_size()),
       marked_(endpoint.world_size()),
       early_pushes_(endpoint.world_size()) {}
 
-std::vector<uint32_t> ShardedSteps::awaiting() const {
-  if (done()) return {};
-  return missing_ranks(pushes_missing_ > 0 ? push_arrivals_ : pull_arrivals_, endpoint_.rank());
-}
-
 Status ShardedSteps::begin() {
-  const auto others = static_cast<uint32_t>(endpoint_.peers().size());
-  if (others == 0) {
-    Result<bool> finite = endpoint_.pay_residuals();
-    if (!finite.ok()) return finite.status();
-    return finite.value() && update_ ? update_(endpoint_.bucket()) : Status();
+  if (endpoint_.peers().empty()) {
+    GW_ASSIGN_OR_RETURN(bool finite, endpoint_.pay_residuals());
+    return finite && update_ ? update_(endpoint_.bucket()) : Status();
   }
-  pushes_missing_ = legs_ == Legs::kPull ? 0 : others;
-  pulls_missing_ = legs_ == Legs::kPush ? 0 : others;
-  std::ranges::fill(push_arrivals_, Arrival::kMissing);
-  std::ranges::fill(pull_arrivals_, Arrival::kMissing);
+  if (legs_ != Legs::kPull) pushes_.await(endpoint_.everyone(), endpoint_.rank());
+  if (legs_ != Legs::kPush) pulls_.await(endpoint_.everyone(), endpoint_.rank());
   marked_.assign(marked_.size(), false);
   for (auto& early : early_pushes_) early.reset();
   next_push_ = 0;
@@ -43,9 +32,8 @@ Status ShardedSteps::begin() {
 Status ShardedSteps::encode_pushes() {
   const std::span<const uint32_t> peers = endpoint_.peers();
   // A step that will be skipped must not change any residual here, so all shards are looked at.
-  Result<FirstNonFinite> origin = endpoint_.encode(peers, endpoint_.to_check(endpoint_.everyone()));
-  if (!origin.ok()) return origin.status();
-  non_finite_ = origin.value();
+  GW_ASSIGN_OR_RETURN(non_finite_,
+                      endpoint_.encode(peers, endpoint_.to_check(endpoint_.everyone())));
   for (uint32_t peer : peers) {
     endpoint_.send(peer, Direction::kPush, endpoint_.finish(peer, non_finite_));
   }
@@ -60,18 +48,11 @@ Status ShardedSteps::receive(ReceivedPacket received) {
   if (received.shard != (push ? endpoint_.rank() : peer)) {
     return unexpected(name_of(peer) + " sent a packet of " + name_of(received.shard) + "'s shard");
   }
-  Arrival& arrival = (push ? push_arrivals_ : pull_arrivals_)[peer];
-  if (arrival == Arrival::kHere) {
+  if (!(push ? pushes_ : pulls_).take(peer)) {
     return unexpected(name_of(peer) + " sent its " +
                       direction_name(received.packet.header.direction) + " of this step twice");
   }
-  arrival = Arrival::kHere;
-  if (push) {
-    endpoint_.stats().push_bytes_received += received.message.size();
-    return take_push(std::move(received));
-  }
-  endpoint_.stats().pull_bytes_received += received.message.size();
-  --pulls_missing_;
+  if (push) return take_push(std::move(received));
   const Packet& packet = received.packet;
   if (!packet.non_finite) return endpoint_.decode(peer, packet, DecodeMode::kStore);
   marked_[peer] = true;
@@ -80,7 +61,6 @@ Status ShardedSteps::receive(ReceivedPacket received) {
 }
 
 Status ShardedSteps::take_push(ReceivedPacket received) {
-  --pushes_missing_;
   if (received.packet.non_finite) {
     if (!non_finite_) non_finite_ = received.packet.non_finite;
   } else {
@@ -91,7 +71,7 @@ Status ShardedSteps::take_push(ReceivedPacket received) {
   for (std::optional<ReceivedPacket>& early : early_pushes_) {
     if (early) early->keep();
   }
-  return pushes_missing_ == 0 ? end_pushes() : Status();
+  return pushes_.complete() ? end_pushes() : Status();
 }
 
 // Moves next_push_ over all ranks whose pushes are here, and adds these pushes.
@@ -100,7 +80,7 @@ Status ShardedSteps::add_pushes_in_order() {
   std::vector<const Packet*> packets;
   for (; next_push_ < endpoint_.world_size(); ++next_push_) {
     if (next_push_ == endpoint_.rank()) continue;
-    if (push_arrivals_[next_push_] == Arrival::kMissing) break;
+    if (pushes_.awaits(next_push_)) break;
     if (early_pushes_[next_push_]) packets.push_back(&early_pushes_[next_push_]->packet);
   }
   if (packets.empty()) return {};
@@ -123,15 +103,11 @@ Status ShardedSteps::encode_pull() {
   const uint32_t rank = endpoint_.rank();
   std::span<const uint32_t> unchecked = endpoint_.to_check(own_);
   if (update_ && !non_finite_) {
-    Result<FirstNonFinite> found = endpoint_.find_non_finite(std::exchange(unchecked, {}));
-    if (!found.ok()) return found.status();
-    non_finite_ = found.value();
+    GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.find_non_finite(std::exchange(unchecked, {})));
     if (!non_finite_) GW_RETURN_IF_ERROR(update_(endpoint_.bucket()));
   }
   if (!non_finite_) {
-    Result<FirstNonFinite> origin = endpoint_.encode(own_, unchecked);
-    if (!origin.ok()) return origin.status();
-    non_finite_ = origin.value();
+    GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.encode(own_, unchecked));
   }
   const std::span<const std::byte> packet = endpoint_.finish(rank, non_finite_);
   for (uint32_t peer : endpoint_.peers()) endpoint_.send(peer, Direction::kPull, packet);

@@ -18,8 +18,10 @@ class ShardedSteps {
 
   Status begin();
   Status receive(ReceivedPacket received);
-  [[nodiscard]] bool done() const { return pushes_missing_ == 0 && pulls_missing_ == 0; }
-  [[nodiscard]] std::vector<uint32_t> awaiting() const;
+  [[nodiscard]] bool done() const { return pushes_.complete() && pulls_.complete(); }
+  [[nodiscard]] std::vector<uint32_t> awaiting() const {
+    return pushes_.complete() ? pulls_.missing() : pushes_.missing();
+  }
   void retract();
 
  private:
@@ -33,10 +35,8 @@ class ShardedSteps {
   Legs legs_;
   ShardUpdate update_;
   std::vector<uint32_t> own_;  // this rank's shard
-  uint32_t pushes_missing_ = 0;
-  uint32_t pulls_missing_ = 0;
-  std::vector<Arrival> push_arrivals_;
-  std::vector<Arrival> pull_arrivals_;
+  Arrivals pushes_;
+  Arrivals pulls_;
   std::vector<bool> marked_;  // owners whose pull was a marker: the pushes to them came to nothing
   std::vector<std::optional<ReceivedPacket>> early_pushes_;  // came before a lower rank's
   uint32_t next_push_ = 0;                                   // the rank to be added next

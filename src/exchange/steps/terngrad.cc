@@ -31,14 +31,13 @@ class TernGradSteps {
         sharded_(endpoint),
         round_(endpoint.add_round()),
         writer_(std::move(writer)),
-        scales_(shared.size()),
-        arrivals_(endpoint.world_size()) {}
+        scales_(shared.size()) {}
 
   Status begin();
   Status receive(ReceivedPacket received);
-  bool done() const { return scales_missing_ == 0 && sharded_.done(); }
+  bool done() const { return arrivals_.complete() && sharded_.done(); }
   std::vector<uint32_t> awaiting() const {
-    return scales_missing_ == 0 ? sharded_.awaiting() : missing_ranks(arrivals_, endpoint_.rank());
+    return arrivals_.complete() ? sharded_.awaiting() : arrivals_.missing();
   }
   void retract() { sharded_.retract(); }
 
@@ -54,24 +53,21 @@ class TernGradSteps {
   ShardedSteps sharded_;
   uint32_t round_;  // the max round, where shards are told apart
   PacketWriter writer_;
-  std::vector<std::byte> scales_;  // f32: this rank's, and then the largest of all
-  uint32_t scales_missing_ = 0;
-  std::vector<Arrival> arrivals_;
+  std::vector<std::byte> scales_;              // f32: this rank's, and then the largest of all
+  Arrivals arrivals_;                          // of scales
   FirstNonFinite non_finite_;                  // of the lowest rank that is not finite
   std::vector<ReceivedPacket> early_packets_;  // of ranks that had all scales before this one
 };
 
 Status TernGradSteps::begin() {
-  scales_missing_ = static_cast<uint32_t>(endpoint_.peers().size());
-  if (scales_missing_ == 0) return sharded_.begin();
-  std::ranges::fill(arrivals_, Arrival::kMissing);
+  if (endpoint_.peers().empty()) return sharded_.begin();
+  arrivals_.await(endpoint_.everyone(), endpoint_.rank());
   early_packets_.clear();
   non_finite_.reset();
-  Result<std::span<const std::byte>> packet = scales_packet();
-  if (!packet.ok()) return packet.status();
+  GW_ASSIGN_OR_RETURN(std::span<const std::byte> packet, scales_packet());
   for (uint32_t peer : endpoint_.peers()) {
-    endpoint_.send(peer, Direction::kPush, packet.value());
-    endpoint_.stats().scale_bytes_sent += packet.value().size();
+    endpoint_.send(peer, Direction::kPush, packet);
+    endpoint_.stats().scale_bytes_sent += packet.size();
   }
   return {};
 }
@@ -82,12 +78,9 @@ Result<std::span<const std::byte>> TernGradSteps::scales_packet() {
                  .source = static_cast<uint16_t>(endpoint_.rank()),
                  .step = endpoint_.step(),
                  .layout_digest = endpoint_.digest(round_)});
-  Result<bool> finite = shared_.measure(scales_);
-  if (!finite.ok()) return finite.status();
-  if (!finite.value()) {
-    Result<FirstNonFinite> found = endpoint_.codec().find_non_finite(endpoint_.everyone());
-    if (!found.ok()) return found.status();
-    non_finite_ = found.value();
+  GW_ASSIGN_OR_RETURN(bool finite, shared_.measure(scales_));
+  if (!finite) {
+    GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.codec().find_non_finite(endpoint_.everyone()));
   }
   if (non_finite_) return writer_.finish_non_finite(*non_finite_);
   GW_RETURN_IF_ERROR(writer_.add_encoded([&](std::span<std::byte> payload) {
@@ -100,7 +93,7 @@ Result<std::span<const std::byte>> TernGradSteps::scales_packet() {
 Status TernGradSteps::receive(ReceivedPacket received) {
   GW_RETURN_IF_ERROR(endpoint_.check_step(received, done()));
   if (received.shard == round_) return take_scales(received);
-  if (scales_missing_ == 0) return sharded_.receive(std::move(received));
+  if (arrivals_.complete()) return sharded_.receive(std::move(received));
   received.keep();
   early_packets_.push_back(std::move(received));
   return {};
@@ -108,13 +101,9 @@ Status TernGradSteps::receive(ReceivedPacket received) {
 
 Status TernGradSteps::take_scales(const ReceivedPacket& received) {
   const std::string from = name_of(received.peer);
-  Arrival& arrival = arrivals_[received.peer];
-  if (arrival == Arrival::kHere) {
+  if (!arrivals_.take(received.peer)) {
     return unexpected(from + " sent its scales of this step twice");
   }
-  arrival = Arrival::kHere;
-  --scales_missing_;
-  endpoint_.stats().push_bytes_received += received.message.size();
   const Packet& packet = received.packet;
   if (packet.non_finite) {
     if (!non_finite_ || received.peer < non_finite_->rank) {
@@ -133,7 +122,7 @@ Status TernGradSteps::take_scales(const ReceivedPacket& received) {
       store_le(scales_.data() + at, std::max(bits, load_le<uint32_t>(scales_.data() + at)));
     }
   }
-  return scales_missing_ == 0 ? start_pushes() : Status();
+  return arrivals_.complete() ? start_pushes() : Status();
 }
 
 Status TernGradSteps::start_pushes() {
@@ -191,32 +180,28 @@ Result<Layout> with_pulled_sums(const Layout& layout) {
   }
   std::vector<std::shared_ptr<const Codec>> codecs;
   for (const Segment& segment : layout.segments()) {
-    Result<std::shared_ptr<const Codec>> codec = pull_codec(layout, segment);
-    if (!codec.ok()) return codec.status();
-    codecs.push_back(codec.value());
+    GW_ASSIGN_OR_RETURN(std::shared_ptr<const Codec> codec, pull_codec(layout, segment));
+    codecs.push_back(codec);
   }
   return layout.with_pull_codecs(codecs);
 }
 
 Result<std::unique_ptr<Exchange>> make(const ExchangeChoice&, ExchangeSetup& setup) {
   GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));
-  Result<Layout> changed = with_pulled_sums(*setup.layout);
-  if (!changed.ok()) return changed.status();
-  setup.layout = std::make_shared<const Layout>(std::move(changed).value());
-  Result<Endpoint> endpoint = Endpoint::create(setup, "terngrad");
-  if (!endpoint.ok()) return endpoint.status();
-  SharedScales* shared = endpoint.value().codec().share_scales();
+  GW_ASSIGN_OR_RETURN(Layout changed, with_pulled_sums(*setup.layout));
+  setup.layout = std::make_shared<const Layout>(std::move(changed));
+  GW_ASSIGN_OR_RETURN(Endpoint endpoint,
+                      Endpoint::create(setup, describe_exchange(setup, "terngrad")));
+  SharedScales* shared = endpoint.codec().share_scales();
   if (shared == nullptr) {
     return Status(StatusCode::kInvalidArgument,
                   "exchange terngrad: the codecs of this device can't share scales and add trits");
   }
-  Result<std::shared_ptr<const Codec>> raw = Codec::parse("raw");
-  if (!raw.ok()) return raw.status();
-  Result<PacketWriter> writer =
-      PacketWriter::create({{raw.value(), shared->size() / sizeof(float)}});
-  if (!writer.ok()) return writer.status();
+  GW_ASSIGN_OR_RETURN(std::shared_ptr<const Codec> raw, Codec::parse("raw"));
+  GW_ASSIGN_OR_RETURN(PacketWriter writer,
+                      PacketWriter::create({{raw, shared->size() / sizeof(float)}}));
   return std::unique_ptr<Exchange>(std::make_unique<PacketExchange<TernGradSteps>>(
-      std::move(endpoint).value(), *shared, std::move(writer).value()));
+      std::move(endpoint), *shared, std::move(writer)));
 }
 
 constexpr ExchangeInfo kInfo = {

@@ -103,14 +103,13 @@ Status WorkerSteps::begin() {
   }
   // All tensors are looked at, whether residuals are kept or not: a step that will be skipped must
   // not change any residual here, and NaN must not get into the servers' model.
-  Result<FirstNonFinite> origin = endpoint_.encode(servers, servers_);
-  if (!origin.ok()) return origin.status();
-  if (!origin.value()) endpoint_.sample_error_norm();
+  GW_ASSIGN_OR_RETURN(FirstNonFinite origin, endpoint_.encode(servers, servers_));
+  if (!origin) endpoint_.sample_error_norm();
   for (uint32_t server : servers) {
     ReceivedPacket push = {.peer = server,
                            .shard = server,
                            .packet = endpoint_.encoded(server),
-                           .message = endpoint_.finish(server, origin.value())};
+                           .message = endpoint_.finish(server, origin)};
     push.keep();
     endpoint_.send(server, Direction::kPush, push.kept);
     links_[server].sent.emplace(oldest, std::move(push));
@@ -132,7 +131,6 @@ Status WorkerSteps::receive(ReceivedPacket received) {
   if (version < link.pulled || link.early.contains(version)) {
     return unexpected(name_of(peer) + " sent version " + std::to_string(version) + " twice");
   }
-  endpoint_.stats().pull_bytes_received += received.message.size();
   link.known = std::max(link.known, version + 1);
   if (version != link.pulled) {
     received.keep();
@@ -182,11 +180,11 @@ class WorkerExchange final : public PacketExchange<WorkerSteps, WorkerSide> {
 Result<std::unique_ptr<WorkerSide>> make_server_worker(const ExchangeSetup& setup,
                                                        const ServerOptions& options,
                                                        ApplyDelta apply) {
-  Result<Endpoint> endpoint = make_server_endpoint(setup, worker_ranks(*setup.layout), "worker",
-                                                   options, Encodes::kEveryShard);
-  if (!endpoint.ok()) return endpoint.status();
+  GW_ASSIGN_OR_RETURN(Endpoint endpoint,
+                      make_server_endpoint(setup, worker_ranks(*setup.layout), "worker", options,
+                                           Encodes::kEveryShard));
   return std::unique_ptr<WorkerSide>(
-      std::make_unique<WorkerExchange>(std::move(endpoint).value(), options, std::move(apply)));
+      std::make_unique<WorkerExchange>(std::move(endpoint), options, std::move(apply)));
 }
 
 }  // namespace gradwire
