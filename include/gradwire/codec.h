@@ -197,11 +197,13 @@ class GRADWIRE_EXPORT Codec {
   //   kBufferTooSmall: payload is smaller than max_payload_size(x.size()).
   //   kNonFinite, kLengthMismatch: as measure. Without a residual and a measurement, codecs that
   //     carry NaN and Inf (CodecInfo::carries_non_finite) send them.
+  // `decoded`, unless it is empty, gets what a decoder of the payload will see. It is as long as x
+  // and may be its memory, if there is a complete measurement, so that nothing is left to fail.
   // On failure the residual is as it was: exactly, or, for a codec with a scale for each group of
   // values, as `restore` leaves it.
   Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext& draw,
                           std::span<std::byte> payload, Execution& execution,
-                          const Measurement& measurement = {}) const;
+                          const Measurement& measurement = {}, std::span<float> decoded = {}) const;
 
   // Undoes what encode did to the residual of x: residual = (residual + decoded) - x, in float32
   // for each value by itself. That is the residual before encode, up to the rounding of
@@ -234,7 +236,7 @@ class GRADWIRE_EXPORT Codec {
                                                  uint64_t n) const;
   virtual Result<uint64_t> encode_values(const Input& input, const Measurement& measured,
                                          const DrawContext& draw, std::span<std::byte> payload,
-                                         Execution& execution) const = 0;
+                                         Execution& execution, std::span<float> decoded) const = 0;
   virtual Status decode_values(std::span<const std::byte> payload, std::span<float> out,
                                DecodeMode mode, Execution& execution,
                                const AfterChunk& after) const = 0;

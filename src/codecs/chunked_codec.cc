@@ -77,11 +77,11 @@ Result<Measurement> ChunkedCodec::measure_values(const Input& input,
                                                  Execution& execution) const {
   if (!measures_chunks(input.size())) return Measurement();
   const Measurement whole =
-      !chunks.empty() ? sum_up(chunks)
-                      : measure_chunks(input, execution,
-                                       [this](const Input& x, uint64_t begin, uint64_t n) {
-                                         return measure_part(x, begin, n);
-                                       });
+      !chunks.empty()
+          ? sum_up(chunks)
+          : measure_chunks(input, execution, [this](const Input& x, uint64_t begin, uint64_t n) {
+              return measure_part(x, begin, n);
+            });
   const bool refused = whole.largest >= refused_magnitude(input.residual().type());
   if (refused || !is_finite(whole)) return refuse(input);
   return whole;
@@ -89,10 +89,11 @@ Result<Measurement> ChunkedCodec::measure_values(const Input& input,
 
 Result<uint64_t> ChunkedCodec::encode_values(const Input& input, const Measurement& measured,
                                              const DrawContext& draw, std::span<std::byte> payload,
-                                             Execution& execution) const {
+                                             Execution& execution, std::span<float> decoded) const {
   const ChunkedShape shape = this->shape(input.size());
   const Groups& groups = shape.groups;
   const Encoding encoding{input, shape, measured, draw, payload.data()};
+  const Decoding decoding{shape, payload.data(), DecodeMode::kStore, execution.kernels()};
   const bool has_heads = shape.heads_size() > 0;
   const bool is_measured = !has_heads || (measured.complete && groups.count == 1);
   if (has_heads && is_measured) {
@@ -120,7 +121,14 @@ Result<uint64_t> ChunkedCodec::encode_values(const Input& input, const Measureme
   }
   const uint64_t size =
       encode_chunks(shape.chunks, payload, execution, [&](uint64_t chunk, uint8_t* slot) {
-        if (is_measured) return encode_chunk(encoding, chunk, slot);
+        if (is_measured) {
+          const uint64_t coded = encode_chunk(encoding, chunk, slot);
+          if (!decoded.empty()) {
+            decode_chunk(decoding, chunk, {slot, coded},
+                         decoded.data() + shape.chunks.begin(chunk));
+          }
+          return coded;
+        }
         shape.for_each_piece(chunk, [&](uint64_t group, uint64_t first, uint64_t n) {
           const uint64_t begin = shape.chunks.begin(chunk) + first;
           if (begin == groups.begin(group) && (in_order || n == groups.values(group))) {
@@ -131,7 +139,12 @@ Result<uint64_t> ChunkedCodec::encode_values(const Input& input, const Measureme
         return shape.chunks.varying ? 0 : shape.chunks.room(chunk);
       });
   if (refused) return undo(encoding, payload.first(size), execution);
-  return has_heads && all_zero(payload.data(), shape.heads_size() / sizeof(float)) ? 0 : size;
+  if (has_heads && all_zero(payload.data(), shape.heads_size() / sizeof(float))) return 0;
+  if (!is_measured && !decoded.empty()) {
+    GW_RETURN_IF_ERROR(
+        decode_values(payload.first(size), decoded, DecodeMode::kStore, execution, {}));
+  }
+  return size;
 }
 
 // Restores the residual of the chunks that were encoded, and says which value was refused.
@@ -162,7 +175,8 @@ Status ChunkedCodec::decode_values(std::span<const std::byte> payload, std::span
   return decode_chunks(shape.chunks, payload, info().name, execution,
                        [&](uint64_t chunk, std::span<const uint8_t> bytes) {
                          const uint64_t begin = shape.chunks.begin(chunk);
-                         if (!decode_chunk(decoding, chunk, bytes, out.data() + begin)) return false;
+                         if (!decode_chunk(decoding, chunk, bytes, out.data() + begin))
+                           return false;
                          if (after) after(begin, shape.chunks.values(chunk));
                          return true;
                        });

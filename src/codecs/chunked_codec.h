@@ -131,7 +131,7 @@ class ChunkedCodec : public Codec {
   }
   Result<uint64_t> encode_values(const Input& input, const Measurement& measured,
                                  const DrawContext& draw, std::span<std::byte> payload,
-                                 Execution& execution) const override;
+                                 Execution& execution, std::span<float> decoded) const override;
   Status decode_values(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
                        Execution& execution, const AfterChunk& after) const override;
 

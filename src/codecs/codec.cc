@@ -53,18 +53,20 @@ Measurement Codec::measure_chunk(const InputView& x, const ResidualView& residua
 
 Result<uint64_t> Codec::encode(const InputView& x, const ResidualView& residual,
                                const DrawContext& draw, std::span<std::byte> payload,
-                               Execution& execution, const Measurement& measurement) const {
+                               Execution& execution, const Measurement& measurement,
+                               std::span<float> decoded) const {
   GW_RETURN_IF_ERROR(check_payload_room(*this, x.size(), payload.size()));
   GW_RETURN_IF_ERROR(check_residual_size(info(), x.size(), residual));
   if (x.empty()) return 0;
   // A lossless codec leaves nothing over, so it has no use for a residual.
   const Input input(x, info().lossless ? ResidualView() : residual, execution.kernels());
-  if (measurement.complete || (info().carries_non_finite && !input.keeps_residual())) {
-    return encode_values(input, measurement, draw, payload, execution);
+  Measurement measured = measurement;
+  if (!measured.complete && (!info().carries_non_finite || input.keeps_residual())) {
+    GW_ASSIGN_OR_RETURN(measured, measure_values(input, {}, execution));
   }
-  Result<Measurement> measured = measure_values(input, {}, execution);
-  if (!measured.ok()) return measured.status();
-  return encode_values(input, measured.value(), draw, payload, execution);
+  Result<uint64_t> size = encode_values(input, measured, draw, payload, execution, decoded);
+  if (size.ok() && size.value() == 0) std::ranges::fill(decoded, 0.0f);
+  return size;
 }
 
 Status Codec::decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,

@@ -1,5 +1,6 @@
 // Properties that every codec of the registry has, over sizes, targets and threads.
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -306,6 +307,51 @@ TEST(EveryCodec, MeasureAndEncodeGiveTheBytesOfEncode) {
     EXPECT_EQ(payload, expected) << spec;
     EXPECT_TRUE(same_bits(in_steps.f32, at_once.f32)) << spec;
     EXPECT_EQ(in_steps.bf16, at_once.bf16) << spec;
+  }
+}
+
+// What an exchange does: it decodes onto its values, measures each chunk when it is there, encodes
+// the sum and replaces it by what the others will decode.
+TEST(EveryCodec, WorksChunkByChunkInPlace) {
+  for (const int threads : {1, 2}) {
+    Execution execution = Execution::create("auto", threads, Threading::kAlways).value();
+    for (const std::string& spec : specs()) {
+      const auto codec = Codec::parse(spec).value();
+      for (const bool zero : {false, true}) {
+        const uint64_t n = 2 * kChunk + 100;
+        std::vector<float> x = zero ? std::vector<float>(n, -0.0f) : heavy_tailed(n, 1);
+        Residuals before(*codec, n);
+        const auto pushed = encode(*codec, zero ? x : heavy_tailed(n, 2), before, execution);
+        std::vector<float> sum = x;
+        ASSERT_TRUE(codec->decode(pushed, sum, DecodeMode::kAdd, execution).ok());
+        Residuals expected(*codec, n);
+        const auto payload = encode(*codec, sum, expected, execution);
+        std::vector<float> decoded(n);
+        ASSERT_TRUE(codec->decode(payload, decoded, DecodeMode::kStore, execution).ok());
+
+        Residuals residuals(*codec, n);
+        const ResidualView residual = residuals.view(*codec);
+        std::vector<Measurement> chunks(codec->measures_chunks(n) ? 3 : 0);
+        std::vector<std::atomic<uint64_t>> seen(3);
+        const auto measure = [&](uint64_t begin, uint64_t count) {
+          seen[begin / kChunk] += count;
+          if (chunks.empty()) return;
+          chunks[begin / kChunk] = codec->measure_chunk(x, residual, begin, execution);
+        };
+        ASSERT_TRUE(codec->decode(pushed, x, DecodeMode::kAdd, execution, measure).ok());
+        EXPECT_EQ(seen[0] + seen[1] + seen[2], n) << spec;
+        EXPECT_EQ(seen[2], 100u) << spec;
+        const Measurement measured = codec->measure(x, residual, execution, chunks).value();
+        std::vector<float> separate(n, 7.0f);
+        const std::span<float> place = measured.complete ? std::span(x) : std::span(separate);
+        std::vector<std::byte> sent(codec->max_payload_size(n));
+        sent.resize(codec->encode(x, residual, {}, sent, execution, measured, place).value());
+        EXPECT_EQ(sent, payload) << spec;
+        EXPECT_TRUE(same_bits(std::vector<float>(place.begin(), place.end()), decoded)) << spec;
+        EXPECT_TRUE(same_bits(residuals.f32, expected.f32)) << spec;
+        EXPECT_EQ(residuals.bf16, expected.bf16) << spec;
+      }
+    }
   }
 }
 

@@ -40,9 +40,14 @@ class RawCodec final : public CodecOf<RawCodec, RawParameters, Codec> {
   std::string parameter_text() const override { return {}; }
 
   Result<uint64_t> encode_values(const Input& input, const Measurement&, const DrawContext&,
-                                 std::span<std::byte> payload, Execution&) const override {
+                                 std::span<std::byte> payload, Execution& execution,
+                                 std::span<float> decoded) const override {
     const uint64_t size = input.size() * size_of(input.x().dtype());
     std::memcpy(payload.data(), input.x().data(), size);
+    if (!decoded.empty() && input.x().data() != decoded.data()) {
+      GW_RETURN_IF_ERROR(
+          decode_values(payload.first(size), decoded, DecodeMode::kStore, execution, {}));
+    }
     return size;
   }
 

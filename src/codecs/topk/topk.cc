@@ -110,8 +110,9 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
 
   Result<uint64_t> encode_values(const Input& input, const Measurement& measured,
                                  const DrawContext& draw, std::span<std::byte> payload,
-                                 Execution& execution) const override {
-    Result<uint64_t> size = ChunkedCodec::encode_values(input, measured, draw, payload, execution);
+                                 Execution& execution, std::span<float> decoded) const override {
+    Result<uint64_t> size =
+        ChunkedCodec::encode_values(input, measured, draw, payload, execution, decoded);
     return measured.largest == 0 ? 0 : size;
   }
 

@@ -84,6 +84,9 @@ class DeviceShardCodec final : public ShardCodec {
                                         const ShardBatch::CodecOf& codec_of);
 
   Result<FirstNonFinite> find_in(std::span<const uint32_t> shards);
+  Result<FirstNonFinite> encode_on_device(std::span<const uint32_t> shards,
+                                          std::span<const uint32_t> finite, uint64_t step,
+                                          std::span<PacketWriter> packets);
   Status queue_encode(const ShardBatch& batch, uint64_t step);
   Status fetch_payloads(const ShardBatch& batch, const EncodedSegment* encoded);
   Status restore(const ShardBatch& batch, std::span<const EncodedSegment> encoded);
@@ -214,6 +217,19 @@ Result<FirstNonFinite> DeviceShardCodec::find_in(std::span<const uint32_t> shard
 Result<FirstNonFinite> DeviceShardCodec::encode(std::span<const uint32_t> shards,
                                                 std::span<const uint32_t> finite, uint64_t step,
                                                 std::span<PacketWriter> packets) {
+  Result<FirstNonFinite> origin = encode_on_device(shards, finite, step, packets);
+  if (!origin.ok() || origin.value()) return origin;
+  if (std::ranges::find(shards, shards_->rank) == shards.end()) return origin;
+  const Packet own = packets[shards_->rank].packet();
+  const Packet* const owns[] = {&own};
+  GW_RETURN_IF_ERROR(decode(shards_->rank, owns, DecodeMode::kStore, {}));
+  return origin;
+}
+
+Result<FirstNonFinite> DeviceShardCodec::encode_on_device(std::span<const uint32_t> shards,
+                                                          std::span<const uint32_t> finite,
+                                                          uint64_t step,
+                                                          std::span<PacketWriter> packets) {
   return on_device([&]() -> Result<FirstNonFinite> {
     Result<FirstNonFinite> origin = find_in(finite);
     if (!origin.ok() || origin.value()) return origin;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -87,11 +88,18 @@ class HostShardCodec final : public ShardCodec {
   }
   Result<FirstNonFinite> measure(std::span<const uint32_t> shards,
                                  std::span<const uint32_t> finite);
-  Result<Measurement> measure_segment(uint32_t i);
+  Result<FirstNonFinite> measure_segments(std::span<const uint32_t> segments);
   // Of a segment that holds NaN or Inf, or does with its residual.
   [[nodiscard]] FirstNonFinite origin_in(uint32_t i) const;
   Status restore(uint32_t shard, const Packet& packet);
-  Status encode_segment(uint32_t i, uint64_t step, PacketWriter& packet);
+  // decoded: as Codec::encode.
+  Status encode_segment(uint32_t i, uint64_t step, PacketWriter& packet, std::span<float> decoded);
+  // The own shard, whose packet is written.
+  Status decode_own(const Packet& packet);
+  // Whether no value of segment i can be refused any more, so that encoding can decode at once.
+  [[nodiscard]] bool is_certain(uint32_t i) const {
+    return !has_trits(i) && (measured_[i].complete || carries(i));
+  }
   Status decode_segment(uint32_t i, const Packet& packet, std::span<const std::byte> payload,
                         DecodeMode mode, const AfterChunk& after);
   // Divides each chunk of a segment, and measures it for the encoding that comes next.
@@ -131,29 +139,33 @@ Result<FirstNonFinite> HostShardCodec::measure(std::span<const uint32_t> shards,
                                                std::span<const uint32_t> finite) {
   measured_.assign(residuals_.size(), Measurement());
   for (uint32_t shard : finite) {
-    if (std::ranges::find(shards, shard) == shards.end()) {
-      const uint32_t other[] = {shard};
-      Result<FirstNonFinite> found = find_non_finite(other);
-      if (!found.ok() || found.value()) return found;
-      continue;
-    }
-    for (uint32_t i : shards_->segments[shard]) {
-      Result<Measurement> found = measure_segment(i);
-      if (found.ok()) {
-        measured_[i] = found.value();
-      } else if (found.status().code() == StatusCode::kNonFinite) {
-        return origin_in(i);
-      } else {
-        return found.status();
-      }
+    const uint32_t one[] = {shard};
+    const bool encoded = std::ranges::find(shards, shard) != shards.end();
+    Result<FirstNonFinite> found =
+        encoded ? measure_segments(shards_->segments[shard]) : find_non_finite(one);
+    if (!found.ok() || found.value()) return found;
+  }
+  std::vector<uint32_t> prepared;
+  for (uint32_t shard : shards) {
+    std::ranges::copy_if(shards_->segments[shard], std::back_inserter(prepared),
+                         [&](uint32_t i) { return !measured_chunks_[i].empty(); });
+  }
+  return measure_segments(prepared);
+}
+
+Result<FirstNonFinite> HostShardCodec::measure_segments(std::span<const uint32_t> segments) {
+  for (uint32_t i : segments) {
+    Result<Measurement> found = shards_->own_codec(i)->measure(
+        values(i), residuals_[i].view(), *execution_, std::exchange(measured_chunks_[i], {}));
+    if (found.ok()) {
+      measured_[i] = found.value();
+    } else if (found.status().code() == StatusCode::kNonFinite) {
+      return origin_in(i);
+    } else {
+      return found.status();
     }
   }
   return FirstNonFinite();
-}
-
-Result<Measurement> HostShardCodec::measure_segment(uint32_t i) {
-  return shards_->own_codec(i)->measure(values(i), residuals_[i].view(), *execution_,
-                                        std::exchange(measured_chunks_[i], {}));
 }
 
 FirstNonFinite HostShardCodec::origin_in(uint32_t i) const {
@@ -169,9 +181,17 @@ Result<FirstNonFinite> HostShardCodec::encode(std::span<const uint32_t> shards,
                                               std::span<PacketWriter> packets) {
   Result<FirstNonFinite> found = measure(shards, finite);
   if (!found.ok() || found.value()) return found;
+  const uint32_t own = shards_->rank;
+  const bool decodes = std::ranges::find(shards, own) != shards.end();
+  // As long as a codec may refuse a value, the values are needed to restore residuals.
+  const bool decodes_at_once =
+      decodes &&
+      std::ranges::all_of(shards_->segments[own], [&](uint32_t i) { return is_certain(i); });
   for (uint32_t shard : shards) {
     for (uint32_t i : shards_->segments[shard]) {
-      const Status status = encode_segment(i, step, packets[shard]);
+      const Status status =
+          encode_segment(i, step, packets[shard],
+                         decodes_at_once && shard == own ? values(i) : std::span<float>());
       if (status.ok()) continue;
       if (status.code() != StatusCode::kNonFinite) return status;
       for (uint32_t begun : shards) {
@@ -181,7 +201,17 @@ Result<FirstNonFinite> HostShardCodec::encode(std::span<const uint32_t> shards,
       return origin_in(i);
     }
   }
+  if (decodes && !decodes_at_once) GW_RETURN_IF_ERROR(decode_own(packets[own].packet()));
   return FirstNonFinite();
+}
+
+Status HostShardCodec::decode_own(const Packet& packet) {
+  for (size_t k = 0; k < packet.frames.size(); ++k) {
+    const uint32_t i = shards_->segments[shards_->rank][k];
+    if (shards_->own_codec(i)->info().lossless) continue;
+    GW_RETURN_IF_ERROR(decode_segment(i, packet, packet.frames[k].payload, DecodeMode::kStore, {}));
+  }
+  return {};
 }
 
 Status HostShardCodec::restore(uint32_t shard, const Packet& packet) {
@@ -194,16 +224,14 @@ Status HostShardCodec::restore(uint32_t shard, const Packet& packet) {
   return {};
 }
 
-Status HostShardCodec::encode_segment(uint32_t i, uint64_t step, PacketWriter& packet) {
+Status HostShardCodec::encode_segment(uint32_t i, uint64_t step, PacketWriter& packet,
+                                      std::span<float> decoded) {
   return packet.add_encoded([&](std::span<std::byte> payload) -> Result<uint64_t> {
     if (has_trits(i)) return trits_->encode(i, step, payload);
-    if (!measured_chunks_[i].empty()) {
-      GW_ASSIGN_OR_RETURN(measured_[i], measure_segment(i));
-    }
     const DrawContext draw = {
         .seed = shards_->seed, .stream = shards_->draw_streams[i], .step = step};
     return shards_->own_codec(i)->encode(values(i), residuals_[i].view(), draw, payload,
-                                         *execution_, measured_[i]);
+                                         *execution_, measured_[i], decoded);
   });
 }
 

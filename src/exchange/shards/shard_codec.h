@@ -37,10 +37,11 @@ class ShardCodec {
   virtual Result<FirstNonFinite> find_non_finite(std::span<const uint32_t> shards) = 0;
 
   // Encodes every segment of `shards`, with its residual, into its shard's packet (packets[shard],
-  // begun and empty). Where a value of `finite` is NaN or Inf, nothing is encoded, no residual has
-  // changed, and the first such value is returned. Otherwise, where a codec refuses a value of
-  // `shards` (a sum with the residual can overflow), the packets are empty again, the residuals are
-  // as Codec::restore leaves them, and that value is returned.
+  // begun and empty). The values of this rank's own shard become what its packet holds, as they
+  // will be for whoever else decodes it. Where a value of `finite` is NaN or Inf, nothing is
+  // encoded, no residual has changed, and the first such value is returned. Otherwise, where a
+  // codec refuses a value of `shards` (a sum with the residual can overflow), the packets are empty
+  // again, the residuals are as Codec::restore leaves them, and that value is returned.
   virtual Result<FirstNonFinite> encode(std::span<const uint32_t> shards,
                                         std::span<const uint32_t> finite, uint64_t step,
                                         std::span<PacketWriter> packets) = 0;

@@ -176,13 +176,6 @@ Status Endpoint::decode(uint32_t shard, const Packet& packet, DecodeMode mode,
   return decode(shard, packets, mode, next);
 }
 
-Status Endpoint::decode_own(uint32_t shard) {
-  const bool lossless = std::ranges::all_of(
-      shards_->segments[shard], [&](uint32_t i) { return shards_->own_codec(i)->info().lossless; });
-  if (lossless) return {};  // the values are what was encoded
-  return decode(shard, encoded(shard), DecodeMode::kStore);
-}
-
 void Endpoint::divide(uint32_t shard, float divisor) {
   const Timer timer(stats_.decode_seconds);
   codec_->divide(shard, divisor);

@@ -105,8 +105,6 @@ class Endpoint {
                 const ShardCodec::Next& next = {});
   Status decode(uint32_t shard, const Packet& packet, DecodeMode mode,
                 const ShardCodec::Next& next = {});
-  // To the same bits as whoever else decodes the packet.
-  Status decode_own(uint32_t shard);
   void divide(uint32_t shard, float divisor);
   // What makes the sum over all ranks the result.
   [[nodiscard]] float divisor() const {

@@ -331,9 +331,11 @@ Result<std::unique_ptr<Exchange>> make(const ExchangeChoice& choice, ExchangeSet
   Machines machines = Machines::create(machine_of_rank, setup.rank);
   std::string description = describe_exchange(
       setup, "hierarchical, " + std::string(choice.inner().name) + " between machines");
+  std::string places;
   for (uint32_t r = 0; r < machines.world_size; ++r) {
-    description += name_of(r) + " on machine " + std::to_string(machine_of_rank[r]) + "\n";
+    places += name_of(r) + " on machine " + std::to_string(machine_of_rank[r]) + "\n";
   }
+  description.insert(description.find('\n') + 1, places);  // the layout depends on them
   GW_ASSIGN_OR_RETURN(Endpoint local, make_local_endpoint(setup, machines, std::move(description)));
   std::shared_ptr<const Layout> layout = setup.layout;
   const Reduction reduction = setup.options.reduction;

@@ -86,8 +86,7 @@ Status RingSteps::take_push(uint32_t shard, const Packet& packet) {
   GW_ASSIGN_OR_RETURN(FirstNonFinite sent,
                       send_on(shard, last ? Direction::kPull : Direction::kPush, packet.non_finite,
                               endpoint_.to_check(shards)));
-  if (!last) return {};
-  if (!sent) return endpoint_.decode_own(rank_);
+  if (!last || !sent) return {};
   broken_at_[rank_] = sent->rank;
   endpoint_.mark_non_finite(rank_, *sent);
   return {};

@@ -149,11 +149,7 @@ Status ServerSteps::finish_version() {
   const uint32_t rank = endpoint_.rank();
   const std::span<const std::byte> packet = endpoint_.finish(rank, non_finite_);
   history_.push_back(std::make_shared<const std::vector<std::byte>>(packet.begin(), packet.end()));
-  if (non_finite_) {
-    endpoint_.mark_non_finite(rank, *non_finite_);
-  } else {
-    GW_RETURN_IF_ERROR(endpoint_.decode_own(rank));
-  }
+  if (non_finite_) endpoint_.mark_non_finite(rank, *non_finite_);
   const uint64_t finished = version_++;
   done_ = true;
   for (uint32_t worker = 0; worker < workers(); ++worker) {

@@ -111,8 +111,7 @@ Status ShardedSteps::encode_pull() {
   }
   const std::span<const std::byte> packet = endpoint_.finish(rank, non_finite_);
   for (uint32_t peer : endpoint_.peers()) endpoint_.send(peer, Direction::kPull, packet);
-  if (!non_finite_) return endpoint_.decode_own(rank);
-  endpoint_.mark_non_finite(rank, *non_finite_);
+  if (non_finite_) endpoint_.mark_non_finite(rank, *non_finite_);
   return {};
 }
 
