@@ -174,7 +174,7 @@ template NumpyArray<float> new_array(size_t n);
 template NumpyArray<uint16_t> new_array(size_t n);
 
 NumpyArray<float> to_numpy(const std::vector<float>& values) {
-  const NumpyArray<float> array = new_array<float>(values.size());
+  NumpyArray<float> array = new_array<float>(values.size());
   std::ranges::copy(values, array.data());
   return array;
 }

@@ -20,6 +20,7 @@ namespace gradwire::python {
 
 // What callers may pass for an array; the stub says what _Array is.
 struct Array : nanobind::handle {
+  // nanobind looks for this name. NOLINTNEXTLINE(readability-identifier-naming)
   static constexpr auto Name = nanobind::detail::const_name("_Array");
 };
 using ArrayLike = nanobind::typed<nanobind::handle, Array>;
