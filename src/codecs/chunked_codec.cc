@@ -135,7 +135,9 @@ Result<uint64_t> ChunkedCodec::encode_values(const Input& input, const Measureme
             find_head(group);
           }
         });
-        if (!holds_refused_group(encoding, chunk)) return encode_chunk(encoding, chunk, slot);
+        if (!refused || !holds_refused_group(encoding, chunk)) {
+          return encode_chunk(encoding, chunk, slot);
+        }
         return shape.chunks.varying ? 0 : shape.chunks.room(chunk);
       });
   if (refused) return undo(encoding, payload.first(size), execution);

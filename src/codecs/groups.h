@@ -24,8 +24,7 @@ struct Groups {
   // group.
   template <typename Body>
   void for_each_piece(uint64_t begin, uint64_t end, const Body& body) const {
-    while (begin < end) {
-      const uint64_t group = begin / size;
+    for (uint64_t group = begin / size; begin < end; ++group) {
       const uint64_t stop = std::min(end, (group + 1) * size);
       body(group, begin, stop - begin);
       begin = stop;

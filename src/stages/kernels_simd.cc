@@ -1,4 +1,5 @@
-// Compiles the *-inl.h files once for each SIMD target that the compiler can make.
+// Compiles the *-inl.h files once for each SIMD target that the compiler can make. Only those that
+// other *-inl.h files include have an include guard, which lets them in again for the next target.
 
 #include <algorithm>
 #include <array>

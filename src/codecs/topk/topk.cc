@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <string>
 
 #include "codecs/checks.h"
@@ -11,6 +12,7 @@
 #include "codecs/threshold.h"
 #include "stages/element/bfloat16.h"
 #include "stages/element/float_bits.h"
+#include "stages/element/output.h"
 #include "stages/kernels.h"
 #include "stages/trits/trit.h"
 #include "stages/trits/trit_bits.h"
@@ -166,21 +168,13 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
     const uint8_t* from = bytes.data() + index;
     if (decoding.stores()) std::fill_n(out, n, 0.0f);
     // A stored value has the bits that were sent: adding it to 0 would change -0.0 and some NaNs.
-    const auto put = [&](auto next) {
-      for_each_set_bit(mask, n, [&](uint64_t i) {
-        const float value = next();
-        out[i] = decoding.stores() ? value : out[i] + value;
-      });
-    };
-    if (sends_f32()) {
-      put([value = reinterpret_cast<const float*>(from)]() mutable {
-        return load_unaligned(value++);
-      });
-    } else {
-      put([value = reinterpret_cast<const uint16_t*>(from)]() mutable {
-        return widen_bf16(load_unaligned(value++));
-      });
-    }
+    scalar::with_output(out, decoding.mode, [&](auto to) {
+      const auto put = [&](const auto* value, const auto& widen) {
+        for_each_set_bit(mask, n, [&](uint64_t i) { to.put(widen(load_unaligned(value++)), i); });
+      };
+      if (sends_f32()) return put(reinterpret_cast<const float*>(from), std::identity());
+      put(reinterpret_cast<const uint16_t*>(from), widen_bf16);
+    });
     return true;
   }
 

@@ -1,12 +1,5 @@
 // Sums and quotients of spans, for one SIMD target. Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_ARITHMETIC_ARITHMETIC_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_ARITHMETIC_ARITHMETIC_INL_H_
-#undef GRADWIRE_STAGES_ARITHMETIC_ARITHMETIC_INL_H_
-#else
-#define GRADWIRE_STAGES_ARITHMETIC_ARITHMETIC_INL_H_
-#endif
-
 #include <cmath>
 #include <cstdlib>
 
@@ -68,5 +61,3 @@ void divide(float* x, size_t n, float divisor) {
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

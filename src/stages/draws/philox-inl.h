@@ -1,12 +1,5 @@
 // Random words, for one SIMD target. Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_DRAWS_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_DRAWS_PHILOX_INL_H_
-#undef GRADWIRE_STAGES_DRAWS_PHILOX_INL_H_
-#else
-#define GRADWIRE_STAGES_DRAWS_PHILOX_INL_H_
-#endif
-
 #include <cstring>
 
 #include "hwy/highway.h"
@@ -145,5 +138,3 @@ void draw_words(const DrawStream& draws, uint64_t first, size_t n, uint32_t* wor
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

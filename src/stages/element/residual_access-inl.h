@@ -18,19 +18,22 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
 
-// As stages/element/residual_access.h, for vectors that begin with element i too. fetch_ahead() is
-// that of stages/element/load-inl.h.
+// As stages/element/residual_access.h, for vectors that begin with element i too. fetch_ahead() and
+// fetch_values() are those of stages/element/load-inl.h.
 struct NoResidual : gradwire::NoResidual {
   using gradwire::NoResidual::add;
   using gradwire::NoResidual::set;
   HWY_INLINE NoResidual from(size_t) const { return *this; }
   HWY_INLINE void fetch_ahead(size_t) const {}
+  HWY_INLINE void fetch_values(size_t, size_t) const {}
   template <class D>
   HWY_INLINE hn::Vec<D> add(D, hn::Vec<D> x, size_t) const {
     return x;
   }
   template <class D>
   HWY_INLINE void set(D, hn::Vec<D>, size_t) const {}
+  template <class D>
+  HWY_INLINE void set(D, hn::Vec<D>, hn::Vec<D>, size_t) const {}
 };
 
 template <class D>
@@ -53,6 +56,17 @@ HWY_INLINE void store_residual(D d, hn::Vec<D> left, uint16_t* r) {
   store_narrowed(d, left, r);
 }
 
+template <class D>
+HWY_INLINE void store_residual(D d, hn::Vec<D> first, hn::Vec<D> second, float* r) {
+  hn::StoreU(first, d, r);
+  hn::StoreU(second, d, r + hn::Lanes(d));
+}
+
+template <class D>
+HWY_INLINE void store_residual(D d, hn::Vec<D> first, hn::Vec<D> second, uint16_t* r) {
+  store_narrowed(d, first, second, r);
+}
+
 template <typename T>
 struct ResidualOf : gradwire::ResidualOf<T> {
   using gradwire::ResidualOf<T>::r;
@@ -61,6 +75,9 @@ struct ResidualOf : gradwire::ResidualOf<T> {
   explicit ResidualOf(T* residual) : gradwire::ResidualOf<T>(residual) {}
   HWY_INLINE ResidualOf from(size_t i) const { return ResidualOf(r + i); }
   HWY_INLINE void fetch_ahead(size_t i) const { HWY_NAMESPACE::fetch_ahead(r + i); }
+  HWY_INLINE void fetch_values(size_t distance, size_t n) const {
+    HWY_NAMESPACE::fetch_values(r, distance, n);
+  }
   template <class D>
   HWY_INLINE hn::Vec<D> add(D d, hn::Vec<D> x, size_t i) const {
     return hn::Add(x, load_residual(d, r + i));
@@ -68,6 +85,11 @@ struct ResidualOf : gradwire::ResidualOf<T> {
   template <class D>
   HWY_INLINE void set(D d, hn::Vec<D> left, size_t i) const {
     store_residual(d, left, r + i);
+  }
+  // Two vectors, which begin with element i.
+  template <class D>
+  HWY_INLINE void set(D d, hn::Vec<D> first, hn::Vec<D> second, size_t i) const {
+    store_residual(d, first, second, r + i);
   }
 };
 

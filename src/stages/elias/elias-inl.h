@@ -1,12 +1,5 @@
 // Elias coding of levels by tables, for one SIMD target. Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_ELIAS_ELIAS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_ELIAS_ELIAS_INL_H_
-#undef GRADWIRE_STAGES_ELIAS_ELIAS_INL_H_
-#else
-#define GRADWIRE_STAGES_ELIAS_ELIAS_INL_H_
-#endif
-
 #include <cstring>
 
 #include "hwy/highway.h"
@@ -212,5 +205,3 @@ bool decode_dense_levels(const uint8_t* coded, size_t size, size_t n, int32_t s,
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

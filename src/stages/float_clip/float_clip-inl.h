@@ -5,13 +5,6 @@
 // or all (32 bits). So packing a burst moves the kept bytes together, and unpacking moves them
 // back.
 
-#if defined(GRADWIRE_STAGES_FLOAT_CLIP_FLOAT_CLIP_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_FLOAT_CLIP_FLOAT_CLIP_INL_H_
-#undef GRADWIRE_STAGES_FLOAT_CLIP_FLOAT_CLIP_INL_H_
-#else
-#define GRADWIRE_STAGES_FLOAT_CLIP_FLOAT_CLIP_INL_H_
-#endif
-
 #include "hwy/highway.h"
 
 #include "stages/element/float_bits.h"
@@ -306,5 +299,3 @@ bool float_clip_decode(const uint8_t* bursts, size_t size, size_t n, float* out,
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

@@ -4,13 +4,6 @@
 // and differ in the NaNs that they make. Only where x86 has an instruction that narrows is it used:
 // there, NaNs alone need care.
 
-#if defined(GRADWIRE_STAGES_HALF_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_HALF_INL_H_
-#undef GRADWIRE_STAGES_HALF_INL_H_
-#else
-#define GRADWIRE_STAGES_HALF_INL_H_
-#endif
-
 #include "hwy/highway.h"
 
 #include "stages/element/bfloat16.h"
@@ -25,8 +18,8 @@ namespace {
 
 struct Bfloat16 {
   template <class D>
-  static HWY_INLINE void store(D d, hn::Vec<D> v, uint16_t* to) {
-    store_narrowed(d, v, to);
+  static HWY_INLINE void store(D d, hn::Vec<D> first, hn::Vec<D> second, uint16_t* to) {
+    store_narrowed(d, first, second, to);
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint16_t* from) {
@@ -41,13 +34,9 @@ struct Bfloat16 {
 // narrow_f16 of each lane, stored.
 template <class D>
 HWY_INLINE void store_narrowed_f16(D d, hn::Vec<D> v, uint16_t* to) {
-  const hn::RebindToUnsigned<D> d32;
   const hn::Rebind<hwy::float16_t, D> d16;
   // The instruction keeps the upper bits of a NaN's fraction: those of 0x7e00.
-  const auto sign = hn::And(hn::BitCast(d32, v), hn::Set(d32, 0x80000000u));
-  const auto nan = hn::BitCast(d, hn::Or(sign, hn::Set(d32, 0x7fc00000u)));
-  hn::StoreU(hn::DemoteTo(d16, hn::IfThenElse(hn::IsNaN(v), nan, v)), d16,
-             reinterpret_cast<hwy::float16_t*>(to));
+  hn::StoreU(hn::DemoteTo(d16, replace_nans(d, v)), d16, reinterpret_cast<hwy::float16_t*>(to));
 }
 
 #else
@@ -97,8 +86,9 @@ HWY_INLINE hn::Vec<D> load_widened_f16(D d, const uint16_t* from) {
 
 struct Float16 {
   template <class D>
-  static HWY_INLINE void store(D d, hn::Vec<D> v, uint16_t* to) {
-    store_narrowed_f16(d, v, to);
+  static HWY_INLINE void store(D d, hn::Vec<D> first, hn::Vec<D> second, uint16_t* to) {
+    store_narrowed_f16(d, first, to);
+    store_narrowed_f16(d, second, to + hn::Lanes(d));
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint16_t* from) {
@@ -114,7 +104,9 @@ HWY_INLINE void narrow_to(const float* x, size_t n, uint16_t* out) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
-  for (; i + lanes <= n; i += lanes) Half::store(d, hn::LoadU(d, x + i), out + i);
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    Half::store(d, hn::LoadU(d, x + i), hn::LoadU(d, x + i + lanes), out + i);
+  }
   for (; i < n; ++i) store_unaligned(out + i, Half::narrow(x[i]));
 }
 
@@ -144,5 +136,3 @@ void widen_f16(const uint16_t* x, size_t n, float* out, DecodeMode mode) {
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

@@ -1,12 +1,5 @@
 // 255 levels, for one SIMD target. Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_INT8_INT8_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_INT8_INT8_INL_H_
-#undef GRADWIRE_STAGES_INT8_INT8_INL_H_
-#else
-#define GRADWIRE_STAGES_INT8_INT8_INL_H_
-#endif
-
 #include "hwy/highway.h"
 
 #include "stages/element/load-inl.h"
@@ -75,5 +68,3 @@ bool dequantize_int8(const int8_t* q, size_t n, float unit, float* out, DecodeMo
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

@@ -1,13 +1,6 @@
 // Stochastic quantization to levels, their packing and their values, for one SIMD target.
 // Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_LEVELS_LEVELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_LEVELS_LEVELS_INL_H_
-#undef GRADWIRE_STAGES_LEVELS_LEVELS_INL_H_
-#else
-#define GRADWIRE_STAGES_LEVELS_LEVELS_INL_H_
-#endif
-
 #include <cstring>
 
 #include "hwy/highway.h"
@@ -237,5 +230,3 @@ bool unpack_levels(const uint8_t* packed, size_t n, int32_t s, int8_t* levels) {
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

@@ -1,12 +1,5 @@
 // Largest magnitude, for one SIMD target. Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_MAGNITUDE_ABSMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_MAGNITUDE_ABSMAX_INL_H_
-#undef GRADWIRE_STAGES_MAGNITUDE_ABSMAX_INL_H_
-#else
-#define GRADWIRE_STAGES_MAGNITUDE_ABSMAX_INL_H_
-#endif
-
 #include "hwy/highway.h"
 
 #include "stages/element/float_bits.h"
@@ -63,5 +56,3 @@ uint32_t absmax(const float* x, ResidualValues r, size_t n) {
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

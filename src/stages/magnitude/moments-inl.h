@@ -1,12 +1,5 @@
 // Sums in a fixed order, for one SIMD target. Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_MAGNITUDE_MOMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_MAGNITUDE_MOMENTS_INL_H_
-#undef GRADWIRE_STAGES_MAGNITUDE_MOMENTS_INL_H_
-#else
-#define GRADWIRE_STAGES_MAGNITUDE_MOMENTS_INL_H_
-#endif
-
 #include "hwy/highway.h"
 
 #include "stages/element/load-inl.h"
@@ -82,5 +75,3 @@ Moments moments(const float* x, size_t n) {
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

@@ -4,13 +4,6 @@
 // Vectors find the best k. The rest is a chain from code to code through a 64-bit buffer, in scalar
 // instructions; the target's shifts and bit counts make them faster.
 
-#if defined(GRADWIRE_STAGES_RICE_RICE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_RICE_RICE_INL_H_
-#undef GRADWIRE_STAGES_RICE_RICE_INL_H_
-#else
-#define GRADWIRE_STAGES_RICE_RICE_INL_H_
-#endif
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -360,5 +353,3 @@ bool rice_unpack(const uint8_t* bytes, size_t size, size_t n, float m, float* ou
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

@@ -1,13 +1,6 @@
 // Signs and the sums of the values of either sign, for one SIMD target. Contracts:
 // stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_SIGNS_SIGNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_SIGNS_SIGNS_INL_H_
-#undef GRADWIRE_STAGES_SIGNS_SIGNS_INL_H_
-#else
-#define GRADWIRE_STAGES_SIGNS_SIGNS_INL_H_
-#endif
-
 #include "hwy/highway.h"
 
 #include "stages/element/load-inl.h"
@@ -134,5 +127,3 @@ bool unpack_signs(const uint8_t* bits, size_t n, SignMeans means, float* out, De
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

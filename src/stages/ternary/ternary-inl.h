@@ -20,6 +20,7 @@
 #include "stages/trits/trit.h"
 #include "stages/trits/trit_bits.h"
 #include "stages/trits/two_bits.h"
+#include "stages/zero_run/zero_run.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
@@ -63,6 +64,8 @@ struct WeightTable {
 };
 inline constexpr WeightTable kWeightTable;
 
+using BlockTag = PackedTag;
+
 // The 64 packed bytes of a block.
 HWY_INLINE PackedVec packed_vector(const uint8_t* positive, const uint8_t* negative, size_t) {
   const __m512i table = _mm512_load_si512(kWeightTable.of);
@@ -73,39 +76,56 @@ HWY_INLINE PackedVec packed_vector(const uint8_t* positive, const uint8_t* negat
 
 #else
 
-// weights() of 16 fives of bits that begin at byte `bits`.
-template <class D8>
-HWY_INLINE hn::Vec<D8> weights_of_bits(D8 d8, const uint8_t* bits) {
-  const hn::RepartitionToWide<D8> d16;
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+using BlockTag = hn::FixedTag<uint8_t, 32>;
+
+// The bytes that hold 16 fives of bits, in each half of the vector.
+HWY_INLINE hn::Vec<BlockTag> load_fives(BlockTag d8, const uint8_t* bits) {
+  const hn::Half<BlockTag> half;
+  return hn::Combine(d8, hn::LoadU(half, bits + 10), hn::LoadU(half, bits));
+}
+#else
+using BlockTag = PackedTag;
+
+HWY_INLINE hn::Vec<BlockTag> load_fives(BlockTag d8, const uint8_t* bits) {
+  return hn::LoadU(d8, bits);
+}
+#endif
+
+// weights() of the fives of bits that begin at byte `bits`.
+HWY_INLINE hn::Vec<BlockTag> weights_of_bits(const uint8_t* bits) {
+  const BlockTag d8;
+  const hn::RepartitionToWide<BlockTag> d16;
   // Each 16-bit lane gets the two bytes that hold its two fives. These begin at bit 0, 2, 4 or 6; a
   // product moves them to bit 6.
   alignas(16) static constexpr uint8_t kPairs[16] = {0, 1, 1, 2, 2, 3, 3, 4,
                                                      5, 6, 6, 7, 7, 8, 8, 9};
   alignas(16) static constexpr uint16_t kMoves[8] = {64, 16, 4, 1, 64, 16, 4, 1};
-  const auto pairs = hn::TableLookupBytes(hn::LoadU(d8, bits), hn::Load(d8, kPairs));
-  const auto moved = hn::Mul(hn::BitCast(d16, pairs), hn::Load(d16, kMoves));
+  const auto pairs = hn::TableLookupBytes(load_fives(d8, bits), hn::LoadDup128(d8, kPairs));
+  const auto moved = hn::Mul(hn::BitCast(d16, pairs), hn::LoadDup128(d16, kMoves));
   const auto lower = hn::And(hn::ShiftRight<6>(moved), hn::Set(d16, 0x001f));
   const auto upper = hn::And(hn::ShiftRight<3>(moved), hn::Set(d16, 0x1f00));
   const auto groups = hn::Or(lower, upper);
   const auto places0to3 = hn::BitCast(d8, hn::And(groups, hn::Set(d16, 0x0f0f)));
   const auto place4 = hn::And(hn::ShiftRight<4>(groups), hn::Set(d16, 0x0101));
-  return hn::Add(hn::TableLookupBytes(hn::Load(d8, kWeights), places0to3), hn::BitCast(d8, place4));
+  return hn::Add(hn::TableLookupBytes(hn::LoadDup128(d8, kWeights), places0to3),
+                 hn::BitCast(d8, place4));
 }
 
-// Bytes i to i + 15 of the 64 packed bytes of a block.
-HWY_INLINE PackedVec packed_vector(const uint8_t* positive, const uint8_t* negative, size_t i) {
-  const PackedTag d8;
-  const auto plus = weights_of_bits(d8, positive + i / 8 * 5);
-  const auto minus = weights_of_bits(d8, negative + i / 8 * 5);
-  return hn::Sub(hn::Add(hn::Set(d8, kZeroByte), plus), minus);
+// Packed bytes i and following of a block.
+HWY_INLINE hn::Vec<BlockTag> packed_vector(const uint8_t* positive, const uint8_t* negative,
+                                           size_t i) {
+  const auto plus = weights_of_bits(positive + i / 8 * 5);
+  const auto minus = weights_of_bits(negative + i / 8 * 5);
+  return hn::Sub(hn::Add(hn::Set(BlockTag(), kZeroByte), plus), minus);
 }
 
 #endif
 
 // Both bit arrays are readable for 64 bytes, of which 40 count.
 HWY_INLINE void pack_block(const uint8_t* positive, const uint8_t* negative, uint8_t* packed) {
-  for (size_t i = 0; i < kBlockBytes; i += kPackedLanes) {
-    hn::StoreU(packed_vector(positive, negative, i), PackedTag(), packed + i);
+  for (size_t i = 0; i < kBlockBytes; i += hn::MaxLanes(BlockTag())) {
+    hn::StoreU(packed_vector(positive, negative, i), BlockTag(), packed + i);
   }
 }
 
@@ -134,37 +154,46 @@ HWY_INLINE void quantize_64(const float* x, Residual residual, float m, uint8_t*
   const auto high = hn::Set(d, m * 0.5f);
   const auto low = hn::Set(d, -(m * 0.5f));
   const auto step = hn::Set(d, m);
+  hn::Mask<decltype(d)> above0, above1, below0, below1;
   const auto quantize = [&](size_t i, auto& above, auto& below) HWY_ATTR {
     const auto b = residual.add(d, hn::LoadU(d, x + i), i);
     above = hn::Gt(b, high);
     below = hn::Lt(b, low);
-    residual.set(d, subtract_trits(d, b, above, below, step), i);
+    return subtract_trits(d, b, above, below, step);
   };
-  hn::Mask<decltype(d)> above, below;
-  if (lanes >= 8) {
-    HWY_UNROLL(8)
-    for (size_t i = 0; i < 64; i += lanes) {
-      quantize(i, above, below);
-      hn::StoreMaskBits(d, above, positive + i / 8);
-      hn::StoreMaskBits(d, below, negative + i / 8);
-    }
-  } else {
-    hn::Mask<decltype(d)> above4, below4;
-    HWY_UNROLL(8)
-    for (size_t i = 0; i < 64; i += 8) {
-      quantize(i, above, below);
-      quantize(i + 4, above4, below4);
-      positive[i / 8] = static_cast<uint8_t>(bits_of_mask(d, above) | bits_of_mask(d, above4) << 4);
-      negative[i / 8] = static_cast<uint8_t>(bits_of_mask(d, below) | bits_of_mask(d, below4) << 4);
+  HWY_UNROLL(8)
+  for (size_t i = 0; i < 64; i += 2 * lanes) {
+    const auto left0 = quantize(i, above0, below0);
+    const auto left1 = quantize(i + lanes, above1, below1);
+    residual.set(d, left0, left1, i);
+    if (lanes >= 8) {
+      hn::StoreMaskBits(d, above0, positive + i / 8);
+      hn::StoreMaskBits(d, above1, positive + (i + lanes) / 8);
+      hn::StoreMaskBits(d, below0, negative + i / 8);
+      hn::StoreMaskBits(d, below1, negative + (i + lanes) / 8);
+    } else {
+      positive[i / 8] =
+          static_cast<uint8_t>(bits_of_mask(d, above0) | bits_of_mask(d, above1) << 4);
+      negative[i / 8] =
+          static_cast<uint8_t>(bits_of_mask(d, below0) | bits_of_mask(d, below1) << 4);
     }
   }
 }
 
+// The same for n values. The bits of absent values in the last 64 are not set.
 template <class Residual>
-HWY_INLINE void quantize_block(const float* x, Residual residual, float m, SignBits& bits) {
-  for (size_t i = 0; i < kBlockValues; i += 64) {
-    quantize_64(x + i, residual.from(i), m, bits.positive + i / 8, bits.negative + i / 8);
+HWY_INLINE void quantize_values(const float* x, Residual residual, size_t n, float m,
+                                uint8_t* positive, uint8_t* negative) {
+  const size_t whole = n / kWordBits * kWordBits;
+  for (size_t i = 0; i < whole; i += kWordBits) {
+    quantize_64(x + i, residual.from(i), m, positive + i / 8, negative + i / 8);
   }
+  if (whole == n) return;
+  on_padded_copy<kWordBits>(x + whole, residual.from(whole), n - whole,
+                            [=](const float* copied_x, auto copied_r) HWY_ATTR {
+                              quantize_64(copied_x, copied_r, m, positive + whole / 8,
+                                          negative + whole / 8);
+                            });
 }
 
 // Calls take(block, bits) for each block of 320 values, in order, but only when the next block has
@@ -174,8 +203,9 @@ HWY_INLINE void ternary_blocks(const float* x, Residual residual, size_t blocks,
                                Take take) {
   SignBits bits[2];
   for (size_t block = 0; block < blocks; ++block) {
-    quantize_block(x + block * kBlockValues, residual.from(block * kBlockValues), m,
-                   bits[block & 1]);
+    const size_t at = block * kBlockValues;
+    SignBits& next = bits[block & 1];
+    quantize_values(x + at, residual.from(at), kBlockValues, m, next.positive, next.negative);
     if (block != 0) take(block - 1, bits[~block & 1]);
   }
   if (blocks != 0) take(blocks - 1, bits[~blocks & 1]);
@@ -205,18 +235,23 @@ void pack_trits(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* 
 template <class Residual>
 HWY_INLINE void ternary_last_block(const float* x, Residual residual, size_t n, float m,
                                    uint8_t* packed) {
-  SignBits bits;
-  on_padded_copy<kBlockValues>(x, residual, n, [&](const float* copied_x, auto copied_r) HWY_ATTR {
-    quantize_block(copied_x, copied_r, m, bits);
-  });
+  SignBits bits = {};
+  quantize_values(x, residual, n, m, bits.positive, bits.negative);
   pack_sign_bits(bits, packed);
 }
+
+// Groups of values are measured and then packed, chunk by chunk. While a chunk is packed, which
+// reads from cache, the next one comes from memory.
+constexpr size_t kNextChunk = kMaxRunInput * kTritsPerByte;
 
 void ternary_pack(const float* x, ResidualValues r, size_t n, float m, uint8_t* packed) {
   with_residual(r, [=](auto residual) HWY_ATTR {
     const size_t blocks = n / kBlockValues;
     const size_t done = blocks * kBlockValues;
     ternary_blocks(x, residual, blocks, m, [=](size_t block, const SignBits& bits) HWY_ATTR {
+      const size_t at = block * kBlockValues;
+      fetch_values(x + at, kNextChunk, kBlockValues);
+      residual.from(at).fetch_values(kNextChunk, kBlockValues);
       pack_sign_bits(bits, packed + block * kBlockBytes);
     });
     if (done == n) return;
@@ -229,19 +264,8 @@ void ternary_pack(const float* x, ResidualValues r, size_t n, float m, uint8_t* 
 void trit_bits(const float* x, ResidualValues r, size_t n, float m, uint64_t* plus,
                uint64_t* minus) {
   with_residual(r, [=](auto residual) HWY_ATTR {
-    const auto quantize = [=](const float* from, auto rest, size_t word) HWY_ATTR {
-      quantize_64(from, rest, m, reinterpret_cast<uint8_t*>(plus + word),
-                  reinterpret_cast<uint8_t*>(minus + word));
-    };
-    const size_t whole = n / kWordBits;
-    const size_t done = whole * kWordBits;
-    for (size_t word = 0; word < whole; ++word) {
-      quantize(x + word * kWordBits, residual.from(word * kWordBits), word);
-    }
-    if (done == n) return;
-    on_padded_copy<kWordBits>(x + done, residual.from(done), n - done,
-                              [=](const float* copied_x, auto copied_r)
-                                  HWY_ATTR { quantize(copied_x, copied_r, whole); });
+    quantize_values(x, residual, n, m, reinterpret_cast<uint8_t*>(plus),
+                    reinterpret_cast<uint8_t*>(minus));
   });
 }
 

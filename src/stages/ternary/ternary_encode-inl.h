@@ -1,13 +1,6 @@
 // Ternary quantization, packing and zero-run coding in one pass, for one SIMD target. Contracts:
 // stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_TERNARY_TERNARY_ENCODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_TERNARY_TERNARY_ENCODE_INL_H_
-#undef GRADWIRE_STAGES_TERNARY_TERNARY_ENCODE_INL_H_
-#else
-#define GRADWIRE_STAGES_TERNARY_TERNARY_ENCODE_INL_H_
-#endif
-
 #include "hwy/highway.h"
 
 #include "stages/element/load-inl.h"
@@ -58,5 +51,3 @@ size_t ternary_encode(const float* x, ResidualValues r, size_t n, float m, uint8
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

@@ -1,12 +1,5 @@
 // Drawn trits, for one SIMD target. Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_TERNARY_TRIT_DRAWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_TERNARY_TRIT_DRAWS_INL_H_
-#undef GRADWIRE_STAGES_TERNARY_TRIT_DRAWS_INL_H_
-#else
-#define GRADWIRE_STAGES_TERNARY_TRIT_DRAWS_INL_H_
-#endif
-
 #include <cstring>
 
 #include "hwy/highway.h"
@@ -98,5 +91,3 @@ void draw_trits(const float* b, size_t n, TritDraw draw, const uint32_t* words, 
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

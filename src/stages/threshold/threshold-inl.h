@@ -1,12 +1,5 @@
 // Values that reach a threshold, for one SIMD target. Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_THRESHOLD_THRESHOLD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_THRESHOLD_THRESHOLD_INL_H_
-#undef GRADWIRE_STAGES_THRESHOLD_THRESHOLD_INL_H_
-#else
-#define GRADWIRE_STAGES_THRESHOLD_THRESHOLD_INL_H_
-#endif
-
 #include "hwy/highway.h"
 
 #include "stages/element/load-inl.h"
@@ -67,5 +60,3 @@ size_t compress(const float* x, const uint64_t* mask, size_t n, float* out) {
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

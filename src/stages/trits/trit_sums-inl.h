@@ -1,12 +1,5 @@
 // Trits added to integers, for one SIMD target. Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_TRITS_TRIT_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_TRITS_TRIT_SUMS_INL_H_
-#undef GRADWIRE_STAGES_TRITS_TRIT_SUMS_INL_H_
-#else
-#define GRADWIRE_STAGES_TRITS_TRIT_SUMS_INL_H_
-#endif
-
 #include <algorithm>
 #include <cstring>
 
@@ -143,5 +136,3 @@ bool add_two_bits(const uint8_t* packed, size_t n, int8_t* sums) {
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif

@@ -1,12 +1,5 @@
 // Two bits a trit, for one SIMD target. Contracts: stages/kernels.def.
 
-#if defined(GRADWIRE_STAGES_TRITS_TWO_BITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef GRADWIRE_STAGES_TRITS_TWO_BITS_INL_H_
-#undef GRADWIRE_STAGES_TRITS_TWO_BITS_INL_H_
-#else
-#define GRADWIRE_STAGES_TRITS_TWO_BITS_INL_H_
-#endif
-
 #include <cstring>
 
 #include "hwy/highway.h"
@@ -91,5 +84,3 @@ bool unpack_two_bits(const uint8_t* packed, size_t n, float m, float* out, Decod
 }  // namespace
 }  // namespace gradwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-
-#endif
