@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "stages/kernel_tables.h"
 
@@ -16,6 +17,15 @@
 // clang-format off
 #include "hwy/highway.h"
 // clang-format on
+
+#ifndef GRADWIRE_STAGES_KERNELS_SIMD_
+#define GRADWIRE_STAGES_KERNELS_SIMD_
+namespace gradwire {
+// The table of a target of Highway; nullptr: not in this build.
+template <int64_t kTarget>
+inline constexpr const Kernels* kTableOf = nullptr;
+}  // namespace gradwire
+#endif
 
 // Highway's fall-backs without vectors are left out: stages/kernels_scalar.cc takes their place.
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
@@ -68,6 +78,10 @@ extern constexpr Kernels kTable = {
 };
 
 }  // namespace HWY_NAMESPACE
+
+template <>
+inline constexpr const Kernels* kTableOf<HWY_TARGET> = &HWY_NAMESPACE::kTable;
+
 }  // namespace gradwire
 HWY_AFTER_NAMESPACE();
 
@@ -79,58 +93,14 @@ namespace gradwire {
 
 void append_simd_kernels(std::vector<const Kernels*>& tables) {
   const int64_t supported = hwy::SupportedTargets();
-  const auto append = [&](int64_t target, const Kernels& table) {
-    if ((supported & target) != 0) tables.push_back(&table);
-  };
-  // Best first. A target unknown to this version of Highway counts as 0 here.
-#if HWY_TARGETS & HWY_AVX10_2
-  append(HWY_AVX10_2, N_AVX10_2::kTable);
-#endif
-#if HWY_TARGETS & HWY_AVX3_SPR
-  append(HWY_AVX3_SPR, N_AVX3_SPR::kTable);
-#endif
-#if HWY_TARGETS & HWY_AVX3_ZEN4
-  append(HWY_AVX3_ZEN4, N_AVX3_ZEN4::kTable);
-#endif
-#if HWY_TARGETS & HWY_AVX3_DL
-  append(HWY_AVX3_DL, N_AVX3_DL::kTable);
-#endif
-#if HWY_TARGETS & HWY_AVX3
-  append(HWY_AVX3, N_AVX3::kTable);
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  append(HWY_AVX2, N_AVX2::kTable);
-#endif
-#if HWY_TARGETS & HWY_SSE4
-  append(HWY_SSE4, N_SSE4::kTable);
-#endif
-#if HWY_TARGETS & HWY_SSSE3
-  append(HWY_SSSE3, N_SSSE3::kTable);
-#endif
-#if HWY_TARGETS & HWY_SSE2
-  append(HWY_SSE2, N_SSE2::kTable);
-#endif
-#if HWY_TARGETS & HWY_SVE2_128
-  append(HWY_SVE2_128, N_SVE2_128::kTable);
-#endif
-#if HWY_TARGETS & HWY_SVE_256
-  append(HWY_SVE_256, N_SVE_256::kTable);
-#endif
-#if HWY_TARGETS & HWY_SVE2
-  append(HWY_SVE2, N_SVE2::kTable);
-#endif
-#if HWY_TARGETS & HWY_SVE
-  append(HWY_SVE, N_SVE::kTable);
-#endif
-#if HWY_TARGETS & HWY_NEON_BF16
-  append(HWY_NEON_BF16, N_NEON_BF16::kTable);
-#endif
-#if HWY_TARGETS & HWY_NEON
-  append(HWY_NEON, N_NEON::kTable);
-#endif
-#if HWY_TARGETS & HWY_NEON_WITHOUT_AES
-  append(HWY_NEON_WITHOUT_AES, N_NEON_WITHOUT_AES::kTable);
-#endif
+  // Highway gives a better target a lower bit.
+  [&]<size_t... kBit>(std::index_sequence<kBit...>) {
+    for (const Kernels* table :
+         {(supported >> kBit & 1) != 0 ? kTableOf<1LL << kBit> : nullptr...}) {
+      if (table != nullptr) tables.push_back(table);
+    }
+  }
+  (std::make_index_sequence<63>());
 }
 
 }  // namespace gradwire
