@@ -14,17 +14,16 @@ source scripts/progress.sh
 stages=(
   "setup     system packages, Python packages, gradwire itself (scripts/setup.sh)"
   "includes  the layers' arrows point one way"
-  "gcc       build with g++, warnings are errors; ctest"
+  "gcc       build with g++ as users get it, warnings are errors; ctest"
   "lint      formatters and linters (scripts/lint.sh)"
-  "clang     build with clang++, warnings are errors, fuzzers too; ctest"
-  "asan      AddressSanitizer and UndefinedBehaviorSanitizer; ctest"
+  "asan      build with clang++, AddressSanitizer and UndefinedBehaviorSanitizer, warnings are errors, fuzzers too; ctest"
   "cuda      build with nvcc for sm_90; cuda_test, for which a GPU is needed; install"
   "install   cmake --install of what gcc built, shared and static; the examples against it"
   "wheel     the built package alone, in an environment without PyTorch"
   "pytest    the Python tests"
 )
 on_request=(
-  "release   build as users get it; ctest"
+  "clang     build with clang++ without sanitizers, warnings are errors; ctest"
   "tsan      ThreadSanitizer; ctest"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
 )
@@ -37,12 +36,13 @@ build_and_ctest() {
   ctest --preset "$1" -j "$(nproc)"
 }
 
-stage_setup() { scripts/setup.sh; }
+# With -Werror, as in the stage gcc, so that ccache has what both compile.
+stage_setup() { SKBUILD_CMAKE_DEFINE=GRADWIRE_WERROR=ON scripts/setup.sh; }
 stage_includes() { scripts/check_includes.py; }
 stage_gcc() { build_and_ctest gcc; }
 stage_lint() { scripts/lint.sh; }
-stage_clang() { build_and_ctest clang; }
 stage_asan() { build_and_ctest asan; }
+stage_clang() { build_and_ctest clang; }
 stage_cuda() { build_cuda 90-real; }
 stage_cuda_all() { build_cuda '80-real;90-real;100'; }
 # A line that begins with `note:` is shown in the terminal too.
@@ -64,7 +64,6 @@ build_cuda() {
   scripts/check_install_cuda.sh
 }
 stage_install() { scripts/check_install.sh; }
-stage_release() { build_and_ctest release; }
 stage_tsan() { build_and_ctest tsan; }
 stage_pytest() {
   scripts/setup.sh # the module must be built from the present sources

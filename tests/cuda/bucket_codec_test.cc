@@ -113,7 +113,7 @@ void compare(const std::string& text, Bucket bucket) {
 class BucketCodecTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(BucketCodecTest, GivesTheCpusBytes) {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GRADWIRE_ADDRESS_SANITIZER
   // It watches the bounds, and takes its time.
   Bucket bucket({1, 4, 33, 319, 0, 41003, 2});
   const std::vector<float> powers = {8.0f};

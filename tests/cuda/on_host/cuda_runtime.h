@@ -16,7 +16,6 @@
 #include <cstring>
 #include <functional>
 #include <new>
-#include <source_location>
 #include <utility>
 
 #define __global__
@@ -25,7 +24,7 @@
 #define __forceinline__ inline
 // Each running block has a system thread, so thread_local memory is the block's own.
 // AddressSanitizer watches the bounds of static arrays only, so with it one block runs at a time.
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GRADWIRE_ADDRESS_SANITIZER
 #define __shared__ static
 #else
 #define __shared__ static thread_local
@@ -52,8 +51,15 @@ struct Place {
 // The place of the thread that runs.
 const Place& place();
 
-// Where in the code a thread waits for the others, which must wait at the same place.
-using Site = std::source_location;
+// Where in the code a thread waits for the others, which must wait at the same place. (clang++ 14
+// has no std::source_location.)
+struct Site {
+  const char* file;
+  int line;
+  static constexpr Site current(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
+};
 
 // Waits for all threads of the block.
 void block_barrier(const Site& site);
@@ -97,25 +103,25 @@ inline unsigned lane() { return place().thread.x % 32; }
 #define blockDim (gradwire::on_host::place().block_size)
 #define gridDim (gradwire::on_host::place().blocks)
 
-inline void __syncthreads(const std::source_location& site = std::source_location::current()) {
+inline void __syncthreads(gradwire::on_host::Site site = gradwire::on_host::Site::current()) {
   gradwire::on_host::block_barrier(site);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu,
-                       const std::source_location& site = std::source_location::current()) {
+                       gradwire::on_host::Site site = gradwire::on_host::Site::current()) {
   gradwire::on_host::exchange(0, mask, site);
 }
 inline void __threadfence() {}
 
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int from,
-              const std::source_location& site = std::source_location::current()) {
+              gradwire::on_host::Site site = gradwire::on_host::Site::current()) {
   using namespace gradwire::on_host;
   return from_word<T>(exchange(to_word(value), mask, site)[from & 31]);
 }
 
 template <typename T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta,
-                 const std::source_location& site = std::source_location::current()) {
+                 gradwire::on_host::Site site = gradwire::on_host::Site::current()) {
   using namespace gradwire::on_host;
   const uint64_t* all = exchange(to_word(value), mask, site);
   return lane() < delta ? value : from_word<T>(all[lane() - delta]);
@@ -123,7 +129,7 @@ T __shfl_up_sync(unsigned mask, T value, unsigned delta,
 
 template <typename T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta,
-                   const std::source_location& site = std::source_location::current()) {
+                   gradwire::on_host::Site site = gradwire::on_host::Site::current()) {
   using namespace gradwire::on_host;
   const uint64_t* all = exchange(to_word(value), mask, site);
   return lane() + delta > 31 ? value : from_word<T>(all[lane() + delta]);
@@ -131,14 +137,14 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta,
 
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int of_lane,
-                  const std::source_location& site = std::source_location::current()) {
+                  gradwire::on_host::Site site = gradwire::on_host::Site::current()) {
   using namespace gradwire::on_host;
   return from_word<T>(
       exchange(to_word(value), mask, site)[lane() ^ static_cast<unsigned>(of_lane)]);
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate,
-                              const std::source_location& site = std::source_location::current()) {
+                              gradwire::on_host::Site site = gradwire::on_host::Site::current()) {
   const uint64_t* all = gradwire::on_host::exchange(predicate != 0, mask, site);
   unsigned bits = 0;
   for (unsigned i = 0; i < 32; ++i) bits |= static_cast<unsigned>(all[i]) << i;
@@ -147,7 +153,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate,
 
 inline unsigned __reduce_add_sync(
     unsigned mask, unsigned value,
-    const std::source_location& site = std::source_location::current()) {
+    gradwire::on_host::Site site = gradwire::on_host::Site::current()) {
   const uint64_t* all = gradwire::on_host::exchange(value, mask, site);
   unsigned sum = 0;
   for (unsigned i = 0; i < 32; ++i) sum += static_cast<unsigned>(all[i]);
@@ -156,7 +162,7 @@ inline unsigned __reduce_add_sync(
 
 inline unsigned __reduce_max_sync(
     unsigned mask, unsigned value,
-    const std::source_location& site = std::source_location::current()) {
+    gradwire::on_host::Site site = gradwire::on_host::Site::current()) {
   const uint64_t* all = gradwire::on_host::exchange(value, mask, site);
   unsigned largest = 0;
   for (unsigned i = 0; i < 32; ++i) {

@@ -41,7 +41,7 @@ TEST(Emulator, BlocksFindTheirPlacesTogether) {
     for (uint64_t i = 0; i < kBlocks; ++i) EXPECT_EQ(begins[i], i * (i + 1) / 2);
     EXPECT_FALSE(std::is_sorted(begun.begin(), begun.end()));
   }
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GRADWIRE_ADDRESS_SANITIZER
   EXPECT_EQ(on_host::waits(), waits);  // one at a time
 #else
   EXPECT_GT(on_host::waits(), waits);
@@ -60,7 +60,7 @@ TEST_F(EmulatorDeathTest, ABlockWaitsForOneThatHasNotBegun) {
                "wait for one that has not begun");
 }
 
-#ifndef __SANITIZE_ADDRESS__
+#ifndef GRADWIRE_ADDRESS_SANITIZER
 TEST(Emulator, SharedMemoryHoldsAnything) {
   uint32_t zeros = 0;
   run(2, [&] {

@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kStackBytes = 64 * 1024;
 constexpr unsigned kLanes = 32;
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GRADWIRE_ADDRESS_SANITIZER
 constexpr unsigned kBlocksAtOnce = 1;
 #else
 constexpr unsigned kBlocksAtOnce = 3;
@@ -39,7 +39,7 @@ struct Continuation {
 
 // Continues at `to`, until something continues at `from`.
 void go(Continuation& from, Continuation& to) {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GRADWIRE_ADDRESS_SANITIZER
   swapcontext(&from.context, &to.context);
 #else
   // As swapcontext, without its system calls.
@@ -70,7 +70,7 @@ struct Warp {
   std::abort();
 }
 
-bool same(const Site& a, const Site& b) { return a.line() == b.line() && a.column() == b.column(); }
+bool same(const Site& a, const Site& b) { return a.line == b.line; }
 
 struct Launch {
   dim3 blocks;
@@ -283,7 +283,7 @@ void Block::enter() {
   own_block->yield();
 }
 
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GRADWIRE_ADDRESS_SANITIZER
 void spoil_shared_memory() {}
 #else
 // All thread-local memory of the program, in this thread.
