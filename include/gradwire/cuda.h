@@ -88,6 +88,7 @@ class GRADWIRE_EXPORT BucketCodec {
   BucketCodec& operator=(BucketCodec&&) noexcept;
   ~BucketCodec();
 
+  [[nodiscard]] const Codec& codec() const noexcept { return *codec_; }
   // The segments, for the kernels; the caller copies this to the device once, to an address aligned
   // to 8.
   [[nodiscard]] std::span<const std::byte> table() const noexcept { return table_; }

@@ -1,21 +1,21 @@
-// gradwire._cuda: the codecs on a GPU, for exchanges of gradwire._core, and for callers whose
-// memory is PyTorch's. A module of its own, so that gradwire._core needs nothing of CUDA. The tests
-// build it once more, over kernels that run on the host.
+// gradwire._cuda: the codecs on a GPU, for exchanges of gradwire._core and for a training in one
+// process. A module of its own, so that gradwire._core needs nothing of CUDA. The tests build it
+// once more, over kernels that run on the host.
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "cuda/shards/device_memory.h"
 #include "cuda/shards/device_shard_codec.h"
 #include "errors.h"
 #include "gradwire/cuda.h"
@@ -26,110 +26,108 @@ namespace nb = nanobind;
 namespace gradwire::python {
 namespace {
 
-template <typename T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
+void check(const Status& status) {
+  if (status.ok()) return;
+  const nb::gil_scoped_acquire acquire;
+  raise(status);
 }
+void check(cudaError_t error) { check(cuda::to_status(error)); }
 
-class PyBucketCodec {
+// A compressor for each of several tensors that lie one after the other in an array of float32 in
+// device memory. The payloads never leave the device.
+class DeviceCompressors {
  public:
-  PyBucketCodec(const std::string& codec,
-                const std::vector<std::tuple<uint64_t, uint64_t, uint64_t>>& segments)
-      : codec_(value_or_raise(Codec::parse(codec))), bucket_codec_(create(codec_, segments)) {
-    for (const auto& [offset, n, stream] : segments) lengths_.push_back(n);
-  }
-
-  [[nodiscard]] const cuda::BucketCodec& get() const { return bucket_codec_; }
-
-  [[nodiscard]] nb::bytes table() const {
-    const std::span<const std::byte> table = bucket_codec_.table();
-    return nb::bytes(table.data(), table.size());
-  }
-
-  // (begin, size of the largest) of each payload.
-  [[nodiscard]] std::vector<std::pair<uint64_t, uint64_t>> payload_rooms() const {
-    std::vector<std::pair<uint64_t, uint64_t>> rooms;
-    for (size_t i = 0; i < lengths_.size(); ++i) {
-      rooms.emplace_back(bucket_codec_.payload_offset(i), codec_->max_payload_size(lengths_[i]));
+  // lengths: of the tensors, which begin at value `offset`; the first draws from `draw_stream`.
+  DeviceCompressors(const std::string& codec, const std::vector<uint64_t>& lengths, uint64_t offset,
+                    uint64_t draw_stream, uint64_t seed, int device, uintptr_t stream)
+      : codec_(create(codec, lengths, offset, draw_stream)),
+        residual_type_(codec_.codec().residual_type()),
+        places_(lengths.size()),
+        encoded_(lengths.size()),
+        seed_(seed),
+        device_(device),
+        stream_(reinterpret_cast<cudaStream_t>(stream)) {
+    for (uint64_t n : lengths) offset += n;
+    const uint64_t residual_size =
+        offset * (residual_type_ == ResidualType::kFloat32 ? sizeof(float) : sizeof(uint16_t));
+    check(cudaSetDevice(device_));
+    check(table_dev_.reserve(codec_.table().size()));
+    check(cudaMemcpy(table_dev_.data(), codec_.table().data(), codec_.table().size(),
+                     cudaMemcpyHostToDevice));
+    if (residual_type_ != ResidualType::kNone) {
+      check(residual_dev_.reserve(residual_size));
+      check(cudaMemset(residual_dev_.data(), 0, residual_size));
     }
-    return rooms;
+    check(payloads_dev_.reserve(codec_.payloads_size()));
+    check(encoded_dev_.reserve(lengths.size() * sizeof(cuda::EncodedSegment)));
+    check(places_dev_.reserve(lengths.size() * sizeof(cuda::PayloadPlace)));
+    check(decoded_dev_.reserve(lengths.size() * sizeof(cuda::DecodedSegment)));
+    check(
+        scratch_dev_.reserve(std::max(codec_.encode_scratch_size(), codec_.decode_scratch_size())));
   }
 
-  [[nodiscard]] const char* residual_dtype() const {
-    switch (codec_->residual_type()) {
-      case ResidualType::kFloat32:
-        return "float32";
-      case ResidualType::kBfloat16:
-        return "bfloat16";
-      case ResidualType::kNone:
-        break;
+  std::vector<std::pair<uint64_t, bool>> transmit(uintptr_t x, uint64_t step, uintptr_t sums) {
+    const nb::gil_scoped_release release;
+    // This copy of CUDA's runtime may not know PyTorch's choice.
+    check(cudaSetDevice(device_));
+    check(codec_.encode({.table_dev = table_dev_.data(),
+                         .dtype = Dtype::kFloat32,
+                         .x_dev = reinterpret_cast<const void*>(x),
+                         .residual_type = residual_type_,
+                         .residual_dev = residual_dev_.data(),
+                         .draw = {.seed = seed_, .step = step},
+                         .payloads_dev = payloads_dev_.data(),
+                         .encoded_dev = encoded_dev_.as<cuda::EncodedSegment>(),
+                         .scratch_dev = scratch_dev_.data()},
+                        stream_));
+    check(cudaMemcpyAsync(encoded_.data(), encoded_dev_.data(),
+                          encoded_.size() * sizeof(encoded_[0]), cudaMemcpyDeviceToHost, stream_));
+    check(cudaStreamSynchronize(stream_));
+    std::vector<std::pair<uint64_t, bool>> sent;
+    for (size_t i = 0; i < encoded_.size(); ++i) {
+      places_[i] = {codec_.payload_offset(i), encoded_[i].size};
+      sent.emplace_back(encoded_[i].size, encoded_[i].non_finite == cuda::EncodedSegment::kFinite);
     }
-    return nullptr;
-  }
-
-  void encode(uintptr_t table, uintptr_t x, uintptr_t residual, uint64_t seed, uint64_t step,
-              uintptr_t payloads, uintptr_t encoded, uintptr_t scratch, int device,
-              uintptr_t stream) const {
-    const nb::gil_scoped_release release;
-    select(device);
-    const cuda::EncodeArguments arguments = {.table_dev = at<const std::byte>(table),
-                                             .dtype = Dtype::kFloat32,
-                                             .x_dev = at<const void>(x),
-                                             .residual_type = codec_->residual_type(),
-                                             .residual_dev = at<void>(residual),
-                                             .draw = {.seed = seed, .step = step},
-                                             .payloads_dev = at<std::byte>(payloads),
-                                             .encoded_dev = at<cuda::EncodedSegment>(encoded),
-                                             .scratch_dev = at<std::byte>(scratch)};
-    check(bucket_codec_.encode(arguments, reinterpret_cast<cudaStream_t>(stream)));
-  }
-
-  void decode(uintptr_t table, uintptr_t payloads, uintptr_t places, uint32_t sources,
-              uintptr_t out, bool accumulate, float divisor, uintptr_t decoded, uintptr_t scratch,
-              int device, uintptr_t stream) const {
-    const nb::gil_scoped_release release;
-    select(device);
-    const cuda::DecodeArguments arguments = {
-        .table_dev = at<const std::byte>(table),
-        .payloads_dev = at<const std::byte>(payloads),
-        .places_dev = at<const cuda::PayloadPlace>(places),
-        .sources = sources,
-        .out_dev = at<float>(out),
-        .mode = accumulate ? DecodeMode::kAdd : DecodeMode::kStore,
-        .divisor = divisor,
-        .decoded_dev = at<cuda::DecodedSegment>(decoded),
-        .scratch_dev = at<std::byte>(scratch)};
-    check(bucket_codec_.decode(arguments, reinterpret_cast<cudaStream_t>(stream)));
+    check(cudaMemcpyAsync(places_dev_.data(), places_.data(), places_.size() * sizeof(places_[0]),
+                          cudaMemcpyHostToDevice, stream_));
+    check(codec_.decode({.table_dev = table_dev_.data(),
+                         .payloads_dev = payloads_dev_.data(),
+                         .places_dev = places_dev_.as<cuda::PayloadPlace>(),
+                         .sources = 1,
+                         .out_dev = reinterpret_cast<float*>(sums),
+                         .mode = DecodeMode::kAdd,
+                         .divisor = 1,
+                         .decoded_dev = decoded_dev_.as<cuda::DecodedSegment>(),
+                         .scratch_dev = scratch_dev_.data()},
+                        stream_));
+    return sent;
   }
 
  private:
-  static cuda::BucketCodec create(
-      const std::shared_ptr<const Codec>& codec,
-      const std::vector<std::tuple<uint64_t, uint64_t, uint64_t>>& segments) {
-    std::vector<cuda::BucketSegment> made;
-    for (const auto& [offset, n, stream] : segments) {
-      made.push_back({.offset = offset, .n = n, .stream = stream});
+  static cuda::BucketCodec create(const std::string& codec, const std::vector<uint64_t>& lengths,
+                                  uint64_t offset, uint64_t draw_stream) {
+    std::vector<cuda::BucketSegment> segments;
+    for (uint64_t n : lengths) {
+      segments.push_back({.offset = offset, .n = n, .stream = draw_stream++});
+      offset += n;
     }
-    return value_or_raise(cuda::BucketCodec::create(codec, made));
+    return value_or_raise(cuda::BucketCodec::create(value_or_raise(Codec::parse(codec)), segments));
   }
 
-  // Makes the stream's device current: this copy of CUDA's runtime may not know PyTorch's choice.
-  static void select(int device) {
-    const cudaError_t error = cudaSetDevice(device);
-    if (error == cudaSuccess) return;
-    check({StatusCode::kDeviceError,
-           "device " + std::to_string(device) + ": " + cudaGetErrorString(error)});
-  }
-
-  static void check(const Status& status) {
-    if (status.ok()) return;
-    const nb::gil_scoped_acquire acquire;
-    raise(status);
-  }
-
-  std::shared_ptr<const Codec> codec_;
-  cuda::BucketCodec bucket_codec_;
-  std::vector<uint64_t> lengths_;
+  cuda::BucketCodec codec_;
+  ResidualType residual_type_;
+  std::vector<cuda::PayloadPlace> places_;
+  std::vector<cuda::EncodedSegment> encoded_;
+  uint64_t seed_;
+  int device_;
+  cudaStream_t stream_;
+  cuda::DeviceMemory table_dev_;
+  cuda::DeviceMemory residual_dev_;
+  cuda::DeviceMemory payloads_dev_;
+  cuda::DeviceMemory encoded_dev_;
+  cuda::DeviceMemory places_dev_;
+  cuda::DeviceMemory decoded_dev_;
+  cuda::DeviceMemory scratch_dev_;
 };
 
 }  // namespace
@@ -148,37 +146,17 @@ NB_MODULE(_cuda, module) {
       },
       nb::arg("device"), nb::arg("stream"),
       "For Exchange(shard_codecs=) of buckets on the device, whose work is queued on the stream.");
-  nb::class_<PyBucketCodec>(
-      module, "BucketCodec",
-      "A codec for all segments of a bucket in device memory (gradwire/cuda.h). Addresses are "
-      "those of the device, given as integers; the caller owns all memory and the stream.\n\n"
-      "segments: (offset in the bucket, values, stream of draws).")
-      .def(nb::init<const std::string&,
-                    const std::vector<std::tuple<uint64_t, uint64_t, uint64_t>>&>(),
-           nb::arg("codec"), nb::arg("segments"))
-      .def_prop_ro("table", &PyBucketCodec::table, "To be copied to the device once.")
-      .def_prop_ro("encode_scratch_size",
-                   [](const PyBucketCodec& self) { return self.get().encode_scratch_size(); })
-      .def(
-          "decode_scratch_size",
-          [](const PyBucketCodec& self, uint32_t sources) {
-            return self.get().decode_scratch_size(sources);
-          },
-          nb::arg("sources"))
-      .def_prop_ro("payloads_size",
-                   [](const PyBucketCodec& self) { return self.get().payloads_size(); })
-      .def_prop_ro("payload_rooms", &PyBucketCodec::payload_rooms,
-                   "Where each payload begins, and the size of the largest.")
-      .def_prop_ro("residual_dtype", &PyBucketCodec::residual_dtype,
-                   "What keeps the residual: float32, bfloat16 or None.")
-      .def("encode", &PyBucketCodec::encode, nb::kw_only(), nb::arg("table"), nb::arg("x"),
-           nb::arg("residual"), nb::arg("seed"), nb::arg("step"), nb::arg("payloads"),
-           nb::arg("encoded"), nb::arg("scratch"), nb::arg("device"), nb::arg("stream"),
-           "Queues the kernels. x: float32; encoded: (size, non_finite) u64 a segment.")
-      .def("decode", &PyBucketCodec::decode, nb::kw_only(), nb::arg("table"), nb::arg("payloads"),
-           nb::arg("places"), nb::arg("sources"), nb::arg("out"), nb::arg("accumulate"),
-           nb::arg("divisor"), nb::arg("decoded"), nb::arg("scratch"), nb::arg("device"),
-           nb::arg("stream"),
-           "Queues the kernels. places: (begin, size) u64 for each source and segment; decoded: "
-           "(valid, empty) u32 for each.");
+  nb::class_<DeviceCompressors>(
+      module, "DeviceCompressors",
+      "A compressor for each of several tensors that lie one after the other, from value `offset` "
+      "on, in an array of float32 on the device. The first draws from draw_stream, the next ones "
+      "from the numbers after it. Addresses are those of the device, given as integers.")
+      .def(nb::init<const std::string&, const std::vector<uint64_t>&, uint64_t, uint64_t, uint64_t,
+                    int, uintptr_t>(),
+           nb::kw_only(), nb::arg("codec"), nb::arg("lengths"), nb::arg("offset"),
+           nb::arg("draw_stream"), nb::arg("seed"), nb::arg("device"), nb::arg("stream"))
+      .def("transmit", &DeviceCompressors::transmit, nb::kw_only(), nb::arg("x"), nb::arg("step"),
+           nb::arg("sums"),
+           "Encodes the array at x with the residuals, and adds what decodes to the array at sums. "
+           "Returns (bytes of the payload, whether the values were finite) of each tensor.");
 }

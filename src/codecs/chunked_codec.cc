@@ -42,6 +42,10 @@ void add_to(Measurement& sum, const Measurement& more) {
   for (int i = 0; i < 2; ++i) sum.sums[i] += more.sums[i];
 }
 
+const ChunkedCodec* as_chunked(const Codec& codec) {
+  return dynamic_cast<const ChunkedCodec*>(&codec);
+}
+
 Status ChunkedCodec::check_size(uint64_t n, uint64_t size) const {
   const ChunkedShape shape = this->shape(n);
   return check_chunks_size(info().name, shape.chunks, shape.max_size(), size);

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/endian.h"
+#include "base/private_export.h"
 #include "codecs/chunks.h"
 #include "codecs/groups.h"
 #include "codecs/input.h"
@@ -99,11 +100,10 @@ class ChunkedCodec : public Codec {
   uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
   // By default: the largest size, or 0.
   Status check_size(uint64_t n, uint64_t size) const override;
+  [[nodiscard]] virtual ChunkedShape shape(uint64_t n) const = 0;
 
  protected:
   using Codec::Codec;
-
-  [[nodiscard]] virtual ChunkedShape shape(uint64_t n) const = 0;
 
   // What a group's head is made of, for the n values from `begin` on: by default the largest
   // magnitude.
@@ -139,6 +139,9 @@ class ChunkedCodec : public Codec {
   Status undo(const Encoding& encoding, std::span<const std::byte> payload,
               Execution& execution) const;
 };
+
+// nullptr where the codec is no ChunkedCodec.
+[[nodiscard]] GW_PRIVATE_EXPORT const ChunkedCodec* as_chunked(const Codec& codec);
 
 // Adds what was found in later values.
 void add_to(Measurement& sum, const Measurement& more);

@@ -251,6 +251,7 @@ TEST(DeviceExchange, RefusesSharedScalesByName) {
   const auto made = make_of("terngrad")(layout, 0, codecs_at(kDevice));
   ASSERT_FALSE(made.ok());
   EXPECT_NE(made.status().message().find("exchange terngrad"), std::string::npos);
+  EXPECT_NE(made.status().message().find("take exchange sharded"), std::string::npos);
 }
 
 TEST(DeviceExchange, RefusesCorruptPayloads) {

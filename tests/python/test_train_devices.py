@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from cli_runner import run
-from gradwire.torch.device import device_codec
+from gradwire.torch.device import kernels
 from gradwire.train import devices, report, settings
 from gradwire.train.errors import TrainError
 from gradwire.train.records import Evaluation, RankRecord
@@ -79,7 +79,7 @@ def test_a_gpu_that_is_not_there(two_gpus: None) -> None:
 def test_a_build_without_kernels_trains_plain_ddp_alone(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(device_codec.KERNEL_MODULES, "cuda", "gradwire._cuda_is_not_there")
+    monkeypatch.setitem(kernels.KERNEL_MODULES, "cuda", "gradwire._cuda_is_not_there")
     devices.check_usable(replace(CUDA, codecs=("ddp",)))
     devices.check_usable(replace(CUDA, device="cpu"))
     with pytest.raises(TrainError, match=r"built without CUDA.*--codec ddp needs no kernels"):
@@ -87,10 +87,10 @@ def test_a_build_without_kernels_trains_plain_ddp_alone(
 
 
 def test_a_build_with_kernels_is_usable(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("kernels")
-    vars(module)["BucketCodec"] = object
+    module = ModuleType("built_kernels")
+    vars(module)["DeviceCompressors"] = object
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(device_codec.KERNEL_MODULES, "cuda", module.__name__)
+    monkeypatch.setitem(kernels.KERNEL_MODULES, "cuda", module.__name__)
     devices.check_usable(CUDA)
     devices.check_usable(replace(CUDA, device="cuda:1"))
 

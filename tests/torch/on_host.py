@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from gradwire.torch.device.device_codec import KERNEL_MODULES
+from gradwire.torch.device.kernels import KERNEL_MODULES
 
 _BUILT = Path(__file__).parents[2] / "build" / "gcc" / "cuda_on_host"
 

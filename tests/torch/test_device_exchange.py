@@ -17,8 +17,8 @@ import torch
 
 from gradwire import GradwireError
 from gradwire._core import Exchange, Layout
-from gradwire.torch.device.device_codec import has_kernels, require_kernels
 from gradwire.torch.device.device_queue import DeviceQueue
+from gradwire.torch.device.kernels import has_kernels, require_kernels
 from on_host import device_kernels
 
 # Pieces of tensors, tensors that go raw, and more segments than ranks.

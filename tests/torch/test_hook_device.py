@@ -123,11 +123,12 @@ def test_a_rank_that_fails_between_two_messages_is_named(fragile_cluster: Cluste
         assert "planted" in answers[rank].message
 
 
-def test_shared_scales_are_refused(fragile_cluster: Cluster) -> None:
+def test_shared_scales_are_refused_before_the_ranks_connect(fragile_cluster: Cluster) -> None:
     options = [Options(4, {"exchange": "terngrad"})]
     fragile_cluster.start(2, device_jobs.train_on_device, options)
     for answer in fragile_cluster.collect(range(2), seconds=60).values():
-        assert "exchange terngrad: the codecs of this device can't share" in answer.message
+        assert "take exchange='sharded' there, with codec='terngrad'" in answer.message
+        assert "_connect" not in answer.trace
 
 
 def test_a_captured_step_is_refused() -> None:

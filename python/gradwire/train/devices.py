@@ -26,7 +26,7 @@ def check_usable(settings: TrainSettings) -> None:
         raise TrainError(f"{asked}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
     if all(codec == PLAIN_DDP for codec in settings.codecs):
         return
-    from gradwire.torch.device.device_codec import require_kernels
+    from gradwire.torch.device.kernels import require_kernels
 
     try:
         require_kernels(device)

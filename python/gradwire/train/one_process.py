@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gradwire
-from gradwire.torch.device.device_codec import Scratch, SegmentCodec, Span, has_kernels
+from gradwire.torch.device.kernels import has_kernels, require_kernels, stream_of
 from gradwire.train.settings import MOMENTUM, WEIGHT_DECAY, TrainSettings
 from gradwire.train.strategy import Strategy
 
@@ -179,29 +179,33 @@ class DeviceCompressors:
     def __init__(
         self, codec: str, segments: list[int], seed: int, sender: int, device: torch.device
     ) -> None:
-        begins = [0, *np.cumsum(segments).tolist()]
-        spans = [
-            Span(begin, numel, sender * len(segments) + i)
-            for i, (begin, numel) in enumerate(zip(begins, segments, strict=False))
-        ]
-        scratch = Scratch(device)
+        kernels, coded = require_kernels(device), sum(segments[:-1])
         self._coded, self._raw = (
-            SegmentCodec(text, part, device, scratch, encodes=True)
-            for text, part in ((codec, spans[:-1]), ("raw", spans[-1:]))
-        )
-        self._seed = seed
-        dtype = self._coded.residual_dtype
-        self._residual = (
-            None if dtype is None else torch.zeros(begins[-1], dtype=dtype, device=device)
+            kernels.DeviceCompressors(
+                codec=text,
+                lengths=lengths,
+                offset=offset,
+                draw_stream=sender * len(segments) + first,
+                seed=seed,
+                device=device.index or 0,
+                stream=stream_of(device),
+            )
+            for text, lengths, offset, first in (
+                (codec, segments[:-1], 0, 0),
+                ("raw", segments[-1:], coded, len(segments) - 1),
+            )
         )
 
     def transmit(self, values: Tensor, step: int, sums: Tensor) -> tuple[int, int]:
         """As Compressors.transmit."""
-        for part, residual in ((self._coded, self._residual), (self._raw, None)):
-            part.encode(values, residual, self._seed, step)
-            part.decode(part.payloads, part.places(), sums, accumulate=True)
-            if bool((part.encoded[:, 1] >= 0).any()):  # as the marker of a frame decodes
-                sums.fill_(torch.nan)
-        coded, raw = (part.encoded[:, 0] for part in (self._coded, self._raw))
-        frames = int((torch.cat([coded, raw]) + _FRAME_HEADER).sum())
-        return frames, int(coded.sum())
+        assert values.dtype == sums.dtype == torch.float32
+        assert values.is_contiguous()
+        assert sums.is_contiguous()
+        sent = [
+            part.transmit(x=values.data_ptr(), step=step, sums=sums.data_ptr())
+            for part in (self._coded, self._raw)
+        ]
+        if not all(finite for part in sent for _, finite in part):  # as a frame's marker decodes
+            sums.fill_(torch.nan)
+        coded, raw = ([size for size, _ in part] for part in sent)
+        return sum(coded + raw) + _FRAME_HEADER * len(coded + raw), sum(coded)

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "cuda/bursts/burst_layout.cuh"
 #include "cuda/coded/coded_decode.cuh"
+#include "stages/float_clip/float_clip.h"
 
 namespace gradwire::cuda {
 
@@ -52,14 +52,13 @@ __device__ inline void find_bursts(const uint8_t* from, uint32_t size, uint32_t 
   __syncthreads();
 }
 
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    decode_bursts(Segments segments, Decoding decoding) {
+static GW_KERNEL void decode_bursts(Segments segments, Decoding decoding) {
   __shared__ BurstWindow window;
   __shared__ BlockShared shared;
   const Chunk chunk = Chunk::create(segments, blockIdx.x);
-  const uint8_t* bytes = decoding.bytes_of(chunk, blockIdx.x);
+  const uint8_t* bytes = decoding.bytes_of(chunk);
   if (bytes == nullptr) return;
-  const uint32_t size = decoding.size[blockIdx.x];
+  const uint32_t size = decoding.size[chunk.number];
   const auto bursts = static_cast<uint32_t>((chunk.n + kBurstValues - 1) / kBurstValues);
   uint32_t wrong = 0;
   uint32_t at = 0;

@@ -5,8 +5,9 @@
 
 #include <cstdint>
 
-#include "cuda/bursts/burst_layout.cuh"
-#include "cuda/coded/coded_encode.cuh"
+#include "cuda/coded/chunk_places.cuh"
+#include "cuda/common/magnitudes.cuh"
+#include "stages/float_clip/float_clip.h"
 
 namespace gradwire::cuda {
 
@@ -41,7 +42,7 @@ struct TagRow {
   }
 };
 
-// A block's shared memory.
+// The shared memory of a block.
 struct BurstTile {
   uint32_t words[kBurstTileValues / kBurstValues * kMaxBurstSize / 4 + 1];
   TagRow tags[kStepRows];
@@ -106,8 +107,7 @@ __device__ inline uint32_t code_step(const Input& input, uint64_t begin, uint32_
   return total;
 }
 
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    encode_bursts(Segments segments, Encoding encoding, FloatClip clip) {
+static GW_KERNEL void encode_bursts(Segments segments, Encoding encoding, FloatClip clip) {
   __shared__ BurstTile tile;
   const uint32_t number = take_ticket(encoding.ticket);
   const Chunk chunk = Chunk::create(segments, number / kTiles);
@@ -125,21 +125,19 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   }
   const uint64_t place =
       place_chunk(&encoding.places[number], chunk.of_segment * kTiles + number % kTiles, size);
-  copy_out(tile.words, size,
-           encoding.payload(chunk) + chunks_offset(BurstLayout(), chunk.segment) + place);
+  copy_out(tile.words, size, encoding.payload(chunk) + chunk.segment.chunks_at() + place);
 }
 
 // Writes the sizes of chunks and payloads, from where the tiles end; each thread handles one chunk.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    write_burst_sizes(Segments segments, Encoding encoding) {
-  const uint64_t number = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+static GW_KERNEL void write_burst_sizes(Segments segments, Encoding encoding) {
+  const uint64_t number = thread_number();
   if (number >= segments.chunks) return;
   const Chunk chunk = Chunk::create(segments, static_cast<uint32_t>(number));
   if (encoding.magnitudes.of_segment[chunk.index] >= kNonFiniteBits) return;
   const uint64_t* ends = encoding.places + number * kTiles;
   const uint64_t begin = chunk.of_segment == 0 ? 0 : ends[-1] & kBytesMask;
   const uint64_t end = ends[(chunk.n - 1) / kBurstTileValues] & kBytesMask;
-  encoding.write_size(BurstLayout(), chunk, begin, static_cast<uint32_t>(end - begin));
+  write_size(encoding, chunk, begin, static_cast<uint32_t>(end - begin));
 }
 
 }  // namespace gradwire::cuda

@@ -1,4 +1,3 @@
-#include "base/return_if_error.h"
 #include "codecs/inceptionn/inceptionn.h"
 #include "codecs/registry.h"
 #include "cuda/bursts/burst_decode.cuh"
@@ -11,40 +10,29 @@ class InceptionnKernels final : public CodecKernels {
  public:
   explicit InceptionnKernels(const FloatClip& clip) : clip_(clip) {}
 
-  uint64_t group_size() const override { return 0; }
-
-  Status encode(const Segments& segments, const EncodeArguments& arguments, ScratchLayout& scratch,
-                cudaStream_t stream) const override {
-    const uint64_t tiles = uint64_t{kTiles} * segments.chunks;
-    const Encoding encoding(segments, arguments, /*scales=*/0, tiles, scratch);
-    if (scratch.counts()) return {};
-    GW_RETURN_IF_ERROR(encoding.clear(segments, stream));
+  void encode(Call& call, const EncodeArguments& arguments) const override {
+    const uint64_t tiles = uint64_t{kTiles} * call.segments.chunks;
+    const Encoding encoding(call, arguments, /*scales=*/0, tiles);
     // Without a residual, non-finite values are sent as they are.
-    if (arguments.residual_type != ResidualType::kNone) {
-      GW_RETURN_IF_ERROR(queue_magnitudes(segments, encoding.input, encoding.magnitudes, stream));
-    }
-    GW_RETURN_IF_ERROR(launch(encode_bursts, tiles, stream, segments, encoding, clip_));
-    return launch(write_burst_sizes, blocks_for(segments.chunks), stream, segments, encoding);
+    if (encoding.input.keeps_residual()) measure_magnitudes(call, encoding);
+    call.launch(encode_bursts, tiles, encoding, clip_);
+    call.launch(write_burst_sizes, blocks_for(call.segments.chunks), encoding);
   }
 
-  Status decode(const Segments& segments, const DecodeArguments& arguments, ScratchLayout& scratch,
-                cudaStream_t stream) const override {
-    return decode_coded(segments, arguments, BurstLayout(), scratch, stream,
-                        [&](const Decoding& decoding) {
-                          return launch(decode_bursts, segments.chunks, stream, segments, decoding);
-                        });
+  void decode(Call& call, const DecodeArguments& arguments) const override {
+    decode_coded(call, arguments, NoScales(), [&](const Decoding& decoding) {
+      call.launch(decode_bursts, call.segments.chunks, decoding);
+    });
   }
 
  private:
   FloatClip clip_;
 };
 
-std::unique_ptr<const CodecKernels> create(const Codec& codec) {
-  return std::make_unique<InceptionnKernels>(parameters_of<InceptionnParameters>(codec)->clip());
-}
-
 }  // namespace
 
-const KernelsFactory kernel_factories::inceptionn = create;
+std::unique_ptr<const CodecKernels> kernel_factories::inceptionn(const Codec& codec) {
+  return std::make_unique<InceptionnKernels>(parameters_of<InceptionnParameters>(codec)->clip());
+}
 
 }  // namespace gradwire::cuda

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "cuda/common/block.cuh"
+#include "cuda/common/encoding.cuh"
 
 namespace gradwire::cuda {
 
@@ -74,6 +75,26 @@ __device__ inline uint64_t place_chunk(uint64_t* word, uint32_t index, uint32_t 
   }
   __syncthreads();
   return begin;
+}
+
+// Writes the size of a chunk, and that of the payload after the last chunk. One thread calls it.
+__device__ inline void write_size(const Encoding& encoding, const Chunk& chunk, uint64_t begin,
+                                  uint32_t size) {
+  const Segment& segment = chunk.segment;
+  uint8_t* listed = encoding.payload(chunk) + segment.scales_size +
+                    uint64_t{segment.size_width} * chunk.of_segment;
+  for (uint32_t i = 0; i < segment.size_width; ++i) listed[i] = static_cast<uint8_t>(size >> 8 * i);
+  if (chunk.of_segment + 1 == segment.chunks) {
+    encoding.encoded[chunk.index].size = segment.chunks_at() + begin + size;
+  }
+}
+
+// Finds the place of a chunk's coded bytes in its payload, and writes its size. Returns the place.
+// The whole block calls it.
+__device__ inline uint8_t* place(const Encoding& encoding, const Chunk& chunk, uint32_t size) {
+  const uint64_t begin = place_chunk(&encoding.places[chunk.number], chunk.of_segment, size);
+  if (threadIdx.x == 0) write_size(encoding, chunk, begin, size);
+  return encoding.payload(chunk) + chunk.segment.chunks_at() + begin;
 }
 
 // Copies `size` bytes from shared memory to any address; one word after them may be read.

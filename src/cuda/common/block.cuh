@@ -32,25 +32,27 @@ __device__ inline uint32_t warp_inclusive_max(uint32_t value) {
   return value;
 }
 
+// Combines what the warps have found, for every thread.
+template <typename Combine>
+__device__ uint32_t over_warps(uint32_t of_warp, BlockShared& shared, const Combine& combine) {
+  if (lane() == 0) shared.of_warp[warp()] = of_warp;
+  __syncthreads();
+  uint32_t all = shared.of_warp[0];
+  for (unsigned i = 1; i < kWarps; ++i) all = combine(all, shared.of_warp[i]);
+  __syncthreads();
+  return all;
+}
+
 // Returns the largest value of all threads, to every thread.
 __device__ inline uint32_t block_max(uint32_t value, BlockShared& shared) {
-  value = __reduce_max_sync(kAllLanes, value);
-  if (lane() == 0) shared.of_warp[warp()] = value;
-  __syncthreads();
-  for (unsigned i = 0; i < kWarps; ++i) value = max(value, shared.of_warp[i]);
-  __syncthreads();
-  return value;
+  return over_warps(__reduce_max_sync(kAllLanes, value), shared,
+                    [](uint32_t a, uint32_t b) { return max(a, b); });
 }
 
 // Returns the sum over all threads, to every thread.
 __device__ inline uint32_t block_sum(uint32_t value, BlockShared& shared) {
-  value = __reduce_add_sync(kAllLanes, value);
-  if (lane() == 0) shared.of_warp[warp()] = value;
-  __syncthreads();
-  value = 0;
-  for (unsigned i = 0; i < kWarps; ++i) value += shared.of_warp[i];
-  __syncthreads();
-  return value;
+  return over_warps(__reduce_add_sync(kAllLanes, value), shared,
+                    [](uint32_t a, uint32_t b) { return a + b; });
 }
 
 // Returns the sum over the threads before this one; `total` becomes the sum over all threads.

@@ -1,6 +1,6 @@
 #pragma once
 
-// Random words of values (base/philox.h) as Input hands them out.
+// Draws random words (base/philox.h) for the values that Input loads.
 
 #include <cstdint>
 
@@ -28,7 +28,7 @@ __device__ inline void draw_words(const DrawStream& stream, uint64_t first,
     const PhiloxBlock block = stream.words((first + (row + own) * kThreads) / 4);
 #pragma unroll
     for (unsigned swap = 0; swap < 4; ++swap) {
-      // To lane own ^ swap goes its word of the row that this lane has.
+      // Lane own ^ swap gets its word of the row that this lane has computed.
       const unsigned partner = own ^ swap;
       const uint32_t given = partner == 0   ? block.word[0]
                              : partner == 1 ? block.word[1]

@@ -1,8 +1,8 @@
 #pragma once
 
 // Reads b = x + residual, and stores the new residual. Neighbouring threads handle neighbouring
-// values, so memory is read in whole lines at any address that suits the type. The types are looked
-// at once for several values; they are no template parameters, so one kernel serves all nine pairs.
+// values, so memory is read in whole lines at any address that suits the type. The types are tested
+// once for several values. They are no template parameters, so one kernel serves all nine pairs.
 
 #include <cstdint>
 
@@ -15,6 +15,28 @@ namespace gradwire::cuda {
 
 // A thread loads so many values before it uses one of them.
 inline constexpr uint32_t kUnrolled = 8;
+
+// Whether all of a thread's values, kStride apart from `base` on, are before n. Then they need one
+// address and no comparisons, which would take more instructions than the rest of a first pass.
+template <uint32_t kStride>
+__device__ bool all_before(uint32_t base, uint32_t n) {
+  return base + (kUnrolled - 1) * kStride < n;
+}
+
+// Loads all of a thread's values before one is used; values from n on are 0.
+template <uint32_t kStride, typename T>
+__device__ void load_values(const T* from, uint32_t base, uint32_t n, T (&values)[kUnrolled]) {
+  from += base;
+  if (all_before<kStride>(base, n)) {
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) values[i] = from[i * kStride];
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < kUnrolled; ++i) {
+      values[i] = base + i * kStride < n ? from[i * kStride] : T{};
+    }
+  }
+}
 
 class Input {
  public:
@@ -32,12 +54,10 @@ class Input {
   // from `begin`; lanes after the end have at >= n and b = 0.
   template <typename Body>
   __device__ void for_each(uint64_t begin, uint32_t n, const Body& body) const {
-    for (uint32_t base = threadIdx.x; base - threadIdx.x < n; base += kUnrolled * kThreads) {
-      float b[kUnrolled];
-      load(begin, base, n, b);
+    for_each_row(begin, n, [&](uint32_t base, const Values& b) {
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) body(base + i * kThreads, b[i]);
-    }
+    });
   }
 
   // x + residual of one value.
@@ -63,29 +83,25 @@ class Input {
   template <typename Before, typename Body>
   __device__ void replace(uint64_t begin, uint32_t n, const Before& before,
                           const Body& body) const {
-    for (uint32_t base = threadIdx.x; base - threadIdx.x < n; base += kUnrolled * kThreads) {
-      float b[kUnrolled];
-      load(begin, base, n, b);
+    for_each_row(begin, n, [&](uint32_t base, Values& b) {
       before(base);
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = body(i, base + i * kThreads, b[i]);
       keep(begin, base, n, b, kAllValues);
-    }
+    });
   }
 
   // Calls body(i, at, b) in the same way; if it returns true, b becomes the residual.
   template <typename Body>
   __device__ void keep_some(uint64_t begin, uint32_t n, const Body& body) const {
-    for (uint32_t base = threadIdx.x; base - threadIdx.x < n; base += kUnrolled * kThreads) {
-      float b[kUnrolled];
-      load(begin, base, n, b);
+    for_each_row(begin, n, [&](uint32_t base, const Values& b) {
       uint32_t kept = 0;
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) {
         kept |= static_cast<uint32_t>(body(i, base + i * kThreads, b[i])) << i;
       }
       keep(begin, base, n, b, kept);
-    }
+    });
   }
 
   // Stores the residual of one value, if one is kept.
@@ -102,58 +118,46 @@ class Input {
   template <uint32_t kStride = kThreads>
   __device__ void load(uint64_t begin, uint32_t base, uint32_t n, Values& b) const {
     if (dtype_ == Dtype::kFloat32) {
-      read<kStride>(static_cast<const float*>(x_) + begin, base, n, b);
+      load_values<kStride>(static_cast<const float*>(x_) + begin, base, n, b);
     } else {
       uint16_t x[kUnrolled];
-      read<kStride>(static_cast<const uint16_t*>(x_) + begin, base, n, x);
+      load_values<kStride>(static_cast<const uint16_t*>(x_) + begin, base, n, x);
       const bool bf16 = dtype_ == Dtype::kBfloat16;
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = bf16 ? widen_bf16(x[i]) : widen_f16(x[i]);
     }
     if (residual_type_ == ResidualType::kFloat32) {
       float r[kUnrolled];
-      read<kStride>(static_cast<const float*>(residual_) + begin, base, n, r);
+      load_values<kStride>(static_cast<const float*>(residual_) + begin, base, n, r);
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = b[i] + r[i];
     } else if (residual_type_ == ResidualType::kBfloat16) {
       uint16_t r[kUnrolled];
-      read<kStride>(static_cast<const uint16_t*>(residual_) + begin, base, n, r);
+      load_values<kStride>(static_cast<const uint16_t*>(residual_) + begin, base, n, r);
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = b[i] + widen_bf16(r[i]);
     }
   }
 
  private:
-  static constexpr uint32_t kAllValues = (1u << kUnrolled) - 1;
-
-  // Whether all of a thread's values are before n. Then they need one address and no comparisons,
-  // which would take more instructions than the rest of a first pass.
-  template <uint32_t kStride>
-  __device__ static bool full(uint32_t base, uint32_t n) {
-    return base + (kUnrolled - 1) * kStride < n;
-  }
-
-  // Loads all of a thread's values before one is used; values from n on are 0.
-  template <uint32_t kStride, typename T>
-  __device__ static void read(const T* from, uint32_t base, uint32_t n, T (&values)[kUnrolled]) {
-    from += base;
-    if (full<kStride>(base, n)) {
-#pragma unroll
-      for (uint32_t i = 0; i < kUnrolled; ++i) values[i] = from[i * kStride];
-    } else {
-#pragma unroll
-      for (uint32_t i = 0; i < kUnrolled; ++i) {
-        values[i] = base + i * kStride < n ? from[i * kStride] : T{};
-      }
+  // Calls body(base, b) with the kUnrolled values of each thread, kThreads apart from `base` on.
+  template <typename Body>
+  __device__ void for_each_row(uint64_t begin, uint32_t n, const Body& body) const {
+    for (uint32_t base = threadIdx.x; base - threadIdx.x < n; base += kUnrolled * kThreads) {
+      Values b;
+      load(begin, base, n, b);
+      body(base, b);
     }
   }
+
+  static constexpr uint32_t kAllValues = (1u << kUnrolled) - 1;
 
   // `which`: bit i where the i-th value is written.
   template <typename T>
   __device__ static void write(T* to, uint32_t base, uint32_t n, const T (&values)[kUnrolled],
                                uint32_t which) {
     to += base;
-    if (which == kAllValues && full<kThreads>(base, n)) {
+    if (which == kAllValues && all_before<kThreads>(base, n)) {
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) to[i * kThreads] = values[i];
     } else {

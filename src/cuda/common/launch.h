@@ -3,9 +3,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <string>
 
-#include "gradwire/status.h"
+#include "cuda/common/cuda_status.h"
 
 namespace gradwire::cuda {
 
@@ -17,6 +16,13 @@ inline constexpr unsigned kResidentBlocks = 4;
 inline constexpr unsigned kLanes = 32;
 inline constexpr unsigned kWarps = kThreads / kLanes;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+#define GW_KERNEL __global__ __launch_bounds__(kThreads, kResidentBlocks)
+
+// The number of this thread among all threads of the kernel.
+__device__ inline uint64_t thread_number() {
+  return static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+}
 
 // Returns the value, and hides from the compiler that it is the same. So expressions of it are
 // computed again in each turn of a loop; otherwise they would occupy registers, or be spilled.
@@ -39,12 +45,12 @@ inline uint64_t blocks_for(uint64_t threads) { return (threads + kThreads - 1) /
 
 inline constexpr uint64_t kMostBlocks = INT32_MAX;
 
-// Queues a kernel of `blocks` blocks; of 0 blocks, it does nothing. kDeviceError with CUDA's own
-// words if the launch is refused. An earlier error of the caller's is not reported here, and an
-// error of the launch is not left for the caller's next check.
+// Queues a kernel of `blocks` blocks; of 0 blocks, it does nothing. kDeviceError if the launch is
+// refused. An earlier error of the caller's is not reported here, and an error of the launch is not
+// left for the caller's next check.
 template <typename... Parameters, typename... Arguments>
 Status launch(void (*kernel)(Parameters...), uint64_t blocks, cudaStream_t stream,
-              Arguments... arguments) {
+              const Arguments&... arguments) {
   if (blocks == 0) return {};
   if (blocks > kMostBlocks) return {StatusCode::kDeviceError, "CUDA: more than 2^31 - 1 blocks"};
 #ifdef __CUDACC__
@@ -53,15 +59,13 @@ Status launch(void (*kernel)(Parameters...), uint64_t blocks, cudaStream_t strea
   config.blockDim = dim3(kThreads);
   config.stream = stream;
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
-  if (error != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
-    return {StatusCode::kDeviceError, std::string("CUDA: ") + cudaGetErrorString(error)};
-  }
+  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return to_status(error);
 #else
   static_cast<void>(stream);
   on_host::launch(static_cast<unsigned>(blocks), kThreads, [&] { kernel(arguments...); });
-#endif
   return {};
+#endif
 }
 
 }  // namespace gradwire::cuda

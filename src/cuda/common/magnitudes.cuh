@@ -1,40 +1,14 @@
 #pragma once
 
-// The first pass of codecs that scale by the largest magnitude, and the search for non-finite
-// values.
+// The first pass of codecs that scale by the largest magnitude, or refuse values that are not
+// finite.
 
 #include <cstdint>
 
-#include "base/return_if_error.h"
 #include "cuda/common/block.cuh"
-#include "cuda/common/input.cuh"
-#include "cuda/common/segments.h"
-#include "gradwire/cuda.h"
-#include "stages/element/float_bits.h"
+#include "cuda/common/encoding.cuh"
 
 namespace gradwire::cuda {
-
-// Bits of the largest magnitudes, zeros before they are found; nullptr: they are not needed.
-struct Magnitudes {
-  uint32_t* of_scale;
-  uint32_t* of_segment;
-};
-
-__device__ inline void clear_at(uint64_t i, const Segments& segments, EncodedSegment* encoded,
-                                const Magnitudes& magnitudes) {
-  if (i < segments.count) {
-    encoded[i] = {0, EncodedSegment::kFinite};
-    if (magnitudes.of_segment != nullptr) magnitudes.of_segment[i] = 0;
-  }
-  if (magnitudes.of_scale != nullptr && i < segments.scales) magnitudes.of_scale[i] = 0;
-}
-
-// The kernel before the first pass, with a thread for each segment and each scale.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    clear_magnitudes(Segments segments, EncodedSegment* encoded, Magnitudes magnitudes) {
-  clear_at(static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x, segments, encoded,
-           magnitudes);
-}
 
 // Takes the magnitude of value `at` of a chunk with several scales into account. All lanes of a
 // warp call it together.
@@ -70,14 +44,15 @@ static_assert(kPartOfMagnitudes % (kUnrolled * kThreads) == 0);
 
 // Finds the magnitudes of each scale's group, if needed, and of each segment. kPartsOfMagnitudes
 // blocks handle each chunk.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    find_magnitudes(Segments segments, Input input, Magnitudes magnitudes) {
+static GW_KERNEL void find_magnitudes(Segments segments, Encoding encoding) {
   __shared__ BlockShared shared;
   const Chunk chunk = Chunk::create(segments, blockIdx.x / kPartsOfMagnitudes);
   const uint32_t first = blockIdx.x % kPartsOfMagnitudes * kPartOfMagnitudes;
   if (first >= chunk.n) return;
   const uint64_t begin = chunk.begin + first;
   const uint32_t n = min(chunk.n - first, kPartOfMagnitudes);
+  const Input& input = encoding.input;
+  const Magnitudes& magnitudes = encoding.magnitudes;
   const bool several = magnitudes.of_scale != nullptr && chunk.segment.scales > 1;
   uint32_t largest = 0;
   if (several) {
@@ -93,30 +68,9 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   if (threadIdx.x == 0) raise_segment(chunk, largest, several, magnitudes);
 }
 
-inline Status queue_magnitudes(const Segments& segments, const Input& input,
-                               const Magnitudes& magnitudes, cudaStream_t stream) {
-  return launch(find_magnitudes, uint64_t{kPartsOfMagnitudes} * segments.chunks, stream, segments,
-                input, magnitudes);
-}
-
-// Queues both kernels.
-inline Status measure(const Segments& segments, const Input& input, EncodedSegment* encoded,
-                      const Magnitudes& magnitudes, cudaStream_t stream) {
-  const uint64_t cleared = segments.count > segments.scales ? segments.count : segments.scales;
-  GW_RETURN_IF_ERROR(
-      launch(clear_magnitudes, blocks_for(cleared), stream, segments, encoded, magnitudes));
-  return queue_magnitudes(segments, input, magnitudes, stream);
-}
-
-// Names the segment's first value whose magnitude bits are at least `limit`, if it is in the chunk.
-__device__ inline void name_non_finite(const Chunk& chunk, const Input& input, uint32_t limit,
-                                       EncodedSegment* encoded) {
-  input.for_each(chunk.begin, chunk.n, [&](uint32_t at, float b) {
-    if (at < chunk.n && magnitude_bits(b) >= limit) {
-      atomicMin(reinterpret_cast<unsigned long long*>(&encoded[chunk.index].non_finite),
-                static_cast<unsigned long long>(chunk.first + at));
-    }
-  });
+// Queues the first pass.
+inline void measure_magnitudes(Call& call, const Encoding& encoding) {
+  call.launch(find_magnitudes, uint64_t{kPartsOfMagnitudes} * call.segments.chunks, encoding);
 }
 
 }  // namespace gradwire::cuda

@@ -1,6 +1,6 @@
 #pragma once
 
-// The segments of a bucket, as kernels see them. The host writes the table once (bucket_codec.cc).
+// The segments of a bucket, as kernels see them. The host writes the table once (bucket_codec.cu).
 
 #include <cstdint>
 
@@ -13,12 +13,31 @@ struct Segment {
   uint64_t begin;  // of its values in the bucket
   uint64_t n;
   uint64_t draw_stream;
-  uint64_t payload;      // where its payload begins, with room for the largest
   uint64_t group_size;   // consecutive values that share a scale
   uint32_t first_chunk;  // in the numbering of all chunks of the call
   uint32_t chunks;
   uint32_t first_scale;  // in the numbering of all scales of the call
   uint32_t scales;
+
+  // The shape of its payload (codecs/chunks.h): scales, sizes of the chunks, chunks.
+  uint64_t payload;     // where it begins, with room for the largest
+  uint64_t least_size;  // if it is not empty
+  uint64_t largest_size;
+  uint64_t scales_size;  // of all scales
+  uint32_t size_width;   // of a listed size; 0: none is listed
+  uint32_t full_room;    // most bytes of a chunk of kChunkValues
+  uint32_t last_room;    // most bytes of the last chunk
+  bool may_be_empty;
+
+  [[nodiscard]] GW_HOST_DEVICE uint64_t chunks_at() const {
+    return scales_size + uint64_t{size_width} * chunks;
+  }
+  [[nodiscard]] GW_HOST_DEVICE uint32_t room(uint32_t chunk) const {
+    return chunk + 1 == chunks ? last_room : full_room;
+  }
+  [[nodiscard]] GW_HOST_DEVICE bool may_have(uint64_t size) const {
+    return size == 0 ? may_be_empty : least_size <= size && size <= largest_size;
+  }
 
   [[nodiscard]] GW_HOST_DEVICE uint64_t values_of(uint32_t chunk) const {
     const uint64_t rest = n - chunk * kChunkValues;
@@ -59,18 +78,20 @@ GW_HOST_DEVICE inline uint32_t segment_of_scale(const Segments& segments, uint32
 // A chunk, as the block that handles it sees it.
 struct Chunk {
   Segment segment;
+  uint32_t number;      // in the numbering of all chunks of the call
   uint32_t index;       // of the segment
   uint32_t of_segment;  // which of its chunks
   uint32_t n;
   uint64_t first;  // value, in the segment
   uint64_t begin;  // of the same value in the bucket
 
-  GW_HOST_DEVICE static Chunk create(const Segments& segments, uint32_t chunk) {
-    const uint32_t index = segments.segment_of_chunk[chunk];
+  GW_HOST_DEVICE static Chunk create(const Segments& segments, uint32_t number) {
+    const uint32_t index = segments.segment_of_chunk[number];
     const Segment segment = segments.segments[index];
-    const uint32_t of_segment = chunk - segment.first_chunk;
+    const uint32_t of_segment = number - segment.first_chunk;
     const uint64_t first = of_segment * kChunkValues;
     return {.segment = segment,
+            .number = number,
             .index = index,
             .of_segment = of_segment,
             .n = static_cast<uint32_t>(segment.values_of(of_segment)),

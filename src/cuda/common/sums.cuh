@@ -2,8 +2,8 @@
 
 // Sums in the order that the format fixes (spec/format.md, Sums). In this order the additions of a
 // lane wait for each other, so nothing else may delay them: the other warps of a block load values,
-// and one warp adds them. It has two lanes for each of the format's, which add up two sums of the
-// same values.
+// and one warp adds them. That warp has two lanes for each lane of the format; they add up two sums
+// of the same values.
 
 #include <cstdint>
 

@@ -14,8 +14,8 @@ namespace gradwire::cuda {
 
 // Each block handles one segment. It finds the magnitude bit by bit, from the highest: a bit is set
 // if more samples than the rank reach the magnitude with this bit.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    find_thresholds(Segments segments, Input input, float fraction, float* thresholds) {
+static GW_KERNEL void find_thresholds(Segments segments, Input input, float fraction,
+                                      float* thresholds) {
   constexpr uint32_t kEach = kSamples / kThreads;
   __shared__ BlockShared shared;
   const Segment segment = segments.segments[blockIdx.x];

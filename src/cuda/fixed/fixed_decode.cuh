@@ -1,54 +1,49 @@
 #pragma once
 
-// Decoding of payloads with one size: the reverse of fixed_encode.cuh. Any bytes are safe. A
+// Decoding of payloads with one size: the reverse of fixed_kernels.cuh. Any bytes are safe. A
 // segment may have several payloads: a thread keeps its values in registers while it adds all of
 // them, so the bucket is read and written once. A format says what is special about a codec:
 //
 //   struct Format {
-//     static constexpr uint32_t kScaleBytes;  // of a scale in the head (payloads.cuh)
-//     static constexpr bool kEmptyIsZero;     // an empty payload stands for zeros
-//     static constexpr bool kSparse;          // many codes add nothing
+//     // Scales, as payloads.cuh has them, where kScaleBytes is not 0: an empty payload then stands
+//     // for zeros.
 //     struct Scale;
-//     uint64_t bytes(uint64_t n) const;  // of n values, a multiple of 8 but for the last
-//     __device__ bool valid(const uint8_t* scale, bool& any) const;  // payloads.cuh
 //     __device__ Scale load(const uint8_t* scale) const;
+//     static constexpr bool kSparse;     // many codes add nothing
 //     // The bits that hold value `at`, and what they mean.
 //     __device__ uint32_t code(const uint8_t* values, uint32_t at) const;
 //     __device__ bool valid_code(uint32_t code, uint32_t at) const;
-//     __device__ bool valid_end(uint32_t code, uint32_t n) const;  // bits after the last of n
-//     values
+//     // Whether the bits after the last of n values are 0.
+//     __device__ bool valid_end(uint32_t code, uint32_t n) const;
 //     __device__ float value(uint32_t code, uint32_t at, Scale scale) const;
-//     // Where kSparse; otherwise a value is added as it is.
+//     // Only where kSparse is true; elsewhere a value is added as it is.
 //     __device__ bool adds(uint32_t code, uint32_t at) const;  // false: `add` changes no sum
 //     __device__ float add(float sum, uint32_t code, uint32_t at, Scale scale) const;
 //   };
 
 #include <cstdint>
 
-#include "base/return_if_error.h"
-#include "cuda/common/codec_kernels.h"
 #include "cuda/common/input.cuh"
 #include "cuda/common/payloads.cuh"
-#include "cuda/common/sources.cuh"
 
 namespace gradwire::cuda {
 
-template <typename Format>
-__device__ uint64_t fixed_size(const Format& format, const Segment& segment) {
-  return uint64_t{segment.scales} * Format::kScaleBytes + format.bytes(segment.n);
-}
+// What most formats have: every code is a value, and most values are not 0.
+struct FixedFormat {
+  static constexpr bool kSparse = false;
+
+  __device__ static bool valid_code(uint32_t, uint32_t) { return true; }
+  __device__ static bool valid_end(uint32_t, uint32_t) { return true; }
+};
 
 // Each thread checks one payload.
-template <typename Format>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    check_sizes(Segments segments, Format format, Payloads payloads) {
-  const uint64_t number = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+static GW_KERNEL void check_sizes(Segments segments, Payloads payloads) {
+  const uint64_t number = thread_number();
   if (number >= uint64_t{payloads.sources} * segments.count) return;
-  const Segment& segment = segments.segments[number % segments.count];
   const uint64_t size = payloads.places[number].size;
-  const bool valid = size == fixed_size(format, segment) || (Format::kEmptyIsZero && size == 0);
+  const bool valid = segments.segments[number % segments.count].may_have(size);
   payloads.decoded[number] = {valid ? 1u : 0u, size == 0 ? 1u : 0u};
-  if constexpr (Format::kScaleBytes > 0) payloads.any[number] = 0;
+  if (payloads.any_scale != nullptr) payloads.any_scale[number] = 0;
 }
 
 // The values that a thread handles at once, kThreads apart from `base` on. After the last value of
@@ -85,8 +80,8 @@ class FixedChunk {
         payloads_(payloads),
         first_(chunk.index),
         stride_(segments.count),
-        values_at_(uint64_t{chunk.segment.scales} * Format::kScaleBytes +
-                   format.bytes(chunk.first)),
+        values_at_(chunk.segment.scales_size +
+                   uint64_t{chunk.segment.full_room} * chunk.of_segment),
         n_(chunk.n),
         several_(chunk.segment.scales > 1),
         scale_of_(chunk) {}
@@ -102,7 +97,7 @@ class FixedChunk {
       const uint8_t* values = values_of(payload);
       if (values == nullptr) continue;
       bool valid = format_.valid_end(format_.code(values, n_ - 1), n_);
-      if constexpr (Format::kScaleBytes > 0) valid = valid && payloads_.any[payload] != 0;
+      if constexpr (Format::kScaleBytes > 0) valid = valid && payloads_.any_scale[payload] != 0;
       if (!valid) payloads_.refuse(payload);
     }
   }
@@ -156,7 +151,7 @@ class FixedChunk {
   }
 
  private:
-  // nullptr: there are none.
+  // Returns where the chunk's values begin in a payload; nullptr: there is nothing to decode.
   [[nodiscard]] __device__ const uint8_t* values_of(uint64_t payload) const {
     const PayloadPlace place = payloads_.places[payload];
     if (place.size == 0 || payloads_.decoded[payload].valid == 0) return nullptr;
@@ -175,16 +170,15 @@ class FixedChunk {
 
 // Decodes a chunk's values. A wrong one refuses the payload; no thread waits for another here.
 template <typename Format>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    decode_fixed(Segments segments, Format format, Payloads payloads, float* out, DecodeMode mode,
-                 float divisor) {
+GW_KERNEL void decode_fixed(Segments segments, Format format, Payloads payloads) {
   const Chunk chunk = Chunk::create(segments, blockIdx.x);
   const FixedChunk<Format> fixed(segments, chunk, format, payloads);
   fixed.check();
+  const bool adds = payloads.mode == DecodeMode::kAdd;
+  const bool divided = divides(payloads.divisor);
   // Sums that do not change are not written.
-  [[maybe_unused]] const bool sparse =
-      mode == DecodeMode::kAdd && payloads.sources == 1 && !divides(divisor);
-  float* to = out + chunk.begin;
+  [[maybe_unused]] const bool sparse = adds && payloads.sources == 1 && !divided;
+  float* to = payloads.out + chunk.begin;
   for (uint32_t base = threadIdx.x; base < chunk.n; base += kUnrolled * kThreads) {
     const FixedValues values(base, chunk.n);
     uint32_t which = values.there;
@@ -192,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
       if (sparse) which &= fixed.changed(fixed.read(0, values), values);
     }
     float sums[kUnrolled] = {};
-    if (mode == DecodeMode::kAdd) {
+    if (adds) {
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) {
         if ((which >> i & 1) != 0) sums[i] = to[values.at[i]];
@@ -201,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     for (uint32_t source = 0; source < payloads.sources; ++source) {
       const FixedCodes<Format> codes = fixed.read(source, values);
       if (codes.scales == nullptr) continue;
-      const bool valid = mode == DecodeMode::kStore && source == 0
+      const bool valid = !adds && source == 0
                              ? fixed.template put<DecodeMode::kStore>(codes, values, sums)
                              : fixed.template put<DecodeMode::kAdd>(codes, values, sums);
       if (!valid) payloads.refuse(fixed.number(source));
@@ -209,25 +203,20 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 #pragma unroll
     for (uint32_t i = 0; i < kUnrolled; ++i) {
       if ((which >> i & 1) == 0) continue;
-      to[values.at[i]] = divides(divisor) ? sums[i] / divisor : sums[i];
+      to[values.at[i]] = divided ? sums[i] / payloads.divisor : sums[i];
     }
   }
 }
 
 // Queues the decoding of all payloads.
 template <typename Format>
-Status decode_fixed_payloads(const Segments& segments, const DecodeArguments& arguments,
-                             ScratchLayout& scratch, cudaStream_t stream, Format format = {}) {
-  const uint64_t count = uint64_t{arguments.sources} * segments.count;
-  const Payloads payloads(arguments, scratch.take<uint32_t>(Format::kScaleBytes > 0 ? count : 0));
-  if (scratch.counts()) return {};
-  GW_RETURN_IF_ERROR(
-      launch(check_sizes<Format>, blocks_for(count), stream, segments, format, payloads));
-  if constexpr (Format::kScaleBytes > 0) {
-    GW_RETURN_IF_ERROR(queue_check_scales(segments, format, payloads, stream));
-  }
-  return launch(decode_fixed<Format>, segments.chunks, stream, segments, format, payloads,
-                arguments.out_dev, arguments.mode, arguments.divisor);
+void decode_fixed_payloads(Call& call, const DecodeArguments& arguments,
+                           const Format& format = {}) {
+  const uint64_t count = uint64_t{arguments.sources} * call.segments.count;
+  const Payloads payloads(call, arguments, Format::kScaleBytes > 0 ? count : 0);
+  call.launch(check_sizes, blocks_for(count), payloads);
+  queue_check_scales(call, format, payloads);
+  call.launch(decode_fixed<Format>, call.segments.chunks, format, payloads);
 }
 
 }  // namespace gradwire::cuda

@@ -1,43 +1,31 @@
-#include "base/return_if_error.h"
-#include "codecs/onebit/onebit.h"
-#include "codecs/registry.h"
-#include "cuda/common/unaligned.cuh"
 #include "cuda/fixed/fixed_kernels.cuh"
 #include "cuda/fixed/sign_sums.cuh"
 
 namespace gradwire::cuda {
 namespace {
 
-struct OneBitFormat {
+struct OneBitFormat : FixedFormat {
   static constexpr uint32_t kScaleBytes = 2 * sizeof(float);
-  static constexpr bool kEmptyIsZero = true;
-  static constexpr bool kSparse = false;
+  static constexpr bool kScaledByLargest = false;
   static constexpr uint32_t kLeastInfinite = kNonFiniteBits;
   using Scale = SignMeans;
 
   SignScratch scratch{};
 
-  void take_scratch(const Segments& segments, ScratchLayout& layout) {
-    scratch = {
-        .sums = layout.take<PartSums>(uint64_t{segments.chunks} + segments.scales),
-        .means = layout.take<SignMeans>(segments.scales),
-        .anything = layout.take<uint32_t>(segments.count),
-        .magnitudes = {.of_scale = nullptr, .of_segment = layout.take<uint32_t>(segments.count)}};
-  }
-  [[nodiscard]] Status prepare(const Segments& segments, const Input& input,
-                               EncodedSegment* encoded, cudaStream_t stream) const {
-    GW_RETURN_IF_ERROR(launch(clear_magnitudes, blocks_for(segments.count), stream, segments,
-                              encoded, scratch.magnitudes));
-    GW_RETURN_IF_ERROR(launch(sum_signs, segments.chunks, stream, segments, input, scratch));
-    return launch(find_means, segments.chunks, stream, segments, scratch);
+  void measure(Call& call, const Encoding& encoding) {
+    scratch = {.sums = call.take<PartSums>(uint64_t{call.segments.chunks} + call.segments.scales),
+               .means = call.take<SignMeans>(call.segments.scales),
+               .anything = call.take<uint32_t>(call.segments.count)};
+    call.launch(sum_signs, call.segments.chunks, encoding, scratch);
+    call.launch(find_means, call.segments.chunks, scratch);
   }
 
-  GW_HOST_DEVICE static uint64_t bytes(uint64_t n) { return sign_bytes(n); }
-  __device__ bool refused(uint32_t index) const {
-    return scratch.magnitudes.of_segment[index] >= kNonFiniteBits;
+  __device__ bool sent(const Magnitudes&, uint32_t index) const {
+    return scratch.anything[index] != 0;
   }
-  __device__ bool sent(uint32_t index) const { return scratch.anything[index] != 0; }
-  __device__ Scale scale(uint64_t of_call) const { return scratch.means[of_call]; }
+  __device__ Scale scale(const Magnitudes&, uint64_t of_call) const {
+    return scratch.means[of_call];
+  }
   __device__ static void store(Scale means, uint8_t* at) {
     store_word(at, bits_of(means.positive));
     store_word(at + sizeof(float), bits_of(means.negative));
@@ -52,7 +40,7 @@ struct OneBitFormat {
       if (here == kAllLanes) {
         store_word(to, signs);
       } else {
-        const auto size = static_cast<uint32_t>(bytes(static_cast<uint32_t>(__popc(here))));
+        const auto size = static_cast<uint32_t>(sign_bytes(static_cast<uint32_t>(__popc(here))));
         for (uint32_t i = 0; i < size; ++i) to[i] = static_cast<uint8_t>(signs >> 8 * i);
       }
     }
@@ -70,7 +58,6 @@ struct OneBitFormat {
     return {float_of(load_word<uint32_t>(at)), float_of(load_word<uint32_t>(at + sizeof(float)))};
   }
   __device__ static uint32_t code(const uint8_t* values, uint32_t at) { return values[at / 8]; }
-  __device__ static bool valid_code(uint32_t, uint32_t) { return true; }
   // The bits after the last sign are 0.
   __device__ static bool valid_end(uint32_t code, uint32_t n) {
     return n % 8 == 0 || code >> n % 8 == 0;
@@ -80,13 +67,10 @@ struct OneBitFormat {
   }
 };
 
-std::unique_ptr<const CodecKernels> create(const Codec& codec) {
-  return std::make_unique<FixedKernels<OneBitFormat>>(
-      parameters_of<OneBitParameters>(codec)->group_size);
-}
-
 }  // namespace
 
-const KernelsFactory kernel_factories::onebit = create;
+std::unique_ptr<const CodecKernels> kernel_factories::onebit(const Codec&) {
+  return std::make_unique<FixedKernels<OneBitFormat>>();
+}
 
 }  // namespace gradwire::cuda

@@ -13,10 +13,9 @@ namespace gradwire::cuda {
 // Each group is added up in parts of kChunkValues from its own begin on, so parts are not chunks
 // where there are several groups. Each block handles the parts that begin in its chunk.
 struct SignScratch {
-  PartSums* sums;         // of the parts: segments.chunks + segments.scales are enough
-  SignMeans* means;       // of each scale
-  uint32_t* anything;     // of each segment: whether a mean is not 0
-  Magnitudes magnitudes;  // of segments
+  PartSums* sums;      // of the parts: segments.chunks + segments.scales are enough
+  SignMeans* means;    // of each scale
+  uint32_t* anything;  // of each segment: whether a mean is not 0
 };
 
 __device__ inline uint64_t parts_of_group(const Segment& segment) {
@@ -94,24 +93,22 @@ __device__ inline void sum_large_groups(const Chunk& chunk, const Input& input,
   }
 }
 
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    sum_signs(Segments segments, Input input, SignScratch scratch) {
+static GW_KERNEL void sum_signs(Segments segments, Encoding encoding, SignScratch scratch) {
   __shared__ BlockShared shared;
   const Chunk chunk = Chunk::create(segments, blockIdx.x);
   if (chunk.of_segment == 0 && threadIdx.x == 0) scratch.anything[chunk.index] = 0;
   uint32_t largest = 0;
   if (chunk.segment.scales > 1 && chunk.segment.group_size < kBlockGroup) {
-    sum_small_groups(chunk, input, scratch, largest);
+    sum_small_groups(chunk, encoding.input, scratch, largest);
   } else {
-    sum_large_groups(chunk, input, scratch, largest);
+    sum_large_groups(chunk, encoding.input, scratch, largest);
   }
   largest = block_max(largest, shared);
-  if (threadIdx.x == 0) atomicMax(&scratch.magnitudes.of_segment[chunk.index], largest);
+  if (threadIdx.x == 0) atomicMax(&encoding.magnitudes.of_segment[chunk.index], largest);
 }
 
 // Finds the means of the groups that begin in each chunk.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    find_means(Segments segments, SignScratch scratch) {
+static GW_KERNEL void find_means(Segments segments, SignScratch scratch) {
   __shared__ PartsShared shared;
   const Chunk chunk = Chunk::create(segments, blockIdx.x);
   const Segment& segment = chunk.segment;

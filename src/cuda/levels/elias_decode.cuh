@@ -72,14 +72,15 @@ __device__ inline int8_t signed_level(uint32_t magnitude, uint32_t sign) {
 // Reads the levels of a chunk of n, some at a time.
 class LevelDecoder {
  public:
-  __device__ LevelDecoder(const uint8_t* bytes, uint32_t size, uint32_t n, LevelLayout layout)
-      : reader_(bytes, size), n_(n), layout_(layout) {}
+  __device__ LevelDecoder(const uint8_t* bytes, uint32_t size, uint32_t n,
+                          QsgdParameters parameters)
+      : reader_(bytes, size), n_(n), parameters_(parameters) {}
 
   // Reads the levels from `begin` to `end` onto zeros; each call goes on where the last one ended.
   // false: the bytes do not stand for n levels.
   __device__ bool read(uint32_t begin, uint32_t end, int8_t* levels) {
-    const bool fine = layout_.coder == LevelCoder::kDense ? read_dense(begin, end, levels)
-                                                          : read_sparse(begin, end, levels);
+    const bool fine = parameters_.coder == LevelCoder::kDense ? read_dense(begin, end, levels)
+                                                              : read_sparse(begin, end, levels);
     return fine && !reader_.overrun() && (end < n_ || reader_.at_end());
   }
 
@@ -87,7 +88,7 @@ class LevelDecoder {
   __device__ bool read_dense(uint32_t begin, uint32_t end, int8_t* levels) {
     for (uint32_t at = begin; at < end; ++at) {
       const uint32_t number = reader_.number();
-      if (number == 0 || number > static_cast<uint32_t>(layout_.levels) + 1) return false;
+      if (number == 0 || number > static_cast<uint32_t>(parameters_.levels) + 1) return false;
       levels[at - begin] = signed_level(number - 1, number > 1 ? reader_.bit() : 0);
     }
     return true;
@@ -99,7 +100,7 @@ class LevelDecoder {
     while (next_ <= end && next_ <= n_) {
       const uint32_t sign = reader_.bit();
       const uint32_t magnitude = reader_.number();
-      if (magnitude == 0 || magnitude > static_cast<uint32_t>(layout_.levels)) return false;
+      if (magnitude == 0 || magnitude > static_cast<uint32_t>(parameters_.levels)) return false;
       levels[next_ - 1 - begin] = signed_level(magnitude, sign);
       if (!read_distance()) return false;
     }
@@ -115,22 +116,22 @@ class LevelDecoder {
 
   EliasReader reader_;
   uint32_t n_;
-  LevelLayout layout_;
+  QsgdParameters parameters_;
   uint32_t next_ = 0;  // sparse: after the next level that is not 0; n + 1: there is none
 };
 
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    decode_elias_levels(Segments segments, Decoding decoding, LevelLayout layout) {
+static GW_KERNEL void decode_elias_levels(Segments segments, Decoding decoding,
+                                          QsgdParameters parameters) {
   __shared__ int8_t all_levels[kWarps][kReadLevels];
   const uint64_t number = static_cast<uint64_t>(blockIdx.x) * kWarps + warp();
   if (number >= segments.chunks) return;
   const Chunk chunk = Chunk::create(segments, static_cast<uint32_t>(number));
-  const uint8_t* bytes = decoding.bytes_of(chunk, number, lane(), kLanes);
+  const uint8_t* bytes = decoding.bytes_of(chunk, lane(), kLanes);
   if (bytes == nullptr) return;
   const uint8_t* units = decoding.scales_of(chunk);
   int8_t* levels = all_levels[warp()];
   const ScaleOf scale_of(chunk);
-  LevelDecoder decoder(bytes, decoding.size[number], chunk.n, layout);
+  LevelDecoder decoder(bytes, decoding.size[chunk.number], chunk.n, parameters);
   bool valid = decoding.any_scale[chunk.index] != 0;
   for (uint32_t begin = 0; begin < chunk.n && valid; begin += kReadLevels) {
     const uint32_t end = min(begin + kReadLevels, chunk.n);
@@ -142,8 +143,10 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     __syncwarp();
 #pragma unroll 4
     for (uint32_t at = begin + lane(); at < end && valid; at += kLanes) {
-      put_level(decoding.out[chunk.begin + at], levels[at - begin],
-                float_of(load_word<uint32_t>(units + 4 * scale_of(at))), decoding.mode);
+      const float unit = float_of(load_word<uint32_t>(units + 4 * scale_of(at)));
+      const float value = level_value(levels[at - begin], unit);
+      float& out = decoding.out[chunk.begin + at];
+      out = decoding.mode == DecodeMode::kStore ? value : out + value;
     }
     __syncwarp();
   }

@@ -22,7 +22,7 @@ inline constexpr uint32_t kListedDistances = 256;
 inline constexpr uint32_t kRowValues = 8 * kThreads;
 inline constexpr uint32_t kRowWords = kRowValues * 16 / 32 + 3;
 
-// A block's shared memory.
+// The shared memory of a block.
 struct EliasShared {
   LevelBytes levels;
   uint32_t of_level[256];  // by level + s
@@ -160,17 +160,15 @@ __device__ inline void write_codes(const LevelReader& reader, uint32_t n, EliasS
   }
 }
 
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    encode_elias_levels(Segments segments, Encoding encoding, LevelLayout layout,
-                        const LevelStep* steps) {
+static GW_KERNEL void encode_elias_levels(Segments segments, Encoding encoding,
+                                          QsgdParameters parameters, const LevelStep* steps) {
   __shared__ EliasShared shared;
-  const uint32_t number = take_ticket(encoding.ticket);
-  const Chunk chunk = Chunk::create(segments, number);
-  if (!quantize_chunk(chunk, layout.levels, encoding, steps, shared.levels)) return;
-  list_codes(layout.levels, layout.coder, shared);
-  const LevelReader reader(shared, chunk.n, layout.levels, layout.coder);
+  const Chunk chunk = Chunk::create(segments, take_ticket(encoding.ticket));
+  if (!quantize_chunk(chunk, parameters.levels, encoding, steps, shared.levels)) return;
+  list_codes(parameters.levels, parameters.coder, shared);
+  const LevelReader reader(shared, chunk.n, parameters.levels, parameters.coder);
   const uint32_t size = (count_bits(reader, shared) + 7) / 8;
-  write_codes(reader, chunk.n, shared, encoding.place(layout, chunk, number, size));
+  write_codes(reader, chunk.n, shared, place(encoding, chunk, size));
 }
 
 }  // namespace gradwire::cuda

@@ -12,57 +12,19 @@
 
 namespace gradwire::cuda {
 
-// The units of levels (payloads.cuh).
-struct LevelUnits {
-  static constexpr uint32_t kScaleBytes = sizeof(float);
+// Levels of one width, as fixed_decode.cuh takes them. Their scales, as those of levels in Elias
+// codes, are units, and s times a unit is finite, too.
+struct LevelFormat : FloatScales {
+  static constexpr bool kSparse = false;
 
   int32_t levels;
-
-  // Finite with a clear sign bit, and so is s times the unit.
-  __device__ bool valid(const uint8_t* unit, bool& any) const {
-    const auto bits = load_word<uint32_t>(unit);
-    any = bits != 0;
-    return bits < kNonFiniteBits && float_of(bits) * static_cast<float>(levels) <= FLT_MAX;
-  }
-};
-
-// Payloads of Elias codes (coded_layout.cuh).
-struct LevelLayout : LevelUnits {
-  static constexpr uint64_t kExtra = 0;
-  static constexpr bool kEmptyIsZeros = true;
-
-  LevelCoder coder;
-
-  __device__ uint32_t room(uint32_t n) const {
-    return static_cast<uint32_t>(coder == LevelCoder::kSparse ? sparse_levels_room(n, levels)
-                                                              : dense_levels_room(n, levels));
-  }
-  __device__ uint32_t least(uint32_t n) const {
-    return static_cast<uint32_t>(coder == LevelCoder::kSparse ? sparse_levels_least(n)
-                                                              : dense_levels_least(n));
-  }
-  __device__ static bool varying() { return true; }
-};
-
-// Stores or adds a level.
-__device__ inline void put_level(float& value, int32_t level, float unit, DecodeMode mode) {
-  value = mode == DecodeMode::kStore ? level_value(level, unit) : value + level_value(level, unit);
-}
-
-// Levels of one width, as fixed_decode.cuh takes them.
-struct LevelFormat : LevelUnits {
-  static constexpr bool kEmptyIsZero = true;
-  static constexpr bool kSparse = false;
-  using Scale = float;  // the unit
-
   uint32_t width;
 
-  GW_HOST_DEVICE uint64_t bytes(uint64_t n) const {
-    return packed_levels_size(n, static_cast<int>(width));
+  __device__ bool valid(const uint8_t* unit, bool& any) const {
+    return FloatScales::valid(unit, any) && load(unit) * static_cast<float>(levels) <= FLT_MAX;
   }
-  __device__ static Scale load(const uint8_t* unit) { return float_of(load_word<uint32_t>(unit)); }
 
-  // One byte or two.
+  // The code lies in one byte or two.
   __device__ uint32_t code(const uint8_t* values, uint32_t at) const {
     const uint32_t bit = at * width;
     uint32_t code = values[bit / 8];

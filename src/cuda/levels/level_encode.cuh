@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/coded/coded_encode.cuh"
+#include "cuda/coded/chunk_places.cuh"
 #include "cuda/common/draws.cuh"
 #include "cuda/levels/level_steps.cuh"
 
@@ -68,20 +68,20 @@ __device__ inline void pack_levels(LevelBytes& levels, uint32_t n, int width) {
 }
 
 // Quantizes, packs and writes a chunk, whose place is fixed.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    encode_fixed_levels(Segments segments, Encoding encoding, int32_t levels,
-                        const LevelStep* steps) {
+static GW_KERNEL void encode_fixed_levels(Segments segments, Encoding encoding, int32_t levels,
+                                          const LevelStep* steps) {
   __shared__ LevelBytes bytes;
   const Chunk chunk = Chunk::create(segments, blockIdx.x);
   if (!quantize_chunk(chunk, levels, encoding, steps, bytes)) return;
   const int width = level_width(levels);
   pack_levels(bytes, chunk.n, width);
-  const uint64_t begin = 4 * static_cast<uint64_t>(chunk.segment.scales) +
-                         chunk.of_segment * packed_levels_size(kChunkValues, width);
-  const auto size = static_cast<uint32_t>(packed_levels_size(chunk.n, width));
-  copy_out(bytes.words, size, encoding.payload(chunk) + begin);
-  if (threadIdx.x == 0 && chunk.of_segment + 1 == chunk.segment.chunks)
-    encoding.encoded[chunk.index].size = begin + size;
+  const Segment& segment = chunk.segment;
+  copy_out(bytes.words, segment.room(chunk.of_segment),
+           encoding.payload(chunk) + segment.scales_size +
+               uint64_t{segment.full_room} * chunk.of_segment);
+  if (chunk.of_segment == 0 && threadIdx.x == 0) {
+    encoding.encoded[chunk.index].size = segment.largest_size;
+  }
 }
 
 }  // namespace gradwire::cuda

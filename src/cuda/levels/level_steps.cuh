@@ -4,10 +4,7 @@
 
 #include <cstdint>
 
-#include "base/return_if_error.h"
 #include "codecs/qsgd/qsgd.h"
-#include "cuda/common/block.cuh"
-#include "cuda/common/codec_kernels.h"
 #include "cuda/common/magnitudes.cuh"
 #include "cuda/common/sums.cuh"
 #include "cuda/common/unaligned.cuh"
@@ -20,7 +17,8 @@ struct LevelStep {
   LevelScale scale;  // unspecified where the unit is 0
 };
 
-// The squares of so many values are added up first, and then these sums (spec/format.md, qsgd).
+// Squares are added up in parts of so many values, and then the sums of the parts
+// (spec/format.md, qsgd).
 inline constexpr uint64_t kPartValues = 4096;
 inline constexpr uint32_t kPartsOfChunk = kChunkValues / kPartValues;
 
@@ -37,10 +35,8 @@ GW_HOST_DEVICE inline uint64_t most_parts(const Segments& segments) {
 }
 
 // Finds the sums of squares; half a warp handles each part, and each lane adds up its own values.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    sum_squares(Segments segments, Input input, double* squares) {
-  const uint64_t number =
-      (static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x) / kMomentLanes;
+static GW_KERNEL void sum_squares(Segments segments, Input input, double* squares) {
+  const uint64_t number = thread_number() / kMomentLanes;
   const Segment segment = segments.segments[segments.find(number, first_part)];
   const uint64_t part = number - first_part(segment);
   const uint64_t group = part / square_parts(segment);
@@ -62,10 +58,9 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 
 // Turns magnitudes, or sums of squares if there are any, into steps, and writes the units into the
 // payloads.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    make_steps(Segments segments, int32_t levels, Magnitudes magnitudes, const double* squares,
-               LevelStep* steps, uint8_t* payloads) {
-  const uint64_t number = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+static GW_KERNEL void make_steps(Segments segments, Encoding encoding, int32_t levels,
+                                 const double* squares, LevelStep* steps) {
+  const uint64_t number = thread_number();
   if (number >= segments.scales) return;
   const auto scale = static_cast<uint32_t>(number);
   const uint32_t index = segment_of_scale(segments, scale);
@@ -73,7 +68,7 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   const uint64_t group = scale - segment.first_scale;
   uint32_t norm = 0;
   if (squares == nullptr) {
-    norm = magnitudes.of_scale[scale];
+    norm = encoding.magnitudes.of_scale[scale];
   } else {
     const uint64_t values = segment.values_of_group(group);
     const uint64_t part = first_part(segment) + group * square_parts(segment);
@@ -82,7 +77,7 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     for (uint64_t i = 0; i * kPartValues < values; ++i) sum += squares[part + i];
     norm = magnitude_bits(l2_norm_of(sum));
     // A read is cheaper than an atomic operation, and most norms are not the largest.
-    uint32_t* largest = &magnitudes.of_segment[index];
+    uint32_t* largest = &encoding.magnitudes.of_segment[index];
     if (norm > *static_cast<volatile uint32_t*>(largest)) atomicMax(largest, norm);
   }
   LevelStep step{};
@@ -91,7 +86,7 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     step.scale = level_scale(step.unit, levels);
   }
   steps[scale] = step;
-  store_word(payloads + segment.payload + 4 * group, bits_of(step.unit));
+  store_word(encoding.payloads + segment.payload + 4 * group, bits_of(step.unit));
 }
 
 }  // namespace gradwire::cuda

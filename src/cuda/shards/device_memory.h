@@ -4,34 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <utility>
 
-#include "gradwire/status.h"
+#include "cuda/common/cuda_status.h"
 
 namespace gradwire::cuda {
-
-// kDeviceError with CUDA's own words.
-inline Status to_status(cudaError_t error) {
-  if (error == cudaSuccess) return {};
-  return {StatusCode::kDeviceError, std::string("CUDA: ") + cudaGetErrorString(error)};
-}
-
-// Makes a device current for the thread, as long as the object lives.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int device) : status_(to_status(cudaGetDevice(&before_))) {
-    if (status_.ok()) status_ = to_status(cudaSetDevice(device));
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-  ~CurrentDevice() { static_cast<void>(cudaSetDevice(before_)); }
-  [[nodiscard]] const Status& status() const { return status_; }
-
- private:
-  int before_ = 0;
-  Status status_;
-};
 
 // Memory that grows, from one of CUDA's pairs of functions.
 template <cudaError_t (*kAllocate)(void**, size_t), cudaError_t (*kFree)(void*)>

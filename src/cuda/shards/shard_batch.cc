@@ -2,29 +2,31 @@
 
 #include <algorithm>
 #include <map>
-#include <utility>
 
 #include "base/return_if_error.h"
 
 namespace gradwire::cuda {
 
 Result<BucketCodec> create_bucket_codec(const std::string& text,
-                                        std::span<const BucketSegment> segments) {
+                                        const std::vector<BucketSegment>& segments) {
   Result<std::shared_ptr<const Codec>> codec = Codec::parse(text);
   if (!codec.ok()) return codec.status();
   return BucketCodec::create(std::move(codec).value(), segments);
 }
 
-Result<ShardBatch> ShardBatch::create(const Shards& shards, std::span<const uint32_t> these,
-                                      const CodecOf& codec_of) {
+Result<ShardBatch> ShardBatch::create(const Shards& shards, const std::vector<Shard>& these) {
   ShardBatch batch;
   std::map<std::string, std::vector<size_t>> slots_of_codec;
-  for (uint32_t shard : these) {
+  for (const auto& [shard, direction] : these) {
     for (uint32_t frame = 0; frame < shards.segments[shard].size(); ++frame) {
       const uint32_t i = shards.segments[shard][frame];
-      slots_of_codec[codec_of(i)->text()].push_back(batch.slots_.size());
-      batch.slots_.push_back(
-          {.shard = shard, .segment = i, .index = 0, .frame = frame, .payload_begin = 0});
+      slots_of_codec[shards.codec(i, direction)->text()].push_back(batch.slots_.size());
+      batch.slots_.push_back({.shard = shard,
+                              .segment = i,
+                              .frame = frame,
+                              .part = 0,
+                              .index = 0,
+                              .payload_begin = 0});
     }
   }
   uint32_t first = 0;
@@ -38,10 +40,11 @@ Result<ShardBatch> ShardBatch::create(const Shards& shards, std::span<const uint
     }
     Result<BucketCodec> made = create_bucket_codec(text, segments);
     if (!made.ok()) return made.status();
-    const ResidualType residual_type = codec_of(batch.slots_[slots[0]].segment)->residual_type();
     for (size_t k = 0; k < slots.size(); ++k) {
-      batch.slots_[slots[k]].index = first + static_cast<uint32_t>(k);
-      batch.slots_[slots[k]].payload_begin = batch.payloads_size_ + made.value().payload_offset(k);
+      Slot& slot = batch.slots_[slots[k]];
+      slot.part = static_cast<uint32_t>(batch.parts_.size());
+      slot.index = first + static_cast<uint32_t>(k);
+      slot.payload_begin = batch.payloads_size_ + made.value().payload_offset(k);
     }
     DeviceMemory table;
     const std::span<const std::byte> on_host = made.value().table();
@@ -51,7 +54,6 @@ Result<ShardBatch> ShardBatch::create(const Shards& shards, std::span<const uint
     const uint64_t payloads_size = made.value().payloads_size();
     batch.parts_.push_back({.codec = std::move(made).value(),
                             .table = std::move(table),
-                            .residual_type = residual_type,
                             .payloads_begin = batch.payloads_size_,
                             .first = first,
                             .count = static_cast<uint32_t>(slots.size())});

@@ -1,10 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
-#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/shards/device_memory.h"
@@ -16,17 +14,18 @@ namespace gradwire::cuda {
 // By the codec's text, as the codecs of a layout may come from another copy of the library (each of
 // Python's modules has one), whose classes this one does not know.
 Result<BucketCodec> create_bucket_codec(const std::string& text,
-                                        std::span<const BucketSegment> segments);
+                                        const std::vector<BucketSegment>& segments);
 
 // The segments of some shards, which are encoded or decoded together: one launch handles all
 // segments of a codec.
 class ShardBatch {
  public:
+  using Shard = std::pair<uint32_t, Direction>;  // in which the shard travels
+
   // The segments of one codec.
   struct Part {
     BucketCodec codec;
     DeviceMemory table;
-    ResidualType residual_type;
     uint64_t payloads_begin;  // in the payloads of the batch
     uint32_t first;           // of its segments, in the batch's numbering by parts
     uint32_t count;
@@ -34,15 +33,14 @@ class ShardBatch {
   // A segment of the batch, in the order of the shards and of their segments.
   struct Slot {
     uint32_t shard;
-    uint32_t segment;        // of the layout
+    uint32_t segment;  // of the layout
+    uint32_t frame;    // of the shard's packets
+    uint32_t part;
     uint32_t index;          // in the numbering by parts
-    uint32_t frame;          // of the shard's packets
     uint64_t payload_begin;  // where its payload begins if it is encoded
   };
-  using CodecOf = std::function<const std::shared_ptr<const Codec>&(uint32_t segment)>;
 
-  static Result<ShardBatch> create(const Shards& shards, std::span<const uint32_t> these,
-                                   const CodecOf& codec_of);
+  static Result<ShardBatch> create(const Shards& shards, const std::vector<Shard>& these);
 
   [[nodiscard]] const std::vector<Part>& parts() const { return parts_; }
   [[nodiscard]] const std::vector<Slot>& slots() const { return slots_; }

@@ -17,30 +17,11 @@ struct SentValues {
   uint32_t count;
 };
 
-GW_HOST_DEVICE inline uint32_t width_of(SentAs sent_as) {
+__device__ inline uint32_t width_of(SentAs sent_as) {
   return sent_as == SentAs::kFloat32 ? sizeof(float) : sizeof(uint16_t);
 }
 
-// Payloads of topk (coded_layout.cuh).
-struct SparseLayout {
-  static constexpr uint32_t kScaleBytes = 0;
-  static constexpr uint64_t kExtra = 1;  // there is at least one value
-  static constexpr bool kEmptyIsZeros = true;
-
-  SentAs sent_as;
-  IndexCoder coder;
-
-  __device__ uint32_t room(uint32_t n) const {
-    const auto rice = static_cast<uint32_t>(kIndexSizeBytes + packed_size(n));
-    return (coder == IndexCoder::kRice ? rice : (n + 7) / 8) + n * width_of(sent_as);
-  }
-  __device__ uint32_t least(uint32_t n) const {
-    return coder == IndexCoder::kRice ? static_cast<uint32_t>(kIndexSizeBytes) : (n + 7) / 8;
-  }
-  __device__ static bool varying() { return true; }
-};
-
-// Fills in all but the trits, of n values.
+// Counts the values that are sent before each word, and all of them. There are n values.
 __device__ inline void count_sent(uint32_t n, SentValues& sent, BlockShared& shared) {
   const uint32_t count = count_before(
       n, [&](uint32_t word) { return sent.trits.plus[word]; }, sent.before, shared);

@@ -1,6 +1,6 @@
 #pragma once
 
-// From a few values and their places to all values (spec/format.md, topk). Any bytes are safe.
+// Decodes values and their places to a chunk (spec/format.md, topk). Any bytes are safe.
 
 #include <cstdint>
 
@@ -62,18 +62,18 @@ __device__ inline bool read_gap_index(const uint8_t* bytes, uint32_t size, uint3
   return block_max(wrong, shared) == 0;
 }
 
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    decode_large(Segments segments, Decoding decoding, SparseLayout layout) {
+static GW_KERNEL void decode_large(Segments segments, Decoding decoding,
+                                   TopkParameters parameters) {
   __shared__ SentValues sent;
   __shared__ BlockShared shared;
   const Chunk chunk = Chunk::create(segments, blockIdx.x);
-  const uint8_t* bytes = decoding.bytes_of(chunk, blockIdx.x);
+  const uint8_t* bytes = decoding.bytes_of(chunk);
   if (bytes == nullptr) return;
-  const uint32_t size = decoding.size[blockIdx.x];
+  const uint32_t size = decoding.size[chunk.number];
   const uint32_t n = chunk.n;
   uint32_t index_size = 0;
   bool valid = false;
-  if (layout.coder == IndexCoder::kBitmap) {
+  if (parameters.index == IndexCoder::kBitmap) {
     index_size = (n + 7) / 8;
     valid = size >= index_size && read_map(bytes, n, sent.trits, shared);
   } else if (size >= kIndexSizeBytes) {
@@ -82,7 +82,7 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     valid = index_size <= size &&
             read_gap_index(bytes + kIndexSizeBytes, coded_size, n, sent.trits, shared);
   }
-  const uint32_t width = width_of(layout.sent_as);
+  const uint32_t width = width_of(parameters.values);
   if (valid) {
     count_sent(n, sent, shared);
     valid = size == index_size + sent.count * width;
@@ -100,7 +100,7 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
       return;
     }
     const uint8_t* sent_at = from + rank * width;
-    const float taken = layout.sent_as == SentAs::kFloat32
+    const float taken = parameters.values == SentAs::kFloat32
                             ? float_of(load_word<uint32_t>(sent_at))
                             : widen_bf16(load_word<uint16_t>(sent_at));
     value = stores ? taken : value + taken;

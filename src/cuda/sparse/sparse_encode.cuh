@@ -6,7 +6,8 @@
 
 #include <cstdint>
 
-#include "cuda/coded/coded_encode.cuh"
+#include "cuda/coded/chunk_places.cuh"
+#include "cuda/common/magnitudes.cuh"
 #include "cuda/sparse/sent_values.cuh"
 #include "cuda/ternary/ternary_code.cuh"
 #include "stages/threshold/reach.h"
@@ -43,29 +44,27 @@ __device__ inline void send_value(const Input& input, uint64_t index, SentAs sen
   input.store(index, b - widen_bf16(narrow));
 }
 
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    encode_large(Segments segments, Encoding encoding, SparseLayout layout,
-                 const float* thresholds) {
+static GW_KERNEL void encode_large(Segments segments, Encoding encoding, TopkParameters parameters,
+                                   const float* thresholds) {
   __shared__ SentValues sent;
   __shared__ CodedWords coded;
   __shared__ CoderScratch coder_scratch;
   __shared__ BlockShared shared;
-  const uint32_t number = take_ticket(encoding.ticket);
-  const Chunk chunk = Chunk::create(segments, number);
-  const SentAs sent_as = layout.sent_as;
+  const Chunk chunk = Chunk::create(segments, take_ticket(encoding.ticket));
+  const SentAs sent_as = parameters.values;
   if (encoding.refuse(chunk, sent_as == SentAs::kBfloat16 ? kRoundsToInfinity : kNonFiniteBits)) {
     return;
   }
   find_large(chunk, encoding.input, thresholds[chunk.index], sent, shared);
   // Of zeros only a header is sent. The residual is stored all the same, as x may cancel it.
   if (encoding.magnitudes.of_segment[chunk.index] == 0) return;
-  const bool rice = layout.coder == IndexCoder::kRice;
+  const bool rice = parameters.index == IndexCoder::kRice;
   const uint32_t coded_size =
       rice ? code_trits(TernaryCoder::kRice, sent.trits, chunk.n, coded, coder_scratch, shared)
            : (chunk.n + 7) / 8;
   const auto index_size = static_cast<uint32_t>(coded_size + (rice ? kIndexSizeBytes : 0));
   const uint32_t width = width_of(sent_as);
-  uint8_t* to = encoding.place(layout, chunk, number, index_size + sent.count * width);
+  uint8_t* to = place(encoding, chunk, index_size + sent.count * width);
   copy_out(rice ? coded.words : sent.trits.plus, coded_size, to + (index_size - coded_size));
   for_each_value(chunk.n, sent, [&](uint32_t at, bool is_sent, uint32_t rank) {
     if (is_sent) {

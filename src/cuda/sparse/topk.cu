@@ -1,4 +1,3 @@
-#include "base/return_if_error.h"
 #include "codecs/registry.h"
 #include "codecs/topk/topk.h"
 #include "cuda/common/thresholds.cuh"
@@ -10,43 +9,31 @@ namespace {
 
 class TopkKernels final : public CodecKernels {
  public:
-  explicit TopkKernels(const TopkParameters& parameters)
-      : ratio_(parameters.ratio), layout_{parameters.values, parameters.index} {}
+  explicit TopkKernels(const TopkParameters& parameters) : parameters_(parameters) {}
 
-  uint64_t group_size() const override { return 0; }
-
-  Status encode(const Segments& segments, const EncodeArguments& arguments, ScratchLayout& scratch,
-                cudaStream_t stream) const override {
-    const Encoding encoding(segments, arguments, /*scales=*/0, segments.chunks, scratch);
-    auto* thresholds = scratch.take<float>(segments.count);
-    if (scratch.counts()) return {};
-    GW_RETURN_IF_ERROR(encoding.clear(segments, stream));
-    GW_RETURN_IF_ERROR(queue_magnitudes(segments, encoding.input, encoding.magnitudes, stream));
-    GW_RETURN_IF_ERROR(launch(find_thresholds, segments.count, stream, segments, encoding.input,
-                              ratio_, thresholds));
-    return launch(encode_large, segments.chunks, stream, segments, encoding, layout_,
-                  static_cast<const float*>(thresholds));
+  void encode(Call& call, const EncodeArguments& arguments) const override {
+    const Encoding encoding(call, arguments, /*scales=*/0, call.segments.chunks);
+    auto* thresholds = call.take<float>(call.segments.count);
+    measure_magnitudes(call, encoding);
+    call.launch(find_thresholds, call.segments.count, encoding.input, parameters_.ratio,
+                thresholds);
+    call.launch(encode_large, call.segments.chunks, encoding, parameters_, thresholds);
   }
 
-  Status decode(const Segments& segments, const DecodeArguments& arguments, ScratchLayout& scratch,
-                cudaStream_t stream) const override {
-    return decode_coded(
-        segments, arguments, layout_, scratch, stream, [&](const Decoding& decoding) {
-          return launch(decode_large, segments.chunks, stream, segments, decoding, layout_);
-        });
+  void decode(Call& call, const DecodeArguments& arguments) const override {
+    decode_coded(call, arguments, NoScales(), [&](const Decoding& decoding) {
+      call.launch(decode_large, call.segments.chunks, decoding, parameters_);
+    });
   }
 
  private:
-  float ratio_;
-  SparseLayout layout_;
+  TopkParameters parameters_;
 };
-
-std::unique_ptr<const CodecKernels> create(const Codec& codec) {
-  return std::make_unique<TopkKernels>(*parameters_of<TopkParameters>(codec));
-}
 
 }  // namespace
 
-const KernelsFactory kernel_factories::topk = create;
+std::unique_ptr<const CodecKernels> kernel_factories::topk(const Codec& codec) {
+  return std::make_unique<TopkKernels>(*parameters_of<TopkParameters>(codec));
+}
 
 }  // namespace gradwire::cuda

@@ -31,7 +31,7 @@ class BitReader {
     }
     return static_cast<uint32_t>(at_hand_);
   }
-  // After peek; at most 32.
+  // Skips at most 32 bits. Called after peek.
   __device__ void skip(uint32_t bits) {
     at_hand_ >>= bits;
     count_ -= bits;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/ternary/ternary_layout.cuh"
+#include "cuda/fixed/fixed_decode.cuh"
 #include "stages/ternary/trit_draws.h"
 #include "stages/trits/two_bits.h"
 
@@ -12,19 +12,10 @@ namespace gradwire::cuda {
 
 // kTrits to a byte: kTritsPerByte or kTwoBitTrits.
 template <uint32_t kTrits>
-struct PackedTrits : TernaryScales {
-  static constexpr bool kEmptyIsZero = true;
+struct PackedTrits : FloatScales {
   static constexpr bool kSparse = true;
   static constexpr bool kTwoBits = kTrits == kTwoBitTrits;
   static_assert(kTwoBits || kTrits == kTritsPerByte);
-  using Scale = float;
-
-  GW_HOST_DEVICE static uint64_t bytes(uint64_t n) {
-    return kTwoBits ? two_bit_size(n) : packed_size(n);
-  }
-  __device__ static Scale load(const uint8_t* scale) {
-    return float_of(load_word<uint32_t>(scale));
-  }
 
   __device__ static uint32_t code(const uint8_t* values, uint32_t at) {
     return values[at / kTrits];
@@ -38,7 +29,7 @@ struct PackedTrits : TernaryScales {
     if constexpr (kTwoBits) return (code >> 2 * (at % kTrits) & 3) != 3;
     return code <= kLargestPackedByte;
   }
-  // Trits are 0 there, and bits too.
+  // The trits and bits after the last value are 0.
   __device__ static bool valid_end(uint32_t code, uint32_t n) {
     if constexpr (kTwoBits) return n % kTrits == 0 || code >> 2 * (n % kTrits) == 0;
     bool valid = true;

@@ -49,7 +49,7 @@ static __global__ void __launch_bounds__(kThreads, 3)
   const uint32_t read_chunk = first_chunk + min(threadIdx.x, count - 1);
   const Chunk read = Chunk::create(segments, read_chunk);
   const bool reads = threadIdx.x < count && is_coded(read_chunk, read.n);
-  GapReader reader(decoding.payloads + (reads ? decoding.begin[read_chunk] : 0),
+  GapReader reader(decoding.bytes + (reads ? decoding.begin[read_chunk] : 0),
                    reads ? decoding.size[read_chunk] : 0, read.n);
   for (uint32_t first = 0; first < most + kTileValues; first += kTileValues) {
     const uint32_t turn = first / kTileValues;

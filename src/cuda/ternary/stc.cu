@@ -1,4 +1,3 @@
-#include "base/return_if_error.h"
 #include "codecs/registry.h"
 #include "codecs/stc/stc.h"
 #include "cuda/common/sums.cuh"
@@ -10,13 +9,13 @@ namespace gradwire::cuda {
 namespace {
 
 // Adds up the magnitudes that reach the threshold. They are listed in order, and the i-th of them
-// goes to lane i % 16 of the format's.
+// goes to the format's lane i % 16.
 class ReachedSum {
  public:
   // `list` has room for a tile.
   __device__ ReachedSum(float threshold, float* list) : threshold_(threshold), list_(list) {}
 
-  // The next `there` values, in warp 0.
+  // Adds the next `there` values. Warp 0 calls it.
   __device__ void add(const float* values, uint32_t there) {
     uint32_t listed = 0;
     for (uint32_t first = 0; first < there; first += kLanes) {
@@ -37,7 +36,7 @@ class ReachedSum {
     __syncwarp();
   }
 
-  // In lane 0 of warp 0.
+  // Returns the sum to lane 0 of warp 0.
   __device__ PartSums total() const { return {{add_lanes(sum_), 0}, count_}; }
 
  private:
@@ -48,9 +47,8 @@ class ReachedSum {
 };
 
 // Finds the sums of each chunk, and the largest magnitudes.
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    sum_reached(Segments segments, Input input, Magnitudes magnitudes, const float* thresholds,
-                PartSums* sums) {
+GW_KERNEL void sum_reached(Segments segments, Encoding encoding, const float* thresholds,
+                           PartSums* sums) {
   __shared__ SumTiles tiles;
   __shared__ float list[kTileValues];
   __shared__ BlockShared shared;
@@ -58,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   ReachedSum reached(thresholds[chunk.index], list);
   uint32_t largest = 0;
   stage_part(
-      input, chunk.begin, chunk.n, tiles,
+      encoding.input, chunk.begin, chunk.n, tiles,
       [&](uint32_t, float b) { largest = max(largest, magnitude_bits(b)); },
       [&](const float* values, uint32_t there) { reached.add(values, there); });
   if (warp() == 0) {
@@ -66,12 +64,11 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     if (lane() == 0) sums[blockIdx.x] = total;
   }
   largest = block_max(largest, shared);
-  if (threadIdx.x == 0) raise_segment(chunk, largest, /*several=*/false, magnitudes);
+  if (threadIdx.x == 0) raise_segment(chunk, largest, /*several=*/false, encoding.magnitudes);
 }
 
 // Finds the mean magnitude of the values sent; each block handles one segment.
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    find_mean_reached(Segments segments, const PartSums* sums, float* means) {
+GW_KERNEL void find_mean_reached(Segments segments, const PartSums* sums, float* means) {
   __shared__ PartsShared shared;
   const Segment segment = segments.segments[blockIdx.x];
   const PartSums total = add_parts(sums + segment.first_chunk, segment.chunks, shared);
@@ -82,50 +79,35 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 struct StcQuantizer {
   static constexpr bool kDraws = false;
 
-  // Its part of a call's scratch.
-  struct Kept {
-    PartSums* sums;     // of each chunk
-    float* thresholds;  // of each segment
-    float* means;       // of each segment
-  };
-
   float density;
-  Kept kept{};
+  float* thresholds = nullptr;  // of each segment
+  float* means = nullptr;       // of each segment
   float threshold = 0;
   float mean = 0;
 
-  void take_scratch(const Segments& segments, ScratchLayout& layout) {
-    kept = {.sums = layout.take<PartSums>(segments.chunks),
-            .thresholds = layout.take<float>(segments.count),
-            .means = layout.take<float>(segments.count)};
-  }
-
-  [[nodiscard]] Status measure(const Segments& segments, const Input& input,
-                               const Magnitudes& magnitudes, cudaStream_t stream) const {
-    GW_RETURN_IF_ERROR(
-        launch(find_thresholds, segments.count, stream, segments, input, density, kept.thresholds));
-    GW_RETURN_IF_ERROR(launch(sum_reached, segments.chunks, stream, segments, input, magnitudes,
-                              static_cast<const float*>(kept.thresholds), kept.sums));
-    return launch(find_mean_reached, segments.count, stream, segments,
-                  static_cast<const PartSums*>(kept.sums), kept.means);
+  void measure(Call& call, const Encoding& encoding) {
+    auto* sums = call.take<PartSums>(call.segments.chunks);
+    thresholds = call.take<float>(call.segments.count);
+    means = call.take<float>(call.segments.count);
+    call.launch(find_thresholds, call.segments.count, encoding.input, density, thresholds);
+    call.launch(sum_reached, call.segments.chunks, encoding, thresholds, sums);
+    call.launch(find_mean_reached, call.segments.count, sums, means);
   }
 
   __device__ void begin(uint32_t index) {
-    threshold = kept.thresholds[index];
-    mean = kept.means[index];
+    threshold = thresholds[index];
+    mean = means[index];
   }
   __device__ float scale(uint32_t) const { return mean; }
   __device__ int trit(float b, uint32_t, uint32_t) const { return reached_trit(b, threshold); }
 };
 
-std::unique_ptr<const CodecKernels> create(const Codec& codec) {
-  const StcParameters parameters = *parameters_of<StcParameters>(codec);
-  return std::make_unique<TernaryKernels<StcQuantizer>>(StcQuantizer{.density = parameters.density},
-                                                        parameters.coder, /*group_size=*/0);
-}
-
 }  // namespace
 
-const KernelsFactory kernel_factories::stc = create;
+std::unique_ptr<const CodecKernels> kernel_factories::stc(const Codec& codec) {
+  const StcParameters& parameters = *parameters_of<StcParameters>(codec);
+  return std::make_unique<TernaryKernels<StcQuantizer>>(StcQuantizer{.density = parameters.density},
+                                                        parameters.coder);
+}
 
 }  // namespace gradwire::cuda

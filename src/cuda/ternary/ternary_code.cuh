@@ -22,8 +22,8 @@ inline constexpr uint32_t kPackedBytes = kChunkValues / kTritsPerByte;
 inline constexpr uint32_t kTwoBitBytes = kChunkValues / kTwoBitTrits;
 inline constexpr uint32_t kMostGroups = kChunkValues / kRiceGroup;
 
-// As stages/trits/trit_bits.h, in words of 32 bits; bits after the last value are 0. There is one
-// word more, so that five bits can be read across the last one.
+// Trits as in stages/trits/trit_bits.h, in words of 32 bits; bits after the last value are 0. There
+// is one word more, so that five bits can be read across the last one.
 struct TritWords {
   uint32_t plus[kChunkWords + 1];
   uint32_t minus[kChunkWords + 1];
@@ -46,7 +46,7 @@ union CoderScratch {
   } rice;
 };
 
-// Completes the trits of n values, after all words up to the last value's were written.
+// Writes the word after the last one of n values. All other words were written before.
 __device__ inline void end_trits(uint32_t n, TritWords& trits) {
   if (threadIdx.x == 0) {
     trits.plus[(n + 31) / 32] = 0;

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cuda/ternary/ternary_code.cuh"
-#include "cuda/ternary/ternary_layout.cuh"
 #include "cuda/ternary/ternary_values.cuh"
 
 namespace gradwire::cuda {
@@ -34,15 +33,14 @@ __device__ inline bool expand_zero_runs(const uint8_t* codes, uint32_t size, uin
 
 // Decodes a chunk of packed bytes, whose zero runs may be coded; not chunks in Golomb-Rice code
 // (rice_decode.cuh). Wrong bytes refuse the payload.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    decode_ternary(Segments segments, Decoding decoding, TernaryCoder coder) {
+static GW_KERNEL void decode_ternary(Segments segments, Decoding decoding, TernaryCoder coder) {
   __shared__ uint32_t expanded[kPackedBytes / 4];
   __shared__ BlockShared shared;
   const Chunk chunk = Chunk::create(segments, blockIdx.x);
   const uint32_t n = chunk.n;
-  const uint8_t* five = decoding.bytes_of(chunk, blockIdx.x);  // packed bytes
+  const uint8_t* five = decoding.bytes_of(chunk);  // packed bytes
   if (five == nullptr) return;
-  const uint32_t size = decoding.size[blockIdx.x];
+  const uint32_t size = decoding.size[chunk.number];
   const auto packed = static_cast<uint32_t>(packed_size(n));
   bool valid = decoding.any_scale[chunk.index] != 0;
   if (valid && coder == TernaryCoder::kRice && size < packed) return;

@@ -1,6 +1,6 @@
 #pragma once
 
-// From trits to values, the end of decoding.
+// Turns decoded trits into values.
 
 #include <cstdint>
 
@@ -59,7 +59,7 @@ class TernaryValues {
   ScaleOf scale_of_;
 };
 
-// Does so for all values of a chunk. The whole block calls it.
+// Stores or adds all values of a chunk. The whole block calls it.
 template <typename TritOf>
 __device__ void put_trits(const Chunk& chunk, const Decoding& decoding, const TritOf& trit_of) {
   const TernaryValues values(chunk, decoding);

@@ -11,11 +11,7 @@ struct ThreeLcQuantizer {
 
   float sparsity;
 
-  void take_scratch(const Segments&, ScratchLayout&) {}
-  [[nodiscard]] static Status measure(const Segments& segments, const Input& input,
-                                      const Magnitudes& magnitudes, cudaStream_t stream) {
-    return queue_magnitudes(segments, input, magnitudes, stream);
-  }
+  static void measure(Call& call, const Encoding& encoding) { measure_magnitudes(call, encoding); }
 
   __device__ void begin(uint32_t) {}
   __device__ float scale(uint32_t largest) const { return ternary_multiplier(largest, sparsity); }
@@ -24,14 +20,12 @@ struct ThreeLcQuantizer {
   }
 };
 
-std::unique_ptr<const CodecKernels> create(const Codec& codec) {
-  const ThreeLcParameters parameters = *parameters_of<ThreeLcParameters>(codec);
-  return std::make_unique<TernaryKernels<ThreeLcQuantizer>>(
-      ThreeLcQuantizer{parameters.sparsity}, parameters.coder, parameters.group_size);
-}
-
 }  // namespace
 
-const KernelsFactory kernel_factories::three_lc = create;
+std::unique_ptr<const CodecKernels> kernel_factories::three_lc(const Codec& codec) {
+  const ThreeLcParameters& parameters = *parameters_of<ThreeLcParameters>(codec);
+  return std::make_unique<TernaryKernels<ThreeLcQuantizer>>(ThreeLcQuantizer{parameters.sparsity},
+                                                            parameters.coder);
+}
 
 }  // namespace gradwire::cuda

@@ -195,7 +195,8 @@ Result<std::unique_ptr<Exchange>> make(const ExchangeChoice&, ExchangeSetup& set
   SharedScales* shared = endpoint.codec().share_scales();
   if (shared == nullptr) {
     return Status(StatusCode::kInvalidArgument,
-                  "exchange terngrad: the codecs of this device can't share scales and add trits");
+                  "exchange terngrad adds trits in the memory of the host alone: buckets on a "
+                  "device take exchange sharded, with codec terngrad");
   }
   GW_ASSIGN_OR_RETURN(std::shared_ptr<const Codec> raw, Codec::parse("raw"));
   GW_ASSIGN_OR_RETURN(PacketWriter writer,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from gradwire._core import ShardCodecs
-from gradwire.torch.device.device_codec import require_kernels, stream_of
+from gradwire.torch.device.kernels import require_kernels, stream_of
 
 _HIGH_PRIORITY = -1  # the work of a bucket is short, and other ranks wait for it
 

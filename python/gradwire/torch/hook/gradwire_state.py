@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from gradwire.torch.device import device_queue
-from gradwire.torch.device.device_codec import has_kernels, require_kernels
+from gradwire.torch.device.kernels import has_kernels, require_kernels
 from gradwire.torch.hook.parameter_names import ParameterNames
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
@@ -117,9 +117,9 @@ class GradwireState(SessionOwner):
         """Starts averaging the bucket over all ranks; the future holds its own buffer.
 
         Raises TypeError for gradients that are sparse, that are not float32, bfloat16 or float16,
-        or that are neither on the CPU nor on one GPU; RuntimeError for a GPU in a build without
-        CUDA, or in the capture of a CUDA graph; and the first error of the communication again if
-        there was one.
+        or that are neither on the CPU nor on one GPU; ValueError for an exchange that a GPU does
+        not have; RuntimeError for a GPU in a build without CUDA, or in the capture of a CUDA graph;
+        and the first error of the communication again if there was one.
         """
         queued, cpu = time.perf_counter(), time.thread_time()
         if self.error is not None:
@@ -226,6 +226,12 @@ class GradwireState(SessionOwner):
             )
         if values.device.type != "cpu" or has_kernels(values.device):
             require_kernels(values.device)
+            if self._settings.info["adds_trits"]:
+                raise ValueError(
+                    f"exchange='{self._settings.exchange}' adds trits on the CPU alone, and this "
+                    f"bucket is on {values.device}: take exchange='sharded' there, with "
+                    f"codec='{self._settings.codec}'"
+                )
         self._device = values.device
 
     def _connect(self, device: torch.device) -> Session:

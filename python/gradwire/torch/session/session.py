@@ -13,8 +13,8 @@ import torch
 from torch.futures import Future
 
 from gradwire.torch.device import device_queue
-from gradwire.torch.device.device_codec import has_kernels
 from gradwire.torch.device.device_queue import DeviceQueue
+from gradwire.torch.device.kernels import has_kernels
 from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread

@@ -1,18 +1,20 @@
-#pragma once
+// terngrad and stoch3, whose trits are drawn.
 
 #include <cstdint>
 
-#include "base/return_if_error.h"
+#include "codecs/registry.h"
+#include "codecs/stoch3/stoch3.h"
+#include "codecs/terngrad/terngrad.h"
 #include "cuda/common/sums.cuh"
 #include "cuda/ternary/ternary_kernels.cuh"
 #include "stages/ternary/trit_draws.h"
 
 namespace gradwire::cuda {
+namespace {
 
 // The first pass where values are clipped: finds the sum and the sum of squares of each chunk, and
 // the largest magnitudes.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    find_moments(Segments segments, Input input, Magnitudes magnitudes, PartSums* sums) {
+GW_KERNEL void find_moments(Segments segments, Encoding encoding, PartSums* sums) {
   __shared__ SumTiles tiles;
   __shared__ BlockShared shared;
   const Chunk chunk = Chunk::create(segments, blockIdx.x);
@@ -20,10 +22,12 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   const bool several = chunk.segment.scales > 1;
   uint32_t largest = 0;
   const double sum = add_part(
-      input, chunk.begin, chunk.n, tiles,
+      encoding.input, chunk.begin, chunk.n, tiles,
       [&](uint32_t at, float b) {
         largest = max(largest, magnitude_bits(b));
-        if (several) raise_scale(chunk, scale_of, at, magnitude_bits(b), magnitudes.of_scale);
+        if (several) {
+          raise_scale(chunk, scale_of, at, magnitude_bits(b), encoding.magnitudes.of_scale);
+        }
       },
       [](float b) {
         const double wide = b;
@@ -31,12 +35,11 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
       });
   if (threadIdx.x % kMomentLanes == 0 && warp() == 0) sums[blockIdx.x].of[which_sum()] = sum;
   largest = block_max(largest, shared);
-  if (threadIdx.x == 0) raise_segment(chunk, largest, several, magnitudes);
+  if (threadIdx.x == 0) raise_segment(chunk, largest, several, encoding.magnitudes);
 }
 
 // Finds what the values of each segment are clipped to; each block handles one segment.
-static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    find_limits(Segments segments, const PartSums* sums, float clip, float* limits) {
+GW_KERNEL void find_limits(Segments segments, const PartSums* sums, float clip, float* limits) {
   __shared__ PartsShared shared;
   const Segment segment = segments.segments[blockIdx.x];
   const PartSums total = add_parts(sums + segment.first_chunk, segment.chunks, shared);
@@ -49,35 +52,20 @@ static __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 struct DrawnQuantizer {
   static constexpr bool kDraws = true;
 
-  // Its part of a call's scratch.
-  struct Kept {
-    PartSums* sums;  // of each chunk
-    float* limits;   // of each segment
-  };
-
-  float clip;  // times the standard deviation; 0: no value is clipped
-  Kept kept{};
+  float clip;               // times the standard deviation; 0: no value is clipped
+  float* limits = nullptr;  // of each segment
   float limit = FLT_MAX;
 
-  void take_scratch(const Segments& segments, ScratchLayout& layout) {
-    if (clip == 0.0f) return;
-    kept = {.sums = layout.take<PartSums>(segments.chunks),
-            .limits = layout.take<float>(segments.count)};
-  }
-
-  [[nodiscard]] Status measure(const Segments& segments, const Input& input,
-                               const Magnitudes& magnitudes, cudaStream_t stream) const {
-    if (clip == 0.0f) {
-      return queue_magnitudes(segments, input, magnitudes, stream);
-    }
-    GW_RETURN_IF_ERROR(
-        launch(find_moments, segments.chunks, stream, segments, input, magnitudes, kept.sums));
-    return launch(find_limits, segments.count, stream, segments,
-                  static_cast<const PartSums*>(kept.sums), clip, kept.limits);
+  void measure(Call& call, const Encoding& encoding) {
+    if (clip == 0.0f) return measure_magnitudes(call, encoding);
+    auto* sums = call.take<PartSums>(call.segments.chunks);
+    limits = call.take<float>(call.segments.count);
+    call.launch(find_moments, call.segments.chunks, encoding, sums);
+    call.launch(find_limits, call.segments.count, sums, clip, limits);
   }
 
   __device__ void begin(uint32_t index) {
-    if (kept.limits != nullptr) limit = kept.limits[index];
+    if (limits != nullptr) limit = limits[index];
   }
   __device__ float scale(uint32_t largest) const {
     const float most = float_of(largest);
@@ -87,5 +75,18 @@ struct DrawnQuantizer {
     return draw_trit(b, TritDraw::create(limit, scale(largest)), word);
   }
 };
+
+}  // namespace
+
+std::unique_ptr<const CodecKernels> kernel_factories::terngrad(const Codec& codec) {
+  const TernGradParameters& parameters = *parameters_of<TernGradParameters>(codec);
+  return std::make_unique<TernaryKernels<DrawnQuantizer>>(DrawnQuantizer{.clip = parameters.clip},
+                                                          parameters.coder);
+}
+
+std::unique_ptr<const CodecKernels> kernel_factories::stoch3(const Codec& codec) {
+  return std::make_unique<TernaryKernels<DrawnQuantizer>>(
+      DrawnQuantizer{.clip = 0}, parameters_of<Stoch3Parameters>(codec)->coder);
+}
 
 }  // namespace gradwire::cuda

@@ -1,0 +1,106 @@
+#pragma once
+
+// What a shard codec does with values and residuals beside encoding and decoding: kernels for n
+// values, of blocks_of(n) blocks.
+
+#include <cstdint>
+
+#include "cuda/common/block.cuh"
+#include "cuda/common/input.cuh"
+#include "stages/element/float_bits.h"
+
+namespace gradwire::cuda {
+
+// Values of a residual, of `type` kFloat32 or kBfloat16, in device memory.
+struct ResidualValues {
+  ResidualType type;
+  void* values;
+
+  __device__ float load(uint64_t i) const {
+    return type == ResidualType::kFloat32 ? static_cast<const float*>(values)[i]
+                                          : widen_bf16(static_cast<const uint16_t*>(values)[i]);
+  }
+  __device__ void store(uint64_t i, float value) const {
+    if (type == ResidualType::kFloat32) {
+      static_cast<float*>(values)[i] = value;
+    } else {
+      static_cast<uint16_t*>(values)[i] = narrow_bf16(value);
+    }
+  }
+};
+
+inline constexpr uint64_t kBlockValues = uint64_t{kUnrolled} * kThreads;
+
+inline uint64_t blocks_of(uint64_t n) { return (n + kBlockValues - 1) / kBlockValues; }
+
+// Calls body(i) for the values of this block.
+template <typename Body>
+__device__ void for_each_of_block(uint64_t n, const Body& body) {
+  const uint64_t first = blockIdx.x * kBlockValues + threadIdx.x;
+#pragma unroll
+  for (uint32_t i = 0; i < kUnrolled; ++i) {
+    if (first + i * kThreads < n) body(first + i * kThreads);
+  }
+}
+
+// Lowers *first to the index of the first NaN or Inf, if there is one that is smaller.
+static GW_KERNEL void find_non_finite(uint64_t n, const float* values, uint64_t* first) {
+  for_each_of_block(n, [&](uint64_t i) {
+    if (magnitude_bits(values[i]) < kNonFiniteBits) return;
+    atomicMin(reinterpret_cast<unsigned long long*>(first), static_cast<unsigned long long>(i));
+  });
+}
+
+static GW_KERNEL void divide_run(uint64_t n, float* values, float divisor) {
+  for_each_of_block(n, [&](uint64_t i) { values[i] /= divisor; });
+}
+
+static GW_KERNEL void fill_with(uint64_t n, float* values, float value) {
+  for_each_of_block(n, [&](uint64_t i) { values[i] = value; });
+}
+
+static GW_KERNEL void add_values(uint64_t n, ResidualValues residual, const float* values,
+                                 float factor) {
+  for_each_of_block(n,
+                    [&](uint64_t i) { residual.store(i, residual.load(i) + factor * values[i]); });
+}
+
+static GW_KERNEL void scale_residual(uint64_t n, ResidualValues residual, float factor) {
+  for_each_of_block(n, [&](uint64_t i) { residual.store(i, residual.load(i) * factor); });
+}
+
+static GW_KERNEL void pay(uint64_t n, ResidualValues residual, float* values) {
+  for_each_of_block(n, [&](uint64_t i) { values[i] += residual.load(i); });
+}
+
+// Adds the squares of value_at(i) to *sum.
+template <typename ValueAt>
+__device__ void add_squares_of_block(uint64_t n, double* sum, const ValueAt& value_at) {
+  __shared__ double of_warp[kWarps];
+  double own = 0;
+  for_each_of_block(n, [&](uint64_t i) {
+    const double value = value_at(i);
+    own += value * value;
+  });
+  for (unsigned step = kLanes / 2; step > 0; step /= 2) {
+    own += __shfl_xor_sync(kAllLanes, own, static_cast<int>(step));
+  }
+  if (lane() == 0) of_warp[warp()] = own;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (unsigned i = 1; i < kWarps; ++i) own += of_warp[i];
+  atomicAdd(sum, own);
+}
+
+// Adds the squares of a[i] - b[i] to *sum; b = nullptr stands for zeros.
+static GW_KERNEL void add_squares(uint64_t n, const float* a, const float* b, double* sum) {
+  add_squares_of_block(n, sum, [&](uint64_t i) {
+    return static_cast<double>(a[i]) - (b == nullptr ? 0.0 : static_cast<double>(b[i]));
+  });
+}
+
+static GW_KERNEL void add_residual_squares(uint64_t n, ResidualValues residual, double* sum) {
+  add_squares_of_block(n, sum, [&](uint64_t i) { return residual.load(i); });
+}
+
+}  // namespace gradwire::cuda
