@@ -163,13 +163,6 @@ void bind_exchange(nb::module_& module) {
            nb::arg("machine_of_rank") = nb::none(), nb::arg("threads") = 1,
            nb::arg("target") = "auto", nb::arg("seed") = 0, nb::arg("shard_codecs") = nb::none())
       .def("describe", [](PyExchange& self) { return self.exchange().describe(); })
-      .def(
-          "check_peer",
-          [](PyExchange& self, uint32_t peer, const std::string& text) {
-            raise_if_error(self.exchange().check_peer(peer, text));
-          },
-          nb::arg("peer"), nb::arg("text"),
-          "Raises GradwireError (peer_mismatch) naming both ranks and where they differ.")
       .def("start", &PyExchange::start, nb::arg("bucket"), nb::arg("step"),
            "Begins a step: encodes the pushes. bucket: float32 [layout.numel], worked in until "
            "done.")

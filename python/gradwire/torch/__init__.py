@@ -22,8 +22,7 @@ if not _distributed.is_initialized():
     # still holds a tensor when the interpreter ends aborts the process.
     import torch.distributed.nn.functional  # noqa: F401
 
-from gradwire.torch.hook.ddp_hook import gradwire_hook
-from gradwire.torch.hook.gradwire_state import GradwireState, Overlap
+from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
 from gradwire.torch.link.errors import (
     CommunicationError,
     GrowingScalesWarning,

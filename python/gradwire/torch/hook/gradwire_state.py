@@ -1,6 +1,7 @@
-"""`GradwireState`: the configuration of the hook, its counters and its checkpoint."""
+"""The hook of DistributedDataParallel, and its state: configuration, counters and checkpoint.
 
-from __future__ import annotations
+Without postponed annotations: DDP compares the hook's annotations with its own types.
+"""
 
 import time
 from enum import Enum
@@ -12,7 +13,7 @@ from torch.futures import Future
 
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.kernels import has_kernels, require_kernels
-from gradwire.torch.hook.parameter_names import ParameterNames
+from gradwire.torch.hook.parameter_names import name_parameters_of
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
     RAW_CODECS,
@@ -22,8 +23,7 @@ from gradwire.torch.records.exchange_settings import (
 from gradwire.torch.records.parameters import require_dense
 from gradwire.torch.records.stats import Stats, Totals, summarize
 from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.session import Session
-from gradwire.torch.session.session_owner import SessionOwner
+from gradwire.torch.session.session import Session, SessionOwner
 
 
 class Overlap(Enum):
@@ -103,7 +103,9 @@ class GradwireState(SessionOwner):
         self._scaler = scaler
         self._overlap = overlap
         self._device: torch.device | None = None  # of the gradients
-        self._names = ParameterNames(self)
+        # There is no reference to the module: it refers to the state where Python's garbage
+        # collector cannot see it.
+        self._names: dict[torch.Tensor, str] = {}
         self._iterations = 0
         self._loss_scale: float | None = None  # of the iteration
         self._loaded: checkpoint.StateDict | None = None
@@ -130,7 +132,10 @@ class GradwireState(SessionOwner):
                 "gradwire_hook can't be captured in a CUDA graph, because the host makes the "
                 "packets: leave backward() out of the graph"
             )
-        tensors = self._names.shapes(bucket.parameters())
+        parameters = bucket.parameters()
+        if any(parameter not in self._names for parameter in parameters):
+            self._names = name_parameters_of(self)
+        tensors = [(self._names[parameter], list(parameter.shape)) for parameter in parameters]
         require_dense(tensors[0][0], values)  # DDP gives a sparse gradient a bucket of its own
         self._check_gradients(values)
         if self._session is None:
@@ -158,7 +163,7 @@ class GradwireState(SessionOwner):
         if self._overlap is Overlap.OFF:
             future.wait()
         # DDP takes an exception only from a future's callback.
-        return future.then(_value)
+        return future.then(Future.value)
 
     # What it did -------------------------------------------------------------------------------
 
@@ -174,9 +179,7 @@ class GradwireState(SessionOwner):
         """This rank's residuals and its count of iterations; every rank saves its own."""
         if self._session is not None:
             return self._session.state_dict(self._iterations)
-        if self._loaded is not None:
-            return self._loaded
-        return checkpoint.make_state(
+        return self._loaded or checkpoint.make_state(
             self._settings.text(),
             *self._place(),
             (),
@@ -244,5 +247,15 @@ class GradwireState(SessionOwner):
         return session
 
 
-def _value(future: Future[torch.Tensor]) -> torch.Tensor:
-    return future.value()
+def gradwire_hook(
+    state: GradwireState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined] # PyTorch hides it from checkers
+) -> Future[torch.Tensor]:
+    """Averages a gradient bucket over all ranks, compressed both ways.
+
+        model.register_comm_hook(state, gradwire_hook)
+
+    Returns at once. The future completes when the bucket holds the average, which has the same bits
+    on every rank.
+    """
+    return state.average(bucket)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,19 +13,10 @@ import torch.distributed as dist
 
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.failure import FailureBoard
-from gradwire.torch.link.thread import ABORT_SECONDS, join, warn_of_thread
-from gradwire.torch.link.wire import Wire, WireBrokenError
+from gradwire.torch.link.thread import ABORT_SECONDS, join
+from gradwire.torch.link.wire import LostError, Wire
 
 T = TypeVar("T", bound=Exception)
-
-
-class LostError(Exception):
-    """These peers are gone, or were silent for the timeout."""
-
-    def __init__(self, peers: tuple[int, ...], silent: bool, why: str) -> None:
-        super().__init__(why)
-        self.peers = peers
-        self.silent = silent
 
 
 class Connection:
@@ -115,19 +107,21 @@ class Connection:
     def warn_of_threads(self, ended: bool) -> None:
         """Says on stderr if a thread still waits: `ended` tells of the owner's threads."""
         if not (self._board.join(ABORT_SECONDS) and ended):
-            warn_of_thread(self.rank)
+            print(
+                f"gradwire: rank {self.rank}: a thread still waits for another rank or for the "
+                "store, though its connections are closed; if the wait ends while Python exits, "
+                "this process aborts",
+                file=sys.stderr,
+            )
 
     def _judge(self, raised: Exception, doing: str) -> Exception:
-        if isinstance(raised, WireBrokenError):
-            why = f"waited {self.wire.timeout:g} s" if raised.silent else _first_line(raised)
-            return self._diagnose(LostError((raised.peer,), raised.silent, why), doing)
         if isinstance(raised, LostError):
             return self._diagnose(raised, doing)
         self._board.announce(raised)
         return raised
 
     def _diagnose(self, lost: LostError, doing: str) -> CommunicationError:
-        when = f"rank {self.rank}, {doing}: {_first_line(lost)}"
+        when = f"rank {self.rank}, {doing}: {lost}"
         if dist.is_initialized() and len(self._ranks) != dist.get_world_size():
             when += f" (ranks are places in the process group {self._ranks})"
         closed = () if lost.silent else self.wire.closed_peers()
@@ -139,7 +133,3 @@ class Connection:
         self.disconnect()
         self._board.linger(frozenset(error.ranks if isinstance(error, CommunicationError) else ()))
         return error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or repr(error)).splitlines()[0]

@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
@@ -30,6 +30,10 @@ GRACE_SECONDS = 1.0  # for the reports of ranks that fail at the same moment
 STORE_SECONDS = 5.0  # a store that takes longer counts as unreachable
 LINGER_SECONDS = 10.0  # how long rank 0, which may host the store, waits for readers
 
+# Keys of the store, for each rank.
+_STOPPED = "gradwire/stopped/{}"
+_LEFT = "gradwire/left/{}"
+
 T = TypeVar("T")
 
 
@@ -37,7 +41,7 @@ T = TypeVar("T")
 class Report:
     """Why a rank stopped: an `error` of its own, or the ranks that it waited for in vain."""
 
-    waited_for: tuple[int, ...] = ()
+    waited_for: Sequence[int] = ()
     silent: bool = False
     error: str = ""
 
@@ -66,7 +70,7 @@ class FailureBoard:
         """Leaves a report of this rank's own error, if the store can be reached."""
         with contextlib.suppress(StoreUnreachableError):
             self._write(Report(error=f"{type(error).__name__}: {error}"))
-            self._leave()
+            self.leave()
 
     def diagnose(
         self, lost: tuple[int, ...], silent: bool, when: str, closed: tuple[int, ...] = ()
@@ -85,14 +89,13 @@ class FailureBoard:
             if 0 in closed and not silent:
                 lost = (0,)  # the store ended with rank 0, and the others stopped because of that
             return self._without_store(lost, silent, when, str(error))
-        with contextlib.suppress(StoreUnreachableError):
-            self._leave()
+        self.leave()
         return _judge(reports, lost, when)
 
     def leave(self) -> None:
         """Tells rank 0 that this rank needs the store no more."""
         with contextlib.suppress(StoreUnreachableError):
-            self._leave()
+            self._ask(lambda: self._store.set(_LEFT.format(self._rank), ""))
 
     def linger(self, culprits: frozenset[int]) -> None:
         """Keeps the store alive: rank 0, which may host it, waits until all but the culprits left.
@@ -102,7 +105,7 @@ class FailureBoard:
         if not self._may_host_store:
             return
         end = time.monotonic() + LINGER_SECONDS
-        keys = [_left_key(rank) for rank in self._ranks if rank not in culprits]
+        keys = [_LEFT.format(rank) for rank in self._ranks if rank not in culprits]
         with contextlib.suppress(StoreUnreachableError):  # if so, nobody else can read it either
             while time.monotonic() < end and not self._ask(lambda: self._store.check(keys)):
                 self._leaving.wait(0.1)
@@ -124,15 +127,13 @@ class FailureBoard:
         )
 
     def _write(self, report: Report) -> None:
-        self._ask(lambda: self._store.set(_key(self._rank), json.dumps(asdict(report))))
-
-    def _leave(self) -> None:
-        self._ask(lambda: self._store.set(_left_key(self._rank), ""))
+        self._ask(lambda: self._store.set(_STOPPED.format(self._rank), json.dumps(asdict(report))))
 
     def _read(self) -> dict[int, Report]:
         def collect() -> dict[int, Report]:
-            present = [rank for rank in self._ranks if self._store.check([_key(rank)])]
-            return {rank: _parse(self._store.get(_key(rank))) for rank in present}
+            keys = {rank: _STOPPED.format(rank) for rank in self._ranks}
+            present = {rank: key for rank, key in keys.items() if self._store.check([key])}
+            return {rank: Report(**json.loads(self._store.get(k))) for rank, k in present.items()}
 
         return self._ask(collect)
 
@@ -185,16 +186,3 @@ def _judge(reports: dict[int, Report], lost: tuple[int, ...], when: str) -> Comm
 def _name(ranks: tuple[int, ...]) -> str:
     listed = ", ".join(str(rank) for rank in ranks)
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
-
-
-def _key(rank: int) -> str:
-    return f"gradwire/stopped/{rank}"
-
-
-def _left_key(rank: int) -> str:
-    return f"gradwire/left/{rank}"
-
-
-def _parse(data: bytes) -> Report:
-    fields = json.loads(data)
-    return Report(tuple(fields["waited_for"]), fields["silent"], fields["error"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,14 +17,6 @@ def join(threads: Iterable[threading.Thread], seconds: float) -> bool:
     for thread in others:
         thread.join(max(0.0, end - time.monotonic()))
     return not any(thread.is_alive() for thread in others)
-
-
-def warn_of_thread(rank: int) -> None:
-    print(
-        f"gradwire: rank {rank}: a thread still waits for another rank or for the store, though "
-        "its connections are closed; if the wait ends while Python exits, this process aborts",
-        file=sys.stderr,
-    )
 
 
 class CommunicationThread:

@@ -24,6 +24,7 @@ import contextlib
 import struct
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from enum import IntEnum
@@ -55,12 +56,12 @@ class Kind(IntEnum):
     CATCH_UP = 6  # the model as the workers of a version have it, from a server, in MODEL's form
 
 
-class WireBrokenError(Exception):
-    """The connection to `peer` (a rank of the group) failed, or it was silent for the timeout."""
+class LostError(Exception):
+    """These peers (ranks of the group) are gone, or were silent for the timeout."""
 
-    def __init__(self, peer: int, silent: bool, cause: BaseException) -> None:
-        super().__init__(str(cause))
-        self.peer = peer
+    def __init__(self, peers: tuple[int, ...], silent: bool, why: str) -> None:
+        super().__init__(why.partition("\n")[0])
+        self.peers = peers
         self.silent = silent
 
 
@@ -79,13 +80,13 @@ class Wire:
         self.waited_seconds = 0.0  # blocked on the wire
         self._counting = threading.Lock()
         self._group: dist.ProcessGroup | None = group
-        self._sends: list[tuple[int, dist.Work, Bytes]] = []
+        self._sends: defaultdict[int, list[tuple[dist.Work, Bytes]]] = defaultdict(list)
         self._heads = {peer: np.empty(HEAD_BYTES, dtype=np.uint8) for peer in self.peers}
-        self._posted: dict[int, dist.Work | WireBrokenError] = {}
+        self._posted: dict[int, dist.Work | LostError] = {}
         # Room for a message with the largest rest so far. `_room_there` is the room of a peer,
         # which follows from what was sent to it.
         self._rooms = dict.fromkeys(self.peers, np.empty(0, dtype=np.uint8))
-        self._rests: dict[int, dist.Work | WireBrokenError] = {}
+        self._rests: dict[int, dist.Work | LostError] = {}
         self._room_there = dict.fromkeys(self.peers, 0)
         for peer in self.peers:
             self._post(peer)
@@ -143,15 +144,12 @@ class Wire:
 
         `peer`: waits only for what was sent to that peer, without the last `keep` transfers.
         """
-        if peer is None:
-            done, self._sends = self._sends, []
-        else:
-            to_peer = [send for send in self._sends if send[0] == peer]
-            done = to_peer[: max(0, len(to_peer) - keep)]
-            waited = {id(send) for send in done}
-            self._sends = [send for send in self._sends if id(send) not in waited]
-        for target, work, _ in done:
-            self._wait(target, work)
+        for target in self.peers if peer is None else (peer,):
+            sends = self._sends[target]
+            cut = max(0, len(sends) - keep)
+            self._sends[target] = sends[cut:]
+            for work, _ in sends[:cut]:
+                self._wait(target, work)
 
     def closed_peers(self) -> tuple[int, ...]:
         """The peers whose connection is closed. Does not wait for any."""
@@ -159,7 +157,7 @@ class Wire:
         for peer in self.peers:
             try:
                 self._start_receive(peer, np.empty(1, dtype=np.uint8), tag=_PROBE_TAG)
-            except WireBrokenError:
+            except LostError:
                 closed.append(peer)
         return tuple(closed)
 
@@ -187,16 +185,16 @@ class Wire:
             self._rests[peer] = self._try_receive(peer, room[_IN_HEAD:], _REST_TAG)
         self._posted[peer] = self._try_receive(peer, self._heads[peer], _HEAD_TAG)
 
-    def _try_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work | WireBrokenError:
+    def _try_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work | LostError:
         """A failure is raised in `_wait`: a peer may rightly leave after its last message."""
         try:
             return self._start_receive(peer, data, tag)
-        except WireBrokenError as broken:
-            return broken
+        except LostError as lost:
+            return lost
 
     def _start_send(self, peer: int, data: Bytes, tag: int) -> None:
         work = self._start(peer, lambda group: group.send([_as_tensor(data)], peer, tag))
-        self._sends.append((peer, work, data))
+        self._sends[peer].append((work, data))
 
     def _start_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work:
         return self._start(peer, lambda group: group.recv([_as_tensor(data)], peer, tag))
@@ -206,12 +204,10 @@ class Wire:
         try:
             return transfer(self._group)
         except RuntimeError as error:
-            raise WireBrokenError(peer, silent=False, cause=error) from error
+            raise LostError((peer,), False, str(error)) from error
 
-    def _wait(
-        self, peer: int, work: dist.Work | WireBrokenError, timeout: float | None = None
-    ) -> None:
-        if isinstance(work, WireBrokenError):
+    def _wait(self, peer: int, work: dist.Work | LostError, timeout: float | None = None) -> None:
+        if isinstance(work, LostError):
             raise work
         seconds = self.timeout if timeout is None else timeout
         start = time.perf_counter()
@@ -220,7 +216,8 @@ class Wire:
         except RuntimeError as error:
             # Gloo reports a timeout and a closed connection alike; only a timeout takes that long.
             silent = time.perf_counter() - start >= 0.99 * seconds
-            raise WireBrokenError(peer, silent, error) from error
+            why = f"waited {seconds:g} s" if silent else str(error)
+            raise LostError((peer,), silent, why) from error
         finally:
             with self._counting:
                 self.waited_seconds += time.perf_counter() - start

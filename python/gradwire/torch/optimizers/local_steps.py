@@ -98,27 +98,22 @@ class LocalSteps(ReplicaOptimizer):
         if every < 1:
             raise ValueError(f"every is {every}; an exchange every 1 step or more is needed")
         super().__init__(optimizer, model, ExchangeSettings.of(codec, settings))
-        parameters = self._replica.parameters
         self.every = every
-        self._anchors = [nn.Parameter(torch.empty_like(parameter)) for parameter in parameters]
+        self._anchors = [nn.Parameter(torch.empty_like(p)) for p in self._parameters]
         self._outer = None if outer is None else outer(self._anchors)
         self._exchanges = 0
         self._local_steps = 0
         self._since = 0
-        self._replica.follow_rank_0([f"local steps, exchanged every {every}", *self._outer_text()])
+        self._follow_rank_0([f"local steps, exchanged every {every}", *self._outer_text()])
         self._share_groups()
         with torch.no_grad():
-            for anchor, parameter in zip(self._anchors, parameters, strict=True):
+            for anchor, parameter in zip(self._anchors, self._parameters, strict=True):
                 anchor.copy_(parameter)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
         self._check_step()
-        loss = None
-        if closure is None:
-            self._optimizer.step()
-        else:
-            loss = self._optimizer.step(closure)
+        loss = self._optimizer.step() if closure is None else self._optimizer.step(closure)
         self._local_steps += 1
         self._since += 1
         if self._since == self.every:
@@ -134,12 +129,11 @@ class LocalSteps(ReplicaOptimizer):
         """
         if self._since == 0:
             return
-        replica = self._replica
-        places = list(zip(replica.parameters, self._anchors, replica.parts, strict=True))
+        places = list(zip(self._parameters, self._anchors, self._parts, strict=True))
         for parameter, anchor, part in places:
             torch.sub(anchor, parameter, out=part)
-        fault = replica.find_non_finite()
-        finite = replica.exchange(self._exchanges, fault)
+        fault = self._find_non_finite()
+        finite = self._exchange_bucket(self._exchanges, fault)
         if fault is not None:
             self._optimizer.state.clear()
         if finite and self._outer is None:
@@ -158,7 +152,7 @@ class LocalSteps(ReplicaOptimizer):
 
     def stats(self) -> LocalStats:
         """Sums over all steps of this rank, and what goes raw and why."""
-        return LocalStats(self.every, self._local_steps, self._replica.session.stats())
+        return LocalStats(self.every, self._local_steps, self._session.stats())
 
     def last_step(self) -> dict[str, Any]:
         """The last exchange, as GradwireState.last_step(). Its "step" is -1 after a local step."""
@@ -172,7 +166,7 @@ class LocalSteps(ReplicaOptimizer):
         Every rank saves its own state and its own parameters: they differ between two exchanges.
         """
         return {
-            **self._replica.session.state_dict(self._exchanges),
+            **self._session.state_dict(self._exchanges),
             "every": self.every,
             "local_steps": self._local_steps,
             "since": self._since,
@@ -188,7 +182,7 @@ class LocalSteps(ReplicaOptimizer):
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
         another rank, world size, codec, model, `every` or `outer`.
         """
-        self._replica.check_state(state)
+        self._check_state(state)
         shapes = [list(anchor.shape) for anchor in self._anchors]
         for what, saved, here in (
             ("every", state["every"], self.every),
@@ -203,7 +197,7 @@ class LocalSteps(ReplicaOptimizer):
             self._outer.load_state_dict(state["outer"])
         for anchor, values in zip(self._anchors, state["anchors"], strict=True):
             anchor.copy_(values)
-        self._replica.session.load_state_dict(state)
+        self._session.load_state_dict(state)
         self._exchanges = int(state["iterations"])
         self._local_steps = int(state["local_steps"])
         self._since = int(state["since"])

@@ -28,7 +28,7 @@ from gradwire.torch.records.exchange_settings import (
     CodecSettings,
     ExchangeSettings,
 )
-from gradwire.torch.records.parameters import Options, copy_gradient, options_of
+from gradwire.torch.records.parameters import copy_gradient, options_of
 from gradwire.torch.records.stats import Stats
 
 
@@ -77,20 +77,14 @@ class ShardedOptimizer(ReplicaOptimizer):
         exchange_settings.check()
         super().__init__(optimizer, model, exchange_settings)
         self._shard = shard
-        replica = self._replica
         options = [f"group {options}" for options in options_of(self.param_groups)]
-        replica.follow_rank_0([f"sharded {type(optimizer).__name__}", *options])
-        rank, world_size = replica.session.rank, replica.session.world_size
-        layout = exchange_settings.bucket_layout(replica.tensors, world_size)
+        self._follow_rank_0([f"sharded {type(optimizer).__name__}", *options])
+        rank = self._session.rank
+        layout = exchange_settings.bucket_layout(self._tensors, self._session.world_size)
         exchange = exchange_settings.make_exchange(layout, rank)
         self._marks_non_finite = exchange.keeps_residuals
-        shard.take(
-            dict(zip(replica.names, replica.parameters, strict=True)),
-            layout,
-            exchange,
-            replica.bucket,
-            rank,
-        )
+        parameters = dict(zip(self._names, self._parameters, strict=True))
+        shard.take(parameters, layout, exchange, self._bucket, rank)
         self.state = optimizer.state
         self._handed_over = options_of(optimizer.param_groups)
         self._steps = 0
@@ -101,24 +95,22 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._check_step()
         loss = self._evaluate(closure)
         self._hand_over_options()
-        replica = self._replica
-        places = list(zip(replica.names, replica.parameters, replica.parts, strict=True))
-        for name, parameter, part in places:
-            copy_gradient(name, parameter, part)
-        fault = None if self._marks_non_finite else replica.find_non_finite()
+        for place in zip(self._names, self._parameters, self._parts, strict=True):
+            copy_gradient(*place)
+        fault = None if self._marks_non_finite else self._find_non_finite()
         if fault is not None:
-            replica.bucket.fill_(torch.nan)  # for every owner: none may step
-        finite = replica.exchange(self._steps, fault)
+            self._bucket.fill_(torch.nan)  # for every owner: none may step
+        finite = self._exchange_bucket(self._steps, fault)
         self._steps += 1
         if finite:
-            for _, parameter, part in places:
+            for parameter, part in zip(self._parameters, self._parts, strict=True):
                 parameter.add_(part)
         self._shard.follow()
         return loss
 
     def stats(self) -> Stats:
         """Sums over all steps of this rank, and what goes raw and why."""
-        return self._replica.session.stats()
+        return self._session.stats()
 
     def state_bytes(self) -> int:
         """Bytes of this rank's optimizer states with a value for each element."""
@@ -130,7 +122,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         Save the model's parameters, too; they are equal on all ranks.
         """
         return {
-            **self._replica.session.state_dict(self._steps),
+            **self._session.state_dict(self._steps),
             "shard": self._shard.state_dict(),
             "options": options_of(self.param_groups),
         }
@@ -141,13 +133,13 @@ class ShardedOptimizer(ReplicaOptimizer):
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
         another rank, world size, codec or model.
         """
-        self._replica.check_state(state)
+        self._check_state(state)
         if len(state["options"]) != len(self.param_groups):
             raise ValueError(
                 f"the state has {len(state['options'])} groups, this one {len(self.param_groups)}"
             )
         self._shard.load_state_dict(state["shard"])
-        self._replica.session.load_state_dict(state)
+        self._session.load_state_dict(state)
         self._steps = int(state["iterations"])
         self.state = self._optimizer.state
         for group, options in zip(self.param_groups, state["options"], strict=True):
@@ -156,7 +148,7 @@ class ShardedOptimizer(ReplicaOptimizer):
 
     def _hand_over_options(self) -> None:
         groups = self._optimizer.param_groups
-        if not _same(options_of(groups), self._handed_over):
+        if options_of(groups) != self._handed_over:
             raise RuntimeError(
                 "the options of the wrapped optimizer were changed, but the ShardedOptimizer has "
                 "its own: give schedulers that one"
@@ -164,15 +156,3 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._handed_over = options_of(self.param_groups)
         for group, options in zip(groups, self._handed_over, strict=True):
             group.update(options)
-
-
-def _same(a: list[Options], b: list[Options]) -> bool:
-    """Whether the options are equal. Tensors (learning rates) must be the same object."""
-    return all(
-        mine.keys() == theirs.keys()
-        and all(
-            value is theirs[key] or (not isinstance(value, torch.Tensor) and value == theirs[key])
-            for key, value in mine.items()
-        )
-        for mine, theirs in zip(a, b, strict=True)
-    )

@@ -107,13 +107,12 @@ class ExchangeSettings(CodecSettings):
         settings = ExchangeSettings(codec or DEFAULT_CODEC, **arguments)
         if codec is None and settings.info["adds_trits"]:
             settings = replace(settings, codec=settings.info["name"])
-        in_text = settings.choice["ranks_per_machine"]
-        if in_text and settings.ranks_per_machine not in (None, in_text):
-            raise ValueError(
-                f"ranks_per_machine is {settings.ranks_per_machine}, but exchange is "
-                f"'{settings.exchange}'"
-            )
-        if in_text:
+        if in_text := settings.choice["ranks_per_machine"]:
+            if settings.ranks_per_machine not in (None, in_text):
+                raise ValueError(
+                    f"ranks_per_machine is {settings.ranks_per_machine}, but exchange is "
+                    f"'{settings.exchange}'"
+                )
             settings = replace(settings, ranks_per_machine=in_text)
         settings.check()
         return settings
@@ -139,12 +138,21 @@ class ExchangeSettings(CodecSettings):
         """
         probe = replace(self, ranks_per_machine=1)
         probe.make_exchange(probe.bucket_layout([("probe", [1])], 1), 0)
-        world_size: int | None = None  # unknown before there is a process group, or outside of it
-        if dist.is_initialized() and (size := dist.get_world_size(self.process_group)) > 0:
-            world_size = size
-        self._check_machines(world_size)
+        world_size = dist.get_world_size(self.process_group) if dist.is_initialized() else 0
+        known = world_size > 0  # not before there is a process group, nor outside of it
+        size = self.ranks_per_machine
+        if size is not None and not self.info["between_machines"]:
+            valid = [info["name"] for info in exchanges() if info["between_machines"]]
+            raise ValueError(
+                f"ranks_per_machine goes with exchange='{' or '.join(valid)}' alone, not with "
+                f"'{self.exchange}'"
+            )
+        if size is not None:
+            check_machines(size, world_size if known else max(size, 1), "ranks_per_machine")
         if self.info["adds_trits"]:
-            self._check_trits(world_size)
+            # Without a world nobody knows how many levels the pulls have.
+            probe = self if known else replace(self, pull_codec=None)
+            probe._check_trits(world_size if known else 1)
 
     def machines(self, world_size: int) -> int:
         """How many ranks exchange with each other: one of each machine, or all."""
@@ -186,21 +194,7 @@ class ExchangeSettings(CodecSettings):
             shard_codecs=shard_codecs,
         )
 
-    def _check_machines(self, world_size: int | None) -> None:
-        size = self.ranks_per_machine
-        if size is None:
-            return
-        if not self.info["between_machines"]:
-            valid = [info["name"] for info in exchanges() if info["between_machines"]]
-            raise ValueError(
-                f"ranks_per_machine goes with exchange='{' or '.join(valid)}' alone, not with "
-                f"'{self.exchange}'"
-            )
-        if world_size is None:
-            world_size = max(size, 1)
-        check_machines(size, world_size, "ranks_per_machine")
-
-    def _check_trits(self, world_size: int | None) -> None:
+    def _check_trits(self, world_size: int) -> None:
         # The lossless codec is there for comparisons.
         valid = [c["name"] for c in codecs() if c["shares_scales"] or c["lossless"]]
         if self.codec.partition(":")[0] not in valid:
@@ -212,9 +206,7 @@ class ExchangeSettings(CodecSettings):
         # Every pattern matches a tensor of its own name, and nothing but a pattern is called "*".
         names = dict.fromkeys([*(rule[0] for rule in self.rules), "*"])
         tensors = [(name, [2, max(self.min_numel, 1)]) for name in names]
-        # Without a world nobody knows how many levels the pulls have.
-        probe = self if world_size is not None else replace(self, pull_codec=None)
-        probe.make_exchange(probe.bucket_layout(tensors, world_size or 1), 0)
+        self.make_exchange(self.bucket_layout(tensors, world_size), 0)
 
 
 def _info(name: str) -> dict[str, Any]:

@@ -42,6 +42,12 @@ def shapes_of(named: Sequence[NamedTensor]) -> list[NamedShape]:
     return [(name, list(tensor.shape)) for name, tensor in named]
 
 
+def split_like(values: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of `values` (flat), which holds one tensor after the other, in the tensors' shapes."""
+    parts = values.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
 def require_dense(name: str, gradient: torch.Tensor) -> torch.Tensor:
     """The gradient itself. Raises TypeError if it is sparse."""
     if gradient.layout != torch.strided:

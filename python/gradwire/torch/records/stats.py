@@ -88,8 +88,7 @@ class Totals(StepCounters):
     steps: int = 0
     raw_steps: int = 0
     skipped_steps: int = 0
-    fastest_raw_seconds: float | None = None  # own and wire
-    fastest_compressed_seconds: float | None = None
+    fastest: dict[bool, float] = field(default_factory=dict)  # own and wire seconds; True: raw
 
     def add(self, step: StepCounters) -> None:
         for name in _SUMMED:
@@ -99,9 +98,7 @@ class Totals(StepCounters):
         self.skipped_steps += step.skipped
         self.dtypes |= step.dtypes
         seconds = step.own_seconds + step.wire_seconds
-        kind = "fastest_raw_seconds" if step.raw else "fastest_compressed_seconds"
-        fastest = getattr(self, kind)
-        setattr(self, kind, seconds if fastest is None else min(fastest, seconds))
+        self.fastest[step.raw] = min(seconds, self.fastest.get(step.raw, seconds))
 
     @property
     def sent_bytes(self) -> int:
@@ -234,19 +231,17 @@ def _bits(value: float | None) -> str:
 
 
 def _remarks(totals: Totals) -> list[str]:
-    compressed = totals.steps - totals.raw_steps
+    compressed, raw = totals.fastest.get(False), totals.fastest.get(True)
     remarks = []
-    if compressed and 0 < totals.raw_bytes < totals.sent_bytes:
+    if compressed is not None and 0 < totals.raw_bytes < totals.sent_bytes:
         remarks.append(
             f"compression does not pay: {totals.sent_bytes:,} bytes sent, raw would have been "
             f"{totals.raw_bytes:,}"
         )
-    if compressed and totals.raw_bytes and totals.fastest_raw_seconds is not None:
-        fastest = totals.fastest_compressed_seconds
-        if fastest is not None and fastest > totals.fastest_raw_seconds:
-            remarks.append(
-                f"compression does not pay on this network: own work and wire took "
-                f"{fastest * 1e3:.3f} ms in the fastest step, the fastest raw iteration took "
-                f"{totals.fastest_raw_seconds * 1e3:.3f} ms"
-            )
+    if compressed is not None and raw is not None and raw < compressed and totals.raw_bytes:
+        remarks.append(
+            f"compression does not pay on this network: own work and wire took "
+            f"{compressed * 1e3:.3f} ms in the fastest step, the fastest raw iteration took "
+            f"{raw * 1e3:.3f} ms"
+        )
     return remarks

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from gradwire._core import Layout
 from gradwire.torch.link.wire import Bytes, Kind
-from gradwire.torch.records.parameters import NamedTensor, Options, copy_gradient
+from gradwire.torch.records.parameters import NamedTensor, Options, copy_gradient, split_like
 from gradwire.torch.server.group_options import apply_options
 
 _VERSION = struct.Struct("<Q")
@@ -32,9 +32,9 @@ class ServerPart:
 
     def __init__(self, layout: Layout, named: Sequence[NamedTensor], rank: int) -> None:
         self.bucket = np.zeros(layout.numel, dtype=np.float32)
-        parts = torch.from_numpy(self.bucket).split([tensor.numel() for _, tensor in named])
+        parts = split_like(torch.from_numpy(self.bucket), [tensor for _, tensor in named])
         self._places = {
-            name: _Place(name, tensor, part.view(tensor.shape))
+            name: _Place(name, tensor, part)
             for (name, tensor), part in zip(named, parts, strict=True)
         }
         self._of_server: defaultdict[int, list[_Place]] = defaultdict(list)
@@ -67,9 +67,8 @@ class ServerPart:
         (version,) = _VERSION.unpack_from(message)
         values = torch.from_numpy(message[_VERSION.size :].view(np.float32))
         tensors = [place.tensor for place in self._of_server[server]]
-        sizes = [tensor.numel() for tensor in tensors]
-        for tensor, part in zip(tensors, values.split(sizes), strict=True):
-            tensor.copy_(part.view(tensor.shape))
+        for tensor, part in zip(tensors, split_like(values, tensors), strict=True):
+            tensor.copy_(part)
         return int(version)
 
     # On a server

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from gradwire.torch.link.connection import Connection, LostError
+from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.errors import CommunicationError, PeerMismatchError
-from gradwire.torch.link.wire import Bytes, Kind, WireBrokenError
+from gradwire.torch.link.wire import Bytes, Kind, LostError
 
 _CONNECT_SECONDS = 60.0  # processes may start that much apart, however small the timeout is
 _ENDLESS = 365 * 86400.0
@@ -45,7 +45,7 @@ class ServerLink(Connection):
         """`description`: of the setup, equal on all ranks. `peers`: who sends messages here."""
         super().__init__(process_group, timeout, _CONNECT_SECONDS)
         self.wire_seconds = 0.0  # that `take` waited
-        self.arrived: queue.SimpleQueue[Message | WireBrokenError] = queue.SimpleQueue()
+        self.arrived: queue.SimpleQueue[Message | LostError] = queue.SimpleQueue()
         with self.guard("comparing setups"):
             agree(description, self.wire)
         self.wire.timeout = timeout
@@ -56,18 +56,21 @@ class ServerLink(Connection):
         for thread in self.readers:
             thread.start()
 
-    def take(self, awaited: Sequence[int]) -> Message | WireBrokenError:
-        """The next message of any peer, or which connection broke.
+    def take(self, awaited: Sequence[int]) -> Message:
+        """The next message of any peer.
 
-        Raises LostError naming the `awaited` peers if nothing comes for the timeout.
+        Raises LostError naming the peer whose connection broke, or the `awaited` peers if nothing
+        comes for the timeout.
         """
         start = time.perf_counter()
         try:
-            return self.arrived.get(timeout=self.wire.timeout)
+            message = self.arrived.get(timeout=self.wire.timeout)
         except queue.Empty:
-            raise LostError(tuple(awaited), True, f"waited {self.wire.timeout:g} s") from None
-        finally:
-            self.wire_seconds += time.perf_counter() - start
+            message = LostError(tuple(awaited), True, f"waited {self.wire.timeout:g} s")
+        self.wire_seconds += time.perf_counter() - start
+        if isinstance(message, LostError):
+            raise message
+        return message
 
     def refuse(self, message: Message) -> PeerMismatchError:
         return PeerMismatchError(
@@ -91,8 +94,8 @@ class ServerLink(Connection):
         while kind is not Kind.LEAVE:
             try:
                 kind, payload = self.wire.receive(peer, _ENDLESS)
-            except WireBrokenError as broken:
-                self.arrived.put(broken)
+            except LostError as lost:
+                self.arrived.put(lost)
                 return
             except (AssertionError, KeyError):
                 return  # the wire was dropped meanwhile

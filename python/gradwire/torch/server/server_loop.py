@@ -9,9 +9,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from gradwire._core import Layout, ServerSide
-from gradwire.torch.link.connection import LostError
 from gradwire.torch.link.errors import WorkerLostWarning
-from gradwire.torch.link.wire import Kind, WireBrokenError
+from gradwire.torch.link.wire import Kind, LostError
 from gradwire.torch.server.group_options import choose_options
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
@@ -107,16 +106,13 @@ class Serving:
         awaited = [worker for worker in self.exchange.awaiting() if worker in self._active()]
         try:
             message = self.link.take(awaited or self._active())
-        except LostError as silent:
-            if not (self._ended_for or self._answered):
-                raise
-            for worker in silent.peers:  # the training is over, so they are not needed
-                self._lose(worker, silent=True, why=str(silent))
+        except LostError as lost:
+            if lost.silent and not (self._ended_for or self._answered):
+                raise  # else the training is over, so a silent worker is not needed
+            self._lose(lost)
+            self._end_if_over()
             return
-        if isinstance(message, WireBrokenError):
-            if message.peer not in self._left:
-                self._lose(message.peer, message.silent, str(message).splitlines()[0])
-        elif message.kind is Kind.OPTIONS:
+        if message.kind is Kind.OPTIONS:
             self._options[message.peer] = message.payload.tobytes()
         elif message.kind is Kind.LEAVE:
             self._left.add(message.peer)
@@ -138,8 +134,8 @@ class Serving:
             try:
                 self.link.wire.send(peer, Kind.PACKET, message)
                 self.pulls += 1
-            except WireBrokenError as broken:
-                self._lose(peer, broken.silent, str(broken).splitlines()[0])
+            except LostError as lost:
+                self._lose(lost)
 
     def _help_those_behind(self) -> None:
         """Sends the model itself to workers that lack versions which are no longer kept."""
@@ -151,17 +147,20 @@ class Serving:
                 self.models += 1
             self.exchange.caught_up(worker)
 
-    def _lose(self, worker: int, silent: bool, why: str) -> None:
-        self.lost.add(worker)
+    def _lose(self, gone: LostError) -> None:
+        """Goes on without these workers, unless they have left or are too many."""
+        workers = set(gone.peers) - self._left
+        self.lost |= workers
         if len(self.lost) > self._backup:
-            hint = "" if silent else " (a worker leaves by calling optimizer.close())"
-            raise LostError(tuple(sorted(self.lost)), silent, why + hint)
-        warnings.warn(
-            f"rank {worker} {'sent nothing' if silent else 'is gone'} ({why}); training goes on "
-            f"without it, as backup_workers={self._backup} allows",
-            WorkerLostWarning,
-            stacklevel=2,
-        )
+            hint = "" if gone.silent else " (a worker leaves by calling optimizer.close())"
+            raise LostError(tuple(sorted(self.lost)), gone.silent, f"{gone}{hint}")
+        for worker in sorted(workers):
+            warnings.warn(
+                f"rank {worker} {'sent nothing' if gone.silent else 'is gone'} ({gone}); training "
+                f"goes on without it, as backup_workers={self._backup} allows",
+                WorkerLostWarning,
+                stacklevel=2,
+            )
 
     def _end_if_over(self) -> None:
         """Says that the model here is the last one if too few workers are left for another."""

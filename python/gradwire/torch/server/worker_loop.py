@@ -7,7 +7,7 @@ from typing import Any
 
 from gradwire._core import Layout, WorkerSide
 from gradwire.torch.link.errors import CommunicationError
-from gradwire.torch.link.wire import Kind, WireBrokenError
+from gradwire.torch.link.wire import Kind, LostError
 from gradwire.torch.server.group_options import encode_options
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
@@ -68,11 +68,12 @@ class Working:
         """
         missing = set(self.peers)
         while missing:
-            message = self.link.take(sorted(missing))
-            if isinstance(message, WireBrokenError):
-                if message.peer in missing:
-                    raise message
-                continue  # that server has left
+            try:
+                message = self.link.take(sorted(missing))
+            except LostError as lost:
+                if missing.isdisjoint(lost.peers):
+                    continue  # that server has left
+                raise
             if on_version is None and message.kind in (Kind.PACKET, Kind.OVER, Kind.CATCH_UP):
                 continue
             if message.kind is not Kind.MODEL or message.peer not in missing:
@@ -93,8 +94,6 @@ class Working:
     def _take(self, waiting: Sequence[int]) -> None:
         """Handles one message."""
         message = self.link.take(waiting)
-        if isinstance(message, WireBrokenError):
-            raise message
         if message.kind is Kind.OVER:
             self._over.add(message.peer)
         elif message.kind is Kind.CATCH_UP:

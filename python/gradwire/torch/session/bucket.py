@@ -5,8 +5,9 @@ Everything here happens in the communication thread, or while it is idle.
 
 from __future__ import annotations
 
+import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -28,15 +29,15 @@ class BucketJob:
     """
 
     step: int
-    index: int
-    last: bool  # of its step
-    raw: bool
     tensors: list[NamedShape]
     values: torch.Tensor
-    loss_scale: float | None
-    queued: float
-    hook_seconds: float
-    hook_cpu_seconds: float
+    index: int = 0
+    last: bool = True  # of its step
+    raw: bool = False
+    loss_scale: float | None = None
+    queued: float = field(default_factory=time.perf_counter)
+    hook_seconds: float = 0.0
+    hook_cpu_seconds: float = 0.0
     ready: torch.cuda.Event | None = None
 
 

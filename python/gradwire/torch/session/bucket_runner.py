@@ -64,7 +64,6 @@ class BucketRunner:
         self._sent_before = 0
         self.loss_scale: float | None = None
         self._warned: set[type[Warning]] = set()
-        self._checked_patterns = False
         self._released: tuple[RawTensor, ...] | None = None  # what went raw, after `release`
 
     def run(self, job: BucketJob) -> None:
@@ -88,8 +87,9 @@ class BucketRunner:
         step.own_seconds += job.hook_seconds + finished - ready - waited
         step.own_cpu_seconds += job.hook_cpu_seconds + time.thread_time() - cpu
         step.buckets.append(BucketTiming(job.index, job.queued, started, finished))
-        if bucket.exchange.non_finite is not None or self._passed_non_finite(bucket, job):
-            self._note_non_finite(bucket)
+        if what := self._describe_non_finite(bucket, job):
+            step.skipped = True
+            self._warn_of_skipped(what)
         if job.last:
             self._end_step()
 
@@ -170,8 +170,8 @@ class BucketRunner:
         step.control_bytes = sent - step.push_bytes - step.pull_bytes - step.local_bytes
         self.totals.add(step)
         self.last_step = step
-        if not self._checked_patterns and not step.raw:
-            self._checked_patterns = True
+        if not step.raw and UnmatchedPatternWarning not in self._warned:
+            self._warned.add(UnmatchedPatternWarning)
             self._warn_of_unmatched()
 
     def _warn_of_unmatched(self) -> None:
@@ -235,35 +235,31 @@ class BucketRunner:
             bucket.exchange.scale_residuals(factor)
         self._unplaced = [r._replace(values=r.values * np.float32(factor)) for r in self._unplaced]
 
-    def _passed_non_finite(self, bucket: Bucket, job: BucketJob) -> bool:
-        """Whether the average holds NaN or Inf though the exchange found no such input.
+    def _describe_non_finite(self, bucket: Bucket, job: BucketJob) -> str:
+        """Where NaN or Inf is, if the step must be skipped, else "". Every rank finds the same.
 
-        That happens in a bucket without residuals, and in one of 16 bits if the average is outside
-        their range. It matters only if some bucket keeps residuals. Every rank finds the same,
-        because the average has the same bits.
+        The average may hold NaN or Inf though the exchange found no such input: in a bucket without
+        residuals, and in one of 16 bits if the average is outside their range. That matters only if
+        some bucket keeps residuals.
         """
+        if (where := bucket.exchange.non_finite) is not None:
+            return (
+                f"the gradient of rank {where['rank']} is not finite at element "
+                f"{where['element']} of {where['tensor']}; the bucket is NaN on every rank"
+            )
         if job.raw or (bucket.exchange.keeps_residuals and bucket.dtype == torch.float32):
-            return False
+            return ""
         if not any(other.exchange.keeps_residuals for other in self._buckets.values()):
-            return False
-        return not bool(torch.isfinite(job.values).all())
+            return ""
+        if bool(torch.isfinite(job.values).all()):
+            return ""
+        return f"the average of {', '.join(name for name, _ in bucket.tensors)} is not finite"
 
     def skip_last_step(self, why: str) -> None:
         """For a caller that will not apply the result: the sent values go back to the residuals."""
         self._step.skipped = True
         self.totals.skipped_steps += 1
         self._warn_of_skipped(why)
-
-    def _note_non_finite(self, bucket: Bucket) -> None:
-        self._step.skipped = True
-        where = bucket.exchange.non_finite
-        what = (
-            f"the average of {', '.join(name for name, _ in bucket.tensors)} is not finite"
-            if where is None
-            else f"the gradient of rank {where['rank']} is not finite at element "
-            f"{where['element']} of {where['tensor']}; the bucket is NaN on every rank"
-        )
-        self._warn_of_skipped(what)
 
     def _warn_of_skipped(self, why: str) -> None:
         self._warn_once(

@@ -28,21 +28,15 @@ def agree_on_machines(settings: ExchangeSettings, wire: Wire) -> int:
         origin, given = f"{LOCAL_WORLD_SIZE} of torchrun", int(os.environ[LOCAL_WORLD_SIZE])
     size = "found by host names" if given is None else given
     agree(f"exchange {settings.info['name']}, ranks_per_machine {size}", wire)
-    if given is None:
-        return _equal_runs(gather(socket.gethostname(), wire))
-    check_machines(given, wire.world_size, origin)
+    if given is not None:
+        check_machines(given, wire.world_size, origin)
+        return given
+    hosts = gather(socket.gethostname(), wire)
+    given = hosts.count(hosts[0])
+    if hosts != [host for host in dict.fromkeys(hosts) for _ in range(given)]:
+        raise ValueError(
+            "the exchange needs the same number of consecutive ranks on every machine; "
+            f"ranks 0 to {len(hosts) - 1} are on {', '.join(hosts)}. Start them so, "
+            "or give ranks_per_machine"
+        )
     return given
-
-
-def _equal_runs(hosts: list[str]) -> int:
-    """How many ranks each host has. `hosts`: the host of each rank."""
-    size = hosts.count(hosts[0])
-    for first in range(0, len(hosts), size):
-        run = hosts[first : first + size]
-        if hosts.count(hosts[first]) != size or set(run) != {hosts[first]}:
-            raise ValueError(
-                "the exchange needs the same number of consecutive ranks on every machine; "
-                f"ranks 0 to {len(hosts) - 1} are on {', '.join(hosts)}. Start them so, "
-                "or give ranks_per_machine"
-            )
-    return size

@@ -21,7 +21,7 @@ from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.stats import Stats, summarize
+from gradwire.torch.records.stats import Stats, StepCounters, summarize
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.bucket_runner import BucketRunner
 
@@ -101,7 +101,10 @@ class Session:
 
         On a GPU, what it queues runs after `ready`, and whoever waits for the future waits for it.
         """
-        future = self._future()
+        queue = self._queue
+        future: Future[torch.Tensor] = Future(
+            devices=[queue.device] if queue and queue.device.type == "cuda" else None
+        )
         self._thread.submit(lambda: self._run(work, doing, future, ready))
         return future
 
@@ -165,11 +168,6 @@ class Session:
         if not self._thread.drain(self._settings.timeout):
             raise RuntimeError("a step is under way; residuals can be had between two steps only")
 
-    def _future(self) -> Future[torch.Tensor]:
-        gpus: list[int | str | torch.device] | None
-        gpus = [self._queue.device] if self._queue and self._queue.device.type == "cuda" else None
-        return Future(devices=gpus)
-
     def _beside(self, ready: torch.cuda.Event | None) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self._queue is None else self._queue.after(ready)
 
@@ -182,3 +180,34 @@ def _finish(session: Session) -> None:
         if verdict is not unhandled:
             print(f"gradwire: {verdict}", file=sys.stderr)
     session._end()
+
+
+class SessionOwner:
+    """Owns a session, which may begin later than the owner: the hook's state, an optimizer."""
+
+    _session: Session | None = None
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that ended the communication; after it no step can be taken."""
+        return None if self._session is None else self._session.error
+
+    def last_step(self) -> dict[str, Any]:
+        """This rank's last complete step: bytes, bits a value (None: no value) and timings."""
+        return (self._session.runner.last_step if self._session else StepCounters()).summary()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """An error that names the ranks that are gone; `error` itself if no rank is.
+
+        A rank may die while DDP itself communicates: it broadcasts buffers before each forward.
+        DDP's error does not say whose connection closed.
+        """
+        return error if self._session is None else self._session.explain(error)
+
+    def close(self) -> None:
+        """Ends the communication thread and its process group. Statistics and residuals stay.
+
+        Happens by itself at exit, or when the model or the optimizer is dropped.
+        """
+        if self._session is not None:
+            self._session.close()
