@@ -58,10 +58,10 @@ class StepCounters:
     dtypes: set[str] = field(default_factory=set)  # of the gradients
     buckets: list[BucketTiming] = field(default_factory=list)
 
-    def count(self, before: dict[str, Any], after: dict[str, Any]) -> None:
-        """Adds what grew between two reports of an exchange, in counters of the same names."""
-        for name in after.keys() & _SUMMED:
-            setattr(self, name, getattr(self, name) + after[name] - before[name])
+    def count(self, counted: dict[str, Any]) -> None:
+        """Adds those entries that have the names of counters."""
+        for name in counted.keys() & _SUMMED:
+            setattr(self, name, getattr(self, name) + counted[name])
 
     def summary(self) -> dict[str, Any]:
         """Bytes, bits a value (None: no value) and timings."""
@@ -91,8 +91,7 @@ class Totals(StepCounters):
     fastest: dict[bool, float] = field(default_factory=dict)  # own and wire seconds; True: raw
 
     def add(self, step: StepCounters) -> None:
-        for name in _SUMMED:
-            setattr(self, name, getattr(self, name) + getattr(step, name))
+        self.count(vars(step))
         self.steps += 1
         self.raw_steps += step.raw
         self.skipped_steps += step.skipped

@@ -57,7 +57,7 @@ class Bucket:
             self.layout, wire.rank, None if queue is None else queue.shard_codecs
         )
         self._pullers = settings.machines(wire.world_size) - 1  # of each pull packet
-        self.counted = self.exchange.stats()
+        self._counted = self.exchange.stats()
 
     def describe(self) -> str:
         """The exchange's description and the dtype, which decides how averages are rounded."""
@@ -94,10 +94,10 @@ class Bucket:
 
     def count_into(self, step: StepCounters) -> None:
         """Adds what the exchange counted since the last call."""
-        values = step.values_pushed + self._pullers * step.values_pulled
-        before, self.counted = self.counted, self.exchange.stats()
-        step.count(before, self.counted)
-        values = step.values_pushed + self._pullers * step.values_pulled - values
+        before, self._counted = self._counted, self.exchange.stats()
+        grown = {name: count - before[name] for name, count in self._counted.items()}
+        step.count(grown)
+        values = grown["values_pushed"] + self._pullers * grown["values_pulled"]
         step.raw_bytes += self.dtype.itemsize * values
         step.values += self.layout.numel
         step.dtypes.add(str(self.dtype).removeprefix("torch."))
