@@ -18,11 +18,11 @@ class Call {
   Call(const Segments& its_segments, std::byte* scratch, cudaStream_t stream)
       : segments(its_segments), counts_(false), scratch_(scratch), stream_(stream) {}
 
-  // nullptr where it counts.
+  // nullptr where it counts, and for no values.
   template <typename T>
   T* take(uint64_t count) {
     static_assert(alignof(T) <= kAlignment);
-    std::byte* part = counts_ ? nullptr : scratch_ + size_;
+    std::byte* part = counts_ || count == 0 ? nullptr : scratch_ + size_;
     size_ += (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
     return reinterpret_cast<T*>(part);
   }
