@@ -22,7 +22,7 @@ class RingSteps {
         passed_on_(endpoint.world_size()) {}
 
   Status begin();
-  Status receive(ReceivedPacket received);
+  Status receive(const ReceivedPacket& received);
   bool done() const { return pushes_.complete() && pulls_.complete(); }
   std::vector<uint32_t> awaiting() const {
     return done() ? std::vector<uint32_t>() : std::vector<uint32_t>{left_};
@@ -62,7 +62,7 @@ Status RingSteps::begin() {
   return {};
 }
 
-Status RingSteps::receive(ReceivedPacket received) {
+Status RingSteps::receive(const ReceivedPacket& received) {
   GW_RETURN_IF_ERROR(endpoint_.check_step(received, done()));
   const uint32_t shard = received.shard;
   const bool push = received.is_push();
