@@ -215,8 +215,8 @@ def test_step_that_fails_shows_its_log_and_stops(tmp_path: Path) -> None:
 
 def test_test_script_refuses_unknown_stages_and_lists_the_known() -> None:
     listed = run_bash("scripts/test.sh --list").stdout
-    assert re.findall(r"^(setup|includes|gcc|clang|lint|cuda|pytest) ", listed, re.M) == [
-        *("setup", "includes", "gcc", "lint", "clang", "cuda", "pytest")
+    assert re.findall(r"^(setup|includes|gcc|asan|lint|cuda|pytest|clang) ", listed, re.M) == [
+        *("setup", "includes", "gcc", "lint", "asan", "cuda", "pytest", "clang")
     ]
     result = run_bash("scripts/test.sh includes no-such-stage")
     assert result.returncode == 2

@@ -85,7 +85,7 @@ for step in range(3):
 # The same for a group that the program has destroyed.
 optimizer = gradwire.torch.ShardedOptimizer(sgd, model)
 dist.barrier()
-optimizer._replica.session.start(lambda wire: wire.receive(1 - rank), "a step")
+optimizer._session.start(lambda wire: wire.receive(1 - rank), "a step")
 dist.destroy_process_group()
 sys.exit(7)
 """
