@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <ranges>
 #include <string>
 #include <utility>
 
@@ -37,9 +36,16 @@ ChunkedShape shape_of(const Codec& codec, uint64_t n) {
 
 // The smallest size of a payload that is not empty; all sizes from there to the largest are valid.
 uint64_t least_size(const Codec& codec, uint64_t n, uint64_t largest) {
-  return *std::ranges::partition_point(
-      std::views::iota(uint64_t{1}, std::max<uint64_t>(largest, 1)),
-      [&](uint64_t size) { return !codec.check_size(n, size).ok(); });
+  uint64_t least = 1;
+  for (uint64_t valid = std::max<uint64_t>(largest, 1); least < valid;) {
+    const uint64_t middle = least + (valid - least) / 2;
+    if (codec.check_size(n, middle).ok()) {
+      valid = middle;
+    } else {
+      least = middle + 1;
+    }
+  }
+  return least;
 }
 
 Segments in_table(const std::byte* table, uint64_t segments, uint64_t chunks, uint64_t scales) {
