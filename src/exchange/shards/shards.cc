@@ -6,12 +6,17 @@
 #include "base/checksum.h"
 
 namespace gradwire {
+namespace {
 
+// What a rank draws its random words for a segment from: by name, so that no other tensor has the
+// same, whichever bucket it lies in.
 uint64_t draw_stream(const Layout& layout, uint32_t rank, const Segment& segment) {
   const uint64_t place[] = {rank, segment.tensor_offset};
   return digest64({std::as_bytes(std::span(place)),
                    std::as_bytes(std::span(layout.tensors()[segment.tensor].name))});
 }
+
+}  // namespace
 
 Shards::Shards(std::shared_ptr<const Layout> of_layout, uint32_t of_rank, uint64_t draw_seed,
                Encodes what)

@@ -50,8 +50,4 @@ struct Shards {
 // Whether any rank keeps a residual.
 [[nodiscard]] bool any_residuals(const Layout& layout);
 
-// What a rank draws its random words for a segment from: by name, so that no other tensor has the
-// same, whichever bucket it lies in.
-[[nodiscard]] uint64_t draw_stream(const Layout& layout, uint32_t rank, const Segment& segment);
-
 }  // namespace gradwire
