@@ -34,7 +34,7 @@ void check(std::span<const std::byte> bytes) {
 void repair(std::span<std::byte> frame) {
   std::memcpy(frame.data(), "GW\1", 3);
   store_le(frame.data() + 24, uint64_t{frame.size() - kFrameHeaderSize});
-  store_le(frame.data() + 20, checksum32({frame.first(20), frame.subspan(24)}));
+  store_le(frame.data() + 20, checksum32(frame.first(20), frame.subspan(24)));
 }
 
 }  // namespace

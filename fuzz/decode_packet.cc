@@ -32,7 +32,7 @@ void check(std::span<const std::byte> bytes) {
 
 void repair(std::span<std::byte> packet) {
   std::memcpy(packet.data(), "GP\1", 3);
-  store_le(packet.data() + 28, checksum32({packet.first(28), packet.subspan(kPacketHeaderSize)}));
+  store_le(packet.data() + 28, checksum32(packet.first(28), packet.subspan(kPacketHeaderSize)));
 }
 
 }  // namespace

@@ -1,22 +1,25 @@
 #include "base/checksum.h"
 
-// The header-only form: the streaming state lives on the stack and no shared library is needed.
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "base/digest-inl.h"
 
 namespace gradwire {
 
-uint64_t digest64(std::initializer_list<std::span<const std::byte>> parts) noexcept {
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  for (std::span<const std::byte> part : parts) {
-    if (!part.empty()) XXH3_64bits_update(&state, part.data(), part.size());
-  }
-  return XXH3_64bits_digest(&state);
+uint64_t digest_anywhere(const void* bytes, size_t size, const void* more,
+                         size_t more_size) noexcept {
+  return digest_parts(bytes, size, more, more_size);
 }
 
-uint32_t checksum32(std::initializer_list<std::span<const std::byte>> parts) noexcept {
-  return static_cast<uint32_t>(digest64(parts));
+uint64_t digest64(std::span<const std::byte> bytes, std::span<const std::byte> more) noexcept {
+#ifdef __x86_64__
+  static const auto digest = __builtin_cpu_supports("avx2") ? digest_avx2 : digest_anywhere;
+#else
+  constexpr auto digest = digest_anywhere;
+#endif
+  return digest(bytes.data(), bytes.size(), more.data(), more.size());
+}
+
+uint32_t checksum32(std::span<const std::byte> bytes, std::span<const std::byte> more) noexcept {
+  return static_cast<uint32_t>(digest64(bytes, more));
 }
 
 }  // namespace gradwire

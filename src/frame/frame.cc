@@ -31,7 +31,7 @@ constexpr size_t kChecksumAt = 20;
 constexpr size_t kPayloadSizeAt = 24;
 
 uint32_t checksum_of(std::span<const std::byte> frame) {
-  return checksum32({frame.first(kChecksumAt), frame.subspan(kPayloadSizeAt)});
+  return checksum32(frame.first(kChecksumAt), frame.subspan(kPayloadSizeAt));
 }
 
 Status reserved(const char* what) {

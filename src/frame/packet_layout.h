@@ -29,7 +29,7 @@ inline constexpr size_t kSmallestFrameEntry = 3;
 inline constexpr size_t kOriginSize = 16;
 
 inline uint32_t checksum_of(std::span<const std::byte> packet) {
-  return checksum32({packet.first(kChecksumAt), packet.subspan(kBodyAt)});
+  return checksum32(packet.first(kChecksumAt), packet.subspan(kBodyAt));
 }
 
 }  // namespace gradwire::packet_layout

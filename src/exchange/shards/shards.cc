@@ -12,8 +12,8 @@ namespace {
 // same, whichever bucket it lies in.
 uint64_t draw_stream(const Layout& layout, uint32_t rank, const Segment& segment) {
   const uint64_t place[] = {rank, segment.tensor_offset};
-  return digest64({std::as_bytes(std::span(place)),
-                   std::as_bytes(std::span(layout.tensors()[segment.tensor].name))});
+  return digest64(std::as_bytes(std::span(place)),
+                  std::as_bytes(std::span(layout.tensors()[segment.tensor].name)));
 }
 
 }  // namespace

@@ -73,8 +73,8 @@ Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, std::string descri
 
 uint32_t Endpoint::add_round() {
   const uint64_t index = digests_.size();
-  digests_.push_back(digest64({std::as_bytes(std::span(description_)),
-                               std::as_bytes(std::span<const uint64_t>(&index, 1))}));
+  digests_.push_back(digest64(std::as_bytes(std::span(description_)),
+                              std::as_bytes(std::span<const uint64_t>(&index, 1))));
   return static_cast<uint32_t>(index);
 }
 
