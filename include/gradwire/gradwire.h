@@ -237,9 +237,8 @@ typedef struct gw_tensor {
   size_t dim_count;
 } gw_tensor;
 
-/* Of a gradient on its way to the rank that sums it (push), of the result on its way back (pull).
- */
-typedef int32_t gw_role;
+/* The way of a packet: a gradient to the rank that sums it (push), the result back (pull). */
+typedef int32_t gw_direction;
 #define GW_PUSH_AND_PULL 0
 #define GW_PUSH 1
 #define GW_PULL 2
@@ -248,7 +247,7 @@ typedef int32_t gw_role;
 typedef struct gw_rule {
   const char* pattern;
   const char* codec;
-  gw_role role;
+  gw_direction direction;
 } gw_rule;
 
 typedef struct gw_layout_options {
@@ -269,7 +268,7 @@ GW_API void gw_layout_options_init(gw_layout_options* options);
 typedef struct gw_layout gw_layout;
 
 /* options: NULL for the defaults. GW_UNKNOWN_CODEC, GW_BAD_PARAMETER, GW_LIMIT_EXCEEDED.
-   GW_INVALID_ARGUMENT also: a world of no ranks, a value that is no gw_role. */
+   GW_INVALID_ARGUMENT also: a world of no ranks, a value that is no gw_direction. */
 GW_API gw_status gw_layout_create(const gw_tensor* tensors, size_t tensor_count,
                                   uint32_t world_size, const gw_layout_options* options,
                                   gw_layout** layout);
@@ -403,7 +402,7 @@ GW_API gw_status gw_exchange_scale_residuals(gw_exchange* exchange, float factor
 
 /* A piece of residual with its place, for checkpoints. */
 typedef struct gw_residual_piece {
-  gw_role role; /* GW_PUSH or GW_PULL */
+  gw_direction direction; /* GW_PUSH or GW_PULL */
   const char* tensor;
   uint64_t offset; /* first value in the tensor */
   uint64_t n;
@@ -421,8 +420,8 @@ GW_API size_t gw_residuals_count(const gw_residuals* residuals);
 GW_API gw_status gw_residuals_at(const gw_residuals* residuals, size_t index,
                                  gw_residual_piece* piece);
 /* Adds a piece to the residuals, also one of another layout of the same tensors.
-   GW_INVALID_ARGUMENT: no such tensor or range, or a role that is neither. GW_NON_FINITE: a value
-   is NaN or Inf. */
+   GW_INVALID_ARGUMENT: no such tensor or range, or a direction that is neither. GW_NON_FINITE: a
+   value is NaN or Inf. */
 GW_API gw_status gw_exchange_import_residual(gw_exchange* exchange, const gw_residual_piece* piece);
 
 /* What exchange_counters.def says. */

@@ -42,13 +42,13 @@ inline Result<LayoutRule> read_rule(const gw_rule& rule) {
   GW_RETURN_IF_ERROR(
       check_given({{"a rule's pattern", rule.pattern}, {"a rule's codec", rule.codec}}));
   LayoutRule read{.pattern = rule.pattern, .codec = rule.codec};
-  if (rule.role < GW_PUSH_AND_PULL || rule.role > GW_PULL) {
+  if (rule.direction < GW_PUSH_AND_PULL || rule.direction > GW_PULL) {
     return Status(StatusCode::kInvalidArgument,
-                  "role " + std::to_string(rule.role) +
+                  "direction " + std::to_string(rule.direction) +
                       "; valid ones are 0 (GW_PUSH_AND_PULL), 1 (GW_PUSH) and 2 (GW_PULL)");
   }
-  if (rule.role != GW_PUSH_AND_PULL) {
-    read.direction = rule.role == GW_PUSH ? Direction::kPush : Direction::kPull;
+  if (rule.direction != GW_PUSH_AND_PULL) {
+    read.direction = rule.direction == GW_PUSH ? Direction::kPush : Direction::kPull;
   }
   return read;
 }

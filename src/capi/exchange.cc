@@ -182,7 +182,7 @@ gw_status gw_residuals_at(const gw_residuals* residuals, size_t index, gw_residu
   return guarded({{"residuals", residuals}, {"piece", piece}}, [&]() -> Status {
     GW_RETURN_IF_ERROR(check_index(index, residuals->pieces.size()));
     const ResidualPiece& found = residuals->pieces[index];
-    *piece = {.role = found.direction == Direction::kPush ? GW_PUSH : GW_PULL,
+    *piece = {.direction = found.direction == Direction::kPush ? GW_PUSH : GW_PULL,
               .tensor = found.tensor.c_str(),
               .offset = found.offset,
               .n = found.values.size(),
@@ -195,16 +195,16 @@ gw_status gw_exchange_import_residual(gw_exchange* exchange, const gw_residual_p
   return guarded({{"exchange", exchange}, {"piece", piece}}, [&]() -> Status {
     GW_RETURN_IF_ERROR(check_given(
         {{"the piece's tensor", piece->tensor}, {"the piece's values", piece->values, piece->n}}));
-    if (piece->role != GW_PUSH && piece->role != GW_PULL) {
-      return {StatusCode::kInvalidArgument,
-              "a residual is of a push (1) or of a pull (2), not " + std::to_string(piece->role)};
+    if (piece->direction != GW_PUSH && piece->direction != GW_PULL) {
+      return {StatusCode::kInvalidArgument, "a residual is of a push (1) or of a pull (2), not " +
+                                                std::to_string(piece->direction)};
     }
     if (piece->n > kMaxNumel) {
       return {StatusCode::kInvalidArgument,
               "a residual of " + std::to_string(piece->n) + " values: no layout has that place"};
     }
     return exchange->exchange->import_residual(
-        {.direction = piece->role == GW_PUSH ? Direction::kPush : Direction::kPull,
+        {.direction = piece->direction == GW_PUSH ? Direction::kPush : Direction::kPull,
          .tensor = piece->tensor,
          .offset = piece->offset,
          .values = {piece->values, piece->values + piece->n}});

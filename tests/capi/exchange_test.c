@@ -227,7 +227,7 @@ static void check_residuals(void) {
     for (size_t i = 0; i < 2; ++i) {
       CHECK_OK(gw_residuals_at(residuals, i, &piece));
       CHECK(strcmp(piece.tensor, "weight") == 0 && (piece.offset == 0) == (i == 0));
-      CHECK(piece.role == (i == rank ? GW_PULL : GW_PUSH));
+      CHECK(piece.direction == (i == rank ? GW_PULL : GW_PUSH));
       CHECK_OK(gw_exchange_import_residual(to[rank], &piece));
     }
     CHECK_OK(gw_exchange_scale_residuals(to[rank], 2));
@@ -236,9 +236,9 @@ static void check_residuals(void) {
     CHECK_OK(gw_residuals_at(copied, 1, &copy));
     CHECK_OK(gw_residuals_at(residuals, 1, &piece));
     CHECK(piece.values[5] != 0 && copy.values[5] == 2 * piece.values[5]);
-    piece.role = GW_PUSH_AND_PULL;
+    piece.direction = GW_PUSH_AND_PULL;
     CHECK_FAILS(gw_exchange_import_residual(to[rank], &piece), GW_INVALID_ARGUMENT, "of a push");
-    piece.role = GW_PUSH;
+    piece.direction = GW_PUSH;
     piece.tensor = "bias";
     CHECK_FAILS(gw_exchange_import_residual(to[rank], &piece), GW_INVALID_ARGUMENT, "bias");
     gw_residuals_free(residuals);
@@ -287,10 +287,11 @@ static void check_layout(void) {
   options.codec = "3lz";
   CHECK_STATUS(gw_layout_create(tensors, 3, 1, &options, &layout), GW_UNKNOWN_CODEC);
   options.codec = "3lc";
-  const gw_rule bad_role = {"a.*", "int8", 3};
-  options.rules = &bad_role;
+  const gw_rule bad_direction = {"a.*", "int8", 3};
+  options.rules = &bad_direction;
   options.rule_count = 1;
-  CHECK_FAILS(gw_layout_create(tensors, 3, 1, &options, &layout), GW_INVALID_ARGUMENT, "role 3");
+  CHECK_FAILS(gw_layout_create(tensors, 3, 1, &options, &layout), GW_INVALID_ARGUMENT,
+              "direction 3");
   CHECK(layout == NULL);
 }
 
