@@ -1,7 +1,6 @@
 #include "codecs/parameters.h"
 
-#include <charconv>
-
+#include "base/parse.h"
 #include "base/return_if_error.h"
 
 namespace gradwire {
@@ -25,13 +24,6 @@ bool is_valid_key(const CodecInfo& info, std::string_view key) {
     }
   }
   return false;
-}
-
-template <typename T>
-bool parse_whole(const std::string& text, T& value) {
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && stop == end;
 }
 
 }  // namespace

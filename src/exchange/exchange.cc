@@ -2,21 +2,12 @@
 
 #include <utility>
 
+#include "base/parse.h"
 #include "exchange/shards/host_shard_codec.h"
 #include "exchange/steps/exchange_entry.h"
 #include "exchange/steps/packet_exchange.h"
 
 namespace gradwire {
-namespace {
-
-std::string_view take_line(std::string_view& text) {
-  const size_t end = text.find('\n');
-  const std::string_view line = text.substr(0, end);
-  text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
-  return line;
-}
-
-}  // namespace
 
 Status check_start(const Exchange& exchange, uint64_t values) {
   if (!exchange.done()) return unexpected("start: the step before has not ended");
@@ -58,14 +49,13 @@ Result<std::unique_ptr<Exchange>> make_allgather_exchange(std::shared_ptr<const 
 Status compare_descriptions(uint32_t rank, std::string_view description, uint32_t peer,
                             std::string_view peer_description) {
   while (!description.empty() || !peer_description.empty()) {
-    const std::string mine(description.empty() ? "nothing" : take_line(description));
-    const std::string theirs(peer_description.empty() ? "nothing" : take_line(peer_description));
+    const std::string mine(description.empty() ? "nothing" : take_until(description, '\n'));
+    const std::string theirs(peer_description.empty() ? "nothing"
+                                                      : take_until(peer_description, '\n'));
     if (mine == theirs) continue;
-    const std::string here = "rank " + std::to_string(rank);
-    const std::string there = "rank " + std::to_string(peer);
     return {StatusCode::kPeerMismatch,
             "ranks " + std::to_string(rank) + " and " + std::to_string(peer) + " can't exchange: " +
-                here + " has '" + mine + "', " + there + " has '" + theirs + "'"};
+                name_of(rank) + " has '" + mine + "', " + name_of(peer) + " has '" + theirs + "'"};
   }
   return {};
 }

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <iterator>
 #include <utility>
 
+#include "base/parse.h"
 #include "base/return_if_error.h"
 #include "exchange/steps/exchange_entry.h"
 
@@ -38,20 +38,6 @@ const ExchangeInfo* find_info(std::string_view name) {
   return found == exchanges().end() ? nullptr : *found;
 }
 
-bool parse_ranks(std::string_view value, uint32_t& ranks) {
-  const char* const end = value.data() + value.size();
-  const auto [rest, error] = std::from_chars(value.data(), end, ranks);
-  return error == std::errc() && rest == end && ranks > 0;
-}
-
-// The part of `text` before the next separator, which is taken off it too.
-std::string_view take(std::string_view& text, char separator) {
-  const size_t end = text.find(separator);
-  const std::string_view taken = text.substr(0, end);
-  text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
-  return taken;
-}
-
 }  // namespace
 
 std::span<const ExchangeInfo* const> exchanges() noexcept {
@@ -69,12 +55,12 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
       "'" + std::string(text) + "' is no exchange; valid ones are: " + valid_exchanges());
   const bool has_parameters = text.find(':') != std::string_view::npos;
   ExchangeChoice choice;
-  choice.info_ = find_info(take(text, ':'));
+  choice.info_ = find_info(take_until(text, ':'));
   if (choice.info_ == nullptr || (has_parameters && text.empty())) return invalid;
   choice.inner_ = choice.info_->between_machines ? exchange_entries::sharded.info : choice.info_;
   while (!text.empty()) {
-    std::string_view value = take(text, ',');
-    const std::string_view key = take(value, '=');
+    std::string_view value = take_until(text, ',');
+    const std::string_view key = take_until(value, '=');
     if (std::ranges::find(choice.info_->parameters, key, &CodecParameter::name) ==
         choice.info_->parameters.end()) {
       return invalid;
@@ -82,7 +68,7 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
     if (key == "between") {
       choice.inner_ = find_info(value);
       if (choice.inner_ == nullptr || choice.inner_->between_machines) return invalid;
-    } else if (!parse_ranks(value, choice.ranks_per_machine_)) {
+    } else if (!parse_whole(value, choice.ranks_per_machine_) || choice.ranks_per_machine_ == 0) {
       return invalid;
     }
   }

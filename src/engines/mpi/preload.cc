@@ -4,7 +4,6 @@
 
 #include <mpi.h>
 
-#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/parse.h"
 #include "base/return_if_error.h"
 #include "gradwire/mpi.h"
 
@@ -37,12 +37,6 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
 }
 
-template <typename T>
-bool parse_number(std::string_view text, T& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
 // Whether the key is known and the value will do.
 bool set(std::string_view key, std::string_view value, Config& config) {
   Options& options = config.options;
@@ -51,10 +45,10 @@ bool set(std::string_view key, std::string_view value, Config& config) {
     return !value.empty();
   }
   if (key == "exchange") return options.exchange = value, true;
-  if (key == "min-bytes") return parse_number(value, config.min_bytes);
-  if (key == "threads") return parse_number(value, options.threads);
-  if (key == "seed") return parse_number(value, options.seed);
-  if (key == "timeout") return parse_number(value, options.timeout_seconds);
+  if (key == "min-bytes") return parse_whole(value, config.min_bytes);
+  if (key == "threads") return parse_whole(value, options.threads);
+  if (key == "seed") return parse_whole(value, options.seed);
+  if (key == "timeout") return parse_whole(value, options.timeout_seconds);
   return false;
 }
 
