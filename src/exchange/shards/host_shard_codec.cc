@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/return_if_error.h"
+#include "codecs/chunked_codec.h"
 #include "exchange/shards/trit_segments.h"
 #include "gradwire/residual.h"
 #include "stages/element/float_bits.h"
@@ -15,15 +16,11 @@
 namespace gradwire {
 namespace {
 
-// Values that a thread looks at before it takes the next piece.
-constexpr uint64_t kScanPiece = 65536;
-
-double squared_distance(std::span<const float> a, std::span<const float> b) {
+// The sum of the squares of value_at(i), for i below n.
+template <typename ValueAt>
+double sum_squares(size_t n, const ValueAt& value_at) {
   double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double difference = double{a[i]} - double{b[i]};
-    sum += difference * difference;
-  }
+  for (size_t i = 0; i < n; ++i) sum += value_at(i) * value_at(i);
   return sum;
 }
 
@@ -117,18 +114,9 @@ class HostShardCodec final : public ShardCodec {
 Result<FirstNonFinite> HostShardCodec::find_non_finite(std::span<const uint32_t> shards) {
   for (uint32_t shard : shards) {
     for (uint32_t i : shards_->segments[shard]) {
-      const std::span<const float> x = values(i);
-      const uint64_t pieces = (x.size() + kScanPiece - 1) / kScanPiece;
-      std::vector<uint32_t> largest(pieces);
-      execution_->for_each(pieces, [&](size_t piece) {
-        const std::span<const float> part = x.subspan(
-            piece * kScanPiece, std::min<uint64_t>(kScanPiece, x.size() - piece * kScanPiece));
-        largest[piece] = execution_->kernels().absmax(part.data(), {}, part.size());
-      });
-      if (std::ranges::none_of(largest, [](uint32_t bits) { return bits >= kNonFiniteBits; })) {
-        continue;
-      }
-      return origin_in(i);
+      const Input input(values(i), {}, execution_->kernels());
+      const uint32_t largest = measure_chunks(input, *execution_, measure_absmax).largest;
+      if (largest >= kNonFiniteBits) return origin_in(i);
     }
   }
   return FirstNonFinite();
@@ -138,11 +126,10 @@ Result<FirstNonFinite> HostShardCodec::find_non_finite(std::span<const uint32_t>
 Result<FirstNonFinite> HostShardCodec::measure(std::span<const uint32_t> shards,
                                                std::span<const uint32_t> finite) {
   measured_.assign(residuals_.size(), Measurement());
-  for (uint32_t shard : finite) {
-    const uint32_t one[] = {shard};
+  for (const uint32_t shard : finite) {
     const bool encoded = std::ranges::find(shards, shard) != shards.end();
     Result<FirstNonFinite> found =
-        encoded ? measure_segments(shards_->segments[shard]) : find_non_finite(one);
+        encoded ? measure_segments(shards_->segments[shard]) : find_non_finite({&shard, 1});
     if (!found.ok() || found.value()) return found;
   }
   std::vector<uint32_t> prepared;
@@ -157,13 +144,9 @@ Result<FirstNonFinite> HostShardCodec::measure_segments(std::span<const uint32_t
   for (uint32_t i : segments) {
     Result<Measurement> found = shards_->own_codec(i)->measure(
         values(i), residuals_[i].view(), *execution_, std::exchange(measured_chunks_[i], {}));
-    if (found.ok()) {
-      measured_[i] = found.value();
-    } else if (found.status().code() == StatusCode::kNonFinite) {
-      return origin_in(i);
-    } else {
-      return found.status();
-    }
+    if (found.status().code() == StatusCode::kNonFinite) return origin_in(i);
+    GW_RETURN_IF_ERROR(found.status());
+    measured_[i] = found.value();
   }
   return FirstNonFinite();
 }
@@ -301,7 +284,7 @@ void HostShardCodec::add_norms(uint32_t shard, const Packet& packet, Norms& norm
   for (size_t k = 0; k < packet.frames.size(); ++k) {
     const uint32_t i = shards_->segments[shard][k];
     const std::span<const float> x = values(i);
-    norms.input += squared_distance(x, std::vector<float>(x.size()));
+    norms.input += sum_squares(x.size(), [&](size_t v) { return double{x[v]}; });
     if (residuals_[i].type() != ResidualType::kNone) {
       norms.error += residuals_[i].squared_norm();
       continue;
@@ -309,7 +292,9 @@ void HostShardCodec::add_norms(uint32_t shard, const Packet& packet, Norms& norm
     decoded.resize(x.size());
     const Status status = shards_->own_codec(i)->decode(packet.frames[k].payload, decoded,
                                                         DecodeMode::kStore, *execution_);
-    if (status.ok()) norms.error += squared_distance(x, decoded);
+    if (!status.ok()) continue;
+    norms.error +=
+        sum_squares(x.size(), [&](size_t v) { return double{x[v]} - double{decoded[v]}; });
   }
 }
 

@@ -152,11 +152,10 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
   }
   // A codec that no tensor uses must be valid too: else a typo would show only with other models.
   for (const std::string& codec : {options.codec, options.pull_codec, options.raw_codec}) {
-    if (codec.empty()) continue;
-    if (auto parsed = Codec::parse(codec); !parsed.ok()) return parsed.status();
+    if (!codec.empty()) GW_RETURN_IF_ERROR(Codec::parse(codec).status());
   }
   for (const LayoutRule& rule : options.rules) {
-    if (auto parsed = Codec::parse(rule.codec); !parsed.ok()) return parsed.status();
+    GW_RETURN_IF_ERROR(Codec::parse(rule.codec).status());
   }
 
   Layout layout;

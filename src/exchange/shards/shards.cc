@@ -18,13 +18,8 @@ uint64_t draw_stream(const Layout& layout, uint32_t rank, const Segment& segment
 
 }  // namespace
 
-Shards::Shards(std::shared_ptr<const Layout> of_layout, uint32_t of_rank, uint64_t draw_seed,
-               Encodes what)
-    : layout(std::move(of_layout)),
-      rank(of_rank),
-      seed(draw_seed),
-      encodes(what),
-      segments(layout->world_size()) {
+Shards::Shards(std::shared_ptr<const Layout> of_layout, uint32_t of_rank, uint64_t draw_seed)
+    : layout(std::move(of_layout)), rank(of_rank), seed(draw_seed), segments(layout->world_size()) {
   for (uint32_t i = 0; i < layout->segments().size(); ++i) {
     segments[segment(i).owner].push_back(i);
     draw_streams.push_back(draw_stream(*layout, rank, segment(i)));

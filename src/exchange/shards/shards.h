@@ -10,19 +10,15 @@
 
 namespace gradwire {
 
-enum class Encodes : uint8_t { kEveryShard, kOwnShard };
-
 // A layout as one rank of an exchange sees it. The segments of one owner are a shard. A rank
 // encodes a shard at most once a step, pushing what others own and pulling what it owns; so each
 // segment has at most one residual on a rank.
 struct Shards {
-  Shards(std::shared_ptr<const Layout> of_layout, uint32_t of_rank, uint64_t draw_seed,
-         Encodes what = Encodes::kEveryShard);
+  Shards(std::shared_ptr<const Layout> of_layout, uint32_t of_rank, uint64_t draw_seed);
 
   std::shared_ptr<const Layout> layout;
   uint32_t rank;
-  uint64_t seed;  // of the draws
-  Encodes encodes;
+  uint64_t seed;                                // of the draws
   std::vector<std::vector<uint32_t>> segments;  // of each shard: indexes in the layout
   std::vector<uint64_t> draw_streams;           // of each segment
 
@@ -32,8 +28,9 @@ struct Shards {
   [[nodiscard]] Direction direction(uint32_t shard) const {
     return shard == rank ? Direction::kPull : Direction::kPush;
   }
+  // A dedicated server encodes its own shard alone.
   [[nodiscard]] bool is_encoded(uint32_t shard) const {
-    return encodes == Encodes::kEveryShard || shard == rank;
+    return rank < layout->workers() || shard == rank;
   }
   [[nodiscard]] const std::shared_ptr<const Codec>& codec(uint32_t i, Direction direction) const {
     return direction == Direction::kPush ? segment(i).push_codec : segment(i).pull_codec;

@@ -44,12 +44,10 @@ std::string describe_exchange(const ExchangeSetup& setup, const std::string& nam
          setup.layout->describe();
 }
 
-Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, std::string description,
-                                  Encodes encodes) {
+Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, std::string description) {
   const ExchangeOptions& options = setup.options;
   Endpoint endpoint;
-  endpoint.shards_ =
-      std::make_shared<const Shards>(setup.layout, setup.rank, options.seed, encodes);
+  endpoint.shards_ = std::make_shared<const Shards>(setup.layout, setup.rank, options.seed);
   const Shards& shards = *endpoint.shards_;
   endpoint.description_ = std::move(description);
   endpoint.reduction_ = options.reduction;

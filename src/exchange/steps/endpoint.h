@@ -68,8 +68,7 @@ class Endpoint {
  public:
   // Takes the memory for packets and residuals. `description`: what must be equal on all ranks.
   // Statuses of PacketWriter::create and the shard codec's factory.
-  static Result<Endpoint> create(const ExchangeSetup& setup, std::string description,
-                                 Encodes encodes = Encodes::kEveryShard);
+  static Result<Endpoint> create(const ExchangeSetup& setup, std::string description);
 
   [[nodiscard]] const std::string& describe() const { return description_; }
   [[nodiscard]] const Layout& layout() const { return *shards_->layout; }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -18,18 +19,16 @@ struct Machines {
 
   static Machines create(const std::vector<uint32_t>& machine_of_rank, uint32_t rank) {
     Machines machines;
-    std::vector<uint32_t> names;
+    const auto machine_of = [&](uint32_t r) { return machine_of_rank[r]; };
     for (uint32_t r = 0; r < machine_of_rank.size(); ++r) {
-      const auto known = std::find(names.begin(), names.end(), machine_of_rank[r]);
-      if (machine_of_rank[r] == machine_of_rank[rank] && r != rank) machines.members.push_back(r);
-      if (known != names.end()) continue;
-      if (machine_of_rank[r] == machine_of_rank[rank]) {
-        machines.mine = static_cast<uint32_t>(names.size());
+      const bool here = machine_of(r) == machine_of(rank);
+      if (std::ranges::count(machines.speakers, machine_of(r), machine_of) == 0) {
+        if (here) machines.mine = static_cast<uint32_t>(machines.speakers.size());
+        machines.speakers.push_back(r);
+      } else if (here) {
+        machines.members.push_back(r);
       }
-      names.push_back(machine_of_rank[r]);
-      machines.speakers.push_back(r);
     }
-    std::erase(machines.members, machines.speakers[machines.mine]);
     machines.world_size = static_cast<uint32_t>(machine_of_rank.size());
     return machines;
   }
@@ -49,8 +48,7 @@ class HierarchicalExchange final : public Exchange {
         inner_(inner),
         reduction_(reduction),
         local_(std::move(local)),
-        between_(std::move(between)),
-        early_parts_(machines_.members.size()) {}
+        between_(std::move(between)) {}
 
   std::string describe() const override { return local_.describe(); }
   Status start(std::span<float> bucket, uint64_t step) override;
@@ -92,7 +90,7 @@ class HierarchicalExchange final : public Exchange {
   // The packet of a message that must come from the rank's own machine now.
   Result<ReceivedPacket> open_local(uint32_t peer, std::span<const std::byte> message,
                                     Direction direction);
-  Status receive_part(size_t member, std::span<const std::byte> message);
+  Status receive_part(uint32_t peer, std::span<const std::byte> message);
   Status receive_result(uint32_t peer, std::span<const std::byte> message);
   Status receive_between(uint32_t peer, std::span<const std::byte> message);
   Status start_between();
@@ -113,8 +111,8 @@ class HierarchicalExchange final : public Exchange {
   std::unique_ptr<Exchange> between_;
 
   Phase phase_ = Phase::kDone;
-  size_t next_part_ = 0;                                    // index of the member to be added next
-  std::vector<std::optional<ReceivedPacket>> early_parts_;  // by index; came before a lower rank's
+  Arrivals parts_;                                  // of the members
+  std::map<uint32_t, ReceivedPacket> early_parts_;  // by rank; came before a lower rank's
   std::vector<std::pair<uint32_t, std::vector<std::byte>>> early_between_;  // by index of speaker
   std::optional<NonFiniteInput> non_finite_;
   ExchangeStats stats_;
@@ -136,7 +134,6 @@ Status HierarchicalExchange::start(std::span<float> bucket, uint64_t step) {
   GW_RETURN_IF_ERROR(check_start(*this, bucket.size()));
   local_.begin(bucket, step);
   non_finite_.reset();
-  next_part_ = 0;
   ++stats_.steps;
   if (!between_) {
     phase_ = Phase::kResult;
@@ -144,6 +141,7 @@ Status HierarchicalExchange::start(std::span<float> bucket, uint64_t step) {
     return send_local(Direction::kPush, speaker);
   }
   phase_ = Phase::kParts;
+  parts_.await(machines_.members, machines_.speaker());
   return machines_.members.empty() ? start_between() : Status();
 }
 
@@ -163,13 +161,8 @@ std::vector<uint32_t> HierarchicalExchange::awaiting() const {
       return {};
     case Phase::kResult:
       return {machines_.speaker()};
-    case Phase::kParts: {
-      std::vector<uint32_t> peers;
-      for (size_t i = next_part_; i < machines_.members.size(); ++i) {
-        if (!early_parts_[i]) peers.push_back(machines_.members[i]);
-      }
-      return peers;
-    }
+    case Phase::kParts:
+      return parts_.missing();
     case Phase::kBetween: {
       std::vector<uint32_t> peers = between_->awaiting();
       for (uint32_t& peer : peers) peer = machines_.speakers[peer];
@@ -193,28 +186,26 @@ Result<ReceivedPacket> HierarchicalExchange::open_local(uint32_t peer,
 Status HierarchicalExchange::receive(uint32_t peer, std::span<const std::byte> message) {
   if (done()) return unexpected(name_of(peer) + " sent a message, but no step is under way");
   if (!between_) return receive_result(peer, message);
-  const auto member = std::ranges::find(machines_.members, peer);
-  if (member == machines_.members.end()) return receive_between(peer, message);
-  return receive_part(static_cast<size_t>(member - machines_.members.begin()), message);
+  const bool is_member = std::ranges::binary_search(machines_.members, peer);
+  return is_member ? receive_part(peer, message) : receive_between(peer, message);
 }
 
-Status HierarchicalExchange::receive_part(size_t member, std::span<const std::byte> message) {
-  const uint32_t peer = machines_.members[member];
-  if (member < next_part_ || early_parts_[member]) {
+Status HierarchicalExchange::receive_part(uint32_t peer, std::span<const std::byte> message) {
+  if (!parts_.take(peer)) {
     return unexpected(name_of(peer) + " sent its part of step " + std::to_string(local_.step()) +
                       " twice");
   }
-  GW_ASSIGN_OR_RETURN(early_parts_[member], open_local(peer, message, Direction::kPush));
-  if (member != next_part_) {
-    early_parts_[member]->keep();
-    return {};
+  GW_ASSIGN_OR_RETURN(ReceivedPacket part, open_local(peer, message, Direction::kPush));
+  const auto may_be_added = [&](uint32_t rank) {
+    return parts_.complete() || rank < parts_.missing().front();
+  };
+  if (!may_be_added(peer)) part.keep();
+  early_parts_.emplace(peer, std::move(part));
+  for (auto next = early_parts_.begin(); next != early_parts_.end() && may_be_added(next->first);
+       next = early_parts_.erase(next)) {
+    GW_RETURN_IF_ERROR(local_.decode(machines_.speaker(), next->second.packet, DecodeMode::kAdd));
   }
-  for (; next_part_ < early_parts_.size() && early_parts_[next_part_]; ++next_part_) {
-    GW_RETURN_IF_ERROR(
-        local_.decode(machines_.speaker(), early_parts_[next_part_]->packet, DecodeMode::kAdd));
-    early_parts_[next_part_].reset();
-  }
-  return next_part_ == early_parts_.size() ? start_between() : Status();
+  return parts_.complete() ? start_between() : Status();
 }
 
 Status HierarchicalExchange::start_between() {

@@ -11,25 +11,25 @@ namespace {
 // Shard k goes from rank k + 1 around to rank k and is summed on its way, then from rank k around
 // to rank k - 1. The shards' ways don't depend on each other, so their messages may come in any
 // order; the digest in a packet tells which shard it holds.
-class RingSteps {
+class RingExchange final : public PacketExchange<> {
  public:
-  explicit RingSteps(Endpoint& endpoint)
-      : endpoint_(endpoint),
-        rank_(endpoint.rank()),
-        left_((rank_ + endpoint.world_size() - 1) % endpoint.world_size()),
-        right_((rank_ + 1) % endpoint.world_size()),
-        broken_at_(endpoint.world_size()),
-        passed_on_(endpoint.world_size()) {}
+  explicit RingExchange(Endpoint endpoint)
+      : PacketExchange(std::move(endpoint)),
+        rank_(endpoint_.rank()),
+        left_((rank_ + endpoint_.world_size() - 1) % endpoint_.world_size()),
+        right_((rank_ + 1) % endpoint_.world_size()),
+        broken_at_(endpoint_.world_size()),
+        passed_on_(endpoint_.world_size()) {}
 
-  Status begin();
-  Status receive(const ReceivedPacket& received);
-  bool done() const { return pushes_.complete() && pulls_.complete(); }
-  std::vector<uint32_t> awaiting() const {
+  std::vector<uint32_t> awaiting() const override {
     return done() ? std::vector<uint32_t>() : std::vector<uint32_t>{left_};
   }
-  void retract();
+  bool done() const override { return pushes_.complete() && pulls_.complete(); }
+  void retract() override;
 
  private:
+  Status begin() override;
+  Status take(ReceivedPacket received) override;
   Status take_push(uint32_t shard, const Packet& packet);
   Status take_pull(uint32_t shard, const ReceivedPacket& received);
   // Encodes the sum so far (or the average) for the next rank, or the marker that says why there is
@@ -37,7 +37,6 @@ class RingSteps {
   Result<FirstNonFinite> send_on(uint32_t shard, Direction direction, FirstNonFinite origin,
                                  std::span<const uint32_t> to_check);
 
-  Endpoint& endpoint_;
   uint32_t rank_;
   uint32_t left_;
   uint32_t right_;
@@ -48,7 +47,7 @@ class RingSteps {
   std::vector<std::vector<std::byte>> passed_on_;   // each shard's pull
 };
 
-Status RingSteps::begin() {
+Status RingExchange::begin() {
   if (endpoint_.world_size() == 1) return endpoint_.pay_residuals().status();
   // A shard's sum begins at the rank after its owner, and its average ends at the rank before it.
   pushes_.await(endpoint_.everyone(), left_);
@@ -62,7 +61,7 @@ Status RingSteps::begin() {
   return {};
 }
 
-Status RingSteps::receive(const ReceivedPacket& received) {
+Status RingExchange::take(ReceivedPacket received) {
   GW_RETURN_IF_ERROR(endpoint_.check_step(received, done()));
   const uint32_t shard = received.shard;
   const bool push = received.is_push();
@@ -75,38 +74,34 @@ Status RingSteps::receive(const ReceivedPacket& received) {
   return push ? take_push(shard, received.packet) : take_pull(shard, received);
 }
 
-Status RingSteps::take_push(uint32_t shard, const Packet& packet) {
+Status RingExchange::take_push(uint32_t shard, const Packet& packet) {
   const bool last = shard == rank_;
   if (!packet.non_finite) {
     GW_RETURN_IF_ERROR(
         endpoint_.decode(shard, packet, DecodeMode::kAdd,
                          {.divisor = last ? endpoint_.divisor() : 1.0f, .encode = true}));
   }
-  const uint32_t shards[] = {shard};
   GW_ASSIGN_OR_RETURN(FirstNonFinite sent,
                       send_on(shard, last ? Direction::kPull : Direction::kPush, packet.non_finite,
-                              endpoint_.to_check(shards)));
+                              endpoint_.to_check({&shard, 1})));
   if (!last || !sent) return {};
   broken_at_[rank_] = sent->rank;
   endpoint_.mark_non_finite(rank_, *sent);
   return {};
 }
 
-Result<FirstNonFinite> RingSteps::send_on(uint32_t shard, Direction direction,
-                                          FirstNonFinite origin,
-                                          std::span<const uint32_t> to_check) {
+Result<FirstNonFinite> RingExchange::send_on(uint32_t shard, Direction direction,
+                                             FirstNonFinite origin,
+                                             std::span<const uint32_t> to_check) {
   if (!origin) origin = non_finite_;
   if (!origin) {
-    const uint32_t shards[] = {shard};
-    Result<FirstNonFinite> encoded = endpoint_.encode(shards, to_check);
-    if (!encoded.ok()) return encoded;
-    origin = encoded.value();
+    GW_ASSIGN_OR_RETURN(origin, endpoint_.encode({&shard, 1}, to_check));
   }
   endpoint_.send(right_, direction, endpoint_.finish(shard, origin));
   return origin;
 }
 
-Status RingSteps::take_pull(uint32_t shard, const ReceivedPacket& received) {
+Status RingExchange::take_pull(uint32_t shard, const ReceivedPacket& received) {
   if (right_ != shard) {
     passed_on_[shard].assign(received.message.begin(), received.message.end());
     endpoint_.send(right_, Direction::kPull, passed_on_[shard]);
@@ -118,7 +113,7 @@ Status RingSteps::take_pull(uint32_t shard, const ReceivedPacket& received) {
   return {};
 }
 
-void RingSteps::retract() {
+void RingExchange::retract() {
   for (uint32_t shard : endpoint_.everyone()) {
     // What a rank took up of the sum before it is in its own sum, and comes back with that. So the
     // last one of an unbroken part of the way takes back: the owner, or the rank that sent to where
@@ -140,8 +135,7 @@ const ExchangeEntry exchange_entries::ring = {
       GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));
       GW_ASSIGN_OR_RETURN(Endpoint endpoint,
                           Endpoint::create(setup, describe_exchange(setup, "ring")));
-      return std::unique_ptr<Exchange>(
-          std::make_unique<PacketExchange<RingSteps>>(std::move(endpoint)));
+      return std::unique_ptr<Exchange>(std::make_unique<RingExchange>(std::move(endpoint)));
     }};
 
 }  // namespace gradwire

@@ -21,8 +21,7 @@ std::vector<uint32_t> server_ranks(const Layout& layout) {
 }
 
 Result<Endpoint> make_server_endpoint(const ExchangeSetup& setup, const std::vector<uint32_t>& side,
-                                      const std::string& noun, const ServerOptions& options,
-                                      Encodes encodes) {
+                                      const std::string& noun, const ServerOptions& options) {
   const auto invalid = [](const std::string& what) {
     return Status(StatusCode::kInvalidArgument, what);
   };
@@ -42,10 +41,8 @@ Result<Endpoint> make_server_endpoint(const ExchangeSetup& setup, const std::vec
                    std::to_string(options.staleness) + " behind");
   }
   return Endpoint::create(
-      setup,
-      describe_exchange(setup, "server, backup workers " + std::to_string(options.backup) +
-                                   ", staleness " + std::to_string(options.staleness)),
-      encodes);
+      setup, describe_exchange(setup, "server, backup workers " + std::to_string(options.backup) +
+                                          ", staleness " + std::to_string(options.staleness)));
 }
 
 Result<std::unique_ptr<WorkerSide>> make_server_worker(std::shared_ptr<const Layout> layout,

@@ -21,8 +21,7 @@ std::vector<uint32_t> server_ranks(const Layout& layout);
 // The endpoint of a rank of this side. kInvalidArgument: the rank is of the other side, or no run
 // could use the options.
 Result<Endpoint> make_server_endpoint(const ExchangeSetup& setup, const std::vector<uint32_t>& side,
-                                      const std::string& noun, const ServerOptions& options,
-                                      Encodes encodes);
+                                      const std::string& noun, const ServerOptions& options);
 
 // gradwire/server.h, for buckets wherever the shard codecs find them.
 Result<std::unique_ptr<WorkerSide>> make_server_worker(const ExchangeSetup& setup,

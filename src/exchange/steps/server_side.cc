@@ -9,26 +9,26 @@
 namespace gradwire {
 namespace {
 
-class ServerSteps {
+class ServerExchange final : public PacketExchange<ServerSide> {
  public:
-  ServerSteps(Endpoint& endpoint, const ServerOptions& options, ShardUpdate update)
-      : endpoint_(endpoint),
+  ServerExchange(Endpoint endpoint, const ServerOptions& options, ShardUpdate update)
+      : PacketExchange(std::move(endpoint)),
         options_(options),
         update_(std::move(update)),
-        links_(endpoint.layout().workers()),
+        links_(layout().workers()),
         dropped_(links_.size()) {}
 
-  Status begin();
-  Status receive(ReceivedPacket received);
-  bool done() const { return done_; }
-  std::vector<uint32_t> awaiting() const;
-  void retract() {}  // what a version carries is applied as it comes
+  std::vector<uint32_t> awaiting() const override;
+  bool awaits_any() const override { return true; }
+  std::vector<uint32_t> listening() const override { return worker_ranks(layout()); }
+  bool done() const override { return done_; }
+  void retract() override {}  // what a version carries is applied as it comes
 
-  uint64_t version() const { return version_; }
-  Status set_version(uint64_t version);
-  const std::vector<uint64_t>& dropped_pushes() const { return dropped_; }
-  std::vector<uint32_t> behind() const;
-  Status caught_up(uint32_t worker);
+  uint64_t version() const override { return version_; }
+  Status set_version(uint64_t version) override;
+  const std::vector<uint64_t>& dropped_pushes() const override { return dropped_; }
+  std::vector<uint32_t> behind() const override;
+  Status caught_up(uint32_t worker) override;
 
  private:
   // How far a worker is.
@@ -43,6 +43,8 @@ class ServerSteps {
   [[nodiscard]] bool has_push(uint32_t worker) const {
     return links_[worker].pushes.contains(version_);
   }
+  Status begin() override;
+  Status take(ReceivedPacket received) override;
   // What can be done with the pushes that are here.
   Status advance();
   Status add(uint32_t worker);
@@ -53,7 +55,6 @@ class ServerSteps {
   Status send_missing(uint32_t worker);
   void trim_history();
 
-  Endpoint& endpoint_;
   ServerOptions options_;
   ShardUpdate update_;
   std::vector<Link> links_;  // by worker
@@ -66,14 +67,14 @@ class ServerSteps {
   std::deque<SharedBytes> history_;  // the pulls up to version_
 };
 
-Status ServerSteps::set_version(uint64_t version) {
+Status ServerExchange::set_version(uint64_t version) {
   if (endpoint_.stats().steps > 0) return unexpected("set_version: a step was taken already");
   version_ = version;
   for (Link& link : links_) link.pushed = link.sent = version;
   return {};
 }
 
-std::vector<uint32_t> ServerSteps::awaiting() const {
+std::vector<uint32_t> ServerExchange::awaiting() const {
   std::vector<uint32_t> missing;
   if (done_) return missing;
   for (uint32_t worker = 0; worker < workers(); ++worker) {
@@ -82,7 +83,7 @@ std::vector<uint32_t> ServerSteps::awaiting() const {
   return missing;
 }
 
-Status ServerSteps::begin() {
+Status ServerExchange::begin() {
   if (endpoint_.step() != version_) {
     return {StatusCode::kInvalidArgument, "start: version " + std::to_string(version_) +
                                               " is next, not " + std::to_string(endpoint_.step())};
@@ -93,7 +94,7 @@ Status ServerSteps::begin() {
   return advance();
 }
 
-Status ServerSteps::receive(ReceivedPacket received) {
+Status ServerExchange::take(ReceivedPacket received) {
   const uint32_t peer = received.peer;
   const uint64_t version = received.packet.header.step;
   const std::string which = name_of(peer) + " sent its push of version " + std::to_string(version);
@@ -113,7 +114,7 @@ Status ServerSteps::receive(ReceivedPacket received) {
   return done_ ? Status() : advance();
 }
 
-Status ServerSteps::drop(uint32_t worker, uint64_t version) {
+Status ServerExchange::drop(uint32_t worker, uint64_t version) {
   if (options_.backup == 0) {
     return unexpected(name_of(worker) + " sent its push of version " + std::to_string(version) +
                       ", but version " + std::to_string(version_) + " is under way");
@@ -125,7 +126,7 @@ Status ServerSteps::drop(uint32_t worker, uint64_t version) {
   return {};
 }
 
-Status ServerSteps::advance() {
+Status ServerExchange::advance() {
   // Only the end of a version shows which workers are left out; until then, the pushes of those
   // before the first that is missing are added.
   for (; next_ < workers() && has_push(next_); ++next_) GW_RETURN_IF_ERROR(add(next_));
@@ -134,14 +135,14 @@ Status ServerSteps::advance() {
   return here < workers() - options_.backup ? Status() : finish_version();
 }
 
-Status ServerSteps::add(uint32_t worker) {
+Status ServerExchange::add(uint32_t worker) {
   const Packet& packet = links_[worker].pushes.at(version_).packet;
   if (!non_finite_) non_finite_ = packet.non_finite;
   const DecodeMode mode = added_++ == 0 ? DecodeMode::kStore : DecodeMode::kAdd;
   return non_finite_ ? Status() : endpoint_.decode(endpoint_.rank(), packet, mode);
 }
 
-Status ServerSteps::finish_version() {
+Status ServerExchange::finish_version() {
   for (; next_ < workers(); ++next_) {
     if (has_push(next_)) GW_RETURN_IF_ERROR(add(next_));
   }
@@ -160,7 +161,7 @@ Status ServerSteps::finish_version() {
   return {};
 }
 
-Status ServerSteps::update_and_encode() {
+Status ServerExchange::update_and_encode() {
   const uint32_t own[] = {endpoint_.rank()};
   if (!non_finite_) {
     endpoint_.divide(own[0], static_cast<float>(added_));
@@ -178,7 +179,7 @@ Status ServerSteps::update_and_encode() {
                                       "' not finite"};
 }
 
-std::vector<uint32_t> ServerSteps::behind() const {
+std::vector<uint32_t> ServerExchange::behind() const {
   std::vector<uint32_t> found;
   for (uint32_t worker = 0; worker < workers(); ++worker) {
     if (links_[worker].behind) found.push_back(worker);
@@ -186,7 +187,7 @@ std::vector<uint32_t> ServerSteps::behind() const {
   return found;
 }
 
-Status ServerSteps::caught_up(uint32_t worker) {
+Status ServerExchange::caught_up(uint32_t worker) {
   if (worker >= workers() || !links_[worker].behind) {
     return {StatusCode::kInvalidArgument, name_of(worker) + " is not behind"};
   }
@@ -195,7 +196,7 @@ Status ServerSteps::caught_up(uint32_t worker) {
   return {};
 }
 
-Status ServerSteps::send_missing(uint32_t worker) {
+Status ServerExchange::send_missing(uint32_t worker) {
   Link& link = links_[worker];
   const uint64_t oldest = version_ - history_.size();
   if (link.sent < oldest) {
@@ -215,31 +216,17 @@ Status ServerSteps::send_missing(uint32_t worker) {
   return {};
 }
 
-void ServerSteps::trim_history() {
+void ServerExchange::trim_history() {
   uint64_t needed = version_;
   for (const Link& link : links_) needed = std::min(needed, link.sent);
   while (history_.size() > std::min(version_ - needed, options_.history)) history_.pop_front();
 }
 
-class ServerExchange final : public PacketExchange<ServerSteps, ServerSide> {
- public:
-  using PacketExchange::PacketExchange;
-
-  bool awaits_any() const override { return true; }
-  std::vector<uint32_t> listening() const override { return worker_ranks(layout()); }
-  uint64_t version() const override { return steps().version(); }
-  Status set_version(uint64_t version) override { return steps().set_version(version); }
-  const std::vector<uint64_t>& dropped_pushes() const override { return steps().dropped_pushes(); }
-  std::vector<uint32_t> behind() const override { return steps().behind(); }
-  Status caught_up(uint32_t worker) override { return steps().caught_up(worker); }
-};
-
 }  // namespace
 
 Result<std::unique_ptr<ServerSide>> make_server(ExchangeSetup setup, const ServerOptions& options) {
   GW_ASSIGN_OR_RETURN(Endpoint endpoint,
-                      make_server_endpoint(setup, server_ranks(*setup.layout), "server", options,
-                                           Encodes::kOwnShard));
+                      make_server_endpoint(setup, server_ranks(*setup.layout), "server", options));
   return std::unique_ptr<ServerSide>(std::make_unique<ServerExchange>(
       std::move(endpoint), options, std::move(setup.options.update)));
 }

@@ -1,17 +1,136 @@
+#include "exchange/steps/sharded.h"
+
+#include <algorithm>
 #include <utility>
 
 #include "base/return_if_error.h"
-#include "exchange/steps/exchange_entry.h"
-#include "exchange/steps/packet_exchange.h"
-#include "exchange/steps/sharded_steps.h"
 
 namespace gradwire {
+
+ShardedExchange::ShardedExchange(Endpoint endpoint, Legs legs, ShardUpdate update)
+    : PacketExchange(std::move(endpoint)),
+      legs_(legs),
+      update_(std::move(update)),
+      own_{endpoint_.rank()},
+      marked_(endpoint_.world_size()),
+      early_pushes_(endpoint_.world_size()) {}
+
+Status ShardedExchange::begin() {
+  if (endpoint_.peers().empty()) {
+    GW_ASSIGN_OR_RETURN(bool finite, endpoint_.pay_residuals());
+    return finite && update_ ? update_(endpoint_.bucket()) : Status();
+  }
+  if (legs_ != Legs::kPull) pushes_.await(endpoint_.everyone(), endpoint_.rank());
+  if (legs_ != Legs::kPush) pulls_.await(endpoint_.everyone(), endpoint_.rank());
+  marked_.assign(marked_.size(), false);
+  for (auto& early : early_pushes_) early.reset();
+  next_push_ = 0;
+  non_finite_.reset();
+  return legs_ == Legs::kPull ? encode_pull() : encode_pushes();
+}
+
+Status ShardedExchange::encode_pushes() {
+  const std::span<const uint32_t> peers = endpoint_.peers();
+  // A step that will be skipped must not change any residual here, so all shards are looked at.
+  GW_ASSIGN_OR_RETURN(non_finite_,
+                      endpoint_.encode(peers, endpoint_.to_check(endpoint_.everyone())));
+  for (uint32_t peer : peers) {
+    endpoint_.send(peer, Direction::kPush, endpoint_.finish(peer, non_finite_));
+  }
+  if (!non_finite_) endpoint_.sample_error_norm();
+  return {};
+}
+
+Status ShardedExchange::take(ReceivedPacket received) {
+  GW_RETURN_IF_ERROR(endpoint_.check_step(received, done()));
+  const uint32_t peer = received.peer;
+  const bool push = received.is_push();
+  if (received.shard != (push ? endpoint_.rank() : peer)) {
+    return unexpected(name_of(peer) + " sent a packet of " + name_of(received.shard) + "'s shard");
+  }
+  if (!(push ? pushes_ : pulls_).take(peer)) {
+    return unexpected(name_of(peer) + " sent its " +
+                      direction_name(received.packet.header.direction) + " of this step twice");
+  }
+  if (push) return take_push(std::move(received));
+  const Packet& packet = received.packet;
+  if (!packet.non_finite) return endpoint_.decode(peer, packet, DecodeMode::kStore);
+  marked_[peer] = true;
+  endpoint_.mark_non_finite(peer, *packet.non_finite);
+  return {};
+}
+
+Status ShardedExchange::take_push(ReceivedPacket received) {
+  if (received.packet.non_finite) {
+    if (!non_finite_) non_finite_ = received.packet.non_finite;
+  } else {
+    std::optional<ReceivedPacket>& push = early_pushes_[received.peer];
+    push = std::move(received);
+  }
+  GW_RETURN_IF_ERROR(add_pushes_in_order());
+  for (std::optional<ReceivedPacket>& early : early_pushes_) {
+    if (early) early->keep();
+  }
+  return pushes_.complete() ? end_pushes() : Status();
+}
+
+// Moves next_push_ over all ranks whose pushes are here, and adds these pushes.
+Status ShardedExchange::add_pushes_in_order() {
+  const uint32_t first = next_push_;
+  std::vector<const Packet*> packets;
+  for (; next_push_ < endpoint_.world_size(); ++next_push_) {
+    if (next_push_ == endpoint_.rank()) continue;
+    if (pushes_.awaits(next_push_)) break;
+    if (early_pushes_[next_push_]) packets.push_back(&early_pushes_[next_push_]->packet);
+  }
+  if (packets.empty()) return {};
+  ShardCodec::Next next;
+  if (next_push_ == endpoint_.world_size()) {
+    next = {.divisor = endpoint_.divisor(), .encode = legs_ == Legs::kPushAndPull && !update_};
+  }
+  GW_RETURN_IF_ERROR(endpoint_.decode(endpoint_.rank(), packets, DecodeMode::kAdd, next));
+  for (uint32_t added = first; added < next_push_; ++added) early_pushes_[added].reset();
+  return {};
+}
+
+Status ShardedExchange::end_pushes() {
+  if (legs_ == Legs::kPushAndPull) return encode_pull();
+  if (non_finite_) endpoint_.mark_non_finite(endpoint_.rank(), *non_finite_);
+  return {};
+}
+
+Status ShardedExchange::encode_pull() {
+  const uint32_t rank = endpoint_.rank();
+  std::span<const uint32_t> unchecked = endpoint_.to_check(own_);
+  if (update_ && !non_finite_) {
+    GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.find_non_finite(std::exchange(unchecked, {})));
+    if (!non_finite_) GW_RETURN_IF_ERROR(update_(endpoint_.bucket()));
+  }
+  if (!non_finite_) {
+    GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.encode(own_, unchecked));
+  }
+  const std::span<const std::byte> packet = endpoint_.finish(rank, non_finite_);
+  for (uint32_t peer : endpoint_.peers()) endpoint_.send(peer, Direction::kPull, packet);
+  if (non_finite_) endpoint_.mark_non_finite(rank, *non_finite_);
+  return {};
+}
+
+void ShardedExchange::retract() {
+  // What an owner took up of a push is in its average, and comes back with the pull it took back,
+  // where there is one.
+  for (uint32_t owner : endpoint_.everyone()) {
+    if (owner == endpoint_.rank() || marked_[owner] || legs_ == Legs::kPush) {
+      endpoint_.put_back(owner);
+    }
+  }
+}
+
 namespace {
 
 Result<std::unique_ptr<Exchange>> make(ExchangeSetup setup, const std::string& name, Legs legs) {
   GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));
   GW_ASSIGN_OR_RETURN(Endpoint endpoint, Endpoint::create(setup, describe_exchange(setup, name)));
-  return std::unique_ptr<Exchange>(std::make_unique<PacketExchange<ShardedSteps>>(
+  return std::unique_ptr<Exchange>(std::make_unique<ShardedExchange>(
       std::move(endpoint), legs, std::move(setup.options.update)));
 }
 

@@ -10,8 +10,7 @@
 #include "codecs/registry.h"
 #include "codecs/trit_sums.h"
 #include "exchange/steps/exchange_entry.h"
-#include "exchange/steps/packet_exchange.h"
-#include "exchange/steps/sharded_steps.h"
+#include "exchange/steps/sharded.h"
 #include "exchange/steps/timer.h"
 #include "stages/element/float_bits.h"
 #include "stages/levels/levels.h"
@@ -23,34 +22,30 @@ namespace {
 constexpr uint32_t kWholeSegment = 4294967288;
 
 // A max round, and then the steps of the sharded exchange.
-class TernGradSteps {
+class TernGradExchange final : public ShardedExchange {
  public:
-  TernGradSteps(Endpoint& endpoint, SharedScales& shared, PacketWriter writer)
-      : endpoint_(endpoint),
+  TernGradExchange(Endpoint endpoint, SharedScales& shared, PacketWriter writer)
+      : ShardedExchange(std::move(endpoint)),
         shared_(shared),
-        sharded_(endpoint),
-        round_(endpoint.add_round()),
+        round_(endpoint_.add_round()),
         writer_(std::move(writer)),
         scales_(shared.size()) {}
 
-  Status begin();
-  Status receive(ReceivedPacket received);
-  bool done() const { return arrivals_.complete() && sharded_.done(); }
-  std::vector<uint32_t> awaiting() const {
-    return arrivals_.complete() ? sharded_.awaiting() : arrivals_.missing();
+  std::vector<uint32_t> awaiting() const override {
+    return arrivals_.complete() ? ShardedExchange::awaiting() : arrivals_.missing();
   }
-  void retract() { sharded_.retract(); }
+  bool done() const override { return arrivals_.complete() && ShardedExchange::done(); }
 
  private:
+  Status begin() override;
+  Status take(ReceivedPacket received) override;
   // Measures this rank's scales and makes their packet, or the marker.
   Result<std::span<const std::byte>> scales_packet();
   Status take_scales(const ReceivedPacket& received);
   // All scales are here.
   Status start_pushes();
 
-  Endpoint& endpoint_;
   SharedScales& shared_;
-  ShardedSteps sharded_;
   uint32_t round_;  // the max round, where shards are told apart
   PacketWriter writer_;
   std::vector<std::byte> scales_;              // f32: this rank's, and then the largest of all
@@ -59,8 +54,8 @@ class TernGradSteps {
   std::vector<ReceivedPacket> early_packets_;  // of ranks that had all scales before this one
 };
 
-Status TernGradSteps::begin() {
-  if (endpoint_.peers().empty()) return sharded_.begin();
+Status TernGradExchange::begin() {
+  if (endpoint_.peers().empty()) return ShardedExchange::begin();
   arrivals_.await(endpoint_.everyone(), endpoint_.rank());
   early_packets_.clear();
   non_finite_.reset();
@@ -72,7 +67,7 @@ Status TernGradSteps::begin() {
   return {};
 }
 
-Result<std::span<const std::byte>> TernGradSteps::scales_packet() {
+Result<std::span<const std::byte>> TernGradExchange::scales_packet() {
   const Timer timer(endpoint_.stats().encode_seconds);
   writer_.begin({.direction = Direction::kPush,
                  .source = static_cast<uint16_t>(endpoint_.rank()),
@@ -90,16 +85,16 @@ Result<std::span<const std::byte>> TernGradSteps::scales_packet() {
   return writer_.finish();
 }
 
-Status TernGradSteps::receive(ReceivedPacket received) {
+Status TernGradExchange::take(ReceivedPacket received) {
   GW_RETURN_IF_ERROR(endpoint_.check_step(received, done()));
   if (received.shard == round_) return take_scales(received);
-  if (arrivals_.complete()) return sharded_.receive(std::move(received));
+  if (arrivals_.complete()) return ShardedExchange::take(std::move(received));
   received.keep();
   early_packets_.push_back(std::move(received));
   return {};
 }
 
-Status TernGradSteps::take_scales(const ReceivedPacket& received) {
+Status TernGradExchange::take_scales(const ReceivedPacket& received) {
   const std::string from = name_of(received.peer);
   if (!arrivals_.take(received.peer)) {
     return unexpected(from + " sent its scales of this step twice");
@@ -125,7 +120,7 @@ Status TernGradSteps::take_scales(const ReceivedPacket& received) {
   return arrivals_.complete() ? start_pushes() : Status();
 }
 
-Status TernGradSteps::start_pushes() {
+Status TernGradExchange::start_pushes() {
   if (non_finite_) {
     for (uint32_t shard : endpoint_.everyone()) endpoint_.mark_non_finite(shard, *non_finite_);
   } else {
@@ -133,10 +128,10 @@ Status TernGradSteps::start_pushes() {
       const Timer timer(endpoint_.stats().encode_seconds);
       GW_RETURN_IF_ERROR(shared_.share(scales_, endpoint_.step()));
     }
-    GW_RETURN_IF_ERROR(sharded_.begin());
+    GW_RETURN_IF_ERROR(ShardedExchange::begin());
   }
   for (ReceivedPacket& early : std::exchange(early_packets_, {})) {
-    GW_RETURN_IF_ERROR(sharded_.receive(std::move(early)));
+    GW_RETURN_IF_ERROR(ShardedExchange::take(std::move(early)));
   }
   return {};
 }
@@ -201,8 +196,8 @@ Result<std::unique_ptr<Exchange>> make(const ExchangeChoice&, ExchangeSetup& set
   GW_ASSIGN_OR_RETURN(std::shared_ptr<const Codec> raw, Codec::parse("raw"));
   GW_ASSIGN_OR_RETURN(PacketWriter writer,
                       PacketWriter::create({{raw, shared->size() / sizeof(float)}}));
-  return std::unique_ptr<Exchange>(std::make_unique<PacketExchange<TernGradSteps>>(
-      std::move(endpoint), *shared, std::move(writer)));
+  return std::unique_ptr<Exchange>(
+      std::make_unique<TernGradExchange>(std::move(endpoint), *shared, std::move(writer)));
 }
 
 constexpr ExchangeInfo kInfo = {

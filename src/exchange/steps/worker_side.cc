@@ -8,26 +8,27 @@
 namespace gradwire {
 namespace {
 
-class WorkerSteps {
+class WorkerExchange final : public PacketExchange<WorkerSide> {
  public:
-  WorkerSteps(Endpoint& endpoint, const ServerOptions& options, ApplyDelta apply)
-      : endpoint_(endpoint),
-        servers_(server_ranks(endpoint.layout())),
+  WorkerExchange(Endpoint endpoint, const ServerOptions& options, ApplyDelta apply)
+      : PacketExchange(std::move(endpoint)),
+        servers_(server_ranks(layout())),
         staleness_(options.staleness),
         apply_(std::move(apply)),
-        links_(endpoint.world_size()),
-        held_back_(endpoint.world_size()) {}
+        links_(endpoint_.world_size()),
+        held_back_(endpoint_.world_size()) {}
 
-  Status begin();
-  Status receive(ReceivedPacket received);
-  bool done() const { return awaiting().empty(); }
-  std::vector<uint32_t> awaiting() const;
-  void retract() {}  // what a version carries is applied as it comes
+  std::vector<uint32_t> awaiting() const override;
+  std::vector<uint32_t> listening() const override { return servers_; }
+  bool done() const override { return awaiting().empty(); }
+  void retract() override {}  // what a version carries is applied as it comes
 
-  uint64_t version(uint32_t server) const { return is_server(server) ? links_[server].pulled : 0; }
-  Status set_version(uint32_t server, uint64_t version);
-  const std::vector<uint64_t>& dropped_pushes() const { return held_back_; }
-  Status catch_up(uint32_t server, uint64_t version);
+  uint64_t version(uint32_t server) const override {
+    return is_server(server) ? links_[server].pulled : 0;
+  }
+  Status set_version(uint32_t server, uint64_t version) override;
+  const std::vector<uint64_t>& dropped_pushes() const override { return held_back_; }
+  Status catch_up(uint32_t server, uint64_t version) override;
 
  private:
   // How far this worker is with one server.
@@ -44,9 +45,10 @@ class WorkerSteps {
   [[nodiscard]] bool is_server(uint32_t rank) const {
     return std::ranges::binary_search(servers_, rank);
   }
+  Status begin() override;
+  Status take(ReceivedPacket received) override;
   Status pull(uint32_t server, const Packet& packet);
 
-  Endpoint& endpoint_;
   std::vector<uint32_t> servers_;
   uint64_t staleness_;
   ApplyDelta apply_;
@@ -54,7 +56,7 @@ class WorkerSteps {
   std::vector<uint64_t> held_back_;  // pushes, by rank
 };
 
-Status WorkerSteps::set_version(uint32_t server, uint64_t version) {
+Status WorkerExchange::set_version(uint32_t server, uint64_t version) {
   if (!is_server(server)) {
     return {StatusCode::kInvalidArgument, name_of(server) + " is no server"};
   }
@@ -63,7 +65,7 @@ Status WorkerSteps::set_version(uint32_t server, uint64_t version) {
   return {};
 }
 
-Status WorkerSteps::catch_up(uint32_t server, uint64_t version) {
+Status WorkerExchange::catch_up(uint32_t server, uint64_t version) {
   if (!is_server(server) || version <= links_[server].pulled) {
     return {StatusCode::kInvalidArgument,
             name_of(server) + " gives no model of version " + std::to_string(version)};
@@ -77,7 +79,7 @@ Status WorkerSteps::catch_up(uint32_t server, uint64_t version) {
   return {};
 }
 
-std::vector<uint32_t> WorkerSteps::awaiting() const {
+std::vector<uint32_t> WorkerExchange::awaiting() const {
   std::vector<uint32_t> awaited = servers_;
   std::erase_if(awaited, [&](uint32_t server) {
     const Link& link = links_[server];
@@ -86,7 +88,7 @@ std::vector<uint32_t> WorkerSteps::awaiting() const {
   return awaited;
 }
 
-Status WorkerSteps::begin() {
+Status WorkerExchange::begin() {
   // Where this worker was late, it may have newer versions of one server than of another. A step is
   // for the oldest: a push for a version that the other workers have not come to might wait for
   // them, who wait for this one.
@@ -118,7 +120,7 @@ Status WorkerSteps::begin() {
   return {};
 }
 
-Status WorkerSteps::receive(ReceivedPacket received) {
+Status WorkerExchange::take(ReceivedPacket received) {
   const uint32_t peer = received.peer;
   if (received.is_push() || !is_server(peer) || received.shard != peer) {
     return unexpected(name_of(peer) + " sent what a worker has no use for");
@@ -145,7 +147,7 @@ Status WorkerSteps::receive(ReceivedPacket received) {
   return {};
 }
 
-Status WorkerSteps::pull(uint32_t server, const Packet& packet) {
+Status WorkerExchange::pull(uint32_t server, const Packet& packet) {
   Link& link = links_[server];
   const auto sent = link.sent.find(link.pulled);
   if (packet.non_finite) {
@@ -160,29 +162,13 @@ Status WorkerSteps::pull(uint32_t server, const Packet& packet) {
   return {};
 }
 
-class WorkerExchange final : public PacketExchange<WorkerSteps, WorkerSide> {
- public:
-  using PacketExchange::PacketExchange;
-
-  std::vector<uint32_t> listening() const override { return server_ranks(layout()); }
-  uint64_t version(uint32_t server) const override { return steps().version(server); }
-  Status set_version(uint32_t server, uint64_t version) override {
-    return steps().set_version(server, version);
-  }
-  const std::vector<uint64_t>& dropped_pushes() const override { return steps().dropped_pushes(); }
-  Status catch_up(uint32_t server, uint64_t version) override {
-    return steps().catch_up(server, version);
-  }
-};
-
 }  // namespace
 
 Result<std::unique_ptr<WorkerSide>> make_server_worker(const ExchangeSetup& setup,
                                                        const ServerOptions& options,
                                                        ApplyDelta apply) {
   GW_ASSIGN_OR_RETURN(Endpoint endpoint,
-                      make_server_endpoint(setup, worker_ranks(*setup.layout), "worker", options,
-                                           Encodes::kEveryShard));
+                      make_server_endpoint(setup, worker_ranks(*setup.layout), "worker", options));
   return std::unique_ptr<WorkerSide>(
       std::make_unique<WorkerExchange>(std::move(endpoint), options, std::move(apply)));
 }

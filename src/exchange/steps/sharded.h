@@ -4,25 +4,27 @@
 #include <optional>
 #include <vector>
 
-#include "exchange/steps/endpoint.h"
+#include "exchange/steps/packet_exchange.h"
 
 namespace gradwire {
 
 enum class Legs : uint8_t { kPushAndPull, kPush, kPull };
 
-// make_sharded_exchange, and each of its legs alone.
-class ShardedSteps {
+// The sharded exchange, and each of its legs alone.
+class ShardedExchange : public PacketExchange<> {
  public:
-  explicit ShardedSteps(Endpoint& endpoint, Legs legs = Legs::kPushAndPull,
-                        ShardUpdate update = {});
+  explicit ShardedExchange(Endpoint endpoint, Legs legs = Legs::kPushAndPull,
+                           ShardUpdate update = {});
 
-  Status begin();
-  Status receive(ReceivedPacket received);
-  [[nodiscard]] bool done() const { return pushes_.complete() && pulls_.complete(); }
-  [[nodiscard]] std::vector<uint32_t> awaiting() const {
+  std::vector<uint32_t> awaiting() const override {
     return pushes_.complete() ? pulls_.missing() : pushes_.missing();
   }
-  void retract();
+  bool done() const override { return pushes_.complete() && pulls_.complete(); }
+  void retract() final;
+
+ protected:
+  Status begin() override;
+  Status take(ReceivedPacket received) override;
 
  private:
   Status encode_pushes();
@@ -31,7 +33,6 @@ class ShardedSteps {
   Status end_pushes();
   Status encode_pull();
 
-  Endpoint& endpoint_;
   Legs legs_;
   ShardUpdate update_;
   std::vector<uint32_t> own_;  // this rank's shard
