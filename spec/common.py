@@ -1,6 +1,6 @@
 """The conventions of format.md, which all modules of this folder share.
 
-A tensor is `bytes`, its values as little-endian float32, so that every bit of it is kept.
+A tensor is a `bytes` object of little-endian float32 values, so that every bit is kept.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def little(data: bytes) -> int:
 
 
 def f32(value: float) -> float:
-    """Rounds to float32, half to even, too large to infinity.
+    """Rounds to float32, ties to even; a magnitude that is too large becomes infinite.
 
-    Python's arithmetic on doubles followed by this is float32 arithmetic: for +, -, * and / of two
-    float32, rounding first to double and then to float32 gives what rounding once gives.
+    Arithmetic on doubles followed by this function is float32 arithmetic: for +, -, * and / of two
+    float32, rounding to double and then to float32 gives the same result as rounding once.
     """
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
@@ -57,7 +57,7 @@ def to_bytes(values: list[float]) -> bytes:
 
 @dataclass(frozen=True)
 class Frame:
-    """One encoded tensor; also one of a packet, whose table gives codec, dtype and parameters."""
+    """An encoded tensor. In a packet, the codec table gives codec, dtype and parameters."""
 
     codec: int
     dtype: int
@@ -73,7 +73,7 @@ def require_no_parameters(param_a: int, param_b: int) -> None:
 
 
 def narrow_bf16(value: bytes) -> bytes:
-    """One float32 to bf16, half to even. A NaN becomes the quiet NaN of its sign."""
+    """Rounds a float32 to bf16, ties to even. A NaN becomes the quiet NaN of its sign."""
     bits = little(value)
     if bits & 0x7FFFFFFF > 0x7F800000:
         return ((bits >> 16 & 0x8000) | 0x7FC0).to_bytes(2, "little")
@@ -89,7 +89,7 @@ def widen_bf16(halves: bytes) -> bytes:
 
 
 def group_size(n: int, group: int) -> int:
-    """Values of a group, where a group size of 0 stands for all n."""
+    """The number of values in a group; a group size of 0 stands for all n."""
     return group or max(n, 1)
 
 
@@ -100,13 +100,13 @@ LANES = 16
 
 
 def total(values: list[float]) -> float:
-    """The sum of f64 in the order of format.md."""
+    """The sum of the values as f64, in the order of format.md."""
     parts = range(0, len(values), PART_VALUES)
     return add_in_order([add_lanes(values[first : first + PART_VALUES]) for first in parts])
 
 
 def add_in_order(numbers: list[float]) -> float:
-    """Each addition rounds to f64; sum() of newer Pythons is more exact."""
+    """Rounds each addition to f64. sum() would not: since Python 3.12 it is more exact."""
     result = 0.0
     for number in numbers:
         result += number
@@ -126,7 +126,7 @@ def add_lanes(part: list[float]) -> float:
 
 
 def philox(counter: tuple[int, ...], key0: int, key1: int) -> tuple[int, ...]:
-    """Philox4x32-10: four words from four words of counter and two of key."""
+    """Philox4x32-10: four words from a counter of four words and a key of two."""
     a, b, c, d = counter
     for _ in range(10):
         product0, product1 = 0xD2511F53 * a, 0xCD9E8D57 * c

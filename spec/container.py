@@ -1,6 +1,6 @@
 """Containers in plain Python: the file of named tensors that `gradwire compress` writes.
 
-The checks stand in the order of format.md. The frames inside are left to reference.py.
+The checks are in the order of format.md. reference.py reads the frames inside.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Container:
 
 
 def checksum(before: bytes, length: bytes, header: bytes) -> int:
-    """Of all bytes of prefix and header but the checksum field itself."""
+    """The checksum of all bytes of prefix and header but the checksum field itself."""
     return zlib.crc32(before + length + header)
 
 
@@ -144,7 +144,7 @@ def corrupt_unless(condition: bool, message: str) -> None:
 
 
 def seal_container(header: bytes, body: bytes, version: int = VERSION, flags: int = 0) -> bytes:
-    """A container with a true checksum, whatever header and body are."""
+    """A container with a correct checksum, whatever header and body hold."""
     before, length = struct.pack("<2sBB", b"GC", version, flags), struct.pack("<Q", len(header))
     stored = struct.pack("<I", checksum(before, length, header))
     return before + stored + length + header + body

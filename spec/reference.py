@@ -1,7 +1,7 @@
-"""The wire format of gradwire in plain Python, in the order of format.md: read them side by side.
+"""A decoder of gradwire's wire format in plain Python, in the order of format.md.
 
-It shares no code with the C++ core, and the golden files come from it. It is slow and holds
-everything in memory.
+It shares no code with the C++ core, and it is slow: it holds everything in memory. The golden files
+come from this folder.
 
     python spec/reference.py FILE       prints the header and the values of a frame or a packet
 
@@ -40,7 +40,7 @@ DTYPES = {FLOAT32: "float32", BFLOAT16: "bfloat16", FLOAT16: "float16"}
 
 
 def checksum(before: bytes, after: bytes) -> int:
-    """Of all bytes but the checksum field itself, which lies between the two."""
+    """The checksum of all bytes but the checksum field, which lies between `before` and `after`."""
     return int(xxhash.xxh3_64_intdigest(before + after)) & 0xFFFFFFFF
 
 
@@ -75,7 +75,7 @@ def decode_frame(data: bytes, max_values: int = 2**31) -> bytes:
 
 
 def decode(frame: Frame, max_values: int = 2**31) -> bytes:
-    """The values of a frame that was parsed; max_values guards memory."""
+    """The values of a parsed frame; max_values limits the memory."""
     require(frame.n <= max_values, "limit_exceeded", f"{frame.n} values, here at most {max_values}")
     if frame.non_finite:
         return QUIET_NAN * frame.n

@@ -1,6 +1,7 @@
-"""The encoders of format.md in plain Python: the golden files and the differential tests use them.
+"""The exact encoders of format.md in plain Python.
 
-Encoding is normative where it says so: equal input, codec string and draws give equal bytes.
+The golden files and the differential tests use them. Equal input, codec string and draws give equal
+bytes.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ NO_DRAWS = Draws()
 
 
 def read_codec(text: str) -> tuple[Payload, dict[str, str]]:
-    """A codec string such as 3lc:s=1.75,coder=none. Takes valid strings only."""
+    """The codec and the keys of a valid codec string, such as 3lc:s=1.75,coder=none."""
     name, _, rest = text.partition(":")
     return CODECS_BY_NAME[name], dict(item.split("=") for item in rest.split(",")) if rest else {}
 
 
 def encode_frame(tensor: bytes, text: str, draws: Draws = NO_DRAWS) -> bytes:
-    """Without error feedback."""
+    """Encodes without error feedback."""
     codec, keys = read_codec(text)
     if codec.CARRIES_NON_FINITE:
         options = codec.read(keys)
-        # The reference holds NaN as Python does; as they are, they keep all their bits.
+        # A Python float does not keep all bits of a NaN, so raw takes the bytes themselves.
         payload = tensor if codec.NAME == "raw" else codec.encode(to_floats(tensor), options, draws)
         return seal_frame(codec.NUMBER, *codec.parameters(options), len(tensor) // 4, payload)
     return encode_with_residual(tensor, text, bytes(len(tensor)), draws)[0]
@@ -37,9 +38,9 @@ def encode_frame(tensor: bytes, text: str, draws: Draws = NO_DRAWS) -> bytes:
 def encode_with_residual(
     tensor: bytes, text: str, residual: bytes, draws: Draws = NO_DRAWS
 ) -> tuple[bytes, bytes]:
-    """With error feedback: the frame and the residual that it leaves.
+    """Encodes with error feedback: the frame and the new residual.
 
-    Residuals are float32 here; those of residual=bf16 are rounded to bf16 and widened again.
+    Residuals are float32 here; with residual=bf16 they are rounded to bf16 and widened again.
     """
     codec, keys = read_codec(text)
     options = codec.read(keys)
@@ -69,7 +70,7 @@ def seal_frame(
     flags: int = 0,
     dtype: int = FLOAT32,
 ) -> bytes:
-    """A frame with a true checksum, whatever the fields are."""
+    """A frame with a correct checksum, whatever the fields hold."""
     before = struct.pack("<2sBBBBHQI", b"GW", VERSION, codec, dtype, flags, param_a, n, param_b)
     after = struct.pack("<Q", len(payload)) + payload
     return before + checksum(before, after).to_bytes(4, "little") + after
@@ -92,7 +93,7 @@ def encode_packet(packet: Packet) -> bytes:
 
 
 def seal_packet(packet: Packet, flags: int, table_length: int, body: bytes) -> bytes:
-    """A packet with a true checksum, whatever the body is."""
+    """A packet with a correct checksum, whatever the body holds."""
     fields = (VERSION, flags, packet.direction, table_length, packet.source)
     before = struct.pack("<2sBBBBH", b"GP", *fields)
     before += struct.pack("<QQI", packet.step, packet.layout_digest, len(packet.frames))

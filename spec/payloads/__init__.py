@@ -1,9 +1,13 @@
-"""One module a codec: how its payload is decoded and encoded. A file in this folder is enough.
+"""A module for each codec, which decodes and encodes its payload.
 
-Such a module has NUMBER and NAME; CARRIES_NON_FINITE (without error feedback, NaN and infinities
-are encoded like any value: there is no marker); LEAVES_OUT_ZEROS (a value that is not sent leaves a
-sum as it is); for decoding check_parameters, check_size and decode; for encoding read (the codec
-string's keys), parameters (param_a and param_b) and encode.
+A new codec needs a file in this folder and no other entry. Its module has these names:
+
+- NUMBER and NAME
+- CARRIES_NON_FINITE: without error feedback, NaN and infinities are encoded like any value, and no
+  marker is written
+- LEAVES_OUT_ZEROS: a value that is not sent leaves a sum as it is
+- for decoding: check_parameters, check_size and decode
+- for encoding: read (the keys of the codec string), parameters (param_a and param_b) and encode
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ class Payload(Protocol):
     def encode(self, values: list[float], options: Any, draws: Draws, /) -> bytes: ...
 
 
-# The modules of this folder by name; those without a NUMBER are what codecs share.
+# The modules of this folder by name; codecs share those without a NUMBER.
 MODULES: dict[str, Any] = {
     path.stem: import_module(f"payloads.{path.stem}")
     for path in sorted(Path(__file__).parent.glob("[a-z]*.py"))

@@ -1,4 +1,4 @@
-"""Chunks of 40960 values, each coded alone; where their sizes vary, the sizes stand before them."""
+"""Chunks of 40960 values, each coded alone. If their sizes vary, a list of sizes precedes them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def count_chunks(n: int) -> int:
 
 
 def sizes_bytes(n: int, width: int) -> int:
-    """Bytes of the listed sizes, `width` each: none for a single chunk."""
+    """Bytes of the list of sizes, `width` for each; a single chunk has no list."""
     return width * count_chunks(n) if n > CHUNK_VALUES else 0
 
 
 def total(n: int, size_of: Callable[[int], int]) -> int:
-    """Bytes of all chunks of n > 0 values, where a chunk takes size_of(its values)."""
+    """Bytes of all chunks of n > 0 values; a chunk of k values takes size_of(k)."""
     full, last = divmod(n - 1, CHUNK_VALUES)
     return full * size_of(CHUNK_VALUES) + size_of(last + 1)
 
@@ -30,8 +30,11 @@ def total(n: int, size_of: Callable[[int], int]) -> int:
 def split(
     data: bytes, n: int, width: int, size_of: Callable[[int], int] | None = None
 ) -> list[tuple[bytes, int]]:
-    """Each chunk and how many of the n values it holds. `data` begins with the listed sizes, or
-    there are none and size_of(values) is a chunk's size."""
+    """Each chunk, and the number of values in it.
+
+    Without size_of, `data` begins with the sizes if there are several chunks. With size_of there
+    is no list, and a chunk of k values takes size_of(k) bytes.
+    """
     counts = [min(CHUNK_VALUES, n - first) for first in range(0, n, CHUNK_VALUES)]
     if size_of is not None:
         sizes = [size_of(count) for count in counts]
@@ -54,6 +57,6 @@ def cut(values: list[T]) -> list[list[T]]:
 
 
 def join(chunks: list[bytes], width: int) -> bytes:
-    """The listed sizes, then the chunks; with width 0 no sizes are listed."""
+    """The list of sizes, then the chunks; with width 0 there is no list."""
     listed = chunks if width and len(chunks) > 1 else []
     return b"".join(len(chunk).to_bytes(width, "little") for chunk in listed) + b"".join(chunks)

@@ -1,4 +1,4 @@
-"""Trits that are drawn, for terngrad and stoch3."""
+"""Trits that are drawn at random, for terngrad and stoch3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GROUP_MULTIPLE = 320
 
 
 def clipping_limit(values: list[float], clip: float) -> float:
-    """clip times the population standard deviation; FLT_MAX for no clipping."""
+    """clip times the population standard deviation, or FLT_MAX to clip nothing."""
     mean = total(values) / len(values)
     mean_square = total([b * b for b in values]) / len(values)
     variance = mean_square - mean * mean

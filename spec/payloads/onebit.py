@@ -1,4 +1,4 @@
-"""onebit: signs, and the mean of the values of either sign."""
+"""onebit: the sign of each value, and the means of the negative and of the other values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qsgd: drawn levels times the unit of their group, in equal bits or in Elias codes."""
+"""qsgd: levels, drawn at random, times the unit of their group; in equal bits or Elias codes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def check_parameters(param_a: int, param_b: int) -> None:
 
 
 class Shape:
-    """Where the parts of a payload lie. s: the largest level."""
+    """The places of a payload's parts. `s` is the largest level."""
 
     def __init__(self, n: int, param_a: int, group: int) -> None:
         self.n, self.group = n, group
         self.s, self.coder = param_a & 127, param_a >> 7 & 3
         self.width = (2 * self.s).bit_length()
         self.sizes_at = 4 * ceil_div(n, group)
-        # Bytes of a chunk's size; 0: its values say it.
+        # Bytes of a listed chunk size; 0 if the number of values gives the size.
         self.size_width = 2 if self.most_bytes(chunks.CHUNK_VALUES) < 65536 else 4
         if self.coder == FIXED:
             self.size_width = 0
@@ -121,7 +121,7 @@ def decode_chunk(shape: Shape, chunk: bytes, count: int) -> list[int]:
 
 
 class BitReader:
-    """The bits of bytes, from the highest of the first byte on."""
+    """Reads bits, the highest bit of each byte first."""
 
     def __init__(self, data: bytes) -> None:
         self.bits = "".join(f"{byte:08b}" for byte in data)
@@ -177,7 +177,7 @@ def elias(k: int) -> str:
 
 
 def step(value: float, count: int) -> float:
-    """The float32 that is `count` steps above a positive one, or below it."""
+    """The float32 that is `count` steps above a positive value, or below it if count < 0."""
     return to_floats((little(to_bytes([value])) + count).to_bytes(4, "little"))[0]
 
 

@@ -1,4 +1,4 @@
-"""Coder rice: the gaps between non-zero trits in Golomb-Rice code, k chosen for each 32 of them."""
+"""Coder rice: gaps between non-zero trits in Golomb-Rice code, with one k for 32 of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PADDING = 8  # fewer zero bits than this may follow the last code
 
 @dataclass
 class Bits:
-    """Bits of some bytes, the lowest of each byte first."""
+    """Reads bits, the lowest bit of each byte first."""
 
     data: bytes
     at: int = 0
@@ -34,7 +34,7 @@ class Bits:
 
 
 def decode(data: bytes, count: int) -> list[int]:
-    """`count` trits."""
+    """The `count` trits of a chunk."""
     bits, trits = Bits(data), [0] * count
     at = 0
     while not bits.ended():

@@ -1,4 +1,4 @@
-"""Payloads whose values are -m, 0 or +m: scales, then sizes, then coded trits, chunk by chunk."""
+"""Payloads of values -m, 0 or +m: scales, then the chunks' sizes, then their coded trits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_RUN = 14
 
 
 class Shape:
-    """Where the parts of a payload lie. group: how many values share a scale."""
+    """The places of a payload's parts. `group` is the number of values that share a scale."""
 
     def __init__(self, frame: Frame, coder: int, group: int) -> None:
         self.coder = coder
@@ -37,7 +37,7 @@ class Shape:
 
 
 def size_width(coder: int) -> int:
-    """Bytes of the size of a chunk; 0: the number of values gives the size."""
+    """Bytes of a listed chunk size; 0 if the number of values gives the size."""
     return 0 if coder in (NONE, TWO_BIT) else 2
 
 

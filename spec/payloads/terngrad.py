@@ -1,4 +1,4 @@
-"""terngrad: drawn trits of clipped values, two bits each or five to a byte."""
+"""terngrad: trits of clipped values, drawn at random, in two bits each or five to a byte."""
 
 from __future__ import annotations
 

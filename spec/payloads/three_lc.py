@@ -1,4 +1,4 @@
-"""3lc: trits of the values against half the largest magnitude, times a sparsity multiplier."""
+"""3lc: a value's trit is its sign where it exceeds half of s times the largest magnitude."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def width(frame: Frame) -> int:
 
 
 def read_index(chunk: bytes, count: int, frame: Frame) -> tuple[int, int]:
-    """Bytes of the index, and a number with a bit for each value that is sent."""
+    """The size of the index in bytes, and a number in which bit i is set if value i is sent."""
     if frame.param_a & RICE:
         size = 2 + little(chunk[:2])
         require(len(chunk) >= size >= 2, "corrupt_payload", "the index is cut off")
