@@ -17,19 +17,19 @@
 
 namespace gradwire {
 
-class Input;  // inside the library: x + residual, part by part
+class Input;  // internal: x + residual, part by part
 
-// Types that values come in. float32 holds the others exactly.
+// The types of input values. float32 holds the values of the others exactly.
 enum class Dtype : uint8_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
 [[nodiscard]] constexpr uint64_t size_of(Dtype dtype) {
   return dtype == Dtype::kFloat32 ? sizeof(float) : sizeof(uint16_t);
 }
 
-// No tensor segment has more values (spec/format.md, limits).
+// The most values of a tensor segment (spec/format.md, limits).
 inline constexpr uint64_t kMaxNumel = uint64_t{1} << 40;
 
-// Consecutive values that are coded alone (spec/format.md, chunks).
+// The values of a chunk, which is coded alone (spec/format.md, conventions).
 inline constexpr uint64_t kChunkValues = 40960;
 
 enum class ResidualType : uint8_t { kNone, kFloat32, kBfloat16 };
@@ -37,7 +37,7 @@ enum class ResidualType : uint8_t { kNone, kFloat32, kBfloat16 };
 // The values to encode, read as float32.
 class InputView {
  public:
-  // Converts from whatever is a span of floats.
+  // Converts from everything that converts to a span of floats.
   template <typename Floats>
   requires std::convertible_to<const Floats&, std::span<const float>> InputView(
       const Floats& floats)
@@ -60,8 +60,8 @@ class InputView {
   uint64_t size_ = 0;
 };
 
-// The residual of one segment, as long as the input, or nothing. Encoding adds it to the input and
-// leaves in it what the decoder will not see.
+// The residual of one segment, as long as the input, or none. Encoding adds it to the input and
+// replaces it by the part of that sum which was not sent.
 class ResidualView {
  public:
   ResidualView() = default;
@@ -81,15 +81,16 @@ class ResidualView {
   uint64_t size_ = 0;
 };
 
-// What stochastic codecs draw their random numbers from: key (seed, stream), counter (step, index
-// of the value). Deterministic codecs ignore it.
+// Determines the random numbers of codecs that draw. (seed, stream) makes the key of the generator,
+// (step, index of the value) its counter. Other codecs ignore it.
 struct DrawContext {
   uint64_t seed = 0;
   uint64_t stream = 0;
   uint64_t step = 0;
 };
 
-// What a decoder needs to know beside the payload; stands in the frame header.
+// The codec and its parameters as the frame header holds them: all that a decoder needs beside the
+// payload.
 struct WireCodec {
   uint8_t id = 0;
   uint16_t param_a = 0;
@@ -98,18 +99,19 @@ struct WireCodec {
   friend bool operator==(const WireCodec&, const WireCodec&) = default;
 };
 
-// What Codec::measure found out about x + residual, for Codec::encode. The numbers are the codec's
-// own affair.
+// What Codec::measure found out about x + residual, for Codec::encode. Only the codec itself
+// interprets the numbers.
 struct Measurement {
-  // All values were read, and are finite. false: encode reads what it needs.
+  // true: all values were read and are finite. false: encode measures for itself.
   bool complete = false;
   uint32_t largest = 0;  // magnitude bits
   uint64_t count = 0;
   double sums[2] = {0, 0};
 };
 
-// Gets values that were just decoded, while they are in the cache: the n values from `begin` on, a
-// multiple of kChunkValues. Threads call it at the same time, each for other values.
+// A function that receives values just after they were decoded, while they are in the cache: n
+// values from `begin` on, which is a multiple of kChunkValues. Several threads may call it at once,
+// each with other values.
 using AfterChunk = std::function<void(uint64_t begin, uint64_t n)>;
 
 struct CodecParameter {
@@ -125,29 +127,29 @@ struct CodecInfo {
   std::string_view summary;
   std::string_view source;      // paper and section
   bool error_feedback = false;  // the default of `ef`
-  bool lossless = false;        // nothing is left over, so that ef and residual are no keys
-  bool draws = false;           // encodes with random numbers, so that DrawContext matters
-  // Several ranks can encode with the same scales, and their symbols be added without decoding them
-  // (TernGrad, section 3, scaler sharing).
+  bool lossless = false;        // no error is left, so ef and residual are no keys
+  bool draws = false;           // encoding draws random numbers, so DrawContext matters
+  // Several ranks can encode with the same scales, and their symbols can be added without being
+  // decoded (TernGrad, section 3, scaler sharing).
   bool shares_scales = false;
   bool carries_non_finite = false;  // without a residual, NaN and Inf are sent like other values
   std::span<const CodecParameter> parameters = {};
 };
 
-// The default of the key `ef`: CodecInfo::error_feedback, or off, for a sender that has no next
+// The default of the key `ef`: CodecInfo::error_feedback, or off for a sender that has no next
 // step.
 enum class FeedbackDefault : uint8_t { kOfCodec, kOff };
 
 // A named chain of stages with its parameters. Immutable; one object serves all threads.
 class GRADWIRE_EXPORT Codec {
  public:
-  // Reads "3lc", "3lc:s=1.75,coder=zre". Keys that every codec has: ef=on|off (error feedback),
-  // residual=f32|bf16 (what keeps it). kUnknownCodec and kBadParameter list what is valid.
+  // Parses a codec string such as "3lc:s=1.75,coder=zre". All codecs but the lossless ones have the
+  // keys ef=on|off (error feedback) and residual=f32|bf16 (the type of the residual).
+  // kUnknownCodec, kBadParameter: the message lists what is valid.
   static Result<std::shared_ptr<const Codec>> parse(
       std::string_view text, FeedbackDefault feedback = FeedbackDefault::kOfCodec);
 
-  // The codec of a frame that was received, which was made from values of `dtype`. kUnknownCodec,
-  // kReservedBits.
+  // The codec of a received frame of values of `dtype`. kUnknownCodec, kReservedBits.
   static Result<std::shared_ptr<const Codec>> from_wire(const WireCodec& wire,
                                                         Dtype dtype = Dtype::kFloat32);
 
@@ -157,38 +159,39 @@ class GRADWIRE_EXPORT Codec {
   // Canonical text: parse(text()) gives an equal codec. Defaults are left out, except 3lc's s,
   // topk's ratio and stc's density.
   [[nodiscard]] std::string text() const;
-  // What a decoder can tell of it: text() without error feedback, which is the sender's affair.
+  // text() as a decoder can reconstruct it: without the keys of error feedback, which only the
+  // sender needs.
   [[nodiscard]] std::string wire_text() const;
   [[nodiscard]] virtual WireCodec wire() const noexcept = 0;
 
-  // off: encode gets no residual. Otherwise what a compressor keeps.
+  // The type of the residual that a compressor keeps. kNone: encode gets no residual.
   [[nodiscard]] ResidualType residual_type() const noexcept { return residual_type_; }
 
-  // A decoded value is up to so many times as large as the largest value that was encoded. On the
-  // way around a ring, where every hop encodes the sum so far, the factors multiply.
+  // The largest decoded magnitude divided by the largest encoded one, at most. In a ring, every hop
+  // encodes the sum so far, and the factors multiply.
   [[nodiscard]] virtual float scale_growth() const noexcept { return 1.0f; }
 
-  // Upper bound of encode's result for n values, n <= kMaxNumel; never exceeded.
+  // Upper bound of encode's result for n values, n <= kMaxNumel.
   [[nodiscard]] virtual uint64_t max_payload_size(uint64_t n) const noexcept = 0;
 
-  // kCorruptPayload where no payload of `size` bytes can hold n values, so that a decoder refuses
-  // before it takes memory for them.
+  // kCorruptPayload if no payload of `size` bytes can hold n values. So a decoder refuses it before
+  // it allocates memory for them.
   virtual Status check_size(uint64_t n, uint64_t size) const = 0;
 
-  // Finds what encode has to know of all values before it encodes the first: their scale, and that
+  // Finds what encode must know about all values before it encodes the first: their scale, and that
   // they are finite. The residual stays as it is. A codec that works group by group reads nothing
-  // here, and its encode refuses values that are not finite: `complete` tells which.
+  // here and leaves `complete` false; its encode refuses values that are not finite.
   //   kNonFinite: x + residual holds a value that can't be encoded; the message names the first.
   //   kLengthMismatch: the residual is neither absent (kNone) nor as long as x.
-  // `chunks`: what measure_chunk found for each chunk, for callers who had the values in the cache
-  // then; without it, all values are read.
+  // `chunks`: the results of measure_chunk for all chunks, from callers that had the values in the
+  // cache earlier. Without them measure reads all values.
   Result<Measurement> measure(const InputView& x, const ResidualView& residual,
                               Execution& execution, std::span<const Measurement> chunks = {}) const;
 
-  // Whether measure needs of n values no more than measure_chunk finds. If not, there is no need to
-  // call it.
+  // Whether measure can use measure_chunk's results for n values. If not, do not call
+  // measure_chunk.
   [[nodiscard]] virtual bool measures_chunks(uint64_t n) const noexcept;
-  // For the chunk whose values begin at `begin`. `residual`: none, or as long as x.
+  // Measures the chunk that begins at value `begin`. `residual`: none, or as long as x.
   [[nodiscard]] Measurement measure_chunk(const InputView& x, const ResidualView& residual,
                                           uint64_t begin, Execution& execution) const;
 
@@ -197,17 +200,18 @@ class GRADWIRE_EXPORT Codec {
   //   kBufferTooSmall: payload is smaller than max_payload_size(x.size()).
   //   kNonFinite, kLengthMismatch: as measure. Without a residual and a measurement, codecs that
   //     carry NaN and Inf (CodecInfo::carries_non_finite) send them.
-  // `decoded`, unless it is empty, gets what a decoder of the payload will see. It is as long as x
-  // and may be its memory, if there is a complete measurement, so that nothing is left to fail.
-  // On failure the residual is as it was: exactly, or, for a codec with a scale for each group of
-  // values, as `restore` leaves it.
+  // `decoded`, unless it is empty, receives the values that the payload decodes to. It is as long
+  // as x. It may be the memory of x if the measurement is complete, because encode cannot fail
+  // then.
+  // After a failure the residual is as it was. With a codec that has a scale for each group of
+  // values, it is as `restore` leaves it.
   Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext& draw,
                           std::span<std::byte> payload, Execution& execution,
                           const Measurement& measurement = {}, std::span<float> decoded = {}) const;
 
-  // Undoes what encode did to the residual of x: residual = (residual + decoded) - x, in float32
-  // for each value by itself. That is the residual before encode, up to the rounding of
-  // x + residual. `payload` is what encode wrote. Statuses as decode.
+  // Undoes encode's change of the residual: residual = (residual + decoded) - x, in float32, value
+  // by value. That is the residual before encode, up to the rounding of x + residual. `payload` is
+  // encode's result. Statuses as decode.
   Status restore(std::span<const std::byte> payload, const InputView& x,
                  const ResidualView& residual, Execution& execution) const;
 
@@ -216,22 +220,22 @@ class GRADWIRE_EXPORT Codec {
                                                         const ResidualView& residual,
                                                         Execution& execution) const;
 
-  // Decodes a payload that came with this codec's wire parameters into (kStore) or onto (kAdd) out,
-  // whose size is the number of values. Any bytes are safe. On kCorruptPayload `out` holds
-  // unspecified values. `after` is called for every chunk that was decoded.
+  // Decodes a payload that came with this codec's wire parameters. Stores the values in `out` or
+  // adds them to it; out.size() is the number of values. Any bytes are safe. After kCorruptPayload
+  // `out` holds unspecified values. `after` is called for every chunk that was decoded.
   Status decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
                 Execution& execution, const AfterChunk& after = {}) const;
 
  protected:
   explicit Codec(ResidualType residual_type) : residual_type_(residual_type) {}
 
-  // The parts of measure, encode and decode that differ from codec to codec. There are values, the
-  // residual is as long as they are, the payload has room, or its size passed check_size and is
-  // not 0.
+  // The parts of measure, encode and decode that differ from codec to codec. Their callers have
+  // checked that there are values and that the residual, if any, is as long as they are. They have
+  // also checked that the payload has room, or that its size passed check_size and is not 0.
   virtual Result<Measurement> measure_values(const Input& input,
                                              std::span<const Measurement> chunks,
                                              Execution& execution) const;
-  // What measure_values looks for in a part of the values: by default the largest magnitude.
+  // Measures a part of the values for measure_values: by default the largest magnitude.
   [[nodiscard]] virtual Measurement measure_part(const Input& input, uint64_t begin,
                                                  uint64_t n) const;
   virtual Result<uint64_t> encode_values(const Input& input, const Measurement& measured,
@@ -240,11 +244,11 @@ class GRADWIRE_EXPORT Codec {
   virtual Status decode_values(std::span<const std::byte> payload, std::span<float> out,
                                DecodeMode mode, Execution& execution,
                                const AfterChunk& after) const = 0;
-  // Values of x + residual are refused whose magnitude bits are these or more: by default Inf's.
+  // Values of x + residual with at least these magnitude bits are refused: by default Inf's bits.
   [[nodiscard]] virtual uint32_t refused_magnitude(ResidualType residual) const noexcept;
-  // kNonFinite naming the first value that is refused.
+  // kNonFinite, naming the first refused value.
   [[nodiscard]] Status refuse(const Input& input) const;
-  // Index of that value.
+  // Index of the first refused value.
   [[nodiscard]] std::optional<uint64_t> find_refused(const Input& input) const;
 
   // "s=1.75,coder=none": the parameters of this codec that are not at their defaults.
@@ -257,7 +261,7 @@ class GRADWIRE_EXPORT Codec {
 // Every codec, in the order of src/codecs/codecs.def.
 [[nodiscard]] GRADWIRE_EXPORT std::span<const CodecInfo* const> codecs() noexcept;
 
-// Keys that every codec takes but the lossless ones: ef, residual.
+// The keys ef and residual, which every codec takes but the lossless ones.
 [[nodiscard]] GRADWIRE_EXPORT std::span<const CodecParameter> common_parameters(
     const CodecInfo& info) noexcept;
 

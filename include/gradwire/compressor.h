@@ -12,7 +12,7 @@
 
 namespace gradwire {
 
-// A codec and its residual for one stream of tensors of one length (3LC's "compression context").
+// A codec and the residual of one tensor (3LC's "compression context").
 class GRADWIRE_EXPORT Compressor {
  public:
   // kLimitExceeded: n > kMaxNumel.
@@ -25,8 +25,8 @@ class GRADWIRE_EXPORT Compressor {
   [[nodiscard]] Residual& residual() noexcept { return residual_; }
   [[nodiscard]] const Residual& residual() const noexcept { return residual_; }
 
-  // Encodes x (n values) plus the residual into a frame and keeps what was not sent.
-  // kLengthMismatch, kBufferTooSmall. Non-finite input: see EncodedFrame.
+  // Encodes x (n values) plus the residual into a frame and keeps the part that was not sent.
+  // kLengthMismatch, kBufferTooSmall. For non-finite input see EncodedFrame.
   Result<EncodedFrame> encode(const InputView& x, uint64_t step, std::span<std::byte> frame,
                               Execution& execution);
 

@@ -1,11 +1,11 @@
 #pragma once
 
-// Encoding and decoding on an NVIDIA GPU, to the same bytes as on the CPU. These functions exist in
-// builds with CUDA (CMake option GRADWIRE_CUDA).
+// Encoding and decoding on an NVIDIA GPU, with the same bytes as on the CPU. These functions exist
+// in builds with CUDA (CMake option GRADWIRE_CUDA).
 //
-// Pointers that end in _dev are the device's. The caller owns all memory and the stream: no call
-// here allocates device memory, copies, or waits for the device. Kernels write sizes and errors to
-// device memory.
+// Pointers whose names end in _dev point to device memory. The caller owns all memory and the
+// stream: no call here allocates device memory, copies, or waits for the device. Kernels write
+// sizes and errors to device memory.
 
 #include <cuda_runtime_api.h>
 
@@ -53,14 +53,14 @@ struct EncodeArguments {
   Dtype dtype = Dtype::kFloat32;
   const void* x_dev = nullptr;  // the bucket, aligned to its dtype
   ResidualType residual_type = ResidualType::kNone;
-  void* residual_dev = nullptr;           // as long as the bucket; or nullptr for kNone
-  DrawContext draw;                       // by value: a captured graph draws the same each time
+  void* residual_dev = nullptr;           // as long as the bucket, or nullptr for kNone
+  DrawContext draw;                       // by value: a captured graph repeats the same draws
   std::byte* payloads_dev = nullptr;      // payloads_size() bytes
   EncodedSegment* encoded_dev = nullptr;  // one for each segment
   std::byte* scratch_dev = nullptr;       // encode_scratch_size() bytes, aligned to 8
 };
 
-// Places and results are source by source: first those of every segment's first payload.
+// Places and results are ordered by source: first those of every segment's first payload.
 struct DecodeArguments {
   const std::byte* table_dev = nullptr;
   const std::byte* payloads_dev = nullptr;
@@ -79,9 +79,9 @@ class CodecKernels;
 // Immutable; one object serves all threads and streams.
 class GRADWIRE_EXPORT BucketCodec {
  public:
-  // kLimitExceeded: 2^31 chunks of 40960 values, or 2^32 scales, or more (some kernels take fewer,
-  // 2^31 / 5 chunks: then encode says kDeviceError). kInvalidArgument: a segment has more values
-  // than kMaxNumel.
+  // kLimitExceeded: there are 2^31 or more chunks of 40960 values, or 2^32 or more scales. (Some
+  // kernels take only 2^31 / 5 chunks; encode then returns kDeviceError.) kInvalidArgument: a
+  // segment has more values than kMaxNumel.
   static Result<BucketCodec> create(std::shared_ptr<const Codec> codec,
                                     std::span<const BucketSegment> segments);
   BucketCodec(BucketCodec&&) noexcept;
@@ -97,7 +97,7 @@ class GRADWIRE_EXPORT BucketCodec {
   // Whether a payload has either its largest size or 0. Then the host can send payloads without
   // reading their sizes.
   [[nodiscard]] bool has_fixed_sizes() const noexcept { return fixed_sizes_; }
-  // Each segment's payload has room for the largest.
+  // The size of payloads_dev, in which each segment has room for its largest payload.
   [[nodiscard]] uint64_t payloads_size() const noexcept { return payloads_size_; }
   [[nodiscard]] uint64_t payload_offset(size_t segment) const { return payload_offsets_[segment]; }
 

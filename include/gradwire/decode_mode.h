@@ -4,7 +4,7 @@
 
 namespace gradwire {
 
-// What a decoder does with the values that it decodes: stores them, or adds them to what is there.
+// Whether a decoder stores the decoded values or adds them to the values in memory.
 enum class DecodeMode : uint8_t { kStore, kAdd };
 
 }  // namespace gradwire

@@ -18,27 +18,27 @@
 namespace gradwire {
 
 struct OutgoingMessage {
-  uint32_t peer;                     // rank that gets it
+  uint32_t peer;                     // the rank to which it goes
   std::span<const std::byte> bytes;  // valid until the next start
-  // Where it is set, the bytes are valid as long as it is held: for those who take long.
+  // If it is set, the bytes are valid as long as it is held, so that a send may outlast the step.
   std::shared_ptr<const void> keep = {};
 };
 
-// A gradient that was not finite: the step is skipped by every rank alike.
+// The place of a gradient value that was not finite. Every rank skips such a step.
 struct NonFiniteInput {
   uint32_t rank;
   std::string tensor;
   uint64_t element;  // index in the tensor
 };
 
-// What exchange_counters.def says.
+// Counters since the exchange was made; exchange_counters.def describes each.
 struct ExchangeStats {
 #define GW_EXCHANGE_COUNTER(type, name, python_name) type name = 0;
 #include "gradwire/exchange_counters.def"
 #undef GW_EXCHANGE_COUNTER
 };
 
-// A piece of residual with its place, for checkpoints.
+// A piece of a residual with its place, for checkpoints.
 struct ResidualPiece {
   Direction direction;
   std::string tensor;
@@ -46,10 +46,11 @@ struct ResidualPiece {
   std::vector<float> values;
 };
 
-// What a bucket holds at the end: the mean over all ranks, or the sum.
+// The result of an exchange: the mean over all ranks, or the sum.
 enum class Reduction : uint8_t { kAverage, kSum };
 
-// kPeerMismatch naming the first line in which two ranks' descriptions differ, and both versions.
+// kPeerMismatch if two ranks' descriptions differ; the message shows both versions of the first
+// line that differs.
 GRADWIRE_EXPORT Status compare_descriptions(uint32_t rank, std::string_view description,
                                             uint32_t peer, std::string_view peer_description);
 
@@ -58,55 +59,57 @@ GRADWIRE_EXPORT Status compare_descriptions(uint32_t rank, std::string_view desc
 //
 //   start(bucket, step); then, until done():
 //     send what take_outgoing() hands out; receive one message from each rank in awaiting(),
-//     in any order, and hand it to receive(). Where awaits_any(), one message from any rank.
+//     in any order, and hand it to receive(). If awaits_any(), receive one message from any rank.
 //
-// After a failed start or receive the exchange can't go on: no rank may use this step's bucket.
+// After a failed start or receive the exchange can't go on, and no rank may use this step's bucket.
 class GRADWIRE_EXPORT Exchange {
  public:
   virtual ~Exchange() = default;
 
-  // What must be equal on all ranks. Compared with check_peer before the first step.
+  // A text that must be equal on all ranks. check_peer compares it before the first step.
   [[nodiscard]] virtual std::string describe() const = 0;
-  // kPeerMismatch naming the first line in which the peer's description differs, and both versions.
+  // As compare_descriptions, for this rank's own description.
   [[nodiscard]] Status check_peer(uint32_t peer, std::string_view description) const;
 
-  // Begins a step on a bucket of layout.numel() values, which the exchange works in until done.
-  // Messages of the step before that were not taken are gone.
+  // Begins a step on a bucket of layout.numel() values, in which the exchange works until it is
+  // done. Messages of the previous step that were not taken are dropped.
   virtual Status start(std::span<float> bucket, uint64_t step) = 0;
-  // Messages that are ready and were not yet handed out.
+  // Hands out the messages that are ready to be sent, each once.
   virtual std::vector<OutgoingMessage> take_outgoing() = 0;
-  // Ranks from which a message is due before the algorithm can go on, ascending.
+  // The ranks from which a message must come before the algorithm can go on, ascending.
   [[nodiscard]] virtual std::vector<uint32_t> awaiting() const = 0;
-  // Whether the algorithm may go on without some of these ranks, so that an engine must not wait
-  // for a certain one, and takes what comes from any.
+  // Whether the algorithm may go on without some of these ranks. An engine then takes messages from
+  // any of them and must not wait for a certain rank.
   [[nodiscard]] virtual bool awaits_any() const { return false; }
-  // Ranks whose messages are taken as they come, awaited or not, and also when done; from others,
-  // none may be handed over that isn't awaited. Empty but for exchanges whose ranks go on each at
-  // their own pace.
+  // Ranks whose messages may be handed over at any time, also when they are not awaited and when
+  // the step is done. A message of any other rank may be handed over only if it is awaited. Empty
+  // except for exchanges whose ranks go on at their own pace.
   [[nodiscard]] virtual std::vector<uint32_t> listening() const { return {}; }
-  // A message came. It is used or copied before this returns.
+  // Takes a message that came from `peer`, and uses or copies it before it returns.
   virtual Status receive(uint32_t peer, std::span<const std::byte> message) = 0;
-  // The bucket holds the result, the same bits on every rank.
+  // Whether the bucket holds the result, the same bits on every rank.
   [[nodiscard]] virtual bool done() const = 0;
-  // Why this step's result is NaN; nothing where it is not.
+  // The value that made this step's result NaN; nothing if the result is finite.
   [[nodiscard]] virtual const std::optional<NonFiniteInput>& non_finite() const = 0;
 
-  // Whether any segment has a residual on any rank. Only then is a step that is not finite marked;
-  // TernGrad's exchange always does.
+  // Whether any segment has a residual on any rank. Only then does a NaN or Inf make all ranks skip
+  // the step. TernGrad's exchange makes them skip it in any case.
   [[nodiscard]] virtual bool keeps_residuals() const noexcept = 0;
-  // For a step whose result nobody applied: what the last step sent goes back into the residuals of
-  // those who sent it, or, where an owner had averaged it, into the owner's. Once a step, when
-  // done.
+  // Call it after a step whose result no rank applied: the values that the step sent go back into
+  // the residuals of the ranks that sent them. Values that an owner had averaged go into the
+  // owner's residual. At most once after each step, when it is done.
   virtual void retract() = 0;
-  // For inputs whose unit changed by `factor` (a gradient scaler's new scale over its old one).
+  // Multiplies all residuals by `factor`, for gradients whose scale changed by that factor (a
+  // gradient scaler's new scale divided by its old scale).
   virtual void scale_residuals(float factor) = 0;
 
   [[nodiscard]] virtual std::vector<ResidualPiece> export_residuals() const = 0;
-  // Adds a piece to the residuals. Where this layout gives its values another role (the owner
-  // changed), they are carried over at the weight that keeps mean(push residuals) + pull residual:
-  // a push residual counts 1/N in the average (whole in a sum), the owner's pull residual whole. A
-  // lone rank pays what it took over with its next step. Values whose segment keeps no residual are
-  // dropped. kInvalidArgument: no such tensor or range. kNonFinite: a value is NaN or Inf.
+  // Adds a piece to the residuals. If the owner of its values changed, a push residual may have to
+  // become a pull residual, or the reverse. The values are then scaled so that mean(push
+  // residuals) + pull residual stays the same: in an average a push residual counts 1/N (in a sum
+  // 1), the owner's pull residual 1. A lone rank adds the imported values to its next step. Values
+  // whose segment keeps no residual are dropped. kInvalidArgument: no such tensor or range.
+  // kNonFinite: a value is NaN or Inf.
   virtual Status import_residual(const ResidualPiece& piece) = 0;
 
   [[nodiscard]] virtual const ExchangeStats& stats() const noexcept = 0;
@@ -116,23 +119,23 @@ class GRADWIRE_EXPORT Exchange {
   [[nodiscard]] virtual uint32_t rank() const = 0;
 };
 
-// What an owner makes of its shard's average before all ranks get it, in place: nothing where
-// averages are wanted; the model's step where optimizer states are sharded. Gets the bucket, in
-// which the segments of this owner hold their averages. A failure ends the exchange.
+// A function that replaces the averages of an owner's shard, in place, before all ranks get them:
+// for example by the model's change if optimizer states are sharded. It gets the bucket, in which
+// the segments of this owner hold their averages. A failure ends the exchange.
 using ShardUpdate = std::function<Status(std::span<float> bucket)>;
 
 struct ExchangeOptions {
   uint64_t seed = 0;  // of the draws
   Reduction reduction = Reduction::kAverage;
-  ShardUpdate update = {};  // sharded alone
-  // Hierarchical alone: the machine of every rank, any numbers. Empty: each machine holds as many
-  // ranks as the parameter `ranks` says, one after the other.
+  ShardUpdate update = {};  // only for sharded
+  // Only for hierarchical: the machine of every rank, as any numbers. Empty: consecutive ranks
+  // share a machine, as many as the parameter `ranks` says.
   std::vector<uint32_t> machine_of_rank = {};
 };
 
-// The exchange of one rank, by its text ("ring", "hierarchical:between=ring,ranks=4"): one of those
-// below. kInvalidArgument: an unknown exchange, with a list of what is valid; a rank that is not
-// below the layout's world size; an option that the exchange does not take.
+// Makes the exchange of one rank from a text such as "ring" or "hierarchical:between=ring,ranks=4".
+// kInvalidArgument: an unknown exchange (the message lists what is valid); a rank that is not below
+// the layout's world size; an option that the exchange does not take. The exchanges are:
 //
 // sharded: a two-phase all-reduce (3LC's servers, section 3, co-located with the workers).
 //
@@ -142,12 +145,13 @@ struct ExchangeOptions {
 //         decodes itself as well
 //
 // Bytes sent by a rank for n values at b bits: (N - 1) / N * n * b / 8 each way, plus headers; 2
-// messages on the longest way. The owner's own part is added exactly: it costs no traffic, so it
-// is not quantized. Every value is quantized twice, whatever N; error feedback on both ways keeps
-// the error of the running sum bounded.
+// messages on the longest way. The owner's own part costs no traffic, so it is added exactly,
+// without quantization. Every value is quantized twice, whatever N is; error feedback in both
+// directions keeps the error of the running sum bounded.
 //
-// With an `update`, each owner's optimizer steps its shard between the two, and the pull carries
-// its result (the model delta) with the owner's residual. A step that is not finite is not updated.
+// With an `update`, each owner's optimizer steps its shard between push and pull. The pull then
+// carries the result (the model delta) plus the owner's residual. A step that is not finite is not
+// updated.
 //
 // ring: a ring all-reduce (INCEPTIONN, algorithm 1), in which only neighbours talk.
 //
@@ -163,55 +167,58 @@ struct ExchangeOptions {
 // exchanges.
 //
 // terngrad: TernGrad's exchange (sections 3 and 4: scaler sharing, parameter localization).
-// Gradients travel both ways, never parameters, and sums of trits are never decoded on their way.
+// Gradients travel both ways, never parameters, and sums of trits are added without being decoded.
 //
 //   max   every rank sends every other the largest clipped magnitude of each segment, or of each
-//         group where terngrad has groups: the largest of all ranks is the scale of all ranks
+//         group if terngrad has groups: the largest of all ranks is the scale of all ranks
 //   push  every rank draws its trits with these scales and sends each shard to its owner
-//   pull  the owner draws its own part too, adds trits as integers, and sends all ranks the sums as
-//         they are, levels from -N to N: frames of qsgd whose unit is scale / N, decoded to
-//         sum * scale / N
+//   pull  the owner draws its own part too, adds the trits as integers, and sends the sums to all
+//         ranks without further quantization: frames of qsgd with levels from -N to N and the unit
+//         scale / N, which decode to sum * scale / N
 //
 // Bytes sent by a rank for n values and S scales: (N - 1) * 4 S in the max round, (N - 1) / N * n *
 // 2 / 8 each push (1.6 bits with pack=trits5, less with a coder) and (N - 1) / N * n *
 // ceil(log2(2 N + 1)) / 8 each pull, each with its scales, (N - 1) / N * 4 S, plus headers; 3
-// messages on the longest way. Nothing but the draws errs: the mean is that of the clipped
-// gradients, so no residual is kept, and its variance at a value is the mean over ranks of
-// |b| (scale - |b|), over N. The sharded exchange draws its pulls again, at the full variance
-// whatever N.
+// messages on the longest way. Only the draws add an error. The expected result is the mean of the
+// clipped gradients, so no residual is kept. Its variance at a value is the mean over ranks of |b|
+// (scale - |b|), divided by N. The sharded exchange draws its pulls again, with the full variance
+// whatever N is.
 //
-// The layout's pushes are terngrad without error feedback, or any codec that keeps no residual for
-// segments that go as in the sharded exchange (raw). Pulls are terngrad with the same parameters,
-// which stands for qsgd of equal bits, or, for another coder, qsgd with levels=N and groups that
-// fit. Each rank marks a gradient that is not finite in the max round, and the result is NaN
-// everywhere, with raw layouts too. At most 127 ranks.
+// The layout's push codec is terngrad without error feedback. A segment may also have another codec
+// without a residual, such as raw; it then travels as in the sharded exchange. The pull codec is
+// terngrad with the same parameters, which stands for qsgd with the bits that the sums need, or, to
+// choose another coder, qsgd with levels=N and groups that fit into terngrad's. In the max round
+// each rank reports a gradient that is not finite, and the result is NaN everywhere, with raw
+// layouts too. At most 127 ranks can take part.
 //
 // hierarchical: a hierarchical all-reduce (INCEPTIONN, figure 1), which compresses nothing inside a
-// machine. The lowest rank of each machine speaks for it:
+// machine. The lowest rank of each machine is its speaker:
 //
-//   parts    the other ranks send their buckets to the speaker as they are; it adds them in
+//   parts    the other ranks send their buckets uncompressed to the speaker, which adds them in
 //            ascending order of ranks
-//   between  the speakers average over the machines by another exchange, each sum divided by the
-//            mean number of ranks a machine; or they add, undivided
-//   result   the speaker sends its bucket as it is
+//   between  the speakers average over the machines by another exchange, and each sum is divided by
+//            the mean number of ranks per machine; or they add without dividing
+//   result   the speaker sends its bucket uncompressed to the ranks of its machine
 //
 // `layout` is that of the speakers: its world size is the number of machines. Bytes on the network
-// and error are those of the inner exchange with N = machines; inside a machine of k ranks, 4 n
-// bytes to and from each of k - 1. Messages on the longest way: 2 more than the inner exchange's.
-// The marker of a step that is not finite names the speaker's rank.
+// and error are those of the inner exchange with N = machines. Inside a machine of k ranks, 4 n
+// bytes go to and from each of k - 1 ranks. The longest way has 2 messages more than the inner
+// exchange's. The marker of a step that is not finite names the speaker's rank.
 GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_exchange(
     std::string_view text, std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
     ExchangeOptions options = {});
 
-// The push of the sharded exchange alone: at the end the segments that this rank owns hold their
-// average or sum, and the others unspecified values. (N - 1) / N * n * b / 8 bytes sent, 1 message
-// on the longest way; each value of another rank than the owner is quantized once.
+// Only the push of the sharded exchange: at the end the segments that this rank owns hold their
+// average or sum, and the others unspecified values. A rank sends (N - 1) / N * n * b / 8 bytes;
+// the longest way has 1 message; each value that does not come from the owner itself is quantized
+// once.
 GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_reduce_scatter_exchange(
     std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
     const ExchangeOptions& options = {});
 
-// Its pull alone: all ranks get what the owners' segments hold, encoded once; the owners, too, end
-// with what the others decode. (N - 1) times its own part's n * b / 8 bytes sent, 1 message.
+// Only the pull of the sharded exchange: every owner encodes its segments once, and all ranks, the
+// owner included, end with the decoded values. An owner of n values sends (N - 1) * n * b / 8
+// bytes; the longest way has 1 message.
 GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_allgather_exchange(
     std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
     const ExchangeOptions& options = {});

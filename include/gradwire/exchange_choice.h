@@ -15,18 +15,19 @@ struct ExchangeInfo {
   std::string_view name;
   std::string_view summary;
   std::string_view source;  // paper and section
-  // Gives the sum over the ranks where that is wanted, not the average alone.
+  // Whether it can give the sum over the ranks instead of the average.
   bool sums = true;
-  // Its owners can turn averages into something else (ShardUpdate).
+  // Whether it takes a ShardUpdate.
   bool updates = false;
-  // A sum is encoded again at each rank on its way, so that its error and, with some codecs, its
+  // Whether each rank on the way encodes a sum again, so that its error and, with some codecs, its
   // scale grow with the number of ranks.
   bool encodes_sums_on_the_way = false;
-  // Adds trits with scales that all ranks share. It takes terngrad, or codecs without residual.
+  // Whether it adds trits with scales that all ranks share. It takes terngrad, or codecs without a
+  // residual.
   bool adds_trits = false;
-  // All ranks skip a step that is not finite, also where no rank keeps a residual.
+  // Whether all ranks skip a step that is not finite even if no rank keeps a residual.
   bool always_skips_non_finite = false;
-  // One rank of each machine exchanges for the others, as another exchange says.
+  // Whether one rank of each machine takes part in another exchange for the others.
   bool between_machines = false;
   std::span<const CodecParameter> parameters = {};
 };
@@ -37,13 +38,13 @@ struct ExchangeInfo {
 // An exchange with its parameters: "sharded", "hierarchical:between=ring,ranks=4".
 class GRADWIRE_EXPORT ExchangeChoice {
  public:
-  // kInvalidArgument listing what is valid.
+  // kInvalidArgument: the message lists what is valid.
   static Result<ExchangeChoice> parse(std::string_view text);
 
   [[nodiscard]] const ExchangeInfo& info() const noexcept { return *info_; }
-  // What the ranks that compress do: `between` of a hierarchical exchange, else info().
+  // The exchange of the ranks that compress: `between` of a hierarchical exchange, else info().
   [[nodiscard]] const ExchangeInfo& inner() const noexcept { return *inner_; }
-  // Of a hierarchical exchange; 0: not given.
+  // The parameter `ranks` of a hierarchical exchange; 0 if it is not given.
   [[nodiscard]] uint32_t ranks_per_machine() const noexcept { return ranks_per_machine_; }
   // parse(text()) gives an equal choice.
   [[nodiscard]] std::string text() const;

@@ -4,5 +4,5 @@
 #error "gradwire's C++ headers need C++20"
 #endif
 
-// What the shared library shows of C++; all else in it is hidden.
+// Marks the C++ names that the shared library exports; all others are hidden.
 #define GRADWIRE_EXPORT __attribute__((visibility("default")))

@@ -12,10 +12,11 @@
 
 namespace gradwire {
 
-// A frame: one encoded tensor segment with its header (spec/format.md). Can be decoded alone.
+// A frame is one encoded tensor segment with its header (spec/format.md). It can be decoded alone.
 inline constexpr uint64_t kFrameHeaderSize = 32;
 
-// kNonFinite marks an input that held NaN or Inf: no payload, decodes to NaN everywhere.
+// kNonFinite is a marker: the input held NaN or Inf. It has no payload and decodes to NaN
+// everywhere.
 enum class FrameContent : uint8_t { kValues, kNonFinite };
 
 struct Frame {
@@ -29,11 +30,12 @@ struct Frame {
 
 struct EncodedFrame {
   uint64_t size = 0;  // bytes
-  // Ok, or kNonFinite naming the element: then the frame is a marker and the residual is as it was.
+  // kOk, or kNonFinite naming the element. Then the frame is a marker, and the residual is as it
+  // was.
   Status non_finite;
 };
 
-// Room that encode_frame needs for n values.
+// The size that encode_frame needs for n values.
 [[nodiscard]] GRADWIRE_EXPORT uint64_t max_frame_size(const Codec& codec, uint64_t n) noexcept;
 
 // Encodes x (plus residual) with its header into `frame`.
@@ -43,16 +45,18 @@ GRADWIRE_EXPORT Result<EncodedFrame> encode_frame(const Codec& codec, const Inpu
                                                   const DrawContext& draw,
                                                   std::span<std::byte> frame, Execution& execution);
 
-// Checks everything but the payload's content, in the order of spec/format.md. Takes no memory that
-// depends on n.
+// Checks everything but the payload's content, in the order of spec/format.md. It allocates no
+// memory in proportion to n.
 GRADWIRE_EXPORT Result<Frame> parse_frame(std::span<const std::byte> bytes);
 
-// Decodes into (kStore) or onto (kAdd) out. kLengthMismatch unless out.size() == frame.n.
+// Stores the decoded values in `out` or adds them to it. kLengthMismatch unless out.size() ==
+// frame.n.
 GRADWIRE_EXPORT Status decode_frame(const Frame& frame, std::span<float> out, DecodeMode mode,
                                     Execution& execution);
 
-// Decodes into the bits of `dtype`, kBfloat16 or kFloat16: rounded half to even, to infinity beyond
-// its range, a NaN to the quiet one with its sign. Raw frames of that very dtype bit for bit.
+// Decodes to the bits of `dtype`, kBfloat16 or kFloat16. Values are rounded to nearest, ties to
+// even; beyond the range they become infinite; a NaN becomes the quiet NaN of its sign. Raw frames
+// of that dtype are copied bit for bit.
 GRADWIRE_EXPORT Status decode_frame(const Frame& frame, Dtype dtype, std::span<uint16_t> out,
                                     Execution& execution);
 

@@ -21,7 +21,7 @@ struct GRADWIRE_EXPORT TensorInfo {
   [[nodiscard]] uint64_t numel() const noexcept;
 };
 
-// Gives the tensors whose names match `pattern` (as a shell matches file names) a codec.
+// Gives a codec to the tensors whose names match `pattern`, as a shell matches file names.
 struct LayoutRule {
   std::string pattern;
   std::string codec;
@@ -31,20 +31,21 @@ struct LayoutRule {
 struct LayoutOptions {
   std::string codec = "3lc";
   std::string pull_codec = {};            // empty: as codec
-  std::vector<LayoutRule> rules = {};     // the first that matches wins, before everything below
+  std::vector<LayoutRule> rules = {};     // the first match wins, before the fields below
   std::vector<std::string> exclude = {};  // name patterns that go raw
-  uint64_t min_numel = 256;  // smaller tensors go raw, as do those of fewer than 2 dimensions
-  // What stands for raw, wherever it is chosen: "bf16" or "fp16" for gradients of these types,
-  // whose pushes they carry exactly.
+  uint64_t min_numel = 256;  // smaller tensors go raw, and so do those of fewer than 2 dimensions
+  // The codec of tensors that go raw: "raw", or "bf16" or "fp16" for gradients of these types,
+  // which it sends exactly in pushes.
   std::string raw_codec = "raw";
-  // The last so many ranks own everything, each tensor whole on one of them, balanced by size; the
-  // ranks before them are their workers. 0: every rank owns a piece, as large as any other.
+  // The number of servers. The last ranks are the servers; each tensor is whole on one of them,
+  // balanced by size. The ranks before them are workers. 0: every rank owns a piece, and all pieces
+  // are about equally large.
   uint32_t servers = 0;
-  // This rank owns everything.
+  // If set, this rank owns everything.
   std::optional<uint32_t> owner = {};
 };
 
-// A piece of a tensor: what is encoded by itself.
+// A piece of a tensor, which is encoded by itself.
 struct Segment {
   uint32_t tensor;         // index in Layout::tensors
   uint64_t tensor_offset;  // first value in the tensor
@@ -53,11 +54,11 @@ struct Segment {
   uint32_t owner;  // rank that sums it
   std::shared_ptr<const Codec> push_codec;
   std::shared_ptr<const Codec> pull_codec;
-  std::string raw_reason;  // why it goes raw though the codec is another; empty otherwise
+  std::string raw_reason;  // why it goes raw instead of with the chosen codec; empty otherwise
 };
 
-// How a bucket is cut into segments, who owns each, and which codec it takes. Every rank computes
-// the same layout from the same tensors, world size and options.
+// How a bucket is cut into segments, which rank owns each, and which codecs encode it. Every rank
+// computes the same layout from the same tensors, world size and options.
 class GRADWIRE_EXPORT Layout {
  public:
   // kInvalidArgument, kUnknownCodec, kBadParameter, kLimitExceeded (more than kMaxNumel values).
@@ -72,15 +73,15 @@ class GRADWIRE_EXPORT Layout {
   [[nodiscard]] const std::vector<Segment>& segments() const noexcept { return segments_; }
   [[nodiscard]] uint32_t world_size() const noexcept { return world_size_; }
   [[nodiscard]] uint32_t servers() const noexcept { return servers_; }
-  // Ranks whose values are averaged.
+  // The number of ranks whose values are averaged.
   [[nodiscard]] uint32_t workers() const noexcept { return world_size_ - servers_; }
   [[nodiscard]] uint64_t numel() const noexcept { return numel_; }
 
-  // Patterns of the rules and excludes that match none of these tensors: typing errors, if no other
-  // bucket has a match.
+  // The patterns of `rules` and `exclude` that match none of these tensors. If such a pattern
+  // matches in no bucket, it may be mistyped.
   [[nodiscard]] const std::vector<std::string>& unmatched() const noexcept { return unmatched_; }
 
-  // One line a fact, the same on ranks that can work together: what peers compare.
+  // The text that peers compare: one line for each fact that must be equal on all ranks.
   [[nodiscard]] std::string describe() const;
 
  private:

@@ -9,8 +9,8 @@
 
 namespace gradwire {
 
-// What error feedback keeps for one segment between steps (3LC, section 3.1: the error accumulation
-// buffer). Read and written as float32, whatever type keeps it.
+// The values that error feedback keeps for one segment between steps (3LC, section 3.1: the error
+// accumulation buffer). They are read and written as float32, whatever type stores them.
 class GRADWIRE_EXPORT Residual {
  public:
   Residual() = default;
@@ -21,13 +21,14 @@ class GRADWIRE_EXPORT Residual {
   [[nodiscard]] uint64_t size() const noexcept { return f32_.size() + bf16_.size(); }
   [[nodiscard]] ResidualView view() noexcept;
 
-  // The values, or none of size 0 for kNone.
+  // The values; empty for kNone.
   [[nodiscard]] std::vector<float> values() const;
   // values.size() == size().
   void assign(std::span<const float> values) noexcept;
   // residual[first + i] += factor * values[i].
   void add(uint64_t first, std::span<const float> values, float factor) noexcept;
-  // Every value times factor, for inputs whose unit changed (a gradient scaler's new scale).
+  // Multiplies every value by factor, for gradients whose scale changed (a gradient scaler's new
+  // scale).
   void scale(float factor) noexcept;
   // Sum of the squares, in double, in the order of the values.
   [[nodiscard]] double squared_norm() const noexcept;

@@ -11,7 +11,7 @@
 
 namespace gradwire {
 
-// Why a call failed. The numbers are pinned: they stand in spec/format.md and in golden files.
+// Why a call failed. The numbers never change: they are in spec/format.md and in golden files.
 enum class StatusCode : uint8_t {
   kOk = 0,
   kInvalidArgument = 1,
@@ -35,7 +35,7 @@ enum class StatusCode : uint8_t {
   kDeviceError = 19,
 };
 
-// "ok", "checksum_mismatch", ...: the name that stands in spec/format.md.
+// The name of spec/format.md: "ok", "checksum_mismatch", ...
 [[nodiscard]] GRADWIRE_EXPORT std::string_view status_name(StatusCode code) noexcept;
 
 class [[nodiscard]] Status {
@@ -45,7 +45,7 @@ class [[nodiscard]] Status {
 
   [[nodiscard]] bool ok() const noexcept { return code_ == StatusCode::kOk; }
   [[nodiscard]] StatusCode code() const noexcept { return code_; }
-  // One sentence for a person, naming the value that was wrong and what would be right.
+  // One sentence for people: it names the value that was wrong and says what would be right.
   [[nodiscard]] const std::string& message() const noexcept { return message_; }
 
  private:

@@ -1,7 +1,7 @@
 // The digest for the instruction set that the including file is compiled for.
 #pragma once
 
-// The header-only form: the streaming state lives on the stack and no shared library is needed.
+// The header-only form of xxHash: the streaming state is on the stack, and no library is needed.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

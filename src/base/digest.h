@@ -5,8 +5,8 @@
 
 namespace gradwire {
 
-// XXH3-64 (seed 0) of `size` bytes and then `more_size` bytes, as if they were one. No std::span:
-// the linker could take a span's functions that were compiled for one instruction set for those of
+// XXH3-64 (seed 0) of `size` bytes and then `more_size` bytes, as if they were one span. There is
+// no std::span here: the linker could keep a span function that was compiled for AVX2 and use it in
 // the whole library.
 uint64_t digest_anywhere(const void* bytes, size_t size, const void* more,
                          size_t more_size) noexcept;

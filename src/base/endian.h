@@ -8,10 +8,11 @@
 
 namespace gradwire {
 
-// The wire is little-endian. Loads and stores of unaligned fields; the caller has checked the
-// bounds.
+// Loads and stores of unaligned fields, which are little-endian on the wire. The caller has checked
+// the bounds.
 
-// Arrays of float32 and bf16 go to the wire with memcpy, which is only right on such a machine.
+// Arrays of float32 and bf16 go to the wire with memcpy, which is only right on a little-endian
+// machine.
 static_assert(std::endian::native == std::endian::little, "gradwire needs a little-endian machine");
 
 template <std::unsigned_integral T>

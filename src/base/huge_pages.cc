@@ -15,9 +15,9 @@ constexpr uintptr_t kPageSize = 4096;
 void advise_huge_pages(void* memory, size_t bytes) noexcept {
 #if defined(MADV_HUGEPAGE)
   if (bytes < kWorthIt) return;
-  // From the first whole page on.
+  // The advice begins at the first whole page.
   const size_t before = kPageSize - reinterpret_cast<uintptr_t>(memory) % kPageSize;
-  // This is advice: if the system does not take it, everything works as before.
+  // If the system ignores this advice, everything still works.
   (void)madvise(static_cast<std::byte*>(memory) + before, (bytes - before) / kPageSize * kPageSize,
                 MADV_HUGEPAGE);
 #else

@@ -33,13 +33,13 @@ GW_HOST_DEVICE constexpr PhiloxBlock philox(PhiloxBlock counter, uint32_t key0, 
   return counter;
 }
 
-// A draw stream: the random words of a tensor of a rank in one step, word(i) for element i.
+// A draw stream gives the random words of one tensor of one rank in a step: word(i) for element i.
 struct DrawStream {
   uint32_t key0;
   uint32_t key1;
   uint64_t step;
 
-  // One Philox block makes a key of 64 bits from the seed and the draw stream's number.
+  // The key of 64 bits is half of a Philox block, made from the seed and the draw stream's number.
   GW_HOST_DEVICE static constexpr DrawStream create(uint64_t seed, uint64_t number, uint64_t step) {
     const PhiloxBlock key =
         philox({{static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), 0, 0}},
@@ -47,7 +47,7 @@ struct DrawStream {
     return {key.word[0], key.word[1], step};
   }
 
-  // Elements 4 * block to 4 * block + 3.
+  // The words of elements 4 * block to 4 * block + 3.
   GW_HOST_DEVICE constexpr PhiloxBlock words(uint64_t block) const {
     return philox({{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
                     static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)}},

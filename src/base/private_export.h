@@ -1,5 +1,5 @@
 #pragma once
 
-// What a shared libgradwire.so shows to libgradwire_cuda.so of the same build, and to nothing else:
-// its symbol version is GRADWIRE_PRIVATE (cmake/gradwire.map.in).
+// Marks the symbols that libgradwire.so exports only for the libgradwire_cuda.so of the same build.
+// Their symbol version is GRADWIRE_PRIVATE (cmake/gradwire.map.in).
 #define GW_PRIVATE_EXPORT __attribute__((visibility("default")))

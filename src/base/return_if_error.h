@@ -2,7 +2,7 @@
 
 #include <utility>
 
-// Leaves the enclosing function with the Status of `expression` where that is not ok.
+// Returns the Status of `expression` from the enclosing function if it is not ok.
 #define GW_RETURN_IF_ERROR(expression)                                      \
   do {                                                                      \
     if (::gradwire::Status gw_returned = (expression); !gw_returned.ok()) { \
@@ -10,8 +10,8 @@
     }                                                                       \
   } while (false)
 
-// `declaration` = the value of the expression that follows it, a Result. Leaves the enclosing
-// function with the Status where there is no value.
+// `declaration` = the value of the Result that follows it. Returns the Status from the enclosing
+// function if there is no value.
 #define GW_ASSIGN_OR_RETURN(declaration, ...) \
   GW_ASSIGN_FROM_(GW_NAME_OF_LINE_(gw_result_, __LINE__), declaration, __VA_ARGS__)
 #define GW_ASSIGN_FROM_(result, declaration, ...) \

@@ -5,7 +5,7 @@
 namespace gradwire {
 namespace {
 
-// By code.
+// The index is the code.
 constexpr std::string_view kNames[] = {"ok",
                                        "invalid_argument",
                                        "unknown_codec",

@@ -15,7 +15,7 @@ namespace gradwire {
 class ThreadPool {
  public:
   // `threads` counts the caller, so threads - 1 are started. Throws std::system_error if the system
-  // refuses one.
+  // refuses to start one.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -23,8 +23,8 @@ class ThreadPool {
 
   [[nodiscard]] int threads() const noexcept { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls body(i) for every i in [0, count); the caller works too. One caller at a time. `body`
-  // doesn't throw.
+  // Calls body(i) for every i in [0, count); the caller works too. Only one thread may call it at a
+  // time. `body` must not throw.
   void for_each(size_t count, const std::function<void(size_t)>& body);
 
  private:

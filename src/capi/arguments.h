@@ -1,6 +1,6 @@
 #pragma once
 
-// Arguments as C gives them. Inline, as libgradwire_mpi reads the same.
+// Reads arguments of the C API. The functions are inline because libgradwire_mpi uses them too.
 
 #include <span>
 #include <string>

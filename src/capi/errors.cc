@@ -10,7 +10,7 @@ using gradwire::StatusCode;
 
 namespace {
 
-// Both are set together; the text that needs no memory wins.
+// Both are set together; last_fixed_message, which needs no memory, takes precedence.
 thread_local std::string last_message;
 thread_local const char* last_fixed_message = nullptr;
 

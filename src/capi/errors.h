@@ -1,7 +1,7 @@
 #pragma once
 
-// From Status and exceptions to gw_status and this thread's message. Inline and over the public
-// gw_set_last_error alone, so that libraries on top of libgradwire can use it.
+// Turns Status and exceptions into gw_status and this thread's message. The functions are inline
+// and use only the public gw_set_last_error, so that libraries on top of libgradwire can use them.
 
 #include <cstdio>
 #include <exception>
@@ -14,14 +14,14 @@
 
 namespace gradwire::capi {
 
-// An argument that must not be NULL. Where there are no values, there need be no pointer.
+// An argument that must not be NULL, unless n, the number of its values, is 0.
 struct Argument {
   const char* name;
   const void* pointer;
   uint64_t n = 1;
 };
 
-// kInvalidArgument naming the first that is NULL.
+// kInvalidArgument, naming the first argument that is NULL.
 inline Status check_given(std::initializer_list<Argument> arguments) {
   for (const Argument& argument : arguments) {
     if (argument.pointer == nullptr && argument.n > 0) {
@@ -31,7 +31,8 @@ inline Status check_given(std::initializer_list<Argument> arguments) {
   return {};
 }
 
-// What call(), a Status, comes to in C, once the arguments are checked. No exception passes.
+// Checks the arguments, runs call(), which returns a Status, and turns it into a gw_status. It
+// catches all exceptions.
 template <typename Call>
 gw_status guarded(std::initializer_list<Argument> arguments, const Call& call) noexcept {
   try {

@@ -23,7 +23,7 @@ constexpr gw_exchange_options kDefaults = {.kind = "sharded",
                                            .update = nullptr,
                                            .update_data = nullptr};
 
-// What the update returned stays its code, whatever it is.
+// Keeps the status that the update returned.
 Status call_update(gw_shard_update update, void* data, std::span<float> bucket) {
   const auto status = static_cast<uint32_t>(update(bucket.data(), bucket.size(), data));
   if (status == GW_OK) return {};
@@ -80,7 +80,7 @@ gw_status gw_exchange_start(gw_exchange* exchange, float* bucket, uint64_t n, ui
   return guarded({{"exchange", exchange}, {"bucket", bucket, n}}, [&]() -> Status {
     Exchange& machine = *exchange->exchange;
     if (machine.done()) {
-      // Whatever was not taken of the step before is gone with it.
+      // Messages of the previous step that were not taken are dropped.
       exchange->outgoing.clear();
       exchange->handed_out = 0;
       exchange->retractable = false;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the opaque handles of gradwire.h hold.
+// The contents of the opaque handles of gradwire.h.
 
 #include <memory>
 #include <span>
@@ -36,13 +36,13 @@ struct gw_layout {
   };
 
   std::shared_ptr<const gradwire::Layout> layout;
-  std::vector<Texts> texts = {};  // of each segment
+  std::vector<Texts> texts = {};  // one for each segment
 };
 
 struct gw_exchange {
   std::unique_ptr<gradwire::Exchange> exchange;
   std::string description;
-  std::vector<gradwire::OutgoingMessage> outgoing = {};  // of which handed_out are gone
+  std::vector<gradwire::OutgoingMessage> outgoing = {};  // the first `handed_out` were handed out
   size_t handed_out = 0;
   bool retractable = false;
 };
@@ -53,7 +53,7 @@ struct gw_residuals {
 
 namespace gradwire::capi {
 
-// call(execution) with the given one; where that is NULL, with a new one for this call.
+// call(execution) with the given execution, or with a new one for this call if it is NULL.
 template <typename Call>
 auto with_execution(gw_execution* given, const Call& call)
     -> decltype(call(std::declval<Execution&>())) {
@@ -62,16 +62,17 @@ auto with_execution(gw_execution* given, const Call& call)
   return call(own);
 }
 
-// kLimitExceeded where no frame holds n values.
+// kLimitExceeded if no frame can hold n values.
 Status check_numel(uint64_t n);
 
-// n values of type dtype at x. kInvalidArgument (NULL, or not aligned), kUnsupportedDtype,
-// kLimitExceeded.
+// A view of the n values of type dtype at x. kInvalidArgument (NULL, or not aligned),
+// kUnsupportedDtype, kLimitExceeded.
 Result<InputView> view_input(const void* x, uint64_t n, gw_dtype dtype);
 
 std::span<const std::byte> bytes_at(const void* memory, uint64_t size);
 
-// Where an encoder says how long its frame is. A frame that marks non-finite input counts.
+// Sets *size and returns the frame's status: kNonFinite if the frame is a marker, which has a size
+// too.
 Status finish_encoding(const Result<EncodedFrame>& encoded, uint64_t* size);
 
 }  // namespace gradwire::capi

@@ -1,5 +1,5 @@
-// The lists of codecs and exchanges in C. The texts of their descriptions are literals, which end
-// with NUL.
+// The lists of codecs and exchanges in C. The texts of their descriptions are string literals, so
+// they end with NUL.
 
 #include <algorithm>
 #include <initializer_list>
@@ -18,7 +18,7 @@ namespace {
 // A list of gw_codec_info or gw_exchange_info.
 template <typename CInfo>
 struct Registry {
-  // info: all but its parameters.
+  // `info` has everything but the parameters.
   void add(CInfo info, std::initializer_list<std::span<const CodecParameter>> lists) {
     std::vector<gw_parameter_info>& list = parameters.emplace_back();
     for (std::span<const CodecParameter> given : lists) {
@@ -35,7 +35,7 @@ struct Registry {
   }
 
   std::vector<CInfo> infos;
-  std::list<std::vector<gw_parameter_info>> parameters;  // of each; their addresses stay
+  std::list<std::vector<gw_parameter_info>> parameters;  // a list keeps their addresses
 };
 
 Registry<gw_codec_info> list_codecs() {
@@ -71,7 +71,7 @@ Registry<gw_exchange_info> list_exchanges() {
   return list;
 }
 
-// An element of the list that is made at the first call; NULL from its end on.
+// An element of the list, which is made at the first call; NULL after the last.
 template <typename CInfo>
 const CInfo* info_at(Registry<CInfo> (*make)(), size_t index) noexcept {
   const CInfo* info = nullptr;

@@ -16,11 +16,11 @@
 
 namespace gradwire {
 
-// A packet: the frames that one rank sends another in one step, with a compact header for each
-// (spec/format.md).
+// A packet holds the frames that one rank sends to another in one step, with a compact header for
+// each (spec/format.md).
 inline constexpr uint64_t kPacketHeaderSize = 32;
 
-// Where an input was first seen to hold NaN or Inf.
+// The place of the NaN or Inf that was found first.
 struct NonFiniteOrigin {
   uint32_t rank = 0;
   uint32_t segment = 0;  // index in the layout
@@ -47,11 +47,11 @@ struct Packet {
   std::vector<PacketFrame> frames = {};
 };
 
-// Checks everything but the payloads' content, in the order of spec/format.md. Takes no memory
-// beyond what the bytes at hand account for.
+// Checks everything but the payloads' content, in the order of spec/format.md. It allocates no more
+// memory than the bytes at hand justify.
 Result<Packet> parse_packet(std::span<const std::byte> bytes);
 
-// Writes packets of one shape, again and again, into memory taken once.
+// Writes packets with the same segments step after step, into memory that is allocated once.
 class PacketWriter {
  public:
   struct Segment {
@@ -66,17 +66,19 @@ class PacketWriter {
   // Encodes the next segment. Statuses as Codec::encode.
   Status add(const InputView& x, const ResidualView& residual, const DrawContext& draw,
              Execution& execution);
-  // The same for callers who know better how: `encode` gets the segment's room and returns what it
-  // used of it.
+  // The same with the caller's own encoder: `encode` gets room for the payload and returns the size
+  // that it used.
   GW_PRIVATE_EXPORT Status
   add_encoded(const std::function<Result<uint64_t>(std::span<std::byte> payload)>& encode);
   // Drops what was added since begin.
   void restart() noexcept;
-  // What was added since begin, as a reader would find it. Valid until the next begin.
+  // The frames that were added since begin, as parse_packet would give them. Valid until the next
+  // begin.
   [[nodiscard]] Packet packet() const { return {.header = header_, .frames = frames_}; }
   // The packet, once every segment has been added. Valid until the next begin.
   [[nodiscard]] std::span<const std::byte> finish();
-  // The packet that says that this step's input is not finite; whatever was added is dropped.
+  // A marker: the packet that says that this step's input is not finite. All added frames are
+  // dropped.
   [[nodiscard]] std::span<const std::byte> finish_non_finite(const NonFiniteOrigin& origin);
 
  private:
@@ -88,7 +90,7 @@ class PacketWriter {
   std::vector<PacketFrame> frames_;   // added so far
   std::vector<std::byte> buffer_;
   std::vector<std::byte> marker_;
-  uint64_t payloads_begin_ = 0;  // room for the largest header in front of the payloads
+  uint64_t payloads_begin_ = 0;  // room for the largest header before the payloads
   uint64_t payloads_end_ = 0;
   PacketHeader header_;
 };

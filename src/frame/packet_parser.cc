@@ -13,7 +13,7 @@ using namespace packet_layout;
 
 Status corrupt(const std::string& what) { return {StatusCode::kCorruptPayload, "packet: " + what}; }
 
-// Reads fields off the front of what is left of a packet's body.
+// Reads fields from the front of the rest of a packet's body.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -27,7 +27,7 @@ class Reader {
     return taken;
   }
 
-  // LEB128 in its shortest form. false: cut off, over 64 bits, or padded.
+  // Reads LEB128 in its shortest form. false: it is cut off, over 64 bits, or padded.
   bool take_varint(uint64_t& value) {
     value = 0;
     for (int shift = 0; shift < 64; shift += 7) {
