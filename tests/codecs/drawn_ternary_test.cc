@@ -107,7 +107,7 @@ TEST(TernGrad, PayloadsAre16And20TimesSmaller) {
   EXPECT_LT(ratio("terngrad:pack=trits5"), 32 / std::log2(3.0)) << "20.18: the limit of 3 values";
 }
 
-// One draw for each element.
+// Each element has its own draw.
 TEST(DrawnTernary, AMillionEqualValuesDontRoundTogether) {
   for (const char* spec : {"stoch3", "terngrad:clip=0", "terngrad:clip=0,pack=trits5"}) {
     std::vector<float> x(1000001, 0.5f);
@@ -130,7 +130,7 @@ TEST(DrawnTernary, AMillionEqualValuesDontRoundTogether) {
 TEST(DrawnTernary, DrawsBelongToSeedStreamStepAndElement) {
   const auto codec = Codec::parse("stoch3").value();
   std::vector<float> x = gaussian(100000, 5);
-  x[0] = 100;  // the scale, of any part from the start
+  x[0] = 100;  // the scale
   const auto sent = [&](const DrawContext& draw) { return Sent(*codec, x, draw).payload; };
   const auto payload = sent({.seed = 1, .stream = 2, .step = 3});
   EXPECT_EQ(payload, sent({.seed = 1, .stream = 2, .step = 3}));
@@ -142,7 +142,7 @@ TEST(DrawnTernary, DrawsBelongToSeedStreamStepAndElement) {
   std::vector<float> decoded = decoded_by(*codec, x, draw);
   decoded.resize(start.size());
   EXPECT_EQ(decoded_by(*codec, start, draw), decoded);
-  // How trits are packed and coded doesn't change them.
+  // Packing and coding don't change the trits.
   for (const char* spec : {"stoch3:coder=zre", "stoch3:coder=rice", "terngrad:clip=0",
                            "terngrad:clip=0,pack=trits5,coder=zre"}) {
     EXPECT_EQ(decoded_by(*Codec::parse(spec).value(), start, draw), decoded) << spec;

@@ -42,7 +42,8 @@ std::vector<uint32_t> bits_of_values(const std::vector<float>& values) {
   return bits;
 }
 
-// Values from 2^-14 to 4, evenly in the exponent, and what stands at the edges of the classes.
+// Values from 2^-14 to 4, evenly distributed in the exponent, and values at the edges of the
+// classes.
 std::vector<float> all_sizes(size_t n) {
   std::mt19937 random(3);
   std::uniform_real_distribution<float> logarithm(-14.0f, 2.0f);
@@ -107,7 +108,7 @@ TEST(Inceptionn, PaperErrorsStayBelowTheBoundOr128th) {
   }
 }
 
-// Values are cut off, never rounded: towards 0, and in a class of 16 bits by less than 2^-15.
+// Values are truncated towards 0, never rounded: in the class of 16 bits by less than 2^-15.
 TEST(Inceptionn, MagnitudesNeverGrow) {
   const std::vector<float> x = all_sizes(100000);
   for (int bound : kBounds) {
@@ -126,8 +127,8 @@ TEST(Inceptionn, MagnitudesNeverGrow) {
   }
 }
 
-// What was decoded is encoded without another loss. In strict mode the bytes are the same too; in
-// paper mode 8 bits may have left a zero, which then takes none.
+// Encoding decoded values loses nothing more. In strict mode the bytes stay the same too. In paper
+// mode a code of 8 bits may have become a zero, which then takes no bits.
 TEST(Inceptionn, IsIdempotent) {
   const std::vector<float> x = all_sizes(100000);
   for (int bound : kBounds) {
@@ -170,7 +171,7 @@ TEST(Inceptionn, ZerosTakeTwoBitsAValue) {
   EXPECT_TRUE(encode(*codec, {}).empty());
 }
 
-// With error feedback the sum of what was decoded follows the sum of the inputs.
+// With error feedback the sum of the decoded values follows the sum of the inputs.
 TEST(Inceptionn, ErrorFeedbackSendsSmallValuesInTheEnd) {
   Execution execution = Execution::create().value();
   const auto codec = Codec::parse("inceptionn:bound=6,ef=on").value();
@@ -206,10 +207,10 @@ TEST(Inceptionn, RefusesSizesOfChunksThatDoNotFit) {
   auto payload = encode(*codec, all_sizes(100000));
   std::vector<float> out(100000 + 102);
   ASSERT_TRUE(codec->decode(payload, out, DecodeMode::kStore, execution).ok());
-  payload[0] ^= std::byte{1};  // of the first chunk
+  payload[0] ^= std::byte{1};  // the size of the first chunk
   EXPECT_EQ(codec->decode(payload, out, DecodeMode::kStore, execution).code(),
             StatusCode::kCorruptPayload);
-  payload[4] ^= std::byte{1};  // and of the second, so that the sum may be right
+  payload[4] ^= std::byte{1};  // and that of the second, so that their sum may be right
   EXPECT_EQ(codec->decode(payload, out, DecodeMode::kStore, execution).code(),
             StatusCode::kCorruptPayload);
 }
@@ -227,11 +228,11 @@ TEST(Inceptionn, ReservedWireBitsAreRefused) {
             StatusCode::kReservedBits);
 }
 
-// What one thread of the test below has seen of a bound and a mode.
+// The counts of one thread of the test below, for one bound and mode.
 struct Seen {
   uint64_t count[4] = {};       // values of each tag
   float largest_error[4] = {};  // of the values below 1
-  uint64_t changed = 0;         // values from 1 on that came back as others
+  uint64_t changed = 0;         // values from 1 on that changed
   uint64_t grown = 0;           // magnitudes that grew, signs that changed
 };
 
@@ -249,7 +250,7 @@ void look_at(const float* x, const float* decoded, size_t n, const FloatClip& cl
   }
 }
 
-// Long: run by hand, on a machine with nothing else to do.
+// This test is long: run it by hand on an idle machine.
 TEST(Inceptionn, DISABLED_All32BitFloats) {
   constexpr size_t kBlock = size_t{1} << 15;
   constexpr size_t kBlocks = (uint64_t{1} << 32) / kBlock;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Inputs of the codecs' tests, and what becomes of them.
+// Inputs of the codecs' tests, and functions that encode and decode them.
 
 #include <cmath>
 #include <cstddef>
@@ -16,8 +16,8 @@
 
 namespace gradwire {
 
-// As gradients are: few values are large. Cut from one long series, as the distributions take
-// longer than the codecs.
+// Heavy-tailed values, like gradients. They are cut from one long series, because drawing them
+// takes longer than the codecs.
 inline std::vector<float> heavy_tailed(uint64_t n, uint64_t seed) {
   static const std::vector<float> series = [] {
     std::mt19937_64 random(1);
@@ -39,7 +39,7 @@ inline std::vector<float> gaussian(uint64_t n, uint64_t seed) {
   return x;
 }
 
-// One tensor sent once. The residual, where the codec has one in float32, begins with `before`, or
+// A tensor that is sent once. If the codec keeps a float32 residual, it begins with `before`, or
 // with zeros.
 struct Sent {
   std::vector<std::byte> payload;
@@ -68,7 +68,7 @@ inline std::vector<float> decoded_by(const Codec& codec, const std::vector<float
   return Sent(codec, x, draw).decoded;
 }
 
-// What decoding says of a payload with other bytes from `at` on.
+// The status of decoding a payload whose bytes from `at` on are replaced.
 inline StatusCode code_with(const Codec& codec, const Sent& sent, size_t at,
                             const std::vector<int>& bytes) {
   std::vector<std::byte> payload = sent.payload;

@@ -39,7 +39,7 @@ TEST(Int8, TheLargestMagnitudesSurvive) {
   EXPECT_EQ(decoded[2], 0.0f);
 }
 
-// Denormals whose unit rounds to 0 or to more than its share.
+// Denormals whose unit rounds to 0 or up.
 TEST(Int8, TinyValues) {
   const auto codec = Codec::parse("int8").value();
   const float tiny = std::bit_cast<float>(1u);
@@ -62,7 +62,7 @@ TEST(Int8, RefusesWhatNoEncoderWrites) {
   EXPECT_EQ(status_with(8, {0x80}), StatusCode::kCorruptPayload);              // -128
   EXPECT_EQ(status_with(4, {0, 0, 0x80, 0x7f}), StatusCode::kCorruptPayload);  // infinity
   EXPECT_EQ(status_with(4, {0, 0, 0, 0x80}), StatusCode::kCorruptPayload);     // -0
-  EXPECT_EQ(status_with(4, {4, 2, 1, 0x7c}), StatusCode::kCorruptPayload);     // 127 * it overflows
+  EXPECT_EQ(status_with(4, {4, 2, 1, 0x7c}), StatusCode::kCorruptPayload);     // too large
   EXPECT_EQ(status_with(4, {3, 2, 1, 0x7c}), StatusCode::kOk);
   EXPECT_EQ(status_with(0, {0, 0, 0, 0, 0, 0, 0, 0}), StatusCode::kCorruptPayload);
 }

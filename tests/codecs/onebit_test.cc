@@ -17,7 +17,7 @@ double squared_error(const std::vector<float>& x, float positive, float negative
   return sum;
 }
 
-// 3LC, section 4.2 (MQE): of all codes with these signs, the two means err least.
+// 3LC, section 4.2 (MQE): of all codes with these signs, the two means have the least error.
 TEST(OneBit, TheMeansMinimiseTheSquaredError) {
   const std::vector<float> x = heavy_tailed(50000, 1);
   const Sent sent(*Codec::parse("onebit").value(), x);
@@ -40,8 +40,8 @@ TEST(OneBit, EachBucketHasItsMeans) {
   EXPECT_EQ(sent.payload.size(), 2 * 8 + 2u);
 }
 
-// What is not sent is not lost: after any number of steps, the sum of what was decoded and the
-// residual is the sum of the inputs.
+// Nothing is lost: after any number of steps, the sum of the decoded values and the residual is the
+// sum of the inputs.
 TEST(OneBit, SumsArriveInTheEnd) {
   const auto codec = Codec::parse("onebit").value();
   std::vector<float> residual;

@@ -1,4 +1,4 @@
-// What QSGD promises (Alistarh et al. 2017, section 3), at fixed seeds.
+// The properties that QSGD promises (Alistarh et al. 2017, section 3), with fixed seeds.
 
 #include <algorithm>
 #include <bit>
@@ -25,7 +25,7 @@ double squares(const std::vector<float>& x) {
   return sum;
 }
 
-// Lemma 3.1, with one bucket as the paper's vector.
+// Lemma 3.1; one group is the paper's vector.
 TEST(Qsgd, IsUnbiasedWithBoundedVarianceAndFewNonZeros) {
   constexpr int kSteps = 3000;
   for (const uint64_t n : {16u, 256u}) {
@@ -45,7 +45,8 @@ TEST(Qsgd, IsUnbiasedWithBoundedVarianceAndFewNonZeros) {
           non_zeros += y[i] != 0;
         }
       }
-      // A mean of 3000 draws that lie a unit apart: five standard deviations at most.
+      // The mean of 3000 draws between neighbouring levels is off by at most five standard
+      // deviations.
       const double unit = std::sqrt(norm2) / s;
       for (uint64_t i = 0; i < n; ++i) {
         EXPECT_NEAR(sum[i] / kSteps, x[i], 5 * unit * 0.5 / std::sqrt(kSteps)) << spec << " " << i;
@@ -57,7 +58,7 @@ TEST(Qsgd, IsUnbiasedWithBoundedVarianceAndFewNonZeros) {
   }
 }
 
-// The same for the largest magnitude as norm, whose variance is no larger.
+// The same with the largest magnitude as the norm, which gives no larger variance.
 TEST(Qsgd, IsUnbiasedWithTheLargestMagnitudeToo) {
   const std::vector<float> x = gaussian(96, 1);
   std::vector<double> sum(x.size());
@@ -71,7 +72,7 @@ TEST(Qsgd, IsUnbiasedWithTheLargestMagnitudeToo) {
   }
 }
 
-// Theorem 3.2, o(1) taken as 0.
+// Theorem 3.2 with o(1) = 0.
 TEST(Qsgd, SparseCodeKeepsThePapersBound) {
   for (const uint64_t n : {1024u, 16384u, 262144u}) {
     const std::vector<float> x = gaussian(n, n);
@@ -87,7 +88,8 @@ TEST(Qsgd, SparseCodeKeepsThePapersBound) {
   }
 }
 
-// Corollary 3.3 says at most 2.8 n + 32 for s = sqrt(n), as n grows and with signs sent for all.
+// Corollary 3.3 says at most 2.8 n + 32 bits for s = sqrt(n) and large n, if the signs of all
+// values are sent.
 TEST(Qsgd, DenseCodeTakesThreeBitsAValue) {
   for (const auto& [n, s] : {std::pair{1024u, 32}, {4096u, 64}, {16129u, 127}}) {
     const Sent sent =
@@ -136,13 +138,13 @@ TEST(Qsgd, AMillionEqualValuesDontRoundTogether) {
   }
   const double count = static_cast<double>(x.size()) * 511 / 512;
   EXPECT_NEAR(up / count, 0.25, 5 * std::sqrt(0.25 * 0.75 / count));
-  // 511 draws each: 127.75 on average, 9.8 standard deviation.
+  // Each group has 511 draws: the mean is 127.75, the standard deviation 9.8.
   double deviation = 0;
   for (size_t i = 0; i + 1 < ups_in_bucket.size(); ++i) {
     deviation += std::pow(ups_in_bucket[i] - 127.75, 2);
   }
   EXPECT_NEAR(std::sqrt(deviation / static_cast<double>(ups_in_bucket.size() - 1)), 9.79, 0.6);
-  // Another step draws anew.
+  // Another step has other draws.
   EXPECT_NE(send("qsgd:bits=2", x, 1).decoded, y);
 }
 
@@ -153,7 +155,7 @@ TEST(Qsgd, ZerosAreSentAsNothing) {
     const Sent sent = send(spec, x);
     EXPECT_TRUE(sent.payload.empty()) << spec;
     for (float value : sent.decoded) ASSERT_EQ(std::bit_cast<uint32_t>(value), 0u) << spec;
-    // One bucket of zeros among others: no NaN.
+    // A group of zeros beside another group gives no NaN.
     x[700] = 1.0f;
     const std::vector<float> y = send(spec, x).decoded;
     for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(y[i], x[i], 1e-6f) << spec << " " << i;
@@ -165,7 +167,7 @@ TEST(Qsgd, SpecialInputs) {
   for (const char* spec : {"qsgd", "qsgd:bits=8,coder=elias", "qsgd:norm=l2,coder=elias-dense"}) {
     EXPECT_TRUE(send(spec, {}).payload.empty());
     EXPECT_NEAR(send(spec, {-2.5f}).decoded[0], -2.5f, 1e-6f) << spec;
-    // Denormals: the unit is the smallest float, so that each is a whole level.
+    // With denormals the unit is the smallest float, so that each value is a whole level.
     EXPECT_EQ(send(spec, {tiny, -2 * tiny, 0.0f}).decoded,
               (std::vector<float>{tiny, -2 * tiny, 0.0f}))
         << spec;
@@ -179,7 +181,7 @@ TEST(Qsgd, SpecialInputs) {
   }
 }
 
-// A last bucket and chunk that are shorter, buckets across chunks, one value.
+// A shorter last group and chunk, groups across chunks, a single value.
 TEST(Qsgd, ErrsByLessThanAStep) {
   for (const uint64_t n : {1u, 513u, 40961u, 100003u}) {
     for (const uint64_t bucket : {8u, 512u, 1000u, 50000u}) {

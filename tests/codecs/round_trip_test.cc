@@ -1,4 +1,4 @@
-// Properties that every codec of the registry has, over sizes, targets and threads.
+// Properties of all codecs of the registry, for many sizes, targets and thread counts.
 
 #include <atomic>
 #include <bit>
@@ -200,7 +200,7 @@ TEST(EveryCodec, NeedsItsWholeRoom) {
 TEST(EveryCodec, RefusesAPayloadOfAnotherLength) {
   Execution execution = Execution::create().value();
   for (const std::string& spec : specs()) {
-    // Where the code ends, the payload's length says: another may stand for other non-zeros.
+    // The payload's length says where a rice code ends, so another length may be valid.
     if (spec.find("rice") != std::string::npos) continue;
     const auto codec = Codec::parse(spec).value();
     const std::vector<float> x = heavy_tailed(1000, 1);
@@ -218,8 +218,8 @@ TEST(EveryCodec, RefusesAPayloadOfAnotherLength) {
   }
 }
 
-// What is left of the rounding of x + residual and of the residual's own type, for values below
-// 2^10.
+// The tolerance covers the rounding of x + residual and of the residual's own type, for values
+// below 2^10.
 void expect_near(const Residuals& residuals, const Residuals& before, const std::string& spec) {
   for (size_t i = 0; i < before.f32.size(); ++i) {
     ASSERT_NEAR(residuals.f32[i], before.f32[i], 0x1p-12) << spec << " " << i;
@@ -229,8 +229,8 @@ void expect_near(const Residuals& residuals, const Residuals& before, const std:
   }
 }
 
-// Exactly, where the codec measured the whole segment first; else as `restore` leaves it, and with
-// the same bits for every target and any number of threads.
+// The residual is exactly the old one if the codec measured the whole segment first. Otherwise it
+// is as `restore` leaves it, with the same bits for every target and any number of threads.
 TEST(EveryCodec, WithAResidualNamesNonFiniteInputAndKeepsTheResidual) {
   for (const std::string& spec : specs()) {
     const auto codec = Codec::parse(spec).value();
@@ -268,7 +268,7 @@ TEST(EveryCodec, WithAResidualNamesNonFiniteInputAndKeepsTheResidual) {
   }
 }
 
-// For an exchange whose step fails after some segments were encoded.
+// Exchanges need this when a step fails after some segments were encoded.
 TEST(EveryCodec, RestoreUndoesEncode) {
   for (const std::string& spec : specs()) {
     const auto codec = Codec::parse(spec).value();
@@ -291,7 +291,7 @@ TEST(EveryCodec, RestoreUndoesEncode) {
   }
 }
 
-// The two steps are what encode does in one.
+// encode alone does the same as the two calls.
 TEST(EveryCodec, MeasureAndEncodeGiveTheBytesOfEncode) {
   Execution execution = Execution::create("auto", 2, Threading::kAlways).value();
   for (const std::string& spec : specs()) {
@@ -310,8 +310,8 @@ TEST(EveryCodec, MeasureAndEncodeGiveTheBytesOfEncode) {
   }
 }
 
-// What an exchange does: it decodes onto its values, measures each chunk when it is there, encodes
-// the sum and replaces it by what the others will decode.
+// This is what an exchange does: it adds decoded values to its own, measures each chunk when it is
+// complete, encodes the sum and replaces it by the values that the others will decode.
 TEST(EveryCodec, WorksChunkByChunkInPlace) {
   for (const int threads : {1, 2}) {
     Execution execution = Execution::create("auto", threads, Threading::kAlways).value();
@@ -367,7 +367,7 @@ TEST(ThreeLc, SendsNothingWhereAllIsZero) {
   }
 }
 
-// Where the input cancels the residual nothing is sent, and nothing is owed any more.
+// If the input cancels the residual, nothing is sent and the new residual is 0.
 TEST(ThreeLc, AResidualThatTheInputCancelsIsGone) {
   Execution execution = Execution::create().value();
   for (const char* spec :
@@ -386,7 +386,7 @@ TEST(Halves, ASumThatRoundsToInfinityLeavesTheResidual) {
   Execution execution = Execution::create().value();
   const struct {
     const char* spec;
-    float largest;  // that does not round to infinity
+    float largest;  // the largest value that does not round to infinity
   } kCases[] = {{"bf16:ef=on", std::bit_cast<float>(0x7f7f7fffu)},
                 {"fp16:ef=on", std::bit_cast<float>(0x477fefffu)}};
   for (const auto& [spec, largest] : kCases) {

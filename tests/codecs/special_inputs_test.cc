@@ -1,5 +1,5 @@
-// Every codec, with each value of each of its choices, on the inputs where codecs break: one value,
-// equal values, one that stands out, denormals, -0, the largest floats; and on 16-bit inputs.
+// Every codec, with each value of each of its keys, on inputs where codecs tend to break: one
+// value, equal values, an outlier, denormals, -0, the largest floats, and 16-bit inputs.
 
 #include <algorithm>
 #include <bit>
@@ -24,7 +24,7 @@ namespace {
 constexpr uint64_t kChunk = 40960;
 constexpr float kTiny = 0x1p-149f;
 
-// "name", "name:key=value" for every listed value, and numbers at the ends of their ranges.
+// "name", and "name:key=value" for every listed value and for the ends of the ranges of numbers.
 std::vector<std::string> variants() {
   std::vector<std::string> all;
   for (const CodecInfo* info : codecs()) {
@@ -57,16 +57,16 @@ std::vector<std::vector<float>> special_inputs() {
   std::vector<std::vector<float>> all;
   for (float value : {1.0f, -0.0f, kTiny, -3 * kTiny, 1e-39f, 1e-3f, FLT_MIN, -FLT_MAX}) {
     for (size_t n : {1, 600}) all.emplace_back(n, value);
-    all.emplace_back(600);  // it alone, among zeros
+    all.emplace_back(600);  // the value alone among zeros
     all.back()[511] = value;
-    all.push_back(gaussian(600, 1));  // above all others, or lost among them
+    all.push_back(gaussian(600, 1));  // the value among ordinary values
     all.back()[3] = value;
     for (float& x : all.back()) x *= 1e-3f;
     all.back()[3] = value;
   }
   all.emplace_back(kChunk + 9, -0.25f);
   all.push_back(heavy_tailed(kChunk + 9, 3));
-  // What takes most room in one coder or another: every value sent, every second, every third.
+  // The longest payloads of some coder: every value is sent, or every second, or every third.
   for (size_t period : {1, 2, 3}) {
     all.emplace_back(kChunk + 9);
     for (size_t i = 0; i < all.back().size(); i += period) all.back()[i] = i % 4 < 2 ? 2.0f : -2.0f;
@@ -76,7 +76,7 @@ std::vector<std::vector<float>> special_inputs() {
 
 std::string name_of(const Codec& codec) { return std::string(codec.info().name); }
 
-// What the codec's page promises of |x - decoded|, with one bucket's scale taken from all values.
+// The bound of |x - decoded| in the codec's spec.md, with the scale of all values.
 double bound_of(const std::string& spec, const Codec& codec, float x, double largest,
                 double length) {
   const std::string name = name_of(codec);
@@ -97,7 +97,7 @@ double bound_of(const std::string& spec, const Codec& codec, float x, double lar
     const bool l2 = spec.find("norm=l2") != std::string::npos;
     return std::min((l2 ? length : largest) / levels * 1.000001, 1.0 * FLT_MAX) + double{kTiny};
   }
-  // Three or two values that are no larger than the largest: 3lc's m / 2 is below it too.
+  // Codecs of two or three values, none above the largest magnitude; 3lc's m / 2 is below it too.
   return largest;
 }
 
@@ -112,7 +112,8 @@ struct Encoded {
   }
 };
 
-// Two steps, so that the second starts from a residual. Nothing is written behind the room.
+// Encodes two steps, so that the second starts from a residual, and checks that nothing is written
+// after the payload's room.
 Encoded encoded_twice(const Codec& codec, const InputView& x, Execution& execution) {
   Encoded made;
   ResidualView residual;
@@ -128,7 +129,7 @@ Encoded encoded_twice(const Codec& codec, const InputView& x, Execution& executi
     made.payload.assign(room + 64, std::byte{0xa5});
     const Result<uint64_t> size = codec.encode(x, residual, {.seed = 1, .step = step},
                                                std::span(made.payload).first(room), execution);
-    // Sums of the largest floats overflow, and halves have no room for them.
+    // Sums of the largest floats overflow, and 16-bit types cannot hold them.
     if (size.status().code() == StatusCode::kNonFinite) return {};
     EXPECT_TRUE(size.ok()) << size.status().message();
     EXPECT_LE(size.value(), room);
@@ -168,7 +169,7 @@ TEST(EveryCodec, SpecialInputsStayWithinTheStatedError) {
         largest = std::max(largest, std::fabs(double{value}));
         squares += double{value} * value;
       }
-      // Rounded to a half, the largest float is infinite: an error where a residual is kept.
+      // The largest float rounds to infinity in 16 bits, which is an error if a residual is kept.
       const bool is_half = name_of(*codec) == "bf16" || name_of(*codec) == "fp16";
       if (is_half && largest > 65504) continue;
       if (largest > 1e38 && spec.find("values=bf16") != std::string::npos) continue;
@@ -195,7 +196,7 @@ TEST(EveryCodec, AllZeroDecodesToZero) {
   }
 }
 
-// One byte less than max_payload_size: nothing is written, the residual is as it was.
+// With one byte less than max_payload_size nothing is written, and the residual is as it was.
 TEST(EveryCodec, OneByteLessFailsCleanly) {
   for (const std::string& spec : variants()) {
     const auto codec = Codec::parse(spec).value();
@@ -224,7 +225,7 @@ TEST(EveryCodec, OneByteLessFailsCleanly) {
 TEST(EveryCodec, SixteenBitInputsAreTheFloatsThatTheyEqual) {
   for (Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
     for (uint64_t n : {uint64_t{1}, uint64_t{601}, kChunk + 321}) {
-      // -0, denormals and ordinary values; nothing above 2, so that no sum overflows.
+      // -0, denormals and ordinary values up to 2, so that no sum overflows.
       std::vector<uint16_t> bits(n);
       std::vector<float> wide(n);
       for (uint64_t i = 0; i < n; ++i) {

@@ -1,4 +1,4 @@
-// What stc promises beyond the properties of every codec.
+// The properties of stc beyond those of every codec.
 
 #include <cmath>
 #include <set>
@@ -40,7 +40,7 @@ TEST(Stc, SendsTheLargestWithTheirMeanMagnitude) {
   }
 }
 
-// 16 to 17 bits a value sent would be positions as numbers.
+// Positions as numbers would take 16 to 17 bits for each value sent.
 TEST(Stc, TakesAFewBitsAValueSent) {
   const auto x = gaussian(1'000'000, 9);
   const Sent sent(*Codec::parse("stc").value(), x);

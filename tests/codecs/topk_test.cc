@@ -1,4 +1,4 @@
-// What topk promises beyond the properties of every codec.
+// The properties of topk beyond those of every codec.
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +24,7 @@ TEST(Topk, SendsAboutTheRatioAndTheLargest) {
   const auto x = gaussian(300'000, 5);
   for (float ratio : {0.01f, 0.05f, 0.25f}) {
     const auto sent = send("topk:ratio=" + std::to_string(ratio), x);
-    // Five standard deviations of a share that was estimated from 4096 values.
+    // Five standard deviations of a share that is estimated from 4096 values.
     const double spread = 5 * std::sqrt(ratio * (1 - ratio) / 4096.0);
     EXPECT_NEAR(static_cast<double>(count_sent(sent)) / 300'000.0, ratio, spread);
     float least_sent = INFINITY;

@@ -23,7 +23,6 @@ inline std::vector<TensorInfo> small_tensors() {
   return {{"a.weight", {64, 64, 3}}, {"a.bias", {64}}, {"b.weight", {100, 47}}};
 }
 
-// All ranks of one exchange in this process.
 class Cluster {
  public:
   Cluster(const MakeExchange& make, uint32_t world, const std::string& codec,
@@ -53,7 +52,7 @@ class Cluster {
     return run_loopback_step(exchanges, spans, step, options);
   }
 
-  // Mean of the push residuals plus the pull residual, per value of the bucket.
+  // For each value of the bucket, the mean of the push residuals plus the pull residual.
   std::vector<double> owed() {
     std::vector<uint64_t> starts;
     for (const TensorInfo& tensor : layout_->tensors()) {

@@ -1,4 +1,4 @@
-// What the ranks of an exchange draw: other random words for each rank, tensor and step.
+// Each rank, tensor and step of an exchange has its own random words.
 
 #include <array>
 #include <cmath>
@@ -17,9 +17,9 @@ constexpr uint64_t kValues = 1 << 16;
 
 using Counts = std::array<std::array<double, 3>, 3>;
 
-// Pearson's chi-square of a table of which every cell's share is known; 8 degrees of freedom.
+// Pearson's chi-square of a table whose expected shares are known; 8 degrees of freedom.
 double chi_square(const Counts& counts) {
-  constexpr double kShare[] = {0.25, 0.5, 0.25};  // of 0, 1 or 2 of two fair draws
+  constexpr double kShare[] = {0.25, 0.5, 0.25};  // of 0, 1 and 2 in two fair draws
   double sum = 0;
   for (size_t a = 0; a < 3; ++a) {
     for (size_t b = 0; b < 3; ++b) {
@@ -36,8 +36,8 @@ Counts table(const std::vector<int>& a, const std::vector<int>& b) {
   return counts;
 }
 
-// Three ranks with two tensors of 0.5 (and one 1.0, the scale): by step and tensor, how many of the
-// two ranks that don't own the tensor have sent a 1 for each value.
+// Three ranks exchange two tensors of 0.5 (and one 1.0, the scale). The result gives, by step and
+// tensor, how many of the two ranks that don't own the tensor sent a 1 for each value.
 std::vector<std::vector<int>> ones(uint64_t steps) {
   constexpr uint32_t kWorld = 3;
   LayoutOptions options;
@@ -76,7 +76,7 @@ std::vector<std::vector<int>> ones(uint64_t steps) {
 
 TEST(Draws, OfRanksTensorsAndStepsAreIndependent) {
   const auto sums = ones(2);
-  // 99.9999 % are below 42. Ranks with the same words would give 0 and 2 alone.
+  // 99.9999 % of chi-squares are below 42. Ranks with equal words would give only 0 and 2.
   for (size_t a = 0; a < sums.size(); ++a) {
     for (size_t b = a + 1; b < sums.size(); ++b) {
       EXPECT_LT(chi_square(table(sums[a], sums[b])), 42.0) << a << " " << b;

@@ -1,4 +1,4 @@
-// What holds for every exchange that averages, and what is each one's own.
+// Properties that all averaging exchanges share, and properties of single exchanges.
 
 #include <bit>
 #include <cmath>
@@ -16,8 +16,8 @@ namespace {
 struct Kind {
   const char* name;
   MakeExchange make;
-  // Whether what `rank` has of `owner`'s shard is encoded, among 3 ranks of which `bad` isn't
-  // finite: only then is there something to keep of a skipped step.
+  // Whether `rank` encodes its part of `owner`'s shard in a step of 3 ranks in which `bad` is not
+  // finite. Only then does the skipped step leave something in a residual.
   bool (*encodes)(uint32_t owner, uint32_t rank, uint32_t bad);
 };
 
@@ -67,8 +67,8 @@ TEST_P(Exchanges, AllRanksEndWithTheSameBitsAndNothingIsLost) {
         for (uint64_t i = 0; i < out.size(); ++i) out[i] += buckets[0][i];
       }
       const std::vector<double> owed = cluster.owed();
-      // Sums of float32 are rounded at each rank, in proportion to what is owed; those of bf16 at
-      // each hop, for good.
+      // Each rank rounds float32 sums in proportion to the residuals. bf16 loses its rounding at
+      // each hop for good.
       double largest = 1;
       for (double value : owed) largest = std::max(largest, std::abs(value));
       const double tolerance = std::string(codec) == "bf16" ? 0.05 : 2e-6 * (4 + world) * largest;
@@ -99,7 +99,7 @@ TEST_P(Exchanges, WorksOnAnyLength) {
   }
 }
 
-// The formula beside the class: (N - 1) / N * n * b / 8 bytes each way, plus headers.
+// The formula of exchange.h: (N - 1) / N * n * b / 8 bytes each way, plus headers.
 TEST_P(Exchanges, CountsTheBytesThatItSays) {
   Cluster cluster = make_cluster(4, "raw", {{"only", {40960, 4}}});
   Buckets buckets = random_buckets(4, cluster.numel(), 1);
@@ -141,7 +141,7 @@ TEST_P(Exchanges, PeersThatDifferAreNamed) {
   for (const char* part : {"rank 0", "rank 1", "3lc:s=1.5", "3lc:s=1.75"}) {
     EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
   }
-  // And a message that slips through is refused.
+  // If the ranks go on all the same, the first message is refused.
   std::vector<float> bucket_a(a.numel(), 1.0f);
   std::vector<float> bucket_b(b.numel(), 1.0f);
   ASSERT_TRUE(a.rank(0).start(bucket_a, 0).ok());
@@ -175,7 +175,8 @@ TEST_P(Exchanges, AStepThatIsNotFiniteIsNanEverywhereAndNoResidualIsLost) {
       EXPECT_EQ(origin->tensor, "a.bias");
       EXPECT_EQ(origin->element, 12u);
     }
-    // The rank whose input was bad is as it was; the others owe again what nobody applied.
+    // The rank with the bad input has its old residuals; those of the others hold the values that
+    // nobody applied.
     const std::vector<ResidualPiece> after = cluster.rank(1).export_residuals();
     for (size_t i = 0; i < before.size(); ++i)
       EXPECT_TRUE(same_bits(after[i].values, before[i].values));
@@ -191,7 +192,7 @@ TEST_P(Exchanges, AStepThatIsNotFiniteIsNanEverywhereAndNoResidualIsLost) {
         ASSERT_NEAR(owed[i], expected, 1e-5) << i;
       }
     }
-    // And the next step goes on.
+    // The next step works again.
     Buckets next = random_buckets(3, cluster.numel(), 3);
     ASSERT_TRUE(cluster.step(next, 2).ok());
     EXPECT_FALSE(cluster.rank(0).non_finite().has_value());
@@ -227,7 +228,8 @@ TEST_P(Exchanges, ResidualsSurviveAnotherWorldSize) {
       Buckets buckets = random_buckets(4, old.numel(), step);
       ASSERT_TRUE(old.step(buckets, step).ok());
     }
-    // Each new rank takes the mean of the old pushes, and one of them each pull piece.
+    // Each new rank takes the mean of the old push residuals, and one rank takes each pull
+    // residual.
     Cluster now = make_cluster(new_world, "3lc");
     for (uint32_t r = 0; r < 4; ++r) {
       for (ResidualPiece piece : old.rank(r).export_residuals()) {
@@ -245,7 +247,7 @@ TEST_P(Exchanges, ResidualsSurviveAnotherWorldSize) {
     const std::vector<double> after = now.owed();
     for (uint64_t i = 0; i < before.size(); ++i) ASSERT_NEAR(after[i], before[i], 1e-5);
     if (new_world > 1) continue;
-    // A lone rank owes nothing after its next step.
+    // A lone rank has no residual left after its next step.
     Buckets buckets = random_buckets(1, now.numel(), 9);
     const std::vector<float> input = buckets[0];
     ASSERT_TRUE(now.step(buckets, 0).ok());
@@ -256,8 +258,8 @@ TEST_P(Exchanges, ResidualsSurviveAnotherWorldSize) {
   }
 }
 
-// Another bucket of the same step may be the one that is not finite: then this one's result is
-// finite, but nobody applies it.
+// If another bucket of the same step is not finite, this bucket's result is finite, but nobody
+// applies it.
 TEST_P(Exchanges, AFiniteResultThatNobodyAppliedIsOwedOnce) {
   for (uint32_t world : {2u, 3u, 5u}) {
     Cluster cluster = make_cluster(world, "3lc:s=1.75");
@@ -292,7 +294,7 @@ TEST_P(Exchanges, RefusesAResidualWithoutAPlace) {
             StatusCode::kInvalidArgument);
 }
 
-// What every rank's messages were in one step, in order.
+// A message of a recorded step.
 struct Sent {
   uint32_t source;
   uint32_t target;
@@ -320,7 +322,7 @@ std::vector<Sent> run_recorded(Cluster& cluster, Buckets& buckets) {
 TEST(Ring, NeighboursAloneTalkAndAveragesArePassedOnAsTheyAre) {
   Cluster cluster(ring, 5, "3lc");
   Buckets buckets = random_buckets(5, cluster.numel(), 1);
-  std::map<uint64_t, std::vector<std::vector<std::byte>>> pulls;  // by the shard's digest
+  std::map<uint64_t, std::vector<std::vector<std::byte>>> pulls;  // key: the shard's digest
   std::map<uint64_t, int> pushes;
   for (const Sent& message : run_recorded(cluster, buckets)) {
     EXPECT_EQ(message.target, (message.source + 1) % 5);
@@ -340,14 +342,14 @@ TEST(Ring, NeighboursAloneTalkAndAveragesArePassedOnAsTheyAre) {
 }
 
 TEST(Ring, QuantizesSumsAndTheShardedExchangeEachPart) {
-  // The formula beside make_ring_exchange: N / 2 times the variance of the sum's error.
+  // The formula of exchange.h: N / 2 times the variance of the sum's error.
   constexpr uint32_t kWorld = 16;
   constexpr int kSteps = 8;
   double error[2] = {};
   const MakeExchange makes[2] = {sharded, ring};
   for (int kind = 0; kind < 2; ++kind) {
     for (int step = 0; step < kSteps; ++step) {
-      // Pulls go raw, so that the pushes' errors alone are seen.
+      // Pulls go raw, so that only the pushes add an error.
       LayoutOptions options{.codec = "int8:ef=off", .pull_codec = "raw"};
       Cluster cluster(makes[kind], kWorld, options, {{"only", {kWorld, 4096}}});
       Buckets buckets = random_buckets(kWorld, cluster.numel(), static_cast<uint64_t>(step));
@@ -392,7 +394,7 @@ TEST(Sharded, EveryoneGetsWhatTheOwnersUpdateMakesOfTheAverage) {
   }
   EXPECT_TRUE(same_bits(buckets[0], buckets[2]));
 
-  // Its failure is the step's.
+  // If the update fails, so does the step.
   verdict = {StatusCode::kInvalidArgument, "no step today"};
   EXPECT_EQ(cluster.step(buckets, 1).message(), "no step today");
 
@@ -414,7 +416,7 @@ TEST_P(Exchanges, GiveTheSumWhereThatIsWanted) {
   Buckets buckets(3, std::vector<float>(cluster.numel(), 0.1f));
   ASSERT_TRUE(cluster.step(buckets, 0).ok());
   for (float value : buckets[1]) ASSERT_EQ(value, 0.1f + 0.1f + 0.1f);
-  // And ranks that want another thing are told so.
+  // Ranks that ask for another reduction are refused.
   Cluster average = make_cluster(3, "raw");
   EXPECT_EQ(average.rank(0).check_peer(1, cluster.rank(1).describe()).code(),
             StatusCode::kPeerMismatch);
@@ -444,7 +446,8 @@ TEST(ReduceScatter, EveryOwnerEndsWithItsBlock) {
       }
     }
   }
-  // A rank that isn't finite voids every block, and what the others pushed is owed again.
+  // A NaN on one rank makes every block NaN, and the values that the others pushed go back into
+  // their residuals.
   Cluster cluster(make, 3, "3lc", blocks(3, 1000));
   Buckets buckets = random_buckets(3, cluster.numel(), 1);
   buckets[1][2500] = std::numeric_limits<float>::quiet_NaN();

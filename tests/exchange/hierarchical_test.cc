@@ -10,7 +10,7 @@
 namespace gradwire {
 namespace {
 
-// Ranks 0 and 3 on one machine, 1, 2 and 4 on another, 5 on a third.
+// Ranks 0 and 3 share a machine, 1, 2 and 4 share another, and 5 has a third.
 const std::vector<uint32_t> kMachines = {7, 2, 2, 7, 2, 0};
 
 class Hierarchy {

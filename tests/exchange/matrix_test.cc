@@ -1,5 +1,6 @@
-// Every exchange with every world size, layout and codec, in any order of arrival. Not all triples:
-// each value of each of the three meets each exchange, and others with each round of the wheels.
+// Every exchange with every world size, every layout and every codec, with messages in random
+// order. Not all combinations run: each world size, layout and codec meets each exchange, and each
+// round combines them differently.
 
 #include <algorithm>
 #include <cmath>
@@ -55,8 +56,8 @@ std::vector<std::string> codec_texts() {
   return texts;
 }
 
-// The most that one encoding changes a value, as a part of the largest magnitude (the codecs'
-// spec.md): what has no smaller bound sends each value as 0 or as something up to the largest.
+// The largest error of one encoding, relative to the largest magnitude (from the codecs' spec.md).
+// Codecs without a smaller bound send each value as 0 or as a number up to the largest.
 double largest_error(const Codec& codec) {
   const std::string_view name = codec.info().name;
   const std::string text = codec.text();
@@ -64,35 +65,36 @@ double largest_error(const Codec& codec) {
   if (name == "bf16") return 0x1p-8;
   if (name == "fp16") return 0x1p-11 + 1e-6;  // denormals
   if (name == "int8") return 1.01 / 254;
-  if (name == "inceptionn") return 0x1p-7;  // the 8-bit class, whatever the bound; values below 1
+  if (name == "inceptionn") return 0x1p-7;  // the 8-bit class, for every bound; values below 1
   if (name == "3lc") return text.find("s=1.75") == std::string::npos ? 0.5 : 0.875;
   if (name == "qsgd" && text.find("l2") == std::string::npos) {
     return 1.01 / (codec.wire().param_a & 127);
   }
-  // The mean of a bucket's values of one sign, or the norm of a bucket of 512 over 127 levels.
+  // onebit sends the mean of a group's values of one sign; qsgd's unit may be the norm of a group
+  // of 512 divided by 127.
   return name == "onebit" ? 2 : 1;
 }
 
 struct Kind {
   const char* name;
-  // Ranks that the layout is made for.
+  // The world size of the layout.
   uint32_t (*layout_world)(uint32_t ranks);
-  // The most that the mean of N values of at most 1 is off where an encoding errs by `e`.
+  // The largest error of the mean of N values of at most 1, if each encoding has an error of `e`.
   double (*bound)(uint32_t ranks, double e);
-  bool residuals;  // whether its codecs may have some
+  bool residuals;  // whether its codecs may keep residuals
 };
 
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
 uint32_t every_rank(uint32_t ranks) { return ranks; }
-// Two ranks a machine.
+// Two ranks share a machine.
 uint32_t machines(uint32_t ranks) { return (ranks + 1) / 2; }
 
-// Pushes, of values up to 1, and then the pull of their mean.
+// The error of the pushes, of values up to 1, plus that of the pull of their mean.
 double sharded_bound(uint32_t ranks, double e) { return ranks == 1 ? 0 : e + e * (1 + e); }
 
 double ring_bound(uint32_t ranks, double e) {
-  double sum = 1;  // its largest magnitude so far
+  double sum = 1;  // the largest magnitude of the sum so far
   double error = 0;
   for (uint32_t hop = 1; hop < ranks; ++hop) {
     error += e * sum;
@@ -132,7 +134,7 @@ struct Ranks {
   }
 };
 
-// Values below 1 / 8, cut from one series, as drawing them would take longer than all else.
+// Values below 1 / 8, cut from one series, because drawing them would take most of the time.
 Buckets small_values(uint32_t world, uint64_t n, uint64_t seed) {
   static const std::vector<float> series = [] {
     std::vector<float> values = random_buckets(1, (1 << 19) - 1, 7)[0];
@@ -149,7 +151,7 @@ Buckets small_values(uint32_t world, uint64_t n, uint64_t seed) {
 
 class Matrix : public testing::TestWithParam<Kind> {
  protected:
-  // The codec as this exchange takes it.
+  // A variant of the codec that this exchange accepts.
   static std::string taken(const std::string& text) {
     if (GetParam().residuals) return text;
     const auto codec = Codec::parse(text, FeedbackDefault::kOff);
@@ -210,8 +212,8 @@ TEST(ExchangeChoice, OptionsThatAnExchangeDoesNotTakeAreRefused) {
 TEST_P(Matrix, AllRanksEndWithTheSameBitsAndTheMeanWithinTheCodecsBound) {
   const std::vector<std::string> codecs = codec_texts();
   const std::vector<std::vector<TensorInfo>> shapes = layouts();
-  // Three wheels that turn together, the layouts' and the codecs' by one more each round: so that
-  // they meet in other ways.
+  // World size, layout and codec advance together; in each round, the layouts and codecs are
+  // shifted by one more, so that they meet in other combinations.
   const size_t round = std::lcm(kWorlds.size(), codecs.size());
   const size_t cases = std::max<size_t>(160, codecs.size());
   for (size_t i = 0; i < cases; ++i) {
@@ -246,7 +248,8 @@ TEST_P(Matrix, EqualInputsAreExactWhereTheCodecIs) {
   for (const char* text : {"raw", "bf16", "fp16", "3lc", "3lc:coder=rice", "stoch3",
                            "terngrad:clip=0", "inceptionn"}) {
     for (uint32_t world : {1u, 2u, 5u, 8u, 16u}) {
-      // A machine with one rank of 5 has a part of its own; sums of trits are over N, which rounds.
+      // With 5 ranks the last machine has one rank, and sums of trits are divided by 5, so both
+      // round.
       if (world == 5 && GetParam().layout_world == machines) continue;
       if (world == 5 && !GetParam().residuals && text == std::string("terngrad:clip=0")) continue;
       Ranks ranks(GetParam(), world, taken(text), small_tensors());
@@ -255,7 +258,7 @@ TEST_P(Matrix, EqualInputsAreExactWhereTheCodecIs) {
       Buckets buckets(world, input);
       ASSERT_TRUE(ranks.step(buckets, {.seed = world, .delivery = {}}).ok());
       for (uint32_t r = 0; r < world; ++r) {
-        // Each bit but the zeros' signs.
+        // All bits are equal, except the signs of zeros.
         ASSERT_EQ(buckets[r], input) << text << " " << world;
       }
     }

@@ -22,9 +22,9 @@ struct ServerSetup {
   uint32_t servers = 1;
   std::string codec = "3lc";
   ServerOptions options = {};
-  uint64_t versions = 4;  // that every worker trains to
+  uint64_t versions = 4;  // the version to which every worker trains
   uint64_t first_version = 0;
-  float rate = 0.1f;  // of the servers' momentum SGD
+  float rate = 0.1f;  // learning rate of the servers' SGD with momentum
   float momentum = 0.9f;
 };
 
@@ -68,7 +68,7 @@ class ServerCluster {
     }
   }
 
-  // Until every worker has pulled all versions of all servers.
+  // Runs until every worker has pulled all versions of all servers.
   Status run(LoopbackRun run) {
     run.next = [this](uint32_t rank) -> std::optional<LoopbackStep> {
       if (rank >= setup_.workers) return LoopbackStep{buckets_[rank], version(rank, rank)};
@@ -84,7 +84,7 @@ class ServerCluster {
     return run_loopback(ranks_, run);
   }
 
-  // What a worker's n-th step pushes.
+  // The gradient that a worker pushes in its n-th step.
   std::vector<float> gradient(uint32_t rank, uint64_t n) const {
     std::vector<float> values = random_buckets(1, layout_->numel(), 1000 * n + rank)[0];
     if (spoil) spoil(rank, n, values);
@@ -103,7 +103,7 @@ class ServerCluster {
   uint64_t calls(uint32_t rank) const { return calls_[rank]; }
   const std::vector<float>& worker_model(uint32_t rank) const { return models_[rank]; }
 
-  // The model of all servers together, and what they owe the workers.
+  // The model of all servers together.
   std::vector<float> served_model() const {
     std::vector<float> model(layout_->numel());
     for (const Segment& s : layout_->segments()) {
@@ -112,7 +112,8 @@ class ServerCluster {
     }
     return model;
   }
-  // By value of the bucket: residuals of the pushes over the workers, or those of the pulls.
+  // For each value of the bucket: the mean over the workers of the push residuals, or the pull
+  // residual.
   std::vector<double> owed(Direction direction) const {
     std::vector<double> sum(layout_->numel());
     for (const auto& exchange : ranks_) {
@@ -170,7 +171,7 @@ class ServerCluster {
   std::vector<std::unique_ptr<ServerSide>> servers_;
   std::vector<Exchange*> ranks_;
   Buckets buckets_;
-  Buckets models_;  // of each rank; of a server, its own tensors
+  Buckets models_;  // of each rank; a server's holds only its own tensors
   Buckets velocities_;
   std::vector<uint64_t> calls_;  // steps that each worker began
   std::map<std::pair<uint32_t, uint64_t>, std::vector<float>> replicas_;

@@ -63,7 +63,7 @@ TEST(Server, ResultDoesNotDependOnTheOrderOfArrival) {
 TEST(Server, GoesOnWithoutAStalledWorkerAndCountsWhatItDropped) {
   for (uint64_t seed = 0; seed < 10; ++seed) {
     ServerCluster cluster({.workers = 4, .servers = 2, .options = {.backup = 1}, .versions = 12});
-    uint64_t others = 0;  // versions that the others reached while worker 2 stood still
+    uint64_t others = 0;  // versions that the others finished while worker 2 was stalled
     const auto stalled = [&](uint32_t rank, uint64_t tick) {
       if (rank != 2 || tick < 40 || tick > 500) return false;
       others = std::max(others, cluster.version(0, 4) - cluster.version(2, 4));
@@ -103,7 +103,7 @@ TEST(Server, NobodyRunsFurtherAheadThanTheBound) {
                              .versions = 12});
       uint64_t furthest = 0;
       cluster.on_next = [&](uint32_t rank, uint32_t server) {
-        if (backup > 0) return;  // there, steps are no versions
+        if (backup > 0) return;  // with backup, steps are not versions
         const uint64_t ahead = cluster.calls(rank) - cluster.version(rank, server);
         EXPECT_LE(ahead, staleness);
         furthest = std::max(furthest, ahead);
@@ -130,13 +130,14 @@ TEST(Server, AWorkerTooFarBehindIsNamed) {
   EXPECT_NE(status.message().find("keeps the last 4"), std::string::npos) << status.message();
 }
 
-// Exchanges alone, without an engine: worker 1 stands still until what it lacks is gone.
+// The exchanges alone, without an engine: worker 1 takes no step until the server has dropped
+// versions that it lacks.
 TEST(Server, AWorkerTooFarBehindIsReportedAndTakesTheModel) {
   ServerOptions options{.backup = 1, .history = 2, .behind = ServerOptions::Behind::kReport};
   const auto layout = std::make_shared<const Layout>(
       Layout::create({{"w", {30, 10}}}, 3, {.codec = "3lc", .servers = 1}).value());
   std::vector<float> models[2] = {std::vector<float>(300), std::vector<float>(300)};
-  std::vector<float> kept(300);  // as the workers have it, by the server
+  std::vector<float> kept(300);  // the workers' model, as the server computes it
   std::unique_ptr<WorkerSide> workers[2];
   for (uint32_t i = 0; i < 2; ++i) {
     workers[i] = make_server_worker(layout, i, Execution::create().value(), options,
@@ -194,7 +195,7 @@ TEST(Server, AVersionThatIsNotFiniteIsSkippedAndOwedAgain) {
                          .codec = "3lc:s=1.75",
                          .versions = 3,
                          .rate = -1.0f,
-                         .momentum = 0.0f});  // the model is the sum of the averages
+                         .momentum = 0.0f});  // so that the model is the sum of the averages
   cluster.spoil = [](uint32_t rank, uint64_t step, std::vector<float>& gradient) {
     if (rank == 1 && step == 1) gradient[12300] = std::numeric_limits<float>::quiet_NaN();
   };
@@ -210,7 +211,7 @@ TEST(Server, AVersionThatIsNotFiniteIsSkippedAndOwedAgain) {
     EXPECT_EQ(seen[worker]->element, 12u);
     EXPECT_EQ(cluster.rank(worker).stats().non_finite_steps, 1u);
   }
-  // Raw tensors have nowhere to keep what the others pushed.
+  // Raw tensors keep no residual, so the values that the others pushed are lost.
   std::vector<double> expected(cluster.layout().numel());
   for (const Segment& s : cluster.layout().segments()) {
     const bool kept = s.push_codec->residual_type() != ResidualType::kNone;
@@ -231,11 +232,11 @@ TEST(Server, AVersionThatIsNotFiniteIsSkippedAndOwedAgain) {
   }
 }
 
-// The formulas beside ServerOptions.
+// The formulas of server.h.
 TEST(Server, CountsTheBytesThatItSays) {
   ServerCluster cluster({.workers = 4, .servers = 2, .codec = "raw", .versions = 1});
   ASSERT_TRUE(cluster.run({.seed = 1, .next = {}, .stalled = {}}).ok());
-  std::map<uint32_t, uint64_t> packet;  // of each server's tensors
+  std::map<uint32_t, uint64_t> packet;  // the size for each server's tensors
   for (const Segment& s : cluster.layout().segments()) {
     uint64_t& size = packet[s.owner];
     if (size == 0) size = 32 + 8;                         // header, one entry of the codec table
@@ -258,7 +259,7 @@ TEST(Server, CountsTheBytesThatItSays) {
   }
 }
 
-// One server and its workers, message by message.
+// Hands the messages of one server and its workers over one by one.
 class ServerMessages : public testing::Test {
  protected:
   std::vector<OutgoingMessage> step(ServerCluster& cluster, uint32_t rank, uint64_t number) {
@@ -306,7 +307,7 @@ TEST_F(ServerMessages, ALateWorkerGetsTheNewestVersionFirstAndGoesOnWithAll) {
     const std::vector<float> a = cluster.gradient(0, 0);
     const std::vector<float> b = cluster.gradient(1, 0);
     for (size_t i = 0; i < a.size(); ++i) {
-      ASSERT_EQ(cluster.worker_model(0)[i], (a[i] + b[i]) / 2);  // of those that came
+      ASSERT_EQ(cluster.worker_model(0)[i], (a[i] + b[i]) / 2);  // the mean of the pushes that came
     }
   }
   step(cluster, 3, 3);
@@ -348,7 +349,7 @@ TEST_F(ServerMessages, WhatNoPlaceIsForIsRefused) {
   const auto second = step(cluster, 1, 0);
   ASSERT_TRUE(server.receive(1, second[0].bytes).ok());
   ASSERT_TRUE(server.done());
-  // Of an older version: an error where no worker is a backup.
+  // A push for an older version is an error without backup workers.
   const Status late = server.receive(1, second[0].bytes);
   EXPECT_NE(late.message().find("but version 1 is under way"), std::string::npos);
   const std::vector<OutgoingMessage> pulls = server.take_outgoing();
@@ -356,7 +357,7 @@ TEST_F(ServerMessages, WhatNoPlaceIsForIsRefused) {
   EXPECT_TRUE(cluster.rank(0).done());
   EXPECT_NE(cluster.rank(0).receive(2, pulls[0].bytes).message().find("version 0 twice"),
             std::string::npos);
-  // Ahead of what it was sent.
+  // So is a push for a version that the server has not sent yet.
   ServerCluster ahead({.workers = 2, .first_version = 3});
   step(cluster, 2, 1);
   const auto push = step(ahead, 1, 0);

@@ -1,4 +1,4 @@
-// TernGrad's exchange: shared scales, sums of trits as they are.
+// TernGrad's exchange: shared scales, and sums of trits that are not quantized again.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ struct Sent {
   std::vector<std::byte> bytes;
 };
 
-// A step in which all messages of a round come before those of the next.
+// Runs a step in which all messages of a round come before those of the next, and records them.
 std::vector<Sent> run_recorded(Cluster& cluster, Buckets& buckets, uint64_t step = 0) {
   std::vector<Sent> sent;
   for (uint32_t r = 0; r < cluster.world(); ++r) {
@@ -79,7 +79,8 @@ TEST(TernGradExchange, AllRanksEndWithTheSameBitsWithinTheScale) {
   }
 }
 
-// Pushes are decoded here and added up; what is left of the pulled sum is the owner's own draw.
+// The test decodes and adds the pushes. The difference to the pulled sum must be the owner's own
+// trit.
 TEST(TernGradExchange, PullsTheExactSumsOfTheTrits) {
   constexpr uint32_t kWorld = 5;
   for (const char* codec : {"terngrad", "terngrad:pack=trits5"}) {
@@ -97,7 +98,7 @@ TEST(TernGradExchange, PullsTheExactSumsOfTheTrits) {
       if (packet.header.direction == Direction::kPull) {
         EXPECT_EQ(pulls.emplace(shard, message.bytes).first->second, message.bytes);
       } else if (Codec::from_wire(frame.codec).value()->info().name == "terngrad") {
-        // Any decoder reads it; all have the same scale.
+        // Any decoder can read the push, and all pushes of a shard have the same scale.
         EXPECT_EQ(scales.emplace(shard, first_float(frame)).first->second, first_float(frame));
         const std::vector<float> values = decoded(frame);
         sums[shard].resize(values.size());
@@ -111,7 +112,7 @@ TEST(TernGradExchange, PullsTheExactSumsOfTheTrits) {
     std::vector<float> result;
     std::vector<bool> seen(2 * kWorld + 1);
     for (const Segment& segment : cluster.layout().segments()) {
-      // Each owner's packet holds the one segment; owners are told apart by what they sent.
+      // Each owner's packet holds one segment; the packet's source names the owner.
       const auto pull = std::find_if(pulls.begin(), pulls.end(), [&](const auto& entry) {
         return parse_packet(entry.second).value().header.source == segment.owner;
       });
@@ -126,7 +127,7 @@ TEST(TernGradExchange, PullsTheExactSumsOfTheTrits) {
         const int sum = static_cast<int>(std::lround(values[i] / unit));
         ASSERT_EQ(static_cast<float>(sum) * unit, values[i]);
         seen.at(static_cast<size_t>(sum + static_cast<int>(kWorld))) = true;
-        // What the owner drew itself is a trit too, and not against its value's sign.
+        // The owner's own trit is 0 or has the sign of its value.
         const int own = sum - sums[pull->first][i];
         const float value = inputs[segment.owner][segment.bucket_offset + i];
         ASSERT_TRUE(own == 0 || (own == 1 && value > 0) || (own == -1 && value < 0)) << own;
@@ -161,7 +162,7 @@ TEST(TernGradExchange, CountsTheBytesThatItSays) {
       Buckets buckets = random_buckets(world, cluster.numel(), 1);
       ASSERT_TRUE(cluster.step(buckets, 0).ok());
       const uint64_t others = world - 1;
-      const uint64_t entry = 32 + 8 + 1 + 3 + 3;  // of a packet with one frame and a large payload
+      const uint64_t entry = 32 + 8 + 1 + 3 + 3;  // headers of a packet with one large frame
       int width = 0;
       while ((1u << width) < 2 * world + 1) ++width;
       for (uint32_t r = 0; r < world; ++r) {

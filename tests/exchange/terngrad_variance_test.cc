@@ -1,4 +1,4 @@
-// What TernGrad's exchange makes of a mean: no bias, and less variance than pulls that are drawn.
+// The mean from TernGrad's exchange has no bias and less variance than with pulls that are drawn.
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace gradwire {
 namespace {
 
-// Mean and variance over draws with many seeds, against the formula beside the factory.
+// Compares mean and variance over many seeds with the formula of exchange.h.
 TEST(TernGradVariance, HasNoBiasAndTheVarianceOfItsDrawsOverN) {
   constexpr uint32_t kWorld = 4;
   constexpr uint64_t kSeeds = 400;
@@ -52,7 +52,7 @@ TEST(TernGradVariance, HasNoBiasAndTheVarianceOfItsDrawsOverN) {
   EXPECT_NEAR(measured / expected, 1.0, 0.02);
 }
 
-// Squared error of the mean over some steps, with clipping off.
+// The squared error of the mean over some steps, without clipping.
 double squared_error(const MakeExchange& make, uint32_t world, const LayoutOptions& options) {
   double error = 0;
   for (uint64_t step = 0; step < 4; ++step) {
@@ -81,7 +81,8 @@ TEST(TernGradVariance, ErrsLessThanTheShardedExchangeWhosePullsAreDrawnAgain) {
         squared_error(sharded, world, {.codec = "terngrad:clip=0", .pull_codec = "raw"});
     EXPECT_LT(shared, drawn_twice / 1.5) << world;
     // Sharing a scale costs less than the factor between the largest scale and the others, 1.75
-    // here; at two ranks the sharded owner's own part, which it doesn't draw, is half of all.
+    // here. With two ranks, half of the values are the owner's own, which the sharded exchange does
+    // not draw.
     EXPECT_GT(shared, raw_pulls) << world;
     EXPECT_LT(shared, raw_pulls * 1.8 * world / (world - 1)) << world;
   }

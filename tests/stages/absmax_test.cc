@@ -77,7 +77,7 @@ TEST_P(Absmax, ShowsEveryNonFiniteElement) {
   }
 }
 
-// A sum that overflows is as bad as an Inf that came in.
+// A sum that overflows shows like an Inf of the input.
 TEST_P(Absmax, ShowsOverflowOfTheSum) {
   const std::vector<float> x(40, FLT_MAX);
   std::vector<float> r(40, 0.0f);

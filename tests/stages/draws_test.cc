@@ -50,7 +50,7 @@ TEST_P(Draws, AreThoseOfTheStream) {
   }
 }
 
-// Chi-square of pairs of 4-bit digits: 255 degrees of freedom, 99.9999 % below 388.
+// Chi-square of pairs of 4-bit digits: 255 degrees of freedom, 99.9999 % of them below 388.
 double chi_square_of_pairs(const DrawStream& a, const DrawStream& b, int shift) {
   constexpr size_t kDraws = 1 << 16;
   std::array<double, 256> counts{};

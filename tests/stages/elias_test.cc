@@ -47,7 +47,7 @@ TEST(Elias, FollowsItsDefinitionAndReadsBack) {
   for (uint32_t k = 1; k <= 1000000; k += k < 70000 ? 1 : 997) {
     const BitCode code = elias_code(k);
     ASSERT_EQ(text_of(code), definition(k)) << k;
-    // Ones after the code, which the reader must leave alone.
+    // The bits after the code are ones, which the reader must ignore.
     const uint64_t window = code.bits << (64 - code.length) | ~uint64_t{0} >> code.length;
     const EliasNumber number = elias_read(window);
     if (k < kEliasLimit) {
@@ -92,7 +92,7 @@ class EliasLevels : public StageTest {
 };
 GRADWIRE_FOR_EACH_TABLE(EliasLevels);
 
-// Levels of which about one in `one_in` is not 0; small ones are more frequent.
+// Levels of which about one in `one_in` is not 0; small levels are more frequent.
 std::vector<int8_t> some_levels(size_t n, int32_t s, unsigned one_in, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<int8_t> levels(n);
@@ -183,7 +183,7 @@ TEST_P(EliasLevels, RefuseOtherNumbersOfBytesAndLevels) {
   }
 }
 
-// Bits after the last code.
+// Bits after the last code must be 0.
 TEST_P(EliasLevels, RefusePadding) {
   std::vector<int8_t> out(3);
   for (size_t n : {1u, 2u, 3u}) {
@@ -198,7 +198,7 @@ TEST_P(EliasLevels, RefusePadding) {
   }
 }
 
-// Any bytes are read to an end, alike by every table.
+// Every table reads any bytes safely, with the same result.
 TEST_P(EliasLevels, AnyBytesAreSafe) {
   Guarded<uint8_t> guarded(1000);
   Guarded<int8_t> levels(1000);

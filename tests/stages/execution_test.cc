@@ -10,7 +10,8 @@
 namespace gradwire {
 namespace {
 
-// Threads that ran `count` calls. Each call waits for `wanted` threads, but not for ever.
+// The number of threads that ran `count` calls. Each call waits for `wanted` threads, but not for
+// ever.
 size_t threads_of(Execution& execution, size_t count, size_t wanted) {
   std::mutex mutex;
   std::set<std::thread::id> seen;

@@ -53,7 +53,7 @@ TEST_P(Float16, WideningIsExactAndNarrowingUndoesIt) {
   }
 }
 
-// Also those that are NaN: raw promises their bits.
+// This holds for NaN, too: raw promises its bits.
 TEST_P(Float16, WideningGivesTheBitsOfTheDefinition) {
   for (uint32_t half = 0; half < 65536; ++half) {
     const std::vector<uint16_t> x(16, static_cast<uint16_t>(half));
@@ -67,7 +67,7 @@ TEST_P(Float16, NarrowingGivesTheBitsOfTheDefinition) {
   std::mt19937 random(1);
   std::vector<float> x(1 << 18);
   for (size_t i = 0; i < x.size(); ++i) {
-    // Any bits, and NaNs of any payload.
+    // Any bits, among them NaNs with any fraction bits.
     x[i] = float_of(static_cast<uint32_t>(random()) | (i % 4 == 0 ? kNonFiniteBits : 0));
   }
   std::vector<uint16_t> out(x.size());
@@ -77,7 +77,7 @@ TEST_P(Float16, NarrowingGivesTheBitsOfTheDefinition) {
   }
 }
 
-// Between two neighbours, everything goes to the nearer one, and the middle to the even one.
+// A value between two neighbours goes to the nearer one, the middle to the even one.
 TEST_P(Float16, NarrowingRoundsHalfToEven) {
   std::vector<float> x;
   std::vector<uint16_t> want;

@@ -19,7 +19,7 @@ class FloatClipStage : public StageTest {
 };
 GRADWIRE_FOR_EACH_TABLE(FloatClipStage);
 
-// Magnitudes of every class, some of each exactly where one begins.
+// Magnitudes of every class, some of them exactly where a class begins.
 std::vector<float> mixed_sizes(size_t n, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<float> x(n);
@@ -70,7 +70,7 @@ TEST_P(FloatClipStage, GoldenCodes) {
       {float_of(0xff800001u), 3, {0x01, 0x00, 0x80, 0xff}, float_of(0xff800001u)},
   };
   for (const auto& [x, tag, code, value] : kGolden) {
-    // Three bursts of it, so that every way of taking bursts sees it.
+    // Three bursts, so that every code path for bursts sees the value.
     std::vector<uint8_t> want;
     for (size_t count : {8u, 8u, 3u}) {
       const uint32_t tags = tag * 0x5555u & ((1u << 2 * count) - 1);
@@ -113,7 +113,7 @@ TEST_P(FloatClipStage, GivesTheBytesOfTheDefinition) {
   }
 }
 
-// All 65536 tag vectors, with any bytes as codes: a 32-bit code may be a value below 1.
+// All 65536 values of the tags, with random bytes as codes: a 32-bit code may be a value below 1.
 TEST_P(FloatClipStage, DecodesAnyBursts) {
   std::mt19937 random(1);
   std::vector<uint8_t> bursts;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Spans for tests at the edge of what may be touched: a read or write after the end (or before
-// the start) of one hits an inaccessible page and ends the test program.
+// Spans that end (or start) at an inaccessible page: a read or write after the end (or before the
+// start) ends the test program.
 
 #include <unistd.h>
 
@@ -16,7 +16,7 @@
 
 namespace gradwire {
 
-enum class Edge { kEnd, kStart };  // which end of the span lies at an inaccessible page
+enum class Edge { kEnd, kStart };  // the end of the span at which the inaccessible page lies
 
 inline constexpr Edge kEdges[] = {Edge::kEnd, Edge::kStart};
 
@@ -36,7 +36,7 @@ class Guarded {
   Guarded& operator=(const Guarded&) = delete;
   ~Guarded() { munmap(base_ - page_, bytes_ + 2 * page_); }
 
-  // The first or last n elements, holding a pattern like some of the others next to them.
+  // The first or last n elements. They and some elements beside them hold a pattern.
   T* take(size_t n, Edge edge) {
     const size_t marked = std::min(bytes_, n * sizeof(T) + kMargin);
     first_ = edge == Edge::kStart ? base_ : base_ + bytes_ - marked;

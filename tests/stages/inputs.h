@@ -1,6 +1,6 @@
 #pragma once
 
-// Inputs of the stages' tests, and how their results are compared.
+// Inputs of the stages' tests, and comparisons of their results.
 
 #include <bit>
 #include <cfloat>
@@ -21,7 +21,7 @@ namespace gradwire {
 
 using enum DecodeMode;
 
-// Each test runs once for each table that this CPU can run.
+// Each test runs once for each kernel table that this CPU can run.
 class StageTest : public testing::TestWithParam<const Kernels*> {
  protected:
   const Kernels& kernels() const { return *GetParam(); }
@@ -45,8 +45,8 @@ inline std::vector<size_t> lengths() {
   return all;
 }
 
-// Heavy-tailed values as gradients have them: few of them large. Cut from one long series, as the
-// distributions take longer than all else in these tests.
+// Heavy-tailed values, like gradients. They are cut from one long series, because drawing them
+// takes most of the time of these tests.
 inline std::vector<float> gradient_like(size_t n, uint32_t seed) {
   static const std::vector<float> series = [] {
     std::mt19937 random(1);
@@ -98,7 +98,7 @@ inline std::vector<uint8_t> any_bytes(size_t n, unsigned first, unsigned last, u
   return bytes;
 }
 
-// Packed bytes of which about one in `one_in` isn't 121.
+// Packed bytes of which about one in `one_in` is not 121, the byte of five zeros.
 inline std::vector<uint8_t> sparse_bytes(size_t n, unsigned one_in, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<uint8_t> bytes(n, 121);
@@ -114,7 +114,7 @@ inline std::vector<uint32_t> bits_of_all(const std::vector<float>& values) {
   return bits;
 }
 
-// Equal bit for bit: -0 is not 0 here.
+// Compare bit for bit, so that -0 differs from 0.
 #define EXPECT_SAME_BITS(a, b) EXPECT_EQ(bits_of_all(a), bits_of_all(b))
 #define ASSERT_SAME_BITS(a, b) ASSERT_EQ(bits_of_all(a), bits_of_all(b))
 

@@ -95,7 +95,7 @@ TEST_P(Int8, IsTheDefinitionInItsSpans) {
   }
 }
 
-// What is left of b = x + r, within the spans.
+// The new residual of b = x + r, within the spans.
 TEST_P(Int8, TheResidualIsAddedAndKept) {
   Guarded<float> x(41000), r(41000);
   Guarded<uint16_t> r16(41000);

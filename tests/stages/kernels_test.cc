@@ -40,7 +40,7 @@ TEST(Kernels, ANameGivesTheCodeCompiledForIt) {
   }
 }
 
-// No table borrows a kernel of another one.
+// No table uses a kernel of another table.
 TEST(Kernels, EachTableHasItsOwnCode){
 #define GW_KERNEL(result, kernel, ...)                                              \
   {                                                                                 \
@@ -53,7 +53,7 @@ TEST(Kernels, EachTableHasItsOwnCode){
 #undef GW_KERNEL
 }
 
-// Highway's own detection of the CPU: what it finds must be offered.
+// Every target that Highway detects on this CPU must be offered.
 TEST(Kernels, EveryTargetOfThisCpuIsThere) {
   for (int64_t target : hwy::SupportedAndGeneratedTargets()) {
     if (target == HWY_SCALAR || target == HWY_EMU128) continue;

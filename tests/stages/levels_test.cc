@@ -34,7 +34,7 @@ TEST(LevelUnit, IsTheSmallestThatReachesTheNorm) {
       const double below = static_cast<double>(std::nextafter(unit, 0.0f)) * s;
       ASSERT_LT(below, norm) << norm << " " << s;
       if (reached >= norm) continue;
-      // Only where the next would overflow.
+      // The unit may be too small only if the next float would overflow.
       ASSERT_EQ(norm, FLT_MAX) << s;
       ASSERT_TRUE(std::isinf(std::nextafter(unit, limits::infinity()) * static_cast<float>(s)));
     }
@@ -69,7 +69,7 @@ TEST(Level, OfTheNormIsTheLargest) {
         ASSERT_LE(level_of(norm, scale, word), s);
         ASSERT_GE(level_of(-norm, scale, word), -s);
       }
-      // It may fall short of s by what the roundings make; denormal units are larger than needed.
+      // The level may be below s by the effect of rounding; denormal units are larger than needed.
       if (norm < 1e-35f) continue;
       ASSERT_EQ(level_of(norm, scale, 0xfff00000u), s) << norm << " " << s;
       ASSERT_EQ(level_of(-norm, scale, 0x000fffffu), -s) << norm << " " << s;

@@ -22,7 +22,7 @@ TEST_P(MomentsOf, GoldenSums) {
   EXPECT_EQ(none.largest, 0u);
 }
 
-// Values 2^60 apart: any other order of the additions gives other bits.
+// The values are 2^60 apart, so that any other order of the additions gives other bits.
 TEST_P(MomentsOf, OrderIsTheDefinition) {
   Guarded<float> x(41000);
   for (size_t n : lengths()) {

@@ -11,7 +11,7 @@
 namespace gradwire {
 namespace {
 
-// Trits and their bits.
+// Trits, as numbers and as bits.
 struct Trits {
   std::vector<int> of;
   std::vector<uint64_t> plus, minus;
@@ -27,7 +27,8 @@ struct Trits {
   [[nodiscard]] size_t size() const { return of.size(); }
 };
 
-// Each is not 0 with probability `density`, by turns of `run` values this and a twentieth of it.
+// Each trit is not 0 with probability `density`. With `run`, the density changes after every `run`
+// values between this and a twentieth of it.
 Trits sparse_trits(size_t n, double density, size_t run, uint32_t seed) {
   std::mt19937 random(seed);
   Trits trits(n);
@@ -70,7 +71,7 @@ class Rice : public StageTest {
 };
 GRADWIRE_FOR_EACH_TABLE(Rice);
 
-// Written out by hand, first bit first.
+// The bytes are written by hand; the comments show the first bit first.
 TEST_P(Rice, GoldenBytes) {
   Trits trits(100);
   EXPECT_EQ(encode(kernels(), trits), std::vector<uint8_t>());
@@ -84,8 +85,8 @@ TEST_P(Rice, GoldenBytes) {
   EXPECT_EQ(encode(kernels(), one), (std::vector<uint8_t>{0xe6, 0x11}));
 }
 
-// 31 neighbours make k = 0, so the gap of 300 after them is escaped. The last non-zero is a group
-// of its own.
+// 31 neighbours make k = 0, so the gap of 300 after them is an escape. The last non-zero is in a
+// block of its own.
 TEST_P(Rice, GoldenEscape) {
   Trits trits(1000);
   for (size_t i = 0; i < 31; ++i) trits.set(i, 1);
@@ -156,7 +157,7 @@ TEST(RiceSize, IsNearTheEntropy) {
 class RiceInput : public Rice {};
 GRADWIRE_FOR_EACH_TABLE(RiceInput);
 
-// Bytes as they may come: the tables agree on each, and touch nothing else.
+// All tables give the same result for any bytes, and touch nothing outside the spans.
 TEST_P(RiceInput, AnyBytesAreSafe) {
   std::mt19937 mersenne(3);
   const auto random = [&] { return static_cast<uint32_t>(mersenne()); };
@@ -168,7 +169,7 @@ TEST_P(RiceInput, AnyBytesAreSafe) {
     const size_t n = 1 + random() % 1000;
     const Edge edge = kEdges[random() % 2];
     std::vector<uint8_t> bytes = any_bytes(random() % (packed_size(n) + 2), 0, 255, random());
-    if (round % 2 == 0) {  // nearly what an encoder writes
+    if (round % 2 == 0) {  // almost valid bytes
       bytes = encode(scalar(), sparse_trits(n, 0.05, 0, random()));
       if (!bytes.empty() && round % 4 == 0) {
         uint8_t& byte = bytes[random() % bytes.size()];
@@ -223,7 +224,7 @@ TEST_P(RiceInput, RefusesWhatNoEncoderWrites) {
 class TritBits : public StageTest {};
 GRADWIRE_FOR_EACH_TABLE(TritBits);
 
-// The bits that are packed elsewhere, and the same residuals.
+// The kernel gives the trits and residuals of ternary_pack.
 TEST_P(TritBits, AreThoseOfTernaryPack) {
   Guarded<float> x(41000), r(41000);
   Guarded<uint16_t> r16(41000);

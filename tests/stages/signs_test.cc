@@ -37,7 +37,8 @@ void expect_same_lanes(const SignLanes& got, const SignLanes& want) {
   ASSERT_EQ(got.negatives, want.negatives);
 }
 
-// Values 2^60 apart: any other order of the additions gives other bits. Added in two calls.
+// The values are 2^60 apart, so that any other order of the additions gives other bits. Two calls
+// add them.
 TEST_P(Signs, OrderIsTheDefinition) {
   Guarded<float> x(41000);
   for (size_t n : lengths()) {

@@ -8,7 +8,7 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-// Packing and zero-run coding at once must equal the two steps, which have tests of their own.
+// Packing and zero-run coding in one pass must equal the two steps, which have tests of their own.
 class TernaryEncode : public StageTest {
  protected:
   static Bytes zero_run_encoded(const Bytes& packed) {

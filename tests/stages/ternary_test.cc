@@ -11,7 +11,7 @@ namespace {
 
 class Ternary : public StageTest {
  protected:
-  // What a table makes of x, without, with float32 and with bfloat16 residual.
+  // The results of a table for x without a residual, with a float32 and with a bfloat16 residual.
   struct Result {
     std::vector<uint8_t> packed, packed_f32, packed_bf16;
     std::vector<float> r;
@@ -147,7 +147,7 @@ TEST_P(Ternary, EqualsScalarOnSpecialNumbers) {
   }
   for (float m : {0.0f, std::numeric_limits<float>::denorm_min(), FLT_MIN, 1.0f, 2.0f, FLT_MAX}) {
     SCOPED_TRACE(m);
-    // Inf - Inf is a NaN whose sign isn't promised: those residuals are compared as NaN.
+    // Inf - Inf is a NaN whose sign isn't promised, so those residuals are only compared as NaN.
     Result got = run(kernels(), x, r, m);
     Result want = run(scalar(), x, r, m);
     for (size_t i = 0; i < x.size(); ++i) {

@@ -52,7 +52,7 @@ TEST_P(Threshold, AsTheDefinitionWithinItsSpans) {
   }
 }
 
-// What is taken, and what is left of b = x + r.
+// The values that are taken, and the new residual of b = x + r.
 TEST_P(Threshold, LargeValuesAreTakenOutOfTheResidual) {
   Guarded<float> x(41000), r(41000), out(41000);
   Guarded<uint16_t> r16(41000);

@@ -45,7 +45,7 @@ TEST_P(TritDraws, AreTheDefinitionInTheirSpans) {
   Guarded<uint64_t> plus(700);
   Guarded<uint64_t> minus(700);
   Guarded<uint32_t> words(41000);
-  // Thresholds above the limit, up to the limit, and below it.
+  // The scale is above, at and below the limit.
   for (const TritDraw draw : {TritDraw::create(1e-3f, 2e-3f), TritDraw::create(1e-3f, 1e-3f),
                               TritDraw::create(FLT_MAX, 2e-3f)}) {
     for (size_t n : lengths()) {

@@ -61,7 +61,7 @@ TEST_P(TritSums, AddEachTritToItsSumAndNothingElse) {
       for (uint8_t byte : any_bytes(n, 0, 2, static_cast<uint32_t>(n))) trits.push_back(byte - 1);
       std::vector<int8_t> before(n), want(n);
       for (size_t i = 0; i < n; ++i) {
-        // Up to the ends of the range.
+        // Sums reach the ends of the range.
         before[i] =
             static_cast<int8_t>(i % 3 == 0 ? -126 * trits[i] : static_cast<int>(i % 200) - 100);
         want[i] = static_cast<int8_t>(before[i] + trits[i]);
@@ -75,7 +75,7 @@ TEST_P(TritSums, AddEachTritToItsSumAndNothingElse) {
   }
 }
 
-// 127 pushes, the most that there are.
+// 127 ranks are the most that the exchange allows.
 TEST_P(TritSums, HoldTheSumOfAllRanks) {
   constexpr size_t kValues = 1000;
   for (const Packing& packing : kPackings) {
@@ -112,7 +112,7 @@ TEST_P(TritSums, RefuseInvalidTritsAndPadding) {
                   : scalar().unpack_two_bits(bytes.data(), n, 1.0f, out.data(), kStore);
           ASSERT_EQ((kernels().*packing.add)(bytes.data(), n, sums.data()), valid)
               << n << " " << i << " " << byte;
-          if (i + 2 < zeros.size()) byte += 6;  // all bytes at the end, some before it
+          if (i + 2 < zeros.size()) byte += 6;  // every byte at the end, some bytes before it
         }
         std::fill(sums.begin(), sums.end(), int8_t{0});
       }

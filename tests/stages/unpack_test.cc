@@ -13,8 +13,8 @@ using Floats = std::vector<float>;
 
 class Unpack : public StageTest {
  protected:
-  // The four functions on the same bytes; `packed` goes in as zero-run codes too where it can.
-  // `before` is what the spans to be added to hold.
+  // Runs the four functions on the same bytes, as packed bytes and, where possible, as zero-run
+  // codes. `before` holds the values to which they add.
   struct Result {
     bool ok, add_ok;
     Floats out, sum;
@@ -148,7 +148,7 @@ TEST_P(Unpack, ZeroTritsLeaveEveryNumberAsItIs) {
     EXPECT_SAME_BITS(from_packed(kernels(), zeros, before, m).sum, before);
     EXPECT_SAME_BITS(from_codes(kernels(), zeros, before, m).sum, before);
     EXPECT_SAME_BITS(from_codes(kernels(), encoded(zeros), before, m).sum, before);
-    // The neighbours of one trit, or of two, in a byte too.
+    // This includes the neighbours of one or two trits in a byte.
     for (int first = 0; first < 5; ++first) {
       for (int second = first; second < 5; ++second) {
         const int weight = trit_weight(first) - (first == second ? 0 : trit_weight(second));
@@ -178,7 +178,7 @@ TEST_P(Unpack, MultiplierZeroAndExtremes) {
   }
 }
 
-// n values with n % 5 = 1..4: a trit after the last value is corrupt, in any form.
+// With n % 5 = 1..4, a trit after the last value is corrupt in every form.
 TEST_P(Unpack, RefusesPaddingThatIsNotZero) {
   for (size_t n : {1u, 2u, 3u, 4u, 11u, 322u, 698u, 1279u}) {
     const Floats before(n, 1.0f);
@@ -193,7 +193,7 @@ TEST_P(Unpack, RefusesPaddingThatIsNotZero) {
       const Result result = from_packed(kernels(), packed, before, 1.0f);
       ASSERT_EQ(result.ok, want) << n << " " << last;
       ASSERT_EQ(result.add_ok, want) << n << " " << last;
-      if (last >= 243) continue;  // a code of its own
+      if (last >= 243) continue;  // this byte would be a run code
       const Result coded = from_codes(kernels(), packed, before, 1.0f);
       ASSERT_EQ(coded.ok, want) << n << " " << last;
       ASSERT_EQ(coded.add_ok, want) << n << " " << last;
@@ -211,7 +211,7 @@ TEST_P(Unpack, AcceptsARunOverTheLastShortByte) {
 TEST_P(Unpack, RefusesCodesForAnotherLength) {
   for (size_t n = 0; n <= 300; ++n) {
     const Floats before(n, 1.0f);
-    // 14 + 1 + 1 + 2 + 1 = 19 bytes; the last one must not be cut.
+    // 14 + 1 + 1 + 2 + 1 = 19 bytes; a run must not be cut at the end.
     const Result result = from_codes(kernels(), {255, 1, 2, 243, 242}, before, 1.0f);
     EXPECT_EQ(result.ok, n == 5 * 19) << n;
     EXPECT_EQ(result.add_ok, n == 5 * 19) << n;
@@ -222,13 +222,13 @@ TEST_P(Unpack, RefusesCodesForAnotherLength) {
   }
 }
 
-// Whatever comes in, the same answer as the definition; nothing outside is touched.
+// Any codes give the same result as the definition, and nothing outside the spans is touched.
 TEST_P(Unpack, AnyCodes) {
   for (uint32_t seed = 0; seed < 2000; ++seed) {
     const Bytes codes = any_bytes(seed % 400, seed % 2 == 0 ? 0 : 236, 255, seed);
     size_t length = 0;
     for (uint8_t code : codes) length += static_cast<size_t>(run_length_of(code));
-    // Right by some values too many or too few, or right.
+    // n is right, or wrong by a few values.
     const size_t n = 5 * length + seed % 13 < 6 ? 0 : 5 * length + seed % 13 - 6;
     const Floats before(n, 0.25f);
     const Result got = from_codes(kernels(), codes, before, 1.0f);
@@ -247,10 +247,10 @@ TEST_P(Unpack, AnyCodes) {
   }
 }
 
-// A last byte that has fewer than five values, and then more codes: its trits must not be written
-// before that is seen, however many codes are looked at together.
+// If more codes follow a last byte with fewer than five values, that byte's extra trits must not be
+// written, however many codes the function reads at once.
 TEST_P(Unpack, OverrunBehindAShortByte) {
-  for (uint8_t byte : {uint8_t{200}, uint8_t{122}}) {  // many trits, and only the last one
+  for (uint8_t byte : {uint8_t{200}, uint8_t{122}}) {  // many trits, and only the last
     for (size_t bytes = 1; bytes < 1100; ++bytes) {
       Bytes codes(bytes, byte);
       codes.push_back(255);

@@ -8,7 +8,7 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-// The definition once more (3LC, section 3.3), from the length of each whole run.
+// The definition (3LC, section 3.3), implemented from the length of each whole run.
 Bytes naive_encode(const Bytes& packed) {
   Bytes codes;
   size_t i = 0;
@@ -103,7 +103,7 @@ TEST_P(ZeroRun, AllLengthsAndDensities) {
   }
 }
 
-// All patterns of zero and other bytes in a vector's first 16 places.
+// All patterns of zero and other bytes in the first 16 places of a vector.
 TEST_P(ZeroRun, EveryPattern) {
   for (unsigned pattern = 0; pattern < 1u << 16; pattern += 1) {
     Bytes packed(17, 9);
@@ -132,7 +132,7 @@ TEST_P(ZeroRun, RefusesAnotherLength) {
   }
 }
 
-// Whatever comes in: exactly one length is right, and nothing outside the spans is touched.
+// For any codes exactly one length is right, and nothing outside the spans is touched.
 TEST_P(ZeroRun, AnyCodes) {
   for (uint32_t seed = 0; seed < 300; ++seed) {
     const Bytes codes = any_bytes(seed % 150, seed % 2 == 0 ? 0 : 235, 255, seed);

@@ -1,7 +1,7 @@
-"""Processes that stay and share one import of PyTorch, which takes seconds.
+"""Processes that serve many tests, because importing PyTorch takes seconds.
 
-`Cluster(7).run(4, job, *args)` runs `job(*args)` in the first four processes, each of them a rank
-of a fresh default group over Gloo on the loopback, and returns what they returned, by rank.
+`Cluster(7).run(4, job, *args)` runs `job(*args)` in the first four processes. Each is a rank of a
+new default group over Gloo on the loopback interface. The call returns the ranks' results in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.multiprocessing as mp
 
 @dataclass(frozen=True)
 class Failed:
-    """A rank that raised: the exception's text, its traceback and when, by `time.monotonic`."""
+    """A rank that raised: the exception's text, its traceback and the `time.monotonic` of it."""
 
     message: str
     trace: str
@@ -38,7 +38,7 @@ class Died:
 
 
 class Cluster:
-    """`fragile`: a process whose job failed leaves, as a program would."""
+    """With `fragile`, a process whose job failed exits, as a program would."""
 
     def __init__(self, size: int, fragile: bool = False) -> None:
         context = mp.get_context("forkserver")
@@ -52,13 +52,13 @@ class Cluster:
             self._members.append((process, here))
 
     def start(self, world_size: int, job: Callable[..., Any], *args: Any) -> None:
-        """Begins without waiting for the answers, which `collect` returns."""
+        """Begins a job; `collect` waits for the results."""
         port = _free_port()
         for rank, (_, connection) in enumerate(self._members[:world_size]):
             connection.send((rank, world_size, port, job, args))
 
     def collect(self, ranks: Iterable[int], seconds: float = 90.0) -> dict[int, Any]:
-        """What these ranks returned, or how they failed. Raises TimeoutError if one is stuck."""
+        """The results of these ranks, or their failures. Raises TimeoutError if a rank is stuck."""
         pending = {self._members[rank][1]: rank for rank in ranks}
         answers: dict[int, Any] = {}
         end = time.monotonic() + seconds
@@ -86,7 +86,7 @@ class Cluster:
         return [answers[rank] for rank in range(world_size)]
 
     def close(self, seconds: float = 20.0) -> list[int | None]:
-        """Lets every process leave by itself; returns the exit codes (None: it did not leave)."""
+        """Lets every process exit by itself; returns the exit codes (None: it did not exit)."""
         for _, connection in self._members:
             connection.close()
         codes = []

@@ -1,4 +1,4 @@
-"""What the ranks of a cluster run."""
+"""The functions that the ranks of a test cluster run."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ class Scaled:
 
     digests: list[str]  # parameters after the step
     scales: list[float]  # of the loss
-    own: list[dict[str, np.ndarray]]  # this rank's own scaled gradient
-    averaged: list[dict[str, np.ndarray]]  # what the hook made of it
-    owed: list[Owed]  # before the step; one more entry for the end
-    skipped: list[bool]  # as last_step() tells
+    own: list[dict[str, np.ndarray]]  # this rank's scaled gradient
+    averaged: list[dict[str, np.ndarray]]  # the average that the hook returned
+    owed: list[Owed]  # residuals before the step; one more entry after the last
+    skipped: list[bool]  # from last_step()
     skipped_steps: int
     warnings: list[str]
     losses: list[float] = field(default_factory=list)
@@ -275,7 +275,7 @@ def time_buckets(
 
 
 def close_and_go_on() -> tuple[bool, bool, str]:
-    """A closed state has its statistics and residuals, but it takes no step."""
+    """A closed state keeps its statistics and residuals, but takes no step."""
     ddp = DistributedDataParallel(make_model())
     state = GradwireState(start_iter=0)
     ddp.register_comm_hook(state, gradwire_hook)
@@ -378,7 +378,7 @@ def train_and_note_growing_scales(options: Options) -> list[str]:
 
 
 def refusals(all_arguments: list[dict[str, Any]]) -> list[str | None]:
-    """The error of GradwireState for each of these arguments; None: it takes them."""
+    """The error of GradwireState for each of these arguments; None if it accepts them."""
     said: list[str | None] = []
     for arguments in all_arguments:
         try:

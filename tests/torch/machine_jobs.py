@@ -1,4 +1,4 @@
-"""What the ranks of a cluster run with a hierarchical exchange."""
+"""The functions that the ranks of a test cluster run with a hierarchical exchange."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def train_and_count_by_peer(options: Options) -> tuple[Trained, dict[int, int]]:
 
 @dataclass
 class Placed:
-    """A few local steps: the machines that the ranks found, or the first error."""
+    """The results of a local step, or the error."""
 
     error: str | None
     warnings: list[str]
@@ -49,8 +49,11 @@ def place(
     part: list[int] | None = None,
     saved: list[bytes] | None = None,
 ) -> Placed | None:
-    """One local step in a world of this many. `hosts`: names of the ranks' machines; `torchrun`:
-    what it tells each rank; `part`: the ranks that take part."""
+    """Takes one local step.
+
+    `hosts`: the host name of each rank. `torchrun`: the LOCAL_WORLD_SIZE of each rank. `part`: the
+    ranks that take part.
+    """
     rank = dist.get_rank()
     group = None if part is None else dist.new_group(part)
     result = None

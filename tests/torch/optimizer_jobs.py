@@ -1,4 +1,4 @@
-"""What the ranks of a cluster run with a ShardedOptimizer or LocalSteps instead of DDP's hook."""
+"""Functions that a test cluster runs with ShardedOptimizer or LocalSteps instead of the hook."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INFINITE_NAME = "second.weight"
 
 @dataclass(frozen=True)
 class Wrapped:
-    """How the ranks train. `make(optimizer, model)` wraps; None: DDP with the optimizer itself."""
+    """How the ranks train. `make` names the wrapper; None: DDP with the optimizer itself."""
 
     make: str | None = "sharded"
     local: str = "sgd"
@@ -47,7 +47,7 @@ class Wrapped:
 
 @dataclass
 class Run:
-    """What one rank brings back. Lists have an entry for each step."""
+    """The results of one rank. Lists have an entry for each step."""
 
     digests: list[str]
     losses: list[float]
@@ -89,7 +89,7 @@ def groups(model: nn.Module, two: bool) -> Any:
 
 
 def make_different_model() -> TwoPaths:
-    """Parameters and a buffer differ between ranks, until rank 0's are taken over."""
+    """Parameters and a buffer differ between ranks, until all take those of rank 0."""
     model = make_model()
     model.register_buffer("seen", torch.tensor(dist.get_rank(), dtype=torch.int64))
     with torch.no_grad():

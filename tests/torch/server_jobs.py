@@ -1,4 +1,4 @@
-"""What workers and servers of a ServerOptimizer run in the tests."""
+"""The functions that workers and servers of a ServerOptimizer run in the tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Job:
     versions: int = 8
     local: str = "sgd"
     arguments: dict[str, Any] = field(default_factory=dict)  # of ServerOptimizer
-    decay: float = 1.0  # of lr, each step, by a scheduler on the workers
+    decay: float = 1.0  # a scheduler on the workers multiplies lr by it in each step
     stalled: int = -1  # a worker that sleeps before its step 3
     stall_seconds: float = 0.0
     non_finite: int = -1  # a worker whose gradient of step 2 holds NaN
@@ -37,8 +37,8 @@ class Job:
     signal: int = signal.SIGKILL
     leaver: int = -1  # a worker that leaves after 3 steps
     other: dict[str, Any] = field(default_factory=dict)  # arguments of rank 1 that differ
-    folder: str = ""  # every rank saves its state there after each second version
-    resume: bool = False  # from there
+    folder: str = ""  # every rank saves its state there at every second version
+    resume: bool = False  # load the state from `folder`
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Served:
     version: int
     digests: dict[int, str]  # of a worker's model, by version
     losses: list[float]
-    final: str  # digest of the model after close; of a server, of its own
+    final: str  # digest of the model at the end
     model: dict[str, torch.Tensor]
     stats: dict[str, Any]
     report: str
@@ -56,7 +56,7 @@ class Served:
 def run(job: Job) -> Served:
     rank = dist.get_rank()
     model = make_model()
-    if rank == 0:  # whoever starts differently gets the servers' model
+    if rank == 0:  # connect() must replace a model that differs
         with torch.no_grad():
             model.first.bias.add_(1.0)
     arguments = {"timeout": 20.0} | job.arguments | (job.other if rank == 1 else {})

@@ -1,7 +1,7 @@
-"""The same training in one process, in plain NumPy: what the hook's ranks must equal bit for bit.
+"""The same training in one process, in plain NumPy; the hook's ranks must equal it bit for bit.
 
-Knows the algorithm from its description alone: its own 3LC quantization, its own residuals, its own
-sums. Only how buckets are cut into segments, and who owns them, is asked of the layout.
+It has its own 3LC quantization, residuals and sums, written from the description of the algorithm.
+Only the cutting of buckets into segments, and their owners, come from gradwire's Layout.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Averaging:
         self._world_size = world_size
         self._layout = layout
         self._start_iter = start_iter
-        # By parameter: each rank's push residual, the pull residual, and the owners of elements.
+        # By parameter: each rank's push residual, the pull residual, and the owner of each element.
         self._push: list[dict[str, np.ndarray]] = [{} for _ in range(world_size)]
         self._pull: dict[str, np.ndarray] = {}
         self._owner: dict[str, np.ndarray] = {}
 
     def average(self, step: int, tensors: NamedShapes, gradients: list[np.ndarray]) -> np.ndarray:
-        """`gradients[rank]` is that rank's whole bucket, float32."""
+        """The average of a bucket; `gradients[rank]` is that rank's whole bucket, float32."""
         if self._world_size == 1:
             return gradients[0]  # nothing is sent, so nothing is quantized
         if step < self._start_iter:
@@ -82,14 +82,14 @@ class Averaging:
                 continue
             residual = self._push[rank][segment["name"]][place] if keeps[0] else None
             arrived = _send(part, residual, segment["push_codec"])
-            # Adding a 3LC frame leaves elements alone for which nothing was sent: -0.0 stays.
+            # Adding a 3LC frame leaves elements alone whose trit is 0: -0.0 stays -0.0.
             np.add(total, arrived, out=total, where=(arrived != 0) | (not keeps[0]))
         mean = total / F32(self._world_size)
         residual = self._pull[segment["name"]][place] if keeps[1] else None
         return _send(mean, residual, segment["pull_codec"])
 
     def _change_owners(self, tensors: NamedShapes, segments: list[dict[str, Any]]) -> None:
-        """Moves residuals of elements with a new owner, so that the mean over the ranks stays."""
+        """Moves residuals of elements with a new owner, so that their mean over the ranks stays."""
         world = F32(self._world_size)
         for name, shape in tensors:
             numel = int(np.prod(shape))
@@ -114,7 +114,7 @@ class Averaging:
 
 
 def _send(x: np.ndarray, residual: np.ndarray | None, codec: str) -> np.ndarray:
-    """The values that arrive for x. `residual` is added before, and keeps the difference."""
+    """The values that arrive for x plus `residual`, which then holds the difference."""
     if residual is None:
         return transmit(x, codec)
     wanted = x + residual

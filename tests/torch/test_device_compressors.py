@@ -1,4 +1,4 @@
-"""Workers of one process send by a GPU's kernels what they send by the CPU's codecs.
+"""The simulated workers of one process send the same bytes with a GPU's kernels as with codecs.
 
 The kernels run on the host.
 """

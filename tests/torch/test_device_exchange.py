@@ -39,11 +39,11 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
             yield
 
 
-Change = Callable[[int, np.ndarray], None]  # of a message and its sender
+Change = Callable[[int, np.ndarray], None]  # changes a message of the given sender
 
 
 class World:
-    """The same ranks twice: on the device, but for the last of several, and all on the CPU."""
+    """The same ranks twice: all on the CPU, and all but the last of several on the device."""
 
     place = CPU
 
@@ -68,7 +68,7 @@ class World:
         return list(torch.randn(shape, generator=self._generator) ** 3)
 
     def step(self, step: int, gradients: list[torch.Tensor] | None = None) -> torch.Tensor:
-        """Both ways, with the same bits. Returns the average."""
+        """Takes a step in both worlds, checks that the bits are equal and returns the average."""
         gradients = gradients or self.gradients()
         on_cpu = [g.numpy().copy() for g in gradients]
         for exchange, bucket in zip(self.cpu, on_cpu, strict=True):
@@ -116,7 +116,7 @@ class World:
 
 
 def deliver(exchanges: list[Exchange], change: Change = lambda rank, message: None) -> None:
-    """All ranks are in this process."""
+    """Delivers the messages of all ranks, which are in this process, until the step is done."""
     messages: deque[tuple[int, int, np.ndarray]] = deque()
 
     def send() -> None:

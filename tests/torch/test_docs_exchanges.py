@@ -1,4 +1,4 @@
-"""The examples of docs/exchanges.md run as they stand there."""
+"""The examples of docs/exchanges.md run exactly as they are written there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "exchanges.md"
 
 
 def run_examples(text: str, folder: str) -> list[str]:
-    """Runs the blocks and returns the model after each. All but the checkpoint's make a new one."""
+    """Runs the blocks and returns the model's digest after each. Trainings get a new model."""
     rank = dist.get_rank()
     names = {"torch": torch, "functional": functional, "rank": rank, "folder": folder}
     digests = []

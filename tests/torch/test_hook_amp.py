@@ -67,7 +67,7 @@ def test_what_was_sent_in_the_skipped_step_is_owed_again(ranks: list[Scaled]) ->
 
 
 def test_the_residuals_of_the_non_finite_bucket_are_kept(ranks: list[Scaled]) -> None:
-    for rank in ranks[:-1]:  # finite: their gradients are owed, beside what was
+    for rank in ranks[:-1]:  # their finite gradients are added to their residuals
         before, after = rank.owed[INFINITE]["push"], rank.owed[INFINITE + 1]["push"]
         place = before[NAME] != 0
         assert place.any()
@@ -87,14 +87,14 @@ def test_the_residuals_of_the_non_finite_bucket_are_kept(ranks: list[Scaled]) ->
 
 
 def test_residuals_follow_the_scale(ranks: list[Scaled]) -> None:
-    """In all other steps: owed before + mean gradient = owed after + applied, at one scale."""
+    """In all other steps, owed before + mean gradient = owed after + applied, all at one scale."""
     grown = 0
     for step in range(2, STEPS):
         if step == INFINITE:
             continue
         factor = ranks[0].scales[step] / ranks[0].scales[step - 1]
         grown += factor > 1
-        # `owed` is seen before the hook has noticed the new scale.
+        # `owed` was read before the hook noticed the new scale.
         before = jobs.total_owed([rank.owed[step] for rank in ranks])
         after = jobs.total_owed([rank.owed[step + 1] for rank in ranks])
         for name, value in before.items():
@@ -106,7 +106,7 @@ def test_residuals_follow_the_scale(ranks: list[Scaled]) -> None:
 
 
 def test_a_bucket_without_residuals_skips_the_step_too(cluster: Cluster) -> None:
-    """NaN passes through a raw bucket; the values sent in other buckets are owed again, too."""
+    """NaN passes through a raw bucket; values of other buckets still go back into residuals."""
     options = {"codec": "3lc:s=1.75", "start_iter": 2, "exclude": [NAME]}
     ranks: list[Scaled] = cluster.run(WORLD, jobs.train_scaled, STEPS, INFINITE, NAME, options)
     for rank in ranks:

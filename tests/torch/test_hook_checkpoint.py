@@ -15,7 +15,8 @@ from training import Options, load, save
 
 WORLD = 4
 STATE = {"codec": "3lc:s=1.75"}
-# With this DDP cuts its gradients once; else it does so again after the first step of a restart.
+# With these options DDP cuts its buckets once. Otherwise it cuts them again after the first step of
+# a restart.
 CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 
 
@@ -54,7 +55,7 @@ def test_reshard_keeps_what_is_owed(cluster: Cluster, world_size: int) -> None:
 
 
 def assert_same_total(before: list[dict[str, Any]], placed: list[jobs.Placed]) -> None:
-    """Each amount that was owed is still owed or was applied."""
+    """All residuals are still there, or were applied."""
     after = owed_by([rank.state for rank in placed])
     for name, owed in owed_by(before).items():
         assert owed.any()

@@ -1,4 +1,4 @@
-"""The hook under DDP's own options: each against the simulation, or against plain DDP."""
+"""The hook under DDP's own options, compared with the simulation or with plain DDP."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The hook with buckets on a device: the same training, bit for bit, as with them on the CPU.
+"""The hook with buckets on a device trains bit for bit as with buckets on the CPU.
 
-The device is the CPU, on which the kernels run here.
+Here the kernels run on the CPU, which plays the device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def on_cpu(cluster: Cluster) -> list[Any]:
 def test_training_is_that_on_the_cpu(
     cluster: Cluster, on_cpu: list[Any], on_device: list[int]
 ) -> None:
-    """With the buckets of all ranks on a device, or of some: they exchange the same packets."""
+    """The buckets of all ranks, or of some, are on a device; all exchange the same packets."""
     for index, state in enumerate(STATES):
         options = [Options(4, state)] * 3
         trained = cluster.run(3, device_jobs.train_one_on_device, options, on_device)
@@ -71,7 +71,7 @@ def test_gradients_of_16_bits(cluster: Cluster) -> None:
 def test_a_checkpoint_goes_on_where_the_other_kind_stopped(
     cluster: Cluster, on_device: list[int]
 ) -> None:
-    """Saved by the hook of a device and loaded by that of the CPU, and the other way round."""
+    """A device's state is loaded on the CPU, and a CPU's state on a device."""
     state = {"codec": "3lc:s=1.75"}
     whole = cluster.run(3, jobs.train_each, [Options(5, state, CUT_ONCE)])
     first = [Options(3, state, CUT_ONCE)] * 3

@@ -17,7 +17,7 @@ WORLD = 3
 
 @pytest.mark.parametrize("victim", range(WORLD))
 def test_a_killed_rank_is_named_by_all_others(fragile_cluster: Cluster, victim: int) -> None:
-    """Rank 0 also hosts the store in which the others look for the culprit."""
+    """Rank 0 also hosts the store in which the others look for the rank that failed."""
     options = Options(steps=1000, state={})
     fragile_cluster.start(WORLD, jobs.train_and_signal, options, victim, 5, signal.SIGKILL)
     answers = fragile_cluster.collect(range(WORLD), seconds=60)
@@ -35,7 +35,7 @@ def test_a_killed_rank_is_named_by_all_others(fragile_cluster: Cluster, victim: 
 
 
 def test_a_rank_lost_between_two_steps_is_named(fragile_cluster: Cluster) -> None:
-    """DDP's broadcast of buffers may notice the loss first, or the hook."""
+    """Either DDP's broadcast of buffers or the hook notices the loss first."""
     fragile_cluster.start(WORLD, jobs.train_with_buffers_and_lose_a_rank, 1, 4)
     answers = fragile_cluster.collect(range(WORLD), seconds=60)
     for rank in (0, 2):
@@ -54,7 +54,7 @@ def test_a_silent_rank_is_named(fragile_cluster: Cluster, victim: int) -> None:
         assert f"rank {victim} sent nothing" in answer.message, answer.trace
 
 
-SHOWS_ITS_BUCKETS = {"find_unused_parameters": True}  # else rank 0 decides for all
+SHOWS_ITS_BUCKETS = {"find_unused_parameters": True}  # otherwise rank 0 decides for all
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "codec": ({"codec": "3lc:s=1.75"}, {}, "push 3lc:s=1.75", "push 3lc:s=1.5"),
     "rules": ({"codec": "3lc:s=1.5", "exclude": ["conv.*"]}, {}, "push raw", "push 3lc:s=1.5"),

@@ -48,14 +48,14 @@ def test_raw_costs_16_bits_a_value(trained: list[list[Trained]]) -> None:
     assert 0.9 < raw["ratio"] < 1
     assert compressed["ratio"] > 2
     assert f"({raw['dtypes'][0]})" in trained[0][0].report
-    # What goes raw is listed as ever, though its codec has another name.
+    # Tensors that go raw are listed as usual, though their codec has another name.
     assert {t["reason"] for t in compressed["raw_tensors"]} >= {"fewer than two dimensions"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_average_is_rounded_once(cluster: Cluster, dtype: torch.dtype) -> None:
     """Raw in 16 bits: the float32 mean, rounded half to even, on owner and receiver alike."""
-    for codec in ("raw", "3lc"):  # the latter in its raw iterations
+    for codec in ("raw", "3lc"):  # 3lc in its first, raw iterations
         ranks = cluster.run(WORLD, jobs_half.average_given, dtype, "noise", {"codec": codec})
         mean = (ranks[0].own.float() + ranks[1].own.float()) / 2
         expected = mean.to(dtype).view(torch.int16)
@@ -85,7 +85,7 @@ def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster, dtype: torch.d
 
 
 def test_an_average_beyond_float16_skips_the_step(cluster: Cluster) -> None:
-    """3LC sends 1.75 times the largest gradient, which float16 can't hold; nothing is lost."""
+    """3LC sends 1.75 times the largest gradient, which is beyond float16; no gradient is lost."""
     options = {"codec": "3lc:s=1.75", "start_iter": 0}
     ranks = cluster.run(WORLD, jobs_half.average_given, torch.float16, "large", options)
     for rank in ranks:

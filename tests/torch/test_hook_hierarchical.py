@@ -113,7 +113,7 @@ def owed_by(states: list[dict[str, Any]], ranks_per_machine: int) -> dict[str, n
 
 
 def test_machines_are_found(cluster: Cluster) -> None:
-    """The number is given, or comes from torchrun (not in a part of the world) or host names."""
+    """The number is given, or comes from torchrun (for the whole world only) or host names."""
 
     def run(
         options: dict[str, Any], *arguments: Any, ranks: tuple[int, ...] = (0, 1, 2, 3)
@@ -187,7 +187,7 @@ def test_hooks_that_differ_are_named(fragile_cluster: Cluster) -> None:
 
 
 def test_a_killed_rank_is_named(fragile_cluster: Cluster) -> None:
-    """Rank 1 names it, too, though it talks to rank 0 alone."""
+    """Rank 1 also names rank 2, though it only talks to rank 0."""
     options = Options(1000, {"exchange": "hierarchical", "ranks_per_machine": 3})
     fragile_cluster.start(3, jobs.train_and_signal, options, 2, 5, signal.SIGKILL)
     answers = fragile_cluster.collect(range(3), seconds=60)

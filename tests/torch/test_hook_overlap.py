@@ -1,4 +1,4 @@
-"""Communication goes on while backward does."""
+"""Buckets are exchanged while backward still runs."""
 
 from __future__ import annotations
 

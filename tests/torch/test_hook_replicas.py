@@ -34,7 +34,7 @@ def test_all_ranks_hold_the_same_parameters(
 def test_codecs_train_differently(trained: tuple[int, list[list[Trained]]]) -> None:
     world_size, ranks = trained
     digests = {run.digest for run in ranks[0][:-1]}
-    # Alone there is nothing to send, so nothing is quantized.
+    # A lone rank sends nothing, so nothing is quantized.
     assert len(digests) == (1 if world_size == 1 else len(CODECS))
 
 
@@ -58,7 +58,7 @@ def test_every_codec_trains_with_equal_replicas(cluster: Cluster) -> None:
     for codec, mine, *theirs in zip(codecs, first, *others, strict=True):
         assert [run.digest for run in theirs] == [mine.digest] * 2, codec
         assert all(np.isfinite(mine.losses)), codec
-    # The coders change bytes and no values.
+    # Coders change the bytes but not the values.
     by_codec = dict(zip(codecs, first, strict=True))
     assert by_codec["3lc:coder=rice"].digest == by_codec["3lc"].digest
 

@@ -1,4 +1,4 @@
-"""The hook over a ring: the same contract as over the sharded exchange, other bytes and bits."""
+"""The hook over a ring keeps the sharded exchange's contract, with other bytes and bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_raw_around_a_ring_is_raw_in_shards_but_for_rounding(trained: list[list[
     ring, sharded = trained[0][0], trained[0][len(CODECS)]
     for name, values in ring.parameters.items():
         np.testing.assert_allclose(values, sharded.parameters[name], rtol=1e-4, atol=1e-6)
-    # Three summands and more are added in another order.
+    # Three or more summands are added in another order.
     assert (ring.digest == sharded.digest) == (len(trained) < 3)
 
 

@@ -1,4 +1,4 @@
-"""Groups, wrong uses, torchrun, and leaving in the middle."""
+"""Process groups, wrong uses, torchrun, and a rank that leaves in the middle of a step."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_rank_leaves_though_its_communication_waits(tmp_path: Path) -> None:
     result = _torchrun(str(script), str(stopped))
     end = time.monotonic()
     raised = float(stopped.read_text())
-    # The start of the processes tells how busy the machine is.
+    # The time until the processes began shows how busy the machine is.
     assert end - raised < 30 + (raised - begin)
     assert result.returncode != 0
     assert "an error of the program" in result.stderr

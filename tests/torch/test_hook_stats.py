@@ -1,4 +1,4 @@
-"""What the report says is what went over the wire."""
+"""The statistics equal the bytes that went over the wire."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_bytes_are_those_of_the_wire(ranks: list[list[Counted]], run: int) -> No
         assert stats["push_bytes"] == counted.sent["push"] > 0
         assert stats["pull_bytes"] == counted.sent["pull"] > 0
         assert stats["received_bytes"] == counted.received
-        # A word of 8 bytes with each message, and the layouts that were compared.
+        # Each message has a word of 8 bytes, and the hellos hold the descriptions to compare.
         assert stats["control_bytes"] == counted.sent["hello"] + 8 * counted.messages
         last = rank[run].trained.last_steps
         assert sum(step["push_bytes"] for step in last) == stats["push_bytes"]

@@ -63,7 +63,7 @@ def test_the_mean_is_that_of_the_clipped_gradients(averaged: list[jobs_half.Aver
 
 def test_bytes_are_those_of_the_formula(averaged: list[jobs_half.Averaged]) -> None:
     others = WORLD - 1
-    empty = 32  # a packet, which is sent for a shard without values, too
+    empty = 32  # a packet's header; a shard without values has a packet, too
     frame = 8 + 1 + 2 + 2 + 4  # with two lengths of two bytes and a scale
     scales = empty + 8 + 1 + 1 + 1 + 4 * len(SEGMENTS)
     bits = int(np.ceil(np.log2(2 * WORLD + 1)))

@@ -1,7 +1,7 @@
 """The end of a process: no thread may come back from C++ while the interpreter ends.
 
 Python ends such a thread in the middle of C++, which aborts the process: "terminate called without
-an active exception". Each program here makes a moment that is rare in practice last for long.
+an active exception". Each program here prolongs a moment that is short in practice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ddp.register_comm_hook(state, gradwire.torch.gradwire_hook)
 ddp(torch.ones(2, 4)).sum().backward()
 state.close()
 del ddp, state
-while not slow:  # until the group's thread is the last to let go of the tensor
+while not slow:  # until the group's thread is the last to release the tensor
     values = torch.ones(1 << 20)
     values.slow = Slow()
     work = dist.all_reduce(values, async_op=True)

@@ -1,4 +1,4 @@
-"""LocalSteps: ranks that step alone, and a model that is common again after every k-th step."""
+"""LocalSteps: ranks step alone, and their models are equal again after every k-th step."""
 
 from __future__ import annotations
 

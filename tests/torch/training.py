@@ -66,7 +66,7 @@ class Options:
     steps: int = 10
     state: dict[str, Any] | None = field(default_factory=dict)
     ddp: dict[str, Any] = field(default_factory=lambda: {"bucket_cap_mb": 0.05})
-    micro_batches: int = 1  # all but the last under no_sync
+    micro_batches: int = 1  # all but the last run under no_sync
     branch_every: int = 1  # the branch is used in every n-th step
     start: int = 0  # first step, for a restart
     residuals: list[bytes] | None = None  # saved states of the hook by rank, for a restart
@@ -77,7 +77,7 @@ class Options:
 
 @dataclass
 class Trained:
-    """What one rank brings back. `buckets[step]` are the tensors of each bucket, in order."""
+    """The results of one rank. `buckets[step]` lists the tensors of each bucket, in order."""
 
     digest: str
     parameters: dict[str, np.ndarray]
@@ -156,7 +156,7 @@ def train(options: Options, on_step: Callable[[int], None] = lambda step: None) 
 
 
 def recording_hook(model: nn.Module, log: list[list[NamedShapes]]) -> Callable[..., Any]:
-    """gradwire_hook that notes which tensors each bucket holds."""
+    """A gradwire_hook that records the tensors of each bucket in `log`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
 
     def hook(state, bucket):  # type: ignore[no-untyped-def] # DDP wants none or evaluated ones
