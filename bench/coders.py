@@ -1,4 +1,4 @@
-"""Sizes of the ternary coders on the trits of a real training, beside their entropy.
+"""Sizes of the ternary coders on the trits of a real training, compared with their entropy.
 
     python bench/coders.py [--s 1.00 1.75] [--steps 300] [--json FILE]
 
@@ -7,7 +7,8 @@ worker pushes every tensor through its own compressor; the average is pulled thr
 compressor (3LC, section 3.1). Small and one-dimensional tensors are averaged uncompressed. At an
 early, a middle and a late step every tensor's trits are coded with each coder. The sizes are those
 of the coded trits, without frame header and scale. The entropy is of order 0, from the frequencies
-of the tensor's three trits: no coder needs less that codes each trit by itself with a fixed model.
+of the tensor's three trits: a coder that codes each trit by itself with a fixed model needs at
+least that.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class Trits:
-    """One tensor as one rank sent it. sizes: bits of each coder; entropy: bits."""
+    """The trits of a tensor that one rank sent. sizes: bits of each coder; entropy: bits."""
 
     s: float
     direction: str
@@ -98,7 +99,7 @@ def train(s: float, steps: int, recorded: list[int], data_dir: Path | None) -> I
 
 
 def measure(s: float, direction: str, step: int, tensor: str, sent: NDArray[np.float32]) -> Trits:
-    """sent: values -m, 0 or m, which 3lc with s=1 encodes to the same trits again."""
+    """Measures a tensor. sent: values -m, 0 or m, which 3lc with s=1 encodes to the same trits."""
     counts = np.array([np.sum(sent < 0), np.sum(sent == 0), np.sum(sent > 0)], float)
     shares = counts[counts > 0] / sent.size
     sizes = {}
@@ -137,7 +138,7 @@ def table(found: list[Trits]) -> None:
         ),
         rows,
     )
-    print("entropy and coders: bits a value.")
+    print("entropy and coders: bits per value.")
 
 
 def totals(part: list[Trits]) -> list[str]:

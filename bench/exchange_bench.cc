@@ -1,11 +1,10 @@
-// How much of an exchange's time is its codec's: CPU time of a step, a rank, against the sum of the
-// encodings and decodings that the step consists of, called directly.
+// The codec's share of an exchange's time: compares the CPU time of a step of one rank with that of
+// the step's encodings and decodings, called directly.
 //
 //   gradwire-exchange-bench [EXCHANGE VALUES RANKS CODEC]
 //
-// Both run in one thread of one process, by turns, on as much memory, and get the same results,
-// which is checked. Messages are handed from rank to rank without a copy, so that no engine is
-// measured.
+// Both run alternately in one thread, on the same amount of memory, and must give the same results.
+// Messages are handed from rank to rank without a copy, so that no engine is measured.
 
 #include <algorithm>
 #include <cstdio>
@@ -73,7 +72,7 @@ void fill(Buckets& buckets, const std::vector<float>& gradient) {
   for (std::vector<float>& bucket : buckets) std::ranges::copy(gradient, bucket.begin());
 }
 
-// All ranks of the exchange, in turns.
+// All ranks of the exchange, which take turns.
 class Ranks {
  public:
   Ranks(const Case& c, const std::vector<float>& gradient) : buckets_(c.ranks, gradient) {
@@ -157,7 +156,7 @@ class Codings {
   [[nodiscard]] const Buckets& buckets() const { return buckets_; }
 
  private:
-  // What a rank keeps and sends of a segment.
+  // The residual and the payload of a rank for a segment.
   struct Coded {
     Residual residual;
     std::vector<std::byte> payload;
@@ -181,7 +180,7 @@ class Codings {
       }
     }
   }
-  // Up to the ranks before the owners.
+  // The hops of a ring up to the ranks before the owners.
   void push_around() {
     for (uint32_t hop = 1; hop < ranks(); ++hop) {
       for (uint32_t owner = 0; owner < ranks(); ++owner) {
@@ -215,14 +214,14 @@ class Codings {
   std::shared_ptr<const Layout> layout_;
   Execution execution_;
   Buckets buckets_;
-  std::vector<std::vector<size_t>> segments_of_;  // each owner
-  std::vector<Coded> coded_;                      // of each segment of each rank
+  std::vector<std::vector<size_t>> segments_of_;  // by owner
+  std::vector<Coded> coded_;                      // one for each segment of each rank
   uint64_t step_ = 0;
 };
 
 void compare(const Buckets& exchanged, const Buckets& coded, bool draws) {
   for (size_t rank = 0; rank < exchanged.size(); ++rank) {
-    // The draws of `coded` are others.
+    // The direct calls draw other random numbers.
     const std::vector<float>& expected = draws ? exchanged[0] : coded[rank];
     if (std::memcmp(exchanged[rank].data(), expected.data(), expected.size() * sizeof(float))) {
       stop("the results of rank " + std::to_string(rank) + " differ");
@@ -259,7 +258,7 @@ void measure(const Case& c) {
 }  // namespace
 }  // namespace gradwire
 
-// Of the working directory's sources, where that is a clone.
+// The commit of the working directory, if that is a clone.
 std::string commit() {
   char text[64] = "unknown";
   FILE* git = popen("git describe --always --dirty 2>/dev/null", "r");

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Five ways to keep one model, at three bandwidths, each with three codecs: the table of
-docs/exchanges.md.
+"""Makes the table of docs/exchanges.md: five exchanges at three bandwidths with three codecs.
 
     bench/exchanges.py results.json             # about an hour; needs root for the links
-    bench/exchanges.py results.json --render    # the table alone
+    bench/exchanges.py results.json --render    # only the table
 
-Each cell is a run of `gradwire train`. Cells that are in the file already are not run again, so a
-call that was interrupted can be repeated. Runs that measure the time of a step are short. Accuracy
-and bytes come from longer runs at 1 Gbit/s: they do not depend on the bandwidth, as a codec makes
-the same bytes for every link.
+Each cell is a run of `gradwire train`. Cells that are already in the file are not run again, so an
+interrupted call can be repeated. Runs that measure the time of a step are short. Accuracy and bytes
+come from longer runs at 1 Gbit/s: they do not depend on the bandwidth, because a codec makes the
+same bytes for every link.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ WAYS = {
 CODECS = ("raw", "bf16", "3lc:s=1.00,coder=rice")
 SHORT = {"10mbit": 16, "100mbit": 24, "1gbit": 24}  # steps
 LONG = "1gbit, long"
-LEARNING_RATE = "0.025"  # of a worker; with the default, 0.1, few steps do not train the model
+LEARNING_RATE = "0.025"  # per worker; with the default, 0.1, so few steps do not train the model
 Cells = dict[str, dict[str, Any]]  # by key()
 
 
@@ -42,7 +41,7 @@ def key(way: str, case: str, codec: str) -> str:
 def measure(
     way: str, case: str, codecs: list[str], steps: int, workers: int, data_dir: Path | None
 ) -> Cells:
-    """Runs each codec. Seconds are those of the training clock, without evaluations."""
+    """Runs each codec. The seconds are those of the training, without evaluations."""
     bandwidth = case.split(",")[0]
     command = [str(Path(sys.executable).with_name("gradwire")), "train", "--model", "resnet20"]
     command += ["--workers", str(workers), "--bandwidth", bandwidth, "--steps", str(steps)]
@@ -71,9 +70,9 @@ def measure(
 
 
 def table(cells: Cells) -> list[str]:
-    """Markdown. ms a step at each bandwidth; bytes: pushed and pulled by a worker in a step."""
+    """The table in Markdown: ms per step, and kB that a worker pushes and pulls per step."""
     cases = [*SHORT, LONG]
-    head = ["exchange", "codec", *(f"ms a step, {b}" for b in SHORT), "kB a step", "accuracy"]
+    head = ["exchange", "codec", *(f"ms per step, {b}" for b in SHORT), "kB per step", "accuracy"]
     lines = ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
     for way in WAYS:
         for codec in CODECS:

@@ -27,7 +27,7 @@ from gradwire.cli.output import print_table, significant
 
 @dataclass(frozen=True)
 class Row:
-    """GB/s are 10^9 bytes of float32 a second."""
+    """The results of one compressor. A GB/s is 10^9 bytes of float32 per second."""
 
     compressor: str
     bits_per_value: float

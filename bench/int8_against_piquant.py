@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Speed of `int8:ef=off` next to pi-quant's uint8, in one process, on one thread.
+"""Compares the speed of `int8:ef=off` with pi-quant's uint8, in one process, on one thread.
 
     python bench/int8_against_piquant.py [--numel 25600000] [--numel 200000] [--seconds 2] [--json]
 
@@ -46,7 +46,7 @@ class Row:
 
 
 class PiQuant:
-    """pi-quant's uint8 into memory of our own. piquant: the module."""
+    """pi-quant's uint8, which writes to memory of ours. piquant: the module."""
 
     def __init__(self, piquant: Any, numel: int) -> None:
         self.context = piquant.Context(1)
@@ -113,18 +113,18 @@ def measure(piquant: Any, numel: int, seconds: float) -> list[Row]:
 
 
 def check(other: PiQuant, x: Floats) -> None:
-    """Both must give x back up to their step, or the comparison means nothing."""
+    """Both must restore x up to their quantization step, or the comparison means nothing."""
     other.encode(x)
     step = 1.01 * max(other.parameters[0], float(np.abs(x).max()) / 127)
     total = np.zeros_like(x)
     other.decode_add(total)
     for decoded in (total, gradwire.decode(gradwire.encode(x, CODEC))):
-        # pi-quant's scale may be smaller than the range; then the largest values are cut off.
+        # pi-quant's scale may be too small for the range; then the largest values are clipped.
         assert np.mean(np.abs(decoded - x) > step) < 0.01
 
 
 def alternate(calls: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:
-    """Runs the calls in turn for about `seconds`; seconds a call, for each."""
+    """Runs the calls alternately for about `seconds`; returns the seconds of each call."""
     counts = []
     for call in calls:
         call()

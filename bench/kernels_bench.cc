@@ -1,10 +1,10 @@
-// Speed of the 3LC kernels of each SIMD target on one core, next to memcpy of as many bytes in the
-// same process. Name of a benchmark: operation/target/values/data. Each one first checks that the
-// target gives the scalar kernels' bytes, then times the operation and memcpy in turns.
+// The speed of the 3LC kernels of each SIMD target on one core, compared with memcpy of as many
+// bytes in the same process. A benchmark's name is operation/target/values/data. Each benchmark
+// first checks that the target gives the bytes of the scalar kernels, and then times the operation
+// and memcpy alternately.
 //
-//   GB/s    float32 input (the decoded tensor where decoding) by the operation's median time
-//   memcpy  the same of memcpy; share = GB/s / memcpy
-//   bits    encoded bits a value
+//   GB/s    bytes of float32 input (for decoders: output), divided by the median time memcpy  the
+//   same for memcpy; share = GB/s / memcpy bits    encoded bits per value
 //
 // Run:  kernels_bench --benchmark_filter='encode/avx3_dl/'
 
@@ -47,7 +47,7 @@ constexpr Data kData[] = {
     {"zero", 1.00f, Shape::kZero},
 };
 
-// Memory aligned to a cache line, as tensors are; std::vector's is not.
+// Memory that is aligned to a cache line, like tensors and unlike std::vector.
 template <typename T>
 class Buffer {
  public:
@@ -82,7 +82,7 @@ void make_values(Shape shape, Buffer<float>& values) {
   }
 }
 
-// The residuals after many steps with the same values up to 1: anywhere below half the multiplier,
+// The residuals after many steps with the same values up to 1: uniform below half the scale m,
 // which by then is s * (m / 2 + 1).
 void make_residuals(const Data& data, Buffer<float>& residuals) {
   if (data.shape == Shape::kZero) return;
@@ -118,8 +118,8 @@ struct Workload {
   }
 };
 
-// The codec's two passes: the maximum from the end to the start, then encoding from the start on,
-// where the second pass finds the last part of the first one in cache.
+// The codec's two passes: the maximum from the end to the start, and then encoding from the start,
+// so that the second pass finds the last part of the first pass in cache.
 uint32_t absmax_of_chunks(const Kernels& k, Workload& w) {
   const size_t n = w.x.size();
   uint32_t bits = 0;
@@ -208,7 +208,7 @@ const Operation kOperations[] = {
                   Workload& w) { k.divide(w.out.data(), w.x.size(), 1.0000001f); }},
 };
 
-// Encodes into the frame, and leaves the whole packed bytes for the operations on them.
+// Encodes into the frame and keeps the packed bytes for the operations on them.
 void prepare(const Kernels& k, const Data& data, Workload& w) {
   encode(k, data, w);
   k.ternary_pack(w.x.data(), w.r.data(), w.x.size(), w.frame.m, w.packed.data());
@@ -228,14 +228,14 @@ bool same_bytes(const Kernels& k, const Operation& operation, const Data& data, 
          same(got.packed, want.packed) && got.frame.sizes == want.frame.sizes;
 }
 
-// The time of this thread, in which nothing else on the machine counts.
+// The CPU time of this thread, which other programs do not change.
 double now() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// Time of a call, on average of `calls` in a row.
+// The mean time of `calls` consecutive calls.
 template <typename Function>
 double seconds_of(int calls, Function function) {
   const double start = now();
@@ -261,7 +261,8 @@ void run(benchmark::State& state, const Kernels& k, const Operation& operation, 
   Workload w(n, data);
   prepare(k, data, w);
   Buffer<float> copied(n);
-  // In turns, but several at a time where all is in cache, so that each finds its own data there.
+  // Alternates, but makes several calls at a time if the data fit in the cache, so that each
+  // operation finds its own data there.
   const int turn = n < 1000000 ? 16 : 1;
   std::vector<double> times, memcpy_times;
   for (auto _ : state) {

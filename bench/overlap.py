@@ -6,10 +6,10 @@
 Two ranks on this machine train the same model in several buckets, each behind its own rate-limited
 link if this process may build one; otherwise they use the loopback, and the result says so. Blocks
 of steps with overlap and without take turns, so that both see the same noise. Times are medians
-over all steps. First it is checked that both arrive at the same parameters, bit for bit. With
---device cuda the ranks take the GPUs in turn. --trace writes a timeline of rank 0's last steps with
-overlap, for chrome://tracing: "gradwire bucket" runs in the communication thread, and on a GPU in
-its stream.
+over all steps. First the script checks that both give the same parameters, bit for bit. With
+--device cuda, rank i takes GPU i modulo the number of GPUs. --trace writes a timeline of rank 0's
+last steps with overlap, for chrome://tracing: "gradwire bucket" runs in the communication thread,
+and on a GPU in its stream.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def run_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Starts the ranks, waits for them, and adds the machine to rank 0's numbers."""
+    """Starts the ranks, waits for them, and adds the machine's description to rank 0's numbers."""
     rate = RATES[arguments.bandwidth]
     reason = "not asked for" if rate is None else network.why_not_shaped()
     shaped = reason is None
@@ -95,7 +95,7 @@ def run_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
 def start_rank(
     arguments: argparse.Namespace, rank: int, result: Path, shaped: bool
 ) -> subprocess.Popen[bytes]:
-    """Starts a rank, which waits on its standard input until its network is there."""
+    """Starts a rank, which waits for its standard input until its network is ready."""
     own = result if rank == 0 else result.with_name(f"rank{rank}.json")
     command = [sys.executable, __file__, "--rank", str(rank), "--result", str(own)]
     command += ["--codec", arguments.codec, "--blocks", str(arguments.blocks)]
@@ -123,7 +123,7 @@ def finish(ranks: list[subprocess.Popen[bytes]]) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """One rank's part."""
+    """The measurement of one rank."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -202,7 +202,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             trainings[Overlap.ON].run(2)
         profile.export_chrome_trace(str(arguments.trace))
     else:
-        trainings[Overlap.ON].run(2)  # together with the rank that writes a trace
+        trainings[Overlap.ON].run(2)  # as rank 0 does while it writes the trace
     dist.barrier()
     result: dict[str, Any] = {
         "values": sum(p.numel() for p in trainings[Overlap.ON].model.parameters()),

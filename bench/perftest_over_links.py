@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs gradwire-perftest with each rank behind a link of limited rate.
+"""Runs gradwire-perftest with each rank on a link of limited bandwidth.
 
     bench/perftest_over_links.py build/release/bench/perftest/gradwire-perftest \\
         --rate 10M --ranks 4 -- --min 1M --max 64M
 
 Every rank has its own network namespace, and mpirun has another; a switch joins them, as in
-`gradwire train --bandwidth` (python/gradwire/train/network.py). mpirun starts its daemon of each
-rank as on a cluster, but its remote shell is this script, which enters the namespace. So all
+`gradwire train --bandwidth` (python/gradwire/train/network.py). mpirun starts a daemon for each
+rank as on a cluster, but with this script as the remote shell, which enters the namespace. So all
 messages of MPI go over the shaped links.
 
 --rate unshaped: no namespaces; the ranks use MPI's shared memory.
@@ -34,7 +34,7 @@ _FOLDER = "GRADWIRE_PERFTEST_FOLDER"
 
 
 def parse_rate(text: str) -> int | None:
-    """Bits a second of "10M"; None for "unshaped"."""
+    """The bits per second of a text such as "10M"; None for "unshaped"."""
     if text == "unshaped":
         return None
     number = text.rstrip("KMG")

@@ -1,11 +1,11 @@
-"""Records gradients of a real training run, as data to measure codecs on.
+"""Records gradients of a real training run, on which codecs can be measured.
 
     python bench/record_gradients.py bench/data/resnet20_gradients.safetensors
 
 Trains ResNet-20 on Fashion-MNIST with 3LC's recipe and one worker, by the loop of `gradwire train`.
 At an early, a middle and a late step it stores the gradient that the worker would push, tensor by
 tensor: float32, 273 thousand values each. The file's metadata say how it was made; the same command
-makes the same values on the same machine and PyTorch.
+gives the same values on the same machine with the same PyTorch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 class Recording(Strategy):
-    """Plain SGD of one worker, which keeps the gradients of some steps."""
+    """Plain SGD of one worker, which records the gradients of some steps."""
 
     def __init__(self, model: nn.Module) -> None:
         parameters = model.parameters()

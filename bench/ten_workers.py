@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""3LC's experiment: what each design costs in accuracy and sends in bits, with ten workers.
+"""Repeats 3LC's experiment with ten workers: the accuracy and the traffic of each design.
 
     bench/ten_workers.py results                        # ResNet-110, 25,600 steps, 3 seeds each
     bench/ten_workers.py results --model resnet20 --steps 400 --seeds 2 --data-dir fashion-mnist
-    bench/ten_workers.py results --render               # the table of what is there
+    bench/ten_workers.py results --render               # the table of the finished runs
 
 Each run is one of `gradwire train --exchange one-process`. The setting is that of 3LC, section 4.3:
 SGD with momentum 0.9 and weight decay 1e-4, a learning rate from 0.1 to 0.001 along a cosine, times
-the number of workers, 32 images a worker and step; batch normalisation and biases go raw.
+the number of workers, 32 images per worker and step; batch normalisation and biases go raw.
 
-Each finished run is a file of the folder and is not run again. So a call that was interrupted can
-be repeated, and several calls may share the folder, each with designs of its own. summary.json and
+Each finished run leaves a file in the folder and is not repeated. So an interrupted call can be
+started again, and several calls with different designs may share the folder. summary.json and
 table.md hold the results so far.
 """
 
@@ -70,7 +70,7 @@ Run = dict[str, Any]  # the content of a run's file
 
 
 def write(path: Path, text: str) -> None:
-    """The whole file or nothing."""
+    """Writes the whole file or nothing."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
@@ -87,8 +87,11 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def summarise(runs: list[Run]) -> dict[str, Any]:
-    """By design: seeds, mean, min and max of accuracy and bits, and of the difference in accuracy
-    to `raw` with the same seed; the ratio of 64 bits, a value each way, to the bits sent."""
+    """The results of each design.
+
+    They are the seeds; mean, min and max of accuracy, of bits, and of the difference in accuracy to
+    `raw` with the same seed; and the ratio: 64 bits, a value each way, divided by the bits sent.
+    """
     summary: dict[str, Any] = {}
     accuracies = {(run["design"], run["seed"]): run["accuracy"] for run in runs}
     for name, design in DESIGNS.items():
@@ -116,7 +119,7 @@ def summarise(runs: list[Run]) -> dict[str, Any]:
 
 
 def table(summary: dict[str, Any]) -> list[str]:
-    """Markdown: what was measured beside the paper's numbers."""
+    """The table in Markdown: the measured results beside the paper's numbers."""
     lines = [
         "| design | codec | runs | test accuracy | difference to raw | bits pushed, pulled | ratio "
         "| payload bits | payload ratio | 3LC: accuracy | difference | ratio |",
@@ -148,7 +151,7 @@ def table(summary: dict[str, Any]) -> list[str]:
 
 
 def _percent(spread_of: dict[str, float] | None, form: str) -> str:
-    """`mean % (min to max)`; without brackets where all are equal."""
+    """`mean % (min to max)`, or only `mean %` if all are equal."""
     if spread_of is None:
         return "-"
     mean, low, high = (form.format(100 * spread_of[key]) for key in ("mean", "min", "max"))
@@ -188,7 +191,7 @@ def report(folder: Path) -> str:
 
 
 def train(folder: Path, name: str, chosen: TrainSettings) -> None:
-    """One training, whose results become a file of the folder."""
+    """Runs one training and writes its results to a file of the folder."""
     print(f"{name}, seed {chosen.seed}", file=sys.stderr, flush=True)
     found: Run = {"design": name, "seed": chosen.seed, "accuracy": None}
     found |= {"settings": chosen.to_json(), "command": shlex.join(sys.argv)}

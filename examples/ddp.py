@@ -20,7 +20,7 @@ model.register_comm_hook(state, gradwire_hook)  # line two
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 target = torch.randn(64, 8)  # the same on every rank
-torch.manual_seed(1 + dist.get_rank())  # from here on every rank has data of its own
+torch.manual_seed(1 + dist.get_rank())  # from here on every rank has its own data
 for step in range(STEPS):
     inputs = torch.randn(32, 64)
     loss = nn.functional.cross_entropy(model(inputs), (inputs @ target).argmax(dim=1))

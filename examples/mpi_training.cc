@@ -2,10 +2,10 @@
 //
 //   mpirun -n 4 mpi_training --codec 3lc:s=1,coder=rice --steps 500
 //
-// 784 pixels, 128 hidden units (ReLU), 10 classes; SGD with momentum. What there is to see of
-// gradwire: the tensors are named, so that each has a scale of its own and the biases go raw; the
+// 784 pixels, 128 hidden units (ReLU), 10 classes; SGD with momentum. The example shows how to use
+// gradwire. The tensors are named, so that each has its own scale and the biases go raw. The
 // gradient buffer is bound to one persistent operation, which keeps the residuals; each step starts
-// it and waits for it. Needs the files of Debian's dataset-fashion-mnist.
+// it and waits for it. The program needs the files of Debian's dataset-fashion-mnist.
 
 #include <mpi.h>
 #include <zlib.h>
@@ -44,11 +44,11 @@ struct Settings {
 }
 
 struct Images {
-  std::vector<float> pixels;    // of image i: kPixels from i * kPixels on
+  std::vector<float> pixels;    // image i has kPixels from i * kPixels on
   std::vector<uint8_t> labels;  // 0 to 9
 };
 
-// The content of a gzip file behind the IDX header of `header` bytes.
+// The content of a gzip file after the IDX header of `header` bytes.
 std::vector<uint8_t> read_idx(const std::string& path, size_t header) {
   gzFile file = gzopen(path.c_str(), "rb");
   if (file == nullptr) stop(path + " is not there (Debian: dataset-fashion-mnist)");
@@ -76,7 +76,7 @@ Images load(const std::string& folder, const std::string& set) {
   return images;
 }
 
-// All tensors one behind the other; the gradients lie in the same way.
+// The parameters' tensors, one after the other; the gradients lie in the same order.
 const std::vector<gradwire::TensorInfo> kTensors = {{"hidden.weight", {kHidden, kPixels}},
                                                     {"hidden.bias", {kHidden}},
                                                     {"output.weight", {kClasses, kHidden}},

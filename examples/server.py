@@ -15,7 +15,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
 target = torch.randn(64, 8)  # the same on every rank
-torch.manual_seed(1 + dist.get_rank())  # from here on every rank has data of its own
+torch.manual_seed(1 + dist.get_rank())  # from here on every rank has its own data
 
 optimizer = ServerOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),

@@ -1,5 +1,5 @@
-// Any bytes as a packet: as they are, and once more with true magic, version and checksum, so that
-// the fuzzer gets past them.
+// Decodes any bytes as a packet: as they are, and then with correct magic, version and checksum, so
+// that the fuzzer gets past these checks.
 
 #include <cstring>
 

@@ -12,10 +12,11 @@
 
 namespace gradwire::fuzzing {
 
-// Ends the process, so that libFuzzer keeps the input, unless `condition` holds.
+// Unless `condition` holds, ends the process, so that libFuzzer keeps the input.
 void require(bool condition, std::string_view what);
 
-// Every SIMD target of this CPU, "scalar" among them, each with one thread and with two. Made once.
+// Every SIMD target of this CPU, including "scalar", with one thread and with two. They are made
+// once.
 [[nodiscard]] std::vector<Execution>& executions();
 
 // A copy of `data` in memory of exactly its size, so that AddressSanitizer sees a read past its
@@ -25,8 +26,8 @@ void require(bool condition, std::string_view what);
 // Larger tensors are skipped: they only cost time.
 inline constexpr uint64_t kMaxFuzzedNumel = 1 << 17;
 
-// Decodes a payload into and onto memory with every execution. They must agree in the status and,
-// where it is ok, in every bit.
+// Stores and adds the values of a payload with every execution. All must agree in the status and,
+// if it is ok, in every bit.
 void check_decoders(const Codec& codec, std::span<const std::byte> payload, uint64_t n);
 
 }  // namespace gradwire::fuzzing

@@ -1,6 +1,7 @@
 """Makes seeds for the fuzzers from the golden files: python fuzz/make_corpus.py FOLDER.
 
-FOLDER gets one folder a fuzzer. What lies there already is kept, so that a corpus can grow.
+FOLDER gets a folder for each fuzzer. Files that are there already are kept, so that a corpus can
+grow.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from pathlib import Path
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
 
-# In a round trip's n: the tensor is long (fuzz/round_trip.cc).
+# This bit pattern in a round trip's n makes the tensor long (fuzz/round_trip.cc).
 LONG = 3 << 30
-# First byte of a round trip's choices: codec and coder, buckets, residual (fuzz/round_trip.cc).
+# The first byte of a round trip's choices: codec and coder, groups, residual (fuzz/round_trip.cc).
 THREE_LC = {
     "3lc": 5,
     "3lc-f32": 5 | 2 << 5,
@@ -21,7 +22,8 @@ THREE_LC = {
     "3lc-none-f32": 5 | 8 | 2 << 5,
     "3lc-bucket-f32": 5 | 16 | 2 << 5,
 }
-# The codecs of the list there take turns over the inputs, with every kind of residual.
+# With these choices the inputs use the codecs of the list there in turn, with each type of
+# residual.
 BY_NUMBER = {"any": 0, "any-bf16": 1 << 5, "any-f32": 2 << 5}
 
 

@@ -1,9 +1,9 @@
-// Encodes a tensor with every SIMD target, with one thread and two, without and with each kind of
-// residual: all must give the same bytes and the same residual. Then decodes, and checks that what
-// the decoder sees and what the residual keeps make up the input.
+// Encodes a tensor with every SIMD target, with one thread and two, and with each type of residual:
+// all must give the same bytes and the same residual. Then decodes, and checks that decoded values
+// and residual add up to the input.
 //
-// Input: 8 bytes of choices, then float32 that are repeated until there are n of them: the first
-// half of the values, then of the residual.
+// Input: 8 bytes of choices, then float32. The first half of these, repeated, gives the n values,
+// the second half the residual.
 
 #include <cmath>
 #include <cstring>
@@ -21,7 +21,7 @@ using namespace gradwire::fuzzing;
 
 constexpr size_t kChoicesSize = 8;
 
-// Beside every codec as it comes.
+// These are tested beside every codec with its defaults.
 constexpr const char* kVariants[] = {
     "int8:bucket=7",
     "onebit:bucket=800",
@@ -100,7 +100,7 @@ struct Encoded {
   }
 };
 
-// `residual` is rounded to bf16 first where the type says so.
+// Rounds `residual` to bf16 first if that is the type.
 Encoded encode(const Codec& codec, std::span<const float> x, std::vector<float> residual,
                ResidualType type, Execution& execution) {
   std::vector<uint16_t> halves;
@@ -128,7 +128,7 @@ Encoded encode(const Codec& codec, std::span<const float> x, std::vector<float> 
   return encoded;
 }
 
-// Where nothing was sent all of x + r is kept, else the difference.
+// The new residual must be x + r where nothing was sent, else the difference to the sent value.
 void check_residual(std::span<const float> x, std::span<const float> before,
                     std::span<const float> sent, std::span<const float> after) {
   for (size_t i = 0; i < x.size(); ++i) {

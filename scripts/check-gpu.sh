@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Builds, tests and measures the codecs on the GPU of this machine; keeps the table of results.
-# Meant for one call of ten minutes: the build is for this GPU alone, the table is kept before
-# compute-sanitizer (if there is one) takes what time is left.
+# One call takes at most ten minutes: the build is only for this GPU, and the table is written
+# before compute-sanitizer (if it is installed) uses the remaining time.
 #
 # Usage: scripts/check-gpu.sh [OPTION...] [-- CMAKE_ARGUMENT...]
-#   --output FILE     where the table goes (default: bench/results/cuda.txt)
-#   --limit SECONDS   end by then: compute-sanitizer is given what is left (default: 540)
+#   --output FILE     write the table there (default: bench/results/cuda.txt)
+#   --limit SECONDS   end by then; compute-sanitizer gets the remaining time (default: 540)
 #   --arch LIST       architectures to compile for (default: native, this machine's GPU)
-#   --commit NAME     what is said of the sources where there is no git to ask
-#   --build-only      no GPU needed; with --arch
-#   --run-only        with the programs that are in build/gpu: needs neither compiler nor network
-#   --no-python       without the tests of the hook, for which python3 must have PyTorch, nanobind,
-#                     pytest and typing_extensions
+#   --commit NAME     the name of the sources if there is no git
+#   --build-only      only build, with --arch; needs no GPU
+#   --run-only        run the programs in build/gpu; needs neither compiler nor network
+#   --no-python       skip the hook's tests, for which python3 must have PyTorch, nanobind, pytest
+#                     and typing_extensions
 #
-# Exit status: 0 all right; 1 a build or test failed, or there is no GPU; 3 a speed is short of its target.
+# Exit status: 0 success; 1 a build or test failed, or there is no GPU; 3 a speed misses its target.
 #
 # Needs nvcc (12.0), cmake (3.25), a C++20 compiler; Highway, xxHash and GoogleTest come from the
 # system (Debian: libhwy-dev libxxhash-dev libgtest-dev), else they are fetched. Without a network:
@@ -86,12 +86,12 @@ build_programs() {
     echo "$(nvcc --version | sed -n 's/.*release .*, V/nvcc /p'), architectures $arch," \
       "$("$compiler" --version | sed -n 1p)"
   } >"$build/built.txt"
-  # For a machine that has not installed it.
+  # The machine may not have it installed.
   mkdir -p "$build/lib"
   ldd "$cuda_test" | sed -n 's/.*libhwy.* => \([^ ]*\) .*/\1/p' | xargs -r cp -L -t "$build/lib"
 }
 
-# The exchange and the hook on the GPU, with the modules that were built.
+# Tests the exchange and the hook on the GPU, with the modules that were built.
 test_python() {
   local site=$build/site
   rm -rf "$site" && mkdir -p "$site"
@@ -137,7 +137,7 @@ driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null
 } | tee "$output.part"
 mv "$output.part" "$output"
 
-# sanitize TOOL SECONDS: one line of what the tool found in the short tests.
+# sanitize TOOL SECONDS: runs the short tests under the tool and prints one line about its findings.
 sanitize() {
   local status=0 log=build/logs/compute-sanitizer-$1.log
   timeout -k 10 "$2" compute-sanitizer --tool "$1" --error-exitcode 9 "$cuda_test" \

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compares what gradwire's shared libraries export with what the public headers declare.
+"""Compares the exports of gradwire's shared libraries with the declarations of the public headers.
 
-C: every function marked GW_API, no other. C++: names of namespace gradwire that are marked
-GRADWIRE_EXPORT, each of them, no other; and no function at namespace scope lacks the mark, unless
-it is defined in the header. All carry the version GRADWIRE_x.y. Beside them, with the version
-GRADWIRE_PRIVATE_x.y.z, stands what libgradwire_cuda.so of the same build takes from libgradwire.so.
+In C, the libraries export exactly the functions that are marked GW_API. In C++, they export exactly
+the names of namespace gradwire that are marked GRADWIRE_EXPORT; every function at namespace scope
+has the mark, unless it is defined in the header. All these symbols have the version GRADWIRE_x.y.
+Symbols with the version GRADWIRE_PRIVATE_x.y.z are for the libgradwire_cuda.so of the same build.
 
 Usage: check_exports.py INCLUDE_DIR LIBRARY...    exit status 0: equal, 1: differences printed
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _C_FUNCTION = re.compile(r"^GW_API\b[^;]*?\b(gw_\w+)\(", re.MULTILINE)
 _CPP_CLASS = re.compile(r"^(?:class|struct) GRADWIRE_EXPORT (\w+)", re.MULTILINE)
-# What starts at the first column and is ended by ; before any brace but {}: a declaration.
+# A declaration starts in the first column and ends with ; before any brace but {}.
 _CPP_DECLARATION = re.compile(
     r"^(?=[A-Za-z\[])(?!using|template|class|struct|enum)(?:[^;{}]|\{\})*;", re.MULTILINE
 )
@@ -31,7 +31,7 @@ _SPECIAL = re.compile(r"^(?:typeinfo name|typeinfo|vtable|VTT) for ")
 
 @dataclass
 class Declared:
-    """What the headers promise."""
+    """The names that the headers declare."""
 
     c_functions: set[str] = field(default_factory=set)
     cpp_names: set[str] = field(default_factory=set)
@@ -60,7 +60,7 @@ def read_headers(include: Path) -> Declared:
 
 
 def read_exports(library: Path) -> list[tuple[str, str]]:
-    """(demangled name, version) of each symbol that the library defines for everyone."""
+    """(demangled name, version) of each symbol that the library exports publicly."""
     listed = subprocess.run(
         ["nm", "--dynamic", "--defined-only", "--demangle", str(library)],
         capture_output=True,
@@ -71,7 +71,7 @@ def read_exports(library: Path) -> list[tuple[str, str]]:
     for line in listed.splitlines():
         _, kind, name = line.split(maxsplit=2)
         symbol, _, version = name.partition("@@")
-        # A: the version itself.
+        # Type A is the version itself.
         if kind != "A" and not _PRIVATE_VERSION.fullmatch(version):
             exports.append((symbol, version))
     return exports

@@ -5,7 +5,7 @@
 #
 # Usage: scripts/check_fresh.sh [--list] [--keep] [REVISION]
 #   --list    print the commands and run none
-#   --keep    leave the clone where it is
+#   --keep    do not remove the clone
 #   REVISION  what to check out (default: HEAD)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

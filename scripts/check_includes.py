@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Proves from the lines with #include and import that the layers' arrows point one way.
+"""Checks all #include and import lines: each layer may include only the layers before it.
 
-A folder of C++ may include only itself and what stands above it:
+A folder of C++ may include only itself and the folders before it in this list:
 
     include/gradwire  base  stages  codecs  frame  feedback  exchange  capi  engines  cuda
 
-(all but the first under src/). Between the folders of src/stages there is no circle. python/src,
-tests, bench, fuzz and examples may include everything; nothing includes them. A package of Python
-may import only itself and what stands before it in PACKAGES; only import statements are looked at.
-An include that cannot be followed (through a macro, by a bare name that some include directory
-could resolve) counts for every file it could mean, or is itself an error, so that a clean run is a
-proof and not a guess.
+(all but the first are in src/). The folders of src/stages must not include each other in a circle.
+python/src, tests, bench, fuzz and examples may include everything, and nothing may include them. A
+Python package may import only itself and the packages before it in PACKAGES; only import statements
+are checked. If an include cannot be followed, it must not hide an error. A bare name that some
+include directory could resolve counts for every file that it could mean; an include through a macro
+is an error.
 
 Usage: check_includes.py [ROOT]     exit status 0: clean, 1: offending lines printed, 2: bad usage
 """
@@ -54,8 +54,8 @@ PACKAGES = (
     "gradwire.cli",
 )
 
-# What may hold a quote or a comment sign without being one: numbers with digit separators, raw
-# strings, strings. Each is consumed whole, so that a comment is a comment.
+# Numbers with digit separators, raw strings and strings may hold quotes or comment signs. Each is
+# consumed whole, so that what remains as a comment is one.
 _TOKEN = re.compile(
     r"""//[^\n]*
     | /\*.*?\*/
@@ -96,7 +96,7 @@ def layer_of(path: PurePosixPath) -> str | None:
 
 
 def may_include(layer: str, target: str) -> bool:
-    """Whether the arrow from `layer` to `target` points upwards (or stays)."""
+    """Whether `layer` may include `target`: it is the same layer or an earlier one."""
     if layer in OUTSIDE:
         return True
     return target in LAYERS and LAYERS.index(target) <= LAYERS.index(layer)
@@ -108,7 +108,7 @@ def stage_of(path: PurePosixPath) -> str | None:
 
 
 def find_circles(arrows: dict[tuple[str, str], Offence]) -> list[Offence]:
-    """Those of the arrows between stages, with the line that makes each, that are in a circle."""
+    """The includes between stages that are part of a circle, each with its line."""
     reached = {start: {start} for arrow in arrows for start in arrow}
     for _ in reached:
         for start, end in arrows:
@@ -120,12 +120,13 @@ def find_includes(text: str) -> Iterator[tuple[int, str]]:
     """Yields (line number, argument) of each include directive that is not commented out."""
 
     def join(match: re.Match[str]) -> str:
-        # A spliced line is one line to the compiler; its line breaks move behind it.
+        # The compiler joins a spliced line, so its line breaks move after it.
         return match.group().replace("\\\n", "") + "\n" * match.group().count("\\\n")
 
     def blank(match: re.Match[str]) -> str:
         found = match.group()
-        # A string stays, it may be the argument. Comments and raw strings keep their line breaks.
+        # A string stays, because it may be the argument. Comments and raw strings keep their line
+        # breaks.
         return re.sub(r"[^\n]", " ", found) if found[0] in "/R" else found
 
     text = re.sub(r"(?:[^\n]*\\\n)+[^\n]*", join, text)
@@ -137,7 +138,7 @@ def find_includes(text: str) -> Iterator[tuple[int, str]]:
 def possible_targets(
     argument: str, file: PurePosixPath, ours: frozenset[PurePosixPath]
 ) -> list[PurePosixPath] | None:
-    """Our files that an include may mean: [] if it is foreign, None if that can't be told."""
+    """Our files that an include may mean: [] if it is not ours, None if that is unknown."""
     match = re.fullmatch(r'"([^"]+)"|<([^>]+)>', argument)
     if not match:
         return None
@@ -152,7 +153,7 @@ def possible_targets(
             return [candidate]
     if not quoted:
         return []
-    # Not where our include directories look, but another -I could make it ours.
+    # Our include directories do not find it, but another -I could.
     tail = tuple(part for part in PurePosixPath(name).parts if part not in ("..", "."))
     return sorted(path for path in ours if path.parts[-len(tail) :] == tail)
 
@@ -209,7 +210,7 @@ def check_python(root: Path) -> tuple[list[Offence], int]:
 
 
 def check_includes(root: Path) -> tuple[list[Offence], int]:
-    """Checks every C and C++ file under `root`; returns the same."""
+    """Checks every C and C++ file under `root`; returns the offences and the number of files."""
     files = sorted(
         PurePosixPath(path.relative_to(root).as_posix())
         for top in ("include", "src", *OUTSIDE)

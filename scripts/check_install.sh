@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the preset gcc builds, shared and static, into build/install-prefix, and builds and
-# runs the examples in C and C++ against it: with pkg-config, with nothing but cc, with CMake.
-# (gradwire::cuda: scripts/check_install_cuda.sh.)
+# Installs the build of the preset gcc, shared and static, into build/install-prefix. Then builds
+# and runs the examples in C and C++ against it: with pkg-config, with cc alone, and with CMake.
+# (scripts/check_install_cuda.sh checks gradwire::cuda.)
 #
 # Usage: scripts/check_install.sh
 set -euo pipefail
@@ -12,10 +12,10 @@ examples=$PWD/build/install-examples
 rm -rf "$PWD/build/install-prefix" "$examples"
 mkdir -p "$examples"
 
-# say WORDS...: names the next part.
+# say WORDS...: prints the name of the next part.
 say() { printf '== %s\n' "$*"; }
 
-# install_as shared|static: sets `prefix`. The objects of both are those that are tested.
+# install_as shared|static: installs the tested objects and sets `prefix`.
 install_as() {
   local shared=ON
   [[ $1 == static ]] && shared=OFF
@@ -24,7 +24,7 @@ install_as() {
   export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
   cmake --preset gcc -DBUILD_SHARED_LIBS="$shared"
   cmake --build "$build" -j "$(nproc)"
-  # A prefix that is given only now must be right too.
+  # The prefix may also be given only at installation.
   cmake --install "$build" --prefix "$prefix"
 }
 
@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
   tests/mpi/mpirun.sh -n 2 "$folder/build/mpi_user"
 }
 
-# compile_mpi KIND: a C program of two ranks, with cc and what pkg-config says.
+# compile_mpi KIND: a C program of two ranks, with cc and the flags of pkg-config.
 compile_mpi() {
   local program=$examples/mpi-pkg-config-$1
   echo '#include <gradwire/gradwire_mpi.h>

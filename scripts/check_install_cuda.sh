@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the preset cuda built, shared and static, into build/install-prefix, and builds and
-# runs examples/cuda against it. Without a GPU the example must say so.
+# Installs the build of the preset cuda, shared and static, into build/install-prefix, and builds
+# and runs examples/cuda against it. Without a GPU the example must say that there is none.
 #
 # Usage: scripts/check_install_cuda.sh
 set -euo pipefail

@@ -1,9 +1,9 @@
-"""Writes tests/golden/ anew, with spec/reference.py and spec/reference_encoder.py alone.
+"""Writes all of tests/golden/, only with the plain Python code in spec/.
 
-Run it by hand when the format changes on purpose, and look at the difference before you keep it. No
-test runs it, and it asks the C++ code nothing: golden files are a second opinion, not a recording.
-The cases stand in golden_cases/; those of a codec in golden_cases/codecs/, in a module with the
-name of its twin in spec/payloads/. tests/golden/README.md explains the index.
+Run it by hand when the format changes on purpose, and read the difference before you keep it. No
+test runs it, and it does not use the C++ code, so that golden files check that code independently.
+The cases are in golden_cases/. Those of a codec are in golden_cases/codecs/, in a module with the
+same name as in spec/payloads/. tests/golden/README.md explains the index.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from golden_cases import containers, frames, packets
 from golden_cases.inputs import GRADIENTS, TENSORS, take
 
-# Found because golden_cases puts spec/ on the path.
+# golden_cases puts spec/ on the path, so that these are found.
 # isort: split
 import common
 import container as spec_container
@@ -35,7 +35,7 @@ EVERY_ENCODE += [("denormals", 7), ("huge", 6), ("nan", 3)]
 
 
 class Writer:
-    """Writes files below tests/golden and gathers the index."""
+    """Writes files in tests/golden and collects the index."""
 
     def __init__(self) -> None:
         self.index: dict[str, list[dict[str, Any]]] = {"encode": [], "decode": [], "errors": []}
@@ -180,7 +180,7 @@ def write_containers(out: Writer) -> None:
 
 
 def period(values: bytes) -> int:
-    """The shortest start that gives all values when it is repeated; all of them for few."""
+    """The length of the shortest prefix that gives all values when it is repeated."""
     n = len(values) // 4
     if n <= 2048:
         return n

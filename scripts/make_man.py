@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes the manual pages in man/: section 1 from the commands' own options, section 3 from the C
-headers' comments. They are kept in the repository, so that nothing has to run to install them; a
-test compares them with what this makes.
+"""Makes the manual pages in man/: section 1 from the commands, section 3 from the C headers.
+
+The pages are kept in the repository, so that an installation need not make them; a test checks that
+they are current.
 
 Usage: make_man.py [--check]     --check: change nothing; exit status 1 where a page is not current
 """
@@ -33,7 +34,7 @@ EXIT_STATUS = (
 
 
 def escape(text: str) -> str:
-    """Text as roff prints it unchanged."""
+    """Escapes text so that roff prints it unchanged."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "")
     return "\n".join(
         "\\&" + line if line.startswith((".", "'")) else line for line in text.split("\n")
@@ -41,7 +42,7 @@ def escape(text: str) -> str:
 
 
 def title(name: str, section: int, source: str = "the command") -> str:
-    """The first line of a page. It bears no date: the same sources give the same page."""
+    """The first line of a page. It has no date, so that the same sources give the same page."""
     numbers = re.findall(r"#define GW_VERSION_\w+ (\d+)", HEADER.read_text(encoding="utf-8"))
     comment = f'.\\" Made by scripts/make_man.py from {source}.'
     return f'{comment}\n.TH {name.upper()} {section} "" "gradwire {".".join(numbers)}" "gradwire"'
@@ -137,7 +138,7 @@ def summary(function: Callable[..., object]) -> str:
 
 
 def lower_first(sentence: str) -> str:
-    """A sentence as NAME wants it."""
+    """A sentence in the form of the section NAME."""
     return sentence[0].lower() + sentence[1:].rstrip(".")
 
 
@@ -173,7 +174,7 @@ _SECTION = re.compile(r"^/\* -{4} (.*?) -+ \*/$")
 
 
 def read_blocks(header: str) -> Iterator[tuple[str, str]]:
-    """("section" | "comment" | "code", text) of a C header, in order, without its frame."""
+    """("section" | "comment" | "code", text) of a C header, in order, without its include guard."""
     text = re.sub(r"#ifdef __cplusplus\n.*?#endif\n", "", header, flags=re.DOTALL)
     text = re.sub(r"#if defined\(__GNUC__\).*?#endif\n", "", text, flags=re.DOTALL)
     text = re.sub(
@@ -187,7 +188,7 @@ def read_blocks(header: str) -> Iterator[tuple[str, str]]:
         while rest:
             comment = re.match(r"/\*.*?\*/", rest, re.DOTALL)
             if comment is None:
-                # Up to the next comment that stands on its own.
+                # The code ends at the next comment that begins a line.
                 code = re.split(r"\n(?=/\*)", rest, maxsplit=1)
                 yield "code", code[0].replace("GW_API ", "")
                 rest = code[1] if len(code) == 2 else ""
@@ -201,7 +202,7 @@ def read_blocks(header: str) -> Iterator[tuple[str, str]]:
 
 
 def plain_comment(comment: str) -> str:
-    """A C comment's text: paragraphs; indented lines stay as they are."""
+    """The text of a C comment in paragraphs; indented lines stay as they are."""
     lines = [re.sub(r"^ ?\* ?", "", line) for line in comment[2:-2].split("\n")]
     if not comment.startswith("/*\n"):
         lines = [re.sub(r"^ {3}", "", line) for line in lines]
@@ -219,7 +220,7 @@ def plain_comment(comment: str) -> str:
 
 
 def header_page(path: Path, summary: str, see_also: str) -> str:
-    """The page of a header in section 3, with the text of the header in its order."""
+    """The page of a header in section 3, with the header's text in the same order."""
     header = path.read_text(encoding="utf-8")
     name = path.stem
     lines = [

@@ -7,7 +7,7 @@ read_clock() {
   clock="$((tenths / 10)).$((tenths % 10))"
 }
 
-# Prints a line every 20 s while the script is running: name, seconds, last line of the log.
+# Prints a line every 20 s while a step runs: name, seconds, last line of the log.
 print_heartbeat() {
   local name=$1 log=$2 start=$3 clock
   trap 'kill "$!" 2>/dev/null; exit 0' TERM
@@ -19,9 +19,9 @@ print_heartbeat() {
 }
 
 # run_step NAME LOG COMMAND...
-# Runs an external command (not a shell function: errexit would not hold in it) with its output in
-# LOG. Prints a line at the start and one with the seconds at the end; if it fails, the log and
-# the command. Sets `clock`. Returns the command's status.
+# Runs an external command (not a shell function, in which errexit would not work) with its output
+# in LOG. Prints a line at the start and a line with the seconds at the end; if the command fails,
+# prints the log and the command. Sets `clock`. Returns the command's status.
 run_step() {
   local name=$1 log=$2 start=${EPOCHREALTIME/[.,]/} status=0 heartbeat
   shift 2

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Prepares this checkout: installs system packages, creates .venv with the versions of
-# constraints.txt, and builds and installs gradwire into it. The installation is editable: changes of
-# Python files count at once, changes of C++ after this script has run again. Steps that are done
-# already are skipped; without changes the script takes a second or two.
+# constraints.txt, and builds and installs gradwire into it. The installation is editable: changes
+# of Python files take effect at once, changes of C++ when this script has run again. Finished steps
+# are skipped; without changes the script takes a second or two.
 #
 # As root on Debian it installs missing packages. Without root it names them and stops.
 #
 # Usage: scripts/setup.sh [--demo] [--python PATH] [--torch-index URL]
-#   --demo             only what the build and the demo need, without tools for developers
+#   --demo             install only the packages for the build and the demo, no developer tools
 #   --python PATH      interpreter for a new .venv (default: the first of python3, python3.14 ..
 #                      python3.11, /usr/bin/python3 with version >= 3.11, venv and headers)
 #   --torch-index URL  package index for PyTorch (default: pip's own sources if they have the CPU
@@ -57,7 +57,7 @@ assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
 PYTHON
 }
 
-# Prints the interpreter for a new environment, nothing if there is none.
+# Prints the interpreter for a new environment, or nothing if there is none.
 find_python() {
   local candidate
   for candidate in ${wanted_python:-python3 python3.14 python3.13 python3.12 python3.11 \
@@ -73,7 +73,7 @@ find_python() {
 find_missing() {
   local known installed package
   missing=()
-  # dpkg-query fails if it does not know one of them, which is no error here.
+  # dpkg-query fails if it does not know a package, which is no error here.
   known=$(dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' "$@" 2>/dev/null || true)
   installed=" $(sed -n 's/^ii *//p' <<<"$known" | tr '\n' ' ') "
   for package in "$@"; do
@@ -96,8 +96,8 @@ install_system_packages() {
   fi
   export DEBIAN_FRONTEND=noninteractive
   local apt=(apt-get -q -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
-  # An install fails most often because the index is out of date. An update may fail because one
-  # mirror of several is away, and the install may still work.
+  # Most failed installs have an outdated index. If the update fails, for example because one of
+  # several mirrors is unreachable, the install may still work.
   run_step "apt-get update" "$logs/apt-update.log" "${apt[@]}" update ||
     echo "  going on with the present package lists"
   run_step "apt-get install ${missing[*]}" "$logs/apt-install.log" \
@@ -116,8 +116,8 @@ create_environment() {
   run_step "virtual environment of $python" "$logs/venv.log" "$python" -m venv --clear "$venv"
 }
 
-# Prints the names in $requirements whose version is not the installed one. A local version
-# (2.13.0+cpu) counts as the version.
+# Prints the names in $requirements that are not installed in that version. A local suffix
+# (2.13.0+cpu) does not matter.
 list_outdated() {
   "$venv/bin/python" - "$requirements" <<'PYTHON'
 import sys

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs everything that must pass before a change goes in, from set-up to the last test. Stops at the
-# first stage that fails and prints its log. Ends with the seconds of each stage. Needs no terminal.
+# Runs everything that must pass before a change is merged, from set-up to the last test. Stops at
+# the first stage that fails and prints its log. Ends with the seconds of each stage. Needs no
+# terminal.
 #
 # Usage: scripts/test.sh [--list] [--verbose] [STAGE...]
 #   STAGE      run these only, in the order given (default: all but those marked "on request")
@@ -36,7 +37,7 @@ build_and_ctest() {
   ctest --preset "$1" -j "$(nproc)"
 }
 
-# With -Werror, as in the stage gcc, so that ccache has what both compile.
+# The same -Werror as in the stage gcc lets ccache serve both.
 stage_setup() { SKBUILD_CMAKE_DEFINE=GRADWIRE_WERROR=ON scripts/setup.sh; }
 stage_includes() { scripts/check_includes.py; }
 stage_gcc() { build_and_ctest gcc; }
@@ -45,7 +46,7 @@ stage_asan() { build_and_ctest asan; }
 stage_clang() { build_and_ctest clang; }
 stage_cuda() { build_cuda 90-real; }
 stage_cuda_all() { build_cuda '80-real;90-real;100'; }
-# A line that begins with `note:` is shown in the terminal too.
+# Lines that begin with `note:` are shown in the terminal too.
 build_cuda() {
   command -v nvcc >/dev/null || PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
   if ! command -v nvcc >/dev/null; then
@@ -66,11 +67,11 @@ build_cuda() {
 stage_install() { scripts/check_install.sh; }
 stage_tsan() { build_and_ctest tsan; }
 stage_pytest() {
-  scripts/setup.sh # the module must be built from the present sources
+  scripts/setup.sh # the module must be built from the current sources
   # Tests of buckets on a GPU run the kernels on the host.
   cmake --preset gcc
   cmake --build --preset gcc --target _cuda_on_host -j "$(nproc)"
-  # Two processes, each takes the next file in order: half of the time they would wait for ranks.
+  # Two processes share the files in order, because the tests wait for ranks half of the time.
   "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 tests
 }
 

@@ -1,9 +1,9 @@
-// Speed of the codecs on a GPU, beside a copy of the same array in its memory.
+// The speed of the codecs on a GPU, compared with a copy of the same array in its memory.
 //
 //   cuda_bench [VALUES]      default 256 M
 //
 // The bytes moved are those that the algorithm must read and write: for each value x, the residual
-// if there is one, the sum to which it is added, and the payloads. The share is that of the
+// if there is one, the sum to which it is added, and the payloads. Shares are relative to the
 // bandwidth of a copy (bytes read and written) in the same process. Times are medians of
 // kRepetitions. At the end each target of targets.h is compared with the measured speed, in a line
 // that ends with `pass` or `short`.
@@ -29,7 +29,7 @@ namespace gradwire::cuda {
 namespace {
 
 constexpr int kRepetitions = 9;
-// In a world of 8 ranks the owner of a shard adds up so many payloads, and divides by 8.
+// In a world of 8 ranks the owner of a shard adds up 7 payloads and divides by 8.
 constexpr uint32_t kSources = 7;
 
 void require(cudaError_t error) {
@@ -95,7 +95,7 @@ float milliseconds(const Work& work) {
 std::vector<uint64_t> resnet50() {
   std::vector<uint64_t> lengths;
   const auto convolution = [&](uint64_t in, uint64_t out, uint64_t side) {
-    lengths.insert(lengths.end(), {in * out * side * side, out, out});  // and batch normalisation
+    lengths.insert(lengths.end(), {in * out * side * side, out, out});  // with batch normalisation
   };
   convolution(3, 64, 7);
   uint64_t in = 64;
@@ -129,7 +129,7 @@ class Bench {
     x_ = std::make_unique<Array<float>>(n_);
     residual_ = std::make_unique<Array<float>>(n_);
     out_ = std::make_unique<Array<float>>(n_);
-    // A part of the values is repeated, as drawing all of them would take minutes.
+    // A part of the values is repeated, because drawing all of them would take minutes.
     const std::vector<float> part = synthetic(std::min<uint64_t>(n_, 1 << 22));
     for (uint64_t at = 0; at < n_; at += part.size()) {
       require(cudaMemcpy(x_->data() + at, part.data(),
@@ -142,7 +142,7 @@ class Bench {
     });
   }
 
-  [[nodiscard]] double copy_bandwidth() const {  // bytes a millisecond
+  [[nodiscard]] double copy_bandwidth() const {  // bytes per millisecond
     return 8.0 * static_cast<double>(n_) / static_cast<double>(copy_ms_);
   }
 
@@ -188,7 +188,7 @@ class Bench {
       places.push_back({bucket.payload_offset(i), results[i].size});
       sent += results[i].size;
     }
-    // Each source has its own bytes: the cache would hold bytes that are read twice.
+    // Each source has its own bytes, because the cache would hold bytes that are read twice.
     Array<std::byte> sources(kSources * bucket.payloads_size());
     for (uint32_t source = 0; source < kSources; ++source) {
       require(cudaMemcpy(sources.data() + source * bucket.payloads_size(), payloads.data(),

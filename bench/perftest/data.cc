@@ -15,7 +15,7 @@ Status unusable(const std::string& path, const char* why) {
   return {StatusCode::kInvalidArgument, path + ": " + why};
 }
 
-// Divides by the largest magnitude, if there is any.
+// Divides by the largest magnitude, unless that is 0.
 void append_scaled(const char* bytes, uint64_t size, std::vector<float>& values) {
   std::vector<float> tensor(size / sizeof(float));
   std::memcpy(tensor.data(), bytes, tensor.size() * sizeof(float));
@@ -60,8 +60,8 @@ std::vector<float> make_synthetic() {
   return values;
 }
 
-// Where a repetition begins in the period: as `gradwire bench` does, so near that a value meets
-// others of its own tensor, as in training.
+// A repetition begins at one of kPlaces places in the period, which are near each other, as in
+// `gradwire bench`. So a residual meets values of its own tensor, as in training.
 constexpr uint64_t kPlaces = 64;
 constexpr uint64_t kMargin = 1 << 15;
 constexpr uint64_t kAlignment = 16;

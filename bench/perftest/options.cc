@@ -11,7 +11,7 @@
 namespace gradwire::perftest {
 namespace {
 
-// 100, 64K, 1M, 2G: powers of 1024.
+// Parses sizes such as 100, 64K, 1M and 2G; the suffixes are powers of 1024.
 bool parse_size(std::string_view text, uint64_t& bytes) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
   if (error != std::errc()) return false;

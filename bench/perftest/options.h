@@ -10,12 +10,12 @@ namespace gradwire::perftest {
 
 struct Options {
   mpi::Options collective = {.codec = "3lc:s=1.75,coder=rice", .timeout_seconds = 600};
-  bool persistent = true;  // else blocking calls, without error feedback
+  bool persistent = true;  // false: blocking calls, without error feedback
   Reduction reduction = Reduction::kSum;
   uint64_t min_bytes = 1 << 20;  // of float32
   uint64_t max_bytes = 64 << 20;
   double factor = 4;
-  uint64_t tensor_values = 262144;  // that have a scale of their own; 0: the whole buffer has one
+  uint64_t tensor_values = 262144;  // values that share a scale; 0: the whole buffer does
   int repetitions = 5;
   int warmups = 2;
   int plain_repetitions = -1;  // of MPI_Allreduce; -1: as repetitions, with its warm-ups
@@ -25,7 +25,7 @@ struct Options {
 
 [[nodiscard]] std::string usage();
 
-// The message of what is wrong, or nothing.
+// Reads the command line. Returns a message about what is wrong, or nothing.
 std::optional<std::string> parse(int argc, char** argv, Options& options);
 
 }  // namespace gradwire::perftest

@@ -23,7 +23,7 @@ struct Ranks {
   uint32_t size = 1;
 };
 
-// Seconds of the slowest rank; everyone starts together.
+// The seconds of the slowest rank; all ranks start together.
 template <typename Work>
 double time_of(const Work& work) {
   MPI_Barrier(MPI_COMM_WORLD);
@@ -74,7 +74,7 @@ bool same_on_all_ranks(const std::vector<float>& values) {
   std::abort();
 }
 
-// One size, measured.
+// The measurement of one size.
 class Measurement {
  public:
   Measurement(const Ranks& ranks, const Options& options, const Data& data, uint64_t n)
@@ -107,7 +107,7 @@ class Measurement {
   std::vector<double> repeat(int warmups, int repetitions, const Reduce& reduce) {
     std::vector<double> seconds;
     for (int i = -warmups; i < repetitions; ++i) {
-      // Ends at the same input in every case, so that the last results can be compared.
+      // The last repetition always has the same input, so that the last results can be compared.
       const auto repetition = static_cast<uint64_t>(repetitions - 1 - i);
       data_.fill(ranks_.rank, repetition, input_);
       const double one = time_of([&] { reduce(repetition); });

@@ -1,5 +1,5 @@
-/* An engine: what moves the messages of an exchange. This one keeps all ranks in one process; over
- * a network, a rank has one exchange and sends its messages to the others.
+/* An engine moves the messages of an exchange. This one keeps all ranks in one process; over a
+ * network, each rank has one exchange and sends its messages to the others.
  *
  *   cc -std=c99 average.c $(pkg-config --cflags --libs gradwire) -o average && ./average
  */
@@ -19,7 +19,7 @@ static void require(gw_status status) {
   exit(1);
 }
 
-/* Sends what this rank has to send; returns how many messages those were. */
+/* Sends the messages of this rank and returns their number. */
 static int send_all(uint32_t rank) {
   int sent = 0;
   for (;;) {
@@ -42,7 +42,7 @@ int main(void) {
   require(gw_layout_create(&tensor, 1, kRanks, &options, &layout));
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     require(gw_exchange_create(layout, rank, NULL, &exchanges[rank]));
-    /* Before the first step: does everyone work on the same? */
+    /* Before the first step, check that all ranks have the same setup. */
     require(gw_exchange_check_peer(exchanges[0], rank, gw_exchange_description(exchanges[rank])));
   }
   gw_layout_free(layout);

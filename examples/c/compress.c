@@ -1,4 +1,4 @@
-/* Compresses gradients of some steps with error feedback and shows what arrives.
+/* Compresses gradients of some steps with error feedback and decodes them.
  *
  *   cc -std=c99 compress.c $(pkg-config --cflags --libs gradwire) -o compress && ./compress
  */
@@ -9,7 +9,7 @@
 
 enum { kValues = 100000, kSteps = 50 };
 
-/* Ends the program with what gradwire says of a call that failed. */
+/* Ends the program with gradwire's message if a call failed. */
 static void require(gw_status status) {
   if (status == GW_OK) return;
   fprintf(stderr, "gradwire: %s: %s\n", gw_strerror(status), gw_last_error_message());
@@ -37,7 +37,7 @@ int main(void) {
     require(gw_compressor_encode(compressor, gradient, kValues, GW_F32, step, frame, room, &size,
                                  NULL));
     sent += size;
-    /* A frame can be decoded alone, by whoever gets it. */
+    /* Any receiver can decode a frame alone. */
     require(gw_decode(frame, size, received, kValues, GW_ADD, NULL));
   }
 

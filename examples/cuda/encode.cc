@@ -1,5 +1,5 @@
-// Two gradients that lie one behind the other are encoded on the GPU, all at once; the CPU gives
-// the same bytes.
+// Encodes two gradients, which lie one after the other, on the GPU in one call, and checks that the
+// CPU gives the same bytes.
 #include <cuda_runtime.h>
 
 #include <algorithm>

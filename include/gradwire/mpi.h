@@ -62,8 +62,8 @@ class GRADWIRE_EXPORT Engine {
   // Moves the bytes that can be moved without waiting; true when the step is done. Nothing moves
   // between the calls, because neither MPI nor gradwire has a thread for it.
   //   kPeerLost: a rank from which a message must come was silent for the timeout. The message
-  //   names it, also if this rank waited for another rank that waited for the silent one. Also the
-  //   statuses of the exchange.
+  //   names it, also if this rank waited for another rank that waited for the silent one.
+  //   Other failures have the statuses of the exchange.
   Result<bool> test();
   Status wait();
 

@@ -1,4 +1,4 @@
-"""Containers, and containers with a fault, each with the status that refuses it."""
+"""Valid containers, and containers with a fault, each with the status that refuses it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def frame_entry(frame: bytes, **changes: Any) -> bytes:
 
 
 def errors() -> dict[str, tuple[str, bytes]]:
-    """The status and the bytes by name. The checksums are right where they are not the fault."""
+    """The status and the bytes by name. The checksums are correct unless they are the fault."""
     good = build(ENTRY)
     frame = builder(raw.NUMBER)(3, bytes(12))
     text = b'{"kind":"safetensors","metadata":{},"tensors":[]}'

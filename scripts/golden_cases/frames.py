@@ -1,4 +1,4 @@
-"""Frames whose header is at fault, each with the status that refuses it."""
+"""Frames with a fault in the header, each with the status that refuses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def seal(frame: bytes) -> bytes:
 
 
 def errors() -> dict[str, tuple[str, bytes]]:
-    """The status and the bytes by name. The checksum is right where it is not the fault."""
+    """The status and the bytes by name. The checksum is correct unless it is the fault."""
     frame = builder(raw.NUMBER)
     good = frame(3, struct.pack("<3f", 1.0, -2.0, 0.5))
 
@@ -55,7 +55,7 @@ def errors() -> dict[str, tuple[str, bytes]]:
         "checksum": ("checksum_mismatch", put(good, 20, bytes([good[20] ^ 1]))),
         "checksum-of-payload": ("checksum_mismatch", put(good, 35, bytes([good[35] ^ 0x80]))),
         "checksum-of-n": ("checksum_mismatch", put(good, 8, b"\x04")),
-        # Two faults: the one that is checked first is named.
+        # With two faults, the status is that of the first check.
         "magic-before-version": ("bad_magic", put(good, 0, b"\0\0\x07")),
         "version-before-flags": ("unsupported_version", put(put(good, 2, b"\x07"), 5, b"\xff")),
         "flags-before-codec": ("reserved_bits", put(put(good, 3, b"\x63"), 5, b"\x80")),

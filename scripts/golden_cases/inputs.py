@@ -1,4 +1,4 @@
-"""The tensors that the golden files encode, and the parts that frames are made of."""
+"""The tensors that the golden files encode, and functions that build parts of frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNALLING_NAN = bytes.fromhex("010080ff")
 
 
 def gradient(seed: int, count: int) -> list[float]:
-    """Heavy-tailed values around zero, as gradients are."""
+    """Heavy-tailed values around zero, like gradients."""
     draw = random.Random(seed)
     return [common.f32(draw.gauss(0, 1) ** 3 * 1e-3) for _ in range(count)]
 
@@ -74,7 +74,7 @@ def scales(*values: float) -> bytes:
 
 
 def builder(number: int) -> Callable[..., bytes]:
-    """A function that seals frames of the codec with this number, whatever their fields are."""
+    """A function that seals frames of this codec number, whatever their fields hold."""
 
     def frame(n: int, payload: bytes, a: int = 0, b: int = 0, **fields: int) -> bytes:
         return encoder.seal_frame(number, a, b, n, payload, **fields)

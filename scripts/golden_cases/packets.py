@@ -1,4 +1,4 @@
-"""Packets, and packets with a fault, each with the status that refuses it."""
+"""Valid packets, and packets with a fault, each with the status that refuses it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def table(codec: int = raw.NUMBER, dtype: int = 0, a: int = 0, b: int = 0) -> by
 
 
 def errors() -> dict[str, tuple[str, bytes]]:
-    """The status and the bytes by name. The checksum is right where it is not the fault."""
+    """The status and the bytes by name. The checksum is correct unless it is the fault."""
     raw_entry = table()
     good = build(raw_entry + ENTRY + VALUE)
     spec.parse_packet(good)

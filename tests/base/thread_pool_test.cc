@@ -22,7 +22,7 @@ TEST(ThreadPool, CallsEveryIndexOnce) {
 
 TEST(ThreadPool, UsesItsThreads) {
   ThreadPool pool(2);
-  // Both indices must be under way at once, or this would never end.
+  // Unless both indices run at once, this never ends.
   std::atomic<int> inside{0};
   pool.for_each(2, [&](size_t) {
     ++inside;

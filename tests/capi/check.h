@@ -31,7 +31,7 @@ static inline int check_result(void) {
 #define CHECK(condition) check_at(!!(condition), #condition, __FILE__, __LINE__)
 #define CHECK_STATUS(call, wanted) check_status_at((call), (wanted), #call, __FILE__, __LINE__)
 #define CHECK_OK(call) CHECK_STATUS(call, GW_OK)
-/* The call fails with this status, and the message has `part` in it. */
+/* Checks that the call fails with this status and that the message contains `part`. */
 #define CHECK_FAILS(call, wanted, part) \
   (CHECK_STATUS(call, wanted), CHECK(strstr(gw_last_error_message(), part) != NULL))
 

@@ -87,7 +87,7 @@ static void check_list(void) {
   CHECK(found_s);
 }
 
-/* Targets and threads change no byte. */
+/* Targets and threads do not change the bytes. */
 static void check_executions(void) {
   gw_codec* codec = NULL;
   CHECK_OK(gw_codec_parse("qsgd:bits=4", &codec));

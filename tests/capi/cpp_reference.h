@@ -1,4 +1,4 @@
-/* What the C++ API makes of the same arguments, for tests in C to compare with. */
+/* The results of the C++ API for the same arguments, with which the tests in C compare. */
 #ifndef TESTS_CAPI_CPP_REFERENCE_H_
 #define TESTS_CAPI_CPP_REFERENCE_H_
 
@@ -11,17 +11,16 @@
 extern "C" {
 #endif
 
-/* Each returns the bytes that the frame takes, 0 on failure. */
+/* These return the size of the frame, or 0 on failure. */
 uint64_t cpp_encode(const char* codec, const void* x, uint64_t n, gw_dtype dtype, gw_draw draw,
                     void* frame, uint64_t capacity);
 /* The frame of the last of `steps` steps of a compressor, with the same x in each. */
 uint64_t cpp_compress(const char* codec, const void* x, uint64_t n, gw_dtype dtype, uint64_t seed,
                       uint64_t stream, uint64_t steps, void* frame, uint64_t capacity);
-/* 0 on failure. */
+/* Returns 0 on failure. */
 int cpp_decode(const void* frame, uint64_t size, float* out, uint64_t n, int add);
-
-/* One step of all ranks: buckets holds world * n floats of one tensor "weight" [n / 4, 4]. 0 on
-   failure. */
+/* One step of all ranks. buckets holds world * n floats, for each rank a tensor "weight" [n / 4,
+   4]. Returns 0 on failure. */
 int cpp_average(const char* kind, const char* codec, uint32_t world, float* buckets, uint64_t n,
                 uint64_t step);
 

@@ -1,4 +1,4 @@
-/* What goes wrong through C, and what is said about it. */
+/* Errors through the C API, and their messages. */
 #define _POSIX_C_SOURCE 200112L /* setrlimit */
 
 #include <math.h>
@@ -120,7 +120,7 @@ static void check_arguments(void) {
   gw_codec_free(codec);
 }
 
-/* A residual of 4 TiB. Sanitizers end a program that asks for so much. */
+/* A residual of 4 TiB does not fit. Sanitizers would end a program that asks for so much. */
 static void check_memory(void) {
 #ifndef TEST_SANITIZED
   gw_codec* codec = NULL;

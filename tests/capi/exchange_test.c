@@ -22,7 +22,7 @@ static gw_layout* make_layout(const char* codec, uint32_t world) {
   return layout;
 }
 
-/* Makes the ranks, which know the layout, and frees that. */
+/* Makes the ranks and frees the layout, which they keep. */
 static void make_ranks(gw_exchange** ranks, gw_layout* layout, uint32_t world,
                        const gw_exchange_options* options) {
   for (uint32_t rank = 0; rank < world; ++rank) {
@@ -36,7 +36,7 @@ static void free_ranks(gw_exchange** ranks, uint32_t world) {
   for (uint32_t rank = 0; rank < world; ++rank) gw_exchange_free(ranks[rank]);
 }
 
-/* Delivers what `rank` has to send, one message at a time. */
+/* Delivers the messages of `rank`, one at a time. */
 static gw_status deliver(gw_exchange** ranks, uint32_t rank, int* moved) {
   for (;;) {
     gw_message message;
@@ -208,7 +208,7 @@ static void check_non_finite(void) {
   free_ranks(ranks, 2);
 }
 
-/* What one step left unsent goes from one set of ranks to another. */
+/* Moves the residuals of one set of ranks to another set. */
 static void check_residuals(void) {
   gw_exchange* from[2];
   gw_exchange* to[2];

@@ -5,7 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Values as gradients have them: most near 0, some far. The same for the same seed. */
+/* Values like gradients: most are near 0, some are far from it. A seed always gives the same
+   values. */
 static inline void fill_gradient(float* x, uint64_t n, uint64_t seed) {
   uint64_t state = seed * 2 + 1;
   for (uint64_t i = 0; i < n; ++i) {

@@ -263,7 +263,7 @@ TEST(TernGrad, NWorkersWithOneScaleSumTo2NPlus1Levels) {
     for (uint64_t worker = 0; worker < kWorkers; ++worker) {
       std::vector<float> x = gaussian(sum.size(), worker);
       for (float& value : x) value = std::clamp(value, -2.0f, 2.0f);
-      x[worker] = 2.0f;  // the scale of all
+      x[worker] = 2.0f;  // so that all workers have one scale
       const Sent sent(*codec, x, {.stream = worker});
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += sent.decoded[i];
     }

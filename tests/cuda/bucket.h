@@ -63,7 +63,7 @@ inline const char* const kBucketCodecs[] = {"raw",
                                             "topk:ratio=0.01,index=rice",
                                             "topk:ratio=0.9,index=rice,values=bf16"};
 
-// Values of a gradient's shape: larger powers have longer tails.
+// Values distributed like gradients; a larger power gives longer tails.
 inline std::vector<float> draw_values(uint64_t n, float power, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -112,8 +112,8 @@ struct DeviceDecoded {
   std::vector<float> out;
 };
 
-// Decodes payloads that lie back to back, so at any addresses. There may be several for each
-// segment, one source after the other.
+// Decodes payloads that lie back to back, and so at any addresses. Each segment may have several
+// payloads, one for each source.
 inline DeviceDecoded decode_on_device(const std::shared_ptr<const Codec>& codec,
                                       const Bucket& bucket,
                                       const std::vector<std::vector<std::byte>>& payloads,

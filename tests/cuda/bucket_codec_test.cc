@@ -1,5 +1,5 @@
-// The GPU's bytes are the CPU's. Runs on the device in a build with CUDA, else on the kernels
-// compiled for the host (on_host/cuda_runtime.h); both go through device_memory.h.
+// The GPU's bytes equal the CPU's. In a build with CUDA the tests run on the device, otherwise with
+// the kernels compiled for the host (on_host/cuda_runtime.h); both use device_memory.h.
 
 #include <cmath>
 #include <cstdint>
@@ -41,7 +41,7 @@ std::vector<std::byte> encode_zeros(const Codec& codec, uint64_t n) {
   return payload;
 }
 
-// Encodes and decodes on both sides.
+// Encodes and decodes on both sides and compares.
 void compare(const std::string& text, Bucket bucket) {
   SCOPED_TRACE(text);
   const auto codec = Codec::parse(text).value();
@@ -69,7 +69,7 @@ void compare(const std::string& text, Bucket bucket) {
   const std::vector<std::byte> bytes = payloads.read();
   const std::vector<float> left = residual_dev.read();
   std::vector<float> expected(bucket.x.size(), 0.5f);
-  std::vector<float> owed = bucket.residual;  // what the device has to leave
+  std::vector<float> owed = bucket.residual;  // the residual that the device must leave
   std::vector<std::vector<std::byte>> of_segments;
   Execution execution = Execution::create().value();
   for (size_t i = 0; i < bucket.segments.size(); ++i) {
@@ -89,7 +89,7 @@ void compare(const std::string& text, Bucket bucket) {
     }
     EXPECT_TRUE(
         std::equal(payload.begin(), payload.end(), bytes.data() + kernels.payload_offset(i)));
-    // Where nothing is sent, the device leaves the residual exactly as it was.
+    // If a segment is not sent, the device leaves the residual exactly as it was.
     if (size.ok() && keeps)
       std::ranges::copy(bucket.of(i, bucket.residual), bucket.of(i, owed).begin());
     // A payload that was not sent decodes to zeros.
@@ -114,7 +114,7 @@ class BucketCodecTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(BucketCodecTest, GivesTheCpusBytes) {
 #ifdef GRADWIRE_ADDRESS_SANITIZER
-  // It watches the bounds, and takes its time.
+  // A sanitizer checks the bounds but is slow, so this bucket is small.
   Bucket bucket({1, 4, 33, 319, 0, 41003, 2});
   const std::vector<float> powers = {8.0f};
 #else
@@ -155,7 +155,7 @@ TEST_P(BucketCodecTest, NamesTheFirstValueThatIsNotFinite) {
     bucket.of(3, bucket.x)[81927] = kLargest;
     bucket.of(3, bucket.x)[40961] = -kLargest;
     bucket.of(4, bucket.x)[0] = kNan;
-    // Too large for bfloat16 with a residual.
+    // This is too large for bfloat16 with a residual.
     bucket.of(2, bucket.x)[65] = 3.4e38f;
     if (with_residual) {
       bucket.of(1, bucket.residual)[40970] = kNan;
@@ -166,7 +166,8 @@ TEST_P(BucketCodecTest, NamesTheFirstValueThatIsNotFinite) {
   }
 }
 
-// Zeros, of either sign; values that the residual cancels; values so small that scales vanish.
+// Zeros of either sign, values that the residual cancels, and values so small that the scale
+// becomes 0.
 TEST_P(BucketCodecTest, SendsNothingWhereNothingIs) {
   Bucket bucket({5, 700, 41003, 33, 12});
   bucket.draw(1.0f, true, 11);
@@ -187,7 +188,8 @@ TEST_P(BucketCodecTest, SendsNothingWhereNothingIs) {
   compare(GetParam(), bucket);
 }
 
-// No segments, or segments without values: kernels without blocks are not launched.
+// Without segments, or without values, no kernel may be launched: a grid without blocks is an
+// error.
 TEST_P(BucketCodecTest, TakesNothing) {
   compare(GetParam(), Bucket({}));
   compare(GetParam(), Bucket({0, 0}));
@@ -221,7 +223,7 @@ TEST_P(BucketCodecTest, TakesHalves) {
   std::vector<uint16_t> residual(x.size());
   Execution execution = Execution::create().value();
   for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
-    // Magnitudes of both formats, none infinite, a few denormal.
+    // Bits that are finite in both formats, a few of them denormal.
     for (uint16_t& bits : x) bits = static_cast<uint16_t>(random() & 0xbbff);
     for (uint16_t& bits : residual) bits = static_cast<uint16_t>(random() & 0xbbff);
     const BucketCodec kernels = BucketCodec::create(codec, bucket.segments).value();

@@ -1,4 +1,4 @@
-// The device decodes what the CPU decodes, and refuses what it refuses.
+// The device decodes and refuses the same payloads as the CPU.
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +37,7 @@ std::vector<Payload> spoil(const Payload& payload) {
   }
   const size_t step = std::max<size_t>(1999, payload.size() / 8);
   for (size_t i = 0; i < payload.size(); ++i) {
-    // The head and the sizes, some bytes after them, and the end.
+    // Change the head, the sizes, some bytes after them, and the end.
     if (i > 24 && i % step != 0 && i + 2 < payload.size()) continue;
     for (int byte : {0x00, 0x01, 0x7f, 0x80, 0xc0, 0xf2, 0xf3, 0xff}) {
       all.push_back(payload);
@@ -47,7 +47,7 @@ std::vector<Payload> spoil(const Payload& payload) {
   return all;
 }
 
-// A NaN becomes a NaN, whose bits may be others (docs/gpu.md).
+// The bits of a NaN may differ (docs/gpu.md).
 void forget_nan_bits(std::span<float> values) {
   for (float& value : values) {
     if (std::isnan(value)) value = std::numeric_limits<float>::quiet_NaN();

@@ -34,14 +34,15 @@ Payload with_unit(float unit, std::initializer_list<int> coded) {
 struct Case {
   const char* codec;
   uint64_t n;
-  Payload fine;  // which each of the others turns into a fault
+  Payload fine;  // valid; each payload of `refused` has one fault
   std::vector<Payload> refused;
 };
 
 // The comments list what is wrong with each payload, in order.
 std::vector<Case> cases() {
   std::vector<Case> all;
-  // Three levels of 2 bits, s = 1. Units that are negative, all 0, infinite; a level 2; padding.
+  // Three levels of 2 bits, s = 1. Faults: a negative unit, all units 0, an infinite unit; a level
+  // 2; padding.
   all.push_back({"qsgd:bits=2",
                  3,
                  with_unit(1.0f, {0b100001}),
@@ -50,45 +51,44 @@ std::vector<Case> cases() {
                   with_unit(1.0f, {0b110001}), with_unit(1.0f, {0b1100001})}});
   // s times the unit is too large.
   all.push_back({"qsgd:bits=3", 1, with_unit(0x1p126f, {1}), {with_unit(0x1p127f, {1})}});
-  // Distance 1, +, level 1, distance 2 to the end. Padding; distance 3; a byte more; a level 2; a
-  // distance that no chunk has.
+  // Distance 1, +, level 1, distance 2 to the end. Faults: padding; distance 3; an extra byte; a
+  // level 2; a distance beyond any chunk.
   all.push_back({"qsgd:bits=2,coder=elias",
                  2,
                  with_unit(1.0f, {0b00010000}),
                  {with_unit(1.0f, {0b00010001}), with_unit(1.0f, {0b00011000}),
                   with_unit(1.0f, {0b00010000, 0}), with_unit(1.0f, {0b00100100}),
                   with_unit(1.0f, {0b11110000})}});
-  // 1, + and 0. Padding; a byte more; a level 2.
+  // 1, + and 0. Faults: padding; an extra byte; a level 2.
   all.push_back({"qsgd:bits=2,coder=elias-dense",
                  2,
                  with_unit(1.0f, {0b10000000}),
                  {with_unit(1.0f, {0b10000001}), with_unit(1.0f, {0b10000000, 0}),
                   with_unit(1.0f, {0b11000000})}});
-  // A tag of 8 bits, and its code. No code; a byte more; the tag of a value that isn't there, alone
-  // and beside the other; nothing.
+  // A tag of 8 bits, and its code. Faults: no code; an extra byte; the tag of a missing value,
+  // alone and beside the other; an empty payload.
   all.push_back({"inceptionn",
                  1,
                  bytes_of({1, 0, 64}),
                  {bytes_of({1, 0}), bytes_of({1, 0, 64, 0}), bytes_of({4, 0, 64}),
                   bytes_of({5, 0, 64, 64}), Payload()}});
-  // A map and one value. Half a value; bits after the last value, beside the other and alone; two
-  // values; none.
+  // A map and one value. Faults: half a value; bits after the last value, beside the other and
+  // alone; two values; no value.
   all.push_back({"topk:values=bf16",
                  3,
                  bytes_of({2, 0, 64}),
                  {bytes_of({2, 0}), bytes_of({10, 0, 64, 0, 64}), bytes_of({8, 0, 64}),
                   bytes_of({6, 0, 64}), bytes_of({0})}});
-  // An index of packed trits, as gaps would not be smaller: 0, +1, 0. A trit -1 and one after the
-  // last, beside the +1; no trits; two bytes for a byte; no value, but one is sent; an index that
-  // is longer than the payload.
+  // An index of packed trits, because gaps would not be smaller: 0, +1, 0. Faults: a trit -1, and a
+  // trit after the last, beside the +1; no trits; two bytes instead of one; a value that the index
+  // does not name; an index that is longer than the payload.
   all.push_back(
       {"topk:index=rice,values=bf16",
        3,
        bytes_of({1, 0, 148, 0, 64}),
        {bytes_of({1, 0, 175, 0, 64}), bytes_of({1, 0, 151, 0, 64}), bytes_of({1, 0, 243}),
         bytes_of({2, 0, 148, 0, 64}), bytes_of({1, 0, 121, 0, 64}), bytes_of({9, 0, 148, 0, 64})}});
-  // Bits that adding to 0 would change: -0.0 and a signalling NaN, and a trit -1 times a scale of
-  // 0.
+  // Values that adding to 0 would change: -0.0, a signalling NaN, and a trit -1 times a scale of 0.
   all.push_back({"topk", 3, bytes_of({6, 0, 0, 0, 128, 1, 0, 128, 127}), {}});
   all.push_back({"topk:values=bf16", 3, bytes_of({6, 0, 128, 129, 127}), {}});
   // Scales 0 and 4; in Golomb-Rice code k = 0, no gap, -1.

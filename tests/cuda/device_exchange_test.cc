@@ -1,5 +1,5 @@
-// Exchanges of buckets on a device: the same bits as on the host, by the same messages. So ranks on
-// a host and on a device exchange with each other.
+// Exchanges of buckets on a device give the same bits with the same messages as on the host. So
+// ranks on a host and on a device can exchange with each other.
 
 #include <cstdint>
 #include <memory>
@@ -35,7 +35,7 @@ Make make_of(const char* kind) {
   };
 }
 
-// All ranks of one exchange, each at its own place.
+// All ranks of an exchange, each on the host or on the device.
 class Ranks {
  public:
   Ranks(const Make& make, std::shared_ptr<const Layout> layout, std::vector<Place> places)
@@ -85,7 +85,7 @@ class Ranks {
   std::vector<std::unique_ptr<Exchange>> exchanges_;
 };
 
-// The same ranks twice: all on the host, and at other places.
+// The same ranks twice: all on the host, and some or all on the device.
 class Pair {
  public:
   Pair(const Make& make, std::vector<Place> places, const LayoutOptions& options)

@@ -16,9 +16,9 @@ template <typename T>
 class DeviceArray {
  public:
   explicit DeviceArray(size_t count) : count_(count) {
-    // Not a byte more, so that a sanitizer shows reads after the end.
+    // The array has no spare bytes, so that a sanitizer shows reads after the end.
     EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), bytes()), cudaSuccess);
-    // A value that a kernel forgets to set is not zero.
+    // A value that a kernel forgets to set must not be zero by chance.
     if (count_ > 0) {
       EXPECT_EQ(cudaMemset(data_, 0xa5, bytes()), cudaSuccess);
     }

@@ -1,4 +1,5 @@
-// Several payloads of each segment: the bits of decoding them one after the other, and a division.
+// Decoding several payloads of each segment gives the bits of decoding them one by one and
+// dividing.
 
 #include <cstdint>
 #include <string>
@@ -20,7 +21,7 @@ Payload encode(const Codec& codec, const std::vector<float>& values, uint64_t st
   return payload;
 }
 
-// Payloads of each segment, source by source. Some are of zeros, for which some codecs send
+// The payloads of each segment, source by source. Some stand for zeros, for which some codecs send
 // nothing: the first payload of a sum, one in the middle, and all payloads of a segment.
 std::vector<Payload> encode_sources(const Codec& codec, const Bucket& bucket, uint32_t sources) {
   std::vector<Payload> payloads;
@@ -72,7 +73,7 @@ TEST_P(SourcesTest, AreAddedInOrderAndDivided) {
   }
 }
 
-// The payload in the middle has a changed byte, or one byte more. Each such payload is a segment.
+// The middle payload has a changed or an extra byte. Each variant is a segment.
 TEST_P(SourcesTest, NameTheCorruptOne) {
   const auto codec = Codec::parse(GetParam()).value();
   Execution execution = Execution::create().value();

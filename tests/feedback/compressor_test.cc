@@ -20,7 +20,7 @@ std::vector<float> encode_decode(Compressor& compressor, const std::vector<float
   return out;
 }
 
-// What has been sent and what is kept add up to what came in.
+// The sent values and the residual add up to the inputs.
 TEST(Compressor, LosesNothingOverManySteps) {
   for (const char* spec : {"3lc", "3lc:s=1.9", "3lc:residual=bf16", "bf16:ef=on"}) {
     constexpr size_t kN = 1000;

@@ -58,7 +58,7 @@ TEST(Packet, HoldsItsFrames) {
   }
 }
 
-// spec/format.md: a packet of many small tensors costs at most 8 bytes a tensor on top of the
+// spec/format.md: a packet of many small tensors takes at most 8 bytes per tensor beside the
 // payloads.
 TEST(Packet, CostsAtMostEightBytesATensor) {
   std::vector<PacketWriter::Segment> many(1000, {Codec::parse("raw").value(), 2000});

@@ -1,4 +1,4 @@
-/* gradwire_mpi.h in C99, on at least 2 ranks. Exit status 0: all as it should be. */
+/* gradwire_mpi.h in C99, on at least 2 ranks. Exit status 0: all checks passed. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static void fill(float* values, int count) {
   for (int i = 0; i < count; ++i) values[i] = (float)(i % 17 + rank);
 }
 
-/* What the sum of fill() over all ranks is. */
+/* The sum of fill()'s values over all ranks. */
 static float sum_at(int i) { return (float)(size * (i % 17) + size * (size - 1) / 2); }
 
 static void test_blocking(void) {
@@ -89,7 +89,7 @@ static void test_operations(void) {
   for (int i = 0; i < N; ++i) CHECK(out[i] == sum_at(i));
   gw_operation_free(operation);
 
-  /* Error feedback: what steps leave out comes later. */
+  /* With error feedback, later steps send what earlier steps left out. */
   options.tensors = &tensor;
   options.tensor_count = 1;
   options.rules = &rule;

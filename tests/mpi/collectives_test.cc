@@ -1,4 +1,4 @@
-// Results, on however many ranks this runs.
+// The results of the collectives, on any number of ranks.
 
 #include <algorithm>
 #include <bit>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kKinds[] = {"sharded", "ring"};
 
-// The same steps on all ranks in one process.
+// Runs the same steps for all ranks in one process.
 class Reference {
  public:
   Reference(uint64_t n, const LayoutOptions& options, const char* kind, Reduction reduction) {
@@ -57,7 +57,7 @@ std::vector<float> sums(uint64_t n) {
 }
 
 TEST(AllReduce, RawSumsAreExactForEveryLengthInPlaceAndOut) {
-  // The longest goes in several pieces.
+  // The longest messages are sent in several pieces.
   for (uint64_t n : {0, 1, 4, 100, 50001, 1500000}) {
     for (const char* kind : kKinds) {
       const Options options{.codec = "raw", .exchange = kind};
@@ -253,7 +253,7 @@ TEST(ReduceScatterAndAllgather, BlocksGoWhereTheyBelong) {
         allgather(MPI_IN_PLACE, in_place.data(), n, Dtype::kFloat32, MPI_COMM_WORLD, raw).ok());
     EXPECT_EQ(in_place, sum);
 
-    // bfloat16 holds these numbers, but not all of their sums; one rank's block is enough.
+    // bfloat16 holds these numbers, but not all of their sums, so only one rank's block is not 0.
     std::vector<uint16_t> bits(n);
     for (uint64_t i = 0; i < n; ++i) {
       bits[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(input[i]) >> 16);

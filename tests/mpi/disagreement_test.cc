@@ -1,4 +1,4 @@
-// The last rank does another thing than the others: every rank is told which.
+// The last rank calls something else than the others, and every rank's error names the difference.
 
 #include "gtest/gtest.h"
 
@@ -93,7 +93,7 @@ TEST(Disagreement, IsFoundByPersistentOperationsAtTheFirstStep) {
   const Status status = operation.value().wait();
   expect_difference(status, "fp16", "bf16");
   if (world_size() == 1) return;
-  // And that is the end of it.
+  // The operation cannot be started again.
   EXPECT_EQ(operation.value().start().code(), StatusCode::kPeerMismatch);
 }
 
@@ -115,7 +115,7 @@ TEST(BadArguments, AreToldToTheCaller) {
   EXPECT_EQ(reduce({.codec = "raw", .timeout_seconds = 0}).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(reduce({.codec = "raw", .threads = 0}).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(reduce({.codec = "raw", .tensors = {{"a", {7}}}}).code(), StatusCode::kLengthMismatch);
-  // And the next call works.
+  // The next call works.
   EXPECT_TRUE(reduce(raw).ok());
 }
 

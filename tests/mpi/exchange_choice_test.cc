@@ -84,7 +84,7 @@ TEST(ExchangeChoice, HierarchicalGivesTheBitsOfTheExchangeStepByStep) {
 
 TEST(ExchangeChoice, RanksThatShareMemoryAreOneMachineAndSendUncompressed) {
   const std::vector<float> expected = sum_of_whole_numbers(kN);
-  // All ranks of this test: 3lc has nothing to encode.
+  // All ranks of this test share memory, so 3lc encodes nothing.
   EXPECT_EQ(reduced(whole_numbers(my_rank(), kN), chosen("hierarchical", "3lc"), Reduction::kSum),
             expected);
 }
@@ -103,7 +103,7 @@ TEST(ExchangeChoice, TernGradsSumIsItsAverageTimesTheRanks) {
       drawn += average[i] != 0 ? 1 : 0;
     }
     EXPECT_GT(drawn, 0u);
-    // The mean of many draws is that of the inputs.
+    // The mean of many draws is near the mean of the inputs.
     double total = 0;
     double exact = 0;
     for (float value : average) total += value;

@@ -2,9 +2,9 @@
 // others.
 //
 //   silent  the last rank does not call at all
-//   ring    ... not a second time, and most of the others wait for one that waits for it
-//   late    ... and before, all others had waited for rank 0 for more than half the timeout
-//   killed  ... is killed before its second step (mpirun --enable-recovery)
+//   ring    the last rank does not call a second time; most ranks wait for one that waits for it
+//   late    as ring, after all others have waited for rank 0 for more than half the timeout
+//   killed  the last rank is killed before its second step (mpirun --enable-recovery)
 
 #include <signal.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kTimeout = 0.5;
 
-// 0 if the status says what it should.
+// 0 if the status names the last rank.
 int judge(const Status& status) {
   const std::string wanted = "rank " + std::to_string(world_size() - 1) + " was silent for 0.5 s";
   const bool right = status.code() == StatusCode::kPeerLost && contains(status.message(), wanted);
@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   const std::string mode = argc > 1 ? argv[1] : "silent";
   const int result = gradwire::mpi::run(mode);
-  // With a rank that is gone MPI_Finalize would wait for ever.
+  // MPI_Finalize would wait for ever for the rank that is gone.
   if (mode == "killed") _exit(result);
   MPI_Finalize();
   return result;

@@ -1,9 +1,9 @@
-// Usage: lost_worker MODE, on 4 ranks, of which the last is a server; exit status 0 if those who
-// are left do as they should.
+// Usage: lost_worker MODE, on 4 ranks, of which the last is a server; exit status 0 if the other
+// ranks behave as listed.
 //
 //   worker  worker 2 is killed in its third step: everyone names it
 //   server  the server is killed before its third version: everyone names it
-//   backup  worker 2 is killed, and not needed: 10 versions are made before it is named
+//   backup  worker 2 is killed but not needed: 10 versions are finished before it is named
 
 #include <signal.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ constexpr uint64_t kVersions = 10;
 Status train(ServerRank& rank, Engine& engine, uint32_t lost) {
   for (uint64_t step = 0; !engine.over(); ++step) {
     const bool trained = !rank.is_server() && rank.version() == kVersions;
-    // A late worker may get all versions with its first step.
+    // A late worker may get all versions in its first step.
     if (my_rank() == lost && (step == 2 || trained)) kill(getpid(), SIGKILL);
     if (trained) break;
     Status status = engine.start(rank.is_server() ? rank.bucket() : rank.gradient(), step);
@@ -50,6 +50,6 @@ int run(const std::string& mode) {
 
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
-  // With a rank that is gone MPI_Finalize would wait for ever.
+  // MPI_Finalize would wait for ever for the rank that is gone.
   _exit(gradwire::mpi::run(argc > 1 ? argv[1] : "worker"));
 }

@@ -1,4 +1,4 @@
-// Runs the tests on every rank; output of rank 0, and failures of all.
+// Runs the tests on every rank and prints the output of rank 0 and the failures of all ranks.
 
 #include <mpi.h>
 
@@ -36,7 +36,7 @@ int main(int argc, char** argv) {
     listeners.Append(new FailuresOnly(rank));
   }
   const int failed = RUN_ALL_TESTS();
-  // A rank that failed alone may have left the others waiting.
+  // If a single rank failed, the others may still wait for it.
   if (failed != 0) MPI_Abort(MPI_COMM_WORLD, 1);
   MPI_Finalize();
   return failed;

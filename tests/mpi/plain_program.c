@@ -1,5 +1,5 @@
-/* A program that knows nothing of gradwire: sums of floats, large and small, in place and not, and
-   what isn't to be compressed. Exit status 0: every sum is within 1 % of the right one. */
+/* A program without gradwire. It sums large and small buffers of floats, in place and not, and
+   makes calls that must not be compressed. Exit status 0: every sum has an error of at most 1 %. */
 
 #include <math.h>
 #include <mpi.h>
@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < LARGE; ++i) in[i] = 1.003f;
   MPI_Allreduce(in, out, LARGE, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   failed |= wrong("large", out[LARGE - 1], 1.003f * (float)size);
-  /* Whether it was compressed with bf16 shows in the last bits. */
+  /* The last bits show whether bf16 compressed it. */
   printf("%s\n", out[0] == 1.003f * (float)size ? "exact" : "rounded");
   MPI_Allreduce(MPI_IN_PLACE, in, LARGE, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   failed |= wrong("in place", in[7], 1.003f * (float)size);

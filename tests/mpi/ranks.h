@@ -1,6 +1,6 @@
 #pragma once
 
-// What tests that run on several ranks share.
+// Functions for tests that run on several ranks.
 
 #include <mpi.h>
 
@@ -26,7 +26,7 @@ inline uint32_t world_size() {
   return static_cast<uint32_t>(size);
 }
 
-// What `rank` puts in, known to all.
+// The input of `rank`, which every rank can compute.
 inline std::vector<float> input_of(uint32_t rank, uint64_t n, uint64_t seed) {
   std::mt19937_64 random(seed * 1000 + rank);
   std::normal_distribution<float> normal;
@@ -41,7 +41,7 @@ inline std::vector<std::vector<float>> inputs_of_all(uint64_t n, uint64_t seed) 
   return inputs;
 }
 
-// Small integers: every sum and, with `world` dividing it, every average is exact.
+// Small integers, whose sums are exact.
 inline std::vector<float> whole_numbers(uint32_t rank, uint64_t n) {
   std::vector<float> values(n);
   for (uint64_t i = 0; i < n; ++i) values[i] = static_cast<float>((i * 7 + rank * 13) % 101);

@@ -1,7 +1,7 @@
 #pragma once
 
-// Workers and servers of a small model, for tests that run them over MPI: plain SGD towards targets
-// that differ from worker to worker, so that every gradient depends on the model of its worker.
+// Workers and servers of a small model, for tests over MPI. Plain SGD moves the model towards
+// targets that differ from worker to worker, so every gradient depends on the worker's model.
 
 #include <algorithm>
 #include <memory>
@@ -52,7 +52,7 @@ class ServerRank {
   }
 
   bool is_server() const { return rank_ >= layout_->workers(); }
-  // The exchange moves to whoever drives it; it must live as long as this.
+  // Gives the exchange to the engine that drives it, which must live as long as this object.
   std::unique_ptr<Exchange> take_exchange() { return std::move(exchange_); }
   Exchange& exchange() { return *view_; }
   ServerSide& server_side() { return *server_; }
@@ -63,7 +63,7 @@ class ServerRank {
   }
   std::span<float> bucket() { return bucket_; }
   const std::vector<float>& model() const { return model_; }
-  // Of all servers that this rank has to do with, the lowest.
+  // The lowest version of the servers that this rank exchanges with, or its own.
   uint64_t version() const {
     if (is_server()) return server_->version();
     uint64_t version = ~uint64_t{0};
@@ -74,7 +74,7 @@ class ServerRank {
   }
 
  private:
-  template <typename Body>  // body(i) for the values of a server
+  template <typename Body>  // calls body(i) for the values of a server
   Status for_values_of(uint32_t server, const Body& body) {
     for (const Segment& s : layout_->segments()) {
       if (s.owner != server) continue;

@@ -1,4 +1,4 @@
-// Workers and servers over MPI: ranks that go on each at their own pace.
+// Workers and servers over MPI, which go on at their own pace.
 
 #include <chrono>
 #include <functional>
@@ -22,7 +22,7 @@ struct Plan {
   uint64_t versions = 8;
 };
 
-// This rank's part of a training. before_step(n): what a worker does before its n-th step.
+// This rank's part of a training. A worker calls before_step(n) before its n-th step.
 class Training {
  public:
   explicit Training(const Plan& plan)
@@ -64,7 +64,7 @@ class Training {
   uint64_t steps_ = 0;
 };
 
-// What each worker's model is at the end, trained in one process.
+// The workers' final model, from a training in one process.
 std::vector<float> train_in_one_process(const Plan& plan) {
   std::vector<std::unique_ptr<ServerRank>> ranks;
   std::vector<Exchange*> exchanges;
@@ -151,7 +151,7 @@ TEST(Server, StaleWorkersEndWithTheSameVersions) {
   uint64_t furthest = 0;
   const Status status = training.run([&](uint64_t step) {
     furthest = std::max(furthest, step - training.rank().version());
-    // One is slow, so that the others run ahead.
+    // Worker 0 is slow, so that the others run ahead.
     if (my_rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   });
   ASSERT_TRUE(status.ok()) << status.message();
@@ -159,7 +159,7 @@ TEST(Server, StaleWorkersEndWithTheSameVersions) {
   if (is_worker(plan) && my_rank() != 0) {
     EXPECT_GT(furthest, 0u);
   }
-  // Some took a step more than others; all versions that were made came to everyone.
+  // Some workers took a step more than others; all have received every finished version.
   uint64_t version = training.rank().version();
   MPI_Bcast(&version, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
   if (is_worker(plan)) {

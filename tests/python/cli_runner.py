@@ -13,7 +13,7 @@ from gradwire import cli
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of the command gave."""
+    """The results of one run of the command."""
 
     code: int
     out: str
@@ -26,7 +26,7 @@ class Result:
 
 
 def run(*arguments: object) -> Result:
-    """`gradwire` with these arguments; stdout and stderr are files, no terminal."""
+    """Runs `gradwire` with these arguments; stdout and stderr are files, not a terminal."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:

@@ -50,7 +50,7 @@ def read(name: str) -> bytes:
 
 
 def read_values(name: str, n: int) -> bytes:
-    """n float32 as bytes: the file's values, repeated as often as needed."""
+    """The bytes of n float32: the file's values, repeated as often as needed."""
     values = read(name)
     return (values * (4 * n // len(values) + 1))[: 4 * n] if n else b""
 

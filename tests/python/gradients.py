@@ -13,7 +13,7 @@ import gradwire
 Floats = NDArray[np.float32]
 
 NAMES = [codec["name"] for codec in gradwire.codecs()]
-# Every codec as it comes, and the parameters that change bytes or residual.
+# Every codec with its defaults, and with the parameters that change bytes or residual.
 CODECS = [
     *NAMES,
     "3lc:s=1.75",
@@ -31,7 +31,7 @@ WITH_RESIDUAL = [
 ]
 # Codecs that round at random.
 STOCHASTIC = {"terngrad", "stoch3", "qsgd"}
-# Around the five values of a byte, the 40960 of a chunk, and the lanes of every SIMD target.
+# Sizes around the five values of a byte, the 40960 of a chunk, and the lanes of every SIMD target.
 SIZES = [0, 1, 2, 4, 5, 6, 15, 17, 63, 65, 1000, 1001, 40959, 40960, 40961, 100_003]
 
 FLT_MAX = float(np.finfo(np.float32).max)

@@ -1,4 +1,4 @@
-"""A small data set in Fashion-MNIST's files: these tests need no package and little time."""
+"""A small data set in Fashion-MNIST's file format, so that tests are quick and need no download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What encode, decode and Compressor compute: the same bits as the paper says, everywhere."""
+"""encode, decode and Compressor compute the paper's values, with the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gradients import (
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-# What a codec keeps, computed again in NumPy
+# 3LC and its residual, computed again in NumPy
 
 
 class PlainThreeLc:
@@ -37,7 +37,7 @@ class PlainThreeLc:
         self.residual = np.zeros(numel, np.float32)
 
     def step(self, x: Floats) -> Floats:
-        """Returns what is decoded and keeps the rest."""
+        """Returns the decoded values and keeps the rest as the residual."""
         total = x + self.residual
         decoded = np.zeros_like(total)
         for start in range(0, total.size, self.bucket):
@@ -120,7 +120,7 @@ def test_bf16_rounds_half_to_even() -> None:
     assert decoded.view(np.uint32).tolist() == expected.tolist()
 
 
-# What holds for every codec
+# Properties of every codec
 
 
 @pytest.mark.parametrize("codec", WITH_RESIDUAL)

@@ -1,4 +1,4 @@
-"""The Python API takes some objects as arrays, and refuses others."""
+"""The Python API accepts some objects as arrays and refuses others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 class DlpackOnly:
-    """Speaks DLPack and nothing else."""
+    """An array that speaks DLPack and nothing else."""
 
     def __init__(self, x: NDArray[Any]) -> None:
         self.x = x

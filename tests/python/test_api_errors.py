@@ -1,4 +1,4 @@
-"""What the Python API says of wrong codecs, NaN and Inf, and damaged frames."""
+"""The Python API's errors for wrong codecs, NaN and Inf, and damaged frames."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_non_finite_input_is_named_marked_and_forgotten(
     assert np.isnan(gradwire.decode(frame)).all()
     assert before is not None
     assert compressor.residual is not None
-    if "bucket=" in codec:  # groups that were encoded already are restored, up to one rounding
+    if "bucket=" in codec:  # groups that were already encoded are restored up to one rounding
         rounding = 2.0**-23 * (np.abs(before) + np.abs(gradient(numel, 2)))
         assert (np.abs(compressor.residual - before) <= rounding).all()
         return

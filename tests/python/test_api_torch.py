@@ -1,4 +1,4 @@
-"""PyTorch tensors are arrays as any other. Skipped where PyTorch is not installed."""
+"""PyTorch tensors are arrays like any other. The tests are skipped without PyTorch."""
 
 from __future__ import annotations
 

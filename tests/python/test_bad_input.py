@@ -105,7 +105,7 @@ def test_bytes_behind_a_frame(name: str) -> None:
 def test_packet_truncated_at_every_length(name: str) -> None:
     for size in range(len(PACKETS[name])):
         code = "truncated" if size < spec.HEADER_SIZE else "checksum_mismatch"
-        if size >= 2:  # fewer bytes don't tell a packet from a frame
+        if size >= 2:  # with fewer bytes, a packet cannot be told from a frame
             assert inspect_refusal(PACKETS[name][:size]) == code, size
 
 
@@ -134,10 +134,10 @@ def test_random_bytes() -> None:
 
 
 def huge_frames() -> dict[str, tuple[str, bytes]]:
-    """name -> (status, frame): small frames, with true checksums, that claim to be large."""
+    """name -> (status, frame): small frames with correct checksums that claim to be large."""
     one = struct.pack("<f", 1.0)
     frames = {}
-    # Up to 2^31 no limit of the reader stands before the memory.
+    # Up to 2^31 values, no limit of the reader applies before memory is allocated.
     for n in (2**30, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**40):
         for title, payload in (
             ("a code", one + b"\xff"),
@@ -155,7 +155,7 @@ def huge_frames() -> dict[str, tuple[str, bytes]]:
         )
         frames[f"bf16 n={n}"] = ("corrupt_payload", encoder.seal_frame(BF16, 0, 0, n, one))
     for n in (2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1, 2**40):
-        # These are valid, and only the reader's own limit stands before the memory.
+        # These are valid, so only the reader's own limit prevents the allocation.
         for codec, module in payloads.CODECS.items():
             keys = module.parameters(module.read({}))
             marker = encoder.seal_frame(codec, *keys, n, b"", spec.NON_FINITE_FLAG)
@@ -206,7 +206,7 @@ for line in sys.stdin:
 
 
 def huge_packets() -> list[tuple[str, bytes]]:
-    """Small packets, with true checksums, that claim to be large."""
+    """Small packets with correct checksums that claim to be large."""
     entry = struct.pack("<BBHI", THREE_LC, 0, ternary.ZRE, 0)
     header = spec.Packet(spec.PUSH, 0, 0, 0, ())
     packets: list[tuple[str, bytes, int]] = []
@@ -227,7 +227,7 @@ def huge_packets() -> list[tuple[str, bytes]]:
 
 
 def test_huge_claims_take_no_memory(tmp_path: Path) -> None:
-    """In a process that may take 64 MiB more than it has when it starts."""
+    """Runs in a process that may allocate only 64 MiB more than it has at the start."""
     cases = [*HUGE.values(), *huge_packets()]
     lines = "".join(f"{status} {data.hex()}\n" for status, data in cases)
     done = subprocess.run(

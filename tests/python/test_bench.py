@@ -35,7 +35,7 @@ def test_recorded_gradients_are_found_and_described() -> None:
     assert data.period.size == sum(sizes)
     assert data.period.dtype == np.float32
     assert np.isfinite(data.period).all()
-    # A tensor's largest magnitude is 1: as many ones as tensors, at least.
+    # Each tensor's largest magnitude is 1, so there are at least as many ones as tensors.
     assert (np.abs(data.period) == 1).sum() >= len(sizes)
     assert load_data("auto", 0).description == data.description
 
@@ -109,7 +109,7 @@ def test_a_codec_without_a_reference_is_said_to_have_none(
 
 
 class _Wrong:
-    """A compressor whose encode or residual is off on every target but scalar."""
+    """A compressor whose encode or residual is wrong on every target but scalar."""
 
     def __init__(self, real: gradwire.Compressor, target: str, what: str) -> None:
         self.real, self.wrong = real, what if target != "scalar" else ""

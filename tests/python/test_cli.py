@@ -1,4 +1,4 @@
-"""The `gradwire` command, as a user meets it: help, exit code, stdout, stderr."""
+"""The `gradwire` command as a user sees it: help, exit code, stdout, stderr."""
 
 from __future__ import annotations
 

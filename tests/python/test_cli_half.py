@@ -26,7 +26,7 @@ Bits = NDArray[np.uint16]
 
 
 def narrow(values: NDArray[np.float32], dtype: str) -> Bits:
-    """Rounds half to even; for values that are finite and within range."""
+    """Rounds values, which must be finite and in range, ties to even."""
     if dtype == "F16":
         return values.astype(np.float16).view(np.uint16)
     bits = values.view(np.uint32)
@@ -87,7 +87,7 @@ def test_a_tensor_comes_back_in_its_dtype(tmp_path: Path, dtype: str, codec: str
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_value_survives_an_exact_codec(tmp_path: Path, dtype: str) -> None:
-    """raw keeps NaN, its payload and whether it signals; the other the numbers and infinities."""
+    """raw keeps all bits of a NaN; the other exact codec keeps numbers and infinities."""
     path, back = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
     save(path, dtype, EVERY_BITS)
     for codec in EXACT[dtype]:

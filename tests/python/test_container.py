@@ -1,4 +1,4 @@
-"""The file format of `gradwire compress`: a written file is read, and any other is refused."""
+"""The file format of `gradwire compress`: written files can be read, damaged files are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def header(*tensors: object, **changes: Any) -> dict[str, Any]:
 
 
 def build(content: object, body: bytes = PLAIN, version: int = 1, flags: int = 0) -> bytes:
-    """A file with this header, its length and checksum right. `content`: JSON or the bytes."""
+    """A file with this header and a correct length and checksum. `content`: JSON or bytes."""
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     prefix = PREFIX.pack(b"GC", version, flags, 0, len(text))
     checksum = zlib.crc32(prefix[:4] + prefix[8:] + text)
@@ -72,7 +72,7 @@ def read_all(data: bytes) -> list[bytes | memoryview | np.ndarray]:
 
 
 def refusal(data: bytes) -> str:
-    """The code with which gradwire and the plain Python reader refuse a file alike."""
+    """The code with which both gradwire and the plain Python reader refuse a file."""
     with pytest.raises(ContainerError) as error:
         parse(data)
     with pytest.raises(common.FormatError) as reference:

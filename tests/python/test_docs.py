@@ -1,4 +1,4 @@
-"""The documents show what is in the repository, and their links lead somewhere."""
+"""The documents agree with the repository, and their links lead somewhere."""
 
 from __future__ import annotations
 

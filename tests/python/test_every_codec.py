@@ -19,7 +19,7 @@ PARAMETERS = [
     (name, parameter) for name, codec in CODECS.items() for parameter in codec["parameters"]
 ]
 IDS = [f"{name}-{parameter['name']}" for name, parameter in PARAMETERS]
-# Where symbols are ternary, each takes every coder.
+# Each ternary codec takes every coder.
 TERNARY = ["3lc", "3lc:s=1.75", "stc", "stoch3", "terngrad:pack=trits5"]
 CODERS = ["none", "zre", "rice"]
 
@@ -53,7 +53,7 @@ def test_keys_that_do_not_go_together_are_refused(codec: str, message: str) -> N
 @every_parameter
 def test_a_stated_default_is_the_default(name: str, parameter: dict[str, str]) -> None:
     default = parameter["default"]
-    if default in ("whole", "by bits"):  # no value of theirs says so
+    if default in ("whole", "by bits"):  # these defaults cannot be written
         return
     text = f"{name}:{parameter['name']}={default}"
     if parameter["name"] == "residual" and not CODECS[name]["error_feedback"]:

@@ -27,7 +27,7 @@ def gradients(ranks: int, numel: int) -> list[Array]:
 
 
 def run(exchanges: Sequence[Exchange], buckets: Sequence[Array], step: int = 0) -> None:
-    """Averages the buckets in place: every message as soon as it is there."""
+    """Averages the buckets in place and delivers every message as soon as it is ready."""
     for exchange, bucket in zip(exchanges, buckets, strict=True):
         exchange.start(bucket, step)
     while not all(exchange.done for exchange in exchanges):

@@ -80,8 +80,8 @@ def test_decode_onto_a_sum(case: Case) -> None:
     values = array(read_values(case["values"], case["n"]))
     start = array(struct.pack("<5f", -0.0, 0.0, 1.5, -2.0, 3e38))
     start = np.resize(start, case["n"])
-    # Nothing is added for a value that was not sent: +0.0 would turn -0.0 into 0.0. Nor is anything
-    # added where the payload is empty.
+    # Values that were not sent are not added, because +0.0 would turn -0.0 into 0.0. The same holds
+    # for an empty payload.
     codec = payloads.CODECS[spec.parse_frame(frame).codec]
     with np.errstate(over="ignore", invalid="ignore"):
         expected = start + values
@@ -128,7 +128,7 @@ def test_container(case: Case) -> None:
 
 
 def read_container(data: bytes) -> None:
-    """Checks all that a reader checks before it decodes the frames."""
+    """Makes all checks that a reader makes before it decodes the frames."""
     for tensor in container.parse(data).tensors:
         if tensor.storage == "frame":
             tensor.inspect_frame()
@@ -158,7 +158,7 @@ def test_frame_is_refused(case: Case) -> None:
 )
 def test_packet_is_refused(case: Case) -> None:
     data = read(case["packet"])
-    if data[:2] != b"GP":  # inspect tells frames from packets by these; what is neither is refused
+    if data[:2] != b"GP":  # inspect tells frames from packets by these bytes and refuses others
         with pytest.raises(gradwire.GradwireError):
             gradwire.inspect(data)
         return
@@ -181,7 +181,7 @@ def test_non_finite_input_is_warned_of(case: Case) -> None:
 
 
 def test_cases_are_those_of_a_codec() -> None:
-    """make_golden.py finds them by the name of the codec's twin, so another name finds nothing."""
+    """make_golden.py finds cases by the name of the codec's module, so no other name may occur."""
     cases_of = {path.stem for path in (ROOT / "scripts/golden_cases/codecs").glob("[a-z]*.py")}
     twins = {name for name, module in payloads.MODULES.items() if hasattr(module, "NUMBER")}
     assert cases_of <= twins

@@ -1,4 +1,4 @@
-"""The manual pages say what the commands and the C headers say."""
+"""The manual pages agree with the commands and the C headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shaped network: as fast as it should be, and gone when its processes are.
+"""The shaped network has the right speed, and is gone when its processes are gone.
 
 All traffic stays within the namespaces that a test makes.
 """
@@ -21,7 +21,7 @@ from gradwire.train.errors import TrainError
 why_not = network.why_not_shaped() if sys.platform == "linux" else "Linux only"
 needs_namespaces = pytest.mark.skipif(why_not is not None, reason=f"LINKS NOT TESTED: {why_not}")
 
-# Share of the rate that is left for TCP's payload in full frames.
+# The share of the rate that full frames leave for TCP's payload.
 PAYLOAD = (1500 - 20 - 32) / 1514
 
 RECEIVER = """
@@ -46,7 +46,7 @@ connection = socket.create_connection((sys.argv[1], 5000))
 connection.sendall(bytes(int(sys.argv[2])))
 """
 
-# Prints the rate of every message, from its first byte to its last.
+# Prints the rate of every message between its first and its last byte.
 MESSAGE_RECEIVER = """
 import socket, sys, time
 size = int(sys.argv[1])
@@ -80,7 +80,7 @@ def start(program: str, *arguments: object) -> subprocess.Popen[bytes]:
 
 
 def namespaces() -> set[int]:
-    """Network namespaces that any process is in."""
+    """The network namespaces of all processes."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -91,7 +91,7 @@ def namespaces() -> set[int]:
 
 
 def namespaces_of_children(process: int) -> set[int]:
-    """Those of a process's children that are not the one of this test."""
+    """The network namespaces of a process's children, except this test's own."""
     ids = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return {Path(f"/proc/{i}/ns/net").stat().st_ino for i in ids} - {
         Path("/proc/self/ns/net").stat().st_ino
@@ -99,7 +99,7 @@ def namespaces_of_children(process: int) -> set[int]:
 
 
 def interfaces() -> list[str]:
-    """Of this process's namespace."""
+    """The interfaces of this process's namespace."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()
     return sorted(line.partition(":")[0].strip() for line in lines if ":" in line)
 
@@ -155,7 +155,7 @@ def test_without_the_right_it_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def measure_rate(rate: int, senders: int) -> float:
-    """Bits a second of payload that reach one process from others, about a second's worth."""
+    """Bits per second of payload that reach one process from others, over about a second."""
     receiver = start(RECEIVER, senders)
     sending = [start(SENDER, network.address(0), rate // 8 // senders) for _ in range(senders)]
     assert receiver.stdout is not None
@@ -178,9 +178,9 @@ def measure_rate(rate: int, senders: int) -> float:
 @needs_namespaces
 @pytest.mark.parametrize(("rate", "senders"), [(100_000_000, 1), (100_000_000, 2), (10_000_000, 1)])
 def test_links_have_the_rate(rate: int, senders: int) -> None:
-    """One sender: its own queue and the receiver's limit it. Two: only the receiver's can.
+    """One sender is limited by its own queue and the receiver's, two only by the receiver's.
 
-    Never faster. Slower only if the machine is busy with other things, hence several tries.
+    The rate is never higher. It is lower only if the machine is busy, hence several tries.
     """
     fastest = 0.0
     for _ in range(4):
@@ -192,7 +192,7 @@ def test_links_have_the_rate(rate: int, senders: int) -> None:
 
 @needs_namespaces
 def test_messages_to_several_share_a_link_at_any_moment() -> None:
-    """61,500 bytes (LeNet's gradient in 4 shards) to each of two: both come at half the rate."""
+    """61,500 bytes (LeNet's gradient in 4 shards) go to each of two peers at half the rate."""
     rate, rounds = 10_000_000, 6
     receivers = [start(MESSAGE_RECEIVER, 61_500) for _ in range(2)]
     addresses = [network.address(rank) for rank in range(2)]

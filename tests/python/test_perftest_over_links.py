@@ -1,4 +1,4 @@
-"""bench/perftest_over_links.py: ranks behind links of limited rate."""
+"""bench/perftest_over_links.py gives each rank a link of limited bandwidth."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Coder rice on gradients recorded from training: its size beside the entropy and beside zre."""
+"""Coder rice on recorded gradients: its size compared with the entropy and with zre."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from golden import ROOT
 from gradwire.tensor_files import read_tensor_file, values_of
 
 SCALE_BYTES = 4
-ROUNDS = 4  # over the recorded steps, so that residuals have grown
+ROUNDS = 4  # rounds over the recorded steps, so that residuals have grown
 Floats = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
 def gradients() -> list[list[Floats]]:
-    """Of each tensor that is compressed, the recorded steps."""
+    """The recorded steps of each tensor that is compressed."""
     content = read_tensor_file(ROOT / "bench" / "data" / "resnet20_gradients.safetensors")
     tensors: dict[str, list[Floats]] = {}
     for tensor in content.tensors:
@@ -28,20 +28,20 @@ def gradients() -> list[list[Floats]]:
 
 
 def sent(steps: list[Floats], s: float) -> list[Floats]:
-    """What 3lc sends of a tensor at each recorded step of the last round."""
+    """The values that 3lc sends for a tensor at each recorded step of the last round."""
     compressor = gradwire.Compressor(f"3lc:s={s}", steps[0].size)
     frames = [compressor.encode(x, step=i) for i, x in enumerate(steps * ROUNDS)]
     return [gradwire.decode(frame) for frame in frames[-len(steps) :]]
 
 
 def entropy(values: Floats) -> float:
-    """Bits of a coder that knows the shares of -m, 0 and m, and nothing else."""
+    """The bits of an ideal coder that knows only the shares of -m, 0 and m."""
     counts = np.unique(np.sign(values), return_counts=True)[1]
     return float(-np.sum(counts * np.log2(counts / values.size)))
 
 
 def bits(values: Floats, coder: str) -> int:
-    """Of the coded trits; with s=1 the same trits come out again."""
+    """The bits of the coded trits; with s=1, 3lc gives the same trits again."""
     frame = gradwire.encode(values, f"3lc:coder={coder}")
     assert np.array_equal(gradwire.decode(frame), values)
     return 8 * (int(gradwire.inspect(frame)["payload_bytes"]) - SCALE_BYTES)
@@ -59,7 +59,7 @@ def test_size_on_recorded_gradients(
         density = np.count_nonzero(values) / values.size
         if values.size < 10000 or density < 0.001:
             continue
-        # Above a tenth the codes are short, and whole bits cost more.
+        # At densities above 10 % codes are short, so rounding them to whole bits costs more.
         slack = 1.04 if density > 0.1 else 1.03 if density > 0.01 else 1.10
         assert bits(values, "rice") < slack * entropy(values), (values.size, density)
 

@@ -70,7 +70,7 @@ def test_arrows_of_this_repository() -> None:
 @pytest.mark.parametrize(
     ("file", "text", "line", "reason"),
     [
-        # A folder includes a later one, for each neighbouring pair and one far pair.
+        # A folder includes a later folder: each neighbouring pair, and one distant pair.
         ("include/gradwire/bad.h", '#include "base/endian.h"\n', 1, "include may not include base"),
         ("src/base/bad.h", '#include "stages/kernels.h"\n', 1, "base may not include stages"),
         ("src/stages/bad.h", '#include "codecs/codecs.def"\n', 1, "stages may not include codecs"),
@@ -85,9 +85,9 @@ def test_arrows_of_this_repository() -> None:
         ("src/exchange/bad.h", '#include "engines/loopback/ranks.h"\n', 1, "exchange may not incl"),
         ("src/exchange/bad.h", '#include "capi/handles.h"\n', 1, "exchange may not include capi"),
         ("src/base/far.h", '#include "engines/loopback/ranks.h"\n', 1, "base may not include engi"),
-        # Nothing includes the outside.
+        # No layer includes folders outside the layers.
         ("src/engines/bad.cc", '#include "../../tests/base/tests_data.h"\n', 1, "include tests"),
-        # Other spellings of the same arrow.
+        # Other spellings of the same include.
         ("src/base/angle.h", "#include <stages/kernels.h>\n", 1, "base may not include stages"),
         ("src/base/dots.h", '#include "../stages/kernels.h"\n', 1, "base may not include stages"),
         ("src/base/bare.h", '#include "kernels.h"\n', 1, "base may not include stages"),
@@ -108,7 +108,7 @@ def test_arrows_of_this_repository() -> None:
         ("src/base/digits.h", "int n = 1'0;\n#include \"stages/kernels.h\"\n// '\n", 2, "base may"),
         ("src/base/simd.cc", '#define HWY_TARGET_INCLUDE "stages/simd.cc"\n', 1, "base may not in"),
         ("src/base/list.def", '#include "stages/kernels.h"\n', 1, "base may not include stages"),
-        # What cannot be followed is not assumed to be fine.
+        # Includes that cannot be followed are errors.
         ("src/base/macro.h", "#include SOME_HEADER\n", 1, "cannot be followed"),
         ("src/misc/new.h", "", 1, "folders of src/ are"),
         ("src/loose.h", "", 1, "folders of src/ are"),

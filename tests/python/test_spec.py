@@ -19,7 +19,7 @@ PAGE = (ROOT / "spec" / "format.md").read_text()
 
 @dataclass
 class Example:
-    """One ```example block. Values are float32 as bytes."""
+    """One ```example block. Values are the bytes of float32."""
 
     codec: str = ""
     input: bytes = b""

@@ -1,4 +1,4 @@
-"""All workers of a training in one process, and bench/ten_workers.py, which compares designs so."""
+"""All workers of a training in one process, and bench/ten_workers.py, which compares designs."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def simulate(images: Data, codec: str, **other: Any) -> RankRecord:
 
 
 def bits(record: RankRecord, sent: str) -> float:
-    """Bits of a value and step."""
+    """Bits per value and step."""
     assert record.hook is not None
     values = record.hook["compressed_values" if "payload" in sent else "values"]
     return float(8 * record.hook[sent] / values / SETTING.steps)
 
 
 def plain_losses(images: Data, every: int) -> list[float]:
-    """Without gradwire: one model, the sum of `every` batches of all workers, PyTorch's SGD."""
+    """The losses without gradwire: one model, PyTorch's SGD, `every` batches of each worker."""
     model = models.build("lenet", 1, 28, 10, seed=7)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-4)
     batches = Batches(images, 12, world=1, rank=0, seed=7)
@@ -114,7 +114,7 @@ def quantize(x: np.ndarray, residual: np.ndarray) -> np.ndarray:
 
 
 def test_residuals_of_workers_and_server(images: Data) -> None:
-    """The same in plain NumPy: every vector holds the weights first, then the biases."""
+    """Compares with plain NumPy, in which every vector holds the weights and then the biases."""
     model = models.build("lenet", 1, 28, 10, seed=7)
     parameters = sorted(model.parameters(), key=lambda p: p.dim() == 1)
     server = np.concatenate([p.detach().numpy().ravel() for p in parameters])
@@ -161,7 +161,7 @@ def test_the_same_seed_is_the_same_training(images: Data) -> None:
 
 
 def test_the_servers_model_is_evaluated(images: Data) -> None:
-    """With its own weights, which the replica does not have when the pulls are compressed."""
+    """The server's weights are evaluated, which differ from the replica's with compressed pulls."""
     from gradwire.train.one_process import OneProcess
 
     model = models.build("lenet", 1, 28, 10, seed=7)

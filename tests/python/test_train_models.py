@@ -1,4 +1,4 @@
-"""The models: their sizes as in the papers, the same weights from the same seed."""
+"""The models have the papers' sizes, and a seed always gives the same weights."""
 
 from __future__ import annotations
 

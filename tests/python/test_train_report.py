@@ -24,7 +24,7 @@ MODELLED = Conditions(shaped=False, modelled=True, note="no right")
 
 
 def record(codec: str, rank: int, seconds: float, push: int, pull: int) -> RankRecord:
-    """4 steps of 2 ranks; in each the rank sends `push` and `pull` bytes."""
+    """A record of 4 steps; in each the rank sends `push` and `pull` bytes."""
     return RankRecord(
         codec,
         rank,

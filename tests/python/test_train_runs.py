@@ -1,4 +1,4 @@
-"""`gradwire train` with real processes: results, failures, and no process that stays."""
+"""`gradwire train` with real processes: results, failures, and no process that stays behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _training(folder: Path) -> list[str]:
 
 @pytest.fixture
 def training(folder: Path) -> list[str]:
-    """A command for two workers; options are to be appended."""
+    """A command for two workers, to which tests append options."""
     return _training(folder)
 
 
@@ -69,7 +69,7 @@ def is_running(process: int) -> bool:
 
 
 def seconds_until_gone(processes: dict[int, int], limit: float = 30.0) -> float:
-    """Also of their namespaces."""
+    """The seconds until the processes and their namespaces are gone."""
     own = Path("/proc/self/ns/net").stat().st_ino
     start = time.monotonic()
     while time.monotonic() - start < limit:
@@ -95,12 +95,13 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
             process_group=0,
-            # Whoever was started in the background by a shell ignores it, and so do his children.
+            # A process that a shell started in the background ignores SIGINT, and so do its
+            # children.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith("3lc"):  # a step
+            if line.startswith("3lc"):  # the line of a step
                 break
         self.descendants = processes_of(self.process.pid)
 
@@ -119,7 +120,7 @@ def running(training: list[str], request: pytest.FixtureRequest) -> Iterator[Run
 
 @pytest.fixture(scope="module")
 def modelled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
-    """The report and stderr of a run that was refused its 10 Mbit/s links."""
+    """The report and stderr of a run that could not get its 10 Mbit/s links."""
     refusing = tmp_path_factory.mktemp("bin") / "unshare"
     refusing.write_text("#!/bin/sh\necho 'Operation not permitted' >&2\nexit 1\n")
     refusing.chmod(0o755)
@@ -159,7 +160,7 @@ def test_a_shaped_run_counts_what_its_links_count(shaped: tuple[Any, str, Path])
         "modelled": False,
         "note": "",
     }
-    plain = LENET_PARAMETERS * 4 * 8 // 2  # bytes that a worker pushes in 8 steps: half of all
+    plain = LENET_PARAMETERS * 4 * 8 // 2  # pushed in 8 steps: half of the values
     for result in report["results"]:
         assert result["replicas_identical"]
         assert [e["step"] for e in result["evaluations"]] == [4, 8]
@@ -173,7 +174,7 @@ def test_a_shaped_run_counts_what_its_links_count(shaped: tuple[Any, str, Path])
     assert 2 * plain < ddp["link"]["sent"] < 2 * plain * 1.15
     assert 0.97 < raw["ratio"] < 1.0
     assert small["ratio"] > 10
-    # 100 Mbit/s: the raw bytes cannot have gone faster.
+    # At 100 Mbit/s the raw bytes cannot have been faster.
     assert raw["seconds"] > 2 * plain * 8 / 100e6
     written = sorted(path.name for path in plots.iterdir())
     assert written == ["accuracy.png", "bits.png", "loss.png"]
@@ -232,7 +233,7 @@ class Slow:
 slow = []
 
 def destroy_process_group(group=None, original=dist.destroy_process_group):
-    while group is None and not slow:  # until the group's thread is the last to let go of it
+    while group is None and not slow:  # until the group's thread is the last to release it
         values = torch.ones(1 << 20)
         values.slow = Slow()
         work = dist.all_reduce(values, async_op=True)

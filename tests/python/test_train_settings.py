@@ -92,7 +92,7 @@ def test_codecs_are_checked_by_the_core() -> None:
     with pytest.raises(SettingsError, match="s"):
         settings.check_codec("3lc:s=2.5")
     with pytest.raises(SettingsError) as caught:
-        settings.check_codec("ddp", "--rules")  # a word for whole runs, not for tensors
+        settings.check_codec("ddp", "--rules")  # ddp names a whole run, not the codec of a tensor
     assert caught.value.option == "--rules"
 
 

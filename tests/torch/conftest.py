@@ -17,7 +17,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def fragile_cluster() -> Iterator[Cluster]:
-    """Three processes of one test, which may kill them."""
+    """Three processes for one test, which may kill them."""
     processes = Cluster(3, fragile=True)
     yield processes
     processes.close(seconds=1.0)

@@ -1,4 +1,4 @@
-"""What the ranks of a cluster run with their buckets on a device."""
+"""The functions that the ranks of a test cluster run with buckets on a device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def train_and_signal_on_device(options: Options, victim: int, at_step: int, numb
 
 
 def train_and_fail_between_push_and_pull(options: Options, victim: int, at_step: int) -> None:
-    """The victim raises when it has received a push of a bucket, and makes no pull."""
+    """The victim raises after it has received a push, before it makes a pull."""
 
     def on_step(step: int) -> None:
         if dist.get_rank() == victim and step == at_step:

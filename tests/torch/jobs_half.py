@@ -1,4 +1,4 @@
-"""What the ranks of a cluster run with gradients of 16 bits."""
+"""The functions that the ranks of a test cluster run with gradients of 16 bits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def average_unlike(dtypes: list[torch.dtype], state_options: dict[str, Any]) -> 
 def scale_float16(state_options: dict[str, Any]) -> Scaled:
     """A float16 model and a gradient scaler; the optimizer works on float32 copies of its weights.
 
-    Always the same batch, so that the loss falls soon.
+    Every step uses the same batch, so that the loss falls soon.
     """
     model, master = make_model(torch.float16), make_model()
     optimizer = make_optimizer(master)

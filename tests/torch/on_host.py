@@ -1,7 +1,8 @@
-"""Buckets on the CPU as if they were on a GPU: their kernels run on the host (tests/cuda/on_host).
+"""Treats buckets on the CPU as if they were on a GPU: the kernels run on the host.
 
-The module is the target _cuda_on_host of a build with GRADWIRE_CUDA_ON_HOST and GRADWIRE_PYTHON, as
-the preset gcc is; or in the folder that the variable GRADWIRE_ON_HOST_MODULE names.
+tests/cuda/on_host explains how. The module is the target _cuda_on_host of a build with
+GRADWIRE_CUDA_ON_HOST and GRADWIRE_PYTHON, such as the preset gcc. The variable
+GRADWIRE_ON_HOST_MODULE can name another folder.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _BUILT = Path(__file__).parents[2] / "build" / "gcc" / "cuda_on_host"
 
 @contextlib.contextmanager
 def device_kernels() -> Iterator[None]:
-    """Buckets on the CPU are encoded and decoded by the kernels."""
+    """The kernels encode and decode buckets on the CPU."""
     folder = Path(os.environ.get("GRADWIRE_ON_HOST_MODULE", _BUILT))
     if not list(folder.glob("_cuda.*")):
         raise FileNotFoundError(f"{folder}: build the target _cuda_on_host (scripts/test.sh does)")

@@ -21,7 +21,7 @@ def check_replicas(workers: list[Served]) -> None:
 
 @pytest.mark.parametrize("local", ["sgd", "adam"])
 def test_uncompressed_training_is_that_of_the_local_optimizer(cluster: Cluster, local: str) -> None:
-    """The workers alone run the schedule."""
+    """Only the workers run the schedule."""
     job = Job(local=local, decay=0.8, arguments={"codec": "raw"})
     answers = cluster.run(3, run, job)
     check_replicas(answers[:2])
@@ -39,7 +39,7 @@ def test_compressed_training_on_two_servers(cluster: Cluster) -> None:
         assert worker.version == 25
         assert sum(worker.losses[-5:]) < 0.9 * sum(worker.losses[:5])
         assert worker.stats["ratio"] > 10
-    # Every tensor lies whole on one server, and what a server counts is what its workers count.
+    # Every tensor is whole on one server, and servers and workers count the same bytes.
     values = [server.stats["values"] for server in servers]
     assert sum(values) == workers[0].stats["values"]
     assert max(values) == 144 * 160  # second.weight outweighs all others
@@ -69,7 +69,7 @@ def test_a_worker_away_for_longer_than_the_history_gets_the_model(
     few = {"backup_workers": 1, "history": 2, "staleness": staleness}
     job = Job(versions=60, stalled=1, stall_seconds=1.0, arguments=few)
     answers = cluster.run(4, run, job)
-    check_replicas(answers[:3])  # the same bits as those who pulled every version
+    check_replicas(answers[:3])  # the same bits as workers that pulled every version
     assert all(answer.version >= 60 for answer in answers[:3])
     for server in answers[3:]:
         assert server.stats["models_sent"] >= 1
@@ -99,7 +99,7 @@ def test_a_gradient_that_is_not_finite_is_applied_by_nobody(cluster: Cluster) ->
 
 
 def test_a_server_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Any) -> None:
-    """With an exact codec it equals the whole run, up to the workers' rounding of sums."""
+    """With an exact codec it equals the uninterrupted run, up to the workers' rounding of sums."""
     for codec in ("raw", "3lc:s=1.75"):
         whole = Job(versions=10, arguments={"codec": codec}, folder=str(tmp_path))
         cut = Job(versions=6, arguments={"codec": codec}, folder=str(tmp_path))

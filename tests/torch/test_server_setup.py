@@ -1,4 +1,4 @@
-"""What a ServerOptimizer refuses, what it shares with the optimizer that it wraps, the example."""
+"""What a ServerOptimizer refuses, what it shares with the wrapped optimizer, and the example."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refuse() -> None:
 
 
 def share() -> None:
-    """Groups and schedulers are the local optimizer's. Each side refuses the other's step."""
+    """Groups and schedulers are the local optimizer's. Each side refuses the other's calls."""
     model = nn.Linear(300, 4)
     groups: list[dict[str, Any]] = [
         {"params": [model.weight]},

@@ -46,7 +46,7 @@ def test_replicas_are_equal_after_every_step(ranks: list[dict[str, Run]]) -> Non
 def test_raw_steps_are_those_of_the_local_optimizer(
     ranks: list[dict[str, Run]], sharded: str, plain: str
 ) -> None:
-    """The groups' options and a scheduler's learning rates count."""
+    """The groups' options and a scheduler's learning rates take effect."""
     for name, values in ranks[0][sharded].parameters.items():
         expected = ranks[0][plain].parameters[name]
         np.testing.assert_allclose(values, expected, rtol=1e-3, atol=2e-5, err_msg=name)
@@ -66,7 +66,7 @@ def test_what_the_replicas_lack_is_owed(ranks: list[dict[str, Run]]) -> None:
 
 
 def test_bytes_are_those_of_the_formula(ranks: list[dict[str, Run]]) -> None:
-    """(N - 1) / N * n * b / 8 each way and rank, and headers."""
+    """Each rank sends (N - 1) / N * n * b / 8 bytes each way, plus headers."""
     numel = sum(values.size for values in ranks[0]["raw"].parameters.values())
     for way in ("push_bytes", "pull_bytes"):
         sent = sum(rank["raw"].stats[way] for rank in ranks)

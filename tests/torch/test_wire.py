@@ -10,8 +10,8 @@ import torch.distributed as dist
 from cluster import Cluster
 from gradwire.torch.link.wire import HEAD_BYTES, Kind, Wire
 
-# Around the size at which a second transfer is needed (the head holds an 8-byte word as well), and
-# around those up to which receives are posted after such messages.
+# Sizes around that from which a second transfer is needed (the head also holds a word of 8 bytes),
+# and around those up to which receives are posted after such messages.
 SIZES = (
     *(0, 1, 1000, HEAD_BYTES - 9, HEAD_BYTES - 8, HEAD_BYTES - 7, HEAD_BYTES - 6, HEAD_BYTES - 5),
     *(3 * HEAD_BYTES, 5 * HEAD_BYTES - 8, 5 * HEAD_BYTES - 7, 1_000_003, 70_000, 5, 1_000_004),

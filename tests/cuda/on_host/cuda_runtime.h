@@ -48,7 +48,7 @@ struct Place {
   dim3 blocks;
 };
 
-// The place of the thread that runs.
+// The place of the running thread in its grid.
 const Place& place();
 
 // Where in the code a thread waits for the others, which must wait at the same place. (clang++ 14
@@ -64,10 +64,10 @@ struct Site {
 // Waits for all threads of the block.
 void block_barrier(const Site& site);
 
-// Waits for all 32 lanes and gives each lane's value (`own` of that lane).
+// Waits for all 32 lanes and returns the values `own` of all lanes.
 const uint64_t* exchange(uint64_t own, unsigned mask, const Site& site);
 
-// Another block may continue here.
+// A point at which another block may continue.
 void may_switch();
 
 // Lets other threads and blocks run, for a thread that waits for another block. waits() counts the
@@ -75,7 +75,7 @@ void may_switch();
 void wait();
 uint64_t waits();
 
-// Runs body once for each thread of each block. The seed of the next launch's order is set before.
+// Runs body once for each thread of each block. set_seed chooses the order of the next launch.
 void launch(dim3 blocks, dim3 block_size, const std::function<void()>& body);
 void set_seed(uint64_t seed);
 
@@ -177,7 +177,7 @@ inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 
-// Of all blocks, one thread runs at a time.
+// Only one thread of all blocks runs at a time.
 template <typename T>
 T atomicAdd(T* at, T value) {
   gradwire::on_host::may_switch();

@@ -22,7 +22,7 @@ void run(uint64_t blocks, const std::function<void()>& body) {
   on_host::launch(dim3(static_cast<unsigned>(blocks)), dim3(kThreads), body);
 }
 
-// Blocks wait for the blocks before them, which run at the same time.
+// Each block waits for the blocks before it, which run at the same time.
 TEST(Emulator, BlocksFindTheirPlacesTogether) {
   constexpr uint32_t kBlocks = 100;
   const uint64_t waits = on_host::waits();
@@ -42,7 +42,7 @@ TEST(Emulator, BlocksFindTheirPlacesTogether) {
     EXPECT_FALSE(std::is_sorted(begun.begin(), begun.end()));
   }
 #ifdef GRADWIRE_ADDRESS_SANITIZER
-  EXPECT_EQ(on_host::waits(), waits);  // one at a time
+  EXPECT_EQ(on_host::waits(), waits);  // blocks run one at a time
 #else
   EXPECT_GT(on_host::waits(), waits);
 #endif
@@ -101,7 +101,7 @@ TEST_F(EmulatorDeathTest, ThreadsAreAtDifferentBarriers) {
   EXPECT_DEATH(run(1, differ), "different barriers");
 }
 
-// A second use of shared memory without a barrier between: some order of the threads shows it.
+// Shared memory is used twice without a barrier between; some order of the threads must show this.
 TEST(Emulator, AMissingBarrierShows) {
   bool shows = false;
   for (int turn = 0; turn < 20 && !shows; ++turn) {

@@ -25,7 +25,8 @@ constexpr unsigned kBlocksAtOnce = 1;
 #else
 constexpr unsigned kBlocksAtOnce = 3;
 #endif
-// For each running block: so many rounds in a row in which all threads wait for other blocks.
+// The limit, for each running block, of consecutive rounds in which all threads wait for other
+// blocks.
 constexpr uint64_t kMostIdleRounds = 2000;
 
 enum class State { kReady, kWaiting, kAtBlockBarrier, kAtWarp, kDone };
@@ -37,7 +38,7 @@ struct Continuation {
   bool begun = true;  // false: at the front of `context`
 };
 
-// Continues at `to`, until something continues at `from`.
+// Continues at `to`. Returns when other code continues at `from`.
 void go(Continuation& from, Continuation& to) {
 #ifdef GRADWIRE_ADDRESS_SANITIZER
   swapcontext(&from.context, &to.context);
@@ -76,13 +77,13 @@ struct Launch {
   dim3 blocks;
   dim3 size;
   const std::function<void()>* body = nullptr;
-  std::vector<unsigned> order;  // in which the blocks begin
+  std::vector<unsigned> order;  // the order in which the blocks begin
   size_t begun = 0;
   uint64_t idle_rounds = 0;
 };
 
-// The running blocks. Each has a system thread; one of these runs at a time, so that a seed gives
-// one order of all events.
+// The running blocks. Each has a system thread, but only one of these runs at a time, so that a
+// seed determines the order of all events.
 class Resident {
  public:
   Resident() {
@@ -229,8 +230,8 @@ class Block {
     makecontext(&fiber.code.context, &Block::enter, 0);
   }
 
-  // Runs the threads that can, up to where each waits. Some warps rest, so that others run ahead as
-  // far as barriers let them.
+  // Runs all threads that can run until each waits. Some warps rest, so that others run ahead as
+  // far as the barriers allow.
   void run_some(const std::vector<unsigned>& order) {
     const uint64_t resting = resident().random() & resident().random();
     bool stuck = true;
@@ -263,14 +264,14 @@ class Block {
   }
   void yield() { go(running_->code, scheduler_); }
 
-  unsigned number_;  // of its system thread
+  unsigned number_;  // the number of its system thread
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
   Continuation scheduler_;
   Fiber* running_ = nullptr;
   unsigned threads_ = 0;
   unsigned at_barrier_ = 0;
-  Site site_;  // of the barrier
+  Site site_;  // the site of the barrier
   unsigned done_ = 0;
 };
 
@@ -286,7 +287,7 @@ void Block::enter() {
 #ifdef GRADWIRE_ADDRESS_SANITIZER
 void spoil_shared_memory() {}
 #else
-// All thread-local memory of the program, in this thread.
+// Fills the program's thread-local memory, in this thread.
 void spoil_shared_memory() {
   Block* const block = own_block;
   dl_iterate_phdr(
@@ -295,7 +296,7 @@ void spoil_shared_memory() {
           if (program->dlpi_phdr[i].p_type != PT_TLS) continue;
           std::memset(program->dlpi_tls_data, 0xa5, program->dlpi_phdr[i].p_memsz);
         }
-        return 1;  // the first is the program
+        return 1;  // the first object is the program
       },
       nullptr);
   own_block = block;
