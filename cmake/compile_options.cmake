@@ -1,6 +1,6 @@
 # gradwire_options: what every target of this project is compiled with.
 add_library(gradwire_options INTERFACE)
-# The same bytes everywhere: a compiler that fuses a multiplication with an addition changes them.
+# A compiler that fuses a multiplication with an addition would change the bytes.
 set(gradwire_flags -ffp-contract=off -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion)
 set(gradwire_cuda_flags --fmad=false)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
@@ -10,7 +10,7 @@ if(GRADWIRE_WERROR)
   list(APPEND gradwire_flags -Werror)
   list(APPEND gradwire_cuda_flags -Werror=all-warnings)
 endif()
-# nvcc hands the host's compiler code of its own, which -Wpedantic refuses.
+# nvcc generates code for the host's compiler that -Wpedantic refuses.
 list(JOIN gradwire_flags "," host_flags)
 target_compile_options(gradwire_options INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:${gradwire_flags};-Wpedantic>"

@@ -1,5 +1,5 @@
-# gradwire::cuda is built where nvcc is found. As part of another project it is built on request
-# alone, because the kernels take minutes to compile.
+# gradwire::cuda is built where nvcc is found. As part of another project it is built only on
+# request, because the kernels take minutes to compile.
 if(PROJECT_IS_TOP_LEVEL)
   set(gradwire_cuda_default AUTO)
 else()

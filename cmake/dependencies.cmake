@@ -22,7 +22,7 @@ if(NOT TARGET hwy::hwy)
   add_library(hwy::hwy ALIAS hwy)
 endif()
 
-# Of xxHash only the header is used (XXH_INLINE_ALL).
+# Only the header of xxHash is used (XXH_INLINE_ALL).
 find_path(GRADWIRE_XXHASH_INCLUDE xxhash.h)
 if(NOT GRADWIRE_XXHASH_INCLUDE)
   FetchContent_Declare(xxhash

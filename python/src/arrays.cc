@@ -25,15 +25,15 @@ std::string dtype_name(nb::dlpack::dtype dtype) {
   return kKinds[dtype.code] + std::to_string(dtype.bits);
 }
 
-// The object's own name of its dtype, "" where it has none. nanobind has no name for dtypes that it
-// can't take (big-endian, records, text).
+// The object's own name of its dtype, or "" if it has none. nanobind has no names for dtypes that
+// it can't take (big-endian, records, text).
 std::string own_dtype_name(nb::handle object) {
   const nb::object dtype = nb::getattr(object, "dtype", nb::none());
   return dtype.is_none() ? "" : nb::cast<std::string>(nb::str(dtype));
 }
 
-// nanobind reads the strides of every buffer, but ctypes arrays leave them out: a memoryview fills
-// them in.
+// nanobind reads the strides of every buffer, but ctypes arrays leave them out. A memoryview adds
+// them.
 nb::object with_strides(nb::handle object) {
   if (nb::hasattr(object, "__dlpack__") || PyObject_CheckBuffer(object.ptr()) == 0) {
     return nb::borrow(object);

@@ -15,18 +15,19 @@
 
 namespace gradwire::python {
 
-// Arrays come in by the buffer protocol or DLPack, without a copy. Raises GradwireError
-// (unsupported_dtype, invalid_argument) naming what the object is and what is wanted.
+// Arrays are read through the buffer protocol or DLPack, without a copy. A wrong object raises a
+// GradwireError (unsupported_dtype, invalid_argument), which names the object's type and the
+// expected type.
 
-// What callers may pass for an array; the stub says what _Array is.
+// An object that callers pass as an array; the stub defines _Array.
 struct Array : nanobind::handle {
   // nanobind looks for this name. NOLINTNEXTLINE(readability-identifier-naming)
   static constexpr auto Name = nanobind::detail::const_name("_Array");
 };
 using ArrayLike = nanobind::typed<nanobind::handle, Array>;
 
-// A C-contiguous array on the CPU, of any shape, and what keeps it alive. T: const float, float or
-// uint8_t; without const it is writable.
+// A C-contiguous array on the CPU of any shape, and a reference that keeps it alive. T: const
+// float, float or uint8_t; without const it is writable.
 template <typename T>
 class HostArray {
  public:
@@ -44,8 +45,8 @@ using FloatInput = HostArray<const float>;
 using FloatOutput = HostArray<float>;
 using ByteOutput = HostArray<uint8_t>;
 
-// A C-contiguous array on the CPU of any dtype that codecs take: float32, bfloat16, float16; or,
-// where `bits` names one of the latter two, a uint16 array that holds its bits.
+// A C-contiguous array on the CPU of a dtype that codecs take: float32, bfloat16 or float16. If
+// `bits` names one of the latter two, it may be a uint16 array of its bits.
 class ValueInput {
  public:
   explicit ValueInput(nanobind::handle object, std::optional<Dtype> bits = std::nullopt);
@@ -56,7 +57,7 @@ class ValueInput {
   Dtype dtype_;
 };
 
-// Bytes: bytes, bytearray, memoryview, a uint8 array.
+// A bytes object, bytearray, memoryview or uint8 array.
 class ByteInput {
  public:
   explicit ByteInput(nanobind::handle object);
@@ -74,7 +75,7 @@ class ByteInput {
 template <typename T>
 using NumpyArray = nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>;
 
-// A new NumPy array of n values, float or uint16_t, which are not initialised.
+// A new NumPy array of n uninitialised values, float or uint16_t.
 template <typename T>
 [[nodiscard]] NumpyArray<T> new_array(size_t n);
 [[nodiscard]] NumpyArray<float> to_numpy(const std::vector<float>& values);

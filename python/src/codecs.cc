@@ -28,8 +28,8 @@ double bits_per_value(uint64_t bytes, uint64_t n) {
   return n == 0 ? 0.0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(n);
 }
 
-// Started threads are kept for this thread's next call: starting them takes longer than a small
-// tensor. They change no result.
+// Keeps the started threads for this thread's next call, because starting them takes longer than
+// encoding a small tensor. They change no result.
 Execution& execution_for(const std::string& target, int threads) {
   thread_local std::optional<Execution> kept;
   thread_local std::string kept_target;
@@ -40,7 +40,8 @@ Execution& execution_for(const std::string& target, int threads) {
   return *kept;
 }
 
-// Fills a new bytes object of at most `room` bytes: fill(span) returns the size it used.
+// Makes a bytes object of at most `room` bytes; fill(span) fills it and returns the size that it
+// used.
 template <typename Fill>
 nb::bytes make_bytes(uint64_t room, const Fill& fill) {
   PyObject* bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(room));
@@ -64,7 +65,7 @@ Dtype parse_dtype(const std::string& text) {
                "dtype '" + text + "'; valid ones are: float32, bfloat16, float16"));
 }
 
-// What the bits of a uint16 array are, where the caller says so.
+// The dtype of the bits of a uint16 array, if the caller gives one.
 std::optional<Dtype> parse_bits(const std::optional<std::string>& text) {
   if (!text) return std::nullopt;
   const Dtype dtype = parse_dtype(*text);
@@ -78,7 +79,7 @@ uint64_t max_encoded_size(const Codec& codec, uint64_t numel) {
   return max_frame_size(codec, numel);
 }
 
-// The size of the frame that encode() made without the GIL. Warns where it marks non-finite input.
+// Runs encode() without the GIL and returns the size of the frame. Warns if the frame is a marker.
 template <typename Encode>
 uint64_t run_encoder(const Encode& encode) {
   const EncodedFrame encoded = value_or_raise(without_gil(encode));
@@ -122,7 +123,7 @@ nb::object decode(ArrayLike data, int threads, const std::string& target, uint64
   raise_if_error(without_gil([&] {
     return decode_frame(frame, dtype, {out.data(), frame.n}, execution);
   }));
-  // NumPy has a float16, but no bfloat16.
+  // NumPy has float16 but not bfloat16.
   const nb::object halves = nb::cast(out);
   return dtype == Dtype::kFloat16 ? halves.attr("view")("float16") : halves;
 }
@@ -206,7 +207,7 @@ DictList list_codecs() {
   return list;
 }
 
-// A Compressor with the threads and the target that it was made for.
+// A Compressor with its threads and target.
 class PyCompressor {
  public:
   PyCompressor(const std::string& codec, uint64_t numel, uint64_t seed, uint64_t stream,
@@ -278,7 +279,7 @@ class PyCompressor {
 
   Compressor compressor_;
   Execution execution_;
-  std::mutex mutex_;  // without the GIL two threads could be in here
+  std::mutex mutex_;  // two threads could call it while the GIL is released
 };
 
 }  // namespace

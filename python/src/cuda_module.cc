@@ -1,6 +1,6 @@
 // gradwire._cuda: the codecs on a GPU, for exchanges of gradwire._core and for a training in one
-// process. A module of its own, so that gradwire._core needs nothing of CUDA. The tests build it
-// once more, over kernels that run on the host.
+// process. It is a module of its own, so that gradwire._core does not need CUDA. The tests build it
+// again with kernels that run on the host.
 
 #include <cuda_runtime_api.h>
 
@@ -37,7 +37,8 @@ void check(cudaError_t error) { check(cuda::to_status(error)); }
 // device memory. The payloads never leave the device.
 class DeviceCompressors {
  public:
-  // lengths: of the tensors, which begin at value `offset`; the first draws from `draw_stream`.
+  // lengths: those of the tensors, which begin at value `offset`. The first tensor has the draw
+  // stream `draw_stream`, each further tensor the next number.
   DeviceCompressors(const std::string& codec, const std::vector<uint64_t>& lengths, uint64_t offset,
                     uint64_t draw_stream, uint64_t seed, int device, uintptr_t stream)
       : codec_(create(codec, lengths, offset, draw_stream)),

@@ -9,7 +9,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// Never released: errors may be raised as long as the interpreter runs.
+// These are never released, because errors may be raised as long as the interpreter runs.
 PyObject* error_type = nullptr;
 PyObject* warning_type = nullptr;
 

@@ -11,13 +11,13 @@ namespace gradwire::python {
 // Adds GradwireError and NonFiniteWarning to the module.
 void bind_errors(nanobind::module_& module);
 
-// Takes them from gradwire._core, for a module beside it.
+// Takes them from gradwire._core, for another module.
 void import_errors();
 
-// Raises GradwireError (a ValueError) with the message; `.code` is the status' name.
+// Raises GradwireError (a ValueError) with the message; `.code` is the name of the status.
 [[noreturn]] void raise(const Status& status);
 
-// Warns NonFiniteWarning; raises where the user made warnings errors.
+// Issues a NonFiniteWarning; raises it if the user turned warnings into errors.
 void warn_non_finite(const Status& status);
 
 inline void raise_if_error(const Status& status) {
@@ -30,7 +30,7 @@ T value_or_raise(Result<T> result) {
   return std::move(result).value();
 }
 
-// work(), without the GIL.
+// Runs work() without the GIL.
 template <typename Work>
 auto without_gil(const Work& work) {
   const nanobind::gil_scoped_release release;

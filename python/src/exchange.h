@@ -20,15 +20,15 @@ namespace gradwire::python {
 
 namespace nb = nanobind;
 
-// "push", "pull", or "both": nothing.
+// Parses "push", "pull" or "both"; "both" gives nothing.
 [[nodiscard]] std::optional<Direction> parse_direction(const std::string& text);
 
 struct PyLayout {
   std::shared_ptr<const Layout> layout;
 };
 
-// A Python function that an exchange calls. No exception may pass through the exchange: it is kept
-// until the exchange has returned.
+// A Python function that an exchange calls. No exception may pass through the exchange, so it is
+// kept until the exchange has returned.
 class Callback {
  public:
   explicit Callback(nb::callable call) : call_(std::move(call)) {}
@@ -56,7 +56,7 @@ class Callback {
 
 class PyExchange {
  public:
-  enum class Place : uint8_t { kHost, kDevice };  // of the buckets
+  enum class Place : uint8_t { kHost, kDevice };  // the memory of the buckets
 
   PyExchange(std::unique_ptr<Exchange> exchange, std::shared_ptr<Callback> callback,
              Place place = Place::kHost)
@@ -95,7 +95,7 @@ class PyExchange {
     }
   }
 
-  // Without the GIL. What the callback raised is raised again.
+  // Runs call() without the GIL. An exception of the callback is raised again.
   template <typename Call>
   void run(const Call& call) {
     const Status status = without_gil([&] {
@@ -106,11 +106,11 @@ class PyExchange {
     raise_if_error(status);
   }
 
-  std::shared_ptr<Callback> callback_;  // null where the exchange calls nothing
+  std::shared_ptr<Callback> callback_;  // null if the exchange calls nothing
   std::unique_ptr<Exchange> exchange_;
   Place place_;
   FloatOutput bucket_;  // kept alive while the exchange works in it
-  std::mutex mutex_;    // without the GIL two threads could be in here
+  std::mutex mutex_;    // two threads could call it while the GIL is released
 };
 
 }  // namespace gradwire::python

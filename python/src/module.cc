@@ -12,7 +12,7 @@ namespace nb = nanobind;
 
 NB_MODULE(_core, module) {
   using namespace gradwire::python;
-  // Users keep objects until the interpreter leaves; that is no leak to report to them.
+  // Users may keep objects until the interpreter ends, which is not a leak.
   nb::set_leak_warnings(false);
   module.doc() = "The compiled core of gradwire.";
   module.attr("__version__") = GRADWIRE_VERSION;

@@ -16,7 +16,7 @@
 namespace gradwire::python {
 namespace {
 
-// The two sides of the server exchange: PyExchange with what Side adds.
+// A side of the server exchange: PyExchange with the functions that Side adds.
 template <typename Side>
 class PySide : public PyExchange {
  public:
@@ -58,7 +58,8 @@ void make_worker_in(PyWorker* self, const PyLayout& layout, uint32_t rank,
                       callback);
 }
 
-// One of the two classes with what both have. callback: the name of make's argument.
+// Binds one of the two classes with the functions that both have. callback: the name of make's
+// argument.
 template <typename Side, typename Make>
 nb::class_<PySide<Side>, PyExchange> bind_side(nb::module_& module, const char* name,
                                                const char* doc, const Make& make,

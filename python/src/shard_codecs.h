@@ -4,8 +4,8 @@
 
 namespace gradwire::python {
 
-// What makes the shard codecs of an exchange. gradwire._cuda makes objects of this class, which
-// gradwire._core binds and takes: one nanobind serves both modules.
+// Makes the shard codecs of an exchange. gradwire._cuda makes objects of this class; gradwire._core
+// binds it and takes them, because both modules share one nanobind.
 struct ShardCodecs {
   ShardCodecFactory make;
 };

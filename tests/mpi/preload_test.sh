@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# The preload library with a program that knows nothing of it.
-# Usage: preload_test.sh MPIRUN_SCRIPT LIBRARY PROGRAM
+# Tests the preload library with an unchanged program. Usage: preload_test.sh MPIRUN_SCRIPT LIBRARY
+# PROGRAM
 set -euo pipefail
 mpirun=$1 library=$2 program=$3
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 config=$folder/config
 
-# run NAME=VALUE... -- ARGUMENTS: sets `output` to stdout and stderr, `status`.
+# run NAME=VALUE... -- ARGUMENTS: sets `output` (stdout and stderr) and `status`.
 run() {
   local environment=(LD_PRELOAD="$library")
   while [[ $1 != -- ]]; do environment+=("$1") && shift; done
   shift
   status=0
-  # Not over mpirun itself: only the program gets the library.
+  # Only the program gets the library, not mpirun itself.
   output=$("$mpirun" -n 3 env "${environment[@]}" "$program" "$@" 2>&1) || status=$?
 }
 expect() {

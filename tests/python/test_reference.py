@@ -24,7 +24,7 @@ MAX_NUMEL = 2**16  # larger claims are refused by both sides alike
 
 
 def sparsity_text(bits: int) -> str:
-    """A float32 in [1, 2) from its 23 fraction bits."""
+    """The text of a float32 in [1, 2) from its 23 fraction bits."""
     return repr(float(np.uint32(0x3F800000 | bits).view(np.float32)))
 
 
@@ -187,7 +187,7 @@ def test_draws(seed: int, stream: int, step: int) -> None:
 
 
 class Outcome(NamedTuple):
-    """What a decoder makes of bytes: the status, and the values where it is ok."""
+    """The result of a decoder: the status, and the values if it is ok."""
 
     status: str
     values: bytes = b""
@@ -215,7 +215,7 @@ def check_all_targets(frame: bytes) -> None:
 
 
 def resealed(frame: bytes) -> bytes:
-    """The frame with true payload length and checksum, so that later checks are reached."""
+    """The frame with a correct payload length and checksum, so that later checks are reached."""
     if len(frame) < spec.HEADER_SIZE:
         return frame
     after = struct.pack("<Q", len(frame) - spec.HEADER_SIZE) + frame[spec.HEADER_SIZE :]
@@ -260,7 +260,7 @@ def test_broken_frames(frame: bytes) -> None:
 
 @st.composite
 def made_up_payloads(draw: st.DrawFn) -> bytes:
-    """A 3lc frame of true form around codes from nowhere."""
+    """A well-formed 3lc frame around random codes."""
     bucket = draw(st.sampled_from([0, 0, 5, 10]))
     coder = draw(st.sampled_from([ternary.NONE, ternary.ZRE, ternary.ZRE]))
     codes = draw(st.lists(st.one_of(st.integers(0, 255), st.just(121)), max_size=12))

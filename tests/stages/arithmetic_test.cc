@@ -6,7 +6,7 @@
 namespace gradwire {
 namespace {
 
-// The same bits, or both NaN.
+// Whether the bits are equal or both values are NaN.
 bool same_number(float a, float b) {
   return (std::isnan(a) && std::isnan(b)) ||
          std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);

@@ -60,7 +60,7 @@ def test_ddp_equals_the_simulation(trained: tuple[int, list[list[Trained]]], run
 def test_the_cases_reach_what_they_mean_to(trained: tuple[int, list[list[Trained]]]) -> None:
     ranks = trained[1]
     buckets = ranks[0][0].buckets
-    assert buckets[0] != buckets[1], "DDP must cut its gradients anew after the first step"
+    assert buckets[0] != buckets[1], "DDP must cut its buckets again after the first step"
     assert len(buckets[1]) > 1
     raw = {tensor["name"] for tensor in ranks[0][3].stats["raw_tensors"]}
     assert {"last.weight", "last.bias", "conv.bias"} <= raw

@@ -51,8 +51,8 @@ struct Place {
 // The place of the running thread in its grid.
 const Place& place();
 
-// Where in the code a thread waits for the others, which must wait at the same place. (clang++ 14
-// has no std::source_location.)
+// The place in the code where a thread waits for the others, which must wait at the same place.
+// (clang++ 14 has no std::source_location.)
 struct Site {
   const char* file;
   int line;

@@ -31,7 +31,7 @@ constexpr uint64_t kMostIdleRounds = 2000;
 
 enum class State { kReady, kWaiting, kAtBlockBarrier, kAtWarp, kDone };
 
-// Where interrupted code continues.
+// The place where interrupted code continues.
 struct Continuation {
   ucontext_t context;
   jmp_buf place;
@@ -43,7 +43,7 @@ void go(Continuation& from, Continuation& to) {
 #ifdef GRADWIRE_ADDRESS_SANITIZER
   swapcontext(&from.context, &to.context);
 #else
-  // As swapcontext, without its system calls.
+  // Does what swapcontext does, without its system calls.
   if (_setjmp(from.place) != 0) return;
   if (to.begun) _longjmp(to.place, 1);
   to.begun = true;
