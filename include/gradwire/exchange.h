@@ -92,8 +92,9 @@ class GRADWIRE_EXPORT Exchange {
   // The value that made this step's result NaN; nothing if the result is finite.
   [[nodiscard]] virtual const std::optional<NonFiniteInput>& non_finite() const = 0;
 
-  // Whether any segment has a residual on any rank. Only then does a NaN or Inf make all ranks skip
-  // the step. TernGrad's exchange makes them skip it in any case.
+  // Whether any segment has a residual on any rank. Only then is a step with NaN or Inf marked as
+  // not finite; otherwise the values are exchanged as they are. TernGrad's exchange always marks
+  // such a step.
   [[nodiscard]] virtual bool keeps_residuals() const noexcept = 0;
   // Call it after a step whose result no rank applied: the values that the step sent go back into
   // the residuals of the ranks that sent them. Values that an owner had averaged go into the

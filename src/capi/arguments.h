@@ -16,8 +16,8 @@ namespace gradwire::capi {
 // kInvalidArgument unless index < count.
 inline Status check_index(size_t index, size_t count) {
   if (index < count) return {};
-  return {StatusCode::kInvalidArgument, "index " + std::to_string(index) + " is not below the " +
-                                            std::to_string(count) + " that there are"};
+  return {StatusCode::kInvalidArgument,
+          "index " + std::to_string(index) + " is not below the count of " + std::to_string(count)};
 }
 
 inline Result<Dtype> read_dtype(gw_dtype dtype) {

@@ -253,7 +253,8 @@ TEST(ReduceScatterAndAllgather, BlocksGoWhereTheyBelong) {
         allgather(MPI_IN_PLACE, in_place.data(), n, Dtype::kFloat32, MPI_COMM_WORLD, raw).ok());
     EXPECT_EQ(in_place, sum);
 
-    // bfloat16 holds these numbers, but not all of their sums, so only one rank's block is not 0.
+    // bfloat16 holds the inputs but not all of the sums, so the test compares only this rank's
+    // block.
     std::vector<uint16_t> bits(n);
     for (uint64_t i = 0; i < n; ++i) {
       bits[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(input[i]) >> 16);

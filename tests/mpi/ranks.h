@@ -41,7 +41,7 @@ inline std::vector<std::vector<float>> inputs_of_all(uint64_t n, uint64_t seed) 
   return inputs;
 }
 
-// Small integers, whose sums are exact.
+// Small integers: every sum is exact, and so is every average if `world` divides the sum.
 inline std::vector<float> whole_numbers(uint32_t rank, uint64_t n) {
   std::vector<float> values(n);
   for (uint64_t i = 0; i < n; ++i) values[i] = static_cast<float>((i * 7 + rank * 13) % 101);

@@ -52,7 +52,7 @@ class ServerRank {
   }
 
   bool is_server() const { return rank_ >= layout_->workers(); }
-  // Gives the exchange to the engine that drives it, which must live as long as this object.
+  // Gives the exchange to the engine that drives it. The exchange must live as long as this object.
   std::unique_ptr<Exchange> take_exchange() { return std::move(exchange_); }
   Exchange& exchange() { return *view_; }
   ServerSide& server_side() { return *server_; }
