@@ -94,7 +94,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", type=Path)
-    parser.add_argument("--steps", type=int, default=400, help="of a long run")
+    parser.add_argument("--steps", type=int, default=400, help="steps of the long runs")
     parser.add_argument("--data-dir", type=Path, help="the folder with Fashion-MNIST")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--render", action="store_true", help="only print the table of the results")

@@ -89,7 +89,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--numel", type=int, default=2_000_000, help="float32 values")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each number")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds for each measurement")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     data = load_data("auto", 0)

@@ -148,7 +148,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--numel", type=int, action="append", help="float32 values (repeatable)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each number of values")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds for each size")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     try:

@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--codec", default="3lc:s=1.75")
     parser.add_argument("--bandwidth", default="100mbit", choices=list(RATES))
-    parser.add_argument("--blocks", type=int, default=6, help="of each kind")
+    parser.add_argument("--blocks", type=int, default=6, help="blocks of each kind")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--trace", type=Path, help="write rank 0's timeline here")
     parser.add_argument("--json", type=Path, help="write the result here too")

@@ -36,7 +36,7 @@ def main() -> None:
     """Trains, writes the file, and prints its size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("output", type=Path, help="the .safetensors file to write")
-    parser.add_argument("--data-dir", type=Path, help="where Fashion-MNIST lies")
+    parser.add_argument("--data-dir", type=Path, help="the folder with Fashion-MNIST")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 

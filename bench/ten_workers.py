@@ -177,7 +177,7 @@ def report(folder: Path) -> str:
         lines += [
             "",
             f"{what['model']} on {what['data']}, {what['workers']} workers of {what['batch']} "
-            f"images, {what['steps']} steps, learning rate {what['learning_rate']:g} a worker, "
+            f"images, {what['steps']} steps, learning rate {what['learning_rate']:g} per worker, "
             f"device {what['device']}, seeds {', '.join(map(str, seeds))}: mean (min to max). Bits "
             "of a value pushed, pulled, and the ratio of 32 to both: whole frames, headers and raw "
             "tensors included. Payload: compressed tensors alone, without headers.",
@@ -231,14 +231,14 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="where results are and go")
+    parser.add_argument("folder", type=Path, help="the folder of the results")
     parser.add_argument("--model", default="resnet110")
     parser.add_argument("--data", default="fashion-mnist")
-    parser.add_argument("--data-dir", type=Path, help="where the data set is")
+    parser.add_argument("--data-dir", type=Path, help="the folder with the data set")
     parser.add_argument("--steps", type=int, default=25600)
     parser.add_argument("--workers", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=32, help="images of a worker in a step")
-    parser.add_argument("--lr", type=float, default=0.1, help="first learning rate of a worker")
+    parser.add_argument("--batch", type=int, default=32, help="images per worker and step")
+    parser.add_argument("--lr", type=float, default=0.1, help="first learning rate per worker")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:K, for the codecs too")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each design: seeds 0, 1, ...")
     parser.add_argument(

@@ -135,7 +135,7 @@ void check_residual(std::span<const float> x, std::span<const float> before,
     const float both = x[i] + before[i];
     const float kept = sent[i] == 0.0f ? both : both - sent[i];
     require(std::isfinite(after[i]), "a residual is not finite");
-    require(kept == after[i], "the residual is not what was not sent");
+    require(kept == after[i], "the residual differs from the part that was not sent");
   }
 }
 

@@ -83,7 +83,7 @@ find_missing() {
 
 install_system_packages() {
   if ! command -v dpkg-query >/dev/null; then
-    echo "  not a Debian system; it must have what these packages contain: ${packages[*]}"
+    echo "  not a Debian system; it must have the contents of: ${packages[*]}"
     return
   fi
   local missing

@@ -14,12 +14,12 @@ source scripts/progress.sh
 
 stages=(
   "setup     system packages, Python packages, gradwire itself (scripts/setup.sh)"
-  "includes  the layers' arrows point one way"
-  "gcc       build with g++ as users get it, warnings are errors; ctest"
+  "includes  each layer includes only earlier layers (scripts/check_includes.py)"
+  "gcc       build with g++ as users do, warnings are errors; ctest"
   "lint      formatters and linters (scripts/lint.sh)"
   "asan      build with clang++, AddressSanitizer and UndefinedBehaviorSanitizer, warnings are errors, fuzzers too; ctest"
-  "cuda      build with nvcc for sm_90; cuda_test, for which a GPU is needed; install"
-  "install   cmake --install of what gcc built, shared and static; the examples against it"
+  "cuda      build with nvcc for sm_90; cuda_test, which needs a GPU; install"
+  "install   cmake --install of the gcc build, shared and static; the examples against it"
   "wheel     the built package alone, in an environment without PyTorch"
   "pytest    the Python tests"
 )

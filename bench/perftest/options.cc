@@ -152,7 +152,7 @@ std::optional<std::string> parse(int argc, char** argv, Options& options) {
   const auto exchange = ExchangeChoice::parse(collective.exchange);
   if (!exchange.ok()) return exchange.status().message();
   if (options.min_bytes < sizeof(float) || options.min_bytes > options.max_bytes) {
-    return std::string("--min must be 4 at least and not above --max");
+    return std::string("--min must be at least 4 and at most --max");
   }
   return std::nullopt;
 }
