@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "base/return_if_error.h"
 #include "codecs/chunked_codec.h"
 #include "codecs/raw/raw.h"
 #include "codecs/registry.h"
@@ -64,10 +65,8 @@ BucketCodec::~BucketCodec() = default;
 
 Result<BucketCodec> BucketCodec::create(std::shared_ptr<const Codec> codec,
                                         std::span<const BucketSegment> segments) {
-  Result<std::unique_ptr<const CodecKernels>> kernels = kernels_of(*codec);
-  if (!kernels.ok()) return kernels.status();
   BucketCodec made;
-  made.kernels_ = std::move(kernels.value());
+  GW_ASSIGN_OR_RETURN(made.kernels_, kernels_of(*codec));
   std::vector<Segment> table;
   std::vector<uint32_t> segment_of_chunk;
   uint64_t payload = 0;

@@ -38,16 +38,34 @@ __device__ void load_values(const T* from, uint32_t base, uint32_t n, T (&values
   }
 }
 
+// The values of a residual, in device memory.
+struct ResidualValues {
+  ResidualType type;
+  void* values;
+
+  // Only where the type is not kNone.
+  __device__ float load(uint64_t i) const {
+    return type == ResidualType::kFloat32 ? static_cast<const float*>(values)[i]
+                                          : widen_bf16(static_cast<const uint16_t*>(values)[i]);
+  }
+  __device__ void store(uint64_t i, float value) const {
+    if (type == ResidualType::kFloat32) {
+      static_cast<float*>(values)[i] = value;
+    } else {
+      static_cast<uint16_t*>(values)[i] = narrow_bf16(value);
+    }
+  }
+};
+
 class Input {
  public:
   explicit Input(const EncodeArguments& arguments)
       : dtype_(arguments.dtype),
-        residual_type_(arguments.residual_type),
         x_(arguments.x_dev),
-        residual_(arguments.residual_dev) {}
+        residual_{arguments.residual_type, arguments.residual_dev} {}
 
   [[nodiscard]] GW_HOST_DEVICE bool keeps_residual() const {
-    return residual_type_ != ResidualType::kNone;
+    return residual_.type != ResidualType::kNone;
   }
 
   // Calls body(at, b) for the n values from `begin` on, all lanes of a warp together: `at` counts
@@ -66,15 +84,7 @@ class Input {
                     : dtype_ == Dtype::kBfloat16
                         ? widen_bf16(static_cast<const uint16_t*>(x_)[index])
                         : widen_f16(static_cast<const uint16_t*>(x_)[index]);
-    switch (residual_type_) {
-      case ResidualType::kNone:
-        return x;
-      case ResidualType::kFloat32:
-        return x + static_cast<const float*>(residual_)[index];
-      case ResidualType::kBfloat16:
-        return x + widen_bf16(static_cast<const uint16_t*>(residual_)[index]);
-    }
-    return x;
+    return keeps_residual() ? x + residual_.load(index) : x;
   }
 
   // Calls before(at) for the first of kUnrolled values that a thread has loaded, kThreads apart,
@@ -106,10 +116,7 @@ class Input {
 
   // Stores the residual of one value, if one is kept.
   __device__ void store(uint64_t index, float left) const {
-    if (residual_type_ == ResidualType::kFloat32) static_cast<float*>(residual_)[index] = left;
-    if (residual_type_ == ResidualType::kBfloat16) {
-      static_cast<uint16_t*>(residual_)[index] = narrow_bf16(left);
-    }
+    if (keeps_residual()) residual_.store(index, left);
   }
 
   using Values = float[kUnrolled];
@@ -126,14 +133,14 @@ class Input {
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = bf16 ? widen_bf16(x[i]) : widen_f16(x[i]);
     }
-    if (residual_type_ == ResidualType::kFloat32) {
+    if (residual_.type == ResidualType::kFloat32) {
       float r[kUnrolled];
-      load_values<kStride>(static_cast<const float*>(residual_) + begin, base, n, r);
+      load_values<kStride>(static_cast<const float*>(residual_.values) + begin, base, n, r);
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = b[i] + r[i];
-    } else if (residual_type_ == ResidualType::kBfloat16) {
+    } else if (residual_.type == ResidualType::kBfloat16) {
       uint16_t r[kUnrolled];
-      load_values<kStride>(static_cast<const uint16_t*>(residual_) + begin, base, n, r);
+      load_values<kStride>(static_cast<const uint16_t*>(residual_.values) + begin, base, n, r);
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) b[i] = b[i] + widen_bf16(r[i]);
     }
@@ -170,20 +177,19 @@ class Input {
 
   __device__ void keep(uint64_t begin, uint32_t base, uint32_t n, const Values& left,
                        uint32_t which) const {
-    if (residual_type_ == ResidualType::kFloat32) {
-      write(static_cast<float*>(residual_) + begin, base, n, left, which);
-    } else if (residual_type_ == ResidualType::kBfloat16) {
+    if (residual_.type == ResidualType::kFloat32) {
+      write(static_cast<float*>(residual_.values) + begin, base, n, left, which);
+    } else if (residual_.type == ResidualType::kBfloat16) {
       uint16_t halves[kUnrolled];
 #pragma unroll
       for (uint32_t i = 0; i < kUnrolled; ++i) halves[i] = narrow_bf16(left[i]);
-      write(static_cast<uint16_t*>(residual_) + begin, base, n, halves, which);
+      write(static_cast<uint16_t*>(residual_.values) + begin, base, n, halves, which);
     }
   }
 
   Dtype dtype_;
-  ResidualType residual_type_;
   const void* x_;
-  void* residual_;
+  ResidualValues residual_;
 };
 
 }  // namespace gradwire::cuda

@@ -6,8 +6,10 @@
 
 #include <cstdint>
 
-#include "cuda/levels/level_decode.cuh"
+#include "codecs/qsgd/qsgd.h"
+#include "cuda/coded/coded_decode.cuh"
 #include "stages/elias/elias.h"
+#include "stages/levels/levels.h"
 
 namespace gradwire::cuda {
 

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "cuda/levels/level_decode.cuh"
 #include "cuda/levels/level_encode.cuh"
 #include "stages/elias/elias.h"
 

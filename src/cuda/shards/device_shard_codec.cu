@@ -121,9 +121,7 @@ Status DeviceShardCodec::prepare() {
   const CurrentDevice current(work_);
   for (uint32_t i = 0; i < shards_->layout->segments().size(); ++i) {
     for (Direction direction : {Direction::kPush, Direction::kPull}) {
-      const Result<BucketCodec> made =
-          create_bucket_codec(shards_->codec(i, direction)->text(), {});
-      if (!made.ok()) return made.status();
+      GW_RETURN_IF_ERROR(create_bucket_codec(shards_->codec(i, direction)->text(), {}).status());
     }
     residual_types_.push_back(ResidualType::kNone);
     reset_residual(i, shards_->residual_type(i));
@@ -138,9 +136,8 @@ Status DeviceShardCodec::prepare() {
 Result<const ShardBatch*> DeviceShardCodec::batch_of(const std::vector<ShardBatch::Shard>& shards) {
   auto found = batches_.find(shards);
   if (found == batches_.end()) {
-    Result<ShardBatch> made = ShardBatch::create(*shards_, shards);
-    if (!made.ok()) return made.status();
-    found = batches_.emplace(shards, std::move(made).value()).first;
+    GW_ASSIGN_OR_RETURN(ShardBatch made, ShardBatch::create(*shards_, shards));
+    found = batches_.emplace(shards, std::move(made)).first;
   }
   return &found->second;
 }
@@ -183,9 +180,8 @@ Result<FirstNonFinite> DeviceShardCodec::encode(std::span<const uint32_t> shards
   if (!origin.ok() || origin.value()) return origin;
   std::vector<ShardBatch::Shard> directed;
   for (uint32_t shard : shards) directed.emplace_back(shard, shards_->direction(shard));
-  Result<const ShardBatch*> found = batch_of(directed);
-  if (!found.ok()) return found.status();
-  const ShardBatch& batch = *found.value();
+  GW_ASSIGN_OR_RETURN(const ShardBatch* const found, batch_of(directed));
+  const ShardBatch& batch = *found;
 
   auto* results = work_.results<EncodedSegment>(batch.slots().size());
   work_.run([&] { return payloads_.reserve(batch.payloads_size()); });
@@ -267,12 +263,11 @@ Status DeviceShardCodec::restore(const ShardBatch& batch, std::span<const Encode
     if (encoded[slot.index].non_finite != EncodedSegment::kFinite || !has_residual(i)) continue;
     // One segment at a time, as this happens at most when x + residual overflows.
     std::vector<float> values(segment(i).n);
-    Result<Execution> execution = Execution::create();
-    if (!execution.ok()) return execution.status();
+    GW_ASSIGN_OR_RETURN(Execution execution, Execution::create());
     const std::span<const std::byte> payload(payloads_on_host_.data() + slot.payload_begin,
                                              encoded[slot.index].size);
     GW_RETURN_IF_ERROR(
-        shards_->own_codec(i)->decode(payload, values, DecodeMode::kStore, execution.value()));
+        shards_->own_codec(i)->decode(payload, values, DecodeMode::kStore, execution));
     add_to_residual(i, 0, values, 1.0f);
   }
   return work_.status();
@@ -281,18 +276,16 @@ Status DeviceShardCodec::restore(const ShardBatch& batch, std::span<const Encode
 Status DeviceShardCodec::decode(uint32_t shard, std::span<const Packet* const> packets,
                                 DecodeMode mode, const Next& next) {
   const CurrentDevice current(work_);
-  if (!packets.empty()) return decode_to(bucket_.data(), shard, packets, mode, next.divisor);
-  if (next.divisor != 1.0f) divide(shard, next.divisor);
-  return work_.status();
+  return decode_to(bucket_.data(), shard, packets, mode, next.divisor);
 }
 
 // Decodes packets of a shard to `out`, which is as long as the bucket, and divides the sum.
 Status DeviceShardCodec::decode_to(float* out, uint32_t shard,
                                    std::span<const Packet* const> packets, DecodeMode mode,
                                    float divisor) {
-  Result<const ShardBatch*> found = batch_of({{shard, packets[0]->header.direction}});
-  if (!found.ok()) return found.status();
-  const ShardBatch& batch = *found.value();
+  GW_ASSIGN_OR_RETURN(const ShardBatch* const found,
+                      batch_of({{shard, packets[0]->header.direction}}));
+  const ShardBatch& batch = *found;
   const auto sources = static_cast<uint32_t>(packets.size());
   const uint64_t count = uint64_t{sources} * batch.slots().size();
   if (count == 0) return {};
@@ -407,10 +400,10 @@ void DeviceShardCodec::add_norms(uint32_t shard, const Packet& packet, Norms& no
   work_.fill(sums, 0, 2 * sizeof(double));
   for (uint32_t i : shards_->segments[shard]) {
     const uint64_t n = segment(i).n;
-    const float* x = part_of(bucket_.data(), i);
+    const ResidualValues x = {ResidualType::kFloat32, part_of(bucket_.data(), i)};
     work_.launch(add_squares, n, x, nullptr, &sums[0]);
     if (has_residual(i)) {
-      work_.launch(add_residual_squares, n, residual_values(i), &sums[1]);
+      work_.launch(add_squares, n, residual_values(i), nullptr, &sums[1]);
     } else {
       work_.launch(add_squares, n, x, part_of(sent(), i), &sums[1]);
     }

@@ -9,9 +9,8 @@ namespace gradwire::cuda {
 
 Result<BucketCodec> create_bucket_codec(const std::string& text,
                                         const std::vector<BucketSegment>& segments) {
-  Result<std::shared_ptr<const Codec>> codec = Codec::parse(text);
-  if (!codec.ok()) return codec.status();
-  return BucketCodec::create(std::move(codec).value(), segments);
+  GW_ASSIGN_OR_RETURN(std::shared_ptr<const Codec> codec, Codec::parse(text));
+  return BucketCodec::create(std::move(codec), segments);
 }
 
 Result<ShardBatch> ShardBatch::create(const Shards& shards, const std::vector<Shard>& these) {
@@ -21,12 +20,7 @@ Result<ShardBatch> ShardBatch::create(const Shards& shards, const std::vector<Sh
     for (uint32_t frame = 0; frame < shards.segments[shard].size(); ++frame) {
       const uint32_t i = shards.segments[shard][frame];
       slots_of_codec[shards.codec(i, direction)->text()].push_back(batch.slots_.size());
-      batch.slots_.push_back({.shard = shard,
-                              .segment = i,
-                              .frame = frame,
-                              .part = 0,
-                              .index = 0,
-                              .payload_begin = 0});
+      batch.slots_.push_back({.shard = shard, .segment = i, .frame = frame});
     }
   }
   uint32_t first = 0;
@@ -38,21 +32,20 @@ Result<ShardBatch> ShardBatch::create(const Shards& shards, const std::vector<Sh
                           .n = shards.segment(i).n,
                           .stream = shards.draw_streams[i]});
     }
-    Result<BucketCodec> made = create_bucket_codec(text, segments);
-    if (!made.ok()) return made.status();
+    GW_ASSIGN_OR_RETURN(BucketCodec codec, create_bucket_codec(text, segments));
     for (size_t k = 0; k < slots.size(); ++k) {
       Slot& slot = batch.slots_[slots[k]];
       slot.part = static_cast<uint32_t>(batch.parts_.size());
       slot.index = first + static_cast<uint32_t>(k);
-      slot.payload_begin = batch.payloads_size_ + made.value().payload_offset(k);
+      slot.payload_begin = batch.payloads_size_ + codec.payload_offset(k);
     }
     DeviceMemory table;
-    const std::span<const std::byte> on_host = made.value().table();
+    const std::span<const std::byte> on_host = codec.table();
     GW_RETURN_IF_ERROR(table.reserve(on_host.size()));
     GW_RETURN_IF_ERROR(to_status(
         cudaMemcpy(table.data(), on_host.data(), on_host.size(), cudaMemcpyHostToDevice)));
-    const uint64_t payloads_size = made.value().payloads_size();
-    batch.parts_.push_back({.codec = std::move(made).value(),
+    const uint64_t payloads_size = codec.payloads_size();
+    batch.parts_.push_back({.codec = std::move(codec),
                             .table = std::move(table),
                             .payloads_begin = batch.payloads_size_,
                             .first = first,

@@ -35,9 +35,9 @@ class ShardBatch {
     uint32_t shard;
     uint32_t segment;  // of the layout
     uint32_t frame;    // of the shard's packets
-    uint32_t part;
-    uint32_t index;          // in the numbering by parts
-    uint64_t payload_begin;  // where its payload begins if it is encoded
+    uint32_t part = 0;
+    uint32_t index = 0;          // in the numbering by parts
+    uint64_t payload_begin = 0;  // where its payload begins if it is encoded
   };
 
   static Result<ShardBatch> create(const Shards& shards, const std::vector<Shard>& these);

@@ -11,24 +11,6 @@
 
 namespace gradwire::cuda {
 
-// Values of a residual, of `type` kFloat32 or kBfloat16, in device memory.
-struct ResidualValues {
-  ResidualType type;
-  void* values;
-
-  __device__ float load(uint64_t i) const {
-    return type == ResidualType::kFloat32 ? static_cast<const float*>(values)[i]
-                                          : widen_bf16(static_cast<const uint16_t*>(values)[i]);
-  }
-  __device__ void store(uint64_t i, float value) const {
-    if (type == ResidualType::kFloat32) {
-      static_cast<float*>(values)[i] = value;
-    } else {
-      static_cast<uint16_t*>(values)[i] = narrow_bf16(value);
-    }
-  }
-};
-
 inline constexpr uint64_t kBlockValues = uint64_t{kUnrolled} * kThreads;
 
 inline uint64_t blocks_of(uint64_t n) { return (n + kBlockValues - 1) / kBlockValues; }
@@ -73,13 +55,13 @@ static GW_KERNEL void pay(uint64_t n, ResidualValues residual, float* values) {
   for_each_of_block(n, [&](uint64_t i) { values[i] += residual.load(i); });
 }
 
-// Adds the squares of value_at(i) to *sum.
-template <typename ValueAt>
-__device__ void add_squares_of_block(uint64_t n, double* sum, const ValueAt& value_at) {
+// Adds the squares of a[i] - b[i] to *sum; b = nullptr stands for zeros.
+static GW_KERNEL void add_squares(uint64_t n, ResidualValues a, const float* b, double* sum) {
   __shared__ double of_warp[kWarps];
   double own = 0;
   for_each_of_block(n, [&](uint64_t i) {
-    const double value = value_at(i);
+    const double value =
+        static_cast<double>(a.load(i)) - (b == nullptr ? 0.0 : static_cast<double>(b[i]));
     own += value * value;
   });
   for (unsigned step = kLanes / 2; step > 0; step /= 2) {
@@ -90,17 +72,6 @@ __device__ void add_squares_of_block(uint64_t n, double* sum, const ValueAt& val
   if (threadIdx.x != 0) return;
   for (unsigned i = 1; i < kWarps; ++i) own += of_warp[i];
   atomicAdd(sum, own);
-}
-
-// Adds the squares of a[i] - b[i] to *sum; b = nullptr stands for zeros.
-static GW_KERNEL void add_squares(uint64_t n, const float* a, const float* b, double* sum) {
-  add_squares_of_block(n, sum, [&](uint64_t i) {
-    return static_cast<double>(a[i]) - (b == nullptr ? 0.0 : static_cast<double>(b[i]));
-  });
-}
-
-static GW_KERNEL void add_residual_squares(uint64_t n, ResidualValues residual, double* sum) {
-  add_squares_of_block(n, sum, [&](uint64_t i) { return residual.load(i); });
 }
 
 }  // namespace gradwire::cuda

@@ -39,8 +39,7 @@ __device__ inline void send_value(const Input& input, uint64_t index, SentAs sen
     return;
   }
   const uint16_t narrow = narrow_bf16(b);
-  to[0] = static_cast<uint8_t>(narrow);
-  to[1] = static_cast<uint8_t>(narrow >> 8);
+  store_word(to, narrow);
   input.store(index, b - widen_bf16(narrow));
 }
 
@@ -71,10 +70,7 @@ static GW_KERNEL void encode_large(Segments segments, Encoding encoding, TopkPar
       send_value(encoding.input, chunk.begin + at, sent_as, to + index_size + rank * width);
     }
   });
-  if (rice && threadIdx.x == 0) {
-    to[0] = static_cast<uint8_t>(coded_size);
-    to[1] = static_cast<uint8_t>(coded_size >> 8);
-  }
+  if (rice && threadIdx.x == 0) store_word(to, static_cast<uint16_t>(coded_size));
 }
 
 }  // namespace gradwire::cuda

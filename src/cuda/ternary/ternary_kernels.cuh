@@ -21,7 +21,6 @@
 #include "cuda/coded/chunk_places.cuh"
 #include "cuda/common/draws.cuh"
 #include "cuda/common/magnitudes.cuh"
-#include "cuda/ternary/packed_trits.cuh"
 #include "cuda/ternary/rice_decode.cuh"
 #include "cuda/ternary/ternary_code.cuh"
 #include "cuda/ternary/ternary_decode.cuh"
