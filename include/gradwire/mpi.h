@@ -19,7 +19,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -153,7 +152,7 @@ class GRADWIRE_EXPORT Operation {
 
  private:
   friend class OperationMaker;
-  class Implementation;
+  struct Implementation;
   explicit Operation(std::unique_ptr<Implementation> implementation);
 
   std::unique_ptr<Implementation> implementation_;

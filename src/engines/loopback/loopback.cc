@@ -1,6 +1,5 @@
 #include "engines/loopback/loopback.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <random>
 #include <string>
@@ -14,25 +13,20 @@ namespace {
 // More draws in a row that lead to nothing than a stall of any use takes.
 constexpr uint64_t kIdleTicks = 1'000'000;
 
-class InFlight {
- public:
-  InFlight(uint32_t source, const OutgoingMessage& message)
-      : source_(source), target_(message.peer), message_(message) {
-    if (message.keep) return;
-    copy_.assign(message.bytes.begin(), message.bytes.end());
-  }
+// A message on its way, which keeps its bytes.
+struct InFlight {
+  uint32_t source;
+  OutgoingMessage sent;
 
-  [[nodiscard]] uint32_t source() const { return source_; }
-  [[nodiscard]] uint32_t target() const { return target_; }
-  [[nodiscard]] std::span<const std::byte> bytes() const {
-    return message_.keep ? message_.bytes : std::span<const std::byte>(copy_);
+  InFlight(uint32_t from, OutgoingMessage message) : source(from), sent(std::move(message)) {
+    if (sent.keep) return;
+    const auto copy =
+        std::make_shared<const std::vector<std::byte>>(sent.bytes.begin(), sent.bytes.end());
+    sent = {.peer = sent.peer, .bytes = *copy, .keep = copy};
   }
-
- private:
-  uint32_t source_;
-  uint32_t target_;
-  OutgoingMessage message_;
-  std::vector<std::byte> copy_;  // of bytes that nobody keeps
+  [[nodiscard]] Status deliver(std::span<Exchange* const> exchanges) const {
+    return exchanges[sent.peer]->receive(source, sent.bytes);
+  }
 };
 
 Status still_waits(uint32_t rank, const Exchange& exchange) {
@@ -62,9 +56,7 @@ Status run_loopback_step(std::span<Exchange* const> exchanges,
           options.delivery ? options.delivery(source, message.peer, sent) : Delivery::kOnce;
       ++sent;
       const int copies = delivery == Delivery::kLost ? 0 : delivery == Delivery::kTwice ? 2 : 1;
-      for (int i = 0; i < copies; ++i) {
-        in_flight.emplace_back(source, message);
-      }
+      for (int i = 0; i < copies; ++i) in_flight.emplace_back(source, message);
     }
   };
   for (uint32_t rank = 0; rank < exchanges.size(); ++rank) {
@@ -73,8 +65,8 @@ Status run_loopback_step(std::span<Exchange* const> exchanges,
   }
   while (!in_flight.empty()) {
     const InFlight message = draw(in_flight, random);
-    GW_RETURN_IF_ERROR(exchanges[message.target()]->receive(message.source(), message.bytes()));
-    collect(message.target());
+    GW_RETURN_IF_ERROR(message.deliver(exchanges));
+    collect(message.sent.peer);
   }
   for (uint32_t rank = 0; rank < exchanges.size(); ++rank) {
     if (!exchanges[rank]->done()) return still_waits(rank, *exchanges[rank]);
@@ -113,13 +105,13 @@ Status run_loopback(std::span<Exchange* const> exchanges, const LoopbackRun& run
       break;
     }
     InFlight message = draw(in_flight, random);
-    const uint32_t target = message.target();
+    const uint32_t target = message.sent.peer;
     if (stalled(target, tick)) {
       in_flight.push_back(std::move(message));
       continue;
     }
     idle = 0;
-    GW_RETURN_IF_ERROR(exchanges[target]->receive(message.source(), message.bytes()));
+    GW_RETURN_IF_ERROR(message.deliver(exchanges));
     collect(target);
   }
   for (uint32_t rank = 0; rank < exchanges.size(); ++rank) {

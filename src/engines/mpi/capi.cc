@@ -12,7 +12,6 @@ using namespace gradwire;
 using capi::check_given;
 using capi::guarded;
 using mpi::Collective;
-using mpi::Memory;
 using mpi::OperationMaker;
 
 struct gw_operation {
@@ -90,7 +89,7 @@ gw_status make(const Arguments& given, gw_operation** operation, const Work& wor
 }
 
 Result<mpi::Operation> make_persistent(const mpi::Request& request, const mpi::Options& options) {
-  return OperationMaker::make(request, options, Memory::kKeepsResiduals);
+  return OperationMaker::make(request, options);
 }
 
 }  // namespace

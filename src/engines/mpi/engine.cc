@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -82,8 +82,7 @@ class Engine::Driver {
          double timeout_seconds, std::string_view preface)
       : held_(std::make_unique<Held>(std::move(communicator), timeout_seconds,
                                      std::string(preface) + exchange->describe())),
-        listening_(exchange->listening()),
-        descriptions_(held_->communicator->size()) {
+        listening_(exchange->listening()) {
     held_->exchange = std::move(exchange);
   }
   Driver(const Driver&) = delete;
@@ -130,7 +129,7 @@ class Engine::Driver {
   bool over_ = false;
   bool announced_left_ = false;
   bool left_ = false;
-  std::vector<std::optional<std::string>> descriptions_;  // of each rank
+  std::map<uint32_t, std::string> descriptions_;  // of the other ranks
   std::span<float> bucket_;
   uint64_t step_ = 0;
   Status failure_;
@@ -229,15 +228,13 @@ Result<bool> Engine::Driver::compare() {
 std::vector<uint32_t> Engine::Driver::ranks_not_heard() const {
   std::vector<uint32_t> ranks;
   for (uint32_t peer = 0; peer < size(); ++peer) {
-    if (peer != rank() && !descriptions_[peer]) ranks.push_back(peer);
+    if (peer != rank() && !descriptions_.contains(peer)) ranks.push_back(peer);
   }
   return ranks;
 }
 
 Status Engine::Driver::find_difference() const {
-  for (uint32_t peer = 0; peer < size(); ++peer) {
-    if (peer == rank()) continue;
-    const std::string& other = *descriptions_[peer];
+  for (const auto& [peer, other] : descriptions_) {
     if (other.starts_with(kRefusal)) {
       return {StatusCode::kPeerMismatch, "rank " + std::to_string(peer) +
                                              " can't take part: " + other.substr(kRefusal.size())};

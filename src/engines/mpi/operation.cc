@@ -88,26 +88,15 @@ const char* name_of(Dtype dtype) {
 
 }  // namespace
 
-class Operation::Implementation {
- public:
-  Implementation(Engine engine, Buffers buffers, Execution execution)
-      : engine_(std::move(engine)),
-        buffers_(std::move(buffers)),
-        execution_(std::move(execution)) {}
+struct Operation::Implementation {
+  Engine engine;
+  Buffers buffers;
+  Execution execution;
+  uint64_t step = 0;
+  bool started = false;
 
-  Status start();
-  Result<bool> test();
-  Status wait();
-  [[nodiscard]] Engine& engine() noexcept { return engine_; }
-
- private:
+  // Hands over the result of a step that is done.
   Status finish();
-
-  Engine engine_;
-  Buffers buffers_;
-  Execution execution_;
-  uint64_t step_ = 0;
-  bool started_ = false;
 };
 
 Result<Operation> OperationMaker::make(const Request& request, const Options& options,
@@ -143,7 +132,7 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
                        std::string("values of ") + name_of(request.dtype) + "\n" +
                            (scaled ? "sum: the average times the number of ranks\n" : "")));
     return Operation(std::make_unique<Operation::Implementation>(
-        std::move(engine), std::move(buffers), std::move(copying)));
+        Operation::Implementation{std::move(engine), std::move(buffers), std::move(copying)}));
   };
   Result<Operation> operation = prepare();
   if (!operation.ok()) return Engine::refuse(request.comm, operation.status());
@@ -161,35 +150,9 @@ Status OperationMaker::run(const Request& request, const Options& options) {
   return operation.wait();
 }
 
-Status Operation::Implementation::start() {
-  if (started_) {
-    return {StatusCode::kUnexpectedMessage, "start: the operation is under way; wait for it first"};
-  }
-  GW_RETURN_IF_ERROR(engine_.start(buffers_.load(execution_), step_));
-  ++step_;
-  started_ = true;
-  return {};
-}
-
-Result<bool> Operation::Implementation::test() {
-  if (!started_) return true;
-  Result<bool> done = engine_.test();
-  if (!done.ok() || done.value()) started_ = false;
-  if (!done.ok() || !done.value()) return done;
-  GW_RETURN_IF_ERROR(finish());
-  return true;
-}
-
-Status Operation::Implementation::wait() {
-  if (!started_) return {};
-  started_ = false;
-  GW_RETURN_IF_ERROR(engine_.wait());
-  return finish();
-}
-
 Status Operation::Implementation::finish() {
-  buffers_.store(execution_);
-  Exchange& exchange = engine_.exchange();
+  buffers.store(execution);
+  Exchange& exchange = engine.exchange();
   const std::optional<NonFiniteInput>& origin = exchange.non_finite();
   if (!origin) return {};
   exchange.retract();
@@ -204,17 +167,41 @@ Operation::Operation(Operation&&) noexcept = default;
 Operation& Operation::operator=(Operation&&) noexcept = default;
 Operation::~Operation() = default;
 
-Status Operation::start() { return implementation_->start(); }
-Result<bool> Operation::test() { return implementation_->test(); }
-Status Operation::wait() { return implementation_->wait(); }
+Status Operation::start() {
+  Implementation& own = *implementation_;
+  if (own.started) {
+    return {StatusCode::kUnexpectedMessage, "start: the operation is under way; wait for it first"};
+  }
+  GW_RETURN_IF_ERROR(own.engine.start(own.buffers.load(own.execution), own.step));
+  ++own.step;
+  own.started = true;
+  return {};
+}
+
+Result<bool> Operation::test() {
+  if (!implementation_->started) return true;
+  const Result<bool> done = implementation_->engine.test();
+  if (done.ok() && !done.value()) return false;
+  implementation_->started = false;
+  GW_RETURN_IF_ERROR(done.status());
+  GW_RETURN_IF_ERROR(implementation_->finish());
+  return true;
+}
+
+Status Operation::wait() {
+  if (!std::exchange(implementation_->started, false)) return {};
+  GW_RETURN_IF_ERROR(implementation_->engine.wait());
+  return implementation_->finish();
+}
+
 const ExchangeStats& Operation::stats() const noexcept {
-  return implementation_->engine().exchange().stats();
+  return implementation_->engine.exchange().stats();
 }
 const Layout& Operation::layout() const noexcept {
-  return implementation_->engine().exchange().layout();
+  return implementation_->engine.exchange().layout();
 }
 Traffic Operation::traffic() const noexcept {
-  const Engine& engine = implementation_->engine();
+  const Engine& engine = implementation_->engine;
   return {.bytes_sent = engine.bytes_sent(), .bytes_received = engine.bytes_received()};
 }
 
@@ -233,8 +220,7 @@ Result<Operation> iall_reduce(const void* sendbuf, void* recvbuf, uint64_t count
 Result<Operation> all_reduce_init(const void* sendbuf, void* recvbuf, uint64_t count, Dtype dtype,
                                   Reduction reduction, MPI_Comm comm, const Options& options) {
   return OperationMaker::make(
-      {Collective::kAllReduce, sendbuf, recvbuf, count, dtype, reduction, comm}, options,
-      Memory::kKeepsResiduals);
+      {Collective::kAllReduce, sendbuf, recvbuf, count, dtype, reduction, comm}, options);
 }
 
 Status reduce_scatter(const void* sendbuf, void* recvbuf, uint64_t recvcount, Dtype dtype,
@@ -247,8 +233,7 @@ Result<Operation> reduce_scatter_init(const void* sendbuf, void* recvbuf, uint64
                                       Dtype dtype, Reduction reduction, MPI_Comm comm,
                                       const Options& options) {
   return OperationMaker::make(
-      {Collective::kReduceScatter, sendbuf, recvbuf, recvcount, dtype, reduction, comm}, options,
-      Memory::kKeepsResiduals);
+      {Collective::kReduceScatter, sendbuf, recvbuf, recvcount, dtype, reduction, comm}, options);
 }
 
 Status allgather(const void* sendbuf, void* recvbuf, uint64_t sendcount, Dtype dtype, MPI_Comm comm,
@@ -262,7 +247,7 @@ Result<Operation> allgather_init(const void* sendbuf, void* recvbuf, uint64_t se
                                  Dtype dtype, MPI_Comm comm, const Options& options) {
   return OperationMaker::make(
       {Collective::kAllgather, sendbuf, recvbuf, sendcount, dtype, Reduction::kAverage, comm},
-      options, Memory::kKeepsResiduals);
+      options);
 }
 
 }  // namespace gradwire::mpi
