@@ -43,10 +43,6 @@ nb::object with_strides(nb::handle object) {
   return view;
 }
 
-[[noreturn]] void refuse(StatusCode code, const std::string& message) {
-  raise(Status(code, message));
-}
-
 template <typename Array>
 bool is_contiguous(const Array& array) {
   if (array.size() == 0) return true;
@@ -72,54 +68,51 @@ Array take_array(nb::handle given, std::initializer_list<nb::dlpack::dtype> dtyp
     PyErr_Clear();
     nb::ndarray<nb::ro> readable;
     if (nb::try_cast<nb::ndarray<nb::ro>>(object, readable, false)) {
-      refuse(StatusCode::kInvalidArgument, "the output must be writable; this array is read-only");
+      raise(StatusCode::kInvalidArgument, "the output must be writable; this array is read-only");
     }
     PyErr_Clear();
     const std::string found = own_dtype_name(given);
     if (std::ranges::any_of(dtypes, [&](nb::dlpack::dtype dtype) {
           return found == dtype_name(dtype) || found == "torch." + dtype_name(dtype);
         })) {
-      refuse(StatusCode::kInvalidArgument,
-             "this " + class_name(given) + " can't be read on the CPU; pass a CPU copy");
+      raise(StatusCode::kInvalidArgument,
+            "this " + class_name(given) + " can't be read on the CPU; pass a CPU copy");
     }
     if (!found.empty()) {
-      refuse(StatusCode::kUnsupportedDtype, "expected " + wanted + ", got dtype " + found);
+      raise(StatusCode::kUnsupportedDtype, "expected " + wanted + ", got dtype " + found);
     }
-    refuse(StatusCode::kInvalidArgument,
-           "expected " + wanted + " (buffer protocol or DLPack), got " + class_name(given));
+    raise(StatusCode::kInvalidArgument,
+          "expected " + wanted + " (buffer protocol or DLPack), got " + class_name(given));
   }
   if (std::ranges::find(dtypes, array.dtype()) == dtypes.end()) {
-    refuse(StatusCode::kUnsupportedDtype,
-           "expected " + wanted + ", got dtype " + dtype_name(array.dtype()));
+    raise(StatusCode::kUnsupportedDtype,
+          "expected " + wanted + ", got dtype " + dtype_name(array.dtype()));
   }
   if (array.device_type() != nb::device::cpu::value) {
-    refuse(StatusCode::kInvalidArgument,
-           "the array is not in CPU memory; this build works on CPU tensors");
+    raise(StatusCode::kInvalidArgument,
+          "the array is not in CPU memory; this build works on CPU tensors");
   }
   if (reinterpret_cast<uintptr_t>(array.data()) % (array.dtype().bits / 8) != 0) {
-    refuse(StatusCode::kInvalidArgument, "the array is not aligned; pass a copy (array.copy())");
+    raise(StatusCode::kInvalidArgument, "the array is not aligned; pass a copy (array.copy())");
   }
   if (!is_contiguous(array)) {
-    refuse(StatusCode::kInvalidArgument,
-           "the array is not C-contiguous; pass a contiguous copy (numpy.ascontiguousarray, "
-           "tensor.contiguous())");
+    raise(StatusCode::kInvalidArgument,
+          "the array is not C-contiguous; pass a contiguous copy (numpy.ascontiguousarray, "
+          "tensor.contiguous())");
   }
   return array;
 }
 
 }  // namespace
 
-template <>
-FloatInput::HostArray(nb::handle object)
-    : array_(take_array<nb::ndarray<nb::ro>>(object, {nb::dtype<float>()}, "a float32 array")) {}
+template <typename T>
+HostArray<T>::HostArray(nb::handle object)
+    : array_(take_array<decltype(array_)>(object, {nb::dtype<T>()},
+                                          "a " + dtype_name(nb::dtype<T>()) + " array")) {}
 
-template <>
-FloatOutput::HostArray(nb::handle object)
-    : array_(take_array<nb::ndarray<>>(object, {nb::dtype<float>()}, "a float32 array")) {}
-
-template <>
-ByteOutput::HostArray(nb::handle object)
-    : array_(take_array<nb::ndarray<>>(object, {nb::dtype<uint8_t>()}, "a uint8 array")) {}
+template class HostArray<const float>;
+template class HostArray<float>;
+template class HostArray<uint8_t>;
 
 ValueInput::ValueInput(nb::handle object, std::optional<Dtype> bits) {
   if (bits) {
@@ -147,7 +140,7 @@ ByteInput::ByteInput(nb::handle object) {
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) {
       PyErr_Clear();
-      refuse(StatusCode::kInvalidArgument, "the bytes must be contiguous");
+      raise(StatusCode::kInvalidArgument, "the bytes must be contiguous");
     }
     bytes_ = {static_cast<const std::byte*>(buffer_.buf), static_cast<size_t>(buffer_.len)};
     return;

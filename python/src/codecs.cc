@@ -61,8 +61,8 @@ const char* dtype_text(Dtype dtype) { return kDtypeNames[static_cast<size_t>(dty
 Dtype parse_dtype(const std::string& text) {
   const auto name = std::ranges::find(kDtypeNames, text);
   if (name != std::end(kDtypeNames)) return static_cast<Dtype>(name - kDtypeNames);
-  raise(Status(StatusCode::kUnsupportedDtype,
-               "dtype '" + text + "'; valid ones are: float32, bfloat16, float16"));
+  raise(StatusCode::kUnsupportedDtype,
+        "dtype '" + text + "'; valid ones are: float32, bfloat16, float16");
 }
 
 // The dtype of the bits of a uint16 array, if the caller gives one.
@@ -74,7 +74,7 @@ std::optional<Dtype> parse_bits(const std::optional<std::string>& text) {
 
 uint64_t max_encoded_size(const Codec& codec, uint64_t numel) {
   if (numel > kMaxNumel) {
-    raise(Status(StatusCode::kLimitExceeded, "more values than the limit of 2^40"));
+    raise(StatusCode::kLimitExceeded, "more values than the limit of 2^40");
   }
   return max_frame_size(codec, numel);
 }
@@ -108,9 +108,8 @@ nb::object decode(ArrayLike data, int threads, const std::string& target, uint64
   Execution& execution = execution_for(target, threads);
   const Frame frame = value_or_raise(parse_frame(input.bytes()));
   if (frame.n > max_numel) {
-    raise(Status(StatusCode::kLimitExceeded, "the frame holds " + std::to_string(frame.n) +
-                                                 " values, max_numel is " +
-                                                 std::to_string(max_numel)));
+    raise(StatusCode::kLimitExceeded, "the frame holds " + std::to_string(frame.n) +
+                                          " values, max_numel is " + std::to_string(max_numel));
   }
   if (dtype == Dtype::kFloat32) {
     const auto out = new_array<float>(frame.n);
@@ -158,16 +157,13 @@ nb::dict inspect_frame(std::span<const std::byte> bytes) {
 
 nb::dict inspect_packet(std::span<const std::byte> bytes) {
   const Packet packet = value_or_raise(parse_packet(bytes));
-  nb::list frames;
-  for (const PacketFrame& frame : packet.frames) {
-    nb::dict entry;
+  const auto describe = [](nb::dict& entry, const PacketFrame& frame) {
     entry["codec"] = value_or_raise(Codec::from_wire(frame.codec))->wire_text();
     entry["dtype"] = dtype_text(Dtype::kFloat32);
     entry["numel"] = frame.n;
     entry["payload_bytes"] = frame.payload.size();
     entry["bits_per_value"] = bits_per_value(frame.payload.size(), frame.n);
-    frames.append(entry);
-  }
+  };
   nb::dict result;
   result["kind"] = "packet";
   result["version"] = 1;
@@ -178,7 +174,7 @@ nb::dict inspect_packet(std::span<const std::byte> bytes) {
   result["non_finite"] = packet.non_finite.has_value();
   result["packet_bytes"] = bytes.size();
   result["checksum"] = packet.checksum;
-  result["frames"] = frames;
+  result["frames"] = dicts_of(packet.frames, describe);
   return result;
 }
 
@@ -190,9 +186,7 @@ Dict inspect(ArrayLike data) {
 }
 
 DictList list_codecs() {
-  nb::list list;
-  for (const CodecInfo* info : codecs()) {
-    nb::dict entry;
+  return dicts_of(codecs(), [](nb::dict& entry, const CodecInfo* info) {
     entry["name"] = info->name;
     entry["summary"] = info->summary;
     entry["source"] = info->source;
@@ -202,9 +196,7 @@ DictList list_codecs() {
     entry["shares_scales"] = info->shares_scales;
     entry["carries_non_finite"] = info->carries_non_finite;
     entry["parameters"] = parameter_dicts({info->parameters, common_parameters(*info)});
-    list.append(entry);
-  }
-  return list;
+  });
 }
 
 // A Compressor with its threads and target.
@@ -250,21 +242,20 @@ class PyCompressor {
     const auto theirs = nb::cast<std::string>(state["codec"]);
     const auto n = nb::cast<uint64_t>(state["numel"]);
     if (theirs != codec() || n != numel()) {
-      raise(Status(StatusCode::kInvalidArgument, "the state is of '" + theirs + "' with " +
-                                                     std::to_string(n) +
-                                                     " values, this compressor is '" + codec() +
-                                                     "' with " + std::to_string(numel())));
+      raise(StatusCode::kInvalidArgument, "the state is of '" + theirs + "' with " +
+                                              std::to_string(n) + " values, this compressor is '" +
+                                              codec() + "' with " + std::to_string(numel()));
     }
     const nb::object residual = state["residual"];
     if (residual.is_none()) return;
     const FloatInput values(residual);
     if (values.values().size() != compressor_.residual().size()) {
-      raise(Status(StatusCode::kLengthMismatch,
-                   "the state's residual has " + std::to_string(values.values().size()) +
-                       " values, expected " + std::to_string(compressor_.residual().size())));
+      raise(StatusCode::kLengthMismatch,
+            "the state's residual has " + std::to_string(values.values().size()) +
+                " values, expected " + std::to_string(compressor_.residual().size()));
     }
     if (!std::ranges::all_of(values.values(), [](float value) { return std::isfinite(value); })) {
-      raise(Status(StatusCode::kNonFinite, "the state's residual holds NaN or Inf"));
+      raise(StatusCode::kNonFinite, "the state's residual holds NaN or Inf");
     }
     compressor_.residual().assign(values.values());
   }

@@ -19,7 +19,7 @@
 #include "cuda/shards/device_shard_codec.h"
 #include "errors.h"
 #include "gradwire/cuda.h"
-#include "shard_codecs.h"
+#include "module.h"
 
 namespace nb = nanobind;
 

@@ -1,7 +1,5 @@
 #include "errors.h"
 
-#include <string>
-
 #include <nanobind/stl/string.h>
 
 namespace gradwire::python {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <utility>
 
 #include <nanobind/nanobind.h>
@@ -16,6 +17,9 @@ void import_errors();
 
 // Raises GradwireError (a ValueError) with the message; `.code` is the name of the status.
 [[noreturn]] void raise(const Status& status);
+[[noreturn]] inline void raise(StatusCode code, const std::string& message) {
+  raise(Status(code, message));
+}
 
 // Issues a NonFiniteWarning; raises it if the user turned warnings into errors.
 void warn_non_finite(const Status& status);

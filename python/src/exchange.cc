@@ -16,11 +16,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "exchange.h"
-#include "exchange/shards/host_shard_codec.h"
 #include "exchange/steps/exchange_entry.h"
 #include "gradwire/exchange_choice.h"
 #include "module.h"
-#include "shard_codecs.h"
 
 namespace gradwire::python {
 namespace {
@@ -48,9 +46,7 @@ void make_exchange_in(PyExchange* self, const PyLayout& layout, uint32_t rank,
 }
 
 DictList list_exchanges() {
-  nb::list list;
-  for (const ExchangeInfo* info : exchanges()) {
-    nb::dict entry;
+  return dicts_of(exchanges(), [](nb::dict& entry, const ExchangeInfo* info) {
     entry["name"] = info->name;
     entry["summary"] = info->summary;
     entry["source"] = info->source;
@@ -61,9 +57,7 @@ DictList list_exchanges() {
     entry["always_skips_non_finite"] = info->always_skips_non_finite;
     entry["between_machines"] = info->between_machines;
     entry["parameters"] = parameter_dicts({info->parameters});
-    list.append(entry);
-  }
-  return list;
+  });
 }
 
 Dict parse_exchange(const std::string& text) {
@@ -105,16 +99,13 @@ std::optional<Dict> non_finite(PyExchange& self) {
 }
 
 DictList export_residuals(PyExchange& self) {
-  nb::list list;
-  for (const ResidualPiece& piece : self.exchange().export_residuals()) {
-    nb::dict entry;
+  const auto describe = [](nb::dict& entry, const ResidualPiece& piece) {
     entry["kind"] = direction_name(piece.direction);
     entry["name"] = piece.tensor;
     entry["offset"] = piece.offset;
     entry["values"] = nb::cast(to_numpy(piece.values));
-    list.append(entry);
-  }
-  return list;
+  };
+  return dicts_of(self.exchange().export_residuals(), describe);
 }
 
 void import_residual(PyExchange& self, const std::string& kind, const std::string& name,
@@ -122,8 +113,7 @@ void import_residual(PyExchange& self, const std::string& kind, const std::strin
   const FloatInput input(values);
   const std::optional<Direction> direction = parse_direction(kind);
   if (!direction) {
-    raise(
-        Status(StatusCode::kInvalidArgument, "a residual is of a push or of a pull, not of both"));
+    raise(StatusCode::kInvalidArgument, "a residual is of a push or of a pull, not of both");
   }
   raise_if_error(
       self.exchange().import_residual({.direction = *direction,

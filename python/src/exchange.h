@@ -85,13 +85,13 @@ class PyExchange {
   // Raises unless a step can start on a bucket there.
   void require_place(Place place) const {
     if (place != place_) {
-      raise(Status(StatusCode::kInvalidArgument,
-                   place_ == Place::kDevice
-                       ? "start: the exchange's buckets are on a device (start_on_device)"
-                       : "start_on_device: the exchange has no shard_codecs of a device"));
+      raise(StatusCode::kInvalidArgument,
+            place_ == Place::kDevice
+                ? "start: the exchange's buckets are on a device (start_on_device)"
+                : "start_on_device: the exchange has no shard_codecs of a device");
     }
     if (!exchange_->done()) {
-      raise(Status(StatusCode::kUnexpectedMessage, "start: the step before has not ended"));
+      raise(StatusCode::kUnexpectedMessage, "start: the step before has not ended");
     }
   }
 

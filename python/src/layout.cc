@@ -21,8 +21,8 @@ std::optional<Direction> parse_direction(const std::string& text) {
   if (text == "both") return std::nullopt;
   if (text == "push") return Direction::kPush;
   if (text == "pull") return Direction::kPull;
-  raise(Status(StatusCode::kInvalidArgument,
-               "'" + text + "' is no direction; valid ones are: push, pull, both"));
+  raise(StatusCode::kInvalidArgument,
+        "'" + text + "' is no direction; valid ones are: push, pull, both");
 }
 
 namespace {
@@ -44,8 +44,8 @@ void make_layout_in(PyLayout* self, const Tensors& tensors, uint32_t world_size,
                            .servers = servers};
   for (const std::vector<std::string>& rule : rules) {
     if (rule.size() < 2 || rule.size() > 3) {
-      raise(Status(StatusCode::kInvalidArgument,
-                   "a rule is (name pattern, codec) or (name pattern, codec, direction)"));
+      raise(StatusCode::kInvalidArgument,
+            "a rule is (name pattern, codec) or (name pattern, codec, direction)");
     }
     options.rules.push_back({.pattern = rule[0],
                              .codec = rule[1],
@@ -56,9 +56,7 @@ void make_layout_in(PyLayout* self, const Tensors& tensors, uint32_t world_size,
 }
 
 DictList list_segments(const PyLayout& self) {
-  nb::list list;
-  for (const Segment& segment : self.layout->segments()) {
-    nb::dict entry;
+  return dicts_of(self.layout->segments(), [&](nb::dict& entry, const Segment& segment) {
     entry["name"] = self.layout->tensors()[segment.tensor].name;
     entry["bucket_offset"] = segment.bucket_offset;
     entry["tensor_offset"] = segment.tensor_offset;
@@ -67,9 +65,7 @@ DictList list_segments(const PyLayout& self) {
     entry["push_codec"] = segment.push_codec->text();
     entry["pull_codec"] = segment.pull_codec->text();
     entry["reason"] = segment.raw_reason;
-    list.append(entry);
-  }
-  return list;
+  });
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "base/parse.h"
-#include "exchange/shards/host_shard_codec.h"
 #include "exchange/steps/exchange_entry.h"
 #include "exchange/steps/packet_exchange.h"
 

@@ -61,10 +61,8 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
   while (!text.empty()) {
     std::string_view value = take_until(text, ',');
     const std::string_view key = take_until(value, '=');
-    if (std::ranges::find(choice.info_->parameters, key, &CodecParameter::name) ==
-        choice.info_->parameters.end()) {
+    if (std::ranges::count(choice.info_->parameters, key, &CodecParameter::name) == 0)
       return invalid;
-    }
     if (key == "between") {
       choice.inner_ = find_info(value);
       if (choice.inner_ == nullptr || choice.inner_->between_machines) return invalid;

@@ -11,7 +11,6 @@
 #include "cuda/device_memory.h"
 #include "cuda/shards/device_shard_codec.h"
 #include "engines/loopback/loopback.h"
-#include "exchange/shards/host_shard_codec.h"
 #include "exchange/steps/exchange_entry.h"
 #include "tests/exchange/cluster.h"
 

@@ -1,4 +1,4 @@
-#include "exchange/shards/host_shard_codec.h"
+// The shard codec for buckets in the memory of the host.
 
 #include <algorithm>
 #include <cmath>
@@ -8,10 +8,10 @@
 
 #include "base/return_if_error.h"
 #include "codecs/chunked_codec.h"
+#include "exchange/shards/shard_codec.h"
 #include "exchange/shards/trit_segments.h"
 #include "gradwire/residual.h"
 #include "stages/element/float_bits.h"
-#include "stages/kernels.h"
 
 namespace gradwire {
 namespace {

@@ -11,6 +11,7 @@
 #include "exchange/shards/shards.h"
 #include "frame/packet.h"
 #include "gradwire/codec.h"
+#include "gradwire/execution.h"
 #include "gradwire/status.h"
 
 namespace gradwire {
@@ -105,5 +106,9 @@ class SharedScales {
 // Makes the shard codec of an exchange.
 using ShardCodecFactory =
     std::function<Result<std::unique_ptr<ShardCodec>>(std::shared_ptr<const Shards>)>;
+
+// For buckets in the memory of the host. The shard codecs share the execution, so that one thread
+// drives all exchanges that get them from here.
+[[nodiscard]] ShardCodecFactory host_shard_codecs(Execution execution);
 
 }  // namespace gradwire

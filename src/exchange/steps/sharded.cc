@@ -1,6 +1,5 @@
 #include "exchange/steps/sharded.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/return_if_error.h"

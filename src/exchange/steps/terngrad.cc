@@ -1,7 +1,6 @@
 #include "codecs/terngrad/terngrad.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/endian.h"
