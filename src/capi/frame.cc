@@ -2,7 +2,6 @@
 
 #include "gradwire/frame.h"
 
-#include <utility>
 
 #include "base/return_if_error.h"
 #include "capi/arguments.h"

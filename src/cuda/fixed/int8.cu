@@ -1,4 +1,3 @@
-#include "codecs/int8/int8.h"
 #include "cuda/fixed/fixed_kernels.cuh"
 #include "stages/int8/int8_rounding.h"
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "codecs/qsgd/qsgd.h"
 #include "cuda/levels/level_encode.cuh"
 #include "stages/elias/elias.h"
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "codecs/qsgd/qsgd.h"
 #include "cuda/common/magnitudes.cuh"
 #include "cuda/common/sums.cuh"
 #include "cuda/common/unaligned.cuh"

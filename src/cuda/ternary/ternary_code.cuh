@@ -9,7 +9,6 @@
 #include "codecs/ternary_coder.h"
 #include "cuda/common/block.cuh"
 #include "stages/rice/rice.h"
-#include "stages/ternary/trit_draws.h"
 #include "stages/trits/trit.h"
 #include "stages/trits/trit_bits.h"
 #include "stages/trits/two_bits.h"

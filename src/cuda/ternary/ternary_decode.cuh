@@ -9,7 +9,6 @@
 #include "cuda/fixed/fixed_decode.cuh"
 #include "cuda/ternary/ternary_code.cuh"
 #include "stages/element/float_bits.h"
-#include "stages/ternary/trit_draws.h"
 #include "stages/trits/trit.h"
 #include "stages/trits/two_bits.h"
 
