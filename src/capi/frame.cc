@@ -2,7 +2,6 @@
 
 #include "gradwire/frame.h"
 
-
 #include "base/return_if_error.h"
 #include "capi/arguments.h"
 #include "capi/errors.h"

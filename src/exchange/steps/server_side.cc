@@ -75,11 +75,9 @@ Status ServerExchange::set_version(uint64_t version) {
 }
 
 std::vector<uint32_t> ServerExchange::awaiting() const {
-  std::vector<uint32_t> missing;
-  if (done_) return missing;
-  for (uint32_t worker = 0; worker < workers(); ++worker) {
-    if (!has_push(worker)) missing.push_back(worker);
-  }
+  if (done_) return {};
+  std::vector<uint32_t> missing = worker_ranks(layout());
+  std::erase_if(missing, [&](uint32_t worker) { return has_push(worker); });
   return missing;
 }
 
@@ -180,10 +178,8 @@ Status ServerExchange::update_and_encode() {
 }
 
 std::vector<uint32_t> ServerExchange::behind() const {
-  std::vector<uint32_t> found;
-  for (uint32_t worker = 0; worker < workers(); ++worker) {
-    if (links_[worker].behind) found.push_back(worker);
-  }
+  std::vector<uint32_t> found = worker_ranks(layout());
+  std::erase_if(found, [&](uint32_t worker) { return !links_[worker].behind; });
   return found;
 }
 
