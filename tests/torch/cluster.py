@@ -42,7 +42,8 @@ class Cluster:
 
     def __init__(self, size: int, fragile: bool = False) -> None:
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["gradwire.torch"])
+        # The first optimizer of a process imports torch._dynamo, which takes as long as torch.
+        context.set_forkserver_preload(["gradwire.torch", "torch._dynamo"])
         self._members = []
         for _ in range(size):
             here, there = context.Pipe()
