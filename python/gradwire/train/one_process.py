@@ -24,6 +24,7 @@ from torch.nn import functional
 
 import gradwire
 from gradwire.torch.device.kernels import has_kernels, require_kernels, stream_of
+from gradwire.torch.records.exchange_settings import RAW
 from gradwire.train.settings import MOMENTUM, WEIGHT_DECAY, TrainSettings
 from gradwire.train.strategy import Strategy
 
@@ -151,7 +152,7 @@ class Compressors:
         self, codec: str, segments: list[int], seed: int, sender: int, device: torch.device
     ) -> None:
         assert device.type == "cpu"
-        codecs = [codec] * (len(segments) - 1) + ["raw"]
+        codecs = [codec] * (len(segments) - 1) + [RAW]
         self._parts = [
             gradwire.Compressor(name, numel, seed=seed, stream=sender * len(segments) + i)
             for i, (name, numel) in enumerate(zip(codecs, segments, strict=True))
@@ -192,7 +193,7 @@ class DeviceCompressors:
             )
             for text, lengths, offset, first in (
                 (codec, segments[:-1], 0, 0),
-                ("raw", segments[-1:], coded, len(segments) - 1),
+                (RAW, segments[-1:], coded, len(segments) - 1),
             )
         )
 

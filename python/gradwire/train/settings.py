@@ -289,7 +289,9 @@ def _check_exchange(settings: TrainSettings) -> None:
         _refuse(settings, f"goes only with --exchange {SERVER}", "servers", "backup_workers")
     codecs: tuple[str, ...] = ()
     if hooked and hooked["adds_trits"]:
-        codecs = (hooked["name"], "raw", PLAIN_DDP)
+        listed = gradwire.codecs()
+        added = [codec["name"] for codec in listed if codec["shares_scales"] or codec["lossless"]]
+        codecs = (*added, PLAIN_DDP)
     elif exchange == ONE_PROCESS:
         _refuse(settings, f"does not go with --exchange {ONE_PROCESS}", "rules", "exclude")
         codecs = tuple(codec["name"] for codec in gradwire.codecs())

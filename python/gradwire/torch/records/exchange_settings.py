@@ -15,7 +15,7 @@ from gradwire import codecs, exchanges, parse_exchange
 from gradwire._core import Exchange, Layout, ShardCodecs
 from gradwire.torch.records.parameters import NamedShape
 
-RAW = "raw"
+RAW: str = next(info["name"] for info in codecs() if info["lossless"])
 
 # What stands for raw in buckets of each dtype. Pushes are exact; pulls are rounded as the bucket
 # would be anyway.
