@@ -16,11 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
-import typer
-
-from gradwire.cli.app import COMMANDS, app, gradwire
+from gradwire.cli.app import COMMANDS, function_of, gradwire, make_command
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = ROOT / "include" / "gradwire" / "gradwire.h"
@@ -74,7 +72,7 @@ class CliParameter:
 
 def read_parameters(name: str, function: Callable[..., object]) -> Iterator[CliParameter]:
     """The parameters of a command, as Typer derives them from its function."""
-    command: Any = typer.main.get_group(app).commands[name]
+    command = make_command(name)
     annotations = {
         parameter.name: get_args(parameter.annotation)[0]
         for parameter in inspect.signature(function, eval_str=True).parameters.values()
@@ -107,7 +105,7 @@ def read_parameters(name: str, function: Callable[..., object]) -> Iterator[CliP
 
 def command_page(name: str) -> str:
     """The page of one subcommand."""
-    function = COMMANDS[name]
+    function = function_of(name)
     parameters = list(read_parameters(name, function))
     arguments = [parameter for parameter in parameters if not parameter.options]
     options = [parameter for parameter in parameters if parameter.options]
@@ -153,8 +151,7 @@ def gradwire_page() -> str:
         ".SH COMMANDS",
     ]
     lines += [
-        f".TP\n.BR gradwire\\-{name} (1)\n{escape(summary(function))}"
-        for name, function in COMMANDS.items()
+        f".TP\n.BR gradwire\\-{name} (1)\n{escape(summary(function_of(name)))}" for name in COMMANDS
     ]
     lines += [
         ".SH OPTIONS",

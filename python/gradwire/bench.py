@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 import gradwire
 from gradwire.bench_data import BenchData, Floats
 from gradwire.bench_reference import reference_decoded
+from gradwire.errors import UserError
 
 OPERATIONS = ("encode", "decode_add")
 SIZES = (200_000, 25_600_000)
@@ -86,7 +87,7 @@ class Measurement:
     checked: str
 
 
-class CheckError(Exception):
+class CheckError(UserError):
     """A codec gave a wrong result; nothing was timed."""
 
 

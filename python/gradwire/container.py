@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import gradwire
+from gradwire.errors import UserError
 
 MAGIC = b"GC"
 VERSION = 1
@@ -33,7 +34,7 @@ FRAME_DTYPES: dict[Kind, dict[str, str]] = {
 _TENSOR_KEYS = {"name", "dtype", "shape", "storage", "offset", "size"}
 
 
-class ContainerError(ValueError):
+class ContainerError(UserError, ValueError):
     """A container file that breaks the format. ``code`` is the name of a gradwire status."""
 
     def __init__(self, code: str, message: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwire.container import Kind, Tensor, TensorFile
+from gradwire.errors import UserError
 
 _NUMPY_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 
@@ -34,7 +35,7 @@ _WRITER_DTYPES = {
 }
 
 
-class TensorFileError(ValueError):
+class TensorFileError(UserError, ValueError):
     """A file cannot be read or written; the message names the file and the reason."""
 
 

@@ -30,13 +30,24 @@ def test_each_command_explains_itself_and_has_json(command: str) -> None:
     assert "--json" in result.out
 
 
-def test_starting_up_loads_no_optional_package() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "unneeded"),
+    [
+        (["--help"], {"torch", "matplotlib", "safetensors"}),  # loads all commands
+        (["info"], {"numpy", "rich", "gradwire.bench", "gradwire.train.run", "torch"}),
+    ],
+)
+def test_a_command_loads_no_package_that_it_does_not_use(
+    arguments: list[str], unneeded: set[str]
+) -> None:
     code = (
-        "import sys; from gradwire.cli import app; import gradwire.cli.bench, gradwire.cli.info; "
-        "print(*({'torch', 'matplotlib', 'safetensors'} & set(sys.modules)))"
+        "import atexit, sys; from gradwire.cli import main; "
+        f"atexit.register(lambda: print(*({unneeded} & set(sys.modules)), file=sys.stderr)); "
+        f"main({arguments})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert "gradwire" in done.stdout
+    assert done.stderr.split() == []
 
 
 def test_version() -> None:

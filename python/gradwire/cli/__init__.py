@@ -6,21 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from gradwire import GradwireError
-from gradwire.bench import CheckError
 from gradwire.cli.app import app
-from gradwire.cli.output import CommandError
-from gradwire.container import ContainerError
-from gradwire.tensor_files import TensorFileError
-from gradwire.train.errors import TrainError
-
-_FOR_THE_USER = (
-    CheckError,
-    CommandError,
-    ContainerError,
-    GradwireError,
-    TensorFileError,
-    TrainError,
-)
+from gradwire.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     try:
         app(arguments, prog_name="gradwire")
-    except (*_FOR_THE_USER, OSError) as error:
+    except (UserError, GradwireError, OSError) as error:
         print(f"gradwire: error: {_describe(error)}", file=sys.stderr)
         raise SystemExit(1) from None
     except MemoryError:

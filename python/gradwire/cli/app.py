@@ -1,40 +1,56 @@
-"""The typer app. A command's module imports what only that command needs when it runs, so
-``gradwire --help`` loads neither PyTorch nor safetensors."""
+"""The typer app, which imports a command's module when somebody asks for the command."""
 
 from __future__ import annotations
 
-import inspect as python_inspect
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from gradwire import __version__
-from gradwire.cli.bench import bench
-from gradwire.cli.codecs import codecs
-from gradwire.cli.compress import compress
-from gradwire.cli.decompress import decompress
-from gradwire.cli.info import info
-from gradwire.cli.inspect import inspect
-from gradwire.cli.train import train
 
+COMMANDS = ("codecs", "compress", "decompress", "inspect", "bench", "train", "info")
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
+
+def function_of(command: str) -> Callable[..., object]:
+    """The function that is the command; its docstring is the description."""
+    function: Callable[..., object] = getattr(import_module(f"gradwire.cli.{command}"), command)
+    return function
+
+
+def make_command(name: str) -> Any:
+    """The command as typer runs it."""
+    function = function_of(name)
+    # Each paragraph on one line, for the terminal's width to break.
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    described = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    alone.command(name, help=described, context_settings=_HELP_OPTIONS)(function)
+    return typer.main.get_command(alone)
+
+
+class _Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        # For a wrong name, typer looks for a similar one among `commands`.
+        for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
+            self.commands[name] = make_command(name)
+        return self.commands.get(cmd_name)
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings=_HELP_OPTIONS,
 )
-
-COMMANDS = {
-    command.__name__: command
-    for command in (codecs, compress, decompress, inspect, bench, train, info)
-}
-for name, command in COMMANDS.items():
-    # Each paragraph on one line, for the terminal's width to break.
-    paragraphs = (python_inspect.getdoc(command) or "").split("\n\n")
-    described = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
-    app.command(name, help=described, context_settings=_HELP_OPTIONS)(command)
 
 
 def _print_version(wanted: bool) -> None:

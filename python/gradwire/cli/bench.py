@@ -10,6 +10,7 @@ from itertools import product
 from typing import Annotated, Any
 
 from rich.console import Console
+from rich.progress import Progress
 from typer import BadParameter, Option
 
 import gradwire
@@ -100,8 +101,6 @@ def bench(
 def _measure_all(
     planned: list[Case], values: BenchData, seconds: float, seed: int
 ) -> dict[Case, Measurement]:
-    from rich.progress import Progress
-
     measured: dict[Case, Measurement] = {}
     work: Workload | None = None
     console = Console(stderr=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Any
 
 from gradwire.cli.output import (
@@ -62,8 +63,6 @@ def info(as_json: JsonOption = False) -> None:
 
 
 def _version(package: str) -> str | None:
-    from importlib import metadata
-
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

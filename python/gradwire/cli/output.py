@@ -8,12 +8,9 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import gradwire
+from gradwire.errors import UserError
 
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
@@ -22,8 +19,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 _WIDTH_WITHOUT_TERMINAL = 160
 
 
-class CommandError(Exception):
-    """The command cannot do its work; the message is for the user."""
+class CommandError(UserError):
+    """The command cannot do its work."""
 
 
 def check_codec(text: str) -> None:
@@ -43,6 +40,11 @@ def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], left: Container[int] = range(1)
 ) -> None:
     """Prints a table. The columns in `left` are text, the others numbers. Cells are no markup."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         table.add_column(
@@ -53,7 +55,7 @@ def print_table(
         )
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    console().print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL).print(table)
 
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
@@ -67,11 +69,6 @@ def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
 def warn(message: str) -> None:
     """Prints a message on stderr, so that --json stays one document."""
     print(f"gradwire: {message}", file=sys.stderr)
-
-
-def console() -> Console:
-    """A console on the present stdout."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
 
 
 def human_bytes(size: int) -> str:

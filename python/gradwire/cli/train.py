@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 from rich.console import Console
 from typer import Context, Option
 
-from gradwire.train import settings
+from gradwire.train import run, settings, worker
 from gradwire.train.settings import TrainSettings
 
 _WIDTH_WITHOUT_TERMINAL = 120
@@ -34,8 +34,6 @@ def train(
     given bandwidth (needs root; otherwise times are modelled). Under torchrun it joins the ranks
     that are there, on the network that is there.
     """
-    from gradwire.train import run, worker
-
     chosen = settings.from_options(given)
     console = Console(stderr=json_path == "-")
     if not console.is_terminal:
