@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,16 +19,15 @@ from small_data import write_fashion_mnist
 
 pytest.importorskip("torch")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import ten_workers
-from gradwire.train import data, models
+from gradwire.train import data, launcher, models
 from gradwire.train.data import Batches, Data
 from gradwire.train.errors import DivergedError
+from gradwire.train.launcher import OnEvent
 from gradwire.train.loop import Trainer
 from gradwire.train.one_process import FlatModel
 from gradwire.train.records import RankRecord
@@ -55,7 +56,9 @@ def group() -> Iterator[None]:
     threads = torch.get_num_threads()
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
+    # One thread: several, which spin while they wait, are slow on a busy machine.
+    with mock.patch("os.sched_getaffinity", return_value={0}):
+        yield
     dist.destroy_process_group()
     torch.set_num_threads(threads)
 
@@ -192,32 +195,57 @@ def test_statistics_are_those_of_the_first_worker() -> None:
     assert not torch.equal(norm.running_mean, before)
 
 
-def call(results: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ten_workers.__file__, str(results)]
-    command += ["--model", "lenet", "--data-dir", str(folder), "--batch", "2"]
-    command += ["--design", "raw", "--design", "3lc-1.75", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+Call = Callable[..., tuple[str, str]]
 
 
-def test_a_call_goes_on_where_another_ended(folder: Path, tmp_path: Path) -> None:
+def options_of(folder: Path, results: Path, *more: str) -> list[str]:
+    return [str(results), "--model", "lenet", "--data-dir", str(folder), "--batch", "2", *more]
+
+
+@pytest.fixture
+def call(
+    folder: Path, images: Data, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """Runs the program here, and the trainings too. Returns what it wrote on stdout and stderr."""
+
+    def run_workers(
+        settings: TrainSettings, shaped: bool, on_event: OnEvent
+    ) -> list[list[RankRecord]]:
+        trainer = Trainer(settings, images, 0, None, torch.device("cpu"))
+        on_event(0, {"event": "ready", **trainer.measure_speed()})
+        return [[trainer.run(codec, partial(on_event, 0))] for codec in settings.codecs]
+
+    def call(results: Path, *more: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["ten_workers", *options_of(folder, results, *more)])
+        ten_workers.main()
+        return capsys.readouterr()
+
+    monkeypatch.setattr(launcher, "run_workers", run_workers)
+    return call
+
+
+def test_a_call_goes_on_where_another_ended(folder: Path, tmp_path: Path, call: Call) -> None:
     results = tmp_path / "results"
-    first = call(results, folder, "--steps", "3", "--seeds", "1")
+    usual = ["--steps", "3", "--seeds", "1", "--design", "raw"]
+    command = [sys.executable, ten_workers.__file__, *options_of(folder, results, *usual)]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert first.returncode == 0, first.stderr
     assert "raw, seed 0" in first.stderr
-    run = json.loads((results / "run-3lc-1.75-0.json").read_text())
+    run = json.loads((results / "run-raw-0.json").read_text())
     assert (run["settings"]["steps"], run["settings"]["workers"]) == (3, 10)
 
-    second = call(results, folder, "--steps", "3", "--seeds", "2")
-    assert "raw, seed 1" in second.stderr
-    assert "seed 0" not in second.stderr
-    assert second.stdout == (results / "table.md").read_text()
-    row = next(line for line in second.stdout.splitlines() if "1.75" in line)
+    designs = ["--design", "raw", "--design", "3lc-1.75"]
+    out, err = call(results, "--steps", "3", "--seeds", "2", *designs)
+    for name in ("raw, seed 1", "3lc-1.75, seed 0", "3lc-1.75, seed 1"):
+        assert name in err
+    assert "raw, seed 0" not in err
+    assert out == (results / "table.md").read_text()
+    row = next(line for line in out.splitlines() if "1.75" in line)
     assert row.endswith("| 93.51 % | +0.14 | 107.0 |")
     assert json.loads((results / "summary.json").read_text())["3lc-1.75"]["seeds"] == [0, 1]
 
-    other = call(results, folder, "--steps", "2")
-    assert other.returncode == 1
-    assert "take another folder" in other.stderr
+    with pytest.raises(SystemExit, match="take another folder"):
+        call(results, "--steps", "2", *designs)
 
 
 def test_means_and_spread() -> None:
@@ -233,8 +261,7 @@ def test_means_and_spread() -> None:
     assert "| 2 | 25.00 % (1 of 2 seeds diverged) | -25.00 % |" in int8
 
 
-def test_a_run_that_diverged_is_counted(folder: Path, tmp_path: Path) -> None:
-    ended = call(tmp_path, folder, "--steps", "4", "--seeds", "1", "--lr", "100")
-    assert ended.returncode == 0, ended.stderr
-    assert "| - (1 of 1 seeds diverged) |" in ended.stdout
+def test_a_run_that_diverged_is_counted(tmp_path: Path, call: Call) -> None:
+    out, _ = call(tmp_path, "--steps", "4", "--seeds", "1", "--lr", "100", "--design", "raw")
+    assert "| - (1 of 1 seeds diverged) |" in out
     assert "the loss of raw is" in json.loads((tmp_path / "run-raw-0.json").read_text())["diverged"]

@@ -54,7 +54,7 @@ class Cluster:
 
     def start(self, world_size: int, job: Callable[..., Any], *args: Any) -> None:
         """Begins a job; `collect` waits for the results."""
-        port = _free_port()
+        port = free_port()
         for rank, (_, connection) in enumerate(self._members[:world_size]):
             connection.send((rank, world_size, port, job, args))
 
@@ -126,7 +126,7 @@ def _serve(connection: Connection, fragile: bool) -> None:
             dist.destroy_process_group()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,0 +1,108 @@
+"""`gradwire train` in ranks that are there, as under torchrun: they learn one model."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+import gradwire
+from cli_runner import Result, run
+from cluster import Cluster, free_port
+from small_data import write_fashion_mnist
+
+STEPS = 24
+WAYS = {
+    "sharded": ["--exchange", "sharded"],
+    "ring": ["--exchange", "ring"],
+    "hierarchical": ["--exchange", "hierarchical:ranks=2"],
+    "server": ["--exchange", "server"],
+    "terngrad": ["--exchange", "terngrad", "--codec", "terngrad"],
+    "sharded-optimizer": ["--exchange", "sharded-optimizer"],
+    "local steps": ["--every", "4"],
+}
+CODECS = [
+    *(codec["name"] for codec in gradwire.codecs()),
+    "3lc:coder=rice",
+    "terngrad:pack=trits5,coder=rice",
+    "qsgd:bits=2,coder=elias",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fashion_mnist(tmp_path_factory.mktemp("data") / "fashion-mnist", 2000, 100)
+
+
+def train(arguments: list[str], port: int) -> Result:
+    """The command in this rank, which has no process group then."""
+    place = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+    dist.destroy_process_group()
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with mock.patch.dict(os.environ, place | meet):
+        return run("train", *arguments, "--json", "-")
+
+
+def train_in(cluster: Cluster, world_size: int, arguments: list[str]) -> Result:
+    """What rank 0 said."""
+    first, *others = cluster.run(world_size, train, arguments, free_port())
+    assert [(rank.code, rank.out) for rank in others] == [(0, "")] * (world_size - 1), others
+    assert isinstance(first, Result)
+    return first
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_workers_learn_and_agree(way: str, folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "16", "--data-dir", str(folder)]
+    options += ["--steps", str(STEPS), "--eval-every", "12"]
+    options += WAYS[way] if "--codec" in WAYS[way] else ["--codec", "3lc:s=1.0", *WAYS[way]]
+    result = train_in(cluster, 5 if way == "server" else 4, options)
+    report: dict[str, Any] = result.json
+    (trained,) = report["results"]
+    assert report["settings"]["workers"] == 4
+    assert trained["replicas_identical"]
+    assert len(trained["loss"]) == STEPS
+    assert sum(trained["loss"][-4:]) < 0.99 * sum(trained["loss"][:4])
+    every = report["settings"]["every"]
+    assert [bits > 0 for bits in trained["push_bits"]] == [
+        (step + 1) % every == 0 for step in range(STEPS)
+    ]
+    assert trained["hook_of_rank"][0]["steps"] == STEPS // every
+    assert f"exchange   {report['settings']['exchange']}, every " in result.err
+    assert trained["ratio"] > 4
+
+
+def test_servers_go_on_without_the_last_worker(folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "16", "--data-dir", str(folder), "--steps", "12", "--eval-every", "6"]
+    options += ["--exchange", "server", "--servers", "2", "--backup-workers", "1"]
+    result = train_in(cluster, 5, [*options, "--codec", "ddp", "--codec", "3lc:s=1.0"])
+    plain, served = result.json["results"]
+    assert plain["hook_of_rank"] == [None] * 5  # the servers have nothing to do there
+    assert served["replicas_identical"]
+    assert len(served["loss"]) == len(served["push_bits"]) == 12
+    assert [evaluation["step"] for evaluation in served["evaluations"]][-1] == 12
+    workers, servers = served["hook_of_rank"][:3], served["hook_of_rank"][3:]
+    assert [hook["role"] for hook in servers] == ["server", "server"]
+    # What a version did without is either dropped by a server or was never computed.
+    dropped = sum(sum(hook["dropped_pushes"].values()) for hook in servers)
+    taken = sum(hook["steps"] for hook in workers)
+    # Of servers that a worker knew to be ahead.
+    held_back = sum(sum(hook["dropped_pushes"].values()) for hook in workers)
+    assert 12 * 2 <= taken <= 12 * 3
+    assert 2 * taken - held_back - dropped == 2 * 12 * 2
+    assert ("were dropped: none" in result.err) == (dropped == 0)
+
+
+def test_every_codec_trains(folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "8", "--steps", "2", "--eval-every", "2", "--data-dir", str(folder)]
+    options += [word for codec in CODECS for word in ("--codec", codec)]
+    results = {result["codec"]: result for result in train_in(cluster, 2, options).json["results"]}
+    assert list(results) == CODECS
+    for codec, result in results.items():
+        assert result["replicas_identical"], codec
+        assert all(map(math.isfinite, result["loss"])), codec
