@@ -6,15 +6,17 @@ new default group over Gloo on the loopback interface. The call returns the rank
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -97,6 +99,17 @@ class Cluster:
             if process.is_alive():
                 process.kill()
         return codes
+
+
+@contextlib.contextmanager
+def started_by_torchrun(port: int) -> Iterator[None]:
+    """In a rank's job: the group is gone, and a program finds the ranks as under torchrun."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    place = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with mock.patch.dict(os.environ, place | meet):
+        yield
 
 
 def _serve(connection: Connection, fragile: bool) -> None:

@@ -7,11 +7,14 @@ an active exception". Each program here prolongs a moment that is short in pract
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+
+from cluster import free_port
 
 SLOW_RELEASE = """
 import os, threading, time
@@ -98,8 +101,31 @@ sys.exit(7)
 """
 
 
+LEAVES_IN_THE_MIDDLE = """
+import pathlib, sys, time, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from gradwire.torch import GradwireState, gradwire_hook
+
+dist.init_process_group("gloo")
+model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+ddp.register_comm_hook(GradwireState(), gradwire_hook)
+for step in range(3):
+    output = ddp(torch.ones(2, 64)).sum()
+    if step == 2 and dist.get_rank() == 1:
+        time.sleep(300)  # the test ends it
+    if step == 2:
+        def stop(gradient):
+            pathlib.Path(sys.argv[1]).write_text(str(time.monotonic()))
+            raise RuntimeError("an error of the program")
+        model[0].weight.register_hook(stop)
+    output.backward()
+"""
+
+
 def test_a_groups_thread_ends_before_the_interpreter() -> None:
-    result = _start(SLOW_RELEASE).communicate(timeout=60)
+    result = _start(SLOW_RELEASE).communicate(timeout=180)
     said = "".join(result)
     assert "terminate" not in said
     assert "slow: a group's thread" in said
@@ -109,22 +135,38 @@ def test_a_groups_thread_ends_before_the_interpreter() -> None:
 
 @pytest.mark.parametrize("leaves", [LEAVES_IN_A_STEP, LEAVES_SERVERS], ids=["hook", "server"])
 def test_two_ranks_leave_without_close_and_wait_for_each_other(leaves: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [_start(TWO_RANKS + leaves, place | {"RANK": rank}) for rank in "01"]
-    said = [rank.communicate(timeout=60) for rank in ranks]
+    ranks = _start_two(TWO_RANKS + leaves)
+    said = [rank.communicate(timeout=180) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [7, 7], said
     assert [out for out, _ in said] == ["['MainThread']\n"] * 2
     assert not any("gradwire: rank" in err for _, err in said)
 
 
-def _start(script: str, place: dict[str, str] | None = None) -> subprocess.Popen[str]:
+def test_a_rank_leaves_though_its_communication_waits(tmp_path: Path) -> None:
+    stopped = tmp_path / "stopped"
+    begin = time.monotonic()
+    leaver, other = _start_two(LEAVES_IN_THE_MIDDLE, str(stopped))
+    _, said = leaver.communicate(timeout=240)
+    end = time.monotonic()
+    other.kill()
+    other.communicate()
+    raised = float(stopped.read_text())
+    # The time until the processes began shows how busy the machine is.
+    assert end - raised < 30 + (raised - begin)
+    assert leaver.returncode == 1
+    assert "an error of the program" in said
+
+
+def _start_two(script: str, *arguments: str) -> list[subprocess.Popen[str]]:
+    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [_start(script, *arguments, **meet, RANK=rank) for rank in "01"]
+
+
+def _start(script: str, *arguments: str, **place: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | (place or {}),
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | place,
     )

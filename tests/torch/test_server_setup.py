@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import io
 import re
-import subprocess
-import sys
+import runpy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gradwire
-from cluster import Cluster
+from cluster import Cluster, free_port, started_by_torchrun
 from gradwire.torch import CommunicationError, ServerOptimizer, UnmatchedPatternWarning
 
 REPOSITORY = Path(__file__).parents[2]
@@ -181,19 +181,15 @@ def test_a_gradient_of_another_model_is_refused(cluster: Cluster) -> None:
     assert (second, server) == (first, "served")
 
 
-def test_the_example_runs_under_torchrun() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3"]
-    command += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-    result = subprocess.run(
-        [*command, str(REPOSITORY / "examples/server.py")],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )
-    assert result.returncode == 0, result.stderr
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", result.stdout)]
-    assert losses[-1] < 0.8 * losses[0], result.stdout
-    assert re.search(r"role +server, 2 workers and 1 servers", result.stdout)
-    assert "version    200 (0 not finite)" in result.stdout
+def run_example(port: int) -> str:
+    with started_by_torchrun(port), contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(REPOSITORY / "examples/server.py"), run_name="__main__")
+    return printed.getvalue()
+
+
+def test_the_example_runs(cluster: Cluster) -> None:
+    said = "".join(cluster.run(3, run_example, free_port()))
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", said)]
+    assert losses[-1] < 0.8 * losses[0], said
+    assert re.search(r"role +server, 2 workers and 1 servers", said)
+    assert "version    200 (0 not finite)" in said

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
-import torch.distributed as dist
 
 import gradwire
 from cli_runner import Result, run
-from cluster import Cluster, free_port
+from cluster import Cluster, free_port, started_by_torchrun
 from small_data import write_fashion_mnist
 
 STEPS = 24
@@ -40,11 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(arguments: list[str], port: int) -> Result:
-    """The command in this rank, which has no process group then."""
-    place = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
-    dist.destroy_process_group()
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with mock.patch.dict(os.environ, place | meet):
+    with started_by_torchrun(port):
         return run("train", *arguments, "--json", "-")
 
 
