@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from cli_runner import run
 from small_data import write_fashion_mnist
 
 pytest.importorskip("torch")
@@ -203,10 +204,8 @@ def options_of(folder: Path, results: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture
-def call(
-    folder: Path, images: Data, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Call:
-    """Runs the program here, and the trainings too. Returns what it wrote on stdout and stderr."""
+def _in_this_process(images: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher starts no process for the workers."""
 
     def run_workers(
         settings: TrainSettings, shaped: bool, on_event: OnEvent
@@ -215,12 +214,37 @@ def call(
         on_event(0, {"event": "ready", **trainer.measure_speed()})
         return [[trainer.run(codec, partial(on_event, 0))] for codec in settings.codecs]
 
+    monkeypatch.setattr(launcher, "run_workers", run_workers)
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_the_report_of_the_command(folder: Path) -> None:
+    options = ["--batch", "16", "--steps", "24", "--every", "2", "--eval-every", "12"]
+    options += ["--data-dir", str(folder), "--codec", "3lc:s=1.0", "--json", "-"]
+    result = run("train", "--exchange", "one-process", *options)
+    (trained,) = result.json["results"]
+    assert trained["replicas_identical"]
+    assert sum(trained["loss"][-4:]) < 0.99 * sum(trained["loss"][:4])
+    assert [bits > 0 for bits in trained["push_bits"]] == [False, True] * 12
+    assert trained["hook_of_rank"][0]["steps"] == 12
+    assert trained["ratio"] > 4
+    assert "exchange   one-process, every 2 steps, gradients are summed between" in result.err
+
+
+@pytest.fixture
+def call(
+    _in_this_process: None,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Call:
+    """Runs the program here, and the trainings too. Returns what it wrote on stdout and stderr."""
+
     def call(results: Path, *more: str) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", ["ten_workers", *options_of(folder, results, *more)])
         ten_workers.main()
         return capsys.readouterr()
 
-    monkeypatch.setattr(launcher, "run_workers", run_workers)
     return call
 
 
@@ -231,8 +255,8 @@ def test_a_call_goes_on_where_another_ended(folder: Path, tmp_path: Path, call: 
     first = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert first.returncode == 0, first.stderr
     assert "raw, seed 0" in first.stderr
-    run = json.loads((results / "run-raw-0.json").read_text())
-    assert (run["settings"]["steps"], run["settings"]["workers"]) == (3, 10)
+    found = json.loads((results / "run-raw-0.json").read_text())
+    assert (found["settings"]["steps"], found["settings"]["workers"]) == (3, 10)
 
     designs = ["--design", "raw", "--design", "3lc-1.75"]
     out, err = call(results, "--steps", "3", "--seeds", "2", *designs)

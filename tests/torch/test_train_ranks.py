@@ -81,10 +81,10 @@ def test_servers_go_on_without_the_last_worker(folder: Path, cluster: Cluster) -
     assert [evaluation["step"] for evaluation in served["evaluations"]][-1] == 12
     workers, servers = served["hook_of_rank"][:3], served["hook_of_rank"][3:]
     assert [hook["role"] for hook in servers] == ["server", "server"]
-    # What a version did without is either dropped by a server or was never computed.
+    # A version lacks pushes that a server dropped, or that a worker never computed.
     dropped = sum(sum(hook["dropped_pushes"].values()) for hook in servers)
     taken = sum(hook["steps"] for hook in workers)
-    # Of servers that a worker knew to be ahead.
+    # Pushes that workers held back from servers that were ahead.
     held_back = sum(sum(hook["dropped_pushes"].values()) for hook in workers)
     assert 12 * 2 <= taken <= 12 * 3
     assert 2 * taken - held_back - dropped == 2 * 12 * 2
