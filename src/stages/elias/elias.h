@@ -79,6 +79,25 @@ GW_HOST_DEVICE constexpr BitCode dense_level_code(int32_t level) {
   return concatenate(magnitude, {level < 0 ? uint64_t{1} : uint64_t{0}, 1});
 }
 
+// The level whose code, after its distance if it is sparse, is at the front of `window`. length 0:
+// its number is kEliasLimit or more.
+struct EliasLevel {
+  int32_t level;
+  int length;
+};
+
+GW_HOST_DEVICE constexpr EliasLevel sparse_level_read(uint64_t window) {
+  const EliasNumber magnitude = elias_read(window << 1);
+  const auto level = static_cast<int32_t>(magnitude.value);
+  return {window >> 63 != 0 ? -level : level, magnitude.length == 0 ? 0 : 1 + magnitude.length};
+}
+GW_HOST_DEVICE constexpr EliasLevel dense_level_read(uint64_t window) {
+  const EliasNumber number = elias_read(window);
+  const auto level = static_cast<int32_t>(number.value) - 1;
+  if (level <= 0) return {level, number.length};
+  return {window << number.length >> 63 != 0 ? -level : level, number.length + 1};
+}
+
 // The most bytes that n levels up to s take: the bytes of n levels s, because code lengths never
 // fall, and because a gap saves at least as many bits as its longer distance costs.
 GW_HOST_DEVICE constexpr uint64_t sparse_levels_room(uint64_t n, int32_t s) {

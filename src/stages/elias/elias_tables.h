@@ -44,14 +44,10 @@ struct SparseTable {
     for (size_t bits = 0; bits < of.size(); ++bits) {
       const uint64_t window = uint64_t{bits} << (64 - kBits);
       const EliasNumber distance = elias_read(window);
-      if (distance.length == 0 || distance.length + 2 > kBits) continue;
-      const uint64_t after = window << distance.length;
-      const EliasNumber magnitude = elias_read(after << 1);
-      const int length = distance.length + 1 + magnitude.length;
-      if (magnitude.length == 0 || length > kBits) continue;
-      const auto level = static_cast<int>(magnitude.value);
-      of[bits] = {static_cast<uint16_t>(distance.value),
-                  static_cast<int8_t>(after >> 63 != 0 ? -level : level),
+      const EliasLevel level = sparse_level_read(window << distance.length);
+      const int length = distance.length + level.length;
+      if (distance.length == 0 || level.length == 0 || length > kBits) continue;
+      of[bits] = {static_cast<uint16_t>(distance.value), static_cast<int8_t>(level.level),
                   static_cast<uint8_t>(length)};
     }
   }
@@ -75,15 +71,12 @@ struct DenseTable {
       DenseEntry& entry = of[bits];
       uint64_t window = uint64_t{bits} << (64 - kBits);
       while (entry.count < 6) {
-        const EliasNumber number = elias_read(window);
-        const int length = number.length + (number.value > 1 ? 1 : 0);
-        if (number.length == 0 || entry.length + length > kBits) break;
-        const bool negative = number.value > 1 && (window << number.length >> 63) != 0;
-        const int level = static_cast<int>(number.value) - 1;
-        entry.level[entry.count] = static_cast<int8_t>(negative ? -level : level);
+        const EliasLevel next = dense_level_read(window);
+        if (next.length == 0 || entry.length + next.length > kBits) break;
+        entry.level[entry.count] = static_cast<int8_t>(next.level);
         entry.count = static_cast<uint8_t>(entry.count + 1);
-        entry.length = static_cast<uint8_t>(entry.length + length);
-        window <<= length;
+        entry.length = static_cast<uint8_t>(entry.length + next.length);
+        window <<= next.length;
       }
     }
   }
