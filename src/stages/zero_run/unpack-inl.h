@@ -18,9 +18,10 @@
 
 #include "hwy/highway.h"
 
-#include "gradwire/decode_mode.h"
 #include "stages/element/load-inl.h"
+#include "stages/element/output-inl.h"
 #include "stages/trits/trit.h"
+#include "stages/trits/trits_scalar.h"
 #include "stages/zero_run/zero_run.h"
 #include "stages/zero_run/zero_run_tables.h"
 
@@ -199,66 +200,31 @@ HWY_INLINE void list_trits(const uint8_t* codes, size_t count, TritLists& lists)
 
 #endif
 
-// A row of five floats is handled as a vector of four and one more, and no other float: nothing
-// after the span is touched, and no load waits for a wider store just before it.
-struct StoreTrits {
-  static void lone(float* out, float value) { *out = value; }
-  HWY_INLINE static void row(uint8_t byte, float m, float* out) {
-    const hn::Full128<float> d;
-    const float* row = kRowsToStore.rows[byte];
-    hn::StoreU(hn::Mul(hn::Load(d, row), hn::Set(d, m)), d, out);
-    out[4] = row[4] * m;
-  }
-  static float one(float, int trit, float m) { return ternary_value(trit, m); }
-  // Applies n zero trits.
-  static void zeros(float* out, size_t n) { std::memset(out, 0, n * sizeof *out); }
-};
-
-struct AddTrits {
-  static void lone(float* out, float value) { *out += value; }
-  HWY_INLINE static void row(uint8_t byte, float m, float* out) {
-    const hn::Full128<float> d;
-    const float* row = kRowsToAdd.rows[byte];
-    hn::StoreU(hn::Add(hn::LoadU(d, out), hn::Mul(hn::Load(d, row), hn::Set(d, m))), d, out);
-    out[4] += row[4] * m;
-  }
-  static float one(float sum, int trit, float m) { return ternary_accumulate(sum, trit, m); }
-  static void zeros(float*, size_t) {}
-};
-
-template <class Trits>
-HWY_INLINE void apply_lone(const uint16_t* list, size_t count, float value, float* out) {
+template <class Output>
+HWY_INLINE void put_lone(const uint16_t* list, size_t count, float value, Output to) {
   size_t i = 0;
   for (; i + 4 <= count; i += 4) {
-    Trits::lone(out + list[i], value);
-    Trits::lone(out + list[i + 1], value);
-    Trits::lone(out + list[i + 2], value);
-    Trits::lone(out + list[i + 3], value);
+    to.put(value, list[i]);
+    to.put(value, list[i + 1]);
+    to.put(value, list[i + 2]);
+    to.put(value, list[i + 3]);
   }
-  for (; i < count; ++i) Trits::lone(out + list[i], value);
+  for (; i < count; ++i) to.put(value, list[i]);
 }
 
-template <class Trits>
-HWY_INLINE void apply(const TritLists& lists, float m, float* out) {
-  apply_lone<Trits>(lists.plus, lists.plus_count, m, out);
-  apply_lone<Trits>(lists.minus, lists.minus_count, -m, out);
+// A row of five floats is handled as a vector of four and one more, and no other float: nothing
+// after the span is touched, and no load waits for a wider store just before it.
+template <class Output>
+HWY_INLINE void put_lists(const TritLists& lists, const TritRows& rows, float m, Output to) {
+  const hn::Full128<float> d;
+  put_lone(lists.plus, lists.plus_count, m, to);
+  put_lone(lists.minus, lists.minus_count, -m, to);
   for (size_t i = 0; i < lists.mixed_count; ++i) {
-    Trits::row(lists.mixed_bytes[i], m, out + lists.mixed[i]);
+    const float* row = rows.rows[lists.mixed_bytes[i]];
+    const Output first{{to.out + lists.mixed[i]}};
+    first.put(d, hn::Mul(hn::Load(d, row), hn::Set(d, m)), 0);
+    first.put(row[4] * m, 4);
   }
-}
-
-// A last byte, <= 242, with n < 5 values; false if a trit after them is not 0.
-template <class Trits>
-bool unpack_short(uint8_t byte, size_t n, float m, float* out) {
-  for (size_t place = 0; place < kTritsPerByte; ++place) {
-    const int trit = trit_at(byte, static_cast<int>(place));
-    if (place < n) {
-      out[place] = Trits::one(out[place], trit, m);
-    } else if (trit != 0) {
-      return false;
-    }
-  }
-  return true;
 }
 
 // Lists the `count` codes of a group.
@@ -272,8 +238,8 @@ HWY_INLINE void list_group(const uint8_t* codes, size_t count, TritLists& lists)
   lists.packed -= padding;
 }
 
-template <class Trits>
-HWY_INLINE bool unpack_codes(const uint8_t* codes, size_t size, size_t n, float m, float* out) {
+bool zero_run_unpack(const uint8_t* codes, size_t size, size_t n, float m, float* out,
+                     DecodeMode mode) {
   TritLists lists;
   size_t left = packed_size(n);
   // A byte in the last place that has fewer than five values is kept for the end.
@@ -288,19 +254,17 @@ HWY_INLINE bool unpack_codes(const uint8_t* codes, size_t size, size_t n, float 
     if (lists.packed + static_cast<size_t>(more) > left) return false;
     left -= lists.packed;
     const size_t values = HWY_MIN(n, lists.packed * kTritsPerByte);
-    Trits::zeros(out, values);
-    apply<Trits>(lists, m, out);
+    if (mode == DecodeMode::kAdd) {
+      put_lists(lists, kRowsToAdd, m, AddTo{{out}});
+    } else {
+      std::memset(out, 0, values * sizeof *out);
+      put_lists(lists, kRowsToStore, m, StoreTo{{out}});
+    }
     out += values;
     n -= values;
   }
   if (!short_last) return left == 0;
-  return left == 1 && unpack_short<Trits>(codes[size], short_values, m, out);
-}
-
-bool zero_run_unpack(const uint8_t* codes, size_t size, size_t n, float m, float* out,
-                     DecodeMode mode) {
-  return mode == DecodeMode::kAdd ? unpack_codes<AddTrits>(codes, size, n, m, out)
-                                  : unpack_codes<StoreTrits>(codes, size, n, m, out);
+  return left == 1 && scalar::unpack(codes + size, short_values, m, out, mode);
 }
 
 bool unpack(const uint8_t* packed, size_t n, float m, float* out, DecodeMode mode) {
