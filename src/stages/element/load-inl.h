@@ -58,7 +58,12 @@ HWY_INLINE void fetch_values(const T* from, size_t distance, size_t n) {
   }
 }
 
-// As many bfloat16 as d has lanes, widened.
+// As many floats or bfloat16 as d has lanes, as floats.
+template <class D>
+HWY_INLINE hn::Vec<D> load_widened(D d, const float* from) {
+  return hn::LoadU(d, from);
+}
+
 template <class D>
 HWY_INLINE hn::Vec<D> load_widened(D d, const uint16_t* from) {
   const hn::Rebind<uint16_t, D> d16;
@@ -84,7 +89,12 @@ HWY_INLINE hn::Vec<D> replace_nans(D d, hn::Vec<D> v) {
   return hn::IfThenElse(hn::IsNaN(v), hn::CopySignToAbs(nan, v), v);
 }
 
-// narrow_bf16 of each lane, stored.
+// Each lane stored: as it is, or narrow_bf16 of it.
+template <class D>
+HWY_INLINE void store_narrowed(D d, hn::Vec<D> v, float* to) {
+  hn::StoreU(v, d, to);
+}
+
 template <class D>
 HWY_INLINE void store_narrowed(D d, hn::Vec<D> v, uint16_t* to) {
   const hn::RebindToSigned<D> di32;
@@ -93,7 +103,14 @@ HWY_INLINE void store_narrowed(D d, hn::Vec<D> v, uint16_t* to) {
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di32, upper)), d16, to);
 }
 
-// The same for the lanes of two vectors, in less time than one by one. NaNs are rare.
+// The same for two vectors.
+template <class D>
+HWY_INLINE void store_narrowed(D d, hn::Vec<D> first, hn::Vec<D> second, float* to) {
+  hn::StoreU(first, d, to);
+  hn::StoreU(second, d, to + hn::Lanes(d));
+}
+
+// It takes less time than one by one. NaNs are rare.
 template <class D>
 HWY_INLINE void store_narrowed(D d, hn::Vec<D> first, hn::Vec<D> second, uint16_t* to) {
   const hn::Repartition<uint16_t, D> d16;

@@ -11,6 +11,7 @@
 
 #include "stages/element/load-inl.h"
 #include "stages/element/output.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
@@ -35,6 +36,17 @@ template <class Body>
 HWY_INLINE auto with_output(float* out, DecodeMode mode, const Body& body) {
   if (mode == DecodeMode::kAdd) return body(AddTo{{out}});
   return body(StoreTo{{out}});
+}
+
+// Puts vector(d, i) for whole vectors of n values. Returns the index of the first value after them.
+template <class Vector>
+HWY_INLINE size_t put_vectors(float* out, size_t n, DecodeMode mode, const Vector& vector) {
+  const hn::ScalableTag<float> d;
+  const size_t whole = n / hn::Lanes(d) * hn::Lanes(d);
+  with_output(out, mode, [=](auto to) HWY_ATTR {
+    for (size_t i = 0; i < whole; i += hn::Lanes(d)) to.put(d, vector(d, i), i);
+  });
+  return whole;
 }
 
 }  // namespace

@@ -36,37 +36,6 @@ struct NoResidual : gradwire::NoResidual {
   HWY_INLINE void set(D, hn::Vec<D>, hn::Vec<D>, size_t) const {}
 };
 
-template <class D>
-HWY_INLINE hn::Vec<D> load_residual(D d, const float* r) {
-  return hn::LoadU(d, r);
-}
-
-template <class D>
-HWY_INLINE hn::Vec<D> load_residual(D d, const uint16_t* r) {
-  return load_widened(d, r);
-}
-
-template <class D>
-HWY_INLINE void store_residual(D d, hn::Vec<D> left, float* r) {
-  hn::StoreU(left, d, r);
-}
-
-template <class D>
-HWY_INLINE void store_residual(D d, hn::Vec<D> left, uint16_t* r) {
-  store_narrowed(d, left, r);
-}
-
-template <class D>
-HWY_INLINE void store_residual(D d, hn::Vec<D> first, hn::Vec<D> second, float* r) {
-  hn::StoreU(first, d, r);
-  hn::StoreU(second, d, r + hn::Lanes(d));
-}
-
-template <class D>
-HWY_INLINE void store_residual(D d, hn::Vec<D> first, hn::Vec<D> second, uint16_t* r) {
-  store_narrowed(d, first, second, r);
-}
-
 template <typename T>
 struct ResidualOf : gradwire::ResidualOf<T> {
   using gradwire::ResidualOf<T>::r;
@@ -80,16 +49,16 @@ struct ResidualOf : gradwire::ResidualOf<T> {
   }
   template <class D>
   HWY_INLINE hn::Vec<D> add(D d, hn::Vec<D> x, size_t i) const {
-    return hn::Add(x, load_residual(d, r + i));
+    return hn::Add(x, load_widened(d, r + i));
   }
   template <class D>
   HWY_INLINE void set(D d, hn::Vec<D> left, size_t i) const {
-    store_residual(d, left, r + i);
+    store_narrowed(d, left, r + i);
   }
   // Two vectors, which begin with element i.
   template <class D>
   HWY_INLINE void set(D d, hn::Vec<D> first, hn::Vec<D> second, size_t i) const {
-    store_residual(d, first, second, r + i);
+    store_narrowed(d, first, second, r + i);
   }
 };
 

@@ -19,6 +19,12 @@ struct ResidualValues {
   ResidualValues() = default;
   ResidualValues(float* values) : f32(values) {}
   ResidualValues(uint16_t* values) : bf16(values) {}
+
+  // Those of the values from i on.
+  [[nodiscard]] ResidualValues from(size_t i) const {
+    if (f32 != nullptr) return f32 + i;
+    return bf16 != nullptr ? ResidualValues(bf16 + i) : ResidualValues();
+  }
 };
 
 struct NoResidual {

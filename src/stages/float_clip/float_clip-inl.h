@@ -271,7 +271,8 @@ HWY_INLINE size_t find_steps(const uint8_t* bytes, size_t room, uint8_t* steps) 
 }
 
 template <class Output>
-HWY_INLINE bool decode_bursts(const uint8_t* bursts, size_t size, size_t n, Output out) {
+HWY_INLINE bool decode_bursts(const uint8_t* bursts, size_t size, size_t n, DecodeMode mode,
+                              Output out) {
   uint8_t steps[kStepBytes];
   size_t at = 0;
   size_t i = 0;
@@ -288,12 +289,12 @@ HWY_INLINE bool decode_bursts(const uint8_t* bursts, size_t size, size_t n, Outp
     }
     at += step;
   }
-  return scalar::decode_bursts(bursts + at, size - at, i, n, out);
+  return scalar::float_clip_decode(bursts + at, size - at, n - i, out.out + i, mode);
 }
 
 bool float_clip_decode(const uint8_t* bursts, size_t size, size_t n, float* out, DecodeMode mode) {
   return with_output(out, mode,
-                     [=](auto to) HWY_ATTR { return decode_bursts(bursts, size, n, to); });
+                     [=](auto to) HWY_ATTR { return decode_bursts(bursts, size, n, mode, to); });
 }
 
 }  // namespace

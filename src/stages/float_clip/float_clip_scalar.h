@@ -19,24 +19,20 @@ inline size_t float_clip_encode(const float* x, size_t n, const FloatClip& clip,
   return size;
 }
 
-// Decodes the bursts of the values from i to n, which fill `size` bytes.
-template <class Output>
-bool decode_bursts(const uint8_t* bursts, size_t size, size_t i, size_t n, Output to) {
-  size_t at = 0;
-  for (; i < n; i += kBurstValues) {
-    const size_t count = std::min(kBurstValues, n - i);
-    float values[kBurstValues];
-    const size_t burst = clip_decode_burst(bursts + at, size - at, count, values);
-    if (burst == 0) return false;
-    for (size_t j = 0; j < count; ++j) to.put(values[j], i + j);
-    at += burst;
-  }
-  return at == size;
-}
-
 inline bool float_clip_decode(const uint8_t* bursts, size_t size, size_t n, float* out,
                               DecodeMode mode) {
-  return with_output(out, mode, [=](auto to) { return decode_bursts(bursts, size, 0, n, to); });
+  return with_output(out, mode, [=](auto to) {
+    size_t at = 0;
+    for (size_t i = 0; i < n; i += kBurstValues) {
+      const size_t count = std::min(kBurstValues, n - i);
+      float values[kBurstValues];
+      const size_t burst = clip_decode_burst(bursts + at, size - at, count, values);
+      if (burst == 0) return false;
+      for (size_t j = 0; j < count; ++j) to.put(values[j], i + j);
+      at += burst;
+    }
+    return at == size;
+  });
 }
 
 }  // namespace gradwire::scalar

@@ -6,28 +6,14 @@
 
 #include "hwy/highway.h"
 
-#include "stages/element/bfloat16.h"
-#include "stages/element/float_bits.h"
 #include "stages/element/load-inl.h"
 #include "stages/element/output-inl.h"
 #include "stages/half/float16.h"
+#include "stages/half/half_scalar.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
-
-struct Bfloat16 {
-  template <class D>
-  static HWY_INLINE void store(D d, hn::Vec<D> first, hn::Vec<D> second, uint16_t* to) {
-    store_narrowed(d, first, second, to);
-  }
-  template <class D>
-  static HWY_INLINE hn::Vec<D> load(D d, const uint16_t* from) {
-    return load_widened(d, from);
-  }
-  static uint16_t narrow(float x) { return gradwire::narrow_bf16(x); }
-  static float widen(uint16_t x) { return gradwire::widen_bf16(x); }
-};
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
 
@@ -84,53 +70,44 @@ HWY_INLINE hn::Vec<D> load_widened_f16(D d, const uint16_t* from) {
   return hn::BitCast(d, hn::Or(hn::BitCast(d32, bits), sign));
 }
 
-struct Float16 {
-  template <class D>
-  static HWY_INLINE void store(D d, hn::Vec<D> first, hn::Vec<D> second, uint16_t* to) {
-    store_narrowed_f16(d, first, to);
-    store_narrowed_f16(d, second, to + hn::Lanes(d));
-  }
-  template <class D>
-  static HWY_INLINE hn::Vec<D> load(D d, const uint16_t* from) {
-    return load_widened_f16(d, from);
-  }
-  static uint16_t narrow(float x) { return gradwire::narrow_f16(x); }
-  static float widen(uint16_t x) { return gradwire::widen_f16(x); }
-};
-
-// Half::store and Half::load convert vectors, Half::narrow and Half::widen elements.
-template <class Half>
-HWY_INLINE void narrow_to(const float* x, size_t n, uint16_t* out) {
+// Calls store(d, first, second, i) for each two vectors of n values. Returns the index of the first
+// value after them.
+template <class Store>
+HWY_INLINE size_t narrow_vectors(const float* x, size_t n, const Store& store) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    Half::store(d, hn::LoadU(d, x + i), hn::LoadU(d, x + i + lanes), out + i);
+    store(d, hn::LoadU(d, x + i), hn::LoadU(d, x + i + lanes), i);
   }
-  for (; i < n; ++i) store_unaligned(out + i, Half::narrow(x[i]));
+  return i;
 }
 
-template <class Half>
-HWY_INLINE void widen_to(const uint16_t* x, size_t n, float* out, DecodeMode mode) {
-  with_output(out, mode, [=](auto to) HWY_ATTR {
-    const hn::ScalableTag<float> d;
-    const size_t lanes = hn::Lanes(d);
-    size_t i = 0;
-    for (; i + lanes <= n; i += lanes) to.put(d, Half::load(d, x + i), i);
-    for (; i < n; ++i) to.put(Half::widen(load_unaligned(x + i)), i);
+void narrow_bf16(const float* x, size_t n, uint16_t* out) {
+  const size_t i = narrow_vectors(x, n, [=](auto d, auto first, auto second, size_t at) HWY_ATTR {
+    store_narrowed(d, first, second, out + at);
   });
+  scalar::narrow_bf16(x + i, n - i, out + i);
 }
 
-void narrow_bf16(const float* x, size_t n, uint16_t* out) { narrow_to<Bfloat16>(x, n, out); }
+void narrow_f16(const float* x, size_t n, uint16_t* out) {
+  const size_t i = narrow_vectors(x, n, [=](auto d, auto first, auto second, size_t at) HWY_ATTR {
+    store_narrowed_f16(d, first, out + at);
+    store_narrowed_f16(d, second, out + at + hn::Lanes(d));
+  });
+  scalar::narrow_f16(x + i, n - i, out + i);
+}
 
 void widen_bf16(const uint16_t* x, size_t n, float* out, DecodeMode mode) {
-  widen_to<Bfloat16>(x, n, out, mode);
+  const size_t i = put_vectors(out, n, mode,
+                               [=](auto d, size_t at) HWY_ATTR { return load_widened(d, x + at); });
+  scalar::widen_bf16(x + i, n - i, out + i, mode);
 }
 
-void narrow_f16(const float* x, size_t n, uint16_t* out) { narrow_to<Float16>(x, n, out); }
-
 void widen_f16(const uint16_t* x, size_t n, float* out, DecodeMode mode) {
-  widen_to<Float16>(x, n, out, mode);
+  const size_t i = put_vectors(
+      out, n, mode, [=](auto d, size_t at) HWY_ATTR { return load_widened_f16(d, x + at); });
+  scalar::widen_f16(x + i, n - i, out + i, mode);
 }
 
 }  // namespace

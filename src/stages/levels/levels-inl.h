@@ -16,26 +16,18 @@ namespace {
 
 // Values within the range of int32 to integers, towards 0. On x86, Highway's ConvertTo spends three
 // more instructions on values outside this range.
-#if HWY_ARCH_X86
-#if HWY_TARGET <= HWY_AVX3
-HWY_INLINE hn::Vec512<int32_t> truncate(hn::Vec512<float> v) {
-  return hn::Vec512<int32_t>{_mm512_cvttps_epi32(v.raw)};
-}
-#elif HWY_TARGET <= HWY_AVX2
-HWY_INLINE hn::Vec256<int32_t> truncate(hn::Vec256<float> v) {
-  return hn::Vec256<int32_t>{_mm256_cvttps_epi32(v.raw)};
-}
+template <class D32, class V>
+HWY_INLINE hn::Vec<D32> truncate(D32 d32, V v) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  return hn::Vec<D32>{_mm512_cvttps_epi32(v.raw)};
+#elif HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  return hn::Vec<D32>{_mm256_cvttps_epi32(v.raw)};
+#elif HWY_ARCH_X86
+  return hn::Vec<D32>{_mm_cvttps_epi32(v.raw)};
 #else
-HWY_INLINE hn::Vec128<int32_t> truncate(hn::Vec128<float> v) {
-  return hn::Vec128<int32_t>{_mm_cvttps_epi32(v.raw)};
-}
+  return hn::ConvertTo(d32, v);
 #endif
-#else
-template <class V>
-HWY_INLINE auto truncate(V v) {
-  return hn::ConvertTo(hn::RebindToSigned<hn::DFromV<V>>(), v);
 }
-#endif
 
 // The levels of a vector of values by their words.
 template <class D>
@@ -43,7 +35,7 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> levels_of(D d, const float* x, const u
                                                     hn::Vec<D> prescale, hn::Vec<D> inverse) {
   const hn::RebindToSigned<D> d32;
   const hn::RebindToUnsigned<D> du32;
-  const auto fixed = truncate(hn::Mul(hn::Mul(hn::LoadU(d, x), prescale), inverse));
+  const auto fixed = truncate(d32, hn::Mul(hn::Mul(hn::LoadU(d, x), prescale), inverse));
   const auto upper = hn::BitCast(d32, hn::ShiftRight<8>(hn::LoadU(du32, words)));
   return hn::ShiftRight<24>(hn::Add(fixed, upper));
 }
@@ -101,23 +93,14 @@ void quantize_levels(const float* x, size_t n, LevelScale scale, const uint32_t*
   for (; i < n; ++i) levels[i] = static_cast<int8_t>(level_of(x[i], scale, words[i]));
 }
 
-template <class Output>
-HWY_INLINE void scale_levels_to(const int8_t* levels, size_t n, float unit, Output out) {
-  const hn::ScalableTag<float> d;
-  const hn::RebindToSigned<decltype(d)> d32;
-  const hn::Rebind<int8_t, decltype(d)> d8;
-  const size_t lanes = hn::Lanes(d);
-  const auto units = hn::Set(d, unit);
-  size_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const auto level = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, levels + i)));
-    out.put(d, hn::Mul(level, units), i);
-  }
-  for (; i < n; ++i) out.put(level_value(levels[i], unit), i);
-}
-
 void scale_levels(const int8_t* levels, size_t n, float unit, float* out, DecodeMode mode) {
-  with_output(out, mode, [=](auto to) HWY_ATTR { scale_levels_to(levels, n, unit, to); });
+  const size_t i = put_vectors(out, n, mode, [=](auto d, size_t at) HWY_ATTR {
+    const hn::RebindToSigned<decltype(d)> d32;
+    const hn::Rebind<int8_t, decltype(d)> d8;
+    const auto level = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, levels + at)));
+    return hn::Mul(level, hn::Set(d, unit));
+  });
+  scalar::scale_levels(levels + i, n - i, unit, out + i, mode);
 }
 
 // Levels are packed eight at a time: a 64-bit lane of bytes becomes `width` bytes.

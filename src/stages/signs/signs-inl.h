@@ -57,71 +57,59 @@ HWY_INLINE void add_to_lanes(D d, const float* x, Residual residual, size_t n, s
   sums.negatives += negatives;
 }
 
-template <class Residual>
-HWY_INLINE void add_sign_sums_of(const float* x, Residual residual, size_t n, SignLanes& sums) {
-  const hn::CappedTag<double, kMomentLanes / 2> d;
-  const size_t whole = n / kMomentLanes * kMomentLanes;
-  for (size_t page = 0; page < whole; page += kPageValues) {
-    fetch_ahead(x + page);
-    residual.fetch_ahead(page);
-    const size_t values = HWY_MIN(kPageValues, whole - page);
-    for (size_t lane = 0; lane < kMomentLanes; lane += 2 * hn::Lanes(d)) {
-      add_to_lanes(d, x + page, residual.from(page), values, lane, sums);
-    }
-  }
-  for (size_t i = whole; i < n; ++i) sums.add(i, residual.add(x[i], i));
-}
-
 void add_sign_sums(const float* x, ResidualValues r, size_t n, SignLanes& sums) {
-  with_residual(r, [=, &sums](auto residual) HWY_ATTR { add_sign_sums_of(x, residual, n, sums); });
+  const size_t whole = n / kMomentLanes * kMomentLanes;
+  with_residual(r, [=, &sums](auto residual) HWY_ATTR {
+    const hn::CappedTag<double, kMomentLanes / 2> d;
+    for (size_t page = 0; page < whole; page += kPageValues) {
+      fetch_ahead(x + page);
+      residual.fetch_ahead(page);
+      const size_t values = HWY_MIN(kPageValues, whole - page);
+      for (size_t lane = 0; lane < kMomentLanes; lane += 2 * hn::Lanes(d)) {
+        add_to_lanes(d, x + page, residual.from(page), values, lane, sums);
+      }
+    }
+  });
+  scalar::add_sign_sums(x + whole, r.from(whole), n - whole, sums);
 }
 
-template <class Residual>
-HWY_INLINE void pack_signs_of(const float* x, Residual residual, size_t n, SignMeans means,
-                              uint8_t* bits) {
-  constexpr size_t kMaskValues = 16;
-  const hn::CappedTag<float, kMaskValues> d;
-  const auto zero = hn::Zero(d);
-  const auto positive = hn::Set(d, means.positive);
-  const auto negative = hn::Set(d, means.negative);
-  const auto is_below = [&](size_t i) HWY_ATTR {
-    const auto b = residual.add(d, hn::LoadU(d, x + i), i);
-    const auto below = hn::Lt(b, zero);
-    residual.set(d, hn::Sub(b, hn::IfThenElse(below, negative, positive)), i);
-    return below;
-  };
-  const size_t whole = n / kMaskValues * kMaskValues;
-  store_mask_bits(d, whole, bits, is_below);
-  scalar::pack_each_sign(x + whole, residual.from(whole), n - whole, means, bits + whole / 8);
-}
+// Values whose signs are handled at once.
+constexpr size_t kSignsAtOnce = 16;
 
 void pack_signs(const float* x, ResidualValues r, size_t n, SignMeans means, uint8_t* bits) {
-  with_residual(r, [=](auto residual) HWY_ATTR { pack_signs_of(x, residual, n, means, bits); });
-}
-
-template <class Output>
-HWY_INLINE bool unpack_signs_to(const uint8_t* bits, size_t n, SignMeans means, Output out) {
-  constexpr size_t kAtOnce = 16;
-  const hn::CappedTag<float, kAtOnce> d;
-  const hn::RebindToUnsigned<decltype(d)> d32;
-  const size_t lanes = hn::Lanes(d);
-  const auto positive = hn::Set(d, means.positive);
-  const auto negative = hn::Set(d, means.negative);
-  const auto bit = hn::Shl(hn::Set(d32, 1), hn::Iota(d32, 0));
-  size_t i = 0;
-  for (; i + kAtOnce <= n; i += kAtOnce) {
-    const auto both = static_cast<uint32_t>(bits[i / 8] | bits[i / 8 + 1] << 8);
-    for (size_t at = 0; at < kAtOnce; at += lanes) {
-      const auto below = hn::RebindMask(d, hn::TestBit(hn::Set(d32, both >> at), bit));
-      out.put(d, hn::IfThenElse(below, negative, positive), i + at);
-    }
-  }
-  return scalar::unpack_each_sign(bits, i, n, means, out);
+  const size_t whole = n / kSignsAtOnce * kSignsAtOnce;
+  with_residual(r, [=](auto residual) HWY_ATTR {
+    const hn::CappedTag<float, kSignsAtOnce> d;
+    const auto zero = hn::Zero(d);
+    const auto positive = hn::Set(d, means.positive);
+    const auto negative = hn::Set(d, means.negative);
+    store_mask_bits(d, whole, bits, [&](size_t i) HWY_ATTR {
+      const auto b = residual.add(d, hn::LoadU(d, x + i), i);
+      const auto below = hn::Lt(b, zero);
+      residual.set(d, hn::Sub(b, hn::IfThenElse(below, negative, positive)), i);
+      return below;
+    });
+  });
+  scalar::pack_signs(x + whole, r.from(whole), n - whole, means, bits + whole / 8);
 }
 
 bool unpack_signs(const uint8_t* bits, size_t n, SignMeans means, float* out, DecodeMode mode) {
-  return with_output(out, mode,
-                     [=](auto to) HWY_ATTR { return unpack_signs_to(bits, n, means, to); });
+  const size_t whole = n / kSignsAtOnce * kSignsAtOnce;
+  with_output(out, mode, [=](auto to) HWY_ATTR {
+    const hn::CappedTag<float, kSignsAtOnce> d;
+    const hn::RebindToUnsigned<decltype(d)> d32;
+    const auto positive = hn::Set(d, means.positive);
+    const auto negative = hn::Set(d, means.negative);
+    const auto bit = hn::Shl(hn::Set(d32, 1), hn::Iota(d32, 0));
+    for (size_t i = 0; i < whole; i += kSignsAtOnce) {
+      const auto both = static_cast<uint32_t>(bits[i / 8] | bits[i / 8 + 1] << 8);
+      for (size_t at = 0; at < kSignsAtOnce; at += hn::Lanes(d)) {
+        const auto below = hn::RebindMask(d, hn::TestBit(hn::Set(d32, both >> at), bit));
+        to.put(d, hn::IfThenElse(below, negative, positive), i + at);
+      }
+    }
+  });
+  return scalar::unpack_signs(bits + whole / 8, n - whole, means, out + whole, mode);
 }
 
 }  // namespace

@@ -11,25 +11,6 @@
 
 namespace gradwire::scalar {
 
-// Packs the signs of b = x + residual, whose values decode to `means`.
-template <class Residual>
-void pack_each_sign(const float* x, Residual residual, size_t n, SignMeans means, uint8_t* bits) {
-  for (size_t i = 0; i < n; ++i) {
-    const float b = residual.add(x[i], i);
-    const bool below = b < 0.0f;
-    if (i % 8 == 0) bits[i / 8] = 0;
-    bits[i / 8] = static_cast<uint8_t>(bits[i / 8] | (below ? 1 : 0) << i % 8);
-    residual.set(b - means.of(below), i);
-  }
-}
-
-// Puts the means of the values from `first` to n; false if a bit after the last one is not 0.
-template <class Output>
-bool unpack_each_sign(const uint8_t* bits, size_t first, size_t n, SignMeans means, Output to) {
-  for (size_t i = first; i < n; ++i) to.put(means.of((bits[i / 8] >> i % 8 & 1) != 0), i);
-  return n % 8 == 0 || bits[n / 8] >> n % 8 == 0;
-}
-
 inline void add_sign_sums(const float* x, ResidualValues r, size_t n, SignLanes& lanes) {
   with_residual(r, [=, &lanes](auto residual) {
     for (size_t i = 0; i < n; ++i) lanes.add(i, residual.add(x[i], i));
@@ -37,12 +18,23 @@ inline void add_sign_sums(const float* x, ResidualValues r, size_t n, SignLanes&
 }
 
 inline void pack_signs(const float* x, ResidualValues r, size_t n, SignMeans means, uint8_t* bits) {
-  with_residual(r, [=](auto residual) { pack_each_sign(x, residual, n, means, bits); });
+  with_residual(r, [=](auto residual) {
+    for (size_t i = 0; i < n; ++i) {
+      const float b = residual.add(x[i], i);
+      const bool below = b < 0.0f;
+      if (i % 8 == 0) bits[i / 8] = 0;
+      bits[i / 8] = static_cast<uint8_t>(bits[i / 8] | (below ? 1 : 0) << i % 8);
+      residual.set(b - means.of(below), i);
+    }
+  });
 }
 
 inline bool unpack_signs(const uint8_t* bits, size_t n, SignMeans means, float* out,
                          DecodeMode mode) {
-  return with_output(out, mode, [=](auto to) { return unpack_each_sign(bits, 0, n, means, to); });
+  with_output(out, mode, [=](auto to) {
+    for (size_t i = 0; i < n; ++i) to.put(means.of((bits[i / 8] >> i % 8 & 1) != 0), i);
+  });
+  return n % 8 == 0 || bits[n / 8] >> n % 8 == 0;
 }
 
 }  // namespace gradwire::scalar

@@ -44,11 +44,11 @@ bool unpack_each(const uint8_t* packed, size_t n, const Put& put) {
   return true;
 }
 
-// The same for the trits of two bits from place `first` of n on.
+// The same for trits of two bits, all of which are put.
 template <typename Put>
-bool unpack_each_two_bits(const uint8_t* packed, size_t first, size_t n, const Put& put) {
+bool unpack_each_two_bits(const uint8_t* packed, size_t n, const Put& put) {
   bool valid = true;
-  for (size_t i = first; i < kTwoBitTrits * two_bit_size(n); ++i) {
+  for (size_t i = 0; i < kTwoBitTrits * two_bit_size(n); ++i) {
     const int code = packed[i / kTwoBitTrits] >> 2 * (i % kTwoBitTrits) & 3;
     valid &= code != 3 && (i < n || code == 0);
     if (i < n) put(i, two_bit_trit(code));
@@ -76,13 +76,12 @@ inline void pack_two_bits(const uint64_t* plus, const uint64_t* minus, size_t n,
 
 inline bool unpack_two_bits(const uint8_t* packed, size_t n, float m, float* out, DecodeMode mode) {
   return with_output(out, mode, [=](auto to) {
-    return unpack_each_two_bits(packed, 0, n,
-                                [=](size_t i, int trit) { put_trit(to, i, trit, m); });
+    return unpack_each_two_bits(packed, n, [=](size_t i, int trit) { put_trit(to, i, trit, m); });
   });
 }
 
 inline bool add_two_bits(const uint8_t* packed, size_t n, int8_t* sums) {
-  return unpack_each_two_bits(packed, 0, n,
+  return unpack_each_two_bits(packed, n,
                               [=](size_t i, int trit) { sums[i] = trit_sum(sums[i], trit); });
 }
 

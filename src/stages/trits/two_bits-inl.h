@@ -40,45 +40,36 @@ void pack_two_bits(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_
   pack_two_bit_words(plus + i / kWordBits, minus + i / kWordBits, n - i, packed + i / kTwoBitTrits);
 }
 
-// `zero` is what is put where the trit is 0.
-template <class Output>
-HWY_INLINE bool unpack_two_bits_to(const uint8_t* packed, size_t n, float m, float zero,
-                                   Output to) {
-  constexpr size_t kAtOnce = 16;
-  const hn::CappedTag<float, kAtOnce> d;
-  const hn::RebindToUnsigned<decltype(d)> d32;
-  const size_t lanes = hn::Lanes(d);
-  const auto zeros = hn::Set(d, zero);
-  const auto positive = hn::Set(d, m);
-  const auto negative = hn::Set(d, -m);
-  const auto shifts = hn::ShiftLeft<1>(hn::Iota(d32, 0));
-  const auto lower = hn::Set(d32, 1);
-  const auto upper = hn::Set(d32, 2);
-  uint32_t invalid = 0;
-  size_t i = 0;
-  for (; i + kAtOnce <= n; i += kAtOnce) {
-    uint32_t codes = 0;
-    std::memcpy(&codes, packed + i / kTwoBitTrits, sizeof codes);
-    invalid |= codes & codes >> 1 & 0x55555555u;
-    for (size_t at = 0; at < kAtOnce; at += lanes) {
-      const auto code = hn::Shr(hn::Set(d32, codes >> 2 * at), shifts);
-      const auto is_plus = hn::RebindMask(d, hn::TestBit(code, lower));
-      const auto is_minus = hn::RebindMask(d, hn::TestBit(code, upper));
-      to.put(d, hn::IfThenElse(is_plus, positive, hn::IfThenElse(is_minus, negative, zeros)),
-             i + at);
-    }
-  }
-  return scalar::unpack_each_two_bits(packed, i, n,
-                                      [=](size_t at, int trit)
-                                          HWY_ATTR { scalar::put_trit(to, at, trit, m); }) &&
-         invalid == 0;
-}
-
 bool unpack_two_bits(const uint8_t* packed, size_t n, float m, float* out, DecodeMode mode) {
-  // Adding -0 changes nothing, not even -0.
-  const float zero = mode == DecodeMode::kAdd ? -0.0f : 0.0f;
-  return with_output(out, mode,
-                     [=](auto to) HWY_ATTR { return unpack_two_bits_to(packed, n, m, zero, to); });
+  constexpr size_t kAtOnce = 16;
+  const size_t whole = n / kAtOnce * kAtOnce;
+  const uint32_t invalid = with_output(out, mode, [=](auto to) HWY_ATTR {
+    const hn::CappedTag<float, kAtOnce> d;
+    const hn::RebindToUnsigned<decltype(d)> d32;
+    // Adding -0 changes nothing, not even -0.
+    const auto zeros = hn::Set(d, mode == DecodeMode::kAdd ? -0.0f : 0.0f);
+    const auto positive = hn::Set(d, m);
+    const auto negative = hn::Set(d, -m);
+    const auto shifts = hn::ShiftLeft<1>(hn::Iota(d32, 0));
+    const auto lower = hn::Set(d32, 1);
+    const auto upper = hn::Set(d32, 2);
+    uint32_t threes = 0;
+    for (size_t i = 0; i < whole; i += kAtOnce) {
+      uint32_t codes = 0;
+      std::memcpy(&codes, packed + i / kTwoBitTrits, sizeof codes);
+      threes |= codes & codes >> 1 & 0x55555555u;
+      for (size_t at = 0; at < kAtOnce; at += hn::Lanes(d)) {
+        const auto code = hn::Shr(hn::Set(d32, codes >> 2 * at), shifts);
+        const auto is_plus = hn::RebindMask(d, hn::TestBit(code, lower));
+        const auto is_minus = hn::RebindMask(d, hn::TestBit(code, upper));
+        to.put(d, hn::IfThenElse(is_plus, positive, hn::IfThenElse(is_minus, negative, zeros)),
+               i + at);
+      }
+    }
+    return threes;
+  });
+  return scalar::unpack_two_bits(packed + whole / kTwoBitTrits, n - whole, m, out + whole, mode) &&
+         invalid == 0;
 }
 
 }  // namespace
