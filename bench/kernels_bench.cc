@@ -202,8 +202,8 @@ const Operation kOperations[] = {
      [](const Kernels& k, const Data&, Workload& w) {
        k.widen_bf16(w.r16.data(), w.x.size(), w.out.data(), DecodeMode::kAdd);
      }},
-    {"add_f32", [](const Kernels& k, const Data&,
-                   Workload& w) { k.add_f32(w.r.data(), w.x.size(), w.out.data()); }},
+    {"sum", [](const Kernels& k, const Data&,
+               Workload& w) { k.sum(w.out.data(), w.r.data(), w.x.size(), w.out.data()); }},
     {"divide", [](const Kernels& k, const Data&,
                   Workload& w) { k.divide(w.out.data(), w.x.size(), 1.0000001f); }},
 };

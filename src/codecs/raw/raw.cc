@@ -75,7 +75,8 @@ class RawCodec final : public CodecOf<RawCodec, RawParameters, Codec> {
     } else if (mode == DecodeMode::kStore) {
       std::memcpy(out.data(), payload.data(), payload.size());
     } else {
-      kernels.add_f32(reinterpret_cast<const float*>(payload.data()), out.size(), out.data());
+      const auto* values = reinterpret_cast<const float*>(payload.data());
+      kernels.sum(out.data(), values, out.size(), out.data());
     }
   }
 };

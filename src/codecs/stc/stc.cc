@@ -105,9 +105,8 @@ class StcCodec final : public TernaryCodec<StcCodec, StcParameters> {
     input.for_each_part(begin, n, [&](uint64_t, uint64_t values, const float* b) {
       uint64_t mask[Input::kPartValues / kWordBits];
       kernels.threshold_bits(b, values, threshold, mask);
-      count += kernels.compress(b, mask, values, reached + count);
+      for_each_set_bit(mask, values, [&](uint64_t i) { reached[count++] = std::abs(b[i]); });
     });
-    for (uint64_t i = 0; i < count; ++i) reached[i] = std::abs(reached[i]);
     return {.count = count, .sums = {kernels.moments(reached, count).sum}};
   }
 

@@ -63,7 +63,8 @@ class HostShardCodec final : public ShardCodec {
   }
   void pay_residual(uint32_t i) override {
     const std::vector<float> owed = residuals_[i].values();
-    execution_->kernels().add_f32(owed.data(), owed.size(), values(i).data());
+    float* sums = values(i).data();
+    execution_->kernels().sum(sums, owed.data(), owed.size(), sums);
   }
 
   void add_norms(uint32_t shard, const Packet& packet, Norms& norms) override;

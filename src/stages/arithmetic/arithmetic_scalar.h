@@ -9,15 +9,11 @@
 namespace gradwire::scalar {
 
 inline void sum(const float* a, const float* b, size_t n, float* out) {
-  for (size_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+  for (size_t i = 0; i < n; ++i) out[i] = a[i] + load_unaligned(b + i);
 }
 
 inline void subtract(const float* a, const float* b, size_t n, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] = a[i] - b[i];
-}
-
-inline void add_f32(const float* x, size_t n, float* out) {
-  for (size_t i = 0; i < n; ++i) out[i] += load_unaligned(x + i);
 }
 
 inline void divide(float* x, size_t n, float divisor) {

@@ -16,33 +16,20 @@ inline void threshold_bits(const float* x, size_t n, float t, uint64_t* mask) {
   for (size_t i = 0; i < n; ++i) mask[i / 64] |= uint64_t{reaches(x[i], t)} << i % 64;
 }
 
-inline size_t compress(const float* x, const uint64_t* mask, size_t n, float* out) {
-  size_t count = 0;
-  for (size_t i = 0; i < n; ++i) {
-    if ((mask[i / 64] >> i % 64 & 1) != 0) out[count++] = x[i];
-  }
-  return count;
-}
-
-template <class Residual>
-size_t take_each_large(const float* x, Residual residual, size_t n, float t, uint64_t* mask,
-                       float* out) {
-  size_t count = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const float b = residual.add(x[i], i);
-    const bool large = reaches(b, t);
-    if (i % 64 == 0) mask[i / 64] = 0;
-    mask[i / 64] |= uint64_t{large} << i % 64;
-    if (large) out[count++] = b;
-    residual.set(large ? 0.0f : b, i);
-  }
-  return count;
-}
-
 inline size_t take_large(const float* x, ResidualValues r, size_t n, float t, uint64_t* mask,
                          float* out) {
-  return with_residual(
-      r, [=](auto residual) { return take_each_large(x, residual, n, t, mask, out); });
+  return with_residual(r, [=](auto residual) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const float b = residual.add(x[i], i);
+      const bool large = reaches(b, t);
+      if (i % 64 == 0) mask[i / 64] = 0;
+      mask[i / 64] |= uint64_t{large} << i % 64;
+      if (large) out[count++] = b;
+      residual.set(large ? 0.0f : b, i);
+    }
+    return count;
+  });
 }
 
 }  // namespace gradwire::scalar
