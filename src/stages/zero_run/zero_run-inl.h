@@ -18,7 +18,7 @@
 
 #include "stages/element/load-inl.h"
 #include "stages/trits/trit.h"
-#include "stages/zero_run/zero_run.h"
+#include "stages/zero_run/zero_run_scalar.h"
 #include "stages/zero_run/zero_run_tables.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -145,15 +145,7 @@ size_t zero_run_encode(const uint8_t* packed, size_t n, uint8_t* out) {
 }
 
 bool zero_run_decode(const uint8_t* codes, size_t size, uint8_t* packed, size_t n) {
-  std::memset(packed, kZeroByte, n);
-  size_t place = 0;
-  for (size_t i = 0; i < size; ++i) {
-    const uint8_t code = codes[i];
-    if (place >= n) return false;
-    packed[place] = code < kRunBase ? code : kZeroByte;
-    place += static_cast<size_t>(run_length_of(code));
-  }
-  return place == n;
+  return scalar::zero_run_decode(codes, size, packed, n);
 }
 
 }  // namespace

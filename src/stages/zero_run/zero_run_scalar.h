@@ -29,47 +29,34 @@ inline size_t zero_run_encode(const uint8_t* packed, size_t n, uint8_t* out) {
   return size;
 }
 
-// Calls byte(i, value) for each packed byte i < n that is not in a zero run, and zeros(i, k) for
-// each run. false, after a part of the calls, if the codes don't stand for exactly n bytes or a
-// call returns false.
-template <typename Byte, typename Zeros>
-bool for_each_run_code(const uint8_t* codes, size_t size, size_t n, Byte byte, Zeros zeros) {
-  size_t i = 0;
-  for (size_t at = 0; at < size; ++at) {
-    const uint8_t code = codes[at];
-    const size_t length = static_cast<size_t>(run_length_of(code));
-    if (length > n - i) return false;
-    if (code < kRunBase) {
-      if (!byte(i, code)) return false;
-    } else {
-      zeros(i, length);
-    }
-    i += length;
-  }
-  return i == n;
-}
-
 inline bool zero_run_decode(const uint8_t* codes, size_t size, uint8_t* packed, size_t n) {
-  return for_each_run_code(
-      codes, size, n,
-      [=](size_t i, uint8_t value) {
-        packed[i] = value;
-        return true;
-      },
-      [=](size_t i, size_t length) { std::memset(packed + i, kZeroByte, length); });
+  std::memset(packed, kZeroByte, n);
+  size_t place = 0;
+  for (size_t i = 0; i < size; ++i) {
+    if (place >= n) return false;
+    if (codes[i] < kRunBase) packed[place] = codes[i];
+    place += static_cast<size_t>(run_length_of(codes[i]));
+  }
+  return place == n;
 }
 
 inline bool zero_run_unpack(const uint8_t* codes, size_t size, size_t n, float m, float* out,
                             DecodeMode mode) {
   return with_output(out, mode, [=](auto to) {
-    const auto put = [=](size_t at, int trit) { put_trit(to, at, trit, m); };
-    return for_each_run_code(
-        codes, size, packed_size(n),
-        [=](size_t i, uint8_t value) { return unpack_byte(value, i, n, put); },
-        [=](size_t i, size_t length) {
-          const size_t end = std::min(n, (i + length) * kTritsPerByte);
-          for (size_t at = i * kTritsPerByte; at < end; ++at) put(at, 0);
-        });
+    const auto put = [=](size_t i, int trit) { put_trit(to, i, trit, m); };
+    size_t place = 0;
+    for (size_t i = 0; i < size; ++i) {
+      const size_t end = place + static_cast<size_t>(run_length_of(codes[i]));
+      if (end > packed_size(n)) return false;
+      if (codes[i] < kRunBase) {
+        if (!unpack_byte(codes[i], place, n, put)) return false;
+      } else {
+        const size_t last = std::min(n, end * kTritsPerByte);
+        for (size_t at = place * kTritsPerByte; at < last; ++at) put(at, 0);
+      }
+      place = end;
+    }
+    return place == packed_size(n);
   });
 }
 
