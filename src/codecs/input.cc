@@ -1,7 +1,6 @@
 #include "codecs/input.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "stages/element/bfloat16.h"
 #include "stages/half/float16.h"
@@ -26,13 +25,8 @@ ResidualValues Input::residual_from(uint64_t begin) const {
   return {};
 }
 
-float Input::residual_at(uint64_t i) const {
-  return residual_.type() == ResidualType::kFloat32 ? residual_.f32()[i]
-                                                    : widen_bf16(residual_.bf16()[i]);
-}
-
 float Input::at(uint64_t i) const {
-  return keeps_residual() ? value_of(x_, i) + residual_at(i) : value_of(x_, i);
+  return scalar::with_residual(residual_from(i), [&](auto r) { return r.add(value_of(x_, i), 0); });
 }
 
 const float* Input::widen(uint64_t begin, uint64_t n, float* buffer) const {
@@ -54,50 +48,25 @@ const float* Input::load(uint64_t begin, uint64_t n, float* buffer) const {
 }
 
 void Input::keep(uint64_t begin, uint64_t n, const float* b, float* decoded) const {
-  switch (residual_.type()) {
-    case ResidualType::kNone:
-      break;
-    case ResidualType::kFloat32:
-      kernels_->subtract(b, decoded, n, residual_.f32() + begin);
-      break;
-    case ResidualType::kBfloat16:
-      kernels_->subtract(b, decoded, n, decoded);
-      store(begin, n, decoded);
-      break;
-  }
+  const ResidualValues r = residual_from(begin);
+  kernels_->subtract(b, decoded, n, r.f32 != nullptr ? r.f32 : decoded);
+  if (r.bf16 != nullptr) kernels_->narrow_bf16(decoded, n, r.bf16);
 }
 
 void Input::store(uint64_t begin, uint64_t n, const float* left) const {
-  switch (residual_.type()) {
-    case ResidualType::kNone:
-      break;
-    case ResidualType::kFloat32:
-      std::memcpy(residual_.f32() + begin, left, n * sizeof(float));
-      break;
-    case ResidualType::kBfloat16:
-      kernels_->narrow_bf16(left, n, residual_.bf16() + begin);
-      break;
-  }
+  const ResidualValues r = residual_from(begin);
+  if (r.f32 != nullptr) std::copy_n(left, n, r.f32);
+  if (r.bf16 != nullptr) kernels_->narrow_bf16(left, n, r.bf16);
 }
 
 void Input::store(uint64_t i, float left) const {
-  switch (residual_.type()) {
-    case ResidualType::kNone:
-      break;
-    case ResidualType::kFloat32:
-      residual_.f32()[i] = left;
-      break;
-    case ResidualType::kBfloat16:
-      residual_.bf16()[i] = narrow_bf16(left);
-      break;
-  }
+  scalar::with_residual(residual_from(i), [=](auto r) { r.set(left, 0); });
 }
 
 void Input::restore(uint64_t begin, uint64_t n, const float* decoded) const {
-  for (uint64_t i = 0; i < n; ++i) {
-    const uint64_t at = begin + i;
-    store(at, (residual_at(at) + decoded[i]) - value_of(x_, at));
-  }
+  scalar::with_residual(residual_from(begin), [&](auto r) {
+    for (uint64_t i = 0; i < n; ++i) r.set(r.add(decoded[i], i) - value_of(x_, begin + i), i);
+  });
 }
 
 uint32_t Input::absmax(uint64_t begin, uint64_t n) const {

@@ -91,7 +91,6 @@ class Input {
   [[nodiscard]] ResidualValues residual_from(uint64_t begin) const;
   // x as float32: where it lies, or widened to `buffer`.
   const float* widen(uint64_t begin, uint64_t n, float* buffer) const;
-  [[nodiscard]] float residual_at(uint64_t i) const;
 
   InputView x_;
   ResidualView residual_;
