@@ -1,5 +1,3 @@
-#include "codecs/onebit/onebit.h"
-
 #include <string>
 
 #include "codecs/grouped_codec.h"
@@ -12,6 +10,10 @@ namespace {
 constexpr CodecParameter kParameters[] = {
     {"bucket", "whole", "multiple of 8",
      "values that share two means; by default the whole segment has two"},
+};
+
+struct OneBitParameters {
+  uint32_t group_size = 0;  // values that share two means, a multiple of 8; 0: the whole segment
 };
 
 // A group's head.
@@ -35,9 +37,7 @@ class OneBitCodec final : public GroupedCodec<OneBitCodec, OneBitParameters, 8> 
   using GroupedCodec::GroupedCodec;
 
  protected:
-  ChunkedShape shape(uint64_t n) const override {
-    return {groups(n), kMeansSize, ChunkShape::Sizes::kFixed, sign_bytes};
-  }
+  ChunkedShape shape(uint64_t n) const override { return {groups(n), kMeansSize, ChunkShape::Sizes::kFixed, sign_bytes}; }
 
   // The sums of parts of kChunkValues values, counted from the group's begin, are added in order.
   Measurement measure_group(const Input& input, uint64_t begin, uint64_t n) const override {
