@@ -47,8 +47,8 @@ const ChunkedCodec* as_chunked(const Codec& codec) {
 }
 
 Status ChunkedCodec::check_size(uint64_t n, uint64_t size) const {
-  const ChunkedShape shape = this->shape(n);
-  return check_chunks_size(info().name, shape.chunks, shape.max_size(), size);
+  const ChunkShape chunks = shape(n).chunks;
+  return check_chunks_size(info().name, chunks, chunks.least_size, size);
 }
 
 Measurement measure_absmax(const Input& input, uint64_t begin, uint64_t n) {

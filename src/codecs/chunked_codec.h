@@ -22,11 +22,10 @@ struct ChunkedShape {
   Groups groups;
   ChunkShape chunks;
 
-  // head_width: bytes of a group's head, 0 where there is none. room: as ChunkShape.
-  template <typename Room>
-  ChunkedShape(const Groups& grouping, uint64_t head_width, ChunkShape::Sizes sizes,
-               const Room& room)
-      : groups(grouping), chunks(grouping.n, grouping.count * head_width, sizes, room) {}
+  // head_width: bytes of a group's head, 0 where there is none. size: as ChunkShape.
+  template <typename Size>
+  ChunkedShape(const Groups& grouping, uint64_t head_width, const Size& size)
+      : groups(grouping), chunks(grouping.n, grouping.count * head_width, size) {}
 
   [[nodiscard]] uint64_t max_size() const { return chunks.max_size(); }
   // Bytes of all heads.
@@ -98,7 +97,7 @@ class ChunkedCodec : public Codec {
   // By default: where one group holds all values.
   bool measures_chunks(uint64_t n) const noexcept override { return shape(n).groups.count == 1; }
   uint64_t max_payload_size(uint64_t n) const noexcept override { return shape(n).max_size(); }
-  // By default: the largest size, or 0.
+  // By default: from the shape's least size to its largest, or 0.
   Status check_size(uint64_t n, uint64_t size) const override;
   [[nodiscard]] virtual ChunkedShape shape(uint64_t n) const = 0;
 

@@ -9,18 +9,26 @@
 #include <vector>
 
 #include "base/endian.h"
+#include "base/return_if_error.h"
 #include "gradwire/codec.h"
 #include "gradwire/execution.h"
 #include "gradwire/status.h"
 
 namespace gradwire {
 
+// Bytes that so many values of a chunk take: at least and at most.
+struct ChunkSize {
+  uint64_t least;
+  uint64_t most;
+
+  ChunkSize(uint64_t exact) : least(exact), most(exact) {}
+  ChunkSize(uint64_t fewest, uint64_t room) : least(fewest), most(room) {}
+};
+
 // Where the parts of a payload lie (spec/format.md, Chunks):
 //   head | sizes of the chunks, where they vary and there are several | chunks
 // A chunk's size is a u16 where `full_room` fits into it, else a u32.
 struct ChunkShape {
-  enum class Sizes : uint8_t { kFixed, kVarying };
-
   uint64_t n;
   uint64_t head_size;
   uint64_t chunks;
@@ -28,29 +36,27 @@ struct ChunkShape {
   uint64_t last_room;  // bytes that the last chunk takes at most
   bool varying;
   uint64_t size_width = 0;  // bytes of a listed size; 0: none is listed
+  uint64_t least_size;      // bytes of the smallest payload that is not empty
 
-  // room(values): bytes that a chunk of so many values takes: exactly (kFixed), or at most.
-  template <typename Room>
-  ChunkShape(uint64_t values, uint64_t head, Sizes sizes, const Room& room)
+  // size(values): the ChunkSize of so many values. Sizes vary where those of a full chunk may.
+  template <typename Size>
+  ChunkShape(uint64_t values, uint64_t head, const Size& size)
       : n(values),
         head_size(head),
         chunks(values / kChunkValues + (values % kChunkValues != 0)),
-        full_room(room(kChunkValues)),
-        last_room(chunks == 0 ? 0 : room(values - (chunks - 1) * kChunkValues)),
-        varying(sizes == Sizes::kVarying) {
+        least_size(head) {
+    const ChunkSize full = size(kChunkValues);
+    const ChunkSize last = chunks == 0 ? 0 : size(values - (chunks - 1) * kChunkValues);
+    full_room = full.most;
+    last_room = last.most;
+    varying = full.least != full.most;
     if (varying && chunks > 1) size_width = full_room <= UINT16_MAX ? 2 : 4;
+    if (chunks > 0) least_size = chunks_offset() + (chunks - 1) * full.least + last.least;
   }
 
   [[nodiscard]] uint64_t chunks_offset() const noexcept { return head_size + chunks * size_width; }
   [[nodiscard]] uint64_t max_size() const noexcept {
     return chunks == 0 ? head_size : chunks_offset() + (chunks - 1) * full_room + last_room;
-  }
-
-  // Bytes of a payload whose chunks take one(values) bytes each.
-  template <typename One>
-  [[nodiscard]] uint64_t size_with(const One& one) const {
-    if (chunks == 0) return head_size;
-    return chunks_offset() + (chunks - 1) * one(kChunkValues) + one(values(chunks - 1));
   }
 
   [[nodiscard]] uint64_t begin(uint64_t chunk) const noexcept { return chunk * kChunkValues; }
@@ -107,13 +113,12 @@ Status corrupt_chunk(std::string_view name, uint64_t chunk);
 template <typename One>
 Status decode_chunks(const ChunkShape& shape, std::span<const std::byte> payload,
                      std::string_view name, Execution& execution, const One& one) {
-  Result<std::vector<uint64_t>> starts = find_chunks(shape, payload, name);
-  if (!starts.ok()) return starts.status();
+  GW_ASSIGN_OR_RETURN(const std::vector<uint64_t> starts, find_chunks(shape, payload, name));
   const std::span<const std::byte> coded = payload.subspan(shape.chunks_offset());
   std::atomic<uint64_t> first_bad{shape.chunks};
   execution.for_each(shape.chunks, [&](size_t chunk) {
-    const uint64_t begin = starts.value()[chunk];
-    const uint64_t size = starts.value()[chunk + 1] - begin;
+    const uint64_t begin = starts[chunk];
+    const uint64_t size = starts[chunk + 1] - begin;
     if (one(chunk, std::span(reinterpret_cast<const uint8_t*>(coded.data() + begin), size))) return;
     uint64_t seen = first_bad.load();
     while (chunk < seen && !first_bad.compare_exchange_weak(seen, chunk)) {

@@ -37,8 +37,7 @@ class HalfCodec : public CodecOf<C, NoParameters, ChunkedCodec> {
   }
 
   ChunkedShape shape(uint64_t n) const override {
-    return {Groups(n, 0), 0, ChunkShape::Sizes::kFixed,
-            [](uint64_t values) { return values * sizeof(uint16_t); }};
+    return {Groups(n, 0), 0, [](uint64_t values) { return values * sizeof(uint16_t); }};
   }
 
   uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const override {

@@ -55,11 +55,11 @@ Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text, Feedbac
   const std::string_view name = text.substr(0, text.find(':'));
   for (const CodecEntry* entry : kEntries) {
     if (entry->info->name != name) continue;
-    Result<Parameters> given = Parameters::parse(*entry->info, text.substr(name.size()));
-    if (!given.ok()) return given.status();
+    GW_ASSIGN_OR_RETURN(Parameters given,
+                        Parameters::parse(*entry->info, text.substr(name.size())));
     const ResidualType residual_type = parse_residual_type(
-        feedback == FeedbackDefault::kOfCodec && entry->info->error_feedback, given.value());
-    return entry->create(given.value(), residual_type);
+        feedback == FeedbackDefault::kOfCodec && entry->info->error_feedback, given);
+    return entry->create(given, residual_type);
   }
   return Status(StatusCode::kUnknownCodec,
                 "unknown codec '" + std::string(name) + "'; valid names are: " + valid_names());

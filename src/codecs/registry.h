@@ -64,12 +64,11 @@ constexpr CodecEntry entry() {
         return std::shared_ptr<const Codec>(std::make_shared<C>(parameters, residual_type));
       },
       .from_wire = [](const WireCodec& wire, Dtype dtype) -> Result<std::shared_ptr<const Codec>> {
-        const auto parameters = C::read(wire, dtype);
-        if (!parameters.ok()) return parameters.status();
+        GW_ASSIGN_OR_RETURN(const auto parameters, C::read(wire, dtype));
         // Whether the sender keeps a residual, a header doesn't tell.
         const ResidualType residual_type =
             C::kInfo.error_feedback ? ResidualType::kFloat32 : ResidualType::kNone;
-        return std::shared_ptr<const Codec>(std::make_shared<C>(parameters.value(), residual_type));
+        return std::shared_ptr<const Codec>(std::make_shared<C>(parameters, residual_type));
       }};
 }
 

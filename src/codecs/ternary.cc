@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "base/endian.h"
-#include "base/return_if_error.h"
-#include "codecs/checks.h"
 #include "stages/trits/trit.h"
 #include "stages/trits/two_bits.h"
 #include "stages/zero_run/zero_run.h"
@@ -13,16 +10,16 @@
 namespace gradwire {
 namespace {
 
-// Fewest bytes that n coded trits can take.
-uint64_t fewest_bytes(TernaryCoder coder, uint64_t n) {
+// Bytes that n coded trits take.
+ChunkSize coded_size(TernaryCoder coder, uint64_t n) {
   const uint64_t packed = packed_size(n);
   switch (coder) {
     case TernaryCoder::kNone:
       return packed;
     case TernaryCoder::kZeroRun:
-      return (packed + kLongestRun - 1) / kLongestRun;
+      return {(packed + kLongestRun - 1) / kLongestRun, packed};
     case TernaryCoder::kRice:
-      return 0;
+      return {0, packed};
     case TernaryCoder::kTwoBit:
       return two_bit_size(n);
   }
@@ -87,17 +84,8 @@ uint64_t code_trits(TernaryCoder coder, const TritBits& trits, uint64_t n, uint8
 
 TernaryShape::TernaryShape(uint64_t n, TernaryCoder ternary_coder, uint64_t group_size)
     : ChunkedShape(Groups(n, group_size), sizeof(float),
-                   ternary_coder == TernaryCoder::kNone || ternary_coder == TernaryCoder::kTwoBit
-                       ? ChunkShape::Sizes::kFixed
-                       : ChunkShape::Sizes::kVarying,
-                   ternary_coder == TernaryCoder::kTwoBit ? two_bit_size : packed_size),
+                   [=](uint64_t values) { return coded_size(ternary_coder, values); }),
       coder(ternary_coder) {}
-
-Status check_ternary_size(const TernaryShape& shape, std::string_view name, uint64_t size) {
-  const uint64_t fewest =
-      shape.chunks.size_with([&](uint64_t n) { return fewest_bytes(shape.coder, n); });
-  return check_chunks_size(name, shape.chunks, fewest, size);
-}
 
 bool decode_trits(TernaryCoder coder, const Decoding& decoding, uint64_t chunk,
                   std::span<const uint8_t> bytes, float* out) {

@@ -3,13 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 #include "codecs/chunked_codec.h"
 #include "codecs/registry.h"
 #include "codecs/ternary_coder.h"
 #include "gradwire/codec.h"
-#include "gradwire/status.h"
 #include "stages/kernels.h"
 #include "stages/trits/trit_bits.h"
 
@@ -42,9 +40,6 @@ struct TernaryShape : ChunkedShape {
   TernaryShape(uint64_t n, TernaryCoder coder, uint64_t group_size);
 };
 
-// kCorruptPayload where no payload of `size` bytes has the shape. `name` is the codec's.
-Status check_ternary_size(const TernaryShape& shape, std::string_view name, uint64_t size);
-
 // Codes the n trits of a chunk into `slot`, which has room for them (TernaryShape). Returns the
 // size.
 uint64_t code_trits(TernaryCoder coder, const TritBits& trits, uint64_t n, uint8_t* slot,
@@ -60,15 +55,10 @@ class TernaryCodec : public CodecOf<C, P, ChunkedCodec> {
  public:
   using CodecOf<C, P, ChunkedCodec>::CodecOf;
 
-  Status check_size(uint64_t n, uint64_t size) const override {
-    return check_ternary_size(ternary_shape(n), C::kInfo.name, size);
-  }
-
  protected:
-  [[nodiscard]] TernaryShape ternary_shape(uint64_t n) const {
-    return {n, this->parameters().coder, this->parameters().group_size};
+  ChunkedShape shape(uint64_t n) const override {
+    return TernaryShape(n, this->parameters().coder, this->parameters().group_size);
   }
-  ChunkedShape shape(uint64_t n) const override { return ternary_shape(n); }
 
   bool decode_chunk(const Decoding& decoding, uint64_t chunk, std::span<const uint8_t> bytes,
                     float* out) const override {

@@ -2,6 +2,7 @@
 
 #include "base/endian.h"
 #include "base/return_if_error.h"
+#include "codecs/checks.h"
 #include "codecs/scales.h"
 #include "stages/element/float_bits.h"
 #include "stages/levels/levels.h"
@@ -28,7 +29,8 @@ bool add_chunk(TernaryCoder coder, std::span<const uint8_t> bytes, uint64_t n, i
 
 Status add_trits(const TernaryShape& shape, std::string_view name,
                  std::span<const std::byte> payload, std::span<int8_t> sums, Execution& execution) {
-  GW_RETURN_IF_ERROR(check_ternary_size(shape, name, payload.size()));
+  GW_RETURN_IF_ERROR(
+      check_chunks_size(name, shape.chunks, shape.chunks.least_size, payload.size()));
   if (payload.empty()) return {};
   GW_RETURN_IF_ERROR(check_scales(name, payload.data(), shape.groups.count));
   return decode_chunks(

@@ -31,8 +31,7 @@ Result<std::unique_ptr<const CodecKernels>> kernels_of(const Codec& codec) {
 ChunkedShape shape_of(const Codec& codec, uint64_t n) {
   if (const ChunkedCodec* chunked = as_chunked(codec)) return chunked->shape(n);
   const uint64_t width = size_of(parameters_of<RawParameters>(codec)->dtype);
-  return {Groups(n, 0), 0, ChunkShape::Sizes::kFixed,
-          [width](uint64_t values) { return values * width; }};
+  return {Groups(n, 0), 0, [width](uint64_t values) { return values * width; }};
 }
 
 // The smallest size of a payload that is not empty; all sizes from there to the largest are valid.

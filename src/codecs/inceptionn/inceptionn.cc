@@ -66,10 +66,10 @@ class InceptionnCodec final : public CodecOf<InceptionnCodec, InceptionnParamete
 
   Status check_size(uint64_t n, uint64_t size) const override {
     const ChunkShape chunks = shape(n).chunks;
-    const uint64_t least = chunks.chunks_offset() + tags_size(n);
-    if (size >= least && size <= chunks.max_size()) return {};
-    return corrupt_payload(kInfo.name, std::to_string(n) + " values take " + std::to_string(least) +
-                                           " to " + std::to_string(chunks.max_size()) +
+    if (size >= chunks.least_size && size <= chunks.max_size()) return {};
+    return corrupt_payload(kInfo.name, std::to_string(n) + " values take " +
+                                           std::to_string(chunks.least_size) + " to " +
+                                           std::to_string(chunks.max_size()) +
                                            " bytes, the payload has " + std::to_string(size));
   }
 
@@ -82,8 +82,10 @@ class InceptionnCodec final : public CodecOf<InceptionnCodec, InceptionnParamete
   }
 
   ChunkedShape shape(uint64_t n) const override {
-    return {Groups(n, 0), 0, ChunkShape::Sizes::kVarying,
-            [](uint64_t values) { return tags_size(values) + values * sizeof(float); }};
+    return {Groups(n, 0), 0, [](uint64_t values) {
+              const uint64_t tags = tags_size(values);
+              return ChunkSize(tags, tags + values * sizeof(float));
+            }};
   }
 
   uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const override {

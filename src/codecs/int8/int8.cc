@@ -29,8 +29,7 @@ class Int8Codec final : public GroupedCodec<Int8Codec, Int8Parameters, 1> {
  protected:
   // A group's head is its unit, a chunk its levels.
   ChunkedShape shape(uint64_t n) const override {
-    return {groups(n), sizeof(float), ChunkShape::Sizes::kFixed,
-            [](uint64_t values) { return values; }};
+    return {groups(n), sizeof(float), [](uint64_t values) { return values; }};
   }
 
   void put_head(const Measurement& group, uint64_t, const Encoding&,

@@ -37,7 +37,7 @@ class OneBitCodec final : public GroupedCodec<OneBitCodec, OneBitParameters, 8> 
   using GroupedCodec::GroupedCodec;
 
  protected:
-  ChunkedShape shape(uint64_t n) const override { return {groups(n), kMeansSize, ChunkShape::Sizes::kFixed, sign_bytes}; }
+  ChunkedShape shape(uint64_t n) const override { return {groups(n), kMeansSize, sign_bytes}; }
 
   // The sums of parts of kChunkValues values, counted from the group's begin, are added in order.
   Measurement measure_group(const Input& input, uint64_t begin, uint64_t n) const override {

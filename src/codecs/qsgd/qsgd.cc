@@ -80,10 +80,6 @@ class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> 
             .param_b = p.group_size};
   }
 
-  Status check_size(uint64_t n, uint64_t size) const override {
-    return check_qsgd_size(parameters().shape(n), kInfo.name, size);
-  }
-
  protected:
   std::string parameter_text() const override {
     const QsgdParameters defaults;

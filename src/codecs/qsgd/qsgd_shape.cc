@@ -1,33 +1,19 @@
 #include "codecs/qsgd/qsgd_shape.h"
 
-#include "codecs/checks.h"
 #include "stages/elias/elias.h"
 
 namespace gradwire {
 namespace {
 
-// Most bytes that n coded levels take.
-uint64_t room(LevelCoder coder, int32_t s, uint64_t n) {
+// Bytes that n coded levels take.
+ChunkSize coded_size(LevelCoder coder, int32_t s, uint64_t n) {
   switch (coder) {
     case LevelCoder::kFixed:
       return packed_levels_size(n, level_width(s));
     case LevelCoder::kSparse:
-      return sparse_levels_room(n, s);
+      return {sparse_levels_least(n), sparse_levels_room(n, s)};
     case LevelCoder::kDense:
-      return dense_levels_room(n, s);
-  }
-  return 0;
-}
-
-// Fewest bytes.
-uint64_t least(LevelCoder coder, int32_t s, uint64_t n) {
-  switch (coder) {
-    case LevelCoder::kFixed:
-      return packed_levels_size(n, level_width(s));
-    case LevelCoder::kSparse:
-      return sparse_levels_least(n);
-    case LevelCoder::kDense:
-      return dense_levels_least(n);
+      return {dense_levels_least(n), dense_levels_room(n, s)};
   }
   return 0;
 }
@@ -36,17 +22,9 @@ uint64_t least(LevelCoder coder, int32_t s, uint64_t n) {
 
 QsgdShape::QsgdShape(uint64_t n, int32_t s, LevelCoder level_coder, uint64_t group_size)
     : ChunkedShape(Groups(n, group_size), sizeof(float),
-                   level_coder == LevelCoder::kFixed ? ChunkShape::Sizes::kFixed
-                                                     : ChunkShape::Sizes::kVarying,
-                   [=](uint64_t values) { return room(level_coder, s, values); }),
+                   [=](uint64_t values) { return coded_size(level_coder, s, values); }),
       levels(s),
       coder(level_coder) {}
-
-Status check_qsgd_size(const QsgdShape& shape, std::string_view name, uint64_t size) {
-  const uint64_t fewest =
-      shape.chunks.size_with([&](uint64_t n) { return least(shape.coder, shape.levels, n); });
-  return check_chunks_size(name, shape.chunks, fewest, size);
-}
 
 uint64_t write_levels(LevelCoder coder, int32_t s, const int8_t* levels, uint64_t n, uint8_t* slot,
                       const Kernels& kernels) {

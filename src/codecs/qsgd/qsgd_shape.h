@@ -3,10 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 #include "codecs/chunked_codec.h"
-#include "gradwire/status.h"
 #include "stages/kernels.h"
 
 namespace gradwire {
@@ -27,9 +25,6 @@ struct QsgdShape : ChunkedShape {
   // group_size: values that share a unit, a multiple of 8.
   QsgdShape(uint64_t n, int32_t s, LevelCoder level_coder, uint64_t group_size);
 };
-
-// kCorruptPayload where no payload of `size` bytes has the shape. `name` is the codec's.
-Status check_qsgd_size(const QsgdShape& shape, std::string_view name, uint64_t size);
 
 // Codes the n levels of a chunk into `slot`, which has its room, and returns the size.
 uint64_t write_levels(LevelCoder coder, int32_t s, const int8_t* levels, uint64_t n, uint8_t* slot,

@@ -77,9 +77,8 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
 
   Status check_size(uint64_t n, uint64_t size) const override {
     const ChunkShape chunks = shape(n).chunks;
-    const uint64_t indices = chunks.size_with(
-        [this](uint64_t values) { return is_rice() ? kIndexSizeBytes : map_size(values); });
-    return check_chunks_size(kInfo.name, chunks, indices + 1, size);
+    // Some value is sent.
+    return check_chunks_size(kInfo.name, chunks, chunks.least_size + 1, size);
   }
 
  protected:
@@ -98,8 +97,10 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
 
   // A chunk is its index and the values after it.
   ChunkedShape shape(uint64_t n) const override {
-    return {Groups(n, 0), 0, ChunkShape::Sizes::kVarying,
-            [this](uint64_t values) { return index_room(values) + values * width(); }};
+    return {Groups(n, 0), 0, [this](uint64_t values) {
+              return ChunkSize(is_rice() ? kIndexSizeBytes : map_size(values),
+                               index_room(values) + values * width());
+            }};
   }
 
   // sums[0] is the threshold.
