@@ -1,5 +1,6 @@
 #include "codecs/checks.h"
 
+#include <algorithm>
 #include <string>
 
 namespace gradwire {
@@ -20,6 +21,28 @@ Status check_chunks_size(std::string_view name, const ChunkShape& shape, uint64_
   if (size == 0 || (shape.n > 0 && size >= least && size <= shape.max_size())) return {};
   return corrupt_payload(name, std::to_string(shape.n) + " values don't fit a payload of " +
                                    std::to_string(size) + " bytes");
+}
+
+Status check_scales(std::string_view name, const std::byte* scales, uint64_t count,
+                    uint32_t largest) {
+  bool any = false;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint32_t bits = load_le<uint32_t>(scales + i * sizeof(float));
+    if (bits >= kNonFiniteBits) {
+      return corrupt_payload(name, "scale " + std::to_string(i) + " is negative, infinite or NaN");
+    }
+    if (bits > largest) {
+      return corrupt_payload(
+          name, "scale " + std::to_string(i) + " makes values beyond the largest float32");
+    }
+    any |= bits != 0;
+  }
+  return any ? Status() : corrupt_payload(name, "all scales are 0, which has an empty payload");
+}
+
+bool all_zero(const std::byte* scales, uint64_t count) {
+  return std::all_of(scales, scales + count * sizeof(float),
+                     [](std::byte byte) { return byte == std::byte{0}; });
 }
 
 Status check_wire_bits(const CodecInfo& info, uint32_t bits, uint32_t largest) {

@@ -25,6 +25,14 @@ Status check_payload_size(const CodecInfo& info, uint64_t n, uint64_t width, uin
 Status check_chunks_size(std::string_view name, const ChunkShape& shape, uint64_t least,
                          uint64_t size);
 
+// kCorruptPayload unless each of `count` scales is finite, its sign bit clear, its bits at most
+// `largest`, and one at least is not 0: where all are, the payload is empty.
+Status check_scales(std::string_view name, const std::byte* scales, uint64_t count,
+                    uint32_t largest = kNonFiniteBits - 1);
+
+// Whether each of `count` scales is +0: then the payload is empty.
+bool all_zero(const std::byte* scales, uint64_t count);
+
 // kReservedBits unless bits of a header are at most `largest`, the largest that has a meaning.
 Status check_wire_bits(const CodecInfo& info, uint32_t bits, uint32_t largest);
 

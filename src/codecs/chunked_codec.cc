@@ -6,7 +6,6 @@
 
 #include "base/return_if_error.h"
 #include "codecs/checks.h"
-#include "codecs/scales.h"
 #include "stages/element/float_bits.h"
 
 namespace gradwire {

@@ -5,7 +5,6 @@
 
 #include "base/philox.h"
 #include "codecs/draws.h"
-#include "codecs/scales.h"
 #include "stages/kernels.h"
 #include "stages/ternary/trit_draws.h"
 #include "stages/trits/trit_bits.h"

@@ -3,7 +3,6 @@
 #include "base/endian.h"
 #include "base/return_if_error.h"
 #include "codecs/checks.h"
-#include "codecs/scales.h"
 #include "stages/element/float_bits.h"
 #include "stages/levels/levels.h"
 

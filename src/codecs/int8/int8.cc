@@ -3,7 +3,6 @@
 #include "codecs/int8/int8.h"
 
 #include "codecs/grouped_codec.h"
-#include "codecs/scales.h"
 #include "stages/int8/int8_rounding.h"
 
 namespace gradwire {

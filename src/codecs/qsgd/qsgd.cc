@@ -7,7 +7,6 @@
 #include "codecs/checks.h"
 #include "codecs/draws.h"
 #include "codecs/registry.h"
-#include "codecs/scales.h"
 
 namespace gradwire {
 namespace {

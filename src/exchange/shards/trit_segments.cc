@@ -8,7 +8,6 @@
 #include "codecs/drawn_ternary.h"
 #include "codecs/qsgd/qsgd.h"
 #include "codecs/registry.h"
-#include "codecs/scales.h"
 #include "codecs/trit_sums.h"
 #include "stages/element/float_bits.h"
 
