@@ -41,12 +41,10 @@ class HierarchicalExchange final : public Exchange {
   // `local`: in which the speaker of this rank's machine owns all values, which go as they are.
   // `between`: what the speakers do; null for all but speakers.
   HierarchicalExchange(std::shared_ptr<const Layout> layout, Machines machines,
-                       const ExchangeInfo& inner, Reduction reduction, Endpoint local,
-                       std::unique_ptr<Exchange> between)
+                       const ExchangeInfo& inner, Endpoint local, std::unique_ptr<Exchange> between)
       : layout_(std::move(layout)),
         machines_(std::move(machines)),
         inner_(inner),
-        reduction_(reduction),
         local_(std::move(local)),
         between_(std::move(between)) {}
 
@@ -106,7 +104,6 @@ class HierarchicalExchange final : public Exchange {
   std::shared_ptr<const Layout> layout_;
   Machines machines_;
   const ExchangeInfo& inner_;  // what the speakers do
-  Reduction reduction_;
   Endpoint local_;
   std::unique_ptr<Exchange> between_;
 
@@ -210,9 +207,9 @@ Status HierarchicalExchange::receive_part(uint32_t peer, std::span<const std::by
 
 Status HierarchicalExchange::start_between() {
   // The speakers average over the machines, whatever the machines' sizes.
-  if (reduction_ == Reduction::kAverage) {
+  if (local_.divisor() != 1.0f) {
     const auto machines = static_cast<float>(machines_.speakers.size());
-    local_.divide(machines_.speaker(), static_cast<float>(local_.world_size()) / machines);
+    local_.divide(machines_.speaker(), local_.divisor() / machines);
   }
   phase_ = Phase::kBetween;
   GW_RETURN_IF_ERROR(between_->start(local_.bucket(), local_.step()));
@@ -313,7 +310,7 @@ Result<Endpoint> make_local_endpoint(const ExchangeSetup& setup, const Machines&
   return Endpoint::create({.layout = std::make_shared<const Layout>(std::move(layout)),
                            .rank = setup.rank,
                            .codecs = setup.codecs,
-                           .options = {}},
+                           .options = {.reduction = setup.options.reduction}},
                           std::move(description));
 }
 
@@ -329,7 +326,6 @@ Result<std::unique_ptr<Exchange>> make(const ExchangeChoice& choice, ExchangeSet
   description.insert(description.find('\n') + 1, places);  // the layout depends on them
   GW_ASSIGN_OR_RETURN(Endpoint local, make_local_endpoint(setup, machines, std::move(description)));
   std::shared_ptr<const Layout> layout = setup.layout;
-  const Reduction reduction = setup.options.reduction;
   std::unique_ptr<Exchange> between;
   if (machines.speaker() == setup.rank) {
     setup.rank = machines.mine;
@@ -338,7 +334,7 @@ Result<std::unique_ptr<Exchange>> make(const ExchangeChoice& choice, ExchangeSet
   }
   return std::unique_ptr<Exchange>(
       std::make_unique<HierarchicalExchange>(std::move(layout), std::move(machines), choice.inner(),
-                                             reduction, std::move(local), std::move(between)));
+                                             std::move(local), std::move(between)));
 }
 
 constexpr CodecParameter kParameters[] = {
