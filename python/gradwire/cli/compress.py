@@ -16,7 +16,6 @@ from typer import Argument, Option
 
 import gradwire
 from gradwire.cli.output import (
-    CommandError,
     ForceOption,
     JsonOption,
     check_codec,
@@ -28,6 +27,7 @@ from gradwire.cli.output import (
 )
 from gradwire.cli.output_file import OutputOption, Outputs, replace_file
 from gradwire.container import FRAME_DTYPES, Tensor, TensorFile, serialize
+from gradwire.errors import UserError
 from gradwire.tensor_files import read_tensor_file, values_of, widen
 
 SUFFIX = ".gw"
@@ -99,7 +99,7 @@ def _encode_tensors(
             kept = replace(tensor, data=frame, storage="frame")
             errors = _errors(values, gradwire.decode(frame, threads=threads, dtype=dtype))
             if math.isinf(errors["max_error"]):
-                raise CommandError(
+                raise UserError(
                     f"{_place(path, tensor)} {codec} makes finite values infinite in {dtype}; "
                     f"{_as_it_is(tensor)}"
                 )
@@ -119,7 +119,7 @@ def _encode(
         frame = gradwire.encode(values, codec, threads=threads, dtype=bits)
     if gradwire.inspect(frame)["non_finite"]:
         # A marker would turn the whole tensor into NaN: in a file that is a loss, not a message.
-        raise CommandError(
+        raise UserError(
             f"{_place(path, tensor)} {caught[0].message}; {codec} cannot carry that, "
             f"{_as_it_is(tensor)}"
         )

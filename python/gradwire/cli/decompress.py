@@ -10,9 +10,10 @@ from typer import Argument, Option
 
 import gradwire
 from gradwire.cli.compress import SUFFIX
-from gradwire.cli.output import CommandError, ForceOption, JsonOption, human_bytes, print_json
+from gradwire.cli.output import ForceOption, JsonOption, human_bytes, print_json
 from gradwire.cli.output_file import OutputOption, Outputs, replace_file
 from gradwire.container import FRAME_DTYPES, ContainerError, Kind, Tensor, parse
+from gradwire.errors import UserError
 from gradwire.tensor_files import kind_of, write_tensor_file
 
 _MAX_VALUES_HELP = "Refuse a tensor with more values: a few bytes can stand for many zeros."
@@ -39,12 +40,12 @@ def decompress(
             content = parse(path.read_bytes())
             target = outputs.claim(path, _restored_name(path, content.kind))
             if kind_of(target) != content.kind:
-                raise CommandError(f"{path} holds a .{content.kind} file, not {target.suffix}")
+                raise UserError(f"{path} holds a .{content.kind} file, not {target.suffix}")
             tensors = tuple(
                 _restore(tensor, content.kind, threads, max_values) for tensor in content.tensors
             )
         except ContainerError as error:
-            raise CommandError(f"{path}: {error}") from None
+            raise UserError(f"{path}: {error}") from None
         with replace_file(target) as file:
             write_tensor_file(replace(content, tensors=tensors), file)
         size, count = target.stat().st_size, len(tensors)

@@ -9,7 +9,6 @@ from typer import Argument
 
 import gradwire
 from gradwire.cli.output import (
-    CommandError,
     JsonOption,
     print_json,
     print_pairs,
@@ -17,6 +16,7 @@ from gradwire.cli.output import (
     significant,
 )
 from gradwire.container import ContainerError, is_container, parse
+from gradwire.errors import UserError
 
 _TEXTS = ("name", "dtype", "shape", "storage", "codec")  # columns of text, not of numbers
 
@@ -31,14 +31,14 @@ def inspect(
     """
     data = file.read_bytes()
     if data[:2] not in (b"GW", b"GP", b"GC"):
-        raise CommandError(
+        raise UserError(
             f"{file}: neither a frame ('GW') nor a packet ('GP') nor a compressed file ('GC')"
             f"{_hint(data)}"
         )
     try:
         found = _inspect_container(data) if is_container(data) else gradwire.inspect(data)
     except (ContainerError, gradwire.GradwireError) as error:
-        raise CommandError(f"{file}: {error}") from None
+        raise UserError(f"{file}: {error}") from None
     if as_json:
         print_json(found)
     else:

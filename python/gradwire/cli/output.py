@@ -10,17 +10,12 @@ from typing import Annotated, Any
 import typer
 
 import gradwire
-from gradwire.errors import UserError
 
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
 
 # Wide enough for every table; a pipe or a file has no width of its own.
 _WIDTH_WITHOUT_TERMINAL = 160
-
-
-class CommandError(UserError):
-    """The command cannot do its work."""
 
 
 def check_codec(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, BinaryIO
 
 from typer import Option
 
-from gradwire.cli.output import CommandError
+from gradwire.errors import UserError
 
 _OUTPUT_HELP = (
     "Where to write: a file, or a directory if there are several inputs. Default: beside each "
@@ -36,7 +36,7 @@ class Outputs:
     def claim(self, source: Path, name: str) -> Path:
         """Returns the file to write for `source`, called `name` unless the user named it.
 
-        Raises CommandError if the directory does not exist, if the file exists and is not to be
+        Raises UserError if the directory does not exist, if the file exists and is not to be
         overwritten, or if another input already has it.
         """
         if self._output is None:
@@ -44,18 +44,18 @@ class Outputs:
         elif self._output.is_dir():
             target = self._output / name
         elif self._inputs > 1:
-            raise CommandError(
+            raise UserError(
                 f"--output {self._output}: with {self._inputs} inputs it must be a directory"
             )
         else:
             target = self._output
         if not target.parent.is_dir():
-            raise CommandError(f"{target.parent}: no such directory")
+            raise UserError(f"{target.parent}: no such directory")
         other = self._sources.setdefault(target.resolve(), source)
         if other is not source:
-            raise CommandError(f"{other} and {source} would both be written to {target}")
+            raise UserError(f"{other} and {source} would both be written to {target}")
         if target.exists() and not self._force:
-            raise CommandError(f"{target} exists; --force overwrites it")
+            raise UserError(f"{target} exists; --force overwrites it")
         return target
 
 
