@@ -89,7 +89,7 @@ class Wire:
         self._rests: dict[int, dist.Work | LostError] = {}
         self._room_there = dict.fromkeys(self.peers, 0)
         for peer in self.peers:
-            self._post(peer)
+            self.release(peer)
 
     def send(self, peer: int, kind: Kind, payload: Bytes = _NOTHING) -> None:
         """Starts sending. `payload` (one-dimensional) must not change before the next `flush`."""
@@ -136,8 +136,11 @@ class Wire:
         return kind, room[:length]
 
     def release(self, peer: int) -> None:
-        """Makes room for the peer's next message; the bytes of the last one become invalid."""
-        self._post(peer)
+        """Posts receives for the peer's next message; the bytes of the last one become invalid."""
+        room = self._rooms[peer]
+        if room.size > 0 and peer not in self._rests:
+            self._rests[peer] = self._try_receive(peer, room[_IN_HEAD:], _REST_TAG)
+        self._posted[peer] = self._try_receive(peer, self._heads[peer], _HEAD_TAG)
 
     def flush(self, peer: int | None = None, keep: int = 0) -> None:
         """Waits until the system has everything sent, so that it arrives even if this rank leaves.
@@ -178,12 +181,6 @@ class Wire:
         self._rests.clear()
         self._sends.clear()
         self._group = None
-
-    def _post(self, peer: int) -> None:
-        room = self._rooms[peer]
-        if room.size > 0 and peer not in self._rests:
-            self._rests[peer] = self._try_receive(peer, room[_IN_HEAD:], _REST_TAG)
-        self._posted[peer] = self._try_receive(peer, self._heads[peer], _HEAD_TAG)
 
     def _try_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work | LostError:
         """A failure is raised in `_wait`: a peer may rightly leave after its last message."""

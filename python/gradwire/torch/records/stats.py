@@ -13,6 +13,7 @@ and they leave out helper threads (`threads` above 1).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -185,12 +186,11 @@ class Stats:
 
 def raw_tensors_of(layouts: Sequence[Layout]) -> tuple[RawTensor, ...]:
     """The tensors that go raw although another codec is set."""
-    found: dict[tuple[str, str], int] = {}
+    found: Counter[tuple[str, str]] = Counter()
     for layout in layouts:
         for segment in layout.segments:
             if segment["reason"]:
-                key = (segment["name"], segment["reason"])
-                found[key] = found.get(key, 0) + segment["numel"]
+                found[segment["name"], segment["reason"]] += segment["numel"]
     return tuple(RawTensor(name, numel, reason) for (name, reason), numel in found.items())
 
 
