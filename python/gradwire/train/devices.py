@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
+from gradwire.torch.device.kernels import require_kernels
 from gradwire.train.errors import TrainError
-from gradwire.train.settings import PLAIN_DDP, TrainSettings, is_cuda
-
-if TYPE_CHECKING:
-    import torch
+from gradwire.train.settings import PLAIN_DDP, TrainSettings
 
 
 def check_usable(settings: TrainSettings) -> None:
     """Raises TrainError unless this machine, its PyTorch and this build of gradwire can use the
-    settings' device."""
-    if not is_cuda(settings.device):
-        return
-    import torch
-
+    settings' device, a GPU."""
     asked = f"--device {settings.device}"
     if not torch.cuda.is_available():
         raise TrainError(f"{asked}: PyTorch {torch.__version__} has no GPU here: {_why_no_gpu()}")
@@ -26,8 +20,6 @@ def check_usable(settings: TrainSettings) -> None:
         raise TrainError(f"{asked}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
     if all(codec == PLAIN_DDP for codec in settings.codecs):
         return
-    from gradwire.torch.device.kernels import require_kernels
-
     try:
         require_kernels(device)
     except RuntimeError as error:
@@ -39,8 +31,6 @@ def of_worker(name: str, local_rank: int) -> torch.device:
 
     local_rank: the worker's rank among those of its machine; if unknown, among all.
     """
-    import torch
-
     if name == "cuda":
         return torch.device("cuda", local_rank % torch.cuda.device_count())
     return torch.device(name)
@@ -48,8 +38,6 @@ def of_worker(name: str, local_rank: int) -> torch.device:
 
 def describe(device: torch.device) -> str:
     """`cpu`, or `cuda:0 (NVIDIA H100)`."""
-    import torch
-
     if device.type == "cpu":
         return "cpu"
     return f"{device} ({torch.cuda.get_device_name(device)})"
@@ -57,15 +45,11 @@ def describe(device: torch.device) -> str:
 
 def wait_for(device: torch.device) -> None:
     """Waits until the device has done all its work, so that a time can be taken."""
-    import torch
-
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _why_no_gpu() -> str:
-    import torch
-
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:

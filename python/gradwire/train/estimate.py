@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import gradwire
 from gradwire.train.settings import PLAIN_DDP, SERVER, TrainSettings
 
 _SAMPLE = 40960
@@ -39,7 +40,5 @@ def typical_bits_per_value(codec: str) -> float:
     """Bits a value that the codec makes of normally distributed values."""
     if codec == PLAIN_DDP:
         return 32.0
-    import gradwire
-
     values = np.random.default_rng(0).standard_normal(_SAMPLE).astype(np.float32)
     return 8 * len(gradwire.encode(values, codec)) / _SAMPLE

@@ -25,6 +25,7 @@ from torch.nn import functional
 import gradwire
 from gradwire.torch.device.kernels import has_kernels, require_kernels, stream_of
 from gradwire.torch.records.exchange_settings import RAW
+from gradwire.torch.records.parameters import split_like
 from gradwire.train.settings import MOMENTUM, WEIGHT_DECAY, TrainSettings
 from gradwire.train.strategy import Strategy
 
@@ -128,8 +129,7 @@ class FlatModel:
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """The parts of a vector like `weights`, each in its parameter's shape."""
-        parts = vector.split([p.numel() for p in self._parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
+        return split_like(vector, self._parameters)
 
     def add_gradient(
         self, images: Tensor, labels: Tensor, sums: list[Tensor], is_first: bool

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from gradwire.machine import describe_build, describe_machine
-from gradwire.train import data, devices, launcher, network, report, settings, worker
+from gradwire.train import data, launcher, network, report, settings, worker
 from gradwire.train.errors import TrainError
 from gradwire.train.estimate import estimate_seconds
 from gradwire.train.progress import Display, say
@@ -38,7 +38,10 @@ def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
         raise TrainError(
             f"{' and '.join(missing)} not installed; `pip install 'gradwire[train]'` brings it"
         )
-    devices.check_usable(chosen)
+    if settings.is_cuda(chosen.device):
+        from gradwire.train import devices
+
+        devices.check_usable(chosen)
     if outputs.plots is not None:
         outputs.plots.mkdir(parents=True, exist_ok=True)
     if outputs.json not in (None, "-"):
