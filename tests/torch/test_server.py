@@ -78,11 +78,11 @@ def test_a_worker_away_for_longer_than_the_history_gets_the_model(
 
 
 def test_stale_pulls_end_with_the_same_model(cluster: Cluster) -> None:
-    job = Job(versions=24, local="adam", arguments={"staleness": 2})
+    job = Job(versions=60, local="adam", arguments={"staleness": 2})
     answers = cluster.run(4, run, job)
     check_replicas(answers[:3])
-    assert all(answer.version >= 24 for answer in answers)
-    assert sum(answers[0].losses[-5:]) < sum(answers[0].losses[:5])
+    assert all(answer.version >= 60 for answer in answers)
+    assert sum(answers[0].losses[-5:]) < 0.9 * sum(answers[0].losses[:5])
 
 
 def test_a_gradient_that_is_not_finite_is_applied_by_nobody(cluster: Cluster) -> None:
