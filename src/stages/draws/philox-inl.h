@@ -50,19 +50,6 @@ HWY_INLINE hn::Vec<D> philox_last_words(D d, hn::Vec<D> product, hn::Vec<D> word
   return hn::BitCast(d, hn::OddEven(swapped, mixed));
 }
 
-template <class D>
-HWY_INLINE void philox_last_round(D d, uint32_t key0, uint32_t key1, hn::Vec<D> word0,
-                                  hn::Vec<D> word1, hn::Vec<D> word2, hn::Vec<D> word3,
-                                  hn::Vec<D>& lower, hn::Vec<D>& upper) {
-  const hn::RepartitionToNarrow<D> d32;
-  const auto product0 = hn::MulEven(hn::BitCast(d32, word0), hn::Set(d32, kPhiloxMultiplier0));
-  const auto product1 = hn::MulEven(hn::BitCast(d32, word2), hn::Set(d32, kPhiloxMultiplier1));
-  const auto words01 = philox_last_words(d, product1, word1, key0);
-  const auto words23 = philox_last_words(d, product0, word3, key1);
-  lower = hn::InterleaveLower(d, words01, words23);
-  upper = hn::InterleaveUpper(d, words01, words23);
-}
-
 // The counters of the blocks from `block` on.
 template <class D>
 HWY_INLINE void philox_counters(D d, uint64_t step, uint64_t block, hn::Vec<D> places,
@@ -74,13 +61,17 @@ HWY_INLINE void philox_counters(D d, uint64_t step, uint64_t block, hn::Vec<D> p
   word3 = hn::Set(d, step >> 32);
 }
 
+// The words after the last round, stored in their order.
 template <class D>
 HWY_INLINE void store_words(D d, uint32_t key0, uint32_t key1, hn::Vec<D> word0, hn::Vec<D> word1,
                             hn::Vec<D> word2, hn::Vec<D> word3, uint32_t* words) {
   const hn::RepartitionToNarrow<D> d32;
-  hn::Vec<D> lower, upper;
-  philox_last_round(d, key0, key1, word0, word1, word2, word3, lower, upper);
-  hn::StoreU(hn::BitCast(d32, lower), d32, words);
+  const auto product0 = hn::MulEven(hn::BitCast(d32, word0), hn::Set(d32, kPhiloxMultiplier0));
+  const auto product1 = hn::MulEven(hn::BitCast(d32, word2), hn::Set(d32, kPhiloxMultiplier1));
+  const auto words01 = philox_last_words(d, product1, word1, key0);
+  const auto words23 = philox_last_words(d, product0, word3, key1);
+  const auto upper = hn::InterleaveUpper(d, words01, words23);
+  hn::StoreU(hn::BitCast(d32, hn::InterleaveLower(d, words01, words23)), d32, words);
   hn::StoreU(hn::BitCast(d32, upper), d32, words + hn::Lanes(d32));
 }
 
