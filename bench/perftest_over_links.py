@@ -65,7 +65,7 @@ def run_shaped(rate: int, ranks: int, program: Sequence[str]) -> int:
         addresses = [network.address(rank) for rank in range(ranks)]
         options = mpirun(
             "--host", ",".join(addresses), "-n", str(ranks), "--map-by", "node",
-            "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", os.path.abspath(__file__),
+            "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", f"{sys.executable} {os.path.abspath(__file__)}",
             "--mca", "plm_rsh_no_tree_spawn", "1",
             "--mca", "oob_tcp_if_include", network.INTERFACE,
             "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", network.INTERFACE,

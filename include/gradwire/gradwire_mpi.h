@@ -36,9 +36,9 @@ typedef int32_t gw_op;
 typedef struct gw_mpi_options {
   const char* codec;      /* "3lc" */
   const char* pull_codec; /* NULL: as codec */
-  const char* exchange;   /* of gw_allreduce: "sharded"; or "ring", "terngrad", "hierarchical" or
-                             "hierarchical:between=ring,ranks=4" (between the machines: sharded;
-                             ranks per machine: as MPI says) */
+  const char* exchange;   /* of gw_allreduce: "sharded", or another of gw_exchange_info_at, such as
+                             "hierarchical:between=ring,ranks=4" (without parameters: sharded
+                             between the machines; ranks per machine: as MPI says) */
   uint64_t seed;          /* of stochastic codecs: 0 */
   int threads;            /* 1 */
   double timeout_seconds; /* 60 */

@@ -24,13 +24,27 @@ namespace {
 constexpr uint64_t kChunk = 40960;
 constexpr float kTiny = 0x1p-149f;
 
-// "name", and "name:key=value" for every listed value and for the ends of the ranges of numbers.
+// The smallest group of a codec whose groups are described as in "multiple of 8" or "1 to 99".
+uint64_t smallest_group(std::string_view values) {
+  constexpr std::string_view kMultiple = "multiple of ";
+  if (values.starts_with(kMultiple)) values.remove_prefix(kMultiple.size());
+  return std::stoull(std::string(values));
+}
+
+// "name", and "name:key=value" for every listed value, for the smallest groups and for groups that
+// are larger than a chunk.
 std::vector<std::string> variants() {
   std::vector<std::string> all;
   for (const CodecInfo* info : codecs()) {
     all.emplace_back(info->name);
     for (auto list : {info->parameters, common_parameters(*info)}) {
       for (const CodecParameter& parameter : list) {
+        if (parameter.name == "bucket") {
+          const uint64_t smallest = smallest_group(parameter.values);
+          for (uint64_t group : {smallest, (kChunk / smallest + 1) * smallest}) {
+            all.push_back(std::string(info->name) + ":bucket=" + std::to_string(group));
+          }
+        }
         std::string_view rest = parameter.values;
         while (parameter.values.find('|') != std::string_view::npos && !rest.empty()) {
           const std::string_view value = rest.substr(0, rest.find('|'));

@@ -5,14 +5,19 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "engines/loopback/loopback.h"
 #include "gradwire/exchange.h"
+#include "gradwire/exchange_choice.h"
 
 namespace gradwire {
+
+// The name in the names of tests.
+inline void PrintTo(const ExchangeInfo* exchange, std::ostream* out) { *out << exchange->name; }
 
 using MakeExchange =
     std::function<std::unique_ptr<Exchange>(std::shared_ptr<const Layout> layout, uint32_t rank)>;

@@ -13,42 +13,38 @@
 namespace gradwire {
 namespace {
 
-struct Kind {
-  const char* name;
-  MakeExchange make;
-  // Whether `rank` encodes its part of `owner`'s shard in a step of 3 ranks in which `bad` is not
-  // finite. Only then does the skipped step leave something in a residual.
-  bool (*encodes)(uint32_t owner, uint32_t rank, uint32_t bad);
-};
-
-std::unique_ptr<Exchange> sharded(const std::shared_ptr<const Layout>& layout, uint32_t rank) {
-  return make_exchange("sharded", layout, rank, Execution::create().value()).value();
+MakeExchange makes(std::string_view name, ExchangeOptions options = {}) {
+  return [=](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
+    return make_exchange(name, layout, rank, Execution::create().value(), options).value();
+  };
 }
 
-std::unique_ptr<Exchange> ring(const std::shared_ptr<const Layout>& layout, uint32_t rank) {
-  return make_exchange("ring", layout, rank, Execution::create().value()).value();
-}
-
-void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
-
-class Exchanges : public testing::TestWithParam<Kind> {
+class Exchanges : public testing::TestWithParam<const ExchangeInfo*> {
  protected:
   Cluster make_cluster(uint32_t world, const std::string& codec,
                        std::vector<TensorInfo> tensors = small_tensors()) const {
-    return {GetParam().make, world, codec, std::move(tensors)};
+    return {makes(GetParam()->name), world, codec, std::move(tensors)};
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Exchanges,
-    testing::Values(Kind{"sharded", sharded,
-                         [](uint32_t owner, uint32_t rank, uint32_t) { return rank != owner; }},
-                    Kind{"ring", ring,
-                         [](uint32_t owner, uint32_t rank, uint32_t bad) {
-                           const auto hop = [&](uint32_t r) { return (r + 2 - owner) % 3; };
-                           return rank != owner && hop(rank) < hop(bad);
-                         }}),
-    [](const auto& kind) { return std::string(kind.param.name); });
+// Whether `rank` encodes its part of `owner`'s shard in a step of 3 ranks in which `bad` is not
+// finite. Only then does the skipped step leave something in a residual.
+bool encodes(const ExchangeInfo& exchange, uint32_t owner, uint32_t rank, uint32_t bad) {
+  const auto hop = [&](uint32_t r) { return (r + 2 - owner) % 3; };
+  return rank != owner && (!exchange.encodes_sums_on_the_way || hop(rank) < hop(bad));
+}
+
+// The exchanges that keep residuals, without those that hand the work to another exchange.
+std::vector<const ExchangeInfo*> with_residuals() {
+  std::vector<const ExchangeInfo*> chosen;
+  for (const ExchangeInfo* exchange : exchanges()) {
+    if (!exchange->adds_trits && !exchange->between_machines) chosen.push_back(exchange);
+  }
+  return chosen;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Exchanges, testing::ValuesIn(with_residuals()),
+                         [](const auto& exchange) { return std::string(exchange.param->name); });
 
 TEST_P(Exchanges, AllRanksEndWithTheSameBitsAndNothingIsLost) {
   for (uint32_t world : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 9u, 12u, 16u, 24u, 32u}) {
@@ -187,7 +183,7 @@ TEST_P(Exchanges, AStepThatIsNotFiniteIsNanEverywhereAndNoResidualIsLost) {
       for (uint64_t i = segment.bucket_offset; i < segment.bucket_offset + segment.n; ++i) {
         double expected = in[i] - good[0][i];
         for (uint32_t r : {0u, 2u}) {
-          if (GetParam().encodes(segment.owner, r, 1)) expected += double{inputs[r][i]} / 3;
+          if (encodes(*GetParam(), segment.owner, r, 1)) expected += double{inputs[r][i]} / 3;
         }
         ASSERT_NEAR(owed[i], expected, 1e-5) << i;
       }
@@ -320,7 +316,7 @@ std::vector<Sent> run_recorded(Cluster& cluster, Buckets& buckets) {
 }
 
 TEST(Ring, NeighboursAloneTalkAndAveragesArePassedOnAsTheyAre) {
-  Cluster cluster(ring, 5, "3lc");
+  Cluster cluster(makes("ring"), 5, "3lc");
   Buckets buckets = random_buckets(5, cluster.numel(), 1);
   std::map<uint64_t, std::vector<std::vector<std::byte>>> pulls;  // key: the shard's digest
   std::map<uint64_t, int> pushes;
@@ -346,12 +342,12 @@ TEST(Ring, QuantizesSumsAndTheShardedExchangeEachPart) {
   constexpr uint32_t kWorld = 16;
   constexpr int kSteps = 8;
   double error[2] = {};
-  const MakeExchange makes[2] = {sharded, ring};
   for (int kind = 0; kind < 2; ++kind) {
     for (int step = 0; step < kSteps; ++step) {
       // Pulls go raw, so that only the pushes add an error.
       LayoutOptions options{.codec = "int8:ef=off", .pull_codec = "raw"};
-      Cluster cluster(makes[kind], kWorld, options, {{"only", {kWorld, 4096}}});
+      Cluster cluster(makes(kind == 0 ? "sharded" : "ring"), kWorld, options,
+                      {{"only", {kWorld, 4096}}});
       Buckets buckets = random_buckets(kWorld, cluster.numel(), static_cast<uint64_t>(step));
       std::vector<double> mean(cluster.numel());
       for (const auto& bucket : buckets) {
@@ -407,11 +403,7 @@ TEST(Sharded, EveryoneGetsWhatTheOwnersUpdateMakesOfTheAverage) {
 }
 
 TEST_P(Exchanges, GiveTheSumWhereThatIsWanted) {
-  const MakeExchange make = [&](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
-    return make_exchange(GetParam().name, layout, rank, Execution::create().value(),
-                         {.reduction = Reduction::kSum})
-        .value();
-  };
+  const MakeExchange make = makes(GetParam()->name, {.reduction = Reduction::kSum});
   Cluster cluster(make, 3, "raw");
   Buckets buckets(3, std::vector<float>(cluster.numel(), 0.1f));
   ASSERT_TRUE(cluster.step(buckets, 0).ok());

@@ -70,6 +70,3 @@ def test_exchanges_of_the_pages_are_those_of_the_library() -> None:
     assert set(names) <= set(re.findall(r"^\| (\w+)(?= \||,)", costs, re.MULTILINE))
     chosen = re.findall(r'^\| `GradwireState\(exchange="(\w+)"\)`', page, re.MULTILINE)
     assert ["sharded", *chosen] == names
-    mpi = (ROOT / "docs" / "mpi.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"\*\*Exchanges\*\* of all-reduce: ([^.]*)\.", mpi)
-    assert re.findall(r"`(\w+)`", line) == names

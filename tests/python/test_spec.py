@@ -115,6 +115,14 @@ def test_packet_example(example: Example) -> None:
         assert (entry["numel"], entry["payload_bytes"]) == (frame.n, len(frame.payload))
 
 
+def test_every_codec_is_in_the_contents_and_in_the_table_of_residuals() -> None:
+    residuals = PAGE.partition("| codec | new residual |")[2].partition("\n\n")[0]
+    for codec in gradwire.codecs():
+        name = codec["name"]
+        assert f"[{name}](#{name})" in PAGE.partition("## Introduction")[0]
+        assert codec["lossless"] or re.search(rf"^\|[^|]*\b{name}\b", residuals, re.MULTILINE), name
+
+
 def test_codec_numbers_of_the_page() -> None:
     section = PAGE.partition("## Codecs\n")[2].partition("### raw")[0]
     table = re.findall(r"^\| (\d+) \| (\w+) \|", section, re.MULTILINE)

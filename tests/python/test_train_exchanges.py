@@ -17,7 +17,7 @@ from gradwire.train.settings import SettingsError, TrainSettings
         (
             {"exchange": "star"},
             "--exchange",
-            "valid are sharded, ring, terngrad, hierarchical, server, ",
+            f"valid are {', '.join(settings.HOOKED)}, server, ",
         ),
         ({"every": 0}, "--every", "valid are 1 to 400"),
         ({"every": 3}, "--steps", "400 is no multiple of --every 3"),
