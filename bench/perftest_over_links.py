@@ -63,9 +63,10 @@ def run_shaped(rate: int, ranks: int, program: Sequence[str]) -> int:
         for rank, holder in enumerate(holders):
             attach(rank, holder)
         addresses = [network.address(rank) for rank in range(ranks)]
+        agent = f"{sys.executable} {os.path.abspath(__file__)}"  # this Python has gradwire
         options = mpirun(
             "--host", ",".join(addresses), "-n", str(ranks), "--map-by", "node",
-            "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", f"{sys.executable} {os.path.abspath(__file__)}",
+            "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent,
             "--mca", "plm_rsh_no_tree_spawn", "1",
             "--mca", "oob_tcp_if_include", network.INTERFACE,
             "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", network.INTERFACE,
