@@ -82,10 +82,13 @@ bool decode_sparse_levels(const uint8_t* coded, size_t size, size_t n, int32_t s
     i += distance.value;
     reader.skip(distance.length);
     if (i > n) return reader.at_end();
-    const EliasLevel level = sparse_level_read(window << distance.length);
-    if (level.length == 0 || std::abs(level.level) > s) return false;
-    levels[i - 1] = static_cast<int8_t>(level.level);
-    reader.skip(level.length);
+    // sparse_level_read takes longer here, where a level is too long for the table.
+    const uint64_t code = window << distance.length;
+    const EliasNumber magnitude = elias_read(code << 1);
+    if (magnitude.length == 0 || magnitude.value > static_cast<uint32_t>(s)) return false;
+    const auto level = static_cast<int8_t>(magnitude.value);
+    levels[i - 1] = static_cast<int8_t>(code >> 63 != 0 ? -level : level);
+    reader.skip(1 + magnitude.length);
   }
 }
 
