@@ -1,4 +1,4 @@
-"""Where a rank exchanges the buckets of a device, beside the training that fills them."""
+"""The CUDA stream on which a rank exchanges a device's buckets while the training goes on."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class DeviceQueue:
         if self._stream is None:  # the device is no GPU
             yield
             return
-        # The device first: leaving a stream makes the device current that was so before, the first
-        # one in a thread of its own, and would make a context there.
+        # The device is entered first. Leaving a stream makes the thread's earlier device current:
+        # in a new thread that is device 0, and this would create a CUDA context there.
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             if ready is not None:
                 self._stream.wait_event(ready)
@@ -46,7 +46,7 @@ def is_capturing(values: torch.Tensor) -> bool:
 
 
 def mark_ready(values: torch.Tensor) -> torch.cuda.Event | None:
-    """An event after the work that is queued for the values; None where they are on the CPU."""
+    """An event after the work that is queued for the values; None if they are on the CPU."""
     if values.device.type != "cuda":
         return None
     return torch.cuda.current_stream(values.device).record_event()

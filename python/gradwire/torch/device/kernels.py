@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-# The module that has the kernels for a kind of device. The CPU needs none.
+# The module with the kernels for each kind of device. The CPU needs no such module.
 KERNEL_MODULES = {"cuda": "gradwire._cuda"}
 
 
 def require_kernels(device: torch.device) -> Any:
-    """The module whose kernels run on this device: `gradwire._cuda`, or another one like it.
+    """The module whose kernels run on this device: `gradwire._cuda`, or one that replaces it.
 
     Raises RuntimeError if gradwire was built without it, TypeError for other kinds of device.
     """

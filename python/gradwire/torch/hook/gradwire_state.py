@@ -1,6 +1,6 @@
 """The hook of DistributedDataParallel, and its state: configuration, counters and checkpoint.
 
-Without postponed annotations: DDP compares the hook's annotations with its own types.
+Annotations are not postponed here, because DDP compares those of the hook with its own types.
 """
 
 import time
@@ -54,7 +54,7 @@ class GradwireState(SessionOwner):
                    name matches the pattern take that codec; the first match wins
     exclude        name patterns of tensors that go raw
     min_numel      tensors with fewer values go raw, and so do all one-dimensional ones
-    start_iter     so many first iterations go raw, while gradients change fastest
+    start_iter     number of first iterations that go raw, because gradients change fastest then
     process_group  the group given to DDP; None: the default group
     threads        threads for encoding and decoding on this rank. They are used for segments of
                    more than a million values; below that, one thread is faster
@@ -84,7 +84,7 @@ class GradwireState(SessionOwner):
     be "terngrad".
 
     If no rank used a parameter in an iteration (find_unused_parameters), its residual is still
-    sent, but DDP does not change its gradient: that amount is not applied.
+    sent, but DDP does not change its gradient: the sent residual is not applied.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class GradwireState(SessionOwner):
         self._loss_scale: float | None = None  # of the iteration
         self._loaded: checkpoint.StateDict | None = None
 
-    # What the hook does ------------------------------------------------------------------------
+    # The hook ----------------------------------------------------------------------------------
 
     def average(
         self,
@@ -121,7 +121,7 @@ class GradwireState(SessionOwner):
         Raises TypeError for gradients that are sparse, that are not float32, bfloat16 or float16,
         or that are neither on the CPU nor on one GPU; ValueError for an exchange that a GPU does
         not have; RuntimeError for a GPU in a build without CUDA, or in the capture of a CUDA graph;
-        and the first error of the communication again if there was one.
+        and the first error of the communication again if there was an error.
         """
         queued, cpu = time.perf_counter(), time.thread_time()
         if self.error is not None:
@@ -165,7 +165,7 @@ class GradwireState(SessionOwner):
         # DDP takes an exception only from a future's callback.
         return future.then(Future.value)
 
-    # What it did -------------------------------------------------------------------------------
+    # Statistics --------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
         """Sums over all complete steps of this rank, and which tensors go raw and why."""

@@ -20,7 +20,7 @@ def name_parameters_of(state: object) -> dict[torch.Tensor, str]:
     found = [
         candidate
         for candidate in gc.get_objects()
-        # Of hundreds of thousands; issubclass takes longer, as the class is an abstract one's.
+        # There are hundreds of thousands of objects, and issubclass of an abstract class is slow.
         if DistributedDataParallel in type(candidate).__mro__
         and any(registered is state for _, registered in candidate._comm_hooks)
     ]

@@ -1,1 +1,1 @@
-"""Optimizers that exchange what they need by themselves, without DistributedDataParallel."""
+"""Optimizers that exchange gradients or model changes without DistributedDataParallel."""

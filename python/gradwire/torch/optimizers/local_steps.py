@@ -1,6 +1,6 @@
 """`LocalSteps`: every rank steps alone; after every k-th step the ranks agree on a model again.
 
-The *anchor* is the model on which all ranks agreed last. Each rank sends what it changed since then
+The *anchor* is the model on which all ranks agreed last. Each rank sends its change since then
 (anchor - parameters, the *pseudo-gradient*), compressed and with residuals. The average over the
 ranks is applied to the anchor, in one of two ways.
 
@@ -8,8 +8,8 @@ plain   the average is subtracted from the anchor: local SGD.
 outer   the average is the gradient of an outer optimizer, as in DiLoCo (Douillard et al. 2023,
         arXiv:2311.08105): SGD with Nesterov momentum, see `outer_nesterov`.
 
-The "2 local steps" of 3LC (Lim, Andersen, Kaminsky; SysML 2019, section 4.2) are something else:
-workers there do not step their model alone, so they accumulate gradients of one model and send the
+The "2 local steps" of 3LC (Lim, Andersen, Kaminsky; SysML 2019, section 4.2) are different: the
+workers do not step a model of their own, but accumulate gradients of the same model and send the
 sum every second step. In gradwire that is gradient accumulation, with the hook and DDP's `no_sync`.
 """
 
@@ -39,7 +39,7 @@ def outer_nesterov(lr: float = 0.7, momentum: float = 0.9) -> OuterFactory:
 
 @dataclass(frozen=True)
 class LocalStats:
-    """`exchanges`: bytes and times, where a step is an exchange."""
+    """`exchanges`: bytes and times, which count each exchange as a step."""
 
     every: int
     local_steps: int  # of this rank's own optimizer
@@ -50,7 +50,7 @@ class LocalStats:
         return {**self.exchanges.as_dict(), **own}
 
     def report(self) -> str:
-        """A table as text. Its steps are exchanges."""
+        """A table as text, which counts each exchange as a step."""
         return f"local      {self.local_steps} steps, an exchange every {self.every}\n" + (
             self.exchanges.report()
         )
@@ -74,15 +74,15 @@ class LocalSteps(ReplicaOptimizer):
     optimizer      any torch.optim optimizer; it shares its groups and state with this one
     model          gives the parameters their names, which rules and errors mention
     every          steps from one exchange to the next
-    outer          makes the outer optimizer of the parameters it is given; None: plain average
+    outer          makes an outer optimizer for a list of parameters; None: plain average
     codec, settings   as in GradwireState: pull_codec, rules, exclude, min_numel, exchange,
                    ranks_per_machine, process_group, threads, target, seed, timeout
 
     If a change is not finite on any rank, all ranks go back to the anchor. A NonFiniteStepWarning
     names the rank, stats() counts the step, and residuals are kept. The optimizer of that rank
-    starts anew. Sparse gradients may be used if the wrapped optimizer takes them: only changes of
-    parameters are sent.
-    `step` raises the errors of GradwireState; after one no step can be taken.
+    loses its state. Sparse gradients may be used if the wrapped optimizer takes them: only changes
+    of parameters are sent.
+    `step` raises the errors of GradwireState; after an error no step can be taken.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class LocalSteps(ReplicaOptimizer):
         self._since = 0
 
     def stats(self) -> LocalStats:
-        """Sums over all steps of this rank, and what goes raw and why."""
+        """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
         return LocalStats(self.every, self._local_steps, self._session.stats())
 
     def last_step(self) -> dict[str, Any]:

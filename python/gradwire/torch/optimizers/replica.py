@@ -1,4 +1,4 @@
-"""What ShardedOptimizer and LocalSteps share: a model that is kept equal on all ranks, without DDP.
+"""The base of ShardedOptimizer and LocalSteps: it keeps a model equal on all ranks, without DDP.
 
 The ranks compare their settings and tensors, take over rank 0's parameters and buffers, and
 exchange one bucket with a value for each value of the parameters.
@@ -38,7 +38,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
     _parts                views of the bucket, shaped as the parameters
     """
 
-    # So that a GradScaler calls `step`, which refuses it, whatever the gradients are.
+    # This makes a GradScaler call `step`, which refuses it, even if gradients are not finite.
     _step_supports_amp_scaling = True
     _session: Session
 
@@ -79,7 +79,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         try:
             self._session.start(work, "comparing and broadcasting the model").wait()
         except BaseException:
-            # The finalizer does not run: the error refers to this object, and the session to it.
+            # The finalizer would not run: the session's error keeps this object in its traceback.
             self._session.close()
             raise
 
@@ -95,9 +95,9 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
     def _exchange_bucket(self, step: int, fault: str | None = None) -> bool:
         """Turns the bucket into the exchange's result, the same bits on every rank.
 
-        `fault`: what is wrong with this rank's values, if that is known. (An exchange whose codec
-        keeps a residual finds NaN and Inf itself; any other one passes them through.)
-        False: the result is not finite. The step is counted as skipped, and no rank may apply it.
+        `fault`: says where this rank's values are not finite, if known. (An exchange whose codec
+        keeps a residual finds NaN and Inf itself; any other exchange passes them through.)
+        Returns False if the result is not finite: the step counts as skipped; no rank may apply it.
         """
         self._session.submit(BucketJob(step, self._tensors, self._bucket)).wait()
         runner = self._session.runner
@@ -110,7 +110,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         return not runner.last_step.skipped
 
     def _check_step(self) -> None:
-        """Raises RuntimeError if a torch.amp.GradScaler called `step`, or the earlier error."""
+        """Raises the session's error, and RuntimeError if a torch.amp.GradScaler called `step`."""
         if vars(self).pop("found_inf", None) is not None:
             vars(self).pop("grad_scale", None)
             raise RuntimeError(

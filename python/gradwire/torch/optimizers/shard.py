@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gradwire._core import Exchange, Layout
 
-# These step a tensor as a whole, evaluate the loss again, or take sparse gradients.
+# These optimizers step a tensor as a whole, evaluate the loss again, or take sparse gradients.
 _NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
 
 
@@ -34,8 +34,8 @@ class Piece:
 
     values     the exact values, which this rank's optimizer steps
     in_bucket  their part of the bucket: first the average, then the change
-    is_owed    whether a residual keeps what the codec leaves out, to be sent later. Without a
-               residual the owner takes over the values that everyone got
+    is_owed    whether a residual keeps the codec's error, to be sent later. Without a residual the
+               owner takes over the values that every rank got
     """
 
     name: str
@@ -97,7 +97,7 @@ class Shard:
     def update(self) -> None:
         """Turns the shard's averaged gradients, in the bucket, into the model's changes.
 
-        Averages that are not finite stay as they are: no rank applies a step with one.
+        Changes nothing if an average is not finite: no rank applies such a step.
         """
         if not all(bool(torch.isfinite(piece.in_bucket).all()) for piece in self.pieces):
             return

@@ -45,21 +45,21 @@ class ShardedOptimizer(ReplicaOptimizer):
     and take over rank 0's parameters and buffers. Buffers are not exchanged after that.
 
     optimizer      a torch.optim optimizer that steps each element by itself and has taken no step.
-                   It belongs to this one now, and steps this rank's shard. At each step it gets the
-                   options of this one's `param_groups`: give schedulers this one
+                   From now on it steps this rank's shard. At each step it gets the options in the
+                   ShardedOptimizer's `param_groups`: give the ShardedOptimizer to schedulers
     model          gives the parameters their names, which rules and errors mention
     codec, settings   as in GradwireState: pull_codec, rules, exclude, min_numel, process_group,
                    threads, target, seed, timeout
 
     A parameter without a gradient counts as one with a zero gradient: momentum and weight decay go
-    on. Where a codec keeps a residual, the owner holds the exact values of its shard, and the
-    residual holds what the replicas lack. Without one, the owner takes over what everyone got.
+    on. If a codec keeps a residual, the owner holds the exact values of its shard, and the residual
+    holds their difference from the replicas. Otherwise the owner takes over the replicas' values.
 
     If a gradient is not finite on any rank, no rank changes a parameter. A NonFiniteStepWarning
     names the rank, stats().skipped_steps counts the step, and residuals are kept. (If finite
     gradients have an infinite sum, the step is skipped, too. But the owners of other shards have
     stepped then, and their residuals hold the change.) `step` raises TypeError for a sparse
-    gradient, and the errors of GradwireState; after one of those no step can be taken.
+    gradient, and the errors of GradwireState; after one of the latter no step can be taken.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ShardedOptimizer(ReplicaOptimizer):
     ) -> None:
         check_optimizer(optimizer)
         shard = Shard(optimizer)
-        # An update of the shard, not of this object: the session would keep it alive.
+        # `update` is the shard's: the session would keep this object alive through its own method.
         arguments = {**vars(CodecSettings(codec, **settings)), "update": shard.update}
         exchange_settings = ExchangeSettings(**arguments)
         exchange_settings.check()
@@ -99,7 +99,7 @@ class ShardedOptimizer(ReplicaOptimizer):
             copy_gradient(*place)
         fault = None if self._marks_non_finite else self._find_non_finite()
         if fault is not None:
-            self._bucket.fill_(torch.nan)  # for every owner: none may step
+            self._bucket.fill_(torch.nan)  # in every shard, so that no owner steps
         finite = self._exchange_bucket(self._steps, fault)
         self._steps += 1
         if finite:
@@ -109,7 +109,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         return loss
 
     def stats(self) -> Stats:
-        """Sums over all steps of this rank, and what goes raw and why."""
+        """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
         return self._session.stats()
 
     def state_bytes(self) -> int:

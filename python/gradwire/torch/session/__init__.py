@@ -1,1 +1,1 @@
-"""From the first bucket to the last: runs the exchange of every bucket beside the training."""
+"""Runs the exchange of every bucket, from the first to the last, beside the training."""

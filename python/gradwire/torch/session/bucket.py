@@ -25,7 +25,7 @@ from gradwire.torch.records.stats import StepCounters
 class BucketJob:
     """A bucket to average in place. `tensors` lie one after the other in `values`, which is flat.
 
-    `values` are float32, bfloat16 or float16. On a GPU they are complete when `ready` has come.
+    `values` are float32, bfloat16 or float16. On a GPU they are complete after the event `ready`.
     """
 
     step: int
@@ -69,7 +69,7 @@ class Bucket:
 
     def average(self, job: BucketJob, wire: Wire) -> None:
         """Averages in float32. The average is rounded half to even to the gradients' dtype."""
-        wide = job.values.float()  # the bucket itself where it is float32
+        wide = job.values.float()  # the bucket itself if it is float32
         if self._on_device:
             self.exchange.start_on_device(wide.data_ptr(), wide.numel(), job.step)
         else:

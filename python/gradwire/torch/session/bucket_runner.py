@@ -47,14 +47,14 @@ class BucketRunner:
     def __init__(
         self, settings: ExchangeSettings, wire: Wire, queue: DeviceQueue | None = None
     ) -> None:
-        """`queue`: where the buckets are exchanged that are not on the CPU."""
+        """`queue`: of the device that the buckets are on; None: they are on the CPU."""
         self.totals = Totals()
         self.last_step = StepCounters()
         self._settings = settings
         self._wire = wire
         self._queue = queue
-        # Residuals of parameters that no bucket has yet: those of a checkpoint, or those of the
-        # buckets before DDP cut new ones.
+        # Residuals of parameters that no bucket has yet. They come from a checkpoint, or from
+        # buckets that DDP has replaced.
         self._unplaced: list[Residual] = []
         self._unplaced_machines: int | None = None  # ranks_per_machine of the loaded state
         self._found_machines = False
@@ -64,7 +64,7 @@ class BucketRunner:
         self._sent_before = 0
         self.loss_scale: float | None = None
         self._warned: set[type[Warning]] = set()
-        self._released: tuple[RawTensor, ...] | None = None  # what went raw, after `release`
+        self._released: tuple[RawTensor, ...] | None = None  # `raw_tensors`, after `release`
 
     def run(self, job: BucketJob) -> None:
         """Averages the bucket in place. After this it holds the same bits on every rank."""
@@ -121,7 +121,7 @@ class BucketRunner:
 
     @property
     def ranks_per_machine(self) -> int | None:
-        """One of so many ranks keeps residuals: 1 unless hierarchical; None: not known yet."""
+        """Ranks of which the first keeps residuals: 1 unless hierarchical; None: not known yet."""
         if not self._settings.info["between_machines"]:
             return 1
         return self._settings.ranks_per_machine if self._found_machines else self._unplaced_machines
@@ -204,7 +204,7 @@ class BucketRunner:
         bucket = self._buckets.get(job.index)
         if bucket is not None and bucket.fits(job):
             return bucket
-        # DDP made new buckets: those that this step has not used yet make room.
+        # DDP made new buckets: the old ones, which this step has not used, are released.
         for index in self._buckets.keys() - set(self._done):
             self._unplaced += residuals_in(self._buckets.pop(index).exchange)
         self.find_machines()
@@ -236,11 +236,11 @@ class BucketRunner:
         self._unplaced = [r._replace(values=r.values * np.float32(factor)) for r in self._unplaced]
 
     def _describe_non_finite(self, bucket: Bucket, job: BucketJob) -> str:
-        """Where NaN or Inf is, if the step must be skipped, else "". Every rank finds the same.
+        """Says where NaN or Inf is if the step must be skipped, else "". All ranks find the same.
 
-        The average may hold NaN or Inf though the exchange found no such input: in a bucket without
-        residuals, and in one of 16 bits if the average is outside their range. That matters only if
-        some bucket keeps residuals.
+        The average may hold NaN or Inf though the exchange found none in its input: in a bucket
+        without residuals, and in a bucket of 16-bit values if the average is outside their range.
+        Such a step must be skipped only if some bucket keeps residuals.
         """
         if (where := bucket.exchange.non_finite) is not None:
             return (

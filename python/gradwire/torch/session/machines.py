@@ -17,13 +17,13 @@ LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # of torchrun: its processes on this mach
 def agree_on_machines(settings: ExchangeSettings, wire: Wire) -> int:
     """The number of ranks on one machine, which is the same on every rank of the wire.
 
-    It is the number that was given, or that of torchrun if the wire has all ranks, or else it is
+    It is the number in the settings, or torchrun's number if the wire has all ranks, or else it is
     found by host names. Raises PeerMismatchError if ranks were given different numbers. Raises
     ValueError if the number does not divide the ranks, if hosts have different numbers of ranks, or
     if the ranks of a host are not consecutive.
     """
     origin, given = "ranks_per_machine", settings.ranks_per_machine
-    whole = wire.world_size == dist.get_world_size()  # torchrun does not know a part
+    whole = wire.world_size == dist.get_world_size()  # torchrun counts all ranks
     if given is None and whole and LOCAL_WORLD_SIZE in os.environ:
         origin, given = f"{LOCAL_WORLD_SIZE} of torchrun", int(os.environ[LOCAL_WORLD_SIZE])
     size = "found by host names" if given is None else given

@@ -26,7 +26,7 @@ from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.bucket_runner import BucketRunner
 
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
-_LEAVE_SECONDS = 1.0  # for the thread to end; what it waits for after that does not come
+_LEAVE_SECONDS = 1.0  # for the thread to end by itself; after that its waits are broken off
 _CPU = torch.device("cpu")
 
 
@@ -36,7 +36,7 @@ class Session:
     def __init__(self, settings: ExchangeSettings, device: torch.device = _CPU) -> None:
         """Makes a Gloo group of its own. Every rank must call this, in the same order.
 
-        `device`: where the buckets are.
+        `device`: the device that the buckets are on.
         """
         self._settings = settings
         self._connection = Connection(settings.process_group, settings.timeout)
@@ -99,7 +99,7 @@ class Session:
     ) -> Future[torch.Tensor]:
         """Runs `work` after all earlier jobs. Its error ends the session; `doing` describes it.
 
-        On a GPU, what it queues runs after `ready`, and whoever waits for the future waits for it.
+        On a GPU, the work that it queues runs after `ready`, and the future includes that work.
         """
         queue = self._queue
         future: Future[torch.Tensor] = Future(
@@ -131,7 +131,7 @@ class Session:
             self.runner.release()
 
     def _end(self) -> bool:
-        """False: the thread does not end."""
+        """Returns whether the thread has ended."""
         closed = CommunicationError("it was closed, and can take no further step")
         stopped = self._thread.stop(_LEAVE_SECONDS)
         if not stopped:
@@ -157,7 +157,7 @@ class Session:
                 device_queue.mark_ready(result)  # an error of the device's work is raised here
         except Exception as error:
             if isinstance(error, CommunicationError):
-                # They would keep the objects of the connection, and its tensors, until exit.
+                # The earlier exceptions would keep the connection and its tensors until exit.
                 error.__cause__ = error.__context__ = None
             future.set_exception(error)  # type: ignore[arg-type] # as its documentation says
         else:
