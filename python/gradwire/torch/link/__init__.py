@@ -1,1 +1,1 @@
-"""What connects ranks: messages, the thread that waits for them, and errors that name a rank."""
+"""Connects ranks: messages, the thread that waits for them, and errors that name a rank."""

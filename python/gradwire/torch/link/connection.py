@@ -30,8 +30,8 @@ class Connection:
     ) -> None:
         """Every rank of `process_group` must call this, in the same order.
 
-        `connect_seconds`: the first messages are waited for at least that long. The owner then
-        sets `wire.timeout`.
+        `connect_seconds`: the least timeout for the first messages. The owner then sets
+        `wire.timeout`.
         """
         patience = max(timeout, connect_seconds)
         self._ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
@@ -39,7 +39,7 @@ class Connection:
             self._ranks,
             timeout=timedelta(seconds=patience),
             backend="gloo",
-            # In a part of the world only its members get here.
+            # If the group is a part of the world, only its members call this.
             use_local_synchronization=len(self._ranks) < dist.get_world_size(),
             group_desc="gradwire",
             sort_ranks=False,
@@ -54,9 +54,9 @@ class Connection:
 
     @contextlib.contextmanager
     def guard(self, doing: str) -> Iterator[None]:
-        """An exception inside ends the connection; a broken wire becomes the error of a rank.
+        """An exception inside ends the connection; a LostError becomes an error that names a rank.
 
-        Raises the error of the connection, also if it has ended before.
+        Raises the connection's error, also if the connection ended earlier.
         """
         if self.error is not None:
             raise self.error
@@ -69,14 +69,14 @@ class Connection:
             raise error from raised
 
     def find_lost(self) -> CommunicationError | None:
-        """Ends the connection if a peer's is closed, between two messages. Returns the error."""
+        """Ends the connection if a peer closed its own between two messages. Returns the error."""
         lost = self.wire.closed_peers() if self._group is not None else ()
         if not lost:
             return None
         return self._end(self._diagnose(LostError(lost, False, "they left"), "between two steps"))
 
     def abandon(self, error: Exception) -> None:
-        """Breaks off all waits; other threads get `error`. To the peers this rank is gone."""
+        """Breaks off all waits; other threads get `error`. The peers see that this rank is gone."""
         self._board.hurry()
         if self.error is None:
             self.error = error
@@ -91,7 +91,7 @@ class Connection:
     def disconnect(self) -> bool:
         """Releases the group. What was not flushed may be lost.
 
-        False: a thread that waits for messages does not end though its connection is closed.
+        Returns False if a thread still waits for messages although the connection is closed.
         """
         group, self._group = self._group, None
         if group is not None:
@@ -105,7 +105,7 @@ class Connection:
         return ended
 
     def warn_of_threads(self, ended: bool) -> None:
-        """Says on stderr if a thread still waits: `ended` tells of the owner's threads."""
+        """Says on stderr if a thread still waits. `ended`: whether the owner's threads ended."""
         if not (self._board.join(ABORT_SECONDS) and ended):
             print(
                 f"gradwire: rank {self.rank}: a thread still waits for another rank or for the "
@@ -129,7 +129,7 @@ class Connection:
 
     def _end(self, error: T) -> T:
         self.error = error
-        # Only now: a rank that sees the connection close must find this rank's report in the store.
+        # After the report: a rank that sees the connection close must find it in the store.
         self.disconnect()
         self._board.linger(frozenset(error.ranks if isinstance(error, CommunicationError) else ()))
         return error

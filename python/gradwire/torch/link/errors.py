@@ -1,8 +1,8 @@
-"""What can go wrong between ranks, as exceptions and warnings.
+"""The errors between ranks, and the warnings of gradwire.torch.
 
-Every error is raised in the communication thread, kept in `GradwireState.error`, and comes out of
-`backward()` in the training thread. PyTorch carries it there through C++ as a `RuntimeError` whose
-text holds the name and the message of the original.
+With the hook, an error is raised in the communication thread, kept in `GradwireState.error`, and
+raised again by `backward()` in the training thread. PyTorch carries it there through C++ as a
+`RuntimeError` whose text holds the name and the message of the original.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class PeerStoppedError(CommunicationError):
 
 
 class PeerMismatchError(CommunicationError):
-    """A rank uses another codec or another layout; the message names both."""
+    """Two ranks differ, in their codec or another setting; the message names both ranks."""
 
 
 class NonFiniteStepWarning(RuntimeWarning):
-    """A gradient held NaN or Inf, so every rank got NaN for its bucket; residuals are kept."""
+    """A gradient or an average held NaN or Inf, so the step is skipped; residuals are kept."""
 
 
 class UnmatchedPatternWarning(UserWarning):

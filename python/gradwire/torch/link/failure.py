@@ -2,8 +2,8 @@
 
 One dead rank breaks many connections: its own, and those of the ranks that stop because of it. So
 every rank that stops leaves a report in the group's store before it closes its connections. The
-report says for which ranks it waited, or which error it had. The culprits are the ranks that others
-waited for and that left no report.
+report says for which ranks the rank waited, or which error it had. The culprits are the ranks that
+others waited for and that left no report.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StoreUnreachableError(Exception):
 
 
 class FailureBoard:
-    """The reports of all ranks of one group. Ranks are places in that group."""
+    """The reports of all ranks of one group. Ranks are counted in that group."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class FailureBoard:
             return
         end = time.monotonic() + LINGER_SECONDS
         keys = [_LEFT.format(rank) for rank in self._ranks if rank not in culprits]
-        with contextlib.suppress(StoreUnreachableError):  # if so, nobody else can read it either
+        with contextlib.suppress(StoreUnreachableError):  # then no other rank can read it either
             while time.monotonic() < end and not self._ask(lambda: self._store.check(keys)):
                 self._leaving.wait(0.1)
 

@@ -3,9 +3,9 @@
 A message is one 8-byte word (length in the low 56 bits, kind in the high 8) followed by its bytes.
 The first `HEAD_BYTES` of it, the *head*, are one transfer; the other bytes, the *rest*, are a
 second one. A receive of `HEAD_BYTES` is always posted for every peer, so a sender never waits for
-the receiver's thread, and a message that fits into the head costs one transfer. That takes half the
-time of a length followed by a payload. (Gloo delivers a shorter message into a larger buffer, and
-refuses a longer one.)
+the receiver's thread, and a message that fits into the head costs one transfer, which takes half
+the time of two (a length, then a payload). (Gloo delivers a shorter message into a larger buffer,
+and refuses a longer message.)
 
 A receive is posted beforehand for the rest, too. It has room for the largest rest so far, rounded
 up to a power of two; both ends know that size, because both have seen the same messages. Bytes
@@ -14,7 +14,7 @@ message needed this, links would stand idle: the receiver's request travels over
 which it sends, after its own data. (Measured: 4 ranks that send each other 270 kB at 10 Mbit/s need
 1.13 s with such requests, 0.71 s with receives posted before; 0.68 s is the bound.)
 
-Not used: `all_to_all_single` for sizes and payload. With two ranks it took twice as long, and its
+`all_to_all_single` is not used for sizes and payload: with two ranks it took twice as long, and its
 errors do not say which rank is gone.
 """
 
@@ -52,7 +52,7 @@ class Kind(IntEnum):
     OPTIONS = 2  # the options of a worker's parameter groups, as JSON
     MODEL = 3  # a server's version (u64), then its tensors as float32
     LEAVE = 4  # a worker pushes no more
-    OVER = 5  # a server makes no further version
+    OVER = 5  # a server finishes no further version
     CATCH_UP = 6  # the model as the workers of a version have it, from a server, in MODEL's form
 
 
@@ -143,7 +143,7 @@ class Wire:
         self._posted[peer] = self._try_receive(peer, self._heads[peer], _HEAD_TAG)
 
     def flush(self, peer: int | None = None, keep: int = 0) -> None:
-        """Waits until the system has everything sent, so that it arrives even if this rank leaves.
+        """Waits until the system has all sent bytes, which then arrive even if this rank leaves.
 
         `peer`: waits only for what was sent to that peer, without the last `keep` transfers.
         """
@@ -155,7 +155,7 @@ class Wire:
                 self._wait(target, work)
 
     def closed_peers(self) -> tuple[int, ...]:
-        """The peers whose connection is closed. Does not wait for any."""
+        """The peers whose connection is closed. Waits for no peer."""
         closed = []
         for peer in self.peers:
             try:
@@ -183,7 +183,7 @@ class Wire:
         self._group = None
 
     def _try_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work | LostError:
-        """A failure is raised in `_wait`: a peer may rightly leave after its last message."""
+        """Returns a failure for `_wait` to raise: a peer may leave after its last message."""
         try:
             return self._start_receive(peer, data, tag)
         except LostError as lost:

@@ -1,4 +1,4 @@
-"""What a training is set up with and what it keeps: settings, statistics, residuals, checkpoints.
+"""The settings, statistics, residuals and checkpoints of a training.
 
 Nothing here communicates.
 """

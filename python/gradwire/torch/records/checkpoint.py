@@ -6,14 +6,14 @@ A state is a dictionary of plain values and tensors (`torch.load(..., weights_on
     codec       the codec of the training, as text
     rank, world_size, iterations
     loss_scale  the gradient scaler's scale, which the residuals have, too; None: no scaler
-    ranks_per_machine   of a hierarchical exchange: one of so many ranks keeps residuals. 1 for
-                the other exchanges, and where the entry is missing. None: no rank has kept any yet
+    ranks_per_machine   of a hierarchical exchange: the first of so many ranks keeps residuals. 1
+                for the other exchanges, and if the entry is missing. None: no residuals exist yet
     residuals   list of {"kind": "push" | "pull", "name": str, "offset": int, "values": f32[n]}:
                 n values of the parameter `name`, from its flattened element `offset` on
 
-The amount that is owed to an element is the mean of the ranks' push residuals plus the pull
-residual of its owner. (In a hierarchical exchange it is the mean over the machines.) `reshard`
-keeps that amount for another world size.
+The amount that is owed to an element is the mean of the ranks' push residuals (in a hierarchical
+exchange: the mean over the machines) plus the pull residual of its owner. `reshard` keeps that
+amount for another world size.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def residuals_in(exchange: Exchange) -> list[Residual]:
 def make_state(
     codec: str, rank: int, world_size: int, residuals: Iterable[Residual], **more: Any
 ) -> StateDict:
-    """A state of this rank; `more`: its further entries."""
+    """A state of this rank. `more`: further entries of the state."""
     return {
         "format": FORMAT,
         "codec": codec,
@@ -70,9 +70,9 @@ def check_place(
 ) -> None:
     """Raises ValueError if another rank saved the state, or a rank of another world size.
 
-    `codec`: refuses a state of another codec, too. `hint`: what to do, for the message.
+    `codec`: if given, a state of another codec is refused, too. `hint`: ends the message.
     """
-    residuals_of(state)  # raises where it is no state
+    residuals_of(state)  # raises if it is no state
     here = {"rank": rank, "world_size": world_size, "codec": codec or state["codec"]}
     if any(state[key] != value for key, value in here.items()):
         say = "rank {rank} of {world_size}" + (" with {codec}" if codec else "")
@@ -82,7 +82,7 @@ def check_place(
 
 
 def residuals_of(state: StateDict) -> list[Residual]:
-    """Raises ValueError if `state` is not a state dictionary of this format."""
+    """The state's residuals. Raises ValueError if it is not a dictionary of this format."""
     if state.get("format") != FORMAT:
         raise ValueError(
             f"not a gradwire state of format {FORMAT}: its format is {state.get('format')!r}"
@@ -107,11 +107,11 @@ def reshard(
 ) -> list[StateDict]:
     """The states of ranks 0 to N - 1, rewritten for ranks 0 to world_size - 1.
 
-    Every new rank gets the whole amount that is owed as its push residual. The mean over the ranks
-    then is the amount that was owed, whichever rank owns an element. With the same world size the
-    states come back unchanged.
+    Every new rank gets the whole owed amount as its push residual. The mean over the ranks is then
+    the owed amount, whichever rank owns an element. With the same world size the states come back
+    unchanged.
     `ranks_per_machine`: of a hierarchical exchange, where only the first rank of each machine keeps
-    residuals; 1 for the other exchanges; None: as it was.
+    residuals; 1 for the other exchanges; None: that of the states.
     Raises ValueError if the states are not those of all ranks of one run.
     """
     if world_size < 1:

@@ -17,8 +17,8 @@ from gradwire.torch.records.parameters import NamedShape
 
 RAW: str = next(info["name"] for info in codecs() if info["lossless"])
 
-# What stands for raw in buckets of each dtype. Pushes are exact; pulls are rounded as the bucket
-# would be anyway.
+# The codec for raw tensors in buckets of each dtype. Pushes are exact; pulls are rounded as the
+# bucket would be anyway.
 RAW_CODECS = {torch.float32: RAW, torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 DEFAULT_CODEC = "3lc:s=1.75"
@@ -39,7 +39,7 @@ class CodecArguments(TypedDict, total=False):
 
 
 class ExchangeArguments(CodecArguments, total=False):
-    """Arguments of what can be exchanged by any algorithm."""
+    """Further arguments, where the exchange can be chosen; see GradwireState."""
 
     exchange: str
     ranks_per_machine: int | None
@@ -47,7 +47,7 @@ class ExchangeArguments(CodecArguments, total=False):
 
 @dataclass(frozen=True)
 class CodecSettings:
-    """The arguments of those names, with their defaults."""
+    """`codec` and the arguments in CodecArguments, with their defaults."""
 
     codec: str = DEFAULT_CODEC
     pull_codec: str | None = None
@@ -90,11 +90,11 @@ class CodecSettings:
 
 @dataclass(frozen=True)
 class ExchangeSettings(CodecSettings):
-    """The same for an exchange among equals.
+    """The settings of an exchange among equal ranks, without servers.
 
     `ranks_per_machine` (of exchanges between machines): None until the ranks have agreed on it.
-    `update` (of exchanges that take one): called by each owner when the bucket holds its shard's
-    averages, to turn them in place into what everyone gets.
+    `update` (of exchanges with updates): called by each owner when the bucket holds its shard's
+    averages, to turn them in place into the values that every rank gets.
     """
 
     exchange: str = "sharded"
@@ -103,7 +103,7 @@ class ExchangeSettings(CodecSettings):
 
     @staticmethod
     def of(codec: str | None, arguments: ExchangeArguments) -> ExchangeSettings:
-        """Raises what `check` raises, as far as the group is known. None: the default codec."""
+        """The checked settings; see `check` for errors. `codec`: None is the default codec."""
         settings = ExchangeSettings(codec or DEFAULT_CODEC, **arguments)
         if codec is None and settings.info["adds_trits"]:
             settings = replace(settings, codec=settings.info["name"])
@@ -119,7 +119,7 @@ class ExchangeSettings(CodecSettings):
 
     @cached_property
     def choice(self) -> dict[str, Any]:
-        """The parameters in `exchange`. Raises GradwireError listing what is valid."""
+        """`exchange`, parsed. Raises GradwireError listing the valid names and parameters."""
         return parse_exchange(self.exchange)
 
     @cached_property
@@ -133,13 +133,13 @@ class ExchangeSettings(CodecSettings):
         return bool(_info(self.choice["inner"])["encodes_sums_on_the_way"])
 
     def check(self) -> None:
-        """Raises GradwireError for what no bucket could be encoded with, ValueError for settings
-        that do not go together.
+        """Raises GradwireError for settings with which every bucket would fail, ValueError for
+        settings that exclude each other. The world size matters only where it is known.
         """
         probe = replace(self, ranks_per_machine=1)
         probe.make_exchange(probe.bucket_layout([("probe", [1])], 1), 0)
         world_size = dist.get_world_size(self.process_group) if dist.is_initialized() else 0
-        known = world_size > 0  # not before there is a process group, nor outside of it
+        known = world_size > 0  # it is unknown without a process group, and outside of it
         size = self.ranks_per_machine
         if size is not None and not self.info["between_machines"]:
             valid = [info["name"] for info in exchanges() if info["between_machines"]]
@@ -150,12 +150,12 @@ class ExchangeSettings(CodecSettings):
         if size is not None:
             check_machines(size, world_size if known else max(size, 1), "ranks_per_machine")
         if self.info["adds_trits"]:
-            # Without a world nobody knows how many levels the pulls have.
+            # The pulls' number of levels depends on the world size.
             probe = self if known else replace(self, pull_codec=None)
             probe._check_trits(world_size if known else 1)
 
     def machines(self, world_size: int) -> int:
-        """How many ranks exchange with each other: one of each machine, or all."""
+        """How many ranks exchange with each other: one rank of each machine, or all ranks."""
         if not self.info["between_machines"]:
             return world_size
         assert self.ranks_per_machine is not None, "the ranks agree on it before the first bucket"
@@ -176,7 +176,7 @@ class ExchangeSettings(CodecSettings):
     def make_exchange(
         self, layout: Layout, rank: int, shard_codecs: ShardCodecs | None = None
     ) -> Exchange:
-        """`layout`: made with these settings. `shard_codecs`: those of the buckets' device."""
+        """`layout`: made with these settings. `shard_codecs`: for buckets on a device."""
         machine_of_rank = None
         if self.info["between_machines"]:
             assert self.ranks_per_machine is not None, "its layout was made with it"
@@ -203,7 +203,7 @@ class ExchangeSettings(CodecSettings):
                 f"'{self.codec}', valid are {' and '.join(valid)} (rules= may name others without "
                 "residual)"
             )
-        # Every pattern matches a tensor of its own name, and nothing but a pattern is called "*".
+        # A tensor for each rule, as a pattern matches its own text, and "*" for the codec itself.
         names = dict.fromkeys([*(rule[0] for rule in self.rules), "*"])
         tensors = [(name, [2, max(self.min_numel, 1)]) for name in names]
         self.make_exchange(self.bucket_layout(tensors, world_size), 0)
@@ -214,7 +214,7 @@ def _info(name: str) -> dict[str, Any]:
 
 
 def check_machines(ranks_per_machine: int, world_size: int, origin: str) -> None:
-    """Raises ValueError unless so many ranks are a machine of that world. `origin`: who says so."""
+    """Raises ValueError unless the number divides the world. `origin`: its name in the message."""
     if ranks_per_machine < 1 or world_size % ranks_per_machine:
         raise ValueError(
             f"{origin} is {ranks_per_machine}; {world_size} ranks can be on machines of "

@@ -1,4 +1,4 @@
-"""The parameters of a model and the options of an optimizer, as the ranks speak of them."""
+"""The names and shapes of a model's parameters, and the options of an optimizer's groups."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def copy_gradient(name: str, parameter: torch.Tensor, values: torch.Tensor) -> N
 
 
 def options_of(param_groups: Sequence[dict[str, Any]]) -> list[Options]:
-    """Everything of the groups but their parameters."""
+    """All entries of the groups but their parameters."""
     return [
         {key: value for key, value in group.items() if key not in ("params", "param_names")}
         for group in param_groups

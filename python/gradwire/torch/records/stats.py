@@ -60,7 +60,7 @@ class StepCounters:
     buckets: list[BucketTiming] = field(default_factory=list)
 
     def count(self, counted: dict[str, Any]) -> None:
-        """Adds those entries that have the names of counters."""
+        """Adds the entries that have the names of counters."""
         for name in counted.keys() & _SUMMED:
             setattr(self, name, getattr(self, name) + counted[name])
 
@@ -78,7 +78,7 @@ _IN_SUMMARY = (
     *("received_bytes", "wire_seconds", "own_seconds", "own_cpu_seconds"),
 )
 
-# What a sum over steps adds up.
+# The counters that a sum over steps adds up.
 _SUMMED = {f.name for f in fields(StepCounters) if f.type in ("int", "float")} - {"step"}
 
 
@@ -89,7 +89,7 @@ class Totals(StepCounters):
     steps: int = 0
     raw_steps: int = 0
     skipped_steps: int = 0
-    fastest: dict[bool, float] = field(default_factory=dict)  # own and wire seconds; True: raw
+    fastest: dict[bool, float] = field(default_factory=dict)  # least own + wire seconds; True: raw
 
     def add(self, step: StepCounters) -> None:
         self.count(vars(step))
@@ -102,7 +102,7 @@ class Totals(StepCounters):
 
     @property
     def sent_bytes(self) -> int:
-        """All but what stays inside a machine."""
+        """All bytes but those sent inside a machine."""
         return self.push_bytes + self.pull_bytes + self.control_bytes
 
     @property
@@ -122,7 +122,7 @@ class RawTensor:
 
 @dataclass(frozen=True)
 class Stats:
-    """A summary for this rank. Bytes are those it sent itself, where not said otherwise."""
+    """A summary for this rank. Bytes are those that it sent itself, unless noted otherwise."""
 
     codec: str
     world_size: int
@@ -136,7 +136,7 @@ class Stats:
     received_bytes: int
     values: int
     dtypes: tuple[str, ...]  # of the gradients
-    ratio: float | None  # bytes in these dtypes / bytes sent, but for local ones; None: none
+    ratio: float | None  # bytes in these dtypes / bytes sent between machines; None: none sent
     bits_per_value_push: float | None
     bits_per_value_pull: float | None
     encode_seconds: float
@@ -195,7 +195,7 @@ def raw_tensors_of(layouts: Sequence[Layout]) -> tuple[RawTensor, ...]:
 
 
 def table(rows: Sequence[tuple[str, str]], raw_tensors: Sequence[RawTensor]) -> str:
-    """The text of a report: labelled rows, then what goes raw and why."""
+    """The text of a report: labelled rows, then the raw tensors with the reasons."""
     lines = [f"{label:<11}{text}" for label, text in rows]
     if raw_tensors:
         numel = sum(tensor.numel for tensor in raw_tensors)

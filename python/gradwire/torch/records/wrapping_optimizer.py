@@ -1,4 +1,4 @@
-"""What every optimizer of gradwire shares: it wraps an optimizer of one process."""
+"""The base of gradwire's optimizers, which wrap an optimizer of one process."""
 
 from __future__ import annotations
 
