@@ -1,6 +1,6 @@
 #pragma once
 
-// The loops behind the codecs, once for each SIMD target. All targets give the same bytes; the
+// The loops that the codecs call, once for each SIMD target. All targets give the same bytes; the
 // table "scalar", whose loops call the functions of the stages' headers, is the definition.
 //
 // For every kernel: bytes may be unaligned, and so may the inputs of widen_*, the second input of
@@ -26,7 +26,7 @@
 
 namespace gradwire {
 
-// A pointer for each line of kernels.def, where the contracts stand.
+// One pointer for each line of kernels.def, which states the contracts.
 struct Kernels {
   // "scalar", "ssse3", "sse4", "avx2", "avx3", "avx3_dl", "neon", ...
   const char* name;
@@ -41,7 +41,7 @@ struct Kernels {
 // The targets that this CPU has and this build contains, best first, "scalar" last.
 [[nodiscard]] std::span<const Kernels* const> available_kernels();
 
-// The table of the named target; "auto" is the best. nullptr if it is not available.
+// The table of the named target; "auto" names the best target. nullptr if it is not available.
 [[nodiscard]] const Kernels* find_kernels(std::string_view name);
 
 }  // namespace gradwire

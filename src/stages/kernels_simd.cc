@@ -1,5 +1,5 @@
-// Compiles the *-inl.h files once for each SIMD target that the compiler can make. Only those that
-// other *-inl.h files include have an include guard, which lets them in again for the next target.
+// Compiles the *-inl.h files once for each SIMD target that the compiler can make. Files that other
+// *-inl.h files include have an include guard that opens again for the next target.
 
 #include <algorithm>
 #include <array>
@@ -21,7 +21,7 @@
 #ifndef GRADWIRE_STAGES_KERNELS_SIMD_
 #define GRADWIRE_STAGES_KERNELS_SIMD_
 namespace gradwire {
-// The table of a target of Highway; nullptr: not in this build.
+// The table of one of Highway's targets; nullptr if this build lacks it.
 template <int64_t kTarget>
 inline constexpr const Kernels* kTableOf = nullptr;
 }  // namespace gradwire

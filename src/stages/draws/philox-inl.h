@@ -34,8 +34,8 @@ HWY_INLINE void philox_round(D d, uint32_t key0, uint32_t key1, hn::Vec<D>& word
   word3 = product0;
 }
 
-// Two words of the last round, in both halves of a lane: the product's upper half, mixed with the
-// word of the round before and the key, and its lower half.
+// Two words of the last round in each 64-bit lane: below, the product's upper half, mixed with the
+// word of the previous round and the key; above, the product's lower half.
 template <class D>
 HWY_INLINE hn::Vec<D> philox_last_words(D d, hn::Vec<D> product, hn::Vec<D> word, uint32_t key) {
   const hn::RepartitionToNarrow<D> d32;
@@ -61,7 +61,7 @@ HWY_INLINE void philox_counters(D d, uint64_t step, uint64_t block, hn::Vec<D> p
   word3 = hn::Set(d, step >> 32);
 }
 
-// The words after the last round, stored in their order.
+// Computes the last round and stores its words in order.
 template <class D>
 HWY_INLINE void store_words(D d, uint32_t key0, uint32_t key1, hn::Vec<D> word0, hn::Vec<D> word1,
                             hn::Vec<D> word2, hn::Vec<D> word3, uint32_t* words) {

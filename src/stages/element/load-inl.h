@@ -58,7 +58,7 @@ HWY_INLINE void fetch_values(const T* from, size_t distance, size_t n) {
   }
 }
 
-// As many floats or bfloat16 as d has lanes, as floats.
+// Loads as many floats or bfloat16 as d has lanes; returns floats.
 template <class D>
 HWY_INLINE hn::Vec<D> load_widened(D d, const float* from) {
   return hn::LoadU(d, from);
@@ -71,8 +71,8 @@ HWY_INLINE hn::Vec<D> load_widened(D d, const uint16_t* from) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, from))));
 }
 
-// narrow_bf16 of each lane is the upper half of these; v holds no NaN but 0x7fc00000 and
-// -0x7fc00000.
+// The upper half of each lane is narrow_bf16 of that lane of v, whose NaNs are all 0x7fc00000 or
+// 0xffc00000.
 template <class D>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> round_to_bf16(D, hn::Vec<D> v) {
   const hn::RebindToUnsigned<D> d32;
@@ -81,7 +81,7 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> round_to_bf16(D, hn::Vec<D> v) {
   return hn::Add(hn::Add(bits, hn::Set(d32, 0x7fff)), odd);
 }
 
-// v with 0x7fc00000 for each NaN, with its sign.
+// v with each NaN replaced by 0x7fc00000 with the same sign.
 template <class D>
 HWY_INLINE hn::Vec<D> replace_nans(D d, hn::Vec<D> v) {
   const hn::RebindToUnsigned<D> d32;
@@ -89,7 +89,7 @@ HWY_INLINE hn::Vec<D> replace_nans(D d, hn::Vec<D> v) {
   return hn::IfThenElse(hn::IsNaN(v), hn::CopySignToAbs(nan, v), v);
 }
 
-// Each lane stored: as it is, or narrow_bf16 of it.
+// Stores each lane: as it is, or narrowed by narrow_bf16.
 template <class D>
 HWY_INLINE void store_narrowed(D d, hn::Vec<D> v, float* to) {
   hn::StoreU(v, d, to);
@@ -110,11 +110,11 @@ HWY_INLINE void store_narrowed(D d, hn::Vec<D> first, hn::Vec<D> second, float* 
   hn::StoreU(second, d, to + hn::Lanes(d));
 }
 
-// It takes less time than one by one. NaNs are rare.
+// This is faster than two single stores: NaNs are rare, so one check serves both vectors.
 template <class D>
 HWY_INLINE void store_narrowed(D d, hn::Vec<D> first, hn::Vec<D> second, uint16_t* to) {
   const hn::Repartition<uint16_t, D> d16;
-  // The sum is NaN where one of them is; it may be NaN where both are infinite.
+  // The sum is NaN where either value is; it may also be NaN where both are infinite.
   if (HWY_UNLIKELY(!hn::AllFalse(d, hn::IsNaN(hn::Add(first, second))))) {
     first = replace_nans(d, first);
     second = replace_nans(d, second);
@@ -134,8 +134,8 @@ HWY_INLINE uint64_t bits_of_mask(D d, hn::Mask<D> mask) {
   return bits;
 }
 
-// Stores the bits of mask(0), mask(lanes), ... as many as cover n lanes. n is a multiple of 8 and
-// of the lanes.
+// Stores the bits of mask(0), mask(lanes), ... of as many masks as cover n lanes. n is a multiple
+// of 8 and of the lanes.
 template <class D, class Mask>
 HWY_INLINE void store_mask_bits(D d, size_t n, uint8_t* bits, const Mask& mask) {
   const size_t lanes = hn::Lanes(d);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Where decoded values go: they are stored, or added to what is there.
+// Where decoded values go: they are stored in `out`, or added to its values.
 
 #include <cstddef>
 
@@ -20,7 +20,7 @@ struct AddTo {
 
 namespace scalar {
 
-// body(StoreTo or AddTo), as `mode` says.
+// Calls body with a StoreTo or an AddTo, as `mode` says.
 template <class Body>
 auto with_output(float* out, DecodeMode mode, const Body& body) {
   if (mode == DecodeMode::kAdd) return body(AddTo{out});

@@ -18,8 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
 
-// As stages/element/residual_access.h, for vectors that begin with element i too. fetch_ahead() and
-// fetch_values() are those of stages/element/load-inl.h.
+// The types of stages/element/residual_access.h, also for vectors that begin with element i.
+// fetch_ahead() and fetch_values() are those of stages/element/load-inl.h.
 struct NoResidual : gradwire::NoResidual {
   using gradwire::NoResidual::add;
   using gradwire::NoResidual::set;

@@ -1,7 +1,7 @@
 #pragma once
 
-// What error feedback keeps, as loops over elements see it: add() gives b = x + r for element i,
-// set() stores what is left of b.
+// Access to the residuals of error feedback, for loops over elements: add() returns b = x + r for
+// element i, set() stores the new residual.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@ struct ResidualValues {
   ResidualValues(float* values) : f32(values) {}
   ResidualValues(uint16_t* values) : bf16(values) {}
 
-  // Those of the values from i on.
+  // The residuals of the values from i on.
   [[nodiscard]] ResidualValues from(size_t i) const {
     if (f32 != nullptr) return f32 + i;
     return bf16 != nullptr ? ResidualValues(bf16 + i) : ResidualValues();
@@ -48,7 +48,7 @@ struct ResidualOf {
 
 namespace scalar {
 
-// body(NoResidual or ResidualOf), whichever `r` is.
+// Calls body with the NoResidual or ResidualOf that `r` stands for.
 template <class Body>
 auto with_residual(ResidualValues r, const Body& body) {
   if (r.f32 != nullptr) return body(ResidualOf(r.f32));

@@ -13,7 +13,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
 
-// Bit i: levels[i] is not 0, of 64.
+// Bit i is set where levels[i] is not 0, for 64 levels.
 HWY_INLINE uint64_t nonzero_bits(const int8_t* levels) {
   const hn::CappedTag<int8_t, 64> d;
   uint64_t bits = 0;
@@ -82,7 +82,7 @@ bool decode_sparse_levels(const uint8_t* coded, size_t size, size_t n, int32_t s
     i += distance.value;
     reader.skip(distance.length);
     if (i > n) return reader.at_end();
-    // sparse_level_read takes longer here, where a level is too long for the table.
+    // For a level too long for the table, this is faster than sparse_level_read.
     const uint64_t code = window << distance.length;
     const EliasNumber magnitude = elias_read(code << 1);
     if (magnitude.length == 0 || magnitude.value > static_cast<uint32_t>(s)) return false;
@@ -92,7 +92,7 @@ bool decode_sparse_levels(const uint8_t* coded, size_t size, size_t n, int32_t s
   }
 }
 
-// Whether a level is beyond -s to s.
+// Whether any level is outside -s to s.
 HWY_INLINE bool any_beyond(const int8_t* levels, size_t n, int32_t s) {
   const hn::ScalableTag<int8_t> d;
   const auto high = hn::Set(d, static_cast<int8_t>(s));

@@ -13,7 +13,7 @@
 
 namespace gradwire {
 
-// `length` bits, the last one lowest.
+// `length` bits; the last bit is the lowest.
 struct BitCode {
   uint64_t bits;
   int length;
@@ -41,7 +41,7 @@ GW_HOST_DEVICE constexpr BitCode elias_code(uint32_t k) {
   return code;
 }
 
-// Larger values, and this one, are not read: no chunk needs them.
+// Values from this one on are not read: no chunk needs them.
 inline constexpr uint32_t kEliasLimit = 65536;
 
 struct EliasNumber {
@@ -64,9 +64,9 @@ GW_HOST_DEVICE constexpr EliasNumber elias_read(uint64_t window) {
   return {value, length + 1};
 }
 
-// Sparse: for each level that is not 0, its distance from the one before (for the first, from the
-// place before the first level), then this code. At the end comes the distance to the place after
-// the last level.
+// Sparse: for each level that is not 0, its distance from the previous such level (for the first,
+// from the place before all levels), then this code. At the end comes the distance to the place
+// after the last level.
 GW_HOST_DEVICE constexpr BitCode sparse_level_code(int32_t level) {
   const uint64_t sign = level < 0 ? 1 : 0;
   return concatenate({sign, 1}, elias_code(static_cast<uint32_t>(level < 0 ? -level : level)));
@@ -79,8 +79,8 @@ GW_HOST_DEVICE constexpr BitCode dense_level_code(int32_t level) {
   return concatenate(magnitude, {level < 0 ? uint64_t{1} : uint64_t{0}, 1});
 }
 
-// The level whose code, after its distance if it is sparse, is at the front of `window`. length 0:
-// its number is kEliasLimit or more.
+// The level whose code is at the front of `window`; the distance of a sparse level is read before.
+// length 0: the number in the code is kEliasLimit or more.
 struct EliasLevel {
   int32_t level;
   int length;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Elias codes to bytes and back, through 64 bits at a time. Kernels of every target use it, so all
-// of it is inlined and compiled for the target.
+// Writes and reads Elias codes through 64 bits at a time. Kernels of every target use these
+// classes, so all of them are inlined and compiled for the target.
 
 #include <cstddef>
 #include <cstdint>
@@ -55,7 +55,7 @@ class EliasWriter {
   int free_ = 64;      // above 0
 };
 
-// Reads any number of bits; zeros after the end.
+// Reads any number of bits; after the end, it reads zeros.
 class EliasReader {
  public:
   HWY_INLINE EliasReader(const uint8_t* coded, size_t size) : coded_(coded), size_(size) {}
@@ -74,7 +74,7 @@ class EliasReader {
 
   HWY_INLINE void skip(int bits) { at_ += static_cast<size_t>(bits); }
 
-  // Whether less than a byte is left, and zeros.
+  // Whether fewer than 8 bits are left, all of them 0.
   HWY_INLINE bool at_end() const {
     return (at_ + 7) / 8 == size_ && (at_ % 8 == 0 || window() == 0);
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Elias codes looked up, both ways; stages/elias/elias.h defines them.
+// Tables that encode and decode Elias codes; stages/elias/elias.h defines the codes.
 
 #include <array>
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace gradwire {
 
-// The codes of small distances, and the two codes of each level by its bits as a uint8.
+// The codes of small distances, and the two codes of each level; the index is the level as a uint8.
 struct EliasCodes {
   static constexpr uint32_t kDistances = 256;
   std::array<BitCode, kDistances> distance{};  // [0] is no code
@@ -28,8 +28,8 @@ struct EliasCodes {
 };
 inline constexpr EliasCodes kEliasCodes;
 
-// What the next bits of sparse levels mean: a distance, then a level. length 0: the table has too
-// few bits for them.
+// The meaning of the next bits of sparse levels: a distance, then a level. length 0: they need more
+// bits than the table looks at.
 struct SparseEntry {
   uint16_t distance;
   int8_t level;
@@ -54,8 +54,8 @@ struct SparseTable {
 };
 inline constexpr SparseTable kSparseTable;
 
-// What the next bits of dense levels mean: up to six levels. count 0: the table has too few bits
-// for them.
+// The meaning of the next bits of dense levels: up to six levels. count 0: the first level needs
+// more bits than the table looks at.
 struct DenseEntry {
   int8_t level[6];
   uint8_t count;

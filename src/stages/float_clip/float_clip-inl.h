@@ -23,23 +23,23 @@ namespace {
 using ClipTag = hn::FixedTag<float, 8>;
 constexpr size_t kBurstsAtOnce = 2;
 
-// The top bits of the bytes that a tag keeps of a lane.
+// The top bit of each byte of a lane that a tag keeps.
 constexpr uint32_t kKeep8 = 0x00800000u;
 constexpr uint32_t kKeep16 = 0x00808000u;
 constexpr uint32_t kKeep32 = 0x80808080u;
 
 HWY_INLINE __m512i set_lanes(uint32_t v) { return _mm512_set1_epi32(static_cast<int>(v)); }
 
-// Writes tags and codes of a burst; 34 bytes may be written. (Straight to memory, vpcompressb is
-// slow on some CPUs.)
+// Writes tags and codes of a burst; 34 bytes may be written. vpcompressb writes to a register,
+// because its stores are slow on some CPUs.
 HWY_INLINE void store_burst(uint32_t tags, __mmask32 keep, __m256i codes, uint8_t* out) {
   store_unaligned(reinterpret_cast<uint16_t*>(out), static_cast<uint16_t>(tags));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + kBurstTagBytes),
                       _mm256_maskz_compress_epi8(keep, codes));
 }
 
-// A FloatClip in vectors, by table: comparisons to masks would all wait for the same port of the
-// CPU.
+// A FloatClip as vectors for a table look-up; comparisons to masks would all wait for the same port
+// of the CPU.
 struct ClipLanes {
   __m512i keep_of;  // top bits of what is kept, for the exponents `base` to `base` + 15
   __m512i base;     // smaller exponents are treated as the first, larger ones as the last
@@ -74,7 +74,7 @@ HWY_INLINE size_t encode_bursts(const float* x, const ClipLanes& clip, uint8_t* 
   // shifted | (bits >> 8 & kFixedSign)
   const __m512i fixed =
       _mm512_ternarylogic_epi32(shifted, _mm512_srli_epi32(bits, 8), set_lanes(kFixedSign), 0xf8);
-  // Lanes of ones choose `bits`, those of zeros `fixed`.
+  // Lanes of ones choose `bits`, lanes of zeros `fixed`.
   const __m512i codes =
       _mm512_ternarylogic_epi32(_mm512_srai_epi32(keep_bits, 31), bits, fixed, 0xca);
   const __mmask64 keep = _mm512_movepi8_mask(keep_bits);
@@ -142,7 +142,7 @@ HWY_INLINE hn::Vec<D8> load_rows(D8 d8, const uint8_t* row0, const uint8_t* row1
   }
 }
 
-// Stores them again; the second row may overwrite the end of the first.
+// Stores the rows of load_rows; the second row may overwrite the end of the first.
 template <class D8>
 HWY_INLINE void store_rows(D8 d8, hn::Vec<D8> rows, uint8_t* row0, uint8_t* row1) {
   if constexpr (hn::MaxLanes(D8()) == 32) {
@@ -154,7 +154,7 @@ HWY_INLINE void store_rows(D8 d8, hn::Vec<D8> rows, uint8_t* row0, uint8_t* row1
   }
 }
 
-// Writes the codes of kClipLanes values, 16 bytes for each four of them, and their tags to `tags`.
+// Writes the codes of kClipLanes values, 16 bytes for each four values, and their tags to `tags`.
 // Returns the size of the codes.
 HWY_INLINE size_t encode_lanes(const float* x, const FloatClip& clip, uint8_t* tags, uint8_t* out) {
   const ClipTag d;
@@ -173,7 +173,7 @@ HWY_INLINE size_t encode_lanes(const float* x, const FloatClip& clip, uint8_t* t
   const auto is_whole = hn::Gt(magnitude, set(kOneBits - 1));
   const auto sign = hn::And(hn::ShiftRight<8>(bits), set(kFixedSign));
   const auto codes = hn::IfThenElse(is_whole, bits, hn::Or(shifted, sign));
-  // Bytes of ones for the two bits of each tag.
+  // Each of a tag's two bits becomes a byte of ones or zeros.
   const auto odd = hn::Xor(hn::Not(below_kept), hn::Xor(wide, hn::VecFromMask(di32, is_whole)));
   const auto tag_bytes =
       hn::DemoteTo(d16, hn::Or(hn::And(odd, set(0xffu)), hn::And(wide, set(0xffffff00u))));
@@ -244,11 +244,11 @@ size_t float_clip_encode(const float* x, size_t n, const FloatClip& clip, uint8_
   return static_cast<size_t>(to - out) + scalar::float_clip_encode(x + i, n - i, clip, to);
 }
 
-// steps[i] = the size of a burst that begins at bytes[i], for i < count <= kStepBytes, or for as
-// many of them as whole vectors give without reading after `bytes + room`. Returns how many.
+// steps[i] = the size of a burst that begins at bytes[i], for i < count. Returns count, at most
+// kStepBytes: as many as whole vectors give without reading after `bytes + room`.
 //
 // Where a burst begins is known only after the tags before it have been read, and that chain of
-// reads would be slower than all other work. So the sizes are computed for every place where a
+// reads would take longer than all other work. So the sizes are computed for every place where a
 // burst might begin; the chain is then one look-up for each burst.
 HWY_INLINE size_t find_steps(const uint8_t* bytes, size_t room, uint8_t* steps) {
   const hn::ScalableTag<uint8_t> d8;

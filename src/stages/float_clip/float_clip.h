@@ -1,11 +1,11 @@
 #pragma once
 
-// INCEPTIONN's floats (Li et al., MICRO 2018): of a value below 1, the bits that are needed for an
-// error below a bound; in bursts of eight values. The functions here handle one value or one burst.
+// INCEPTIONN's floats (Li et al., MICRO 2018): a value below 1 keeps only the bits that an error
+// bound asks for. Values go in bursts of eight. The functions here handle one value or one burst.
 //
 // A burst is a u16 of eight tags of 2 bits, the first value's lowest, then the values' codes in
 // order, each of 0, 1, 2 or 4 bytes as its tag says. `fixed` is a value below 1 as sign and
-// magnitude: the sign in bit 23, the magnitude in units of 2^-23 below it, cut off there.
+// magnitude: the sign in bit 23, the magnitude in the bits below, in units of 2^-23, cut off.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +29,7 @@ inline constexpr uint32_t kOneBits = 0x3f800000u;  // 1.0f
 inline constexpr float kFixedUnit = 0x1p-23f;
 inline constexpr uint32_t kFixedSign = 1u << 23;
 
-// What the tag of a value depends on.
+// The limits that the tag of a value depends on.
 struct FloatClip {
   uint32_t smallest;  // values with smaller magnitude bits are not sent
   uint32_t wide;      // values with these magnitude bits or more take 16 bits, not 8
@@ -127,8 +127,8 @@ GW_HOST_DEVICE inline size_t clip_encode_burst(const float* x, size_t n, const F
   return size;
 }
 
-// Reads the burst of n = 1..8 values at the front of `room` bytes. Returns its size; 0 where it is
-// longer than that or an absent value has a tag.
+// Reads the burst of n = 1..8 values at the front of `room` bytes. Returns its size, or 0 if the
+// burst is longer than `room` or an absent value has a tag.
 GW_HOST_DEVICE inline size_t clip_decode_burst(const uint8_t* burst, size_t room, size_t n,
                                                float* values) {
   if (room < kBurstTagBytes) return 0;

@@ -8,8 +8,8 @@
 
 namespace gradwire {
 
-// For the tags of four values: where their kept bytes go when they are packed and unpacked (0x80:
-// no byte), and how many bytes are kept.
+// For the tags of four values: the places that bytes come from in packing and in unpacking (0x80:
+// no byte), and the number of kept bytes.
 struct ClipTable {
   alignas(64) uint8_t pack[256][16] = {};
   alignas(64) uint8_t unpack[256][16] = {};
@@ -27,7 +27,7 @@ struct ClipTable {
       size[tags] = count;
     }
   }
-  // Whether a code takes this of the four bytes, 0 the lowest.
+  // Whether a code keeps `byte` 0 to 3 of its lane, 0 the lowest.
   static constexpr bool keeps(uint32_t tag, int byte) {
     return tag == kClip32 || (byte == 2 && tag != kClipNone) || (byte == 1 && tag == kClip16);
   }

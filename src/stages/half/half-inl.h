@@ -1,8 +1,8 @@
 // 16-bit floats, for one SIMD target. Contracts: stages/kernels.def.
 //
 // Binary16 is converted by integer arithmetic, as conversion instructions don't exist everywhere
-// and differ in the NaNs that they make. Only where x86 has an instruction that narrows is it used:
-// there, NaNs alone need care.
+// and differ in the NaNs that they make. The one exception is x86's instruction that narrows, where
+// only NaNs need care.
 
 #include "hwy/highway.h"
 

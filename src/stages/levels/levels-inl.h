@@ -14,8 +14,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
 
-// Values within the range of int32 to integers, towards 0. On x86, Highway's ConvertTo spends three
-// more instructions on values outside this range.
+// Rounds values within the range of int32 to integers, towards 0. On x86, Highway's ConvertTo
+// spends three more instructions on values outside this range.
 template <class D32, class V>
 HWY_INLINE hn::Vec<D32> truncate(D32 d32, V v) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
@@ -29,7 +29,7 @@ HWY_INLINE hn::Vec<D32> truncate(D32 d32, V v) {
 #endif
 }
 
-// The levels of a vector of values by their words.
+// The levels of a vector of values, drawn with their random words.
 template <class D>
 HWY_INLINE hn::Vec<hn::RebindToSigned<D>> levels_of(D d, const float* x, const uint32_t* words,
                                                     hn::Vec<D> prescale, hn::Vec<D> inverse) {
@@ -40,7 +40,7 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> levels_of(D d, const float* x, const u
   return hn::ShiftRight<24>(hn::Add(fixed, upper));
 }
 
-// The lanes of four vectors to bytes, in order.
+// Stores the lanes of four vectors as bytes, in order.
 template <class D, class V32>
 HWY_INLINE void store_bytes(D, V32 v0, V32 v1, V32 v2, V32 v3, int8_t* to) {
   const hn::Repartition<int16_t, D> d16;
@@ -105,8 +105,8 @@ void scale_levels(const int8_t* levels, size_t n, float unit, float* out, Decode
 
 // Levels are packed eight at a time: a 64-bit lane of bytes becomes `width` bytes.
 
-// Where the bytes of a vector come from when eights of bytes are joined to `width` bytes, and when
-// they are split again.
+// For each byte of a vector, the place that it comes from: when every eight bytes are joined to
+// `width` bytes, and when they are split again.
 struct GroupPlaces {
   alignas(64) uint8_t joined[kLargestLevelWidth + 1][64] = {};
   alignas(64) uint8_t split[kLargestLevelWidth + 1][64] = {};
@@ -180,7 +180,7 @@ void pack_levels(const int8_t* levels, size_t n, int32_t s, uint8_t* packed) {
   const size_t size = packed_levels_size(n, width);
   size_t i = 0;
   size_t at = 0;
-  // Whole vectors are stored; the next vector overwrites the bytes after a vector's step.
+  // Each store writes a whole vector; the next store overwrites all but its first `step` bytes.
   for (; i + kPackedLanes <= n && at + kPackedLanes <= size; i += kPackedLanes, at += step) {
     const auto bytes = hn::LoadU(d8, reinterpret_cast<const uint8_t*>(levels + i));
     const auto joined = join_codes(hn::Add(bytes, offset), width);

@@ -14,7 +14,7 @@ namespace gradwire {
 
 // Levels go from -s to s, s from 1 to 127, so that they fit an int8.
 inline constexpr int kLargestLevel = 127;
-// Bits of the largest level, where all levels have the same width.
+// The value of level_width(kLargestLevel).
 inline constexpr int kLargestLevelWidth = 8;
 
 // How the values of a group become levels.
@@ -59,8 +59,8 @@ GW_HOST_DEVICE inline LevelScale level_scale(float unit, int32_t s) {
 }
 
 // The level of v, |v| <= norm: floor(v / unit + u), u = (word >> 8) * 2^-24; from -s to s. v / unit
-// is cut off towards 0 after 24 fractional bits, so the expectation of the level is v / unit,
-// except for 2^-24 and the roundings of the inverse and the product.
+// is cut off towards 0 after 24 fractional bits, so the expectation of the level is v / unit, apart
+// from 2^-24 and the roundings of the inverse and the product.
 GW_HOST_DEVICE inline int32_t level_of(float v, LevelScale scale, uint32_t word) {
   const auto fixed = static_cast<int32_t>(v * scale.prescale * scale.inverse);
   return (fixed + static_cast<int32_t>(word >> 8)) >> 24;

@@ -22,13 +22,13 @@ namespace {
 // A group of non-zeros on the way to its codes.
 struct RiceGroup {
   alignas(64) uint32_t gaps[kRiceGroup];
-  // A code is `zeros` zeros, then `rest`; length is that of both.
+  // A code is `zeros` zeros, then `rest`; `length` counts both.
   alignas(64) uint32_t rest[kRiceGroup];
   alignas(64) uint32_t zeros[kRiceGroup];
   alignas(64) uint32_t length[kRiceGroup];
 };
 
-// The k that takes the fewest bits; the smallest of several. A lane for each k.
+// The k that takes the fewest bits, the smallest if several do. Each k has a lane.
 HWY_INLINE uint32_t best_k(const uint32_t* gaps, size_t count) {
   struct Lanes {
     uint16_t factor[kRiceChoices] = {};  // gap * factor >> 16 is gap >> k; not for k = 0
@@ -118,7 +118,7 @@ struct TwiceNumbers {
 };
 inline constexpr TwiceNumbers kTwiceNumbers;
 
-// As stages/rice/rice_bits.h.
+// The same as in stages/rice/rice_bits.h.
 HWY_INLINE size_t append_marks(uint64_t any, uint64_t negative, uint32_t first, uint32_t* marks) {
   const __m512i even = _mm512_load_si512(kTwiceNumbers.of);
   const __m512i all = _mm512_mask_add_epi8(even, negative, even, _mm512_set1_epi8(1));

@@ -1,7 +1,7 @@
 #pragma once
 
 // The code of sparse trits (spec/format.md, Coder rice), one non-zero at a time. The gaps between
-// non-zeros go in Golomb-Rice code, with the k that is best for each group of them.
+// non-zeros go in Golomb-Rice code, with the best k for each 32 non-zeros.
 
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 
 namespace gradwire {
 
-// Non-zeros that share a k, written before them.
+// Number of non-zeros that share a k, which is written before them.
 inline constexpr int kRiceGroup = 32;
 inline constexpr int kRiceHeadBits = 4;
 inline constexpr int kRiceChoices = 1 << kRiceHeadBits;
@@ -22,7 +22,7 @@ inline constexpr int kRiceLongestGroup = kRiceHeadBits + kRiceGroup * kRiceLonge
 // bits or is longer, so this padding cannot be taken for a code.
 inline constexpr int kRicePadding = 8;
 
-// Bits, the first the lowest.
+// The first bit of a code is the lowest.
 struct RiceCode {
   uint32_t bits;
   int length;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Rice codes to bytes and back, through 64 bits at a time. Kernels of every target use it, so all
-// of it is inlined and compiled for the target.
+// Writes and reads rice codes through a buffer of 64 bits. Kernels of every target use these
+// functions, so all of them are inlined and compiled for the target.
 
 #include <algorithm>
 #include <bit>
@@ -17,7 +17,7 @@
 
 namespace gradwire {
 
-// Bits that wait to be written, the first the lowest; fewer than 8 between calls.
+// Bits that wait to be written, the first the lowest; fewer than 8 after a flush.
 struct RiceWriter {
   uint8_t* out;
   uint64_t bits = 0;
@@ -36,7 +36,7 @@ struct RiceWriter {
   }
 };
 
-// Marks that may be written after those of a word.
+// Number of marks that append_marks may write after the marks of a word.
 inline constexpr size_t kMarkSlack = 16;
 
 // Appends the marks of a word's non-zeros, 2 * (position + 1) + sign each, and returns their
@@ -60,14 +60,14 @@ template <typename AppendMarks, typename WriteGroup>
 HWY_INLINE size_t encode_rice(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* out,
                               const AppendMarks& append, const WriteGroup& write) {
   const size_t most = packed_size(n);
-  // When the code has nearly reached packed_size(n), a word may still add two groups, and then
-  // comes the last group.
+  // When the code has nearly reached packed_size(n), a word may still add two groups, and the last
+  // group follows.
   uint8_t coded[kMaxRunInput + 3 * (kRiceLongestGroup / 8 + 1) + sizeof(uint64_t)];
   RiceWriter writer{coded};
   const auto size = [&] {
     return static_cast<size_t>(writer.out - coded) + (writer.held != 0 ? 1 : 0);
   };
-  // The mark of the non-zero before the waiting group, the marks of that group, and those of a
+  // The mark of the non-zero before the waiting group, the marks of that group, and the marks of a
   // word.
   uint32_t marks[1 + kRiceGroup + kWordBits + kMarkSlack] = {};
   size_t count = 0;
@@ -90,8 +90,8 @@ HWY_INLINE size_t encode_rice(const uint64_t* plus, const uint64_t* minus, size_
   return size();
 }
 
-// Bits that were loaded but not yet read, the first the lowest. The bits above `held` are those at
-// `next`, or 0.
+// Bits that were loaded but not yet read, the first the lowest. Above the `held` bits there are the
+// bits at `next`, or zeros.
 struct RiceReader {
   const uint8_t* next;
   const uint8_t* end;
@@ -116,7 +116,7 @@ struct RiceReader {
     bits >>= length;
     held -= length;
   }
-  // Only padding is left; after fill_to_end.
+  // Whether only padding is left. Call fill_to_end before.
   [[nodiscard]] HWY_INLINE bool ended() const { return held < kRicePadding && bits == 0; }
 
   // Reads a code: returns the zeros before the next non-zero, and its sign. If held < 0 afterwards,
@@ -136,8 +136,8 @@ struct RiceReader {
   }
 };
 
-// Calls put(position, sign) for each non-zero; false, after a part of the calls, for bytes that
-// hold something else.
+// Calls put(position, sign) for each non-zero; returns false, after some of the calls, if the bytes
+// are not valid.
 template <typename Put>
 HWY_INLINE bool for_each_rice_code(const uint8_t* bytes, size_t size, size_t n, const Put& put) {
   RiceReader reader{bytes, bytes + size};

@@ -13,7 +13,7 @@
 
 namespace gradwire::scalar {
 
-// The k that takes the fewest bits; the smallest of several.
+// The k that takes the fewest bits, the smallest if several do.
 inline int best_k(const uint32_t* gaps, size_t count) {
   int best = 0;
   int fewest = kRiceLongestGroup;

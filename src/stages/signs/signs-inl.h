@@ -24,7 +24,7 @@ HWY_INLINE hn::Vec<D> add_where(D, hn::Vec<D> sum, hn::Mask<D> mask, hn::Vec<D> 
 #endif
 }
 
-// Adds the values of up to a page to the lanes from `lane` on, as many as two vectors have.
+// Adds up to a page of values to the lanes from `lane` on: as many lanes as two vectors have.
 template <class D, class Residual>
 HWY_INLINE void add_to_lanes(D d, const float* x, Residual residual, size_t n, size_t lane,
                              SignLanes& sums) {
@@ -73,7 +73,7 @@ void add_sign_sums(const float* x, ResidualValues r, size_t n, SignLanes& sums) 
   scalar::add_sign_sums(x + whole, r.from(whole), n - whole, sums);
 }
 
-// Values whose signs are handled at once.
+// Number of values whose signs are handled at once.
 constexpr size_t kSignsAtOnce = 16;
 
 void pack_signs(const float* x, ResidualValues r, size_t n, SignMeans means, uint8_t* bits) {

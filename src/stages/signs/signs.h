@@ -41,7 +41,7 @@ struct SignLanes {
   }
 };
 
-// The values of either sign decode to their mean (1-bit SGD), which is 0 if there are none.
+// The values of either sign decode to their mean (1-bit SGD), which is 0 if no value has that sign.
 struct SignMeans {
   float positive = 0;
   float negative = 0;

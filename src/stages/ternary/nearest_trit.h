@@ -16,8 +16,8 @@ GW_HOST_DEVICE inline float ternary_multiplier(uint32_t absmax_bits, float spars
   return m > FLT_MAX ? FLT_MAX : m;
 }
 
-// The trit of b: +1 above h, -1 below -h, else 0 (so are ties and NaN). h = m / 2 (3LC,
-// section 3.1).
+// The trit of b: +1 above h, -1 below -h, else 0 (also for ties and NaN). h = m / 2 (3LC, section
+// 3.1).
 GW_HOST_DEVICE inline int ternary_trit(float b, float h) { return (b > h) - (b < -h); }
 
 // The residual of b: what is left for the next step.

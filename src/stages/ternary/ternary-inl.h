@@ -29,8 +29,8 @@ namespace {
 constexpr size_t kBlockBytes = 64;
 constexpr size_t kBlockValues = kBlockBytes * kTritsPerByte;
 
-// The bit arrays of a block in the order of the values, lowest bit first. 40 bytes of each count;
-// the others are room for whole vectors, and their content doesn't matter.
+// The bit arrays of a block in the order of the values, lowest bit first. 40 bytes of each are
+// used; the others are room for whole vectors, and their content doesn't matter.
 struct SignBits {
   alignas(64) uint8_t positive[64];
   alignas(64) uint8_t negative[64];
@@ -112,7 +112,7 @@ HWY_INLINE hn::Vec<BlockTag> weights_of_bits(const uint8_t* bits) {
                  hn::BitCast(d8, place4));
 }
 
-// Packed bytes i and following of a block.
+// One vector of a block's packed bytes, from byte i on.
 HWY_INLINE hn::Vec<BlockTag> packed_vector(const uint8_t* positive, const uint8_t* negative,
                                            size_t i) {
   const auto plus = weights_of_bits(positive + i / 8 * 5);
@@ -122,7 +122,7 @@ HWY_INLINE hn::Vec<BlockTag> packed_vector(const uint8_t* positive, const uint8_
 
 #endif
 
-// Both bit arrays are readable for 64 bytes, of which 40 count.
+// Both bit arrays are readable for 64 bytes, of which 40 are used.
 HWY_INLINE void pack_block(const uint8_t* positive, const uint8_t* negative, uint8_t* packed) {
   for (size_t i = 0; i < kBlockBytes; i += hn::MaxLanes(BlockTag())) {
     hn::StoreU(packed_vector(positive, negative, i), BlockTag(), packed + i);
@@ -133,7 +133,7 @@ HWY_INLINE void pack_sign_bits(const SignBits& bits, uint8_t* packed) {
   pack_block(bits.positive, bits.negative, packed);
 }
 
-// b less the values of the masked trits.
+// b minus the values of the masked trits.
 template <class D>
 HWY_INLINE hn::Vec<D> subtract_trits(D, hn::Vec<D> b, hn::Mask<D> above, hn::Mask<D> below,
                                      hn::Vec<D> m) {
@@ -220,7 +220,7 @@ void pack_trits(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* 
   for (; at + sizeof(SignBits::positive) <= size; at += kUsed, packed += kBlockBytes) {
     pack_block(positive + at, negative + at, packed);
   }
-  // The last blocks are done on a copy.
+  // The last blocks are packed from a padded copy.
   for (; at * 8 < n; at += kUsed, packed += kBlockBytes) {
     SignBits bits = {};
     std::memcpy(bits.positive, positive + at, HWY_MIN(kUsed, size - at));

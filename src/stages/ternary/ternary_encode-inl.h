@@ -12,7 +12,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
 
-// Blocks that are packed before they are zero-run coded. If each block were coded at once, the
+// Blocks that are packed before they are zero-run coded. If each block were coded immediately, the
 // coder's long chain of instructions would keep the next block from being loaded meanwhile; if a
 // whole chunk were packed first, the memory would be idle for too long.
 constexpr size_t kGroupBlocks = 8;

@@ -15,7 +15,7 @@
 
 namespace gradwire::scalar {
 
-// The trits of b = x + r, one after the other; r becomes what is left of b.
+// Returns a function: it gives the trit of b = x + r for element i and stores the new residual.
 template <class Residual>
 auto nearest_trits(const float* x, Residual residual, float m) {
   return [=, h = m * 0.5f](size_t i) {
@@ -46,7 +46,7 @@ inline size_t ternary_encode(const float* x, ResidualValues r, size_t n, float m
   return zero_run_encode(packed, packed_size(n), codes);
 }
 
-// Sets the bits of trit(i) for i < n.
+// Sets the bit of trit_of(i) for each i < n.
 template <typename TritAt>
 void set_trits(size_t n, uint64_t* plus, uint64_t* minus, const TritAt& trit_of) {
   std::fill_n(plus, trit_words(n), 0);

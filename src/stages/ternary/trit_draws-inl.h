@@ -12,7 +12,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
 
-// 64 values are a whole number of times two vectors.
+// 64 is a multiple of the lanes of two vectors.
 using DrawTag = hn::CappedTag<float, 16>;
 using DrawMask = hn::Mask<DrawTag>;
 
@@ -69,7 +69,7 @@ HWY_INLINE void draw_trits_with(const float* b, size_t n, TritDraw draw, const u
     draw_64<kClips>(b + i, words + i, draw, plus + i / 8, minus + i / 8);
   }
   if (i == n) return;
-  // A last, short word is done on a copy padded with zeros, whose trits are always 0.
+  // The values of a short last word are copied and padded with zeros, whose trits are always 0.
   float last_b[kWordBits] = {};
   uint32_t last_words[kWordBits] = {};
   std::memcpy(last_b, b + i, (n - i) * sizeof *b);

@@ -12,11 +12,11 @@
 
 namespace gradwire {
 
-// A variance that is at most this part of the mean square is nothing but rounding.
+// A variance of at most this fraction of the mean square is taken for a rounding error.
 inline constexpr double kLeastVariance = 0x1p-32;
 
 // The magnitude that n finite values are clipped to: `clip` times their population standard
-// deviation, computed in double. FLT_MAX where the deviation (but for rounding) or `clip` is 0.
+// deviation, computed in double. FLT_MAX where the deviation (apart from rounding) or `clip` is 0.
 GW_HOST_DEVICE inline float clipping_limit(const Moments& total, uint64_t values, float clip) {
   if (clip == 0.0f) return FLT_MAX;
   const auto n = static_cast<double>(values);
@@ -40,7 +40,7 @@ struct TritDraw {
     return {limit, scale * 0x1p-24f};
   }
 
-  // Whether the limit can change a trit. It cannot where no threshold reaches it.
+  // Whether the limit can change a trit. It cannot where no threshold of draw_trit reaches it.
   [[nodiscard]] GW_HOST_DEVICE bool clips() const { return limit <= 0x1.fffffep23f * step; }
 };
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Which values of a tensor a threshold is taken from (spec/format.md, topk). Rules as in
-// stages/element/float_bits.h.
+// The sample of a tensor's values that a threshold is taken from (spec/format.md, topk). Rules as
+// in stages/element/float_bits.h.
 
 #include <cstdint>
 
@@ -10,14 +10,14 @@
 
 namespace gradwire {
 
-// Samples of a tensor: one from each of as many strata of equal size.
+// Number of samples of a tensor: one from each of as many strata of equal size.
 inline constexpr uint64_t kSamples = 4096;
 
 // The random words that choose a place in each stratum. They are always the same, but irregular, so
 // that the places don't fall in step with a tensor's rows.
 GW_HOST_DEVICE constexpr DrawStream sample_draws() { return DrawStream::create(0, 0, 0); }
 
-// Where the i-th sample of n values stands; `word` is its word.
+// The index of the i-th sample among n values; `word` is the sample's random word.
 GW_HOST_DEVICE constexpr uint64_t sample_place(uint64_t n, uint64_t i, uint32_t word) {
   if (n < kSamples) return i;
   const uint64_t begin = n / kSamples * i + n % kSamples * i / kSamples;
@@ -25,8 +25,8 @@ GW_HOST_DEVICE constexpr uint64_t sample_place(uint64_t n, uint64_t i, uint32_t 
   return begin + (word * (end - begin) >> 32);
 }
 
-// The rank among count <= kSamples samples, 0 the largest, of the smallest magnitude that
-// `fraction` of them reach; rounded half up.
+// The rank (0: the largest), among count <= kSamples magnitudes, of the smallest magnitude that
+// `fraction` of them reach. Their number is rounded half up.
 GW_HOST_DEVICE constexpr uint64_t sample_rank(float fraction, uint64_t count) {
   const float share = fraction * static_cast<float>(count);
   const auto below = static_cast<uint64_t>(share);

@@ -8,7 +8,7 @@
 
 namespace gradwire {
 
-// Five trits make a byte: 81a + 27b + 9c + 3d + e of trit + 1. Larger bytes are no trits.
+// Five trits make a byte: 81a + 27b + 9c + 3d + e of trit + 1. Larger bytes hold no trits.
 inline constexpr int kTritsPerByte = 5;
 inline constexpr uint8_t kZeroByte = 121;
 inline constexpr uint8_t kLargestPackedByte = 242;
@@ -35,13 +35,13 @@ GW_HOST_DEVICE constexpr int trit_weight(int place) {
   return weight;
 }
 
-// The trit at place 0..4 of a packed byte <= 242: a digit in base 3 of packed / 243. 270 / 2^16 is
-// 1 / 243 and 0.12 % more, too little to change a digit. A division would cost a GPU more time than
-// the memory takes.
+// The trit at place 0..4 of a packed byte <= 242: a digit in base 3 of packed / 243. 270 / 2^16
+// exceeds 1 / 243 by 0.12 %, too little to change a digit. A division would cost a GPU more time
+// than the memory takes.
 GW_HOST_DEVICE constexpr int trit_at(uint32_t packed, int place) {
   constexpr uint64_t kPowersOf3 = 0x511b090301;  // 1, 3, 9, 27, 81
   const auto power = static_cast<uint32_t>(kPowersOf3 >> 8 * place & 0xff);
-  const uint32_t fraction = packed * (270 * power) & 0xffff;  // after the digits before it
+  const uint32_t fraction = packed * (270 * power) & 0xffff;  // without the digits before it
   return static_cast<int>(fraction * 3 >> 16) - 1;
 }
 

@@ -20,7 +20,7 @@ GW_HOST_DEVICE inline void set_trit(uint64_t* plus, uint64_t* minus, size_t i, i
   words[i / kWordBits] |= uint64_t{1} << i % kWordBits;
 }
 
-// What five bits add to a packed byte, the first the lowest.
+// The weight that five bits add to a packed byte; the first bit is the lowest.
 GW_HOST_DEVICE constexpr int weight_of_five(uint32_t bits) {
   int weight = 0;
   for (int place = 0; place < kTritsPerByte; ++place) {
@@ -50,7 +50,7 @@ inline size_t five_bits(const uint64_t* words, size_t at, size_t count) {
   return bits & 31;
 }
 
-// Five to a byte, as Kernels::ternary_pack does.
+// Packs five trits to a byte, as Kernels::pack_trits does.
 inline void pack_trit_bits(const uint64_t* plus, const uint64_t* minus, size_t n, uint8_t* packed) {
   const size_t words = trit_words(n);
   for (size_t at = 0; at < n; at += kTritsPerByte) {
@@ -59,7 +59,7 @@ inline void pack_trit_bits(const uint64_t* plus, const uint64_t* minus, size_t n
   }
 }
 
-// The way back, onto words that are 0. false as Kernels::unpack.
+// Undoes pack_trit_bits; the words must be 0. Returns false as Kernels::unpack does.
 inline bool unpack_trit_bits(const uint8_t* packed, size_t n, uint64_t* plus, uint64_t* minus) {
   for (size_t i = 0; i < packed_size(n); ++i) {
     if (packed[i] > kLargestPackedByte) return false;

@@ -18,8 +18,8 @@ using TritSumTag = hn::FixedTag<uint8_t, 16>;
 using TritSumVec = hn::Vec<TritSumTag>;
 constexpr size_t kSumLanes = 16;
 
-// Calls add(bytes, sums) for each 16 bytes of `per_byte` trits; the last bytes are copied and
-// padded with the byte `zeros`. false if padding trits are not 0.
+// Calls add(bytes, sums) for each 16 bytes, which hold `per_byte` trits each; the last bytes are
+// copied and padded with the byte `zeros`. false if padding trits are not 0.
 template <size_t per_byte, class Add>
 HWY_INLINE bool add_blocks(const uint8_t* packed, size_t n, uint8_t zeros, int8_t* sums, Add add) {
   constexpr size_t kBlock = kSumLanes * per_byte;
@@ -44,7 +44,7 @@ HWY_INLINE void add_digits(TritSumVec digits, int8_t* sums) {
   hn::StoreU(hn::Add(less_one, digits), d8, to);
 }
 
-// Which of 16 packed bytes the 80 trits come from, and 3^place * 256 of each.
+// For each of the 80 trits in 16 packed bytes: the byte that holds it, and 256 * 3^place.
 struct TritPlaces {
   alignas(16) uint8_t byte[kTritsPerByte][kSumLanes] = {};
   alignas(16) uint16_t power[kTritsPerByte][kSumLanes] = {};
@@ -65,7 +65,7 @@ HWY_INLINE TritSumVec fractions(TritSumVec packed) {
   const TritSumTag d8;
   const hn::RepartitionToWide<TritSumTag> d16;
   const auto zero = hn::Zero(d8);
-  // v + ceil(13 v / 243); the quotient is exact for these.
+  // v + ceil(13 v / 243); the quotient is exact for these v.
   const auto widened = [&](auto v) HWY_ATTR {
     const auto t = hn::Add(hn::Mul(v, hn::Set(d16, 13)), hn::Set(d16, 242));
     return hn::Add(v, hn::ShiftRight<7>(hn::MulHigh(t, hn::Set(d16, 34522))));
@@ -89,7 +89,7 @@ bool add_trits(const uint8_t* packed, size_t n, int8_t* sums) {
         for (size_t i = 0; i < kTritsPerByte; ++i) {
           const auto own = hn::TableLookupBytes(fraction, hn::Load(d8, kTritPlaces.byte[i]));
           const auto digit = [&](auto v, const uint16_t* power) HWY_ATTR {
-            // The fraction after the digits before `place`; 3 times this gives the digit.
+            // The fraction without the digits before `place`; 3 times this gives the digit.
             return hn::BitCast(d8, hn::MulHigh(hn::Mul(v, hn::Load(d16, power)), three));
           };
           const auto lower =
@@ -106,7 +106,7 @@ bool add_trits(const uint8_t* packed, size_t n, int8_t* sums) {
 bool add_two_bits(const uint8_t* packed, size_t n, int8_t* sums) {
   const TritSumTag d8;
   const auto zero = hn::Zero(d8);
-  // Each byte four times, and the two bits that count in each.
+  // Each byte four times, and in each the bit that stands for +1.
   alignas(16) constexpr uint8_t kFourTimes[kSumLanes] = {0, 0, 0, 0, 1, 1, 1, 1,
                                                          2, 2, 2, 2, 3, 3, 3, 3};
   alignas(16) constexpr uint8_t kPlus[kSumLanes] = {1, 4, 16, 64, 1, 4, 16, 64,

@@ -44,7 +44,7 @@ bool unpack_each(const uint8_t* packed, size_t n, const Put& put) {
   return true;
 }
 
-// The same for trits of two bits, all of which are put.
+// The same for two bits a trit; put is called for all n trits even if a code is invalid.
 template <typename Put>
 bool unpack_each_two_bits(const uint8_t* packed, size_t n, const Put& put) {
   bool valid = true;

@@ -15,7 +15,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
 
-// spread_bits of each nibble, to a byte.
+// spread_bits of each nibble, as a byte.
 alignas(16) constexpr uint8_t kSpreadNibbles[16] = {0x00, 0x01, 0x04, 0x05, 0x10, 0x11, 0x14, 0x15,
                                                     0x40, 0x41, 0x44, 0x45, 0x50, 0x51, 0x54, 0x55};
 

@@ -53,7 +53,7 @@ alignas(16) constexpr uint8_t kLonePlaces[16] = {0, 4, 0, 3, 0, 0, 0, 0, 0, 2, 1
 
 constexpr size_t kListStep = 64;
 
-// Appends the 16-bit lanes with a bit in `keep`.
+// Appends the 16-bit lanes whose bit in `keep` is set.
 HWY_INLINE void append(__m512i lower, __m512i upper, uint64_t keep, uint16_t* list, size_t& count) {
   const uint32_t keep_lower = static_cast<uint32_t>(keep);
   const uint32_t keep_upper = static_cast<uint32_t>(keep >> 32);
@@ -71,7 +71,7 @@ HWY_INLINE __m512i widen_upper(__m512i v) {
   return _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(v, 1));
 }
 
-// Lists `count` codes, a multiple of kListStep.
+// Lists the trits of `count` codes, a multiple of kListStep.
 HWY_INLINE void list_trits(const uint8_t* codes, size_t count, TritLists& lists) {
   size_t plus_count = 0;
   size_t minus_count = 0;
@@ -135,14 +135,14 @@ HWY_INLINE void list_trits(const uint8_t* codes, size_t count, TritLists& lists)
 
 constexpr size_t kListStep = 16;
 
-// Appends the 16-bit lanes with a bit in `keep`.
+// Appends the 16-bit lanes whose bit in `keep` is set.
 template <class V16>
 HWY_INLINE void append(V16 lower, V16 upper, size_t keep, uint16_t* list, size_t& count) {
   store_kept_16(lower, keep & 255, list, count);
   store_kept_16(upper, keep >> 8 & 255, list, count);
 }
 
-// Lists `count` codes, a multiple of kListStep.
+// Lists the trits of `count` codes, a multiple of kListStep.
 HWY_INLINE void list_trits(const uint8_t* codes, size_t count, TritLists& lists) {
   const hn::Full128<uint8_t> d8;
   const hn::Half<decltype(d8)> d8_half;
@@ -212,8 +212,8 @@ HWY_INLINE void put_lone(const uint16_t* list, size_t count, float value, Output
   for (; i < count; ++i) to.put(value, list[i]);
 }
 
-// A row of five floats is handled as a vector of four and one more, and no other float: nothing
-// after the span is touched, and no load waits for a wider store just before it.
+// A row of five floats is handled as a vector of four floats and a single float, so that nothing
+// after the span is touched and no load waits for a wider store just before it.
 template <class Output>
 HWY_INLINE void put_lists(const TritLists& lists, const TritRows& rows, float m, Output to) {
   const hn::Full128<float> d;
@@ -242,14 +242,14 @@ bool zero_run_unpack(const uint8_t* codes, size_t size, size_t n, float m, float
                      DecodeMode mode) {
   TritLists lists;
   size_t left = packed_size(n);
-  // A byte in the last place that has fewer than five values is kept for the end.
+  // A last byte with fewer than five values is handled at the end.
   const size_t short_values = n % kTritsPerByte;
   const bool short_last = short_values != 0 && size != 0 && codes[size - 1] < kRunBase;
   if (short_last) --size;
   for (size_t first = 0; first < size; first += kGroupCodes) {
     const size_t count = HWY_MIN(kGroupCodes, size - first);
     list_group(codes + first, count, lists);
-    // Each code that follows needs at least a byte, so all bytes in the lists are whole.
+    // Each code that follows stands for at least a byte, so all listed bytes have five values.
     const bool more = short_last || first + count != size;
     if (lists.packed + static_cast<size_t>(more) > left) return false;
     left -= lists.packed;

@@ -39,7 +39,7 @@ HWY_INLINE void close_run(RunState& state, size_t ends) {
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
 
-// For each byte the number (1..64) of the last byte up to it that is set, 0 where none is.
+// For each byte the number (1..64) of the last set byte up to it, or 0 if none is set.
 HWY_INLINE __m512i last_set(__m512i numbers) {
   numbers = _mm512_max_epu8(numbers, _mm512_bslli_epi128(numbers, 1));
   numbers = _mm512_max_epu8(numbers, _mm512_bslli_epi128(numbers, 2));
@@ -135,7 +135,7 @@ HWY_INLINE uint8_t* encode_end(const uint8_t* packed, size_t n, RunState state) 
 }
 
 size_t zero_run_encode(const uint8_t* packed, size_t n, uint8_t* out) {
-  // What is written never overtakes what was read, so whole vectors can be stored to `out`.
+  // Codes are never longer than the bytes read, so whole vectors can be stored to `out`.
   RunState state = {out, 0};
   size_t i = 0;
   for (; i + kPackedLanes <= n; i += kPackedLanes) {

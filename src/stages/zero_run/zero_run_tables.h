@@ -19,7 +19,7 @@ struct Numbers {
 };
 inline constexpr Numbers kNumbers;
 
-// The code that ends a zero run at its byte number 1, 2, ..., 127 when full 14s are split off.
+// The code that ends a zero run at its byte number 1, 2, ..., 127 when runs of 14 are split off.
 struct CodeOfPlace {
   alignas(64) uint8_t of[128] = {};
   constexpr CodeOfPlace() {
@@ -44,8 +44,8 @@ struct TritRows {
 inline constexpr TritRows kRowsToStore(0.0f);
 inline constexpr TritRows kRowsToAdd(-0.0f);
 
-// Lanes of 16 bits in eights, and a 64-bit sum for each eight: for each of 32 lanes, where the
-// first 16 bits of the sum of its eight are.
+// Each eight 16-bit lanes have a 64-bit sum. For each of 32 lanes: the place of the lowest 16 bits
+// of the sum of its eight lanes.
 struct Eights {
   alignas(64) uint16_t lower[32] = {};
   alignas(64) uint16_t upper[32] = {};
