@@ -79,7 +79,7 @@ class HostShardCodec final : public ShardCodec {
     return bucket_.subspan(shards_->segment(i).bucket_offset, shards_->segment(i).n);
   }
   [[nodiscard]] bool has_trits(uint32_t i) const { return trits_ && trits_->has(i); }
-  // Whether NaN and Inf are sent as they are.
+  // Whether segment i's NaN and Inf are sent unchanged.
   [[nodiscard]] bool carries(uint32_t i) const {
     return shards_->own_codec(i)->info().carries_non_finite &&
            residuals_[i].type() == ResidualType::kNone;
@@ -87,12 +87,12 @@ class HostShardCodec final : public ShardCodec {
   Result<FirstNonFinite> measure(std::span<const uint32_t> shards,
                                  std::span<const uint32_t> finite);
   Result<FirstNonFinite> measure_segments(std::span<const uint32_t> segments);
-  // Of a segment that holds NaN or Inf, or does with its residual.
+  // Names the first NaN or Inf of segment i; element 0 if only a sum with the residual overflows.
   [[nodiscard]] FirstNonFinite origin_in(uint32_t i) const;
   Status restore(uint32_t shard, const Packet& packet);
-  // decoded: as Codec::encode.
+  // decoded: as in Codec::encode.
   Status encode_segment(uint32_t i, uint64_t step, PacketWriter& packet, std::span<float> decoded);
-  // The own shard, whose packet is written.
+  // Decodes the packet of this rank's own shard into the bucket.
   Status decode_own(const Packet& packet);
   // Whether no value of segment i can be refused any more, so that encoding can decode at once.
   [[nodiscard]] bool is_certain(uint32_t i) const {
@@ -100,14 +100,14 @@ class HostShardCodec final : public ShardCodec {
   }
   Status decode_segment(uint32_t i, const Packet& packet, std::span<const std::byte> payload,
                         DecodeMode mode, const AfterChunk& after);
-  // Divides each chunk of a segment, and measures it for the encoding that comes next.
+  // Returns the function that divides and measures each decoded chunk, as `next` asks.
   AfterChunk prepare_chunks(uint32_t i, const Next& next);
 
   std::shared_ptr<const Shards> shards_;
   std::shared_ptr<Execution> execution_;
   std::vector<Residual> residuals_;    // of each segment
   std::vector<Measurement> measured_;  // of each segment, for the encoding under way
-  std::vector<std::vector<Measurement>> measured_chunks_;  // of each segment that was prepared
+  std::vector<std::vector<Measurement>> measured_chunks_;  // of each segment; empty: not measured
   std::unique_ptr<TritSegments> trits_;                    // null unless scales are shared
   std::span<float> bucket_;
 };
@@ -123,7 +123,7 @@ Result<FirstNonFinite> HostShardCodec::find_non_finite(std::span<const uint32_t>
   return FirstNonFinite();
 }
 
-// What a codec finds out about all of its values is measured before any is encoded, and handed on.
+// Measures all segments before any of them is encoded, and keeps the results in measured_.
 Result<FirstNonFinite> HostShardCodec::measure(std::span<const uint32_t> shards,
                                                std::span<const uint32_t> finite) {
   measured_.assign(residuals_.size(), Measurement());
@@ -155,7 +155,7 @@ Result<FirstNonFinite> HostShardCodec::measure_segments(std::span<const uint32_t
 FirstNonFinite HostShardCodec::origin_in(uint32_t i) const {
   const std::span<const float> x = values(i);
   const auto bad = std::ranges::find_if(x, [](float v) { return !std::isfinite(v); });
-  // With a residual the sum may be too large where the input is not: then no element is named.
+  // The sum with a residual can overflow where the input is finite: then no element is named.
   const auto element = static_cast<uint64_t>(bad == x.end() ? 0 : bad - x.begin());
   return NonFiniteOrigin{.rank = shards_->rank, .segment = i, .element = element};
 }
@@ -167,7 +167,7 @@ Result<FirstNonFinite> HostShardCodec::encode(std::span<const uint32_t> shards,
   if (!found.ok() || found.value()) return found;
   const uint32_t own = shards_->rank;
   const bool decodes = std::ranges::find(shards, own) != shards.end();
-  // As long as a codec may refuse a value, the values are needed to restore residuals.
+  // If a codec may still refuse a value, residuals may have to be restored from the input values.
   const bool decodes_at_once =
       decodes &&
       std::ranges::all_of(shards_->segments[own], [&](uint32_t i) { return is_certain(i); });

@@ -22,7 +22,7 @@ bool matches(const std::string& pattern, const std::string& name) {
   return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
 }
 
-// Why a tensor goes raw by default; empty if it does not.
+// The reason why a tensor is sent raw by default; empty if it is not.
 std::string raw_reason(const TensorInfo& tensor, const LayoutOptions& options) {
   for (const std::string& pattern : options.exclude) {
     if (matches(pattern, tensor.name)) return "excluded by '" + pattern + "'";
@@ -34,7 +34,7 @@ std::string raw_reason(const TensorInfo& tensor, const LayoutOptions& options) {
   return {};
 }
 
-// The codecs of a tensor's segments, and why they are raw.
+// The codecs of a tensor's segments, and the reason if they are raw.
 Result<Segment> choose_codecs(const TensorInfo& tensor, const LayoutOptions& options) {
   Segment chosen{};
   std::string push = options.codec;
@@ -75,8 +75,8 @@ std::vector<std::string> unmatched_patterns(const std::vector<TensorInfo>& tenso
   return patterns;
 }
 
-// The place in [0, numel], at or near `wanted`, where the bucket is cut for the next rank: inside a
-// large tensor, else at the nearer end of the tensor.
+// Returns the place in [0, numel], at or near `wanted`, where the next rank's shard begins: inside
+// the tensor if both pieces are large enough, otherwise at the nearer end of the tensor.
 uint64_t find_cut(const std::vector<TensorInfo>& tensors, uint64_t wanted) {
   uint64_t begin = 0;
   for (const TensorInfo& tensor : tensors) {
@@ -103,8 +103,8 @@ std::vector<uint64_t> cut_evenly(const std::vector<TensorInfo>& tensors, uint64_
   return cuts;
 }
 
-// The server of each tensor: the largest tensor comes first, and each goes to the server that has
-// the fewest values so far.
+// The server of each tensor: in order of size, the largest first, each tensor goes to the server
+// that has the fewest values so far.
 std::vector<uint32_t> assign_whole(const std::vector<TensorInfo>& tensors, uint32_t first_server,
                                    uint32_t servers) {
   std::vector<size_t> by_size(tensors.size());
@@ -150,7 +150,7 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
                   std::to_string(options.servers) + " servers in a world of " +
                       std::to_string(world_size) + " ranks leave no worker");
   }
-  // A codec that no tensor uses must be valid too: else a typo would show only with other models.
+  // An unused codec must be valid, too: otherwise a typo would be found only with other models.
   for (const std::string& codec : {options.codec, options.pull_codec, options.raw_codec}) {
     if (!codec.empty()) GW_RETURN_IF_ERROR(Codec::parse(codec).status());
   }
@@ -213,7 +213,7 @@ Layout Layout::with_pull_codecs(const std::vector<std::shared_ptr<const Codec>>&
 std::string Layout::describe() const {
   std::string text = "format 1\nworld size " + std::to_string(world_size_) + "\nvalues " +
                      std::to_string(numel_) + "\ntensors " + std::to_string(tensors_.size()) + "\n";
-  // Stated even where nothing goes raw: it shows that ranks' gradients differ in their type.
+  // Stated even if no tensor is raw, so that ranks whose gradients differ in type find out.
   if (raw_codec_ != "raw") text += "raw is " + raw_codec_ + "\n";
   if (servers_ > 0) text += "servers " + std::to_string(servers_) + "\n";
   for (const Segment& segment : segments_) {

@@ -21,38 +21,38 @@ using FirstNonFinite = std::optional<NonFiniteOrigin>;
 
 class SharedScales;
 
-// Does what an exchange needs done with the values of a bucket. Exchanges know shards, packets and
-// steps, and never touch a value: only the shard codec knows where the values lie, in the memory of
-// the host or of a device. Each implementation gives the same packets.
+// Does all work on the values of a bucket for an exchange. Exchanges know shards, packets and
+// steps, and never touch a value: only the shard codec knows whether the values lie in the memory
+// of the host or of a device. Each implementation gives the same packets.
 //
-// Calls come one at a time. Those without a Status cannot fail on valid arguments; a device that
-// was lost is reported by the next call that returns a Status.
+// Calls come one at a time. Functions without a Status cannot fail on valid arguments; the loss of
+// a device is reported by the next call that returns a Status.
 class ShardCodec {
  public:
   virtual ~ShardCodec() = default;
 
-  // The values of the step that begins. They are worked in until the next begin.
+  // Begins a step on `bucket`, whose values are read and changed in place until the next begin.
   virtual void begin(std::span<float> bucket) = 0;
 
-  // In the order of the shards and of their segments.
+  // Returns the first NaN or Inf in the order of the shards and of their segments.
   virtual Result<FirstNonFinite> find_non_finite(std::span<const uint32_t> shards) = 0;
 
   // Encodes every segment of `shards`, with its residual, into its shard's packet (packets[shard],
-  // begun and empty). The values of this rank's own shard become what its packet holds, as they
-  // will be for whoever else decodes it. Where a value of `finite` is NaN or Inf, nothing is
-  // encoded, no residual has changed, and the first such value is returned. Otherwise, where a
-  // codec refuses a value of `shards` (a sum with the residual can overflow), the packets are empty
-  // again, the residuals are as Codec::restore leaves them, and that value is returned.
+  // begun and empty). The values of this rank's own shard become the values that all ranks decode
+  // from its packet. If a value of the shards `finite` is NaN or Inf, nothing is encoded, no
+  // residual changes, and the first such value is returned. Otherwise, if a codec refuses a value
+  // of `shards` (a sum with the residual can overflow), the packets are empty again, the residuals
+  // are as Codec::restore leaves them, and that value is returned.
   virtual Result<FirstNonFinite> encode(std::span<const uint32_t> shards,
                                         std::span<const uint32_t> finite, uint64_t step,
                                         std::span<PacketWriter> packets) = 0;
-  // What was encoded into the packet goes back into the residuals.
+  // Adds the values that the packet holds back to the residuals.
   virtual void put_back(uint32_t shard, const Packet& packet) = 0;
 
-  // What comes after a shard was decoded, so that it can be done while the values are in the cache.
+  // The work that follows the decoding of a shard, done while its values are still in the cache.
   struct Next {
-    float divisor = 1.0f;  // the values are divided by it
-    bool encode = false;   // and then encoded, with the residuals as they are now
+    float divisor = 1.0f;  // the values are divided by this
+    bool encode = false;   // whether they are then encoded, with the present residuals
   };
   // Decodes one or more packets of one direction that hold the shard: the first is stored or added
   // as `mode` says, the others are added, in this order. Any payloads are safe.
@@ -61,28 +61,28 @@ class ShardCodec {
   virtual void divide(uint32_t shard, float divisor) = 0;
   virtual void fill_nan(uint32_t shard) = 0;
 
-  // The residual of segment i: kNone and no values where none is kept.
+  // The residual of segment i; kNone, and no values, if none is kept.
   [[nodiscard]] virtual ResidualType residual_type(uint32_t i) const = 0;
   [[nodiscard]] virtual std::vector<float> residual(uint32_t i) const = 0;
-  // Replaces it by zeros of this type.
+  // Replaces the residual of segment i by zeros of this type.
   virtual void reset_residual(uint32_t i, ResidualType type) = 0;
   // residual[first + k] += factor * values[k]
   virtual void add_to_residual(uint32_t i, uint64_t first, std::span<const float> values,
                                float factor) = 0;
   virtual void scale_residuals(float factor) = 0;
-  // Adds it to the values of the bucket.
+  // Adds the residual of segment i to the values of the bucket.
   virtual void pay_residual(uint32_t i) = 0;
 
   // Sums of squares, in double.
   struct Norms {
-    double error = 0;  // of what was not sent
+    double error = 0;  // of the part that was not sent
     double input = 0;
   };
-  // Adds those of the shard, whose values in the bucket were encoded into the packet just now.
+  // Adds the norms of the shard, whose values in the bucket were just encoded into the packet.
   virtual void add_norms(uint32_t shard, const Packet& packet, Norms& norms) = 0;
 
   // From now on the segments whose pushes are terngrad are drawn with scales that all ranks share.
-  // nullptr: this implementation does not do that.
+  // nullptr: this implementation cannot share scales.
   virtual SharedScales* share_scales() { return nullptr; }
 };
 
@@ -94,12 +94,12 @@ class SharedScales {
 
   // Bytes of all scales.
   [[nodiscard]] virtual uint64_t size() const = 0;
-  // Writes the scales that this rank's values have. false: a value of the bucket is NaN or Inf.
+  // Writes the scales of this rank's values. false: a value of the bucket is NaN or Inf.
   virtual Result<bool> measure(std::span<std::byte> scales) = 0;
-  // The scales of this step, the largest over all ranks. Draws this rank's part of its own shard
+  // Sets the scales of this step, the largest of all ranks. Draws this rank's part of its own shard
   // and begins the sums with it. ShardCodec::encode then draws pushes with these scales and encodes
-  // the sums as the pull; ShardCodec::decode adds pushes to the sums (kPeerMismatch naming the rank
-  // that pushed with other scales).
+  // the sums as the pull; ShardCodec::decode adds pushes to the sums, and returns kPeerMismatch
+  // with the name of a rank that pushed with other scales.
   virtual Status share(std::span<const std::byte> scales, uint64_t step) = 0;
 };
 
@@ -107,8 +107,8 @@ class SharedScales {
 using ShardCodecFactory =
     std::function<Result<std::unique_ptr<ShardCodec>>(std::shared_ptr<const Shards>)>;
 
-// For buckets in the memory of the host. The shard codecs share the execution, so that one thread
-// drives all exchanges that get them from here.
+// Makes shard codecs for buckets in the memory of the host. They share the execution, so one thread
+// must drive all exchanges that use them.
 [[nodiscard]] ShardCodecFactory host_shard_codecs(Execution execution);
 
 }  // namespace gradwire

@@ -8,8 +8,8 @@
 namespace gradwire {
 namespace {
 
-// What a rank draws its random words for a segment from: by name, so that no other tensor has the
-// same, whichever bucket it lies in.
+// The draw stream of a segment on a rank. It depends on the tensor's name, so no other tensor has
+// the same draw stream, whichever bucket the tensor lies in.
 uint64_t draw_stream(const Layout& layout, uint32_t rank, const Segment& segment) {
   const uint64_t place[] = {rank, segment.tensor_offset};
   return digest64(std::as_bytes(std::span(place)),

@@ -11,8 +11,8 @@
 namespace gradwire {
 
 // A layout as one rank of an exchange sees it. The segments of one owner are a shard. A rank
-// encodes a shard at most once a step, pushing what others own and pulling what it owns; so each
-// segment has at most one residual on a rank.
+// encodes a shard at most once in a step: its own shard as a pull, every other shard as a push. So
+// each segment has at most one residual on a rank.
 struct Shards {
   Shards(std::shared_ptr<const Layout> of_layout, uint32_t of_rank, uint64_t draw_seed);
 
@@ -24,7 +24,7 @@ struct Shards {
 
   [[nodiscard]] uint32_t count() const { return layout->world_size(); }
   [[nodiscard]] const Segment& segment(uint32_t i) const { return layout->segments()[i]; }
-  // In which this rank encodes the shard.
+  // The direction in which this rank sends the shard after encoding it.
   [[nodiscard]] Direction direction(uint32_t shard) const {
     return shard == rank ? Direction::kPull : Direction::kPush;
   }
@@ -35,12 +35,12 @@ struct Shards {
   [[nodiscard]] const std::shared_ptr<const Codec>& codec(uint32_t i, Direction direction) const {
     return direction == Direction::kPush ? segment(i).push_codec : segment(i).pull_codec;
   }
-  // By which this rank encodes segment i.
+  // The codec with which this rank encodes segment i.
   [[nodiscard]] const std::shared_ptr<const Codec>& own_codec(uint32_t i) const {
     return codec(i, direction(segment(i).owner));
   }
-  // Of the residual that this rank keeps for segment i. A lone rank sends nothing, so it loses
-  // nothing.
+  // The type of the residual that this rank keeps for segment i. A lone rank sends nothing, so it
+  // keeps no residual.
   [[nodiscard]] GW_PRIVATE_EXPORT ResidualType residual_type(uint32_t i) const;
 };
 

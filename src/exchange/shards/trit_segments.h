@@ -19,7 +19,7 @@ class TritSegments final : public SharedScales {
   TritSegments(const Shards& shards, Execution& execution);
 
   void begin(std::span<float> bucket) { bucket_ = bucket; }
-  // Whether segment i is one of them.
+  // Whether segment i is sent as trits with shared scales.
   [[nodiscard]] bool has(uint32_t i) const { return trits_[i].has_value(); }
   // This rank's payload of segment i: its draws, or the sums of a segment that it owns.
   uint64_t encode(uint32_t i, uint64_t step, std::span<std::byte> payload);
@@ -34,9 +34,9 @@ class TritSegments final : public SharedScales {
   struct Trits {
     TernGradParameters parameters;
     TernaryShape shape;
-    uint64_t scales_at;             // bytes in scales_
-    float limit = 0;                // what this rank's values are clipped to
-    std::vector<int8_t> sums = {};  // of the owner
+    uint64_t scales_at;             // offset in scales_, in bytes
+    float limit = 0;                // this rank's values are clipped to it
+    std::vector<int8_t> sums = {};  // on the owner alone
   };
 
   [[nodiscard]] const Codec& push_codec(uint32_t i) const { return *shards_.segment(i).push_codec; }

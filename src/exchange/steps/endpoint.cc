@@ -12,7 +12,7 @@
 namespace gradwire {
 namespace {
 
-// A step in so many is measured for the error norm; each costs a pass over the bucket.
+// The error norm is sampled once in so many steps, as each sample costs a pass over the bucket.
 constexpr uint64_t kErrorNormInterval = 64;
 
 }  // namespace
@@ -217,7 +217,7 @@ void Endpoint::mark_non_finite(uint32_t shard, const NonFiniteOrigin& origin) {
   if (non_finite_) return;
   ++stats_.non_finite_steps;
   non_finite_ = {.rank = origin.rank, .tensor = "?", .element = origin.element};
-  // The index came from another rank.
+  // The index came from another rank and may be wrong.
   if (origin.segment >= layout().segments().size()) return;
   const Segment& segment = shards_->segment(origin.segment);
   non_finite_->tensor = layout().tensors()[segment.tensor].name;

@@ -15,7 +15,7 @@
 
 namespace gradwire {
 
-// A message or a call that the protocol has no place for.
+// kUnexpectedMessage: the protocol allows no such message or call at this time.
 [[nodiscard]] Status unexpected(const std::string& what);
 
 // "rank 3": how messages name a rank.
@@ -24,13 +24,13 @@ namespace gradwire {
 // kInvalidArgument: rank is not below the layout's world size, or the layout leaves all to servers.
 Status check_rank(const Layout& layout, uint32_t rank);
 
-// The description of an exchange. `name`: with whatever else must be equal on all ranks.
+// The description of an exchange. `name` includes everything else that must be equal on all ranks.
 [[nodiscard]] std::string describe_exchange(const ExchangeSetup& setup, const std::string& name);
 
-// The bytes of a message, held by all who still need them.
+// The bytes of a message, shared by all that still need them.
 using SharedBytes = std::shared_ptr<const std::vector<std::byte>>;
 
-// A message that came, parsed and verified once. The frames of the packet lie in the message.
+// A received message, parsed and verified once. The frames of the packet lie in the message.
 struct ReceivedPacket {
   uint32_t peer;
   uint32_t shard;
@@ -38,20 +38,20 @@ struct ReceivedPacket {
   std::span<const std::byte> message;
   SharedBytes kept = {};
 
-  // Copies the message, which otherwise is the caller's.
+  // Copies the message, whose memory otherwise belongs to the caller.
   void keep();
   [[nodiscard]] bool is_push() const { return packet.header.direction == Direction::kPush; }
 };
 
-// Which of the awaited messages of a step are here. They are told apart by a rank.
+// Which of the awaited messages of a step have arrived. Each message is identified by a rank.
 class Arrivals {
  public:
-  // A step begins, in which one message for each of these ranks but one is awaited.
+  // Begins a step that awaits one message for each of `ranks` except `but`.
   void await(std::span<const uint32_t> ranks, uint32_t but) {
     missing_.assign(ranks.begin(), ranks.end());
     std::erase(missing_, but);
   }
-  // false: it was not awaited, or came before.
+  // false: the message was not awaited, or has arrived before.
   [[nodiscard]] bool take(uint32_t rank) { return std::erase(missing_, rank) == 1; }
   [[nodiscard]] bool complete() const { return missing_.empty(); }
   [[nodiscard]] bool awaits(uint32_t rank) const { return std::ranges::count(missing_, rank) > 0; }
@@ -61,13 +61,13 @@ class Arrivals {
   std::vector<uint32_t> missing_;
 };
 
-// One rank's end of an exchange: it makes the packets that go out, checks those that come in, and
-// counts. A packet holds one shard: a push on its way to the owner, or the owner's pull. The values
-// are the shard codec's affair.
+// One rank's end of an exchange: it makes outgoing packets, checks incoming packets, and keeps the
+// statistics. A packet holds one shard: a push on its way to the owner, or the owner's pull. Only
+// the shard codec touches values.
 class Endpoint {
  public:
-  // Takes the memory for packets and residuals. `description`: what must be equal on all ranks.
-  // Statuses of PacketWriter::create and the shard codec's factory.
+  // Allocates packets and residuals. `description`: all that must be equal on all ranks.
+  // Returns the statuses of PacketWriter::create and of the shard codec's factory.
   static Result<Endpoint> create(const ExchangeSetup& setup, std::string description);
 
   [[nodiscard]] const std::string& describe() const { return description_; }
@@ -80,24 +80,24 @@ class Endpoint {
   [[nodiscard]] ExchangeStats& stats() { return stats_; }
   [[nodiscard]] const ExchangeStats& stats() const { return stats_; }
 
-  // A kind of packet that holds no shard. Returns what stands for it where shards are told apart.
+  // Adds a kind of packet that holds no shard. Returns the number that it has in a shard's place.
   uint32_t add_round();
   [[nodiscard]] uint64_t digest(uint32_t shard) const { return digests_[shard]; }
 
-  // A step begins; nothing of it is sent.
+  // Begins a step, but sends nothing yet.
   void begin(std::span<float> bucket, uint64_t step);
   [[nodiscard]] std::span<float> bucket() const { return bucket_; }
   [[nodiscard]] uint64_t step() const { return step_; }
-  // The step that stands in the headers of the shard's packets, if it is another.
+  // Writes `step` instead of step() into the headers of the shard's packets.
   void set_step(uint32_t shard, uint64_t step);
   std::vector<OutgoingMessage> take_outgoing();
 
-  // Parses a message and checks that it is of this exchange, of any step; counts its bytes.
+  // Parses a message and checks that it is of this exchange, in any step; counts its bytes.
   Result<ReceivedPacket> open(uint32_t peer, std::span<const std::byte> message);
   // kUnexpectedMessage unless the packet is of the step under way.
   [[nodiscard]] Status check_step(const ReceivedPacket& received, bool done) const;
 
-  // As ShardCodec says; the time is counted.
+  // As in ShardCodec; the time is added to the statistics.
   Result<FirstNonFinite> find_non_finite(std::span<const uint32_t> shards);
   Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite);
   Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
@@ -105,35 +105,35 @@ class Endpoint {
   Status decode(uint32_t shard, const Packet& packet, DecodeMode mode,
                 const ShardCodec::Next& next = {});
   void divide(uint32_t shard, float divisor);
-  // What makes the sum over all ranks the result.
+  // The sum over all ranks is divided by it to give the result.
   [[nodiscard]] float divisor() const {
     return reduction_ == Reduction::kAverage ? static_cast<float>(world_size()) : 1.0f;
   }
-  // What was encoded of the shard goes back into the residuals.
+  // Adds the encoded values of the shard back to the residuals.
   void put_back(uint32_t shard);
-  // Now and then: how much the pushes of this step left unsent.
+  // In some steps, adds to the statistics how much the pushes left unsent.
   void sample_error_norm();
 
-  // The packet of what was encoded, or the marker.
+  // Finishes the packet of the encoded shard, or makes a marker if there is an origin.
   std::span<const std::byte> finish(uint32_t shard, const FirstNonFinite& origin);
   [[nodiscard]] Packet encoded(uint32_t shard) const { return writers_[shard].packet(); }
-  // `packet` stays as it is until the next step begins.
+  // `packet` must stay unchanged until the next step begins.
   void send(uint32_t peer, Direction direction, std::span<const std::byte> packet);
-  // As long as someone holds the packet.
+  // Here the outgoing message itself keeps the packet.
   void send(uint32_t peer, Direction direction, const SharedBytes& packet);
 
-  // The shard's pull is a marker: its values become NaN.
+  // Called if the shard's pull is a marker: the shard's values become NaN.
   void mark_non_finite(uint32_t shard, const NonFiniteOrigin& origin);
   [[nodiscard]] const std::optional<NonFiniteInput>& non_finite() const { return non_finite_; }
 
   // Whether any rank keeps a residual. Then all ranks mark steps that are not finite.
   [[nodiscard]] bool keeps_residuals() const { return keeps_residuals_; }
-  // `shards` if any rank keeps a residual, or none: those whose values must be finite.
+  // The shards whose values must be finite: `shards` if any rank keeps a residual, else none.
   [[nodiscard]] std::span<const uint32_t> to_check(std::span<const uint32_t> shards) const {
     return keeps_residuals_ ? shards : std::span<const uint32_t>();
   }
-  // A lone rank sends nothing and owes nothing, unless it took over residuals of other ranks.
-  // Returns whether its bucket is finite, as far as that matters.
+  // Adds the residuals that a lone rank took over from other ranks to its bucket, and drops them.
+  // false: the bucket is not finite, so the residuals stay. Without residuals nothing is checked.
   Result<bool> pay_residuals();
   [[nodiscard]] std::vector<ResidualPiece> export_residuals() const;
   Status import_residual(const ResidualPiece& piece);

@@ -19,15 +19,15 @@ struct ExchangeSetup {
   ExchangeOptions options;
 };
 
-// For buckets in the memory of the host.
+// The setup for buckets in the memory of the host.
 ExchangeSetup host_setup(std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
                          ExchangeOptions options);
 
-// What the file of an exchange contributes. Exchanges are listed in exchanges.def, not
+// The entry that an exchange's file defines. Exchanges are listed in exchanges.def, not
 // self-registered: a static library would drop a registration that nobody refers to.
 struct ExchangeEntry {
   const ExchangeInfo* info;
-  // The setup holds nothing that the info excludes.
+  // The setup's options were already checked against `info`.
   Result<std::unique_ptr<Exchange>> (*make)(const ExchangeChoice& choice, ExchangeSetup& setup);
 };
 
@@ -37,10 +37,10 @@ namespace exchange_entries {
 #undef GW_EXCHANGE
 }  // namespace exchange_entries
 
-// As gradwire/exchange.h, for buckets wherever the shard codecs find them.
+// As in gradwire/exchange.h, for buckets in whatever memory the shard codecs support.
 GW_PRIVATE_EXPORT Result<std::unique_ptr<Exchange>> make_exchange(std::string_view text,
                                                                   ExchangeSetup setup);
-// The exchange `info` of a choice: its own, or what it names for the ranks that compress.
+// Makes the exchange `info`: that of the choice itself, or its inner exchange (choice.inner()).
 Result<std::unique_ptr<Exchange>> make_exchange(const ExchangeInfo& info,
                                                 const ExchangeChoice& choice, ExchangeSetup setup);
 

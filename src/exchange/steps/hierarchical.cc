@@ -10,10 +10,10 @@
 namespace gradwire {
 namespace {
 
-// The ranks, by machine and as seen by one of them.
+// The machines and their ranks, as one rank sees them.
 struct Machines {
-  std::vector<uint32_t> speakers;  // the lowest rank of each machine, in order of first ranks
-  std::vector<uint32_t> members;   // this rank's machine, without the speaker
+  std::vector<uint32_t> speakers;  // the lowest rank of each machine, in ascending order
+  std::vector<uint32_t> members;   // ranks of this rank's machine, without the speaker
   uint32_t mine = 0;               // index of this rank's machine
   uint32_t world_size = 0;
 
@@ -38,8 +38,8 @@ struct Machines {
 
 class HierarchicalExchange final : public Exchange {
  public:
-  // `local`: in which the speaker of this rank's machine owns all values, which go as they are.
-  // `between`: what the speakers do; null for all but speakers.
+  // `local`: the speaker of this rank's machine owns all values, which are sent uncompressed.
+  // `between`: the exchange among the speakers; null on all other ranks.
   HierarchicalExchange(std::shared_ptr<const Layout> layout, Machines machines,
                        const ExchangeInfo& inner, Endpoint local, std::unique_ptr<Exchange> between)
       : layout_(std::move(layout)),
@@ -78,38 +78,38 @@ class HierarchicalExchange final : public Exchange {
  private:
   enum class Phase : uint8_t {
     kDone,
-    kParts,    // a speaker waits for its machine
-    kBetween,  // the speakers talk
+    kParts,    // a speaker waits for the members of its machine
+    kBetween,  // the speakers exchange
     kResult,   // a member waits for its speaker
   };
 
   // Sends the bucket to these ranks of the machine.
   Status send_local(Direction direction, std::span<const uint32_t> ranks);
-  // The packet of a message that must come from the rank's own machine now.
+  // Parses a message that must come from this rank's own machine in this phase.
   Result<ReceivedPacket> open_local(uint32_t peer, std::span<const std::byte> message,
                                     Direction direction);
   Status receive_part(uint32_t peer, std::span<const std::byte> message);
   Status receive_result(uint32_t peer, std::span<const std::byte> message);
   Status receive_between(uint32_t peer, std::span<const std::byte> message);
   Status start_between();
-  // Ends the step where the speakers' exchange is done.
+  // Ends the step if the speakers' exchange is done.
   Status after_between();
   // Whether the speakers' exchange skips steps that are not finite.
   [[nodiscard]] bool marks_non_finite() const {
     return keeps_residuals() || (inner_.always_skips_non_finite && machines_.speakers.size() > 1);
   }
-  // A member sees only the result: where that is not finite, the step is skipped.
+  // A member sees only the result. If the result is not finite, the member skips the step.
   Status note_non_finite_result();
 
   std::shared_ptr<const Layout> layout_;
   Machines machines_;
-  const ExchangeInfo& inner_;  // what the speakers do
+  const ExchangeInfo& inner_;  // the exchange among the speakers
   Endpoint local_;
   std::unique_ptr<Exchange> between_;
 
   Phase phase_ = Phase::kDone;
   Arrivals parts_;                                  // of the members
-  std::map<uint32_t, ReceivedPacket> early_parts_;  // by rank; came before a lower rank's
+  std::map<uint32_t, ReceivedPacket> early_parts_;  // by rank; arrived before a lower rank's
   std::vector<std::pair<uint32_t, std::vector<std::byte>>> early_between_;  // by index of speaker
   std::optional<NonFiniteInput> non_finite_;
   ExchangeStats stats_;
@@ -276,7 +276,7 @@ Status HierarchicalExchange::note_non_finite_result() {
   return {};
 }
 
-// By rank. kInvalidArgument: not one machine for each rank of the layout, or no such rank.
+// The machine of each rank. kInvalidArgument: they don't fit the layout, or there is no such rank.
 Result<std::vector<uint32_t>> machines_of(const ExchangeChoice& choice,
                                           const ExchangeSetup& setup) {
   std::vector<uint32_t> machine_of_rank = setup.options.machine_of_rank;

@@ -12,11 +12,11 @@
 
 namespace gradwire {
 
-// Whether a step can begin on a bucket of so many values: kUnexpectedMessage, kLengthMismatch.
+// Checks that a step can begin on a bucket of so many values: kUnexpectedMessage, kLengthMismatch.
 Status check_start(const Exchange& exchange, uint64_t values);
 
 // An Exchange whose messages are the packets of an endpoint. An algorithm adds begin, take, done,
-// awaiting and retract. Interface: Exchange, or what adds to it.
+// awaiting and retract. Interface: Exchange, or a class derived from it.
 template <typename Interface = Exchange>
 class PacketExchange : public Interface {
  public:
@@ -45,9 +45,9 @@ class PacketExchange : public Interface {
   const Layout& layout() const noexcept final { return endpoint_.layout(); }
 
  protected:
-  // The bucket is set, nothing of the step is sent.
+  // Called when the bucket is set and nothing of the step is sent.
   virtual Status begin() = 0;
-  // A packet of this exchange came, of any step.
+  // Takes a packet of this exchange, which may be of any step.
   virtual Status take(ReceivedPacket received) = 0;
   [[nodiscard]] uint32_t rank() const final { return endpoint_.rank(); }
 

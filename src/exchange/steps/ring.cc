@@ -9,8 +9,8 @@ namespace gradwire {
 namespace {
 
 // Shard k goes from rank k + 1 around to rank k and is summed on its way, then from rank k around
-// to rank k - 1. The shards' ways don't depend on each other, so their messages may come in any
-// order; the digest in a packet tells which shard it holds.
+// to rank k - 1. The shards do not depend on each other, so their messages may arrive in any
+// order; the digest in a packet identifies its shard.
 class RingExchange final : public PacketExchange<> {
  public:
   explicit RingExchange(Endpoint endpoint)
@@ -32,8 +32,8 @@ class RingExchange final : public PacketExchange<> {
   Status take(ReceivedPacket received) override;
   Status take_push(uint32_t shard, const Packet& packet);
   Status take_pull(uint32_t shard, const ReceivedPacket& received);
-  // Encodes the sum so far (or the average) for the next rank, or the marker that says why there is
-  // none, which it returns.
+  // Sends the sum so far (or the average) to the next rank, or a marker if it is not finite.
+  // Returns the marker's origin; nothing if the sum was sent.
   Result<FirstNonFinite> send_on(uint32_t shard, Direction direction, FirstNonFinite origin,
                                  std::span<const uint32_t> to_check);
 
@@ -43,18 +43,18 @@ class RingExchange final : public PacketExchange<> {
   Arrivals pushes_;  // of each shard
   Arrivals pulls_;
   FirstNonFinite non_finite_;                       // of this rank's input
-  std::vector<std::optional<uint32_t>> broken_at_;  // the rank where each shard's sum ended
+  std::vector<std::optional<uint32_t>> broken_at_;  // the origin of each shard's marker
   std::vector<std::vector<std::byte>> passed_on_;   // each shard's pull
 };
 
 Status RingExchange::begin() {
   if (endpoint_.world_size() == 1) return endpoint_.pay_residuals().status();
-  // A shard's sum begins at the rank after its owner, and its average ends at the rank before it.
+  // A shard's sum begins one rank after its owner; its average ends one rank before its owner.
   pushes_.await(endpoint_.everyone(), left_);
   pulls_.await(endpoint_.everyone(), rank_);
   std::ranges::fill(broken_at_, std::nullopt);
   non_finite_.reset();
-  // A step that will be skipped must not change any residual here, so all shards are looked at.
+  // A step that will be skipped must not change any residual here, so all shards are checked.
   GW_ASSIGN_OR_RETURN(non_finite_, send_on(left_, Direction::kPush, std::nullopt,
                                            endpoint_.to_check(endpoint_.everyone())));
   endpoint_.sample_error_norm();
@@ -115,9 +115,9 @@ Status RingExchange::take_pull(uint32_t shard, const ReceivedPacket& received) {
 
 void RingExchange::retract() {
   for (uint32_t shard : endpoint_.everyone()) {
-    // What a rank took up of the sum before it is in its own sum, and comes back with that. So the
-    // last one of an unbroken part of the way takes back: the owner, or the rank that sent to where
-    // the sum ended.
+    // Each rank's packet contains the sum that the rank received, so putting back a packet puts
+    // back all contributions up to it. Therefore only the last rank that sent a finite sum puts it
+    // back: the owner, or the rank before the origin of the marker.
     const bool last = broken_at_[shard] ? *broken_at_[shard] == right_ : shard == rank_;
     if (last) endpoint_.put_back(shard);
   }

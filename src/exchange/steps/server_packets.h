@@ -11,16 +11,16 @@
 
 namespace gradwire {
 
-// The ranks [first, end) of one side.
+// The ranks of one side, in ascending order.
 std::vector<uint32_t> worker_ranks(const Layout& layout);
 std::vector<uint32_t> server_ranks(const Layout& layout);
 
-// The endpoint of a rank of this side. kInvalidArgument: the rank is of the other side, or no run
-// could use the options.
+// Makes the endpoint of a rank of `side`. kInvalidArgument: the rank is of the other side, or the
+// options are invalid.
 Result<Endpoint> make_server_endpoint(const ExchangeSetup& setup, const std::vector<uint32_t>& side,
                                       const std::string& noun, const ServerOptions& options);
 
-// gradwire/server.h, for buckets wherever the shard codecs find them.
+// As in gradwire/server.h, for buckets in whatever memory the shard codecs support.
 Result<std::unique_ptr<WorkerSide>> make_server_worker(const ExchangeSetup& setup,
                                                        const ServerOptions& options,
                                                        ApplyDelta apply);

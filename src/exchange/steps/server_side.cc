@@ -22,7 +22,7 @@ class ServerExchange final : public PacketExchange<ServerSide> {
   bool awaits_any() const override { return true; }
   std::vector<uint32_t> listening() const override { return worker_ranks(layout()); }
   bool done() const override { return done_; }
-  void retract() override {}  // what a version carries is applied as it comes
+  void retract() override {}  // a version is applied as soon as it is finished
 
   uint64_t version() const override { return version_; }
   Status set_version(uint64_t version) override;
@@ -31,12 +31,12 @@ class ServerExchange final : public PacketExchange<ServerSide> {
   Status caught_up(uint32_t worker) override;
 
  private:
-  // How far a worker is.
+  // The progress of one worker.
   struct Link {
-    uint64_t pushed = 0;                        // the version after the last it pushed
-    uint64_t sent = 0;                          // versions it was sent
-    bool behind = false;                        // and what it lacks is kept no more
-    std::map<uint64_t, ReceivedPacket> pushes;  // of versions that are not finished
+    uint64_t pushed = 0;                        // one above the newest version it pushed
+    uint64_t sent = 0;                          // number of versions sent to it
+    bool behind = false;                        // history_ has dropped versions that it lacks
+    std::map<uint64_t, ReceivedPacket> pushes;  // for versions that are not finished
   };
 
   [[nodiscard]] uint32_t workers() const { return static_cast<uint32_t>(links_.size()); }
@@ -45,13 +45,13 @@ class ServerExchange final : public PacketExchange<ServerSide> {
   }
   Status begin() override;
   Status take(ReceivedPacket received) override;
-  // What can be done with the pushes that are here.
+  // Adds the pushes that can be added now, and finishes the version if enough have arrived.
   Status advance();
   Status add(uint32_t worker);
   Status finish_version();
   Status update_and_encode();
   Status drop(uint32_t worker, uint64_t version);
-  // The versions that the worker lacks, the newest first: so it knows at once how far behind it is.
+  // Sends the versions that the worker lacks, newest first, so it learns at once how many it lacks.
   Status send_missing(uint32_t worker);
   void trim_history();
 
@@ -59,12 +59,12 @@ class ServerExchange final : public PacketExchange<ServerSide> {
   ShardUpdate update_;
   std::vector<Link> links_;  // by worker
   std::vector<uint64_t> dropped_;
-  uint64_t version_ = 0;  // finished versions; the number of the one under way
+  uint64_t version_ = 0;  // number of finished versions, and the version under way
   bool done_ = true;
   uint32_t next_ = 0;                // the worker whose push is added next
-  uint32_t added_ = 0;               // pushes
+  uint32_t added_ = 0;               // number of pushes added to the sum
   FirstNonFinite non_finite_;        // of the lowest rank whose push was a marker
-  std::deque<SharedBytes> history_;  // the pulls up to version_
+  std::deque<SharedBytes> history_;  // the newest pulls, up to version_
 };
 
 Status ServerExchange::set_version(uint64_t version) {
@@ -125,8 +125,8 @@ Status ServerExchange::drop(uint32_t worker, uint64_t version) {
 }
 
 Status ServerExchange::advance() {
-  // Only the end of a version shows which workers are left out; until then, the pushes of those
-  // before the first that is missing are added.
+  // Pushes are added in the order of workers. Which workers are left out is known only when the
+  // version ends; until then, adding stops at the first worker whose push is missing.
   for (; next_ < workers() && has_push(next_); ++next_) GW_RETURN_IF_ERROR(add(next_));
   uint32_t here = 0;
   for (uint32_t worker = 0; worker < workers(); ++worker) here += has_push(worker) ? 1 : 0;
@@ -169,7 +169,7 @@ Status ServerExchange::update_and_encode() {
   if (update_) GW_RETURN_IF_ERROR(update_(endpoint_.bucket()));
   GW_ASSIGN_OR_RETURN(FirstNonFinite origin, endpoint_.encode(own, own));
   if (!origin) return {};
-  // Unlike a gradient it can't be left out: the model itself is spoilt.
+  // Unlike a gradient, this can't be skipped: the model itself is no longer finite.
   const Segment& segment = endpoint_.layout().segments()[origin->segment];
   return {StatusCode::kNonFinite, "the update of version " + std::to_string(version_) + " on " +
                                       name_of(own[0]) + " made tensor '" +

@@ -30,7 +30,7 @@ Status ShardedExchange::begin() {
 
 Status ShardedExchange::encode_pushes() {
   const std::span<const uint32_t> peers = endpoint_.peers();
-  // A step that will be skipped must not change any residual here, so all shards are looked at.
+  // A step that will be skipped must not change any residual here, so all shards are checked.
   GW_ASSIGN_OR_RETURN(non_finite_,
                       endpoint_.encode(peers, endpoint_.to_check(endpoint_.everyone())));
   for (uint32_t peer : peers) {
@@ -73,7 +73,7 @@ Status ShardedExchange::take_push(ReceivedPacket received) {
   return pushes_.complete() ? end_pushes() : Status();
 }
 
-// Moves next_push_ over all ranks whose pushes are here, and adds these pushes.
+// Moves next_push_ up to the first rank whose push is missing, and adds the pushes it passes.
 Status ShardedExchange::add_pushes_in_order() {
   const uint32_t first = next_push_;
   std::vector<const Packet*> packets;
@@ -115,8 +115,8 @@ Status ShardedExchange::encode_pull() {
 }
 
 void ShardedExchange::retract() {
-  // What an owner took up of a push is in its average, and comes back with the pull it took back,
-  // where there is one.
+  // An owner's pull contains the pushes that it averaged, so the owner puts back only its pull. A
+  // rank puts back a push only if the owner's pull was a marker, or if there are no pulls.
   for (uint32_t owner : endpoint_.everyone()) {
     if (owner == endpoint_.rank() || marked_[owner] || legs_ == Legs::kPush) {
       endpoint_.put_back(owner);

@@ -38,9 +38,9 @@ class ShardedExchange : public PacketExchange<> {
   std::vector<uint32_t> own_;  // this rank's shard
   Arrivals pushes_;
   Arrivals pulls_;
-  std::vector<bool> marked_;  // owners whose pull was a marker: the pushes to them came to nothing
-  std::vector<std::optional<ReceivedPacket>> early_pushes_;  // came before a lower rank's
-  uint32_t next_push_ = 0;                                   // the rank to be added next
+  std::vector<bool> marked_;  // whether each owner's pull was a marker
+  std::vector<std::optional<ReceivedPacket>> early_pushes_;  // arrived before a lower rank's
+  uint32_t next_push_ = 0;                                   // the rank whose push is added next
   FirstNonFinite non_finite_;  // of this rank, or of the first marker among the pushes
 };
 

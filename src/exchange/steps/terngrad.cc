@@ -17,10 +17,10 @@
 namespace gradwire {
 namespace {
 
-// One scale for all values, whatever their number, as far as param_b reaches.
+// One scale for all values, however many: the largest group size that param_b can hold.
 constexpr uint32_t kWholeSegment = 4294967288;
 
-// A max round, and then the steps of the sharded exchange.
+// First all ranks agree on the largest scales (the max round); then the sharded exchange follows.
 class TernGradExchange final : public ShardedExchange {
  public:
   TernGradExchange(Endpoint endpoint, SharedScales& shared, PacketWriter writer)
@@ -41,16 +41,16 @@ class TernGradExchange final : public ShardedExchange {
   // Measures this rank's scales and makes their packet, or the marker.
   Result<std::span<const std::byte>> scales_packet();
   Status take_scales(const ReceivedPacket& received);
-  // All scales are here.
+  // Called when all scales have arrived.
   Status start_pushes();
 
   SharedScales& shared_;
-  uint32_t round_;  // the max round, where shards are told apart
+  uint32_t round_;  // the max round's number, in a shard's place
   PacketWriter writer_;
-  std::vector<std::byte> scales_;              // f32: this rank's, and then the largest of all
+  std::vector<std::byte> scales_;              // f32: this rank's, then the largest of all ranks'
   Arrivals arrivals_;                          // of scales
   FirstNonFinite non_finite_;                  // of the lowest rank that is not finite
-  std::vector<ReceivedPacket> early_packets_;  // of ranks that had all scales before this one
+  std::vector<ReceivedPacket> early_packets_;  // from ranks that had all scales before this rank
 };
 
 Status TernGradExchange::begin() {
@@ -141,7 +141,7 @@ Status refuse(const Layout& layout, const Segment& segment, const std::string& w
               segment.push_codec->text() + ", pull " + segment.pull_codec->text() + ": " + why};
 }
 
-// What the segment's pulls go by.
+// The codec of the segment's pulls; kInvalidArgument if it can't carry sums of trits.
 Result<std::shared_ptr<const Codec>> pull_codec(const Layout& layout, const Segment& segment) {
   if (segment.push_codec->residual_type() != ResidualType::kNone ||
       segment.pull_codec->residual_type() != ResidualType::kNone) {

@@ -4,7 +4,7 @@
 
 namespace gradwire {
 
-// Adds the time until its end to `seconds`.
+// Adds the time from its construction to its destruction to `seconds`.
 class Timer {
  public:
   explicit Timer(double& seconds) : seconds_(seconds) {}

@@ -21,7 +21,7 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
   std::vector<uint32_t> awaiting() const override;
   std::vector<uint32_t> listening() const override { return servers_; }
   bool done() const override { return awaiting().empty(); }
-  void retract() override {}  // what a version carries is applied as it comes
+  void retract() override {}  // a version is applied as soon as it arrives
 
   uint64_t version(uint32_t server) const override {
     return is_server(server) ? links_[server].pulled : 0;
@@ -31,13 +31,13 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
   Status catch_up(uint32_t server, uint64_t version) override;
 
  private:
-  // How far this worker is with one server.
+  // The progress of this worker with one server.
   struct Link {
-    uint64_t pushed = 0;                       // the version after the last that was pushed
-    uint64_t pulled = 0;                       // versions that were applied
-    uint64_t known = 0;                        // versions that are known to be finished
-    std::map<uint64_t, ReceivedPacket> early;  // pulls that came before an older one
-    std::map<uint64_t, ReceivedPacket> sent;   // pushes of versions that are not here yet
+    uint64_t pushed = 0;                       // one above the newest version that was pushed
+    uint64_t pulled = 0;                       // number of versions that were applied
+    uint64_t known = 0;                        // number of versions known to be finished
+    std::map<uint64_t, ReceivedPacket> early;  // pulls that arrived before an older version's
+    std::map<uint64_t, ReceivedPacket> sent;   // pushes of versions whose pulls are awaited
 
     [[nodiscard]] uint64_t next() const { return std::max(pushed, pulled); }
   };
@@ -52,8 +52,8 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
   std::vector<uint32_t> servers_;
   uint64_t staleness_;
   ApplyDelta apply_;
-  std::vector<Link> links_;          // by rank; those of the servers are used
-  std::vector<uint64_t> held_back_;  // pushes, by rank
+  std::vector<Link> links_;          // by rank; only the servers' are used
+  std::vector<uint64_t> held_back_;  // number of pushes held back, by rank
 };
 
 Status WorkerExchange::set_version(uint32_t server, uint64_t version) {
@@ -89,9 +89,9 @@ std::vector<uint32_t> WorkerExchange::awaiting() const {
 }
 
 Status WorkerExchange::begin() {
-  // Where this worker was late, it may have newer versions of one server than of another. A step is
-  // for the oldest: a push for a version that the other workers have not come to might wait for
-  // them, who wait for this one.
+  // A late worker may have newer versions of one server than of another. It pushes only for the
+  // oldest version: a push for a newer version might wait for the other workers, while they wait
+  // for this worker.
   uint64_t oldest = links_[servers_.front()].next();
   for (uint32_t server : servers_) oldest = std::min(oldest, links_[server].next());
   std::vector<uint32_t> servers;
@@ -103,7 +103,7 @@ Status WorkerExchange::begin() {
       ++held_back_[server];
     }
   }
-  // All tensors are looked at, whether residuals are kept or not: a step that will be skipped must
+  // All tensors are checked, whether residuals are kept or not: a step that will be skipped must
   // not change any residual here, and NaN must not get into the servers' model.
   GW_ASSIGN_OR_RETURN(FirstNonFinite origin, endpoint_.encode(servers, servers_));
   if (!origin) endpoint_.sample_error_norm();
