@@ -12,7 +12,7 @@
 
 namespace gradwire {
 
-// Checks at the edge of a codec; behind them its kernels can't fail.
+// Checks at the edge of a codec; after them its kernels can't fail.
 
 // kCorruptPayload: "3lc: all scales are 0, ...".
 Status corrupt_payload(std::string_view name, std::string_view what);
@@ -20,13 +20,13 @@ Status corrupt_payload(std::string_view name, std::string_view what);
 // kCorruptPayload unless a payload of `size` bytes is n values of `width` bytes.
 Status check_payload_size(const CodecInfo& info, uint64_t n, uint64_t width, uint64_t size);
 
-// kCorruptPayload unless `size` bytes are within [least, shape.max_size()] and there are values, or
-// are none: an empty payload stands for values that are all +0.
+// kCorruptPayload unless `size` is 0 (an empty payload stands for values that are all +0), or there
+// are values and `size` is within [least, shape.max_size()].
 Status check_chunks_size(std::string_view name, const ChunkShape& shape, uint64_t least,
                          uint64_t size);
 
 // kCorruptPayload unless each of `count` scales is finite, its sign bit clear, its bits at most
-// `largest`, and one at least is not 0: where all are, the payload is empty.
+// `largest`, and at least one scale is not 0: if all are 0, the payload is empty.
 Status check_scales(std::string_view name, const std::byte* scales, uint64_t count,
                     uint32_t largest = kNonFiniteBits - 1);
 

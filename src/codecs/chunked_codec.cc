@@ -22,7 +22,7 @@ Measurement sum_up(std::span<const Measurement> parts) {
   return whole;
 }
 
-// Stands in the head of a group that is not finite, until encode fails: no scale is infinite.
+// Marks the head of a group that is not finite, until encode fails: no valid scale is infinite.
 void refuse_group(std::byte* head) { store_le(head, kNonFiniteBits); }
 bool is_refused(const std::byte* head) { return load_le<uint32_t>(head) == kNonFiniteBits; }
 
@@ -101,7 +101,7 @@ Result<uint64_t> ChunkedCodec::encode_values(const Input& input, const Measureme
   const bool is_measured = !has_heads || (measured.complete && groups.count == 1);
   if (has_heads && is_measured) {
     put_head(measured, input.size(), encoding, payload.data());
-    // A residual that the input has just cancelled becomes 0.
+    // With a residual, encoding goes on, because it must update the residual.
     if (!input.keeps_residual() && all_zero(payload.data(), shape.heads_size() / sizeof(float)))
       return 0;
   }

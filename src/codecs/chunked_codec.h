@@ -52,7 +52,7 @@ struct Encoding {
   const DrawContext& draw;
   std::byte* heads;
 
-  // Calls body(group, first value, the same in the chunk, number of values) for the pieces of a
+  // Calls body(group, first value, its index in the chunk, number of values) for the pieces of a
   // chunk that lie in one group.
   template <typename Body>
   void for_each_piece(uint64_t chunk, const Body& body) const {
@@ -63,7 +63,7 @@ struct Encoding {
 
   [[nodiscard]] const Kernels& kernels() const { return input.kernels(); }
   [[nodiscard]] std::byte* head(uint64_t group) const { return heads + shape.head_at(group); }
-  // Of heads that are one float.
+  // Only for heads that are one float.
   [[nodiscard]] float scale(uint64_t group) const { return load_le_f32(head(group)); }
 };
 
@@ -81,17 +81,17 @@ struct Decoding {
 
 using MeasurePart = std::function<Measurement(const Input& input, uint64_t begin, uint64_t n)>;
 
-// Measures a segment chunk by chunk. Chunks are added up in their order, so that the result doesn't
-// depend on the threads. They are read from the last to the first: an encoder, which begins with
-// the first, finds it in the cache.
+// Measures a segment chunk by chunk. Measurements are added in the order of the chunks, so that the
+// result doesn't depend on the threads. Chunks are read from the last to the first: an encoder,
+// which begins with the first, finds it in the cache.
 Measurement measure_chunks(const Input& input, Execution& execution, const MeasurePart& measure);
 
 // The largest magnitude alone.
 Measurement measure_absmax(const Input& input, uint64_t begin, uint64_t n);
 
-// A codec that threads work on chunk by chunk. Where a segment is one group, its head comes of what
-// measure found; else encoding is one pass, which finds each group's head while the group's values
-// are in the cache.
+// A codec whose chunks several threads can work on. Where a segment is one group, its head is made
+// from the segment's measurement; else encoding is one pass, which finds each group's head while
+// the group's values are in the cache.
 class ChunkedCodec : public Codec {
  public:
   // By default: where one group holds all values.
@@ -104,8 +104,8 @@ class ChunkedCodec : public Codec {
  protected:
   using Codec::Codec;
 
-  // What a group's head is made of, for the n values from `begin` on: by default the largest
-  // magnitude.
+  // The measurement that a group's head is made from, for the n values from `begin` on: by default
+  // the largest magnitude.
   [[nodiscard]] virtual Measurement measure_group(const Input& input, uint64_t begin,
                                                   uint64_t n) const;
   // Writes the head of a group of n values.
@@ -115,16 +115,16 @@ class ChunkedCodec : public Codec {
   virtual Status check_heads(const ChunkedShape& shape, const std::byte* heads) const;
 
   // Codes a chunk, whose groups have their heads, into `slot`, which has room for it; returns the
-  // size. The residual becomes what the decoder will not see.
+  // size. The residual keeps the part of b that the decoder will not see.
   virtual uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const = 0;
-  // Decodes a chunk into or onto `out`, its first value. false: the bytes stand for no values of
-  // its length.
+  // Decodes a chunk; `out` is the place of its first value. false: the bytes are not valid for a
+  // chunk of its length.
   virtual bool decode_chunk(const Decoding& decoding, uint64_t chunk,
                             std::span<const uint8_t> bytes, float* out) const = 0;
 
   Result<Measurement> measure_values(const Input& input, std::span<const Measurement> chunks,
                                      Execution& execution) const override;
-  // By default: as of a group.
+  // By default: measure_group.
   Measurement measure_part(const Input& input, uint64_t begin, uint64_t n) const override {
     return measure_group(input, begin, n);
   }
@@ -142,7 +142,7 @@ class ChunkedCodec : public Codec {
 // nullptr where the codec is no ChunkedCodec.
 [[nodiscard]] GW_PRIVATE_EXPORT const ChunkedCodec* as_chunked(const Codec& codec);
 
-// Adds what was found in later values.
+// Adds the measurement of later values.
 void add_to(Measurement& sum, const Measurement& more);
 
 }  // namespace gradwire

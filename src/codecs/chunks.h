@@ -16,7 +16,7 @@
 
 namespace gradwire {
 
-// Bytes that so many values of a chunk take: at least and at most.
+// The fewest and the most bytes that a number of values in a chunk take.
 struct ChunkSize {
   uint64_t least;
   uint64_t most;
@@ -25,7 +25,7 @@ struct ChunkSize {
   ChunkSize(uint64_t fewest, uint64_t room) : least(fewest), most(room) {}
 };
 
-// Where the parts of a payload lie (spec/format.md, Chunks):
+// The offsets of a payload's parts (spec/format.md, Chunks):
 //   head | sizes of the chunks, where they vary and there are several | chunks
 // A chunk's size is a u16 where `full_room` fits into it, else a u32.
 struct ChunkShape {
@@ -38,7 +38,7 @@ struct ChunkShape {
   uint64_t size_width = 0;  // bytes of a listed size; 0: none is listed
   uint64_t least_size;      // bytes of the smallest payload that is not empty
 
-  // size(values): the ChunkSize of so many values. Sizes vary where those of a full chunk may.
+  // size(values): the ChunkSize of that many values. Sizes vary where a full chunk's may vary.
   template <typename Size>
   ChunkShape(uint64_t values, uint64_t head, const Size& size)
       : n(values),
@@ -68,20 +68,20 @@ struct ChunkShape {
   }
 };
 
-// Fills the chunks of a payload, and their sizes; the head is the caller's. one(chunk, slot) codes
-// a chunk into `slot`, where room(chunk) bytes may be written, and returns its size. Returns the
-// payload's size.
+// Fills the chunks of a payload, and their sizes; the caller writes the head. one(chunk, slot)
+// codes a chunk into `slot`, where room(chunk) bytes may be written, and returns its size. Returns
+// the payload's size.
 //
-// A thread alone writes each chunk behind the one before. Else each goes to the place where it
-// would stand if none before it had shrunk, and moves later; so threads don't wait for each other,
-// and no scratch is needed.
+// One thread writes each chunk directly after the previous chunk. Several threads write each chunk
+// to the place that it would have if no chunk had shrunk, and move it later; so they don't wait for
+// each other, and no scratch is needed.
 template <typename One>
 uint64_t encode_chunks(const ChunkShape& shape, std::span<std::byte> payload, Execution& execution,
                        const One& one) {
   std::byte* slots = payload.data() + shape.chunks_offset();
   std::byte* sizes = payload.data() + shape.head_size;
   const bool in_order = execution.goes_in_order(shape.chunks);
-  uint64_t end = 0;  // of the chunks before, where they are written in order
+  uint64_t end = 0;  // of the previous chunk, where chunks are written in order
   execution.for_each(shape.chunks, [&](size_t chunk) {
     const uint64_t at = in_order ? end : chunk * shape.full_room;
     const uint64_t size = one(chunk, reinterpret_cast<uint8_t*>(slots + at));
@@ -100,8 +100,8 @@ uint64_t encode_chunks(const ChunkShape& shape, std::span<std::byte> payload, Ex
   return shape.chunks_offset() + end;
 }
 
-// Where each chunk of a received payload begins behind chunks_offset(), and in the end their whole
-// size. kCorruptPayload unless they fill the payload. `name` is the codec's, for messages.
+// Where each chunk of a received payload begins after chunks_offset(), and last their total size.
+// kCorruptPayload unless they fill the payload. `name` is the codec's, for messages.
 Result<std::vector<uint64_t>> find_chunks(const ChunkShape& shape,
                                           std::span<const std::byte> payload,
                                           std::string_view name);

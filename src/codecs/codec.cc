@@ -1,4 +1,4 @@
-// What all codecs share: checks at the edge, and error feedback undone.
+// The common part of all codecs: checks at the edge, and undoing error feedback.
 
 #include "gradwire/codec.h"
 
@@ -73,7 +73,7 @@ Status Codec::decode(std::span<const std::byte> payload, std::span<float> out, D
                      Execution& execution, const AfterChunk& after) const {
   GW_RETURN_IF_ERROR(check_size(out.size(), payload.size()));
   if (!payload.empty()) return decode_values(payload, out, mode, execution, after);
-  // Nothing is sent where all values decode to +0.
+  // An empty payload stands for values that are all +0.
   if (mode == DecodeMode::kStore) std::fill(out.begin(), out.end(), 0.0f);
   for (uint64_t begin = 0; after && begin < out.size(); begin += kChunkValues) {
     after(begin, std::min(kChunkValues, out.size() - begin));

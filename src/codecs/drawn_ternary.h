@@ -13,7 +13,7 @@
 
 namespace gradwire {
 
-// Groups of drawn trits hold a multiple of so many values: whole words of bits, whole packed bytes.
+// The sizes of groups of drawn trits are multiples of this, to fill whole words and packed bytes.
 inline constexpr uint32_t kDrawnGroupMultiple = 320;
 
 // Encodes one chunk with trits that are drawn (TernGrad, section 3): a value, clipped to `limit`,
@@ -21,19 +21,19 @@ inline constexpr uint32_t kDrawnGroupMultiple = 320;
 uint64_t draw_chunk(TernaryCoder coder, const Encoding& encoding, float limit, uint64_t chunk,
                     uint8_t* slot);
 
-// For ranks that share scales. First: the scale f32 of each group, and what values are clipped to:
-// `clip` times the standard deviation of the segment (0: not at all). Nothing where x holds NaN or
-// Inf. x is not empty.
+// For ranks that share scales, step 1: writes the scale f32 of each group; returns the limit that
+// values are clipped to, `clip` times the standard deviation of the segment (clip 0: no limit).
+// Returns nothing where x holds NaN or Inf. x is not empty.
 std::optional<float> measure_scales(const TernaryShape& shape, float clip, const InputView& x,
                                     std::byte* scales, Execution& execution);
 
-// Second: draws with the scales at the head of `payload`, none below that of x. Returns the
+// Step 2: draws with the scales at the head of `payload`, none below the scale of x. Returns the
 // payload's size: 0 where all scales are 0.
 uint64_t draw_with_scales(const TernaryShape& shape, float limit, const InputView& x,
                           const DrawContext& draw, std::span<std::byte> payload,
                           Execution& execution);
 
-// Moments of n values, as measure_chunks adds them up; and what all of them are clipped to.
+// The moments of n values, as measure_chunks adds them up; and the limit that all are clipped to.
 Measurement measure_moments(const Input& input, uint64_t begin, uint64_t n);
 float clipping_limit_of(const Measurement& moments, uint64_t n, float clip);
 

@@ -5,7 +5,7 @@
 
 namespace gradwire {
 
-// How values share scales: `size` consecutive ones each; the last group may be shorter.
+// Groups of `size` consecutive values that share a scale; the last group may be shorter.
 struct Groups {
   uint64_t n;
   uint64_t size;

@@ -31,7 +31,7 @@ class HalfCodec : public CodecOf<C, NoParameters, ChunkedCodec> {
  protected:
   std::string parameter_text() const override { return {}; }
 
-  // No finite residual would be left of a value that becomes infinite.
+  // A value that becomes infinite would leave an infinite residual.
   uint32_t refused_magnitude(ResidualType residual) const noexcept override {
     return residual == ResidualType::kNone ? kNonFiniteBits : C::kInfiniteFrom;
   }

@@ -12,12 +12,12 @@ namespace gradwire {
 // One value of x.
 [[nodiscard]] float value_of(const InputView& x, uint64_t i);
 
-// What is encoded, part by part: b = x + residual as float32, whatever the two are kept in; and
-// after encoding, what is left of b goes back into the residual.
+// The input of an encoder, part by part: b = x + residual as float32, whatever the types of x and
+// of the residual are. After encoding, the new residual is stored.
 class Input {
  public:
-  // A part has at most so many values: they and what they decode to stay in the L1 cache. Whole
-  // words of bits and whole packed bytes hold them.
+  // The most values in a part: they and their decoded values stay in the L1 cache. They fill whole
+  // words of bits and whole packed bytes.
   static constexpr uint64_t kPartValues = 3840;
 
   Input(const InputView& x, const ResidualView& residual, const Kernels& kernels)
@@ -37,7 +37,7 @@ class Input {
   // residual = b - decoded, for values that were loaded. `decoded` is overwritten.
   void keep(uint64_t begin, uint64_t n, const float* b, float* decoded) const;
 
-  // residual = left, for encoders that know what is left of the values.
+  // residual = left, for encoders that compute the new residual themselves.
   void store(uint64_t begin, uint64_t n, const float* left) const;
 
   // The same for value i alone.
@@ -75,7 +75,7 @@ class Input {
   }
 
   // The same for encoders whose parts can be decoded one by one: encode(first, count, b), and,
-  // where there is a residual, decode(first, count, decoded) for what the decoder will see.
+  // where there is a residual, decode(first, count, decoded) for the decoder's values.
   template <typename Encode, typename Decode>
   void encode_parts(uint64_t begin, uint64_t n, const Encode& encode, const Decode& decode) const {
     float decoded[kPartValues];
@@ -89,7 +89,7 @@ class Input {
 
  private:
   [[nodiscard]] ResidualValues residual_from(uint64_t begin) const;
-  // x as float32: where it lies, or widened to `buffer`.
+  // x as float32: x itself, or widened into `buffer`.
   const float* widen(uint64_t begin, uint64_t n, float* buffer) const;
 
   InputView x_;

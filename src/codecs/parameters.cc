@@ -125,7 +125,7 @@ void append_group_size(std::string& text, uint32_t size, uint32_t otherwise) {
 
 std::string format_number(float value) {
   char text[32];
-  // As people write them: 0.0001, where the shortest would be 1e-04.
+  // As people write numbers: 0.0001, where the shortest form would be 1e-04.
   const auto format =
       value >= 1e-6f && value < 1e6f ? std::chars_format::fixed : std::chars_format::general;
   const auto [end, error] = std::to_chars(text, text + sizeof text, value, format);

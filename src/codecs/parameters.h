@@ -13,8 +13,8 @@
 
 namespace gradwire {
 
-// The key=value list after a codec's name. The first value that is not valid stays in status():
-// kBadParameter, listing what is valid. Whoever reads values checks it once, at the end.
+// The key=value list after a codec's name. status() keeps the error of the first value that is not
+// valid: kBadParameter, with the valid values. Callers check it once, after all values.
 class Parameters {
  public:
   // Accepts the keys of `info` and the common ones, each at most once. `text` is the codec's text
@@ -23,7 +23,7 @@ class Parameters {
 
   [[nodiscard]] bool has(std::string_view key) const noexcept;
   [[nodiscard]] const Status& status() const noexcept { return status_; }
-  // "codec '3lc': <what>", unless something failed before.
+  // Sets status() to "codec '3lc': <what>", unless it holds an error already.
   void fail(const std::string& what);
 
   // The value by its place among `names`, or `otherwise` where the key is absent.

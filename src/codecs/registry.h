@@ -9,16 +9,16 @@
 
 namespace gradwire {
 
-// What a codec's folder contributes. Codecs are listed in codecs.def, not self-registered: a static
-// library would drop a registration that nobody refers to.
+// The entry of one codec. Codecs are listed in codecs.def, not self-registered: a static library
+// would drop a registration that nobody refers to.
 struct CodecEntry {
   const CodecInfo* info;
-  // `given` keeps what is wrong with a parameter.
+  // `given` keeps the error of a wrong parameter.
   Result<std::shared_ptr<const Codec>> (*create)(Parameters& given, ResidualType residual_type);
   Result<std::shared_ptr<const Codec>> (*from_wire)(const WireCodec& wire, Dtype dtype);
 };
 
-// The parameters of a codec, for those who must know them: kernels of a GPU, TernGrad's exchange.
+// The parameters of a codec, for code that needs them: kernels of a GPU, TernGrad's exchange.
 template <typename P>
 class WithParameters {
  public:
@@ -32,7 +32,7 @@ class WithParameters {
   P parameters_;
 };
 
-// What every codec C with parameters P has.
+// The common part of every codec C with parameters P.
 template <typename C, typename P, typename Base>
 class CodecOf : public Base, public WithParameters<P> {
  public:
@@ -41,7 +41,7 @@ class CodecOf : public Base, public WithParameters<P> {
   const CodecInfo& info() const noexcept override { return C::kInfo; }
 };
 
-// nullptr where the codec is another one.
+// nullptr if the codec's parameters are of another type.
 template <typename P>
 [[nodiscard]] const P* parameters_of(const Codec& codec) {
   const auto* with = dynamic_cast<const WithParameters<P>*>(&codec);
@@ -65,7 +65,7 @@ constexpr CodecEntry entry() {
       },
       .from_wire = [](const WireCodec& wire, Dtype dtype) -> Result<std::shared_ptr<const Codec>> {
         GW_ASSIGN_OR_RETURN(const auto parameters, C::read(wire, dtype));
-        // Whether the sender keeps a residual, a header doesn't tell.
+        // A header doesn't say whether the sender keeps a residual.
         const ResidualType residual_type =
             C::kInfo.error_feedback ? ResidualType::kFloat32 : ResidualType::kNone;
         return std::shared_ptr<const Codec>(std::make_shared<C>(parameters, residual_type));

@@ -19,8 +19,8 @@ struct TritBits {
   alignas(64) uint64_t plus[kWords];
   alignas(64) uint64_t minus[kWords];
 
-  // Puts n trits after the first `at`, in any number of calls from at = 0 on without a hole.
-  // find(plus, minus) writes them from the lowest bit of a word on.
+  // Puts n trits after the first `at`. The first call has at = 0; each next call continues the
+  // last. find(plus, minus) writes them from the lowest bit of a word on.
   template <typename Find>
   void append(uint64_t at, uint64_t n, const Find& find) {
     if (at % kWordBits == 0) return find(plus + at / kWordBits, minus + at / kWordBits);

@@ -5,10 +5,10 @@
 
 namespace gradwire {
 
-// How trits become bytes. The numbers stand in headers.
+// How trits become bytes. Headers hold these numbers.
 enum class TernaryCoder : uint8_t {
   kNone = 0,     // five to a byte
-  kZeroRun = 1,  // the same, and runs of zero bytes shortened
+  kZeroRun = 1,  // as kNone, with runs of zero bytes shortened
   kRice = 2,     // gaps between non-zeros in Golomb-Rice code
   kTwoBit = 3,   // four to a byte
 };

@@ -6,11 +6,11 @@
 
 namespace gradwire {
 
-// param_a of a codec whose header states a number beside the coder, for whoever inspects a frame;
-// no decoder needs it. Bits 0 to 1 are the coder's, 2 to 15 hold number * units, or their largest.
+// param_a of a codec whose header states a number beside the coder, for people who inspect frames;
+// no decoder needs it. Bits 0 to 1 hold the coder, bits 2 to 15 number * units, or their maximum.
 uint16_t pack_param_a(TernaryCoder coder, float number, float units);
 
-// The bits of the coder, as they are.
+// The bits of the coder, not checked.
 TernaryCoder stated_coder(uint16_t param_a);
 
 // The number, rounded to a multiple of 1 / steps: coarser than the units, so that a short decimal

@@ -11,8 +11,8 @@
 namespace gradwire {
 namespace {
 
-// The one of that rank, 0 the largest, among count <= kSamples magnitudes: their bits are in the
-// same order. They are counted by their upper bits, which leaves few to sort.
+// The magnitude at `rank` (0: the largest) among count <= kSamples. Their bits are in the same
+// order. Counting them by their upper bits leaves few to sort.
 float ranked(const float* magnitudes, uint64_t count, uint64_t rank) {
   constexpr int kLowerBits = 20;
   uint16_t counts[1 << (31 - kLowerBits)] = {};

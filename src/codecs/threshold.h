@@ -7,9 +7,9 @@
 
 namespace gradwire {
 
-// A magnitude that about `fraction` of the input's values reach: the one of that rank
-// among 4096 values, one from each of as many equal strata, sorted (Aji and Heafield, EMNLP 2017,
-// section 3, sample too). At least the smallest denormal, so that a zero never reaches it.
+// A magnitude that about `fraction` of the input's values reach: the magnitude at that rank among
+// 4096 samples, one from each of as many equal strata (Aji and Heafield, EMNLP 2017, section 3,
+// also sample). It is at least the smallest denormal, so that a zero never reaches it.
 float sample_threshold(const Input& input, float fraction);
 
 // Calls body(i) for each bit that is set among the n of a mask (Kernels::threshold_bits), in order.

@@ -12,7 +12,7 @@ struct InceptionnParameters {
   uint16_t bound = 0;  // index of kBounds: 2^-10, 2^-8, 2^-6
   ClipMode mode = ClipMode::kPaper;
 
-  // What the tags depend on.
+  // The limits that the tags depend on.
   [[nodiscard]] FloatClip clip() const { return float_clip(kBounds[bound], mode); }
 };
 

@@ -16,14 +16,14 @@ struct OneBitParameters {
   uint32_t group_size = 0;  // values that share two means, a multiple of 8; 0: the whole segment
 };
 
-// A group's head.
+// Bytes of a group's head.
 constexpr uint64_t kMeansSize = 2 * sizeof(float);
 
 SignMeans load_means(const std::byte* head) {
   return {load_le_f32(head), load_le_f32(head + sizeof(float))};
 }
 
-// Groups of whole bytes of signs.
+// The signs of a group fill whole bytes.
 class OneBitCodec final : public GroupedCodec<OneBitCodec, OneBitParameters, 8> {
  public:
   static constexpr CodecInfo kInfo = {

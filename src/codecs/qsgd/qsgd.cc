@@ -29,7 +29,7 @@ constexpr int kReservedShift = 10;
 constexpr std::string_view kBits[] = {"2", "3", "4", "5", "6", "7", "8"};
 constexpr std::string_view kNorms[] = {"max", "l2"};
 constexpr std::string_view kLevelCoders[] = {"fixed", "elias", "elias-dense"};
-// A sum of squares is made of the sums of parts of so many values (codecs/qsgd/spec.md).
+// A sum of squares adds the sums of parts of this many values (codecs/qsgd/spec.md).
 constexpr uint64_t kSquaresPart = 4096;
 
 class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> {
@@ -72,7 +72,7 @@ class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> 
 
   WireCodec wire() const noexcept override {
     const QsgdParameters& p = parameters();
-    // The norm is stated for whoever inspects a frame; no decoder needs it.
+    // The norm is stated for people who inspect frames; no decoder needs it.
     return {.id = kInfo.id,
             .param_a = static_cast<uint16_t>(p.levels | static_cast<int>(p.coder) << kCoderShift |
                                              static_cast<int>(p.norm) << kNormShift),

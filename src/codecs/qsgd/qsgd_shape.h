@@ -9,11 +9,11 @@
 
 namespace gradwire {
 
-// How levels become bytes. The numbers stand in headers.
+// How levels become bytes. Headers hold these numbers.
 enum class LevelCoder : uint8_t {
-  kFixed = 0,   // each takes the same bits
-  kSparse = 1,  // Elias codes of those that are not 0, and of their distances
-  kDense = 2,   // Elias codes of all
+  kFixed = 0,   // each level takes the same number of bits
+  kSparse = 1,  // Elias codes of the levels that are not 0, and of their distances
+  kDense = 2,   // Elias codes of all levels
 };
 
 // Payload of levels times units (spec/format.md, qsgd):
@@ -26,10 +26,10 @@ struct QsgdShape : ChunkedShape {
   QsgdShape(uint64_t n, int32_t s, LevelCoder level_coder, uint64_t group_size);
 };
 
-// Codes the n levels of a chunk into `slot`, which has its room, and returns the size.
+// Codes the n levels of a chunk into `slot`, which has room for them, and returns the size.
 uint64_t write_levels(LevelCoder coder, int32_t s, const int8_t* levels, uint64_t n, uint8_t* slot,
                       const Kernels& kernels);
-// The way back. false: the bytes stand for no n levels.
+// Undoes write_levels. false: the bytes don't stand for n levels.
 bool read_levels(LevelCoder coder, int32_t s, std::span<const uint8_t> bytes, uint64_t n,
                  int8_t* levels, const Kernels& kernels);
 

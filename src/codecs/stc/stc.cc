@@ -88,7 +88,6 @@ class StcCodec final : public TernaryCodec<StcCodec, StcParameters> {
     store_le_f32(head, static_cast<float>(group.sums[1]));
   }
 
-  // The residual becomes what is left of the values.
   uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const override {
     TritBits trits;
     find_trits(encoding, chunk, trits);
@@ -97,7 +96,7 @@ class StcCodec final : public TernaryCodec<StcCodec, StcParameters> {
   }
 
  private:
-  // The sum that stages/element/float_bits.h defines, of the magnitudes that reach the threshold.
+  // The sum, as stages/magnitude/moments.h defines it, of the magnitudes that reach the threshold.
   static Measurement sum_reached(const Input& input, uint64_t begin, uint64_t n, float threshold) {
     const Kernels& kernels = input.kernels();
     float reached[kChunkValues];
@@ -128,7 +127,7 @@ class StcCodec final : public TernaryCodec<StcCodec, StcParameters> {
         const uint64_t bit = uint64_t{b[i] < 0.0f} << i % kWordBits;
         minus[i / kWordBits] |= bit;
         plus[i / kWordBits] &= ~bit;
-        // Without a residual b may be the caller's, and is left alone.
+        // Without a residual, b may be the caller's memory, which must not change.
         if (input.keeps_residual()) buffer[i] = ternary_residual(b[i], b[i] < 0.0f ? -1 : 1, mean);
       });
       if (input.keeps_residual()) input.store(begin, values, buffer);

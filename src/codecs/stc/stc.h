@@ -7,7 +7,7 @@
 namespace gradwire {
 
 struct StcParameters {
-  float density = 0.01f;  // share of the values that is sent, about; the encoder's business alone
+  float density = 0.01f;  // about the share of values that is sent; only the encoder uses it
   TernaryCoder coder = TernaryCoder::kRice;
   // One scale for the whole segment. ThreeLcParameters has a field of this name.
   static constexpr uint32_t group_size = 0;  // NOLINT(readability-identifier-naming)

@@ -18,7 +18,7 @@ constexpr CodecParameter kParameters[] = {
 };
 
 constexpr std::string_view kPacks[] = {"2bit", "trits5"};
-constexpr float kClipUnits = 1024.0f;  // in param_a
+constexpr float kClipUnits = 1024.0f;  // param_a holds clip times this
 
 class TernGradCodec final : public DrawnTernaryCodec<TernGradCodec, TernGradParameters> {
  public:

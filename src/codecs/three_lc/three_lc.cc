@@ -18,7 +18,7 @@ constexpr CodecParameter kParameters[] = {
      "values that share a scale; by default the whole segment has one"},
 };
 
-constexpr float kSparsityUnits = 16384.0f;  // in param_a, of s - 1
+constexpr float kSparsityUnits = 16384.0f;  // param_a holds (s - 1) times this
 
 class ThreeLcCodec final : public TernaryCodec<ThreeLcCodec, ThreeLcParameters> {
  public:

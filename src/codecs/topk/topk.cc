@@ -77,7 +77,7 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
 
   Status check_size(uint64_t n, uint64_t size) const override {
     const ChunkShape chunks = shape(n).chunks;
-    // Some value is sent.
+    // At least one value is sent.
     return check_chunks_size(kInfo.name, chunks, chunks.least_size + 1, size);
   }
 
@@ -95,7 +95,7 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
     return sends_f32() ? kNonFiniteBits : kRoundsToInfinity;
   }
 
-  // A chunk is its index and the values after it.
+  // A chunk holds its index and then its values.
   ChunkedShape shape(uint64_t n) const override {
     return {Groups(n, 0), 0, [this](uint64_t values) {
               return ChunkSize(is_rice() ? kIndexSizeBytes : map_size(values),
@@ -188,7 +188,7 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
     return is_rice() ? kIndexSizeBytes + packed_size(values) : map_size(values);
   }
 
-  // Writes which of n values are sent; returns the bytes that it takes.
+  // Writes the index of the values that are sent among n; returns its size.
   uint64_t write_index(const uint64_t* mask, uint64_t n, uint8_t* out,
                        const Kernels& kernels) const {
     if (!is_rice()) {
@@ -201,7 +201,7 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
     return kIndexSizeBytes + size;
   }
 
-  // The way back; returns the bytes that it took, or 0 where they are not valid.
+  // Reads an index; returns its size, or 0 where its bytes are not valid.
   uint64_t read_index(std::span<const uint8_t> bytes, uint64_t n, uint64_t* mask,
                       const Kernels& kernels) const {
     if (is_rice()) {
