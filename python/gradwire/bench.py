@@ -27,7 +27,7 @@ from gradwire.errors import UserError
 
 OPERATIONS = ("encode", "decode_add")
 SIZES = (200_000, 25_600_000)
-# What is measured of a codec: itself, or these.
+# The variants to measure of a codec. A codec that is not here is measured with its defaults.
 _VARIANTS = {
     "3lc": [f"3lc:s={s}{coder}" for s in ("1.00", "1.75") for coder in ("", ",coder=rice")],
     "qsgd": ["qsgd:bits=2", "qsgd:bits=4", "qsgd:bits=8", "qsgd:bits=2,coder=elias"],
@@ -40,13 +40,13 @@ CODECS = tuple(text for name in _NAMES for text in _VARIANTS.get(name, [name]))
 _REPETITION_SECONDS = 0.0005
 _LEAST_REPETITIONS = 7
 _WINDOWS = 64
-# Steps before anything is timed: by then a residual has its usual size. They are done on at most
-# so many values, and the residual is repeated as the data are.
+# Steps before anything is timed, after which a residual has its usual size. They are done on at
+# most _WARM_UP_NUMEL values, and the residual is repeated as the data are.
 _WARM_UP_STEPS = 400
 _WARM_UP_NUMEL = 1_000_000
 _FRAMES = 8
 _FRAME_BYTES = 1 << 28
-# Below this size starting threads costs more than copying: a parallel memcpy says nothing.
+# Below this size starting threads costs more than copying, so no parallel memcpy is measured.
 _PARALLEL_MEMCPY_BYTES = 1 << 24
 
 Call = Callable[[], object]
@@ -68,9 +68,9 @@ class Measurement:
     """Rates in 10^9 bytes of float32 a second.
 
     parallel_memcpy: with as many threads as the case; None for one thread or a small size.
-    relative_error: |b - decoded| / |b| of one step, b being input and residual.
-    call_overhead: seconds that the same call takes on a single value, which include all of
-    Python's part. They are part of `seconds`.
+    relative_error: |b - decoded| / |b| of one step, where b is input plus residual.
+    call_overhead: seconds that the same call takes on a single value, with all of Python's part;
+    `seconds` includes them.
     """
 
     seconds: float
@@ -96,7 +96,7 @@ class Workload:
         self.numel = numel
         self.windows = data.windows(numel, _WINDOWS, seed)
         self.state = _warm_up(codec, numel, data, seed)
-        # The bytes do not depend on the number of threads, so all may help here.
+        # The bytes do not depend on the number of threads, so all threads are used here.
         compressor = self.compressor("auto", len(os.sched_getaffinity(0)))
         out = np.zeros(compressor.max_encoded_size, np.uint8)
         self.frames: list[NDArray[np.uint8]] = []
@@ -110,7 +110,7 @@ class Workload:
     def _relative_error(self) -> float:
         grown = self.compressor("auto", 1).residual
         values = self.windows[0] if grown is None else self.windows[0] + grown
-        # Encoding the sum without a residual gives what encoding with it gives.
+        # Encoding the sum without a residual gives the same frame as encoding with the residual.
         decoded = gradwire.decode(gradwire.encode(values, self.codec))
         return float(np.linalg.norm(values - decoded) / np.linalg.norm(values))
 

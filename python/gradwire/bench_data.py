@@ -21,8 +21,8 @@ Floats = NDArray[np.float32]
 
 RECORDED = Path("bench") / "data" / "resnet20_gradients.safetensors"
 
-# A window starts at a multiple of a cache line, at most this many values in. Few enough that 200 k
-# values and their margin stay in a second-level cache.
+# A window starts at a multiple of a cache line, at most _MARGIN values after the start. That is so
+# little that 200 k values and their margin stay in a second-level cache.
 _MARGIN = 1 << 15
 _ALIGNMENT = 16
 

@@ -26,7 +26,7 @@ MAX_RANK = 64
 Kind = Literal["npy", "safetensors"]
 Storage = Literal["frame", "plain"]
 
-# The dtypes that frames hold: a kind's name for each, and the name that gradwire.inspect gives it.
+# The dtypes that frames hold. For each kind of file: the dtype's name there -> its name in frames.
 FRAME_DTYPES: dict[Kind, dict[str, str]] = {
     "npy": {"<f4": "float32", "<f2": "float16"},
     "safetensors": {"F32": "float32", "F16": "float16", "BF16": "bfloat16"},
@@ -64,7 +64,7 @@ class Tensor:
         return math.prod(self.shape)
 
     def describe(self) -> dict[str, Any]:
-        """All but the data, as plain values."""
+        """Everything but the data, as plain values."""
         head = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
         return {**head, "storage": self.storage}
 
@@ -111,7 +111,7 @@ def serialize(content: TensorFile) -> Iterator[bytes | memoryview]:
         entries.append(entry)
         offset += len(tensor.data)
     described = {"kind": content.kind, "metadata": content.metadata, "tensors": entries}
-    # Plain ASCII escapes: a name with a lone surrogate still makes valid UTF-8.
+    # json.dumps escapes to ASCII, so a name with a lone surrogate still makes valid UTF-8.
     header = json.dumps(described, separators=(",", ":")).encode("ascii")
     _require(
         len(header) <= MAX_HEADER_BYTES,
@@ -135,7 +135,7 @@ def parse(data: bytes | memoryview) -> TensorFile:
     content, body = _parse_header(memoryview(data).cast("B"))
     _expect_keys(content, {"kind", "metadata", "tensors"}, "the header")
     kind, metadata, entries = content["kind"], content["metadata"], content["tensors"]
-    # Compared with a tuple: a list has no hash, so no look-up in the dictionary.
+    # Not looked up in the dictionary: the header's kind may be a list, which has no hash.
     valid = tuple(FRAME_DTYPES)
     _require(kind in valid, f"kind is {kind!r}, valid: {', '.join(valid)}")
     is_texts = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
@@ -234,7 +234,7 @@ def _parse_shape(shape: Any, where: str) -> tuple[int, ...]:
     too_many = f"{where}: {len(shape)} dimensions, {MAX_RANK} are allowed"
     _require(len(shape) <= MAX_RANK, too_many, "limit_exceeded")
     dims = tuple(_natural(dim, where) for dim in shape)
-    # Without the zeros, so that an empty tensor cannot have a dimension that nothing can hold.
+    # Zeros are left out, so that even an empty tensor cannot have a dimension beyond the limit.
     numel = math.prod(dim for dim in dims if dim)
     _require(numel <= MAX_NUMEL, f"{where}: more than 2^40 values", "limit_exceeded")
     return dims

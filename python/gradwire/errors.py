@@ -1,4 +1,4 @@
-"""What the errors have in common that the command line shows without a traceback."""
+"""The base of the errors that the command line shows without a traceback."""
 
 from __future__ import annotations
 

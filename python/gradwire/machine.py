@@ -1,4 +1,4 @@
-"""Describes this machine and this build, without which no measurement means anything."""
+"""Describes this machine and this build, for reports of measurements."""
 
 from __future__ import annotations
 

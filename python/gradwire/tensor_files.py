@@ -42,8 +42,8 @@ class TensorFileError(UserError, ValueError):
 def values_of(tensor: Tensor, frame_dtype: str) -> NDArray[Any]:
     """The values of a plain tensor, one-dimensional, without a copy.
 
-    frame_dtype: FRAME_DTYPES's name for the tensor's dtype. NumPy has no bfloat16, so these values
-    come as the uint16 of their bits.
+    frame_dtype: FRAME_DTYPES's name for the tensor's dtype. NumPy has no bfloat16, so bfloat16
+    values come as uint16 of their bits.
     """
     return np.frombuffer(tensor.data, dtype=_NUMPY_DTYPES[frame_dtype])
 
@@ -126,7 +126,7 @@ def _read_safetensors(path: Path) -> TensorFile:
 
 def _write_safetensors(file: BinaryIO, content: TensorFile) -> None:
     safetensors = _import_safetensors()
-    # The writer takes addresses: the arrays must live until it has returned.
+    # The writer takes addresses, so the arrays must live until it has returned.
     arrays = {tensor.name: np.frombuffer(tensor.data, dtype=np.uint8) for tensor in content.tensors}
     specs = {}
     for tensor in content.tensors:

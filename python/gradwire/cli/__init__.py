@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _describe(error: Exception) -> str:
-    """The error's message, without Python's decoration."""
+    """The error's message, without what Python adds to it."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

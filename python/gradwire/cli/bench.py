@@ -204,7 +204,7 @@ def _print_measurements(rows: list[dict[str, Any]]) -> None:
 
 
 def _cells(operations: dict[str, dict[str, Any]]) -> list[str]:
-    """The cells of a line from bits/value on."""
+    """The cells of a line, from the column bits/value on."""
     last = list(operations.values())[-1]
     bits = last["bits_per_value"]
     cells = [significant(bits), significant(32 / bits), significant(last["relative_error"])]

@@ -33,7 +33,7 @@ from gradwire.tensor_files import read_tensor_file, values_of, widen
 SUFFIX = ".gw"
 
 _SLICE = 1 << 20
-# A larger relative error (half of the squared norm is lost) gets a warning.
+# A larger relative error, with more than half of the squared norm lost, gets a warning.
 _LARGE_ERROR = math.sqrt(0.5)
 
 
@@ -86,7 +86,7 @@ def _encode_tensors(
     rows = []
     for tensor in content.tensors:
         dtype = FRAME_DTYPES[content.kind].get(tensor.dtype)
-        # A name with brackets may be meant as it is.
+        # fnmatch would read a name's brackets as a set of characters, so it is compared first.
         matching = [p for p in plain if tensor.name == p or fnmatchcase(tensor.name, p)]
         reason = f"--plain {matching[0]}" if matching else ""
         if dtype is None:
@@ -118,7 +118,7 @@ def _encode(
         bits = dtype if values.dtype == np.uint16 else None
         frame = gradwire.encode(values, codec, threads=threads, dtype=bits)
     if gradwire.inspect(frame)["non_finite"]:
-        # A marker would turn the whole tensor into NaN: in a file that is a loss, not a message.
+        # A marker would decode the whole tensor to NaN, and a file has no next step to repair it.
         raise UserError(
             f"{_place(path, tensor)} {caught[0].message}; {codec} cannot carry that, "
             f"{_as_it_is(tensor)}"
@@ -176,7 +176,7 @@ def _report(path: Path, target: Path, codec: str, rows: list[dict[str, Any]]) ->
 
 
 def _relative(squared_error: float, squared_norm: float) -> float | None:
-    """|x - decoded| / |x|; 0 without an error, None where all values are 0 and an error is not."""
+    """|x - decoded| / |x|; 0 without an error, None if all values are 0 but the error is not."""
     if squared_error == 0:
         return 0.0
     ratio = squared_error / squared_norm if squared_norm else math.inf

@@ -57,7 +57,7 @@ def decompress(
 
 
 def _restored_name(path: Path, kind: Kind) -> str:
-    """x.npy.gw -> x.npy; any other name gets the ending of the kind."""
+    """x.npy.gw -> x.npy; a name that lacks the kind's ending gets it."""
     name = path.name.removesuffix(SUFFIX)
     return name if name.endswith(f".{kind}") else f"{name}.{kind}"
 

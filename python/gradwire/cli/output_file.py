@@ -1,4 +1,4 @@
-"""Where a command writes, and writing there without ever leaving half a file."""
+"""The files that a command writes, which are never left half written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OutputOption = Annotated[Path | None, Option("--output", "-o", help=_OUTPUT_HELP
 class Outputs:
     """Where the results of a command's inputs go.
 
-    output: what the user gave. None puts each result beside its source. A directory takes all
+    output: the user's --output. None puts each result beside its source. A directory takes all
     results. A file is valid with one input alone.
     """
 
@@ -37,7 +37,7 @@ class Outputs:
         """Returns the file to write for `source`, called `name` unless the user named it.
 
         Raises UserError if the directory does not exist, if the file exists and is not to be
-        overwritten, or if another input already has it.
+        overwritten, or if another input already claimed the file.
         """
         if self._output is None:
             target = source.with_name(name)

@@ -15,8 +15,8 @@ from gradwire.train.settings import TrainSettings
 
 _WIDTH_WITHOUT_TERMINAL = 120
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
-# Options that follow from others where they are not given (settings.from_options), and what they
-# are on the command line.
+# Options whose defaults follow from other options (settings.from_options), and their types on the
+# command line.
 _WITHOUT_DEFAULT: dict[str, Any] = {"bandwidth": str, "learning_rate": float, "eval_every": int}
 
 

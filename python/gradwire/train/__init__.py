@@ -10,7 +10,7 @@
     strategy    what a rank does in a step: the base of the strategies
     one_process the strategy that simulates all workers and their server in one process
     strategies  how the workers keep one model: hook, sharded optimizer, local steps, plain DDP
-    loop        one training run of one rank with one codec, and its clock
+    loop        one rank's training run with one codec, and its clock
     worker      a rank's process: joins the others, runs the codecs one after another
     launcher    starts the workers of one machine, follows them, ends them
     run         a training from its settings to its report

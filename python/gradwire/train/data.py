@@ -1,6 +1,6 @@
 """Image data sets in memory, and batches of them: sharded by rank, seeded, cropped and flipped.
 
-A batch depends on seed, world size, rank and step alone, so all codecs see the same images.
+A batch depends on nothing but seed, world size, rank and step: all codecs see the same images.
 """
 
 from __future__ import annotations

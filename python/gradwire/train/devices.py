@@ -29,7 +29,7 @@ def check_usable(settings: TrainSettings) -> None:
 def of_worker(name: str, local_rank: int) -> torch.device:
     """`cuda` gives the workers of a machine its GPUs in turn; more workers than GPUs share them.
 
-    local_rank: the worker's rank among those of its machine; if unknown, among all.
+    local_rank: the worker's rank among the workers of its machine; if unknown, among all workers.
     """
     if name == "cuda":
         return torch.device("cuda", local_rank % torch.cuda.device_count())
@@ -44,7 +44,7 @@ def describe(device: torch.device) -> str:
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits until the device has done all its work, so that a time can be taken."""
+    """Waits until the device has done all its work; a clock must be read only then."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

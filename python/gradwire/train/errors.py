@@ -1,4 +1,4 @@
-"""What ends a training; the command line prints the message."""
+"""The errors that end a training; the command line prints the message."""
 
 from __future__ import annotations
 

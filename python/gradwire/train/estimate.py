@@ -16,10 +16,10 @@ def estimate_seconds(
     """Seconds of each codec's run, evaluations included.
 
     step_seconds, evaluation_seconds: as measured by the workers (loop.Trainer.measure_speed). The
-    time on the wire is that of the bytes of a push and a pull at the bandwidth. The codec is taken
-    to make as many bits a value as of normally distributed values, for small tensors too, although
-    they go raw. Each server receives the pushes of all workers, for its share of the tensors, over
-    one link.
+    time on the wire is the bytes of a push and a pull over the bandwidth. The codec is assumed to
+    make as many bits a value as of normally distributed values, even of small tensors, which go
+    raw. Each server receives the pushes of all workers, for its share of the tensors, over one
+    link.
     """
     evaluations = -(-settings.steps // settings.eval_every)
     estimates = {}

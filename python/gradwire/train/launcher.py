@@ -32,7 +32,7 @@ _SECONDS_TO_LEAVE = 20.0  # for workers that have delivered everything; then the
 
 
 def run_workers(settings: TrainSettings, shaped: bool, on_event: OnEvent) -> list[list[RankRecord]]:
-    """Starts a process for each rank and lets them do everything. Returns each codec's records, by
+    """Starts a process for each rank and lets it run all codecs. Returns each codec's records, by
     rank. Call it in the main thread: a worker ends when the thread that started it ends.
 
     on_event gets the events that worker.py lists, and at the end {"event": "stderr", "line"}.
@@ -65,7 +65,7 @@ def run_workers(settings: TrainSettings, shaped: bool, on_event: OnEvent) -> lis
 
 
 class _Worker:
-    """A rank's process, the pipe to it, and the file with what it writes on stdout and stderr."""
+    """A rank's process, the pipe to it, and the file that receives its stdout and stderr."""
 
     def __init__(self, rank: int, settings: TrainSettings, shaped: bool) -> None:
         self.rank = rank
@@ -83,7 +83,7 @@ class _Worker:
             stdout=self._output,
             stderr=self._output,
             env={
-                # Errors come as exceptions; what c10d only logs is that a namespace has no DNS.
+                # Errors come as exceptions; c10d would only log that a namespace has no DNS.
                 "TORCH_CPP_LOG_LEVEL": "ERROR",
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
@@ -101,7 +101,7 @@ class _Worker:
         return len(self.records) == len(self._codecs)
 
     def tell(self, *values: object) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it ended: its end of the pipe says so
+        with contextlib.suppress(BrokenPipeError):  # it ended, and so next_event will say
             self.pipe.send(values)
 
     def next_event(self) -> Event | None:
@@ -129,8 +129,8 @@ class _Worker:
         return self._output.read().decode(errors="replace").splitlines()
 
     def leave(self, deadline: float) -> None:
-        """Waits for the end of a worker that has delivered everything. Adds a bad end to what it
-        wrote."""
+        """Waits for the end of a worker that has delivered everything. Adds a failure to its
+        output."""
         late = ""
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
@@ -142,7 +142,7 @@ class _Worker:
             self._output.write(line.encode())
 
     def failure(self) -> TrainError:
-        """Why it ended too early."""
+        """The error that says why the worker ended too early."""
         while self.next_event() is not None:
             pass
         status = self.process.wait()

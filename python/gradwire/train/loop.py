@@ -1,4 +1,4 @@
-"""One training run of one rank with one codec, and what is measured meanwhile.
+"""One rank's training run with one codec, and its measurements.
 
 The training clock starts and stops after a barrier of all ranks. It stands still while rank 0
 evaluates and the other ranks wait in the next barrier. The counters of the network interface are
@@ -38,7 +38,7 @@ _SECONDS_BETWEEN_STEP_EVENTS = 0.25
 
 
 class TrainingClock:
-    """Seconds, and bytes of an interface, of the stretches between start and stop."""
+    """Sums up the seconds, and an interface's bytes, between each start and the next stop."""
 
     def __init__(
         self, interface: str | None, device: torch.device, workers: dist.ProcessGroup | None
@@ -47,7 +47,7 @@ class TrainingClock:
         self._interface = interface
         self._device = device
         self._workers = workers
-        # Seconds, bytes sent and received; minus those at the start while the clock runs.
+        # Seconds, bytes sent, bytes received. While the clock runs, its start is subtracted.
         self._total = np.zeros(3)
         self._runs = False
 
@@ -77,8 +77,8 @@ class TrainingClock:
 class Trainer:
     """A rank's data and device, kept for all codecs.
 
-    A rank has one CPU thread, as the machine is shared by the ranks. All workers in one process
-    have all CPUs.
+    A rank has one CPU thread, as all ranks share the machine. A process with all workers has all
+    CPUs.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Trainer:
         Raises DivergedError, and RuntimeError if a rank is gone.
         """
         model, settings = self._model(), self.settings
-        # Each run has a new group; all ranks make it together, servers too.
+        # Each run has a new group, which all ranks, servers too, make together.
         group = dist.new_group(list(range(settings.worker_ranks)))
         if settings.is_server(self._rank):  # until the workers have left
             start = time.perf_counter()
@@ -192,7 +192,7 @@ class Trainer:
         record.seconds = clock.seconds
         record.link = clock.link
         record.hook = strategy.stats()
-        dist.barrier(workers)  # rank 0 may still evaluate; nobody leaves before it has
+        dist.barrier(workers)  # no rank leaves before rank 0 has evaluated
         if settings.backup_workers == 0:
             record.parameters_digest = parameters_digest(model)
         strategy.close()
@@ -219,7 +219,7 @@ class Trainer:
         on_event(_step_event(record, seconds) | {"accuracy": accuracy})
 
     def _accuracy(self, model: nn.Module, images: ImageSet, threads: int) -> float:
-        """The share of right answers. Leaves the model in evaluation mode."""
+        """The share of correct answers. Leaves the model in evaluation mode."""
         model.eval()
         right = 0
         torch.set_num_threads(threads)

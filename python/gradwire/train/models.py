@@ -42,7 +42,7 @@ class LeNet(nn.Module):
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut without parameters ("option A": where the shape changes,
-    every second pixel, with zeros for the new channels)."""
+    it takes every second pixel and fills the new channels with zeros)."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()

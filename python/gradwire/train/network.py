@@ -19,9 +19,9 @@ worker lose no packets.
 Fairness: a connection may have 0.25 ms of the rate, at least two frames, in its worker's queue and
 in one segment. So the connections of a worker take turns packet by packet, as on a network card
 with a fair queue (a queueing discipline that not every kernel has). Otherwise a message of 64 KiB
-goes out as a whole, messages to the same receiver collide while other links are idle, and everyone
-waits for the last. Measured: 4 ranks that all send 61,500 bytes to all, twice, at 10 Mbit/s, need
-0.375 s without shares and 0.320 s with them; 0.309 s would be perfect. Without shares, compression
+goes out as a whole, messages to the same receiver collide while other links are idle, and all ranks
+wait for the last message. Measured: 4 ranks that all send 61,500 bytes to all, twice, at 10 Mbit/s,
+need 0.375 s without shares and 0.320 s with them; the bound is 0.309 s. Without shares, compression
 would look better than it is.
 """
 
@@ -125,13 +125,13 @@ def read_interface_bytes(interface: str) -> Bytes:
 
 @contextmanager
 def shaped_network(bits_per_second: int) -> Iterator[Attach]:
-    """A switch. Its links vanish with it.
+    """Makes a switch, whose links vanish with it.
 
     Gives a function (rank, process) that gives a worker, started with in_own_namespace, its link:
     INTERFACE with address(rank).
     """
-    # `cat` holds the switch's namespace. It ends when this process ends in whatever way, as this
-    # process alone has the other end of its input.
+    # `cat` keeps the switch's namespace. It ends whenever this process ends, because no other
+    # process has the other end of its input.
     command, pipe = in_own_namespace(["cat"]), subprocess.PIPE
     with (
         subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, process_group=0) as switch,
@@ -162,10 +162,10 @@ def _attach(switch: int, rate: int, rank: int, worker: subprocess.Popen[bytes]) 
 
 @contextmanager
 def namespace_of(process: subprocess.Popen[bytes], timeout: float = 10.0) -> Iterator[int]:
-    """A descriptor of the process's network namespace, once it has left ours.
+    """A descriptor of the process's network namespace, once the process has left this one.
 
-    Checked, because whatever is configured through it must never reach the machine's own. The
-    descriptor stays right if the process ends and its id is given to another.
+    That is checked, so that no configuration reaches the machine's own namespace. The descriptor
+    stays right if the process ends and its id is given to another.
     """
     ours = os.stat("/proc/self/ns/net").st_ino
     deadline = time.monotonic() + timeout

@@ -34,8 +34,8 @@ _FRAME_HEADER = 32  # spec/format.md
 
 
 class OneProcess(Strategy):
-    """`every`: steps from one push to the next. The gradients are summed meanwhile and the replica
-    stays as it is (3LC's "local steps")."""
+    """`every`: steps from one push to the next. Between pushes the gradients are summed, and the
+    replica does not change (3LC's "local steps")."""
 
     def __init__(self, model: nn.Module, codec: str, settings: TrainSettings) -> None:
         self._replica = FlatModel(model)
@@ -53,7 +53,7 @@ class OneProcess(Strategy):
         self._gradients = torch.zeros(self._workers, self._server.numel(), device=device)
         self._views = [self._replica.views(gradient) for gradient in self._gradients]
         self._values = {"values": sum(segments), "compressed_values": sum(segments[:-1])}
-        # [pushed, pulled] x [bytes of whole frames, of the payloads of the tensors to compress]
+        # Row: pushed, pulled. Column: bytes of frames, bytes of the compressed tensors' payloads.
         self._last_bytes = self._sent_bytes = np.zeros((2, 2))
 
     def take_step(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class OneProcess(Strategy):
         return torch.stack(losses).mean()
 
     def sent_bytes(self) -> tuple[float, float]:
-        """The mean over the workers of the bytes that one pushes, and the bytes that each pulls."""
+        """Bytes that a worker pushes (mean over the workers), and bytes that each worker pulls."""
         pushed, pulled = self._last_bytes[:, 0].tolist()
         return pushed, pulled
 
@@ -161,8 +161,8 @@ class Compressors:
         self._places = [slice(end - n, end) for n, end in zip(segments, ends, strict=True)]
 
     def transmit(self, values: Tensor, step: int, sums: Tensor) -> tuple[int, int]:
-        """Encodes `values` and adds what arrives to `sums`. Returns the bytes of whole frames, and
-        of the payloads of the tensors to compress."""
+        """Encodes `values` and adds the decoded values to `sums`. Returns the bytes of whole
+        frames, and those of the payloads of the tensors to compress."""
         frames = [
             part.encode(values.numpy()[place], step)
             for part, place in zip(self._parts, self._places, strict=True)
@@ -174,8 +174,8 @@ class Compressors:
 
 
 class DeviceCompressors:
-    """Compressors of one sender by the kernels of a GPU. They make the same bytes, which stay on
-    the GPU and are counted."""
+    """Compressors of one sender that use a GPU's kernels. They make the same bytes, which stay on
+    the GPU; only their number is known here."""
 
     def __init__(
         self, codec: str, segments: list[int], seed: int, sender: int, device: torch.device
@@ -206,7 +206,7 @@ class DeviceCompressors:
             part.transmit(x=values.data_ptr(), step=step, sums=sums.data_ptr())
             for part in (self._coded, self._raw)
         ]
-        if not all(finite for part in sent for _, finite in part):  # as a frame's marker decodes
+        if not all(finite for part in sent for _, finite in part):  # a marker decodes to that
             sums.fill_(torch.nan)
         coded, raw = ([size for size, _ in part] for part in sent)
         return sum(coded + raw) + _FRAME_HEADER * len(coded + raw), sum(coded)

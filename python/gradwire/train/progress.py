@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Prints a line that stays, as it is and without breaking it."""
+    """Prints a line that stays, without markup and without breaking it."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 

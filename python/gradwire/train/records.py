@@ -10,8 +10,8 @@ from gradwire.train.network import Bytes
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Share of the test images that rank 0 classified rightly after `step` steps and `seconds` of
-    training."""
+    """Share of the test images that rank 0 classified correctly after `step` steps and `seconds`
+    of training."""
 
     step: int
     seconds: float
@@ -23,8 +23,8 @@ class RankRecord:
     """What one rank measured in one run.
 
     losses, push_bytes, pull_bytes: one element for each step, None for steps that the others took
-    without this rank; empty on a server. push_bytes, pull_bytes: what the rank sent (a server's
-    worker: what it pulled); empty for plain DDP, where it is unknown.
+    without this rank; empty on a server. push_bytes, pull_bytes: bytes that the rank sent (with
+    servers, pull_bytes: that a worker received); empty for plain DDP, where they are unknown.
     seconds: of the training clock. hook: the strategy's stats(). link: bytes that the rank's own
     interface counted while the clock ran; None without an interface of its own.
     parameters_digest: SHA-256 of all parameters after the last step. device: the text of

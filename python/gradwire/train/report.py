@@ -1,4 +1,4 @@
-"""What all ranks measured, put together: a table for people, JSON for programs.
+"""Combines the measurements of all ranks: a table for people, JSON for programs.
 
 Times. *Measured*: the training clock (loop.py) on links of the given bandwidth, or on the network
 that is there. *Modelled*: the links could not be shaped, so the run went over loopback, and its
@@ -14,13 +14,13 @@ it sent: 2 (N - 1) / N * 4 bytes a parameter and step are assumed, as of a ring 
 bytes are those of our packets. With the headers of Ethernet, IP and TCP a real link takes 5 %
 longer (measured next to shaped links at 10 Mbit/s: raw 19.2 s modelled, 20.3 s on the links).
 
-Bytes. Pushed and pulled: what a worker (mean of all) sent of gradients and of results, in whole
-packets with headers and raw tensors. By symmetry it receives as much. Uncompressed, each of the two
-is 4 (N - 1) / N bytes a parameter and step. Bits a value and ratio compare with that, whichever
-tensors went raw. With servers, pulled is what a worker received, and each of the two is 4 bytes a
-parameter and step. The ratio also counts the few bytes sent beside the packets. Link: what the
-worker's own network interface counted, with Ethernet, IP and TCP headers, acknowledgements and
-DDP's own messages.
+Bytes. Pushed and pulled: bytes that a worker (mean of all) sent of gradients and of results, in
+whole packets with headers and raw tensors. By symmetry it receives as many. Uncompressed, each of
+the two is 4 (N - 1) / N bytes a parameter and step. Bits a value and ratio compare with that,
+whichever tensors went raw. With servers, pulled is the bytes that a worker received, and each of
+the two is 4 bytes a parameter and step. The ratio also counts the few bytes sent beside the
+packets. Link: bytes that the worker's own network interface counted, with Ethernet, IP and TCP
+headers, acknowledgements and DDP's own messages.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from gradwire.train.settings import PLAIN_DDP, SERVED, TrainSettings, format_ban
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the links of a run were. shaped: limited to settings.bandwidth. note: why not, in words
-    for the user. modelled: not shaped although a bandwidth was given."""
+    """The links of a run. shaped: they were limited to settings.bandwidth. note: for the user, why
+    they were not. modelled: they were not, although a bandwidth was given."""
 
     shaped: bool
     modelled: bool
@@ -51,14 +51,14 @@ class Conditions:
 
 @dataclass(frozen=True)
 class CodecResult:
-    """One codec's run. Bytes are the mean of all workers, None where unknown (plain DDP) or where
+    """One codec's run. Bytes are the mean of all workers, None if unknown (plain DDP) or if
     nothing was sent (one worker). Lists over steps are means of all workers."""
 
     codec: str
     accuracy: float
     seconds: float
     measured_seconds: float
-    speedup: float  # to the first codec
+    speedup: float  # over the first codec
     push_bytes: float | None
     pull_bytes: float | None
     push_bits_per_value: float | None
@@ -70,7 +70,7 @@ class CodecResult:
     loss: list[float]
     push_bits: list[float]
     pull_bits: list[float]
-    hook_of_rank: list[dict[str, Any] | None]  # servers' last
+    hook_of_rank: list[dict[str, Any] | None]  # the servers come last
     device_of_worker: list[str]
 
 
@@ -116,7 +116,7 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
         if (hook := record.hook) is not None:
             busy = max(busy, record.seconds - hook["wire_seconds"])
             sent = hook["push_bytes"] + hook["pull_bytes"], hook.get("received_bytes", 0)
-            if "role" in hook:  # of a server or its worker: a push of one is received by the other
+            if "role" in hook:  # with servers: one of the two is sent, the other received
                 sent = hook["push_bytes"], hook["pull_bytes"]
             volume = max(volume, *sent)
         elif record.codec == PLAIN_DDP and not settings.is_server(record.rank):
@@ -127,8 +127,8 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
 
 
 def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> float:
-    """How many values a worker pushes in a step; it pulls as many. A rank of the other exchanges
-    keeps the values that it owns."""
+    """How many values a worker pushes in a step; it pulls as many. Without servers, a rank does not
+    push the values that it owns."""
     if settings.exchange in SERVED and codec != PLAIN_DDP:
         return parameters
     return parameters * (settings.workers - 1) / settings.workers
@@ -216,7 +216,7 @@ def table(report: Report) -> Table:
 
 
 def footnotes(report: Report) -> list[str]:
-    """What a reader of the table has to know."""
+    """Notes that a reader of the table needs."""
     served = report.settings.exchange in SERVED
     notes = [
         f"MB: what a worker sent{' (pulled: received)' * served}, mean of all. bits: of a value. "
@@ -260,7 +260,7 @@ def _devices(report: Report) -> list[str]:
 
 
 def _servers(settings: TrainSettings, result: CodecResult) -> str | None:
-    """What went through the servers, and what they dropped."""
+    """The servers' traffic, and the pushes that they dropped."""
     servers = [hook for hook in result.hook_of_rank[settings.worker_ranks :] if hook is not None]
     if not servers:
         return None

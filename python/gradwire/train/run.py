@@ -111,7 +111,7 @@ def _conditions(chosen: TrainSettings) -> report.Conditions:
 
 
 class _Follower:
-    """Tells the user what will happen, what happens, and what came out."""
+    """Tells the user the plan, the progress and the results."""
 
     def __init__(
         self, chosen: TrainSettings, console: Console, conditions: report.Conditions

@@ -1,4 +1,4 @@
-"""What a training run is asked to do: the options of `gradwire train`, each described once."""
+"""The settings of a training: the options of `gradwire train`, each described once."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def options() -> dict[str, Any]:
 
 
 def option_name(setting: str) -> str:
-    """What the option of a setting is called."""
+    """The name of a setting's option."""
     short = {"codecs": "--codec", "learning_rate": "--lr"}
     return short.get(setting, f"--{setting.replace('_', '-')}")
 
@@ -323,7 +323,7 @@ def _check_device(settings: TrainSettings) -> None:
 
 
 def check_codec(codec: str, option: str = "--codec") -> None:
-    """Raises SettingsError, with the codecs or parameters that are valid."""
+    """Raises SettingsError for a bad codec, with the valid codecs or parameters."""
     if codec == PLAIN_DDP and option == "--codec":
         return
     try:

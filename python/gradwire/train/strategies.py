@@ -1,7 +1,7 @@
 """How the workers of a run keep one model: a strategy for each way, chosen by the settings.
 
-The training loop sets the learning rate of `optimizer` and calls `take_step`; it knows nothing else
-of how the workers exchange. A new way is a subclass of Strategy and a line in `choose`.
+The training loop sets the learning rate of `optimizer` and calls `take_step`; it knows nothing more
+about how the workers exchange. A new way is a subclass of Strategy and a line in `choose`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> 
 
 
 def _coding(codec: str, settings: TrainSettings) -> dict[str, Any]:
-    """The arguments that every way of gradwire takes."""
+    """The arguments that every strategy of gradwire takes."""
     return {
         "codec": codec,
         "rules": [astuple(rule) for rule in settings.rules],
@@ -133,8 +133,8 @@ def _local_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.O
 def _distribute(
     model: nn.Module, workers: dist.ProcessGroup | None = None
 ) -> DistributedDataParallel:
-    """Every rank keeps the batch norm statistics of its own batches; PyTorch 2.13 gives the option
-    a new name."""
+    """DDP in which every rank keeps the batch norm statistics of its own batches. PyTorch 2.13
+    renames the option."""
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
         return DistributedDataParallel(model, process_group=workers, forward_sync_buffers=False)
     return DistributedDataParallel(model, process_group=workers, broadcast_buffers=False)

@@ -17,7 +17,7 @@ class Strategy:
     """One rank's way to train a model together with the other ranks.
 
     source: the part of gradwire that exchanges and keeps the statistics; None for DDP's own
-    all-reduce, which keeps none. forward: what to call in the model's place, such as DDP around it.
+    all-reduce, which has none. forward: called in the model's place, such as DDP around it.
     """
 
     def __init__(

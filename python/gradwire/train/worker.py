@@ -67,7 +67,7 @@ def run_codecs(trainer: Trainer, on_event: OnEvent, **group: Any) -> Iterator[Ra
         on_event({"event": "begin", "codec": codec})
         yield trainer.run(codec, on_event)
     gc.collect()  # models that are part of a cycle would keep the group
-    # This ends the threads of the group, which must not meet the end of the interpreter.
+    # This ends the threads of the group, which must not outlive the interpreter.
     dist.destroy_process_group()
 
 
@@ -84,8 +84,8 @@ def world_of_torchrun() -> tuple[int, int] | None:
 def run_under_torchrun(
     settings: TrainSettings, rank: int, on_event: OnEvent
 ) -> list[list[RankRecord]] | None:
-    """Runs all codecs in the ranks that torchrun started, as many as the settings have. Returns the
-    records of all ranks for each codec on rank 0, None on the others. Raises TrainError."""
+    """Runs all codecs in torchrun's ranks, whose number must be that of the settings. Returns each
+    codec's records of all ranks on rank 0, None on the other ranks. Raises TrainError."""
     import torch.distributed as dist
 
     trainer = prepare(settings, rank, int(os.environ.get("LOCAL_RANK", rank)), None, on_event)
@@ -107,7 +107,7 @@ def _end_with_pipe(launcher: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Lets the kernel kill this process when the launcher's dies, even if this one hangs. Where the
+    """Lets the kernel kill this process when the launcher dies, even if this process hangs. If the
     system has no such call, only the end of the pipe ends this process."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:

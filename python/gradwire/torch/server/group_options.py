@@ -2,8 +2,8 @@
 
 A worker's scheduler sets `lr` in its own groups. The next push after a change carries all options
 that are numbers, strings, truth values, or lists of these. So a schedule runs on the workers alone.
-(Not used: the same schedule on the servers. It would have to count versions, and a schedule that
-follows the loss cannot run there.)
+(A schedule on the servers was refused: it would have to count versions, and a schedule that follows
+the loss cannot run there.)
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _difference(a: list[Options], b: list[Options]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON holds it. Raises TypeError for one that is not sent."""
+    """The value as JSON holds it. Raises TypeError for a value of another type."""
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         return value.item()
     if isinstance(value, tuple | list):

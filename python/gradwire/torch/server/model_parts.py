@@ -63,7 +63,7 @@ class ServerPart:
 
     @torch.no_grad()
     def load_model(self, server: int, message: Bytes) -> int:
-        """Takes over the tensors of a message that `model` made there. Returns its version."""
+        """Takes over the tensors of the message, from the server's `model`. Returns its version."""
         (version,) = _VERSION.unpack_from(message)
         values = torch.from_numpy(message[_VERSION.size :].view(np.float32))
         tensors = [place.tensor for place in self._of_server[server]]
@@ -77,7 +77,7 @@ class ServerPart:
     def keep_model(self, with_replica: bool) -> None:
         """Keeps a copy of the tensors, from which `step` computes the change of the next version.
 
-        with_replica: keeps another copy as the workers have the tensors, for CATCH_UP.
+        with_replica: also keeps a copy of the tensors as the workers have them, for CATCH_UP.
         """
         self._before = [place.tensor.detach().clone() for place in self._own]
         if with_replica:
@@ -119,7 +119,7 @@ class ServerPart:
         if options is not None:
             apply_options(optimizer.param_groups, options)
         for _, tensor, _ in self._places.values():
-            tensor.grad = None  # the optimizer leaves alone what is on other servers
+            tensor.grad = None  # the optimizer must not step tensors of other servers
         for _, tensor, values in self._own:
             tensor.grad = values.to(tensor.device)
         optimizer.step()

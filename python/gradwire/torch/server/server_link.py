@@ -1,4 +1,4 @@
-"""What connects workers and servers: a connection whose messages come in any order.
+"""Connects workers and servers: the messages of different peers come in any order.
 
 Gloo cannot tell which of several receives is done: `is_completed()` is false until somebody waits,
 and a receive from any source does not notice that a peer is gone. So one thread waits for each
@@ -42,7 +42,7 @@ class ServerLink(Connection):
         description: str,
         peers: Sequence[int],
     ) -> None:
-        """`description`: of the setup, equal on all ranks. `peers`: who sends messages here."""
+        """`description`: of the setup, equal on all ranks. `peers`: ranks that send to this one."""
         super().__init__(process_group, timeout, _CONNECT_SECONDS)
         self.wire_seconds = 0.0  # that `take` waited
         self.arrived: queue.SimpleQueue[Message | LostError] = queue.SimpleQueue()
@@ -80,12 +80,12 @@ class ServerLink(Connection):
         )
 
     def close(self) -> None:
-        """Leaves in peace, when everything sent has arrived and nothing more will come."""
+        """Leaves without an error, when all messages have arrived and none will come."""
         if self.error is None:
             self.leave(CommunicationError("the ServerOptimizer was closed"))
 
     def drop(self) -> None:
-        """Leaves without a message: to the others this rank is gone. Nothing comes after this."""
+        """Leaves without a message: the peers see that this rank is gone. Nothing comes later."""
         self.abandon(CommunicationError("the ServerOptimizer was dropped"))
         self.warn_of_threads(self.disconnect())
 

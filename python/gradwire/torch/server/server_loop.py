@@ -33,7 +33,7 @@ class Serving:
         history: int,
         **options: Any,
     ) -> None:
-        """`options`: further ones of ServerSide."""
+        """`options`: further arguments of ServerSide."""
         self.exchange = ServerSide(
             layout,
             rank,
@@ -89,7 +89,7 @@ class Serving:
             self.link.wire.flush(worker)
 
     def _update(self) -> None:
-        """The averages of this server's tensors are in the bucket: the optimizer steps."""
+        """Steps the optimizer, as the bucket holds the averages of this server's tensors."""
         missing = set(self.exchange.awaiting())
         taken = [worker for worker in self.peers if worker not in missing]
         options = choose_options(self._options, taken, self._in_step)
@@ -108,7 +108,7 @@ class Serving:
             message = self.link.take(awaited or self._active())
         except LostError as lost:
             if lost.silent and not (self._ended_for or self._answered):
-                raise  # else the training is over, so a silent worker is not needed
+                raise  # later the training is over, and no silent worker is needed
             self._lose(lost)
             self._end_if_over()
             return
@@ -121,7 +121,7 @@ class Serving:
             self.link.wire.flush(message.peer, self._keep_sends)
             self.exchange.receive(message.peer, message.payload)
             self._send_all()
-            if not self.exchange.done:  # else the replica has not followed yet
+            if not self.exchange.done:  # if done, `run` does this after the replica has followed
                 self._help_those_behind()
         else:
             raise self.link.refuse(message)
@@ -163,7 +163,7 @@ class Serving:
             )
 
     def _end_if_over(self) -> None:
-        """Says that the model here is the last one if too few workers are left for another."""
+        """Tells workers that this version is the last if too few of them are left for another."""
         if self.exchange.done:
             return
         missing = set(self.exchange.awaiting())

@@ -48,8 +48,9 @@ class ServerOptimizer(WrappingOptimizer):
     servers         number of server ranks
     named_parameters   the names of the parameters, which rules and errors mention; without them a
                     name is "group.place"
-    backup_workers  a version is finished without the last so many pushes, which are dropped
-    staleness       a worker goes on while at most so many of its pushed versions are not yet pulled
+    backup_workers  each version is finished without this number of pushes; late ones are dropped
+    staleness       a worker goes on while at most this number of its pushed versions are not yet
+                    pulled
     history         finished versions that a server keeps for workers that lack them; a worker that
                     lacks more gets the model itself
     process_group   workers and servers; None: all ranks. Ranks are counted in this group, also in
@@ -122,7 +123,7 @@ class ServerOptimizer(WrappingOptimizer):
 
     @property
     def version(self) -> int:
-        """Number of updates of the model here. Of several servers' tensors, the lowest counts."""
+        """Number of updates of the model here: the lowest, if the servers' numbers differ."""
         return self._loaded_version if self._link is None else self._side.version
 
     @property
@@ -134,7 +135,7 @@ class ServerOptimizer(WrappingOptimizer):
         """Connects to the other ranks, compares setups, and gives workers the servers' model.
 
         Every rank must call it before the first forward and after `load_state_dict`.
-        Raises PeerMismatchError naming the rank that differs, and in what.
+        Raises PeerMismatchError naming the rank that differs, and the difference.
         """
         if self._link is not None:
             return
@@ -180,8 +181,7 @@ class ServerOptimizer(WrappingOptimizer):
     def close(self) -> None:
         """Leaves: waits until the other workers leave, and takes over the servers' last model.
 
-        It does not wait for as many workers as `backup_workers` allows. A server needs no close
-        after `serve`.
+        It does not wait for the last `backup_workers` workers. A server needs no close after serve.
         """
         link = self._link
         if link is None or link.error is not None:

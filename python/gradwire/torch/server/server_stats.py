@@ -20,15 +20,15 @@ class ServerStats:
     codec: str
     workers: int
     servers: int
-    version: int  # of the model here; of several servers' tensors, the lowest
+    version: int  # of the model here: the lowest, if the servers' numbers differ
     steps: int  # a worker's pushes; a server's versions, including the one under way
-    skipped_versions: int  # not finite, so that no rank applied them
+    skipped_versions: int  # no rank applied them, because they were not finite
     push_bytes: int  # a worker sent, a server received
     pull_bytes: int  # a server sent, a worker received
     control_bytes: int  # other bytes sent: the model at the beginning and end, options, lengths
     values: int  # of the model (worker), of the tensors here (server)
     ratio: float | None  # raw bytes of these pushes and pulls / their bytes; None: none yet
-    dropped_pushes: dict[int, int]  # by worker, on a server: came too late. On a worker: held back
+    dropped_pushes: dict[int, int]  # server: too late, by worker. Worker: not made, by server
     lost_workers: tuple[int, ...]  # on a server: workers that are gone without having left
     models_sent: int  # by a server, to workers that lacked more versions than are kept
     encode_seconds: float

@@ -21,7 +21,7 @@ class Working:
     def __init__(
         self, layout: Layout, part: ServerPart, rank: int, servers: range, **options: Any
     ) -> None:
-        """`options`: of WorkerSide."""
+        """`options`: further arguments of WorkerSide."""
         self.exchange = WorkerSide(layout, rank, part.apply, **options)
         self.part = part
         self.peers = servers
@@ -55,7 +55,7 @@ class Working:
             self._take(())
 
     def leave(self) -> None:
-        """Waits until the other workers leave, too, and takes over the servers' models."""
+        """Waits until the other workers leave, and takes over the servers' models."""
         for server in self.peers:
             self.link.wire.send(server, Kind.LEAVE)
         self._receive_models(None)
