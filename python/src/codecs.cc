@@ -65,7 +65,7 @@ Dtype parse_dtype(const std::string& text) {
         "dtype '" + text + "'; valid ones are: float32, bfloat16, float16");
 }
 
-// The dtype of the bits of a uint16 array, if the caller gives one.
+// The dtype whose bits a uint16 array holds, if the caller gives a dtype.
 std::optional<Dtype> parse_bits(const std::optional<std::string>& text) {
   if (!text) return std::nullopt;
   const Dtype dtype = parse_dtype(*text);
@@ -298,21 +298,21 @@ void bind_codecs(nb::module_& module) {
              "x: C-contiguous float32, bfloat16 or float16 array on the CPU (buffer protocol or "
              "DLPack). codec: its text, "
              "e.g. '3lc:s=1.75'. dtype: 'bfloat16' or 'float16' if x is a uint16 array of such "
-             "bits. seed, step, stream: what stochastic codecs draw from. Raises "
-             "GradwireError; warns NonFiniteWarning naming the element where x holds NaN or Inf "
+             "bits. seed, step, stream: stochastic codecs draw from these numbers. Raises "
+             "GradwireError; warns NonFiniteWarning naming the element if x holds NaN or Inf "
              "and the codec can't carry it: the frame is then a marker that decodes to NaN.");
   module.def(
       "decode", &decode, nb::arg("frame"), nb::kw_only(), nb::arg("threads") = 1,
       nb::arg("target") = "auto", nb::arg("max_numel") = uint64_t{1} << 31,
       nb::arg("dtype") = "float32",
       "Decodes a frame into a new one-dimensional array: float32, float16, or for "
-      "'bfloat16', which NumPy doesn't have, uint16 of its bits. To 16 bits values are "
-      "rounded half to even, and a raw frame of that dtype comes back bit for bit. Raises "
+      "'bfloat16', which NumPy doesn't have, uint16 of its bits. Values are "
+      "rounded half to even to 16 bits; a raw frame of that dtype comes back bit for bit. Raises "
       "GradwireError; frames of more than max_numel values are refused before memory is taken.");
   module.def("decode_into", &decode_into, nb::arg("frame"), nb::arg("out"),
              nb::arg("accumulate") = false, nb::kw_only(), nb::arg("threads") = 1,
              nb::arg("target") = "auto",
-             "Decodes a frame into `out`, or adds it to `out` where accumulate is true. out: "
+             "Decodes a frame into `out`, or adds it to `out` if accumulate is true. out: "
              "writable C-contiguous float32 array with as many values as the frame. Raises "
              "GradwireError; after corrupt_payload the values of `out` are unspecified.");
   module.def("inspect", &inspect, nb::arg("data"),
@@ -323,7 +323,7 @@ void bind_codecs(nb::module_& module) {
       "scale_growth",
       [](const std::string& codec) { return value_or_raise(Codec::parse(codec))->scale_growth(); },
       nb::arg("codec"),
-      "How many times as large as the largest value that was encoded a decoded value can be.");
+      "The largest possible ratio of a decoded value to the largest value that was encoded.");
   module.def(
       "max_encoded_size",
       [](const std::string& codec, uint64_t numel) {
@@ -338,8 +338,8 @@ void bind_codecs(nb::module_& module) {
            nb::arg("codec"), nb::arg("numel"), nb::kw_only(), nb::arg("seed") = 0,
            nb::arg("stream") = 0, nb::arg("threads") = 1, nb::arg("target") = "auto")
       .def("encode", &PyCompressor::encode, nb::arg("x"), nb::arg("step") = 0,
-           "Encodes x plus the residual into a frame and keeps what was not sent. Where x holds "
-           "NaN or Inf: warns NonFiniteWarning, returns a marker, keeps the residual as it was.")
+           "Encodes x plus the residual into a frame; the codec's error is the new residual. If x "
+           "holds NaN or Inf, warns NonFiniteWarning, returns a marker and keeps the residual.")
       .def("encode_into", &PyCompressor::encode_into, nb::arg("x"), nb::arg("out"),
            nb::arg("step") = 0,
            "As encode, into a uint8 array of at least max_encoded_size bytes; returns the size.")

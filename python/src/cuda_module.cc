@@ -37,8 +37,8 @@ void check(cudaError_t error) { check(cuda::to_status(error)); }
 // device memory. The payloads never leave the device.
 class DeviceCompressors {
  public:
-  // lengths: those of the tensors, which begin at value `offset`. The first tensor has the draw
-  // stream `draw_stream`, each further tensor the next number.
+  // lengths: of the tensors, the first of which begins at value `offset` and has the draw stream
+  // `draw_stream`; each further tensor has the next number.
   DeviceCompressors(const std::string& codec, const std::vector<uint64_t>& lengths, uint64_t offset,
                     uint64_t draw_stream, uint64_t seed, int device, uintptr_t stream)
       : codec_(create(codec, lengths, offset, draw_stream)),
@@ -69,7 +69,7 @@ class DeviceCompressors {
 
   std::vector<std::pair<uint64_t, bool>> transmit(uintptr_t x, uint64_t step, uintptr_t sums) {
     const nb::gil_scoped_release release;
-    // This copy of CUDA's runtime may not know PyTorch's choice.
+    // This copy of CUDA's runtime may not know which device PyTorch chose.
     check(cudaSetDevice(device_));
     check(codec_.encode({.table_dev = table_dev_.data(),
                          .dtype = Dtype::kFloat32,
@@ -158,6 +158,6 @@ NB_MODULE(_cuda, module) {
            nb::arg("draw_stream"), nb::arg("seed"), nb::arg("device"), nb::arg("stream"))
       .def("transmit", &DeviceCompressors::transmit, nb::kw_only(), nb::arg("x"), nb::arg("step"),
            nb::arg("sums"),
-           "Encodes the array at x with the residuals, and adds what decodes to the array at sums. "
+           "Encodes the array at x with the residuals, and adds it, decoded, to the array at sums. "
            "Returns (bytes of the payload, whether the values were finite) of each tensor.");
 }

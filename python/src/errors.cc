@@ -16,7 +16,7 @@ PyObject* warning_type = nullptr;
 void bind_errors(nb::module_& module) {
   error_type = PyErr_NewExceptionWithDoc(
       "gradwire.GradwireError",
-      "What gradwire refused, and why. `code` is the name of the status, as in spec/format.md: "
+      "Says what gradwire refused, and why. `code` names the status, as in spec/format.md: "
       "'bad_parameter', 'checksum_mismatch', ...",
       PyExc_ValueError, nullptr);
   warning_type = PyErr_NewExceptionWithDoc(

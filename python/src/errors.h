@@ -12,7 +12,7 @@ namespace gradwire::python {
 // Adds GradwireError and NonFiniteWarning to the module.
 void bind_errors(nanobind::module_& module);
 
-// Takes them from gradwire._core, for another module.
+// Takes both classes from gradwire._core, for another module.
 void import_errors();
 
 // Raises GradwireError (a ValueError) with the message; `.code` is the name of the status.

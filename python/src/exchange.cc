@@ -145,8 +145,8 @@ void bind_exchange(nb::module_& module) {
       "send what outgoing() gives and receive from awaiting() until done.\n\n"
       "kind: one of exchanges() with its parameters. update (of exchanges with updates): called by "
       "the owner of a shard when the bucket holds the shard's averages, to turn them in place into "
-      "what everyone gets. machine_of_rank (of exchanges between machines, instead of the "
-      "parameter ranks): the machine of every rank; the layout's world size is the number of "
+      "the values that every rank gets. machine_of_rank (of exchanges between machines, instead of "
+      "the parameter ranks): the machine of every rank; the layout's world size is the number of "
       "machines. shard_codecs: for buckets on a device; then threads and target are not used.")
       .def("__init__", &make_exchange_in, nb::arg("layout"), nb::arg("rank"),
            nb::arg("kind") = "sharded", nb::kw_only(), nb::arg("update") = nb::none(),
@@ -154,7 +154,7 @@ void bind_exchange(nb::module_& module) {
            nb::arg("target") = "auto", nb::arg("seed") = 0, nb::arg("shard_codecs") = nb::none())
       .def("describe", [](PyExchange& self) { return self.exchange().describe(); })
       .def("start", &PyExchange::start, nb::arg("bucket"), nb::arg("step"),
-           "Begins a step: encodes the pushes. bucket: float32 [layout.numel], worked in until "
+           "Begins a step: encodes the pushes. bucket: float32 [layout.numel], which changes until "
            "done.")
       .def("start_on_device", &PyExchange::start_on_device, nb::arg("address"), nb::arg("numel"),
            nb::arg("step"),
@@ -174,7 +174,7 @@ void bind_exchange(nb::module_& module) {
           "Whether any segment has a residual on any rank.")
       .def(
           "retract", [](PyExchange& self) { self.exchange().retract(); },
-          "Puts what the last step sent back into the residuals, after a step that nobody applied.")
+          "Puts the values that the last step sent back into the residuals, if no rank applied it.")
       .def(
           "scale_residuals",
           [](PyExchange& self, float factor) { self.exchange().scale_residuals(factor); },
@@ -186,9 +186,9 @@ void bind_exchange(nb::module_& module) {
 
   module.def("exchanges", &list_exchanges, "All exchanges with parameters and sources.");
   module.def("parse_exchange", &parse_exchange, nb::arg("text"),
-             "What an exchange's text says: text (in full), name, inner (what the ranks that "
-             "compress do), ranks_per_machine (0: not given). Raises GradwireError listing what is "
-             "valid.");
+             "An exchange's text, parsed: text (in full), name, inner (the exchange among the "
+             "ranks that compress), ranks_per_machine (0: not given). Raises GradwireError "
+             "listing the valid texts.");
 }
 
 }  // namespace gradwire::python

@@ -20,15 +20,15 @@ namespace gradwire::python {
 
 namespace nb = nanobind;
 
-// Parses "push", "pull" or "both"; "both" gives nothing.
+// Parses "push", "pull" or "both"; nullopt stands for both.
 [[nodiscard]] std::optional<Direction> parse_direction(const std::string& text);
 
 struct PyLayout {
   std::shared_ptr<const Layout> layout;
 };
 
-// A Python function that an exchange calls. No exception may pass through the exchange, so it is
-// kept until the exchange has returned.
+// A Python function that an exchange calls. No exception may pass through the exchange, so an
+// exception is kept until the exchange has returned.
 class Callback {
  public:
   explicit Callback(nb::callable call) : call_(std::move(call)) {}
@@ -82,7 +82,7 @@ class PyExchange {
   }
 
  private:
-  // Raises unless a step can start on a bucket there.
+  // Raises unless the exchange takes buckets in memory of this kind and no step is under way.
   void require_place(Place place) const {
     if (place != place_) {
       raise(StatusCode::kInvalidArgument,

@@ -74,8 +74,8 @@ void bind_layout(nb::module_& module) {
   nb::class_<PyLayout>(
       module, "Layout",
       "How a bucket is cut into segments, who owns each, and their codecs.\n\n"
-      "tensors: (name, dims) in the order in which they lie in the bucket. raw_codec: what "
-      "stands for raw, 'bf16' or 'fp16' where the values are of these types.")
+      "tensors: (name, dims) in the order in which they lie in the bucket. raw_codec: the codec of "
+      "raw tensors, 'bf16' or 'fp16' if the values are of these types.")
       .def("__init__", &make_layout_in, nb::arg("tensors"), nb::arg("world_size"), nb::arg("codec"),
            nb::kw_only(), nb::arg("pull_codec") = nb::none(), nb::arg("rules") = nb::tuple(),
            nb::arg("exclude") = nb::tuple(), nb::arg("min_numel") = 256,

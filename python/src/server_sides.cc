@@ -57,8 +57,8 @@ void make_worker_in(PyWorker* self, const PyLayout& layout, uint32_t rank,
                       callback);
 }
 
-// Binds one of the two classes with the functions that both have. callback: the name of make's
-// argument.
+// Binds one of the two classes with the functions that both have. callback: the name of that
+// argument of `make`.
 template <typename Side, typename Make>
 nb::class_<PySide<Side>, PyExchange> bind_side(nb::module_& module, const char* name,
                                                const char* doc, const Make& make,
@@ -80,23 +80,23 @@ void bind_server_sides(nb::module_& module) {
       "A server of the exchange with dedicated servers; the layout has `servers`.\n\n"
       "update: called without arguments when the bucket holds the averages of this server's "
       "tensors, to turn them in place into the model's change.",
-      &make_server_in, "update", "Of each worker, the pushes that came too late.")
+      &make_server_in, "update", "The number of each worker's pushes that came too late.")
       .def_prop_ro(
           "version", [](PyServer& self) { return self.side().version(); },
-          "Finished versions of this server's tensors.")
+          "Number of finished versions of this server's tensors.")
       .def(
           "set_version",
           [](PyServer& self, uint64_t version) {
             raise_if_error(self.side().set_version(version));
           },
-          nb::arg("version"), "Where a run goes on, before its first step.")
+          nb::arg("version"), "Sets a resumed run's version, at its start.")
       .def_prop_ro(
           "behind", [](PyServer& self) { return self.side().behind(); },
           "Workers that lack versions which are no longer kept; they need the model.")
       .def(
           "caught_up",
           [](PyServer& self, uint32_t worker) { raise_if_error(self.side().caught_up(worker)); },
-          nb::arg("worker"), "The worker is given the model of this version.");
+          nb::arg("worker"), "Notes that the worker is sent the model of this version.");
 
   bind_side<WorkerSide>(
       module, "WorkerSide",
@@ -104,24 +104,24 @@ void bind_server_sides(nb::module_& module) {
       "apply: called with (server, version) when the bucket holds a change of that server's "
       "tensors, to apply it.",
       &make_worker_in, "apply",
-      "By the server's rank, the pushes that this worker did not make, as that server was ahead "
-      "of another.")
+      "By the server's rank: the number of pushes that this worker held back, because that server "
+      "was ahead of another.")
       .def(
           "version", [](PyWorker& self, uint32_t server) { return self.side().version(server); },
-          nb::arg("server"), "Versions of the server's tensors that were applied here.")
+          nb::arg("server"), "Number of versions of the server's tensors applied here.")
       .def(
           "set_version",
           [](PyWorker& self, uint32_t server, uint64_t version) {
             raise_if_error(self.side().set_version(server, version));
           },
-          nb::arg("server"), nb::arg("version"), "Where a run goes on, before its first step.")
+          nb::arg("server"), nb::arg("version"), "Sets a resumed run's version, at its start.")
       .def(
           "catch_up",
           [](PyWorker& self, uint32_t server, uint64_t version) {
             raise_if_error(self.side().catch_up(server, version));
           },
           nb::arg("server"), nb::arg("version"),
-          "This worker has the server's tensors as of this version now.");
+          "Notes that this worker now has the server's tensors of this version.");
 }
 
 }  // namespace gradwire::python
