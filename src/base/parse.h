@@ -15,7 +15,7 @@ bool parse_whole(std::string_view text, T& value) {
   return error == std::errc() && stop == end;
 }
 
-// Returns the part of `text` before the next separator, and takes both off it.
+// Returns the part of `text` before the next separator, and removes both from `text`.
 inline std::string_view take_until(std::string_view& text, char separator) {
   const std::string_view taken = text.substr(0, text.find(separator));
   text.remove_prefix(std::min(taken.size() + 1, text.size()));

@@ -17,7 +17,7 @@ namespace {
 constexpr std::byte kMagic[2] = {std::byte{'G'}, std::byte{'W'}};
 constexpr uint8_t kVersion = 1;
 constexpr uint8_t kNonFiniteFlag = 1;
-constexpr size_t kNarrowValues = 40960;  // in each part of the work
+constexpr size_t kNarrowValues = 40960;  // in each part that a thread narrows
 
 // Offsets of the header's fields.
 constexpr size_t kVersionAt = 2;

@@ -29,7 +29,7 @@ struct NonFiniteOrigin {
 
 struct PacketHeader {
   Direction direction = Direction::kPush;
-  uint16_t source = 0;  // rank
+  uint16_t source = 0;  // the sending rank
   uint64_t step = 0;
   uint64_t layout_digest = 0;
 };
@@ -43,7 +43,7 @@ struct PacketFrame {
 struct Packet {
   PacketHeader header;
   uint32_t checksum = 0;
-  std::optional<NonFiniteOrigin> non_finite = {};  // then there are no frames
+  std::optional<NonFiniteOrigin> non_finite = {};  // if set, there are no frames
   std::vector<PacketFrame> frames = {};
 };
 
@@ -63,22 +63,21 @@ class PacketWriter {
   static Result<PacketWriter> create(std::vector<Segment> segments);
 
   void begin(const PacketHeader& header);
-  // Encodes the next segment. Statuses as Codec::encode.
+  // Encodes the next segment. Fails as Codec::encode does.
   Status add(const InputView& x, const ResidualView& residual, const DrawContext& draw,
              Execution& execution);
   // The same with the caller's own encoder: `encode` gets room for the payload and returns the size
   // that it used.
   GW_PRIVATE_EXPORT Status
   add_encoded(const std::function<Result<uint64_t>(std::span<std::byte> payload)>& encode);
-  // Drops what was added since begin.
+  // Drops the frames that were added since begin.
   void restart() noexcept;
   // The frames that were added since begin, as parse_packet would give them. Valid until the next
   // begin.
   [[nodiscard]] Packet packet() const { return {.header = header_, .frames = frames_}; }
   // The packet, once every segment has been added. Valid until the next begin.
   [[nodiscard]] std::span<const std::byte> finish();
-  // A marker: the packet that says that this step's input is not finite. All added frames are
-  // dropped.
+  // A marker: the packet for a step whose input is not finite. All added frames are dropped.
   [[nodiscard]] std::span<const std::byte> finish_non_finite(const NonFiniteOrigin& origin);
 
  private:

@@ -106,8 +106,8 @@ Status PacketWriter::add_encoded(
   return {};
 }
 
-// The size of the entries is known only now. So the header is written directly before the payloads,
-// which stay where they were encoded.
+// The size of the header's entries is known only now. So it is written directly before the
+// payloads, which stay where they were encoded.
 std::span<const std::byte> PacketWriter::finish() {
   assert(frames_.size() == segments_.size());
   using namespace packet_layout;
