@@ -5,7 +5,7 @@
 namespace gradwire {
 namespace {
 
-// The index is the code.
+// The index is the StatusCode.
 constexpr std::string_view kNames[] = {"ok",
                                        "invalid_argument",
                                        "unknown_codec",

@@ -8,8 +8,8 @@
 
 namespace gradwire {
 
-// Random words that are drawn at once: they stay in the L1 cache until they are used, and a loop of
-// draws alone keeps the multipliers busy.
+// Number of random words drawn together: they stay in the L1 cache until they are used, and a loop
+// of draws alone keeps the multipliers busy.
 inline constexpr uint64_t kDrawnWords = 2048;
 
 // Calls body(first, count, words) for parts of the n elements from `begin` on, in order. `first`

@@ -5,7 +5,7 @@
 //
 // For every kernel: bytes may be unaligned, and so may the inputs of widen_*, the second input of
 // sum and the outputs of narrow_*. n = 0 is allowed. Nothing outside the spans is read or written,
-// because what lies after them may belong to another thread. Kernels allocate nothing and keep no
+// because the bytes after them may belong to another thread. Kernels allocate nothing and keep no
 // state. Spans don't overlap. Floats follow IEEE 754; the payload bits of a NaN are not promised.
 
 #include <cstddef>

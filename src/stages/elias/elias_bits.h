@@ -30,7 +30,7 @@ class EliasWriter {
     const int left = code.length - free_;
     store(bits_ << free_ | code.bits >> left);
     out_ += 8;
-    bits_ = code.bits;  // what has been stored is shifted out
+    bits_ = code.bits;  // the stored bits are shifted out
     free_ = 64 - left;
   }
 

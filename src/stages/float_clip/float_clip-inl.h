@@ -41,7 +41,7 @@ HWY_INLINE void store_burst(uint32_t tags, __mmask32 keep, __m256i codes, uint8_
 // A FloatClip as vectors for a table look-up; comparisons to masks would all wait for the same port
 // of the CPU.
 struct ClipLanes {
-  __m512i keep_of;  // top bits of what is kept, for the exponents `base` to `base` + 15
+  __m512i keep_of;  // top bits of the kept bytes, for the exponents `base` to `base` + 15
   __m512i base;     // smaller exponents are treated as the first, larger ones as the last
   __m512i cut;
 
@@ -232,7 +232,7 @@ HWY_INLINE void decode_full_burst(const uint8_t* burst, const Take& take) {
 
 #endif
 
-// Bytes whose burst sizes are found at once.
+// Number of bytes whose burst sizes are found together.
 constexpr size_t kStepBytes = 2048;
 
 size_t float_clip_encode(const float* x, size_t n, const FloatClip& clip, uint8_t* out) {

@@ -9,7 +9,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
 
-// Values that stay in the L1 cache while the lanes pass over them, some lanes at a time.
+// Number of values that stay in the L1 cache while pass after pass adds them to some of the lanes.
 constexpr size_t kMomentsTile = 2048;
 
 Moments moments(const float* x, size_t n) {

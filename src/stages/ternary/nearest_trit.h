@@ -20,7 +20,7 @@ GW_HOST_DEVICE inline float ternary_multiplier(uint32_t absmax_bits, float spars
 // 3.1).
 GW_HOST_DEVICE inline int ternary_trit(float b, float h) { return (b > h) - (b < -h); }
 
-// The residual of b: what is left for the next step.
+// The residual of b, which the next step adds to its input.
 GW_HOST_DEVICE inline float ternary_residual(float b, int trit, float m) {
   return trit == 0 ? b : b - static_cast<float>(trit) * m;
 }
