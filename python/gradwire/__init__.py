@@ -1,4 +1,4 @@
-"""gradwire compresses what distributed training sends.
+"""gradwire compresses the tensors that distributed training sends.
 
     frame = gradwire.encode(x, "3lc:s=1.75")
     y = gradwire.decode(frame)

@@ -95,7 +95,7 @@ def _load(path: Path) -> BenchData:
 def _scale(values: Floats) -> Floats:
     """Divides by the largest magnitude, unless it is 0 or not finite.
 
-    In training each tensor has its own scale; a benchmark's one long tensor has one for all.
+    In training each tensor has its own scale, but a benchmark's long tensor has a single scale.
     """
     largest = np.abs(values).max()
     return values / largest if np.isfinite(largest) and largest > 0 else values

@@ -11,7 +11,7 @@ from gradwire.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line: ``arguments``, or what the process was started with.
+    """Runs the command line: ``arguments``, or those of the process.
 
     Always ends with SystemExit. 0: done. 1: it could not be done, and one line on stderr says why.
     2: the command line is wrong. 130: interrupted.

@@ -25,7 +25,7 @@ def function_of(command: str) -> Callable[..., object]:
 def make_command(name: str) -> Any:
     """The command as typer runs it."""
     function = function_of(name)
-    # Each paragraph on one line, for the terminal's width to break.
+    # Each paragraph becomes one line, which is broken at the terminal's width.
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     described = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")

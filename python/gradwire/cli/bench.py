@@ -80,7 +80,7 @@ def bench(
     sizes = [_parse_size(text) for text in size] if size else SIZES
     operations = _choose("--operation", operation, OPERATIONS)
     targets, counts = _choose_targets(target), threads or (1, 2)
-    # The cases of one codec and size follow each other, for _measure_all.
+    # The cases of one codec and size follow each other, so that _measure_all shares a Workload.
     planned = [
         Case(name, numel, *other)
         for numel, name in product(sizes, codec or CODECS)
@@ -109,7 +109,7 @@ def _measure_all(
         for case in planned:
             progress.update(task, description=f"{case.codec} {case.operation} {case.numel}")
             if work is None or (work.codec, work.numel) != (case.codec, case.numel):
-                work = None  # Frees its memory before the next Workload takes its own.
+                work = None  # frees its memory before the next Workload takes memory
                 work = Workload(case.codec, case.numel, values, seed)
             measured[case] = measure(work, case, seconds)
             progress.advance(task)

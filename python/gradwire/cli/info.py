@@ -15,7 +15,7 @@ from gradwire.cli.output import (
 from gradwire.machine import describe_build, describe_machine
 from gradwire.train.network import why_not_shaped
 
-# What each optional package is for.
+# The use of each optional package.
 _PACKAGES = {
     "numpy": "arrays",
     "torch": "the DDP hook, `gradwire train`",

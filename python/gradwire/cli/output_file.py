@@ -67,7 +67,7 @@ def replace_file(target: Path) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
-        # mkstemp makes the file private; a new file of the user's gets what the umask leaves.
+        # mkstemp makes the file private; the user's other files get the rights the umask leaves.
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)

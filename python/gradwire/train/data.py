@@ -210,7 +210,7 @@ def _read_cifar_binary(path: Path) -> tuple[Bytes, Labels]:
 class Batches:
     """The training batches of one rank.
 
-    Every epoch is one permutation of all images. Step k of it takes the k-th run of world * batch
+    Every epoch is one permutation of all images. Its step k uses the k-th run of world * batch
     images, and rank r the r-th part of that run. The last images, which do not fill a run, are left
     out of that epoch.
     """

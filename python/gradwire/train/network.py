@@ -82,8 +82,8 @@ def share_bytes(bits_per_second: int) -> int:
 
 
 def why_not_shaped() -> str | None:
-    """None if this process may build a shaped network, else the reason and the remedy. It tries to
-    make a veth pair with a queue, in a namespace that ends with the trial."""
+    """None if this process may build a shaped network, else the reason and the remedy. To find out,
+    it makes a veth pair with a queue, in a namespace that ends with the trial."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return (

@@ -64,7 +64,7 @@ def draw_loss(report: Report) -> Figure:
 
 
 def draw_bits(report: Report) -> Figure:
-    """Two panels, push and pull, one logarithmic scale."""
+    """Two panels, push and pull, with the same logarithmic scale."""
     figure = Figure(figsize=(_SIZE_INCHES[0], 1.4 * _SIZE_INCHES[1]), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, sharey=True)
     for index, result in enumerate(report.results):

@@ -98,7 +98,7 @@ def train_under_torchrun(
 
 
 def _conditions(chosen: TrainSettings) -> report.Conditions:
-    """The links of a training on this machine: shaped if they have to be and can be."""
+    """The links of a training on this machine, shaped if this is needed and possible."""
     if chosen.exchange == settings.ONE_PROCESS:
         note = "none: nothing is sent, times are those of the computation"
     elif chosen.bandwidth is None:
@@ -164,7 +164,7 @@ class _Follower:
             self.display.show(event)
 
     def show_written(self) -> None:
-        """Prints what the workers wrote on stderr, such as warnings; equal lines once."""
+        """Prints the workers' output on stderr, such as warnings. Equal lines are printed once."""
         for line, ranks in self._written.items():
             who = self._settings.names(sorted(set(ranks)))
             say(self._console, f"{who}: {line}", style="dim")

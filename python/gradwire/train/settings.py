@@ -29,10 +29,10 @@ EXCHANGES = (*HOOKED, SERVER, SHARDED_OPTIMIZER, ONE_PROCESS)
 DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
 PLAIN_DDP = "ddp"  # in the place of a codec: DDP's own all-reduce, without gradwire
 
-# First learning rate of one worker. 0.1 is 3LC's and He et al.'s, for networks with batch
-# normalisation. LeNet has none: on Fashion-MNIST with 4 workers it never leaves 10 % accuracy from
-# 0.05 on, and 3lc:s=1.75, whose residuals delay the gradients, falls back to 10 % within 2000 steps
-# at 0.01. At 0.005 it reaches 83 % in them (without compression: 88 %).
+# First learning rate of one worker. 0.1 is that of 3LC and He et al., for networks with batch
+# normalisation. LeNet has none: on Fashion-MNIST with 4 workers it stays at 10 % accuracy with 0.05
+# or more, and 3lc:s=1.75, whose residuals delay the gradients, falls back to 10 % within 2000 steps
+# at 0.01. At 0.005 it reaches 83 % in 2000 steps (without compression: 88 %).
 BASE_LEARNING_RATE = {"lenet": 0.005, "resnet20": 0.1, "resnet56": 0.1, "resnet110": 0.1}
 MODELS = tuple(BASE_LEARNING_RATE)
 
@@ -86,11 +86,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Everything that decides what a run computes and how it is measured. Each setting is an option
-    of the command line, called as option_name says.
+    """All settings of a run's computation and measurement. Each setting is an option of the command
+    line, which option_name names.
 
     bandwidth: bits a second each way; None: no limit. The codec ddp exchanges in every step,
-    whatever `exchange` and `every` are. Servers are ranks after the workers, on links like theirs.
+    whatever `exchange` and `every` are. Servers are the ranks after the workers, on equal links.
     """
 
     codecs: Annotated[tuple[str, ...], Option(help=_CODEC_HELP)] = DEFAULT_CODECS
@@ -127,12 +127,12 @@ class TrainSettings:
 
     @property
     def worker_ranks(self) -> int:
-        """Processes of workers: one for each, or one for all."""
+        """Number of worker processes: one for each worker, or one for all workers."""
         return 1 if self.exchange == ONE_PROCESS else self.workers
 
     @property
     def ranks(self) -> int:
-        """Processes of workers and of servers."""
+        """Number of processes of workers and of servers."""
         return self.worker_ranks + (self.servers if self.exchange == SERVER else 0)
 
     def is_server(self, rank: int) -> bool:
@@ -163,8 +163,8 @@ def option_name(setting: str) -> str:
 
 
 def from_options(given: dict[str, Any]) -> TrainSettings:
-    """The settings of a command line, by the names of TrainSettings; None: the option was not
-    given. Raises SettingsError."""
+    """The settings for the options of a command line, by the names in TrainSettings. An option of
+    None was not given. Raises SettingsError."""
     values = {name: value for name, value in given.items() if value not in (None, [], ())}
     for name in ("codecs", "exclude"):
         if name in values:
@@ -305,7 +305,7 @@ def _check_exchange(settings: TrainSettings) -> None:
 
 
 def _check_device(settings: TrainSettings) -> None:
-    """Checks the name. Whether the device is there: see devices.check_usable."""
+    """Checks the name; devices.check_usable checks that the device exists."""
     device = settings.device
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
         raise SettingsError(
@@ -334,7 +334,7 @@ def check_codec(codec: str, option: str = "--codec") -> None:
 
 
 def _refuse(settings: TrainSettings, why: str, *names: str) -> None:
-    """Raises SettingsError for the first of these settings that is not its default."""
+    """Raises SettingsError for the first setting of `names` that is not its default."""
     for name in names:
         if getattr(settings, name) != getattr(TrainSettings, name):
             raise SettingsError(option_name(name), why)

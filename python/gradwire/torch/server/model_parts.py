@@ -51,7 +51,7 @@ class ServerPart:
     # On a worker
 
     def fill_with_gradients(self) -> None:
-        """Copies the gradients into the bucket. Raises TypeError for one that is sparse."""
+        """Copies the gradients into the bucket. Raises TypeError for a sparse gradient."""
         for name, tensor, values in self._places.values():
             copy_gradient(name, tensor, values)
 

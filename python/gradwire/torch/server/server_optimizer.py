@@ -146,7 +146,7 @@ class ServerOptimizer(WrappingOptimizer):
         side.begin(self._link, self._loaded_version)
 
     def stats(self) -> ServerStats:
-        """Sums over what this rank did."""
+        """Counters over all steps of this rank."""
         return summarize(
             self._side,
             self._link,
