@@ -10,10 +10,10 @@
 namespace gradwire {
 namespace {
 
-// More draws in a row that lead to nothing than a stall of any use takes.
+// A run ends after so many draws in a row without effect; no useful stall lasts as long.
 constexpr uint64_t kIdleTicks = 1'000'000;
 
-// A message on its way, which keeps its bytes.
+// A message in flight, with its own copy of the bytes.
 struct InFlight {
   uint32_t source;
   OutgoingMessage sent;
@@ -34,7 +34,7 @@ Status still_waits(uint32_t rank, const Exchange& exchange) {
                                       std::to_string(exchange.awaiting().front())};
 }
 
-// Takes a message at random out of those in flight.
+// Removes and returns a random message of those in flight.
 InFlight draw(std::vector<InFlight>& in_flight, std::mt19937_64& random) {
   std::swap(in_flight[random() % in_flight.size()], in_flight.back());
   InFlight message = std::move(in_flight.back());

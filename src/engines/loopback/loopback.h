@@ -11,13 +11,13 @@
 
 namespace gradwire {
 
-// What happens to a message on its way.
+// How often a message is delivered.
 enum class Delivery : uint8_t { kOnce, kTwice, kLost };
 
 struct LoopbackOptions {
   // Messages in flight are delivered in an order drawn from this seed, across all pairs of ranks.
   uint64_t seed = 0;
-  // Asked for every message. Without it all messages are delivered once.
+  // Called for every message. Without it all messages are delivered once.
   std::function<Delivery(uint32_t source, uint32_t target, uint64_t message_index)> delivery;
 };
 
@@ -32,7 +32,7 @@ struct LoopbackRun {
   uint64_t seed = 0;
   // The next step of a rank that is done; nothing when it has taken its last.
   std::function<std::optional<LoopbackStep>(uint32_t rank)> next;
-  // A rank for which this is true takes no step and no message now. `tick` counts the draws.
+  // A rank for which this returns true takes no step and no message now. `tick` counts the draws.
   // Without it no rank stalls.
   std::function<bool(uint32_t rank, uint64_t tick)> stalled;
 };

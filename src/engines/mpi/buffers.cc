@@ -9,7 +9,7 @@
 namespace gradwire::mpi {
 namespace {
 
-// Values that a thread takes one by one.
+// Threads copy and convert values in pieces of so many.
 constexpr uint64_t kPiece = 65536;
 
 template <typename Body>  // body(first, n)

@@ -25,19 +25,19 @@ struct Request {
   [[nodiscard]] bool in_place() const { return sendbuf == MPI_IN_PLACE || sendbuf == recvbuf; }
 };
 
-// Between a caller's buffers and the bucket of float32 that an exchange works in, which is the
-// caller's own where it can be.
+// Copies between a caller's buffers and the float32 bucket of an exchange. Where possible, the
+// bucket is the caller's own output buffer.
 class Buffers {
  public:
   // kInvalidArgument: a null pointer that stands for values, or buffers that overlap in part.
   static Status check(const Request& request, uint32_t world);
 
-  // factor: of the bucket's values in the output.
+  // factor: store() multiplies the bucket's values by it.
   Buffers(const Request& request, uint32_t rank, uint32_t world, float factor);
 
-  // Input to bucket.
+  // Copies the input to the bucket.
   std::span<float> load(Execution& execution);
-  // Bucket to output.
+  // Copies the bucket to the output.
   void store(Execution& execution);
 
  private:
@@ -45,9 +45,9 @@ class Buffers {
 
   Request request_;
   uint64_t numel_;      // of the bucket
-  uint64_t own_block_;  // its first value
+  uint64_t own_block_;  // the index of its first value in the bucket
   float factor_;
-  std::vector<float> work_;  // empty where the bucket is the caller's
+  std::vector<float> work_;  // empty if the bucket is the caller's buffer
 };
 
 }  // namespace gradwire::mpi

@@ -1,4 +1,4 @@
-// gradwire_mpi.h over gradwire/mpi.h.
+// The functions of gradwire_mpi.h, implemented with gradwire/mpi.h.
 
 #include <utility>
 
@@ -64,7 +64,7 @@ Result<mpi::Request> read_request(const Arguments& given) {
                       .comm = given.comm};
 }
 
-// work(request, options), a Status. Where the arguments make no sense, the other ranks get to know.
+// Returns the Status of work(request, options). Tells other ranks if the arguments are invalid.
 template <typename Work>
 gw_status call(const Arguments& given, const Work& work) noexcept {
   return guarded({}, [&]() -> Status {
@@ -76,7 +76,7 @@ gw_status call(const Arguments& given, const Work& work) noexcept {
   });
 }
 
-// As call, for work that gives an Operation.
+// Like call, for work that returns an Operation.
 template <typename Work>
 gw_status make(const Arguments& given, gw_operation** operation, const Work& work) noexcept {
   return call(given, [&](const mpi::Request& request, const mpi::Options& options) -> Status {

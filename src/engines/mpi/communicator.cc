@@ -68,7 +68,7 @@ Result<std::shared_ptr<Communicator>> Communicator::attach(MPI_Comm user) {
   int* highest_tag = nullptr;
   int known = 0;
   MPI_Comm_get_attr(made->handle_, MPI_TAG_UB, static_cast<void*>(&highest_tag), &known);
-  constexpr int kLeastHighestTag = 32767;  // that the standard promises
+  constexpr int kLeastHighestTag = 32767;  // guaranteed by the MPI standard
   made->tag_pairs_ = static_cast<uint32_t>(known != 0 ? *highest_tag : kLeastHighestTag) / 2;
   GW_MPI(MPI_Comm_set_attr, user, key, new Attached(made));
   return made;

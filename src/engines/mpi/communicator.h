@@ -13,7 +13,7 @@ namespace gradwire::mpi {
 
 // kPeerLost with MPI's own words, unless code is MPI_SUCCESS.
 Status check_mpi(int code, const char* call);
-// Calls a function of MPI; leaves the enclosing function where it fails.
+// Calls a function of MPI; returns its error from the enclosing function if it fails.
 #define GW_MPI(function, ...) GW_RETURN_IF_ERROR(check_mpi(function(__VA_ARGS__), #function))
 
 // kInvalidArgument before MPI_Init and after MPI_Finalize.
@@ -23,7 +23,7 @@ Status check_running();
 // lives as long as the user's communicator or a holder; errors on it are returned.
 class Communicator {
  public:
-  // Collective at the first call on `user`, local later. Statuses as Engine::create.
+  // Collective at the first call on `user`, local later. Statuses as for Engine::create.
   static Result<std::shared_ptr<Communicator>> attach(MPI_Comm user);
 
   Communicator(const Communicator&) = delete;
@@ -37,9 +37,9 @@ class Communicator {
   // start: finding it is collective, and ranks whose options differ must not wait for each other.
   [[nodiscard]] const std::vector<uint32_t>& machines() const noexcept { return machines_; }
 
-  // Two tags for the next operation: the returned one and the one after it. All ranks make the
-  // operations on a communicator in the same order, so all take the same tags. They come round
-  // again after at least 16383 operations.
+  // Takes two tags for the next operation: the returned tag and its successor. All ranks make the
+  // operations on a communicator in the same order, so all take the same tags. Tags are reused
+  // after at least 16383 operations.
   int take_tags();
 
  private:

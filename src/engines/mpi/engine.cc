@@ -20,14 +20,14 @@
 namespace gradwire::mpi {
 namespace {
 
-// In front of the reason of a rank that can't take part; no description begins so.
+// Precedes the reason why a rank can't take part; no description begins with it.
 constexpr std::string_view kRefusal = "refused: ";
 
-// A waiting rank looks this often before it leaves the processor to others.
+// A waiting rank polls this often before it sleeps for kPause.
 constexpr int kBusyLooks = 200;
 constexpr std::chrono::microseconds kPause(20);
 
-// What MPI reads from and writes to.
+// All memory that MPI reads from and writes to.
 struct Held {
   Held(std::shared_ptr<Communicator> on, double timeout_seconds, std::string text)
       : communicator(std::move(on)),
@@ -48,7 +48,7 @@ struct Held {
   std::unique_ptr<Exchange> exchange = {};
 };
 
-// MPI can't take back a send that nobody receives: its memory stays until the process ends.
+// A send that nobody receives can't be cancelled, so its memory is kept until the process ends.
 void release(std::unique_ptr<Held> held) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::unique_ptr<Held>>;
@@ -74,8 +74,8 @@ Status repeat(const Move& move, const IsOver& is_over) {
 //
 //   idle -> comparing (before the first step) -> exchanging -> flushing -> idle
 //
-// Every state but idle may end in `failed`. Where each rank goes on at its own pace (the exchange
-// listens to some), messages are taken in idle as well, and a step may end undone: it is `over`.
+// Every state but idle may end in `failed`. If each rank runs at its own pace (the exchange listens
+// to some ranks), messages are taken in idle, too, and a step may be given up: over_ is set.
 class Engine::Driver {
  public:
   Driver(std::shared_ptr<Communicator> communicator, std::unique_ptr<Exchange> exchange,
@@ -101,15 +101,15 @@ class Engine::Driver {
  private:
   enum class State : uint8_t { kIdle, kComparing, kExchanging, kFlushing, kFailed };
 
-  // Each returns whether anything moved.
+  // Each returns whether anything was sent or received.
   Result<bool> advance();
   Result<bool> compare();
   Result<bool> exchange_packets();
-  // Takes one message of the ranks that this rank listens to, and sends what answers it.
+  // Takes one message of the ranks that this rank listens to, and sends the answers to it.
   Result<bool> take(std::span<const uint32_t> awaited, bool any, bool flushing = false);
-  // Whether the step can't be done, as too many ranks have left: over_.
+  // Sets over_ if the step can't be completed because too many ranks have left.
   Status find_end();
-  // Takes and answers what still comes; left_ where that is all.
+  // Takes and answers messages that still arrive; sets left_ when no more can arrive.
   Result<bool> run_out();
   Status send_notices(Wire::Notice notice);
   Status start_exchange();
@@ -119,7 +119,7 @@ class Engine::Driver {
 
   [[nodiscard]] uint32_t rank() const { return held_->communicator->rank(); }
   [[nodiscard]] uint32_t size() const { return held_->communicator->size(); }
-  // Statuses are kept: after a failure nothing goes on.
+  // Remembers a failure, after which every call returns it.
   Status keep(Status status);
 
   std::unique_ptr<Held> held_;
@@ -215,7 +215,7 @@ Result<bool> Engine::Driver::compare() {
         descriptions_[peer] = std::string(reinterpret_cast<const char*>(text.data()), text.size());
         return Status();
       });
-  // A peer that differs must get to know it before this rank stops.
+  // A peer whose description differs must receive this rank's description before this rank stops.
   if (!moved.ok() || !ranks_not_heard().empty() || wire().sends_pending()) return moved;
   GW_RETURN_IF_ERROR(find_difference());
   agreed_ = true;
@@ -246,8 +246,8 @@ Status Engine::Driver::find_difference() const {
 
 Result<bool> Engine::Driver::exchange_packets() {
   if (exchange().done()) {
-    // What else has come is taken at once: a late push needs its answer, a stale model its
-    // versions.
+    // Other messages that have arrived are taken at once: a late push needs its answer, and a
+    // stale model needs its versions.
     GW_ASSIGN_OR_RETURN(const bool more, listening_.empty() ? false : take({}, false));
     if (!more) state_ = State::kFlushing;
     return more;
@@ -276,7 +276,7 @@ Status Engine::Driver::find_end() {
   const auto is_gone = [&](uint32_t peer) {
     return wire().heard(peer, Wire::Notice::kLeft) || wire().heard(peer, Wire::Notice::kOver);
   };
-  // A server needs some of the ranks that it waits for, a worker all.
+  // A server needs any of the ranks that it waits for; a worker needs all of them.
   over_ = exchange().awaits_any() ? std::ranges::all_of(awaited, is_gone)
                                   : std::ranges::any_of(awaited, is_gone);
   if (over_) state_ = State::kIdle;
@@ -333,7 +333,7 @@ Status Engine::refuse(MPI_Comm comm, Status reason) {
   if (!attached.ok()) return reason;
   auto held = std::make_unique<Held>(attached.value(), kDefaultTimeout,
                                      std::string(kRefusal) + reason.message());
-  // Ranks that this can't be sent to will find this rank silent.
+  // Ranks that don't receive this will report this rank as silent.
   (void)held->send_description();
   (void)held->wire.poll({.awaited = {}}, {});
   release(std::move(held));

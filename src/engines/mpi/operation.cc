@@ -16,7 +16,7 @@
 namespace gradwire::mpi {
 namespace {
 
-// The codec without error feedback, for an operation that has no next step.
+// Returns the codec without error feedback, for an operation that has no next step.
 Result<std::string> without_residual(const std::string& text) {
   GW_ASSIGN_OR_RETURN(const auto codec, Codec::parse(text, FeedbackDefault::kOff));
   if (codec->residual_type() == ResidualType::kNone) return codec->text();
@@ -95,7 +95,7 @@ struct Operation::Implementation {
   uint64_t step = 0;
   bool started = false;
 
-  // Hands over the result of a step that is done.
+  // Stores the result of a finished step in the caller's buffer.
   Status finish();
 };
 
@@ -115,7 +115,7 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
         Layout layout,
         make_layout(request, options, memory,
                     machines.empty() ? world : static_cast<uint32_t>(different.size())));
-    // Whether the exchange averages where a sum is wanted, as it knows no other way.
+    // Whether a sum is wanted of an exchange that can only average.
     const bool scaled = request.collective == Collective::kAllReduce &&
                         request.reduction == Reduction::kSum && !choice.inner().sums;
     GW_ASSIGN_OR_RETURN(

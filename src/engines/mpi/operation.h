@@ -9,12 +9,12 @@ enum class Memory : uint8_t { kForgets, kKeepsResiduals };  // from one start to
 
 class OperationMaker {
  public:
-  // Where this rank can't take part, the others get to know why.
+  // If this rank can't take part, the other ranks receive the reason.
   static Result<Operation> make(const Request& request, const Options& options,
                                 Memory memory = Memory::kKeepsResiduals);
-  // Made and started.
+  // Makes and starts an operation.
   static Result<Operation> start(const Request& request, const Options& options);
-  // Made, started, waited for.
+  // Makes and starts an operation, and waits for it.
   static Status run(const Request& request, const Options& options);
 };
 

@@ -1,6 +1,6 @@
-// libgradwire_mpi_preload.so: compresses the large MPI_Allreduce of MPI_FLOAT and MPI_SUM of a
-// program that knows nothing of it (INCEPTIONN's selective collective, without a change of the
-// application). Everything else passes through, and all of it without GRADWIRE_MPI_CONFIG.
+// libgradwire_mpi_preload.so: compresses large MPI_Allreduce calls with MPI_FLOAT and MPI_SUM of an
+// unchanged program (INCEPTIONN's selective collective). All other calls pass through; without
+// GRADWIRE_MPI_CONFIG, all calls do.
 
 #include <mpi.h>
 
@@ -24,7 +24,7 @@
 namespace gradwire::mpi {
 namespace {
 
-// What is compressed, and how.
+// Which calls are compressed, and how.
 struct Config {
   Options options = {.codec = ""};
   uint64_t min_bytes = 1 << 20;  // smaller buffers are left alone
@@ -37,7 +37,7 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
 }
 
-// Whether the key is known and the value will do.
+// Sets the option. false: the key is unknown, or the value is invalid.
 bool set(std::string_view key, std::string_view value, Config& config) {
   Options& options = config.options;
   if (key == "codec" || key == "pull-codec") {
@@ -54,8 +54,8 @@ bool set(std::string_view key, std::string_view value, Config& config) {
 
 // Lines `key = value`; # begins a comment. Keys: codec (which must be there), pull-codec, exchange
 // (as ExchangeChoice::parse takes it), min-bytes, threads, seed, timeout. kInvalidArgument with
-// path and line where it can't be read, a key is unknown or a value won't do; the codecs' own
-// statuses.
+// path and line if the file can't be read, a key is unknown or a value is invalid; also the
+// statuses of the codecs.
 Result<Config> read_config(const std::string& path) {
   std::ifstream file(path);
   if (!file) return Status(StatusCode::kInvalidArgument, path + ": can't be read");
@@ -91,14 +91,14 @@ Result<Config> read_config(const std::string& path) {
 struct Counters {
   uint64_t compressed = 0;  // calls
   uint64_t passed_on = 0;
-  uint64_t not_finite = 0;  // of the compressed: done again without compression
+  uint64_t not_finite = 0;  // compressed calls that were repeated without compression
   uint64_t value_bytes = 0;
   uint64_t sent_bytes = 0;
-  double ring_bytes = 0;  // that a ring sends of as many values, uncompressed
+  double ring_bytes = 0;  // that an uncompressed ring would send for these values
 };
 
 struct Preload {
-  std::optional<Config> config;  // none: everything passes through
+  std::optional<Config> config;  // without it all calls pass through
   std::mutex mutex;
   Counters counters;
 };
@@ -115,7 +115,7 @@ int world_rank() {
   std::abort();
 }
 
-// Codecs that by themselves have error feedback, which is off here.
+// Warns of codecs that have error feedback by default, which is off here.
 void warn_of_lost_residuals(const Options& options) {
   std::set<std::string> codecs = {options.codec};
   if (!options.pull_codec.empty()) codecs.insert(options.pull_codec);
@@ -157,7 +157,7 @@ Preload& preload() {
   return state;
 }
 
-// The same on all ranks: they give the same count, type, operation and communicator.
+// All ranks get the same answer, as all pass the same count, type, operation and communicator.
 bool is_for_us(const Config& config, int count, MPI_Datatype datatype, MPI_Op op, MPI_Comm comm) {
   if (datatype != MPI_FLOAT || op != MPI_SUM || count < 1 || comm == MPI_COMM_NULL) return false;
   if (static_cast<uint64_t>(count) * sizeof(float) < config.min_bytes) return false;
@@ -168,7 +168,7 @@ bool is_for_us(const Config& config, int count, MPI_Datatype datatype, MPI_Op op
   return inter == 0 && size > 1;
 }
 
-// What MPI does after an error: the communicator's error handler, which by default ends the job.
+// Calls the communicator's error handler, as MPI does; by default the handler ends the job.
 int fail(MPI_Comm comm, const std::string& why) {
   std::fprintf(stderr, "gradwire: rank %d: compressed MPI_Allreduce: %s\n", world_rank(),
                why.c_str());
@@ -179,7 +179,7 @@ int fail(MPI_Comm comm, const std::string& why) {
 int reduce_compressed(Preload& state, const void* sendbuf, float* recvbuf, int count,
                       MPI_Comm comm) {
   const auto n = static_cast<uint64_t>(count);
-  // The input outlives the call, for the case that it isn't finite.
+  // The input must outlive the compressed call, which is repeated if the input isn't finite.
   std::vector<float> copy;
   if (sendbuf == MPI_IN_PLACE) {
     copy.assign(recvbuf, recvbuf + n);

@@ -8,7 +8,7 @@
 namespace gradwire::mpi {
 namespace {
 
-// A gap between two polls counts at most this long: a rank that computes in between hears no other.
+// A longer gap between two polls counts as this: a rank that computes in between receives nothing.
 constexpr double kLongestGap = 0.1;
 
 Status no_such_rank(uint32_t peer, const Communicator& communicator) {
@@ -128,7 +128,7 @@ Status Wire::watch(const Peers& peers) {
   const auto now = std::chrono::steady_clock::now();
   const double gap = std::min(std::chrono::duration<double>(now - last_poll_).count(), kLongestGap);
   last_poll_ = now;
-  std::vector<bool> due(peers_.size());  // the ranks without which this one can't go on
+  std::vector<bool> due(peers_.size());  // the ranks without which this rank can't continue
   for (uint32_t peer : peers.awaited) due[peer] = true;
   for (const Sending& sending : sending_) {
     if (!sending.keep || peers.flushing) due[sending.peer] = true;
@@ -141,7 +141,7 @@ Status Wire::watch(const Peers& peers) {
     if (seconds > timeout_ / 2) slow.push_back(peer);
     if (seconds > timeout_) silent.push_back(peer);
   }
-  // A rank that waits for any of them can still go on with one that isn't silent.
+  // A rank that waits for any of several ranks can continue as long as one of them isn't silent.
   const ptrdiff_t enough = peers.any ? std::ranges::count(due, true) : 1;
   if (!slow.empty() && std::ssize(slow) >= enough && sent_awaiting_ == kNobody) {
     GW_RETURN_IF_ERROR(send_awaiting(slow.front()));
