@@ -34,7 +34,7 @@ ChunkedShape shape_of(const Codec& codec, uint64_t n) {
   return {Groups(n, 0), 0, [width](uint64_t values) { return values * width; }};
 }
 
-// The smallest size of a payload that is not empty; all sizes from there to the largest are valid.
+// The smallest size of a payload that is not empty; all sizes up to `largest` are valid.
 uint64_t least_size(const Codec& codec, uint64_t n, uint64_t largest) {
   uint64_t least = 1;
   for (uint64_t valid = std::max<uint64_t>(largest, 1); least < valid;) {

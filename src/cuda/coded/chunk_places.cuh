@@ -16,7 +16,7 @@
 namespace gradwire::cuda {
 
 // One word for each chunk, 0 before the kernel begins: the upper two bits say what is published,
-// the others are bytes. All that a block learns from another stands in this word, which is read and
+// the others are bytes. All that a block learns from another is in this word, which is read and
 // written at once, so no fence is needed; volatile, so that each read goes to memory.
 inline constexpr uint64_t kSizePublished = uint64_t{1} << 62;
 inline constexpr uint64_t kEndPublished = uint64_t{2} << 62;

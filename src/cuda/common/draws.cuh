@@ -16,9 +16,9 @@ __device__ inline DrawStream draw_stream_of(const DrawContext& draw, const Segme
 }
 
 // Draws the words of a thread's kUnrolled values; the i-th stands at `first` + i * kThreads in the
-// segment. A block of Philox holds the words of four neighbours, which four neighbouring lanes
-// need: each lane computes one block for all of them, and they swap. `first` % 4 == lane() % 4 in
-// every lane.
+// segment. A block of Philox holds the words of four neighbouring values, which four neighbouring
+// lanes need: each lane computes one block for all four lanes, and the lanes swap words.
+// `first` % 4 == lane() % 4 in every lane.
 __device__ inline void draw_words(const DrawStream& stream, uint64_t first,
                                   uint32_t (&words)[kUnrolled]) {
   static_assert(kUnrolled % 4 == 0 && kThreads % 4 == 0);

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the kernels of a call that encodes work on.
+// The arguments of the kernels of a call that encodes.
 
 #include <algorithm>
 #include <cstdint>
@@ -31,8 +31,8 @@ struct Encoding {
   // segments' magnitudes are needed.
   Encoding(Call& call, const EncodeArguments& arguments, uint64_t scales, uint64_t its_places);
 
-  // Whether the chunk's segment has magnitude bits of at least `limit`. Then the first value that
-  // has is named, and the segment is not encoded. The whole block calls it.
+  // Whether the chunk's segment has magnitude bits of at least `limit`. If so, reports the first
+  // such value; the segment is not encoded. The whole block calls it.
   __device__ bool refuse(const Chunk& chunk, uint32_t limit) const {
     if (magnitudes.of_segment[chunk.index] < limit) return false;
     input.for_each(chunk.begin, chunk.n, [&](uint32_t at, float b) {

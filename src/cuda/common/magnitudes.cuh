@@ -14,7 +14,7 @@ namespace gradwire::cuda {
 // warp call it together.
 __device__ inline void raise_scale(const Chunk& chunk, const ScaleOf& scale_of, uint32_t at,
                                    uint32_t bits, uint32_t* of_scale) {
-  // Lanes usually have the same scale; then one of them raises it for all.
+  // Lanes usually have the same scale; then one lane raises it for all.
   uint32_t* own = at < chunk.n ? of_scale + chunk.segment.first_scale + scale_of(at) : nullptr;
   const auto common = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(own), 0);
   const bool same = own == nullptr || reinterpret_cast<unsigned long long>(own) == common;

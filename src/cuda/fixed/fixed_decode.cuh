@@ -28,7 +28,7 @@
 
 namespace gradwire::cuda {
 
-// What most formats have: every code is a value, and most values are not 0.
+// The defaults of most formats: every code is a value, and most values are not 0.
 struct FixedFormat {
   static constexpr bool kSparse = false;
 
@@ -168,7 +168,7 @@ class FixedChunk {
   ScaleOf scale_of_;
 };
 
-// Decodes a chunk's values. A wrong one refuses the payload; no thread waits for another here.
+// Decodes a chunk's values. A wrong code refuses the payload; no thread waits for another here.
 template <typename Format>
 GW_KERNEL void decode_fixed(Segments segments, Format format, Payloads payloads) {
   const Chunk chunk = Chunk::create(segments, blockIdx.x);

@@ -1,4 +1,4 @@
-// raw, bf16 and fp16, whose values stand in the payload as they are.
+// raw, bf16 and fp16, whose payloads consist of the values themselves.
 
 #include "codecs/raw/raw.h"
 #include "codecs/registry.h"
@@ -75,7 +75,7 @@ struct HalfFormat : PlainValues<uint16_t, kWiden> {
   static constexpr bool kScaledByLargest = false;
   static constexpr uint32_t kLeastInfinite = kInfiniteFrom;
 
-  // Only a residual makes values refused.
+  // Values are refused only if there is a residual.
   static void measure(Call& call, const Encoding& encoding) {
     if (encoding.input.keeps_residual()) measure_magnitudes(call, encoding);
   }

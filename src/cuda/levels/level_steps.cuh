@@ -75,7 +75,7 @@ static GW_KERNEL void make_steps(Segments segments, Encoding encoding, int32_t l
 #pragma unroll 8
     for (uint64_t i = 0; i * kPartValues < values; ++i) sum += squares[part + i];
     norm = magnitude_bits(l2_norm_of(sum));
-    // A read is cheaper than an atomic operation, and most norms are not the largest.
+    // A read is cheaper than an atomic operation, and most norms do not exceed the maximum so far.
     uint32_t* largest = &encoding.magnitudes.of_segment[index];
     if (norm > *static_cast<volatile uint32_t*>(largest)) atomicMax(largest, norm);
   }

@@ -112,7 +112,7 @@ class DeviceShardCodec final : public ShardCodec {
 
   std::map<std::vector<ShardBatch::Shard>, ShardBatch> batches_;
   DeviceMemory scratch_;
-  DeviceMemory payloads_;  // what was encoded, or came
+  DeviceMemory payloads_;  // encoded or received payloads
   PinnedMemory payloads_on_host_;
   DeviceMemory sent_;  // values that were sent, as long as the bucket
 };

@@ -20,7 +20,7 @@ Result<BucketCodec> create_bucket_codec(const std::string& text,
 // segments of a codec.
 class ShardBatch {
  public:
-  using Shard = std::pair<uint32_t, Direction>;  // in which the shard travels
+  using Shard = std::pair<uint32_t, Direction>;  // the direction in which the shard is sent
 
   // The segments of one codec.
   struct Part {

@@ -1,6 +1,6 @@
 #pragma once
 
-// What a shard codec does with values and residuals beside encoding and decoding: kernels for n
+// The work of a shard codec on values and residuals apart from encoding and decoding: kernels for n
 // values, of blocks_of(n) blocks.
 
 #include <cstdint>

@@ -38,7 +38,7 @@ GW_KERNEL void find_moments(Segments segments, Encoding encoding, PartSums* sums
   if (threadIdx.x == 0) raise_segment(chunk, largest, several, encoding.magnitudes);
 }
 
-// Finds what the values of each segment are clipped to; each block handles one segment.
+// Finds the limit to which each segment's values are clipped; each block handles one segment.
 GW_KERNEL void find_limits(Segments segments, const PartSums* sums, float clip, float* limits) {
   __shared__ PartsShared shared;
   const Segment segment = segments.segments[blockIdx.x];
