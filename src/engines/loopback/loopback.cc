@@ -13,7 +13,7 @@ namespace {
 // A run ends after so many draws in a row without effect; no useful stall lasts as long.
 constexpr uint64_t kIdleTicks = 1'000'000;
 
-// A message in flight, with its own copy of the bytes.
+// A message in flight, which keeps its bytes alive.
 struct InFlight {
   uint32_t source;
   OutgoingMessage sent;
