@@ -43,6 +43,7 @@ class Wrapped:
     infinite_step: int | None = None  # the last rank's gradient or parameter becomes infinite
     synchronize_at: int | None = None
     saved: list[bytes] | None = None  # by rank, for a restart
+    scale: float | None = None  # the first scale of a GradScaler
 
 
 @dataclass
@@ -115,6 +116,7 @@ def run(options: Wrapped, on_step: Callable[[int], None] = lambda step: None) ->
         optimizer.load_state_dict(state["optimizer"])
         if scheduler is not None:
             scheduler.load_state_dict(state["scheduler"])
+    scaler = torch.amp.GradScaler("cpu", options.scale or 1.0, enabled=options.scale is not None)
     result = Run([], [], {}, {}, "", [], [], [], 0, [], b"")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -123,12 +125,13 @@ def run(options: Wrapped, on_step: Callable[[int], None] = lambda step: None) ->
             inputs, labels = batch(rank, step)
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(forward(inputs), labels)
-            loss.backward()
+            scaler.scale(loss).backward()
             if options.infinite_step == step and rank == last:
                 gradient = model.get_parameter(INFINITE_NAME).grad
                 assert gradient is not None
                 gradient.view(-1)[3] = float("inf")
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             if step == options.synchronize_at:
                 optimizer.synchronize()
             if scheduler is not None:
@@ -300,23 +303,50 @@ def refusals_of_local_steps() -> dict[str, str]:
     plain = LocalSteps(LOCAL["sgd"](model.parameters()), model, every=2)
     often = LocalSteps(LOCAL["sgd"](model.parameters()), model, every=1, outer=outer_nesterov())
     state = optimizer.state_dict()
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(model(batch(0, 0)[0]).sum()).backward()
+    clipped = LocalSteps(LOCAL["adam"](model.parameters()), model, clip_norm=1.0)
+    model(batch(0, 0)[0]).sum().backward()
+    last = model.get_parameter("last.weight")
+    last.grad = torch.ones_like(last).to_sparse()
     calls: dict[str, Callable[[], Any]] = {
         "every": lambda: LocalSteps(LOCAL["sgd"](model.parameters()), model, every=0),
+        "norm": lambda: LocalSteps(LOCAL["sgd"](model.parameters()), model, clip_norm=0.0),
+        "sparse": clipped.step,
         "group": lambda: plain.add_param_group({"params": [nn.Parameter(torch.ones(2))]}),
-        "scaler": lambda: scaler.step(plain),
         "rank": lambda: optimizer.load_state_dict(state | {"rank": 5}),
         "outer": lambda: plain.load_state_dict(state),
         "saved every": lambda: often.load_state_dict(state),
+        "noise": lambda: clipped.load_state_dict(plain.state_dict() | {"every": 1}),
     }
     for what, call in calls.items():
         try:
             call()
             said[what] = "nothing"
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             said[what] = f"{type(error).__name__}: {error}"
     return said
+
+
+def models_after_steps(
+    make: str, options: dict[str, Any] | None, steps: int, gain: float = 1.0
+) -> list[list[np.ndarray]]:
+    """The parameters after each step of one rank. options: of LocalSteps; None: clip_grad_norm_ and
+    the optimizer itself. gain: in the place of each estimated gain."""
+    model = make_model()
+    inner = LOCAL[make](model.parameters())
+    optimizer: Any = inner
+    if options is not None:
+        optimizer = LocalSteps(inner, model, codec="raw", **options)
+        optimizer._noise.gains = lambda: [gain] * len(list(model.parameters()))
+    after = []
+    for step in range(steps):
+        inputs, labels = batch(0, step)
+        optimizer.zero_grad()
+        (50.0 * nn.functional.cross_entropy(model(inputs), labels)).backward()
+        if options is None:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        after.append([p.detach().numpy().copy() for p in model.parameters()])
+    return after
 
 
 def step_with_sparse_gradients() -> tuple[str, float]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import optimizer_jobs
 from cluster import Cluster, Died
 from optimizer_jobs import INFINITE_NAME, Run, Wrapped
+from training import digest, make_model
 
 RAW = {"codec": "raw", "every": 2}
 RUNS = {
@@ -22,6 +25,10 @@ RUNS = {
     ),
     "scheduled": Wrapped("local", options=RAW, scheduled=True),
     "every step": Wrapped("local", options={"codec": "raw", "every": 1}),
+    "corrected": Wrapped("local", "adamw", options={"codec": "3lc:s=1", "every": 1}),
+    "late": Wrapped("local", "adamw", {"codec": "3lc:s=1", "every": 1, "overlap": True}),
+    "late outer": Wrapped("slow", options={"codec": "3lc:s=1", "every": 2, "overlap": True}),
+    "scaled": Wrapped("local", options={"codec": "raw", "every": 1}, scale=2.0**8),
     "called": Wrapped("local", options={"codec": "3lc", "every": 4}, synchronize_at=5),
 }
 
@@ -92,16 +99,27 @@ def test_a_change_that_is_not_finite_is_undone(cluster: Cluster, codec: str) -> 
     )
 
 
-@pytest.mark.parametrize("make", ["local", "slow"])
-def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster, make: str) -> None:
-    """The state is saved between two exchanges, when the ranks differ."""
+@pytest.mark.parametrize(
+    ("make", "local", "chosen"),
+    [
+        ("local", "sgd", {}),
+        ("slow", "sgd", {}),
+        ("local", "adamw", {"clip_norm": 0.5}),
+        ("local", "adamw", {"overlap": True}),
+    ],
+)
+def test_a_restart_equals_the_uninterrupted_run(
+    cluster: Cluster, make: str, local: str, chosen: dict[str, Any]
+) -> None:
+    """The state is saved between two exchanges, when the ranks differ. With overlap, an exchange is
+    under way then."""
 
-    def options(steps: int) -> Wrapped:
-        return Wrapped(make, options={"every": 3}, steps=steps, scheduled=True)
+    def options(steps: int, **restart: Any) -> Wrapped:
+        return Wrapped(make, local, {"every": 3, **chosen}, steps=steps, scheduled=True, **restart)
 
     ranks = cluster.run(3, optimizer_jobs.run_each, [options(9), options(4)])
     saved = [rank[1].saved for rank in ranks]
-    rest = Wrapped(make, options={"every": 3}, steps=5, start=4, scheduled=True, saved=saved)
+    rest = options(5, start=4, saved=saved)
     for (whole, _), (continued,) in zip(
         ranks, cluster.run(3, optimizer_jobs.run_each, [rest]), strict=True
     ):
@@ -137,11 +155,13 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     (said,) = cluster.run(1, optimizer_jobs.refusals_of_local_steps)
     expected = {
         "every": "ValueError: every is 0; an exchange every 1 step or more is needed",
+        "norm": "ValueError: clip_norm is 0.0; a positive norm is needed",
+        "sparse": "TypeError: the gradient of last.weight is sparse",
         "group": "RuntimeError: LocalSteps takes no further parameters",
-        "scaler": "RuntimeError: LocalSteps takes no GradScaler",
         "rank": "ValueError: the state is that of rank 5 of 1",
         "outer": "ValueError: an outer optimizer: the state has True, this rank has False",
         "saved every": "ValueError: every: the state has 2, this rank has 1",
+        "noise": "ValueError: the gradient's noise: the state has False, this rank has True",
     }
     assert said.keys() == expected.keys()
     for what, text in expected.items():
@@ -156,3 +176,63 @@ def test_sparse_gradients_are_the_local_optimizers(cluster: Cluster) -> None:
 
 def test_threads_end_with_their_optimizers(cluster: Cluster) -> None:
     assert cluster.run(2, optimizer_jobs.drop_optimizers) == [(2, 0), (2, 0)]
+
+
+def test_a_scale_of_a_grad_scaler_changes_nothing(ranks: list[dict[str, Run]]) -> None:
+    for rank in ranks:
+        assert rank["scaled"].digests == rank["every step"].digests
+
+
+def test_a_rank_whose_scaler_finds_infinity_leaves_out_its_own_step(cluster: Cluster) -> None:
+    options = Wrapped("local", "adamw", {"every": 1}, infinite_step=2, scale=4.0)
+    ranks = [rank[0] for rank in cluster.run(3, optimizer_jobs.run_each, [options])]
+    assert [rank.stats["left_out"] for rank in ranks] == [0, 0, 1]
+    assert "6 steps, 1 left out by a GradScaler" in ranks[2].report
+    for rank in ranks:
+        assert rank.digests == ranks[0].digests
+        assert len(set(rank.digests)) == 6
+        assert not rank.warnings
+        assert all(np.isfinite(values).all() for values in rank.parameters.values())
+
+
+def test_clip_norm_of_one_rank_is_that_of_clip_grad_norm(cluster: Cluster) -> None:
+    (clipped,) = cluster.run(1, optimizer_jobs.models_after_steps, "sgd", {"clip_norm": 1.0}, 4)
+    (expected,) = cluster.run(1, optimizer_jobs.models_after_steps, "sgd", None, 4)
+    for mine, other in zip(clipped[-1], expected[-1], strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_is_applied_late_or_by_synchronize(cluster: Cluster) -> None:
+    late = Wrapped("local", options={"codec": "raw", "every": 1, "overlap": True}, steps=1)
+    flushed = Wrapped(
+        "local", options={"codec": "raw", "every": 1, "overlap": True}, steps=1, synchronize_at=0
+    )
+    at_once = Wrapped("local", options={"codec": "raw", "every": 1}, steps=1)
+    for first, then, usual in cluster.run(3, optimizer_jobs.run_each, [late, flushed, at_once]):
+        assert first.digests[0] == digest(make_model())
+        assert then.digests[0] == usual.digests[0] != first.digests[0]
+
+
+def test_gains_leave_decoupled_weight_decay_alone(cluster: Cluster) -> None:
+    def change(gain: float) -> list[np.ndarray]:
+        options = {"correct_noise": True}
+        args = ("adamw", options, 1, gain)
+        ((after,),) = cluster.run(1, optimizer_jobs.models_after_steps, *args)
+        return [now - was for now, was in zip(after, initial, strict=True)]
+
+    initial = [p.detach().numpy() for p in make_model().parameters()]
+    for once, twice, was in zip(change(1.0), change(2.0), initial, strict=True):
+        decayed = -2e-3 * 0.1 * was
+        np.testing.assert_allclose(twice - decayed, 2.0 * (once - decayed), atol=1e-6)
+
+
+def test_corrected_changes_are_reported(ranks: list[dict[str, Run]]) -> None:
+    for rank in ranks:
+        gains = rank["corrected"].stats["gains"]
+        assert len(gains) == len(list(make_model().parameters()))
+        assert min(gains) >= 1.0
+        assert max(gains) <= len(ranks) ** 0.5
+        assert ("for the gradient's noise" in rank["corrected"].report) == (len(gains) > 0)
+        assert rank["plain 3lc"].stats["gains"] == []
+    if len(ranks) > 1:
+        assert max(ranks[0]["corrected"].stats["gains"]) > 1.2

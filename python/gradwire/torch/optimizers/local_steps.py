@@ -15,6 +15,7 @@ sum every second step. In gradwire that is gradient accumulation, with the hook 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -23,11 +24,21 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.replica import ReplicaOptimizer
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
-from gradwire.torch.records.parameters import options_of
+from gradwire.torch.records.parameters import options_of, require_dense, split_like
 from gradwire.torch.records.stats import Stats, StepCounters
+
+# Their steps shrink with the root of the second moment of the gradient that they are given.
+_OF_SECOND_MOMENTS = (
+    torch.optim.Adam,  # AdamW, too
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+)
 
 OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -37,23 +48,37 @@ def outer_nesterov(lr: float = 0.7, momentum: float = 0.9) -> OuterFactory:
     return lambda parameters: SGD(parameters, lr=lr, momentum=momentum, nesterov=True)
 
 
+@dataclass
+class _Flight:
+    """An exchange that has begun, or whose result has arrived and is not applied yet."""
+
+    bucket: torch.Tensor
+    fault: str | None  # where this rank's values are not finite
+    finite: bool | None = None  # the result; None: it has not arrived
+
+
 @dataclass(frozen=True)
 class LocalStats:
     """`exchanges`: bytes and times, which count each exchange as a step."""
 
     every: int
     local_steps: int  # of this rank's own optimizer
+    left_out: int  # local steps that a GradScaler left out on this rank
+    gains: tuple[float, ...]  # of the parameters, by which changes are multiplied; empty: by 1
     exchanges: Stats
 
     def as_dict(self) -> dict[str, Any]:
-        own = {"every": self.every, "local_steps": self.local_steps}
-        return {**self.exchanges.as_dict(), **own}
+        own = {"every": self.every, "local_steps": self.local_steps, "left_out": self.left_out}
+        return {**self.exchanges.as_dict(), **own, "gains": list(self.gains)}
 
     def report(self) -> str:
         """A table as text, which counts each exchange as a step."""
-        return f"local      {self.local_steps} steps, an exchange every {self.every}\n" + (
-            self.exchanges.report()
-        )
+        left_out = f", {self.left_out} left out by a GradScaler" if self.left_out else ""
+        lines = [f"local      {self.local_steps} steps{left_out}, an exchange every {self.every}"]
+        if self.gains:
+            least, *_, most = sorted([*self.gains, *self.gains])
+            lines.append(f"gains      {least:.2f} to {most:.2f} for the gradient's noise")
+        return "\n".join([*lines, self.exchanges.report()])
 
     __str__ = report
 
@@ -61,7 +86,7 @@ class LocalStats:
 class LocalSteps(ReplicaOptimizer):
     """Wraps an optimizer of one process and keeps its interface.
 
-        optimizer = LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, every=8)
+        optimizer = LocalSteps(torch.optim.AdamW(model.parameters(), lr=3e-4), model)
         ...
         loss.backward()
         optimizer.step()
@@ -75,13 +100,26 @@ class LocalSteps(ReplicaOptimizer):
     model          gives the parameters their names, which rules and errors mention
     every          steps from one exchange to the next
     outer          makes an outer optimizer for a list of parameters; None: plain average
+    clip_norm      clips each rank's gradient by the norm of the *average* gradient, as
+                   clip_grad_norm_ would do in DDP; that norm is estimated (gradient_noise.py).
+                   None: no clipping
+    correct_noise  multiplies each parameter's change by the gain that gradient_noise.py describes,
+                   so that the average steps as far as one optimizer of the average gradient would.
+                   Decoupled weight decay is left as it is. None: for the optimizers of PyTorch that
+                   divide by the root of a second moment, without `outer`
+    overlap        an exchange takes place while the next steps are computed, and its result is
+                   applied when the next exchange begins; then all replicas are the same bits
     codec, settings   as in GradwireState: pull_codec, rules, exclude, min_numel, exchange,
                    ranks_per_machine, process_group, threads, target, seed, timeout
 
     If a change is not finite on any rank, all ranks go back to the anchor. A NonFiniteStepWarning
     names the rank, stats() counts the step, and residuals are kept. The optimizer of that rank
-    loses its state. Sparse gradients may be used if the wrapped optimizer takes them: only changes
-    of parameters are sent.
+    loses its state. Sparse gradients may be used if the wrapped optimizer takes them, without
+    clip_norm and correct_noise: only changes of parameters are sent.
+
+    A torch.amp.GradScaler works as with any optimizer. Each rank has its own; where it finds a
+    gradient that is not finite, this rank takes no step, and takes part in the exchange.
+
     `step` raises the errors of GradwireState; after an error no step can be taken.
     """
 
@@ -90,21 +128,47 @@ class LocalSteps(ReplicaOptimizer):
         optimizer: Optimizer,
         model: nn.Module,
         *,
-        every: int,
+        every: int = 1,
         outer: OuterFactory | None = None,
+        clip_norm: float | None = None,
+        correct_noise: bool | None = None,
+        overlap: bool = False,
         codec: str | None = None,
         **settings: Unpack[ExchangeArguments],
     ) -> None:
         if every < 1:
             raise ValueError(f"every is {every}; an exchange every 1 step or more is needed")
-        super().__init__(optimizer, model, ExchangeSettings.of(codec, settings))
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm is {clip_norm}; a positive norm is needed")
+        if correct_noise is None:
+            correct_noise = outer is None and isinstance(optimizer, _OF_SECOND_MOMENTS)
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        beside = SUMS * count if correct_noise or clip_norm is not None else 0
+        super().__init__(optimizer, model, ExchangeSettings.of(codec, settings), beside)
         self.every = every
+        self._overlap = overlap
+        self._clip_norm = clip_norm
+        self._corrects = correct_noise
+        numels = [parameter.numel() for parameter in self._parameters]
+        self._noise = GradientNoise(numels, self._session.world_size) if beside else None
         self._anchors = [nn.Parameter(torch.empty_like(p)) for p in self._parameters]
         self._outer = None if outer is None else outer(self._anchors)
         self._exchanges = 0
         self._local_steps = 0
+        self._left_out = 0
         self._since = 0
-        self._follow_rank_0([f"local steps, exchanged every {every}", *self._outer_text()])
+        self._kept = [1.0] * len(self.param_groups)  # by weight decay, since the last exchange
+        self._gradients_count = True  # false after a step that a GradScaler left out
+        self._spare = torch.zeros_like(self._bucket) if overlap else self._bucket
+        self._flight: _Flight | None = None
+        clipped = "not clipped" if clip_norm is None else f"clipped to norm {clip_norm}"
+        follows = [
+            f"local steps, exchanged every {every}",
+            f"gradients {clipped}, changes {'corrected' if correct_noise else 'not corrected'} for "
+            "noise",
+            f"applied {'one exchange late' if overlap else 'at once'}",
+        ]
+        self._follow_rank_0([*follows, *self._outer_text()])
         self._share_groups()
         with torch.no_grad():
             for anchor, parameter in zip(self._anchors, self._parameters, strict=True):
@@ -113,46 +177,124 @@ class LocalSteps(ReplicaOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
         self._check_step()
-        loss = self._optimizer.step() if closure is None else self._optimizer.step(closure)
+        scale, not_finite = self._scaler_says()
+        self._gradients_count = not not_finite
+        if scale is None and self._noise is None and not not_finite:
+            loss = self._optimizer.step() if closure is None else self._optimizer.step(closure)
+        else:
+            loss = self._evaluate(closure)
+            if not not_finite:
+                self._scale_gradients(scale)
+                self._optimizer.step()
+        if self._gradients_count:
+            for index, group in enumerate(self.param_groups):
+                if group.get("decoupled_weight_decay"):
+                    self._kept[index] *= 1.0 - float(group["lr"]) * group["weight_decay"]
+        self._left_out += not self._gradients_count
         self._local_steps += 1
         self._since += 1
         if self._since == self.every:
-            self.synchronize()
+            self._exchange()
         return loss
 
-    @torch.no_grad()
     def synchronize(self) -> None:
-        """Exchanges now, unless no step was taken since the last exchange.
+        """Exchanges now, unless no step was taken since the last exchange, and applies the result.
 
         For the end of a training: after it the ranks' models are equal. Every rank must call it at
         the same step.
         """
-        if self._since == 0:
-            return
-        places = list(zip(self._parameters, self._anchors, self._parts, strict=True))
-        for parameter, anchor, part in places:
+        if self._since > 0:
+            self._exchange()
+        self._apply()
+
+    def _scale_gradients(self, scale: float | None) -> None:
+        """Divides them by the GradScaler's scale and clips them."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        factor = 1.0 if scale is None else 1.0 / scale
+        if self._noise is not None:
+            for name, gradient in zip(self._names, gradients, strict=True):
+                if gradient is not None:
+                    require_dense(name, gradient)
+        if self._noise is not None and self._clip_norm is not None:
+            norm = factor * self._noise.average_norm(gradients)
+            if norm > self._clip_norm:
+                factor *= self._clip_norm / norm
+        if factor != 1.0:
+            torch._foreach_mul_([g for g in gradients if g is not None], factor)
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        """Begins to average the changes since the last exchange; applies the result, or with
+        `overlap` that of the exchange before."""
+        for parameter, anchor, part in zip(
+            self._parameters, self._anchors, self._parts, strict=True
+        ):
             torch.sub(anchor, parameter, out=part)
         fault = self._find_non_finite()
-        finite = self._exchange_bucket(self._exchanges, fault)
         if fault is not None:
             self._optimizer.state.clear()
-        if finite and self._outer is None:
-            for _, anchor, part in places:
-                anchor.sub_(part)
-        elif finite and self._outer is not None:
-            for _, anchor, part in places:
-                anchor.grad = part
-            self._outer.step()
-            for _, anchor, _ in places:
-                anchor.grad = None
-        for parameter, anchor, _ in places:
-            parameter.copy_(anchor)
+        if self._flight is not None:
+            self._arrive(self._flight)  # the noise takes in that exchange before this one
+        if self._noise is not None:
+            counted = self._gradients_count
+            gradients = [p.grad if counted else None for p in self._parameters]
+            self._noise.sketch(gradients, self._beside)
+        if self._corrects and fault is None:
+            self._correct_noise()
+        self._kept = [1.0] * len(self.param_groups)
+        if self._overlap:
+            self._apply()
+        self._start_exchange(self._exchanges)
+        self._flight = _Flight(self._bucket, fault)
         self._exchanges += 1
         self._since = 0
+        if self._overlap:
+            self._use_bucket(self._spare)
+        else:
+            self._apply()
+
+    def _correct_noise(self) -> None:
+        """Multiplies the changes in the bucket by the gains, but for decoupled weight decay."""
+        assert self._noise is not None
+        places = iter(zip(self._noise.gains(), self._anchors, self._parts, strict=True))
+        for group, kept in zip(self.param_groups, self._kept, strict=True):
+            for gain, anchor, part in itertools.islice(places, len(group["params"])):
+                # part = decayed + rest, where decayed = (1 - kept) * anchor
+                part.mul_(gain).sub_(anchor, alpha=(gain - 1.0) * (1.0 - kept))
+
+    def _arrive(self, flight: _Flight) -> bool:
+        """Waits for the result of an exchange. Returns whether it is finite."""
+        if flight.finite is None:
+            flight.finite = self._finish_exchange(flight.bucket, flight.fault)
+            if flight.finite and self._noise is not None:
+                self._noise.update(flight.bucket[self._numel :])
+        return flight.finite
+
+    @torch.no_grad()
+    def _apply(self) -> None:
+        """Waits for the exchange under way, if there is one. Takes the model to the new anchor."""
+        flight, self._flight = self._flight, None
+        if flight is not None and self._arrive(flight):
+            averages = split_like(flight.bucket[: self._numel], self._parameters)
+            for anchor, average in zip(self._anchors, averages, strict=True):
+                if self._outer is None:
+                    anchor.sub_(average)
+                else:
+                    anchor.grad = average
+            if self._outer is not None:
+                self._outer.step()
+                for anchor in self._anchors:
+                    anchor.grad = None
+        for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
+            parameter.copy_(anchor)
+        if flight is not None:
+            self._spare = flight.bucket
 
     def stats(self) -> LocalStats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
-        return LocalStats(self.every, self._local_steps, self._session.stats())
+        gains = tuple(self._noise.gains()) if self._noise is not None and self._corrects else ()
+        exchanges = self._session.stats()
+        return LocalStats(self.every, self._local_steps, self._left_out, gains, exchanges)
 
     def last_step(self) -> dict[str, Any]:
         """The last exchange, as GradwireState.last_step(). Its "step" is -1 after a local step."""
@@ -164,12 +306,19 @@ class LocalSteps(ReplicaOptimizer):
         """This rank's optimizer, the anchor, the outer optimizer, and residuals.
 
         Every rank saves its own state and its own parameters: they differ between two exchanges.
+        Waits for an exchange under way; its result is saved, too.
         """
+        if (flight := self._flight) is not None:
+            self._arrive(flight)
         return {
             **self._session.state_dict(self._exchanges),
             "every": self.every,
             "local_steps": self._local_steps,
+            "left_out": self._left_out,
             "since": self._since,
+            "kept": list(self._kept),
+            "noise": None if self._noise is None else self._noise.state_dict(),
+            "under_way": None if flight is None else (flight.bucket.clone(), flight.finite),
             "optimizer": self._optimizer.state_dict(),
             "outer": None if self._outer is None else self._outer.state_dict(),
             "anchors": [anchor.detach().clone() for anchor in self._anchors],
@@ -187,6 +336,7 @@ class LocalSteps(ReplicaOptimizer):
         for what, saved, here in (
             ("every", state["every"], self.every),
             ("an outer optimizer", state["outer"] is not None, self._outer is not None),
+            ("the gradient's noise", state["noise"] is not None, self._noise is not None),
             ("parameters of the shapes", [list(a.shape) for a in state["anchors"]], shapes),
         ):
             if saved != here:
@@ -200,7 +350,15 @@ class LocalSteps(ReplicaOptimizer):
         self._session.load_state_dict(state)
         self._exchanges = int(state["iterations"])
         self._local_steps = int(state["local_steps"])
+        self._left_out = int(state["left_out"])
         self._since = int(state["since"])
+        self._kept = list(state["kept"])
+        if self._noise is not None:
+            self._noise.load_state_dict(state["noise"])
+        self._flight = None
+        if state["under_way"] is not None:
+            bucket, finite = state["under_way"]
+            self._flight = _Flight(bucket.clone(), None, finite)
 
     def _outer_text(self) -> list[str]:
         if self._outer is None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -29,20 +31,28 @@ from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.session import Session, SessionOwner
 
+_BESIDE = "(statistics of the gradient)"
+
 
 class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
     """Wraps an optimizer of a plain module, and keeps the module equal on all ranks.
 
     _names, _parameters   of the optimizer, in the order of its groups
-    _bucket               f32, flat: the values of all parameters, one after the other
+    _bucket               f32, flat: the values of all parameters, one after the other, and then
+                          `beside` further values that are averaged too, and go raw
     _parts                views of the bucket, shaped as the parameters
+    _beside               view of the further values
     """
 
-    # This makes a GradScaler call `step`, which refuses it, even if gradients are not finite.
+    # A rank alone must not leave out a step. So a GradScaler calls `step` even if gradients are not
+    # finite; meanwhile this object has attributes `found_inf` and `grad_scale`, see _scaler_says.
     _step_supports_amp_scaling = True
     _session: Session
+    _under_way: Future[torch.Tensor]
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module, settings: ExchangeSettings) -> None:
+    def __init__(
+        self, optimizer: Optimizer, model: nn.Module, settings: ExchangeSettings, beside: int = 0
+    ) -> None:
         """Raises ValueError for a model in DDP, and for a parameter that the model lacks or that
         gets no gradient; TypeError for a parameter that is not dense float32 on the CPU.
         """
@@ -51,12 +61,19 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._tensors = shapes_of(named)
-        self._bucket = torch.zeros(sum(parameter.numel() for parameter in self._parameters))
-        self._parts = split_like(self._bucket, self._parameters)
+        if beside:
+            self._tensors.append((_BESIDE, [beside]))
+            settings = replace(settings, exclude=[*settings.exclude, _BESIDE])
+        self._numel = sum(parameter.numel() for parameter in self._parameters)
+        self._use_bucket(torch.zeros(self._numel + beside))
         self._settings = settings
         self._model = model
         self._session = Session(settings)
         self._session.close_with(self)
+
+    def _use_bucket(self, bucket: torch.Tensor) -> None:
+        self._bucket, self._beside = bucket, bucket[self._numel :]
+        self._parts = split_like(bucket[: self._numel], self._parameters)
 
     def _follow_rank_0(self, settings: Sequence[str]) -> None:
         """Compares `settings` and the model's tensors on all ranks, then takes rank 0's values.
@@ -99,9 +116,18 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         keeps a residual finds NaN and Inf itself; any other exchange passes them through.)
         Returns False if the result is not finite: the step counts as skipped; no rank may apply it.
         """
-        self._session.submit(BucketJob(step, self._tensors, self._bucket)).wait()
+        self._start_exchange(step)
+        return self._finish_exchange(self._bucket, fault)
+
+    def _start_exchange(self, step: int) -> None:
+        """`step` of the bucket begins; the bucket must not be used before _finish_exchange."""
+        self._under_way = self._session.submit(BucketJob(step, self._tensors, self._bucket))
+
+    def _finish_exchange(self, bucket: torch.Tensor, fault: str | None) -> bool:
+        """As _exchange_bucket, for the bucket that was started last."""
+        self._under_way.wait()
         runner = self._session.runner
-        if not runner.last_step.skipped and not bool(torch.isfinite(self._bucket).all()):
+        if not runner.last_step.skipped and not bool(torch.isfinite(bucket).all()):
             runner.skip_last_step(
                 f"the gradient of rank {self._session.rank} is {fault}"
                 if fault
@@ -109,14 +135,14 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
             )
         return not runner.last_step.skipped
 
+    def _scaler_says(self) -> tuple[float | None, bool]:
+        """If a torch.amp.GradScaler called `step`: the scale of the gradients (None: they are not
+        scaled), and whether one of them is not finite."""
+        scale, found = (vars(self).get(name) for name in ("grad_scale", "found_inf"))
+        return None if scale is None else float(scale), found is not None and bool(found)
+
     def _check_step(self) -> None:
-        """Raises the session's error, and RuntimeError if a torch.amp.GradScaler called `step`."""
-        if vars(self).pop("found_inf", None) is not None:
-            vars(self).pop("grad_scale", None)
-            raise RuntimeError(
-                f"{type(self).__name__} takes no GradScaler, which would skip steps on single "
-                "ranks: train in float32 or bfloat16"
-            )
+        """Raises the session's error."""
         if self.error is not None:
             raise self.error
 

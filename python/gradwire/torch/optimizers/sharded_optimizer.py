@@ -92,6 +92,12 @@ class ShardedOptimizer(ReplicaOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Averages the gradients and steps the model, on all ranks. Returns the closure's loss."""
+        if vars(self).pop("found_inf", None) is not None:
+            vars(self).pop("grad_scale", None)
+            raise RuntimeError(
+                "ShardedOptimizer takes no GradScaler, which would skip steps on single ranks: "
+                "train in float32 or bfloat16"
+            )
         self._check_step()
         loss = self._evaluate(closure)
         self._hand_over_options()

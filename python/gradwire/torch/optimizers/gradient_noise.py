@@ -1,0 +1,110 @@
+"""How much larger a rank's own gradient is than the average of all, because of its noise.
+
+An adaptive optimizer divides by the root of the second moment that it sees. Where every rank steps
+its own optimizer and the *updates* are averaged, this is the moment of the rank's own gradient:
+that of the average gradient, and the noise of a small batch. So the average update is too small, by
+a factor that differs from tensor to tensor:
+
+    gain = sqrt(power of a rank's gradient / power of the average gradient) >= 1
+
+The power of a rank's own gradient is known there. The power of the average is estimated: each rank
+sends a few random signed sums of every tensor's gradient, which the exchange averages, and the
+expected square of a signed sum of the average gradient is its power. (This is the sketch of Alon,
+Matias and Szegedy 1996; that the two powers differ by the noise is from McCandlish et al. 2018,
+arXiv:1812.06162, appendix A.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+SUMS = 4  # signed sums of a tensor in a step; more than the memory makes up for
+_MEMORY = 0.99  # of the averages of powers: they are over about the last 100 exchanges
+_OFFSETS, _STRIDE = 1021, 389  # a step's signs begin at one of these places, the next far from it
+
+Gradients = Sequence[torch.Tensor | None]  # dense, in the order of the tensors; None: zeros
+
+
+class GradientNoise:
+    """The powers of the gradients of some tensors, as averages over the last exchanges.
+
+    Every rank must be given the same tensors and seed, and call `sketch` and `update` alike.
+    """
+
+    def __init__(self, numels: Sequence[int], world_size: int, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        length = max((-(-numel // SUMS) for numel in numels), default=0) * SUMS + _OFFSETS
+        self._signs = torch.randint(2, (length,), generator=generator).mul_(2).sub_(1).float()
+        self._world_size = world_size
+        self._updates = 0
+        self._power = torch.zeros(2, len(numels), dtype=torch.float64)  # own, of the average
+        self._own = torch.zeros(len(numels), dtype=torch.float64)  # at the last `sketch`
+
+    @property
+    def numel(self) -> int:
+        """The length of a sketch."""
+        return SUMS * self._power.shape[1]
+
+    @torch.no_grad()
+    def sketch(self, gradients: Gradients, sketch: torch.Tensor) -> None:
+        """Writes this rank's signed sums into `sketch`, f32 (numel,), to be averaged over the
+        ranks."""
+        offset = self._updates * _STRIDE % _OFFSETS
+        sketch.zero_()
+        for index, (gradient, sums) in enumerate(
+            zip(gradients, sketch.view(-1, SUMS), strict=True)
+        ):
+            self._own[index] = _power(gradient)
+            if gradient is None:
+                continue
+            numel = gradient.numel()
+            signed = gradient.reshape(-1).float() * self._signs[offset : offset + numel]
+            whole = numel - numel % SUMS
+            sums += signed[:whole].view(-1, SUMS).sum(dim=0)
+            sums[: numel - whole] += signed[whole:]
+
+    @torch.no_grad()
+    def update(self, average: torch.Tensor) -> None:
+        """Takes in the average of all ranks' sketches, f32 (numel,), after each `sketch`."""
+        seen = torch.stack([self._own, average.double().view(-1, SUMS).square().sum(dim=1)])
+        self._power.mul_(_MEMORY).add_(seen, alpha=1.0 - _MEMORY)
+        self._updates += 1
+
+    def gains(self) -> list[float]:
+        """One for each tensor, from 1 to the root of the number of ranks; 1 before any update."""
+        own, average = self._power
+        ratio = torch.where(average > 0, own / average, 1.0)
+        gains: list[float] = ratio.clamp_(1.0, self._world_size).sqrt_().tolist()
+        return gains
+
+    def average_norm(self, gradients: Gradients) -> float:
+        """The norm of the average gradient, estimated from this rank's own gradient: its norm now,
+        and by how much the average was smaller in the last exchanges."""
+        own, average = self._power.sum(dim=1).tolist()
+        share = average / own if own > 0 else 1.0
+        power = sum(_power(gradient) for gradient in gradients)
+        return math.sqrt(power * min(max(share, 1.0 / self._world_size), 1.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self._updates, "power": self._power.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises ValueError for a state of other tensors."""
+        if state["power"].shape != self._power.shape:
+            raise ValueError(
+                f"gradient noise: the state has {state['power'].shape[1]} tensors, this rank has "
+                f"{self._power.shape[1]}"
+            )
+        self._updates = int(state["updates"])
+        self._power.copy_(state["power"])
+
+
+def _power(gradient: torch.Tensor | None) -> float:
+    """The sum of the squares."""
+    if gradient is None:
+        return 0.0
+    return float(torch.linalg.vector_norm(gradient, dtype=torch.float32)) ** 2

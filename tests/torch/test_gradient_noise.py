@@ -1,0 +1,70 @@
+"""GradientNoise: estimates of the power of an average gradient, by ranks in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire.torch.optimizers.gradient_noise import GradientNoise
+
+NUMELS = [1003, 64, 3, 1]
+
+
+def train(ranks: int, common: float, noise: float, steps: int = 60) -> list[GradientNoise]:
+    """Every rank's gradient is a common part and its own noise, new in each step."""
+    generator = torch.Generator().manual_seed(1)
+    estimates = [GradientNoise(NUMELS, ranks) for _ in range(ranks)]
+    for _ in range(steps):
+        mean = torch.zeros(estimates[0].numel)
+        shared = [torch.randn(n, generator=generator) for n in NUMELS]
+        for estimate in estimates:
+            own = [torch.randn(n, generator=generator) for n in NUMELS]
+            sketch = torch.full_like(mean, torch.nan)
+            gradients = [common * s + noise * o for s, o in zip(shared, own, strict=True)]
+            estimate.sketch(gradients, sketch)
+            mean += sketch / ranks
+        for estimate in estimates:
+            estimate.update(mean)
+    return estimates
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_gains_are_between_one_and_the_root_of_the_ranks(ranks: int) -> None:
+    for common, noise, power in ((1.0, 0.0, 1.0), (0.0, 1.0, 1 / ranks), (1.0, 1.0, None)):
+        ratio = (common**2 + noise**2 / ranks) / (common**2 + noise**2)
+        for estimate in train(ranks, common, noise):
+            for gain in estimate.gains()[:2]:
+                assert gain == pytest.approx(ratio**-0.5, rel=0.15)
+            assert power is None or ratio == power
+
+
+def test_average_norm_is_that_of_the_average() -> None:
+    gradients = [torch.ones(n) for n in NUMELS]
+    own = sum(NUMELS) ** 0.5
+    assert GradientNoise(NUMELS, 4).average_norm(gradients) == pytest.approx(own)
+    noisy = train(4, common=0.0, noise=1.0)[0]
+    assert noisy.average_norm(gradients) == pytest.approx(own / 2, rel=0.1)
+    assert noisy.average_norm([None] * len(NUMELS)) == 0.0
+
+
+def test_a_tensor_without_gradient_has_gain_one() -> None:
+    estimate = GradientNoise(NUMELS, 4)
+    sketch = torch.full((estimate.numel,), torch.nan)
+    estimate.sketch([None, None, torch.ones(3), None], sketch)
+    assert torch.equal(sketch.view(4, -1).abs().sum(dim=1) > 0, torch.tensor([0, 0, 1, 0]) > 0)
+    estimate.update(sketch)
+    assert estimate.gains() == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_state_goes_on_bit_for_bit() -> None:
+    whole, first = train(2, 1.0, 1.0)[0], train(2, 1.0, 1.0)[0]
+    rest = GradientNoise(NUMELS, 2)
+    rest.load_state_dict(first.state_dict())
+    gradients = [torch.ones(n) for n in NUMELS]
+    for estimate in (whole, rest):
+        sketch = torch.zeros(estimate.numel)
+        estimate.sketch(gradients, sketch)
+        estimate.update(sketch)
+    assert whole.gains() == rest.gains() != first.gains()
+    with pytest.raises(ValueError, match="the state has 4 tensors, this rank has 1"):
+        GradientNoise([5], 2).load_state_dict(first.state_dict())
