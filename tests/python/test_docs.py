@@ -18,11 +18,12 @@ def test_the_program_in_c_is_the_example() -> None:
     assert program == (ROOT / "examples" / "c" / "compress.c").read_text(encoding="utf-8")
 
 
-def test_the_program_in_pytorch_is_the_example() -> None:
-    """tests/torch runs the example itself."""
-    text = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
-    program = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[0]
-    assert program == (ROOT / "examples" / "ddp.py").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("page", "example"), [("pytorch", "ddp"), ("training", "adamw")])
+def test_the_programs_in_pytorch_are_the_examples(page: str, example: str) -> None:
+    """tests/torch runs the examples themselves."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert (ROOT / "examples" / f"{example}.py").read_text(encoding="utf-8") in programs
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

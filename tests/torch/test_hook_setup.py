@@ -76,11 +76,14 @@ def test_wrong_arguments_are_refused_at_once(
         gradwire.torch.GradwireState(**arguments)  # type: ignore[arg-type]
 
 
-def test_the_example_runs_under_torchrun() -> None:
+@pytest.mark.parametrize(
+    ("example", "codec"), [("ddp", "3lc:s=1.75"), ("adamw", "3lc:s=1.00,coder=rice")]
+)
+def test_the_examples_run_under_torchrun(example: str, codec: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     rendezvous = ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
     result = subprocess.run(
-        [*command, *rendezvous, str(REPOSITORY / "examples/ddp.py")],
+        [*command, *rendezvous, str(REPOSITORY / f"examples/{example}.py")],
         capture_output=True,
         text=True,
         timeout=240,
@@ -90,6 +93,6 @@ def test_the_example_runs_under_torchrun() -> None:
     assert result.returncode == 0, result.stderr
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", result.stdout)]
     assert losses[-1] < 0.7 * losses[0]
-    assert "3lc:s=1.75" in result.stdout
+    assert codec in result.stdout
     assert "x less than raw" in result.stdout
     assert "leaked" not in result.stderr
