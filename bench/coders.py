@@ -27,6 +27,7 @@ from torch import nn
 import gradwire
 from gradwire.cli.output import print_table, significant
 from gradwire.train import data, models, schedule
+from gradwire.train.settings import TrainSettings
 
 WORKERS = 4
 BATCH = 32
@@ -61,9 +62,12 @@ class Link:
 
 
 def train(s: float, steps: int, recorded: list[int], data_dir: Path | None) -> Iterator[Trits]:
-    images = data.load("fashion-mnist", data_dir)
+    images = data.load_images("fashion-mnist", data_dir)
+    settings = TrainSettings(
+        learning_rate=BASE_LEARNING_RATE, workers=WORKERS, steps=steps, model="resnet20"
+    )
     batches = [data.Batches(images, BATCH, WORKERS, rank, seed=0) for rank in range(WORKERS)]
-    model = models.build("resnet20", images.channels, images.side, images.classes, 0)
+    model = models.build("resnet20", *images.shape, seed=0)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=BASE_LEARNING_RATE, momentum=0.9, weight_decay=1e-4
     )
@@ -73,7 +77,7 @@ def train(s: float, steps: int, recorded: list[int], data_dir: Path | None) -> I
     pulls = {name: Link(s, named[name].numel()) for name in coded}
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate(step, steps, BASE_LEARNING_RATE, workers=WORKERS)
+            group["lr"] = schedule.learning_rate(settings, step)
         sums = {name: np.zeros(p.numel(), np.float32) for name, p in named.items()}
         for rank in range(WORKERS):
             pictures, labels = batches[rank].at(step)

@@ -62,7 +62,7 @@ def measure(
             "steps": steps,
             "seconds_a_step": result["measured_seconds"] / steps,
             "bytes_a_step": (result["push_bytes"] + result["pull_bytes"]) / steps,
-            "accuracy": result["accuracy"],
+            "accuracy": result["final"],
             "loss": sum(result["loss"][-20:]) / len(result["loss"][-20:]),
             "commit": report["machine"]["gradwire"]["commit"],
         }

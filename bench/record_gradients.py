@@ -20,9 +20,9 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gradwire.train import data
+from gradwire.train import data, optimizers
 from gradwire.train.loop import Trainer
-from gradwire.train.settings import MOMENTUM, PLAIN_DDP, WEIGHT_DECAY, TrainSettings
+from gradwire.train.settings import PLAIN_DDP, Run, TrainSettings
 from gradwire.train.strategy import Strategy
 
 STEPS = 300
@@ -51,10 +51,8 @@ def main() -> None:
 class Recording(Strategy):
     """Plain SGD of one worker, which records the gradients of some steps."""
 
-    def __init__(self, model: nn.Module) -> None:
-        parameters = model.parameters()
-        sgd = torch.optim.SGD(parameters, BASE_LEARNING_RATE, MOMENTUM, weight_decay=WEIGHT_DECAY)
-        super().__init__(model, sgd)
+    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
+        super().__init__(model, optimizers.build(settings, list(model.parameters()), []))
         self._step = 0
         self.recorded: dict[str, Tensor] = {}
 
@@ -81,17 +79,17 @@ def _train_and_record(data_dir: Path | None, seed: int) -> dict[str, Tensor]:
         seed=seed,
         eval_every=STEPS,
     )
-    images = data.load(settings.data, data_dir)
+    images = data.load_images(settings.data, data_dir)
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     strategies: list[Recording] = []
 
     def choose(model: nn.Module, *_: object) -> Recording:
-        strategies.append(Recording(model))
+        strategies.append(Recording(model, settings))
         return strategies[0]
 
     trainer = Trainer(settings, images, 0, None, torch.device("cpu"))
-    trainer.run(PLAIN_DDP, lambda event: None, choose)
+    trainer.run(Run(PLAIN_DDP, seed), lambda event: None, choose)
     dist.destroy_process_group()
     return strategies[0].recorded
 

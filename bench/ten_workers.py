@@ -31,7 +31,7 @@ from typing import Any
 from rich.console import Console
 
 from gradwire.train import run, settings
-from gradwire.train.errors import DivergedError, TrainError
+from gradwire.train.errors import TrainError
 from gradwire.train.settings import SettingsError, TrainSettings
 
 
@@ -197,26 +197,23 @@ def train(folder: Path, name: str, chosen: TrainSettings) -> None:
     found |= {"settings": chosen.to_json(), "command": shlex.join(sys.argv)}
     with tempfile.TemporaryDirectory() as temporary:
         output = Path(temporary) / "report.json"
-        try:
-            run.train_here(chosen, run.Outputs(str(output)), Console(stderr=True, width=120))
-            document = json.loads(output.read_text())
-            (result,) = document["results"]
-            sent = result["hook_of_rank"][0]
-            whole, coded = (8 / chosen.steps / sent[key] for key in ("values", "compressed_values"))
-            found |= {key: document[key] for key in ("machine", "parameters")}
-            found |= {key: result[key] for key in ("accuracy", "seconds", "loss")}
-            found |= {f"{leg}_bits": whole * sent[f"{leg}_bytes"] for leg in ("push", "pull")}
-            for leg in ("push", "pull"):
-                found[f"{leg}_payload_bits"] = coded * sent[f"{leg}_payload_bytes"]
-        except DivergedError as error:
-            found["diverged"] = str(error)
+        run.train_here(chosen, run.Outputs(str(output)), Console(stderr=True, width=120))
+        document = json.loads(output.read_text())
+    (result,) = document["results"]
+    found |= {key: document[key] for key in ("machine", "parameters")}
+    found |= {key: result[key] for key in ("seconds", "loss", "diverged")}
+    if result["diverged"] is None:
+        found |= {"accuracy": result["final"]}
+        for leg in ("push", "pull"):
+            found[f"{leg}_bits"] = result[f"{leg}_bits_per_value"]
+            found[f"{leg}_payload_bits"] = result[f"{leg}_payload_bits"]
     write(folder / f"run-{name}-{chosen.seed}.json", json.dumps(found, indent=1) + "\n")
     report(folder)
 
 
 def check_same(folder: Path, chosen: TrainSettings) -> None:
     """Ends the program if a run in the folder has other settings: they cannot be compared."""
-    own = {"codecs", "every", "seed", "data_dir"}
+    own = {"codecs", "every", "seed", "data_dir", "threads"}
     wanted = json.loads(json.dumps(chosen.to_json()))
     for found in read_runs(folder):
         for key, value in wanted.items():
@@ -258,6 +255,7 @@ def main() -> None:
             bandwidth=None,
             learning_rate=arguments.lr,
             eval_every=arguments.steps,
+            threads=len(os.sched_getaffinity(0)),
             **{
                 name: getattr(arguments, name)
                 for name in ("model", "data", "data_dir", "steps", "workers", "batch", "device")

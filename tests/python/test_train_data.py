@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_fashion_mnist(folder: Path) -> None:
-    loaded = data.load("fashion-mnist", folder)
+    loaded = data.load_images("fashion-mnist", folder)
     assert loaded.train.images.shape == (96, 1, 28, 28)
     assert loaded.test.images.shape == (20, 1, 28, 28)
     assert (loaded.channels, loaded.side, loaded.classes) == (1, 28, 10)
@@ -36,12 +36,12 @@ def test_fashion_mnist(folder: Path) -> None:
 
 def test_a_missing_data_set_names_package_and_path(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"dataset-fashion-mnist.*--data-dir") as caught:
-        data.load("fashion-mnist", tmp_path)
+        data.load_images("fashion-mnist", tmp_path)
     assert str(tmp_path) in str(caught.value)
     with pytest.raises(TrainError, match="--data-dir"):
-        data.load("cifar10", None)
+        data.load_images("cifar10", None)
     with pytest.raises(TrainError, match=r"test_batch") as caught:
-        data.load("cifar10", tmp_path)
+        data.load_images("cifar10", tmp_path)
     assert str(tmp_path) in str(caught.value)
 
 
@@ -59,7 +59,7 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
     ):
         path.write_bytes(content)
         with pytest.raises(TrainError, match=r"train-labels-idx1-ubyte\.gz"):
-            data.load("fashion-mnist", folder)
+            data.load_images("fashion-mnist", folder)
 
 
 def cifar_part(rng: np.random.Generator, count: int) -> tuple[Bytes, Labels]:
@@ -77,7 +77,10 @@ def test_both_versions_of_cifar10_hold_the_same(tmp_path: Path) -> None:
         path.write_bytes(pickle.dumps(batch, protocol=2))
         rows = np.concatenate([labels[:, None].astype(np.uint8), images], axis=1)
         (tmp_path / "bin" / f"{name}.bin").write_bytes(rows.tobytes())
-    python, binary = data.load("cifar10", tmp_path), data.load("cifar10", tmp_path / "bin")
+    python, binary = (
+        data.load_images("cifar10", tmp_path),
+        data.load_images("cifar10", tmp_path / "bin"),
+    )
     assert python.train.images.shape == (20, 3, 32, 32)
     assert len(python.mean) == 3
     for one, other in ((python.train, binary.train), (python.test, binary.test)):
@@ -95,12 +98,12 @@ def test_a_pickle_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in [*CIFAR_TRAIN, "test_batch"]:
         (tmp_path / name).write_bytes(pickle.dumps({b"data": RunsCode(), b"labels": []}))
     with pytest.raises(TrainError, match="mkdir"):
-        data.load("cifar10", tmp_path)
+        data.load_images("cifar10", tmp_path)
     assert not Path("ran").exists()
 
 
 def test_ranks_share_an_epoch_without_overlap(folder: Path) -> None:
-    loaded = data.load("fashion-mnist", folder)
+    loaded = data.load_images("fashion-mnist", folder)
     ranks = [data.Batches(loaded, batch=5, world=3, rank=rank, seed=7) for rank in range(3)]
     steps = ranks[0].steps_per_epoch
     assert steps == 96 // 15
@@ -115,7 +118,7 @@ def test_ranks_share_an_epoch_without_overlap(folder: Path) -> None:
 
 
 def test_batches_depend_on_seed_rank_and_step_alone(folder: Path) -> None:
-    loaded = data.load("fashion-mnist", folder)
+    loaded = data.load_images("fashion-mnist", folder)
 
     def batch(rank: int, seed: int, step: int, before: int | None = None) -> tuple[bytes, bytes]:
         batches = data.Batches(loaded, batch=8, world=2, rank=rank, seed=seed)
@@ -130,7 +133,7 @@ def test_batches_depend_on_seed_rank_and_step_alone(folder: Path) -> None:
 
 
 def test_too_few_images(folder: Path) -> None:
-    loaded = data.load("fashion-mnist", folder)
+    loaded = data.load_images("fashion-mnist", folder)
     data.Batches(loaded, batch=24, world=4, rank=0, seed=0)
     with pytest.raises(TrainError, match="96 images"):
         data.Batches(loaded, batch=25, world=4, rank=0, seed=0)

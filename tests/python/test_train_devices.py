@@ -51,7 +51,7 @@ def test_another_name_is_an_error_that_lists_the_valid(device: str) -> None:
         ),
         ({"exchange": "server"}, "--exchange", "server does not go with --device cuda"),
         ({"exchange": "sharded-optimizer"}, "--exchange", "valid are sharded"),
-        ({"every": 2}, "--every", "the only valid value is 1"),
+        ({"every": 2, "compress": "updates"}, "--every", "the only valid value is 1"),
         ({"threads": 2}, "--threads", "the only valid value is 1"),
     ],
 )
@@ -117,7 +117,8 @@ def test_the_report_names_the_gpus() -> None:
         for rank, name in enumerate(names)
     ]
     links = report.Conditions(shaped=False, modelled=False)
-    made = report.assemble(replace(CUDA, codecs=("ddp",), bandwidth=None), 10, links, [records])
+    chosen = replace(CUDA, codecs=("ddp",), bandwidth=None)
+    made = report.Report(chosen, 10, "", links, [report.result_of(chosen, 10, links, records)])
     assert made.to_json({})["results"][0]["device_of_worker"] == names
     note = report.footnotes(made)[1]
     assert note.startswith("Computed on cuda:0 (A): worker 0, 2; cuda:1 (B): worker 1.")

@@ -14,6 +14,8 @@ from gradwire.train import models
 @pytest.mark.parametrize(
     ("name", "channels", "side", "parameters"),
     [
+        ("mlp", 1, 28, 400_906),
+        ("resnet8", 1, 28, 19_074),
         ("lenet", 1, 28, 61_706),
         ("lenet", 1, 32, 61_706),
         ("lenet", 3, 32, 62_006),
@@ -24,7 +26,7 @@ from gradwire.train import models
     ],
 )
 def test_sizes(name: str, channels: int, side: int, parameters: int) -> None:
-    model = models.build(name, channels, side, classes=10, seed=0)
+    model = models.build(name, channels, side, 10, seed=0)
     assert models.parameter_count(model) == parameters
     logits = model(torch.zeros(2, channels, side, side))
     assert logits.shape == (2, 10)
@@ -46,11 +48,11 @@ def test_a_block_that_shrinks_keeps_every_second_pixel() -> None:
 def test_weights_come_from_the_seed_alone(name: str) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = models.build(name, 1, 28, classes=10, seed=1)
+    first = models.build(name, 1, 28, 10, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    again = models.build(name, 1, 28, classes=10, seed=1)
-    other = models.build(name, 1, 28, classes=10, seed=2)
+    again = models.build(name, 1, 28, 10, seed=1)
+    other = models.build(name, 1, 28, 10, seed=2)
 
     def weights(model: torch.nn.Module) -> torch.Tensor:
         return torch.cat([parameter.flatten() for parameter in model.parameters()])

@@ -53,8 +53,15 @@ def records(seconds: float = 8.0) -> list[list[RankRecord]]:
     return [raw, small]
 
 
+def assemble(
+    settings: TrainSettings, parameters: int, links: Conditions, runs: list[list[RankRecord]]
+) -> Report:
+    results = [report.result_of(settings, parameters, links, ranks) for ranks in runs]
+    return Report(settings, parameters, "data", links, results)
+
+
 def test_bytes_bits_and_ratio() -> None:
-    raw, small = report.assemble(SETTINGS, PARAMETERS, SHAPED, records()).results
+    raw, small = assemble(SETTINGS, PARAMETERS, SHAPED, records()).results
     assert (raw.push_bits_per_value, raw.pull_bits_per_value) == (32.0, 32.0)
     assert raw.ratio == pytest.approx(16000 / 16008)
     assert small.push_bytes == 600
@@ -67,14 +74,15 @@ def test_bytes_bits_and_ratio() -> None:
 
 
 def test_speed_up_is_against_the_first_codec() -> None:
-    raw, small = report.assemble(SETTINGS, PARAMETERS, SHAPED, records()).results
-    assert (raw.speedup, small.speedup) == (1.0, 4.0)
+    made = assemble(SETTINGS, PARAMETERS, SHAPED, records())
+    assert (made.speedup("raw"), made.speedup("3lc")) == (1.0, 4.0)
+    small = made.results[1]
     assert (small.seconds, small.measured_seconds) == (2.0, 2.0)
-    assert small.accuracy == 0.75
+    assert small.final == 0.75
 
 
 def test_modelled_times_replace_the_wire() -> None:
-    raw, small = report.assemble(SETTINGS, PARAMETERS, MODELLED, records(seconds=8.0)).results
+    raw, small = assemble(SETTINGS, PARAMETERS, MODELLED, records(seconds=8.0)).results
     assert raw.measured_seconds == 8.0
     assert raw.seconds == pytest.approx(8.0 - 0.5 + 16000 * 8 / 1e6)
     assert small.seconds == pytest.approx(2.0 - 0.5 + 1000 * 8 / 1e6)
@@ -83,7 +91,7 @@ def test_modelled_times_replace_the_wire() -> None:
 
 def test_modelled_plain_ddp_takes_a_ring_all_reduce() -> None:
     ranks = [replace(r, codec="ddp", hook=None, push_bytes=[], pull_bytes=[]) for r in records()[0]]
-    (ddp,) = report.assemble(SETTINGS, PARAMETERS, MODELLED, [ranks]).results
+    (ddp,) = assemble(SETTINGS, PARAMETERS, MODELLED, [ranks]).results
     assert ddp.seconds == pytest.approx(8.0 + 4 * (2 * 0.5 * 4 * PARAMETERS) * 8 / 1e6)
     assert ddp.push_bytes is None
     assert ddp.ratio is None
@@ -100,7 +108,7 @@ def test_servers_carry_what_all_workers_push() -> None:
     server = RankRecord("3lc", 2, seconds=60.0)
     server.hook = {"role": "server", "push_bytes": 800, "pull_bytes": 400, "wire_seconds": 58.0}
     server.hook["dropped_pushes"] = {"0": 0, "1": 3}
-    made = report.assemble(settings, PARAMETERS, MODELLED, [[*ranks, server]])
+    made = assemble(settings, PARAMETERS, MODELLED, [[*ranks, server]])
     (result,) = made.results
     assert result.measured_seconds == 2.0  # the workers'; the server's begins earlier
     assert result.seconds == pytest.approx(60.0 - 58.0 + 800 * 8 / 1e6)
@@ -117,7 +125,7 @@ def test_servers_carry_what_all_workers_push() -> None:
 
 def test_one_worker_sends_nothing() -> None:
     alone = record("raw", 0, 1.0, push=0, pull=0)
-    (result,) = report.assemble(replace(SETTINGS, workers=1), PARAMETERS, SHAPED, [[alone]]).results
+    (result,) = assemble(replace(SETTINGS, workers=1), PARAMETERS, SHAPED, [[alone]]).results
     assert result.ratio is None
     assert result.push_bits == []
 
@@ -132,7 +140,7 @@ def printed(shown: Report) -> str:
 
 def test_the_table() -> None:
     large = [replace(r, codec="3lc:s=1.00", seconds=2345.6) for r in records()[0]]
-    text = printed(report.assemble(SETTINGS, PARAMETERS, SHAPED, [*records(), large]))
+    text = printed(assemble(SETTINGS, PARAMETERS, SHAPED, [*records(), large]))
     lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     assert lines["3lc"] == [
         *("3lc", "75.00%", "2.0", "4.00", "0.001", "0.000", "2.40", "0.800", "19.8", "0.010"),
@@ -142,8 +150,59 @@ def test_the_table() -> None:
     assert "bit-identical" in text
 
 
+def seeds(values: list[float | None]) -> list[list[RankRecord]]:
+    """Two ranks' records of a run with each final value; None: it diverged in its second step."""
+    runs = []
+    for seed, value in enumerate(values):
+        ranks = [record("3lc", rank, 2.0 + seed, push=100, pull=50) for rank in range(2)]
+        for rank in ranks:
+            rank.seed = seed
+            if value is None:
+                rank.diverged, rank.losses, rank.evaluations = 2, [4.0, None, None, None], []
+            elif rank.rank == 0:
+                rank.evaluations = [Evaluation(4, 2.0 + seed, value)]
+        runs.append(ranks)
+    return runs
+
+
+def test_seeds_are_one_row_with_mean_and_spread() -> None:
+    settings = replace(SETTINGS, codecs=("3lc",), seeds=2)
+    made = assemble(settings, PARAMETERS, SHAPED, seeds([0.5, 0.75]))
+    text = printed(made)
+    assert "62.50%" in text
+    assert " 12.50% " in text
+    assert " 2.5 " in text  # seconds
+    assert "Means of 2 seeds; " in text
+    assert made.to_json({})["results"][1]["seed"] == 1
+
+
+def test_a_run_that_diverged_is_said_and_left_out_of_the_means() -> None:
+    settings = replace(SETTINGS, codecs=("3lc",), seeds=3)
+    made = assemble(settings, PARAMETERS, SHAPED, seeds([0.5, None, 0.75]))
+    text = printed(made)
+    assert "62.50%" in text
+    assert "3lc, seed 1: DIVERGED in step 2" in text
+    assert "without those that diverged" in text
+    lost = made.results[1]
+    assert (lost.final, lost.diverged, lost.loss) == (None, 2, [4.0])
+    json.dumps(made.to_json({}), allow_nan=False)
+    alone = assemble(SETTINGS, PARAMETERS, SHAPED, seeds([None]))
+    assert "diverged" in printed(alone)
+    assert alone.speedup("3lc") is None
+
+
+def test_a_text_has_a_loss_in_the_place_of_an_accuracy() -> None:
+    settings = replace(SETTINGS, codecs=("3lc",), model="gpt", data="text")
+    made = assemble(settings, PARAMETERS, SHAPED, seeds([2.0694]))
+    text = printed(made)
+    assert "held-out" in text
+    assert "2.0694" in text
+    assert "accuracy" not in text
+    assert made.to_json({})["metric"] == "held_out_loss"
+
+
 def test_modelled_times_are_marked_everywhere() -> None:
-    modelled = report.assemble(SETTINGS, PARAMETERS, MODELLED, records())
+    modelled = assemble(SETTINGS, PARAMETERS, MODELLED, records())
     text = printed(modelled)
     assert "MODELLED" in text
     assert "modelled" in text
@@ -157,12 +216,12 @@ def test_modelled_times_are_marked_everywhere() -> None:
 def test_replicas_that_differ_are_named() -> None:
     both = records()
     both[1][1].parameters_digest = "other"
-    shown = report.assemble(SETTINGS, PARAMETERS, SHAPED, both)
+    shown = assemble(SETTINGS, PARAMETERS, SHAPED, both)
     assert "DIFFER between the ranks after: 3lc" in printed(shown)
 
 
 def test_json_is_json() -> None:
-    shown = report.assemble(SETTINGS, PARAMETERS, SHAPED, records())
+    shown = assemble(SETTINGS, PARAMETERS, SHAPED, records())
     document = json.loads(json.dumps(shown.to_json({"cpu": "x"}), allow_nan=False))
     assert document["results"][1]["ratio"] == shown.results[1].ratio
     assert document["settings"]["codecs"] == ["raw", "3lc"]
@@ -175,7 +234,7 @@ def test_plots(tmp_path: Path) -> None:
 
     from gradwire.train import plots
 
-    shown = report.assemble(SETTINGS, PARAMETERS, MODELLED, records())
+    shown = assemble(SETTINGS, PARAMETERS, MODELLED, records())
     written = plots.write(shown, tmp_path / "new")
     assert [path.name for path in written] == ["accuracy.png", "loss.png", "bits.png"]
     for path in written:
@@ -183,7 +242,7 @@ def test_plots(tmp_path: Path) -> None:
         assert head[:8] == b"\x89PNG\r\n\x1a\n"
         assert min(struct.unpack(">II", head[16:])) >= 700
 
-    (axes,) = plots.draw_accuracy(shown).axes
+    (axes,) = plots.draw_metric(shown).axes
     assert [np.asarray(line.get_xdata())[-1] for line in axes.get_lines()] == [
         pytest.approx(result.seconds) for result in shown.results
     ]
@@ -197,12 +256,28 @@ def test_plots(tmp_path: Path) -> None:
     assert drawn(pull) == pytest.approx(shown.results[1].pull_bits)
 
 
+def test_plots_of_seeds_and_of_a_run_that_diverged(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from gradwire.train import plots
+
+    settings = replace(SETTINGS, codecs=("3lc",), seeds=3, model="gpt", data="text")
+    shown = assemble(settings, PARAMETERS, SHAPED, seeds([2.5, None, 2.25]))
+    names = [path.name for path in plots.write(shown, tmp_path)]
+    assert names == ["held_out_loss.png", "loss.png", "bits.png"]
+    (axes,) = plots.draw_metric(shown).axes
+    assert len(axes.get_lines()) == 3
+    assert axes.get_ylabel() == "held-out loss (nats a byte)"
+    legend = axes.get_legend()
+    assert legend is not None
+    assert len(legend.get_texts()) == 1  # a codec is named once
+
+
 def test_plots_without_our_hook_have_no_bits(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from gradwire.train import plots
 
     ranks = [replace(r, codec="ddp", hook=None, push_bytes=[], pull_bytes=[]) for r in records()[0]]
-    shown = report.assemble(SETTINGS, PARAMETERS, SHAPED, [ranks])
+    shown = assemble(SETTINGS, PARAMETERS, SHAPED, [ranks])
     assert [path.name for path in plots.write(shown, tmp_path)] == ["accuracy.png", "loss.png"]
 
 
@@ -220,7 +295,7 @@ def test_steps_between_exchanges_are_told_and_not_drawn(tmp_path: Path) -> None:
     ranks = [record("3lc", rank, 2.0, push=100, pull=50) for rank in range(2)]
     for rank in ranks:
         rank.push_bytes = rank.pull_bytes = [0, 200, 0, 200]
-    made = report.assemble(replace(SETTINGS, every=2), PARAMETERS, SHAPED, [ranks])
+    made = assemble(replace(SETTINGS, every=2), PARAMETERS, SHAPED, [ranks])
     assert any("every 2 steps" in note for note in report.footnotes(made))
     drawn = plots.draw_bits(made).axes[0].get_lines()[0]
     assert np.asarray(drawn.get_xdata()).tolist() == [2, 4]

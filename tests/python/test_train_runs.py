@@ -202,7 +202,7 @@ def test_links_change_times_and_nothing_else(
 ) -> None:
     """Two runs with one seed, on different networks: the same losses, the same bytes."""
     for one, other in zip(shaped[0]["results"], modelled[0]["results"], strict=False):
-        for name in ("codec", "accuracy", "loss", "push_bits", "pull_bits"):
+        for name in ("codec", "final", "loss", "push_bits", "pull_bits"):
             assert one[name] == other[name]
 
 
@@ -276,7 +276,10 @@ def test_a_server_is_a_process_after_the_workers(folder: Path) -> None:
     )
     events: dict[int, list[str]] = {0: [], 1: []}
     (records,) = run_workers(
-        settings, shaped=False, on_event=lambda rank, event: events[rank].append(event["event"])
+        settings,
+        settings.runs(),
+        shaped=False,
+        on_event=lambda rank, event: events[rank].append(event["event"]),
     )
     assert [record.rank for record in records] == [0, 1]
     worker, server = (record.hook for record in records)
@@ -315,6 +318,7 @@ def test_a_bad_end_costs_no_result(
     lines: dict[int, str] = {}
     records = run_workers(
         settings,
+        settings.runs(),
         shaped=False,
         on_event=lambda rank, event: (
             lines.update({rank: event["line"]}) if "line" in event else None
@@ -358,8 +362,8 @@ def test_everything_ends_with_a_killed_launcher(running: Running) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--model", "vgg"], "valid are lenet, resnet20, resnet56, resnet110"),
-        (["--data", "mnist"], "valid are fashion-mnist, cifar10"),
+        (["--model", "vgg"], "valid are lenet, mlp, resnet8, resnet20, resnet56, resnet110, gpt"),
+        (["--data", "mnist"], "valid are fashion-mnist, cifar10, text"),
         (["--bandwidth", "fast"], "valid are 10mbit, 100mbit, 1gbit, none"),
         (["--codec", "4lc"], "valid names are"),
         (["--rules", "fc*"], "PATTERN=CODEC"),
@@ -393,7 +397,7 @@ def test_the_message_of_a_worker_that_cannot_go_on(
 
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(TrainError, match="dataset-fashion-mnist") as caught:
-        run_workers(settings, shaped=False, on_event=lambda rank, event: None)
+        run_workers(settings, settings.runs(), shaped=False, on_event=lambda rank, event: None)
     assert "Traceback" not in str(caught.value)
     assert len(started) == 1
     assert not is_running(started[0].pid)

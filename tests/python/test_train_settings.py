@@ -12,7 +12,7 @@ import pytest
 
 from gradwire.train import settings
 from gradwire.train.schedule import learning_rate
-from gradwire.train.settings import Rule, SettingsError, TrainSettings
+from gradwire.train.settings import Rule, Run, SettingsError, TrainSettings
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,28 @@ def test_a_rule_that_cannot_be_read(text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "option", "said"),
     [
-        ({"model": "vgg"}, "--model", "valid are lenet, resnet20, resnet56, resnet110"),
-        ({"data": "mnist"}, "--data", "valid are fashion-mnist, cifar10"),
+        (
+            {"model": "vgg"},
+            "--model",
+            "valid are lenet, mlp, resnet8, resnet20, resnet56, resnet110, gpt",
+        ),
+        ({"data": "mnist"}, "--data", "valid are fashion-mnist, cifar10, text"),
         ({"data": "cifar10"}, "--data-dir", "the folder that holds it"),
+        ({"optimizer": "lion"}, "--optimizer", "valid are sgd, adam, adamw"),
+        ({"schedule": "step"}, "--schedule", "valid are cosine, poly, constant"),
+        ({"compress": "both"}, "--compress", "valid are gradients, updates"),
+        ({"model": "gpt"}, "--data", "gpt does not take fashion-mnist; valid are text"),
+        ({"data": "text"}, "--data", "valid are fashion-mnist, cifar10"),
+        ({"width": 8}, "--width", "lenet has no choice"),
+        ({"model": "gpt", "data": "text", "width": 48}, "--width", "multiple of 32"),
+        ({"model": "resnet20", "dropout": 0.1}, "--dropout", "resnet20 has no dropout"),
+        ({"warmup": 401}, "--warmup", "valid are 0 to 400"),
+        ({"dropout": 1.0}, "--dropout", "valid are 0 to 0.9"),
+        ({"ema": 1.0}, "--ema", "valid are 0 to 0.99999"),
+        ({"clip": math.nan}, "--clip", "valid are 0 to"),
+        ({"every": 2}, "--compress", "local steps exchange updates"),
+        ({"exchange": "server", "clip": 1.0}, "--clip", "goes only with"),
+        ({"exchange": "sharded-optimizer", "compress": "updates"}, "--compress", "goes only"),
         ({"workers": 0}, "--workers", "valid are 1 to 250"),
         ({"steps": 0}, "--steps", "valid are 1 to"),
         ({"batch": -1}, "--batch", "valid are 1 to"),
@@ -82,6 +101,45 @@ def test_values_that_no_run_can_have(change: dict[str, Any], option: str, said: 
     with pytest.raises(SettingsError, match=said) as caught:
         settings.check(replace(TrainSettings(), **change))
     assert caught.value.option == option
+
+
+def parsed(**given: Any) -> TrainSettings:
+    """The settings of a command line with these options."""
+    usual = {"model": "lenet", "exchange": "sharded", "every": 1, "steps": 400}
+    return settings.from_options(usual | given)
+
+
+def test_defaults_follow_from_the_model_and_the_optimizer() -> None:
+    usual = parsed()
+    assert (usual.data, usual.batch, usual.optimizer) == ("fashion-mnist", 32, "sgd")
+    assert (usual.compress, usual.warmup, usual.weight_decay) == ("gradients", 20, 1e-4)
+    gpt = parsed(model="gpt")
+    assert (gpt.data, gpt.batch, gpt.optimizer, gpt.compress) == ("text", 8, "adamw", "updates")
+    assert (gpt.learning_rate, gpt.weight_decay, gpt.clip, gpt.width) == (3e-3, 0.1, 1.0, 128)
+    assert parsed(optimizer="adam").weight_decay == 0.0
+    assert parsed(every=4).compress == "updates"  # local steps
+    assert parsed(every=4, exchange="one-process", threads=1).compress == "gradients"
+    served = parsed(model="gpt", exchange="server")
+    assert (served.compress, served.clip) == ("gradients", 0.0)
+    assert parsed(optimizer="adamw", compress="gradients").compress == "gradients"
+
+
+def test_runs_are_all_codecs_with_each_seed() -> None:
+    chosen = TrainSettings(codecs=("raw", "int8"), seed=3, seeds=2)
+    runs = [Run("raw", 3), Run("int8", 3), Run("raw", 4), Run("int8", 4)]
+    assert chosen.runs() == runs
+    assert chosen.title(runs[3]) == "int8 seed 4"
+    own = chosen.of_run(runs[3])
+    assert (own.codecs, own.seed, own.runs()) == (("int8",), 4, [runs[3]])
+
+
+def test_a_codec_for_each_way() -> None:
+    assert settings.both_ways("3lc:s=1.5/int8") == ("3lc:s=1.5", "int8")
+    assert settings.both_ways("raw") == ("raw", "raw")
+    settings.check(replace(TrainSettings(), codecs=("3lc/int8",)))
+    for bad in ("raw/", "/raw", "raw/4lc", "raw/raw/raw"):
+        with pytest.raises(SettingsError, match="valid"):
+            settings.check_codec(bad)
 
 
 def test_codecs_are_checked_by_the_core() -> None:
@@ -108,10 +166,35 @@ def test_settings_are_written_as_plain_values() -> None:
     ]
 
 
+RATES = TrainSettings(steps=101, learning_rate=0.1, workers=4)
+
+
+def rates(**change: Any) -> list[float]:
+    chosen = replace(RATES, **change)
+    return [learning_rate(chosen, step) for step in range(chosen.steps)]
+
+
 def test_the_rate_falls_along_a_cosine_to_a_hundredth() -> None:
-    rates = [learning_rate(step, 101, 0.1, 4) for step in range(101)]
-    assert rates[0] == pytest.approx(0.4)
-    assert rates[50] == pytest.approx((0.4 + 0.004) / 2)
-    assert rates[100] == pytest.approx(0.004)
-    assert rates == sorted(rates, reverse=True)
-    assert learning_rate(0, 1, 0.1, 4) == pytest.approx(0.4)
+    falling = rates()
+    assert falling[0] == pytest.approx(0.4)
+    assert falling[50] == pytest.approx((0.4 + 0.004) / 2)
+    assert falling[100] == pytest.approx(0.004)
+    assert falling == sorted(falling, reverse=True)
+    assert rates(steps=1) == [pytest.approx(0.4)]
+
+
+def test_the_rate_grows_while_it_warms_up() -> None:
+    growing = rates(warmup=10)
+    assert growing[:10] == pytest.approx([0.04 * step for step in range(1, 11)])
+    assert growing[10:] == pytest.approx(rates(steps=91))
+    assert rates(steps=4, warmup=4) == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_other_schedules() -> None:
+    assert rates(schedule="constant") == pytest.approx([0.4] * 101)
+    root = rates(schedule="poly")
+    assert (root[0], root[75], root[100]) == pytest.approx((0.4, 0.2, 0.0))
+
+
+def test_the_rate_of_adam_does_not_grow_with_the_workers() -> None:
+    assert rates(optimizer="adamw")[0] == pytest.approx(0.1)

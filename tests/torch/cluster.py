@@ -68,7 +68,7 @@ class Cluster:
         while pending:
             ready = wait(list(pending), timeout=max(0.0, end - time.monotonic()))
             if not ready:
-                raise TimeoutError(f"ranks {sorted(pending.values())} gave no answer")
+                raise TimeoutError(f"ranks {sorted(pending.values())} gave no answer; {answers}")
             for connection in ready:
                 assert isinstance(connection, Connection)
                 rank = pending.pop(connection)

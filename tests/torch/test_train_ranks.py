@@ -22,6 +22,7 @@ WAYS = {
     "terngrad": ["--exchange", "terngrad", "--codec", "terngrad"],
     "sharded-optimizer": ["--exchange", "sharded-optimizer"],
     "local steps": ["--every", "4"],
+    "updates": ["--optimizer", "adamw", "--lr", "0.002", "--clip", "1", "--codec", "3lc/int8"],
 }
 CODECS = [
     *(codec["name"] for codec in gradwire.codecs()),

@@ -14,10 +14,27 @@ from gradwire.train import run, settings, worker
 from gradwire.train.settings import TrainSettings
 
 _WIDTH_WITHOUT_TERMINAL = 120
+_OUT_HELP = (
+    "Write a JSON file of each run there as soon as it ends, and don't repeat the runs that are "
+    "there."
+)
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # Options whose defaults follow from other options (settings.from_options), and their types on the
 # command line.
-_WITHOUT_DEFAULT: dict[str, Any] = {"bandwidth": str, "learning_rate": float, "eval_every": int}
+_WITHOUT_DEFAULT: dict[str, Any] = {
+    "bandwidth": str,
+    "data": str,
+    "batch": int,
+    "width": int,
+    "optimizer": str,
+    "compress": str,
+    "learning_rate": float,
+    "weight_decay": float,
+    "warmup": int,
+    "clip": float,
+    "threads": int,
+    "eval_every": int,
+}
 
 
 def train(
@@ -26,6 +43,7 @@ def train(
         str | None, Option("--json", metavar="PATH", help="Write the report there; - for stdout.")
     ] = None,
     plots: Annotated[Path | None, Option(metavar="DIR", help="Write PNG files there.")] = None,
+    out: Annotated[Path | None, Option(metavar="DIR", help=_OUT_HELP)] = None,
     **given: Any,
 ) -> None:
     """Train with data parallelism behind a slow link, once with each codec, and compare.
@@ -38,7 +56,7 @@ def train(
     console = Console(stderr=json_path == "-")
     if not console.is_terminal:
         console.width = _WIDTH_WITHOUT_TERMINAL
-    outputs = run.Outputs(json_path, plots)
+    outputs = run.Outputs(json_path, plots, out)
     place = worker.world_of_torchrun()
     if place is None:
         run.train_here(chosen, outputs, console)

@@ -1,10 +1,14 @@
 """Data-parallel training under a limited bandwidth: what `gradwire train` runs.
 
     settings    the options of the command, checked
+    recipes     the data sets and models, their metrics and defaults
     errors      the error that ends a training
     schedule    the learning rate of a step
+    optimizers  SGD, Adam or AdamW of the settings
     data        images in memory; sharded, seeded, augmented batches
-    models      lenet, resnet20, resnet56, resnet110
+    text        Python's standard library as a text, and windows of it
+    models      lenet, mlp and ResNets
+    text_models gpt and lstm
     devices     the device of a worker: CPU or one of the GPUs
     network     a rate-limited network of namespaces for processes of one machine
     strategy    what a rank does in a step: the base of the strategies
@@ -18,6 +22,7 @@
     progress    the bars on a terminal
     records     the results of one rank
     report      the results of all ranks as a table and as JSON
+    results     a folder with a file for each run, from which a command goes on
     plots       the results as pictures
 
 Importing this package imports neither PyTorch nor matplotlib.

@@ -1,4 +1,5 @@
-"""Image data sets in memory, and batches of them: sharded by rank, seeded, cropped and flipped.
+"""Data sets in memory: images, and batches of them, sharded by rank, seeded, cropped and flipped.
+text.py has the text.
 
 A batch depends on nothing but seed, world size, rank and step: all codecs see the same images.
 """
@@ -9,6 +10,7 @@ import gzip
 import math
 import pickle
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwire.train import text
 from gradwire.train.errors import TrainError
+from gradwire.train.recipes import ACCURACY, TEXT
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -28,6 +32,8 @@ FASHION_MNIST_DIR = Path("/usr/share/datasets/fashion-mnist")
 # clothes of Fashion-MNIST fill their 28 pixels, so 4 would cut off much (after 400 steps the
 # accuracy of lenet is 4 points lower than with 2).
 CROP_PADDING = {"cifar10": 4, "fashion-mnist": 2}
+
+_TEST_BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,8 @@ class ImageSet:
 
 
 @dataclass(frozen=True)
-class Data:
-    """A data set. mean, std: float32 (channels,), of the training images scaled to 0..1."""
+class Images:
+    """mean, std: float32 (channels,), of the training images scaled to 0..1."""
 
     name: str
     train: ImageSet
@@ -51,6 +57,23 @@ class Data:
     mean: Floats
     std: Floats
     classes: int = 10
+
+    metric = ACCURACY
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.channels, self.side, self.classes
+
+    def describe(self) -> str:
+        return f"{len(self.train):,} images, {len(self.test):,} test images"
+
+    def batches(self, batch: int, world: int, rank: int, seed: int) -> Batches:
+        return Batches(self, batch, world, rank, seed)
+
+    def test_batches(self) -> Iterator[tuple[Floats, Labels]]:
+        for start in range(0, len(self.test), _TEST_BATCH):
+            part = slice(start, start + _TEST_BATCH)
+            yield self.normalise(self.test.images[part]), self.test.labels[part]
 
     @property
     def channels(self) -> int:
@@ -68,14 +91,25 @@ class Data:
         return normalised
 
 
-def locate(name: str, data_dir: Path | None) -> Path:
-    """The folder with the files of `fashion-mnist` or `cifar10`. Raises TrainError."""
-    return _locate_cifar10(data_dir) if name == "cifar10" else _locate_fashion_mnist(data_dir)
+Data = Images | text.Text
+
+
+def locate(name: str, data_dir: Path | None) -> None:
+    """Raises TrainError unless `load` would find the files of the data set."""
+    if name == TEXT:
+        text.load(data_dir)
+    else:
+        _locate_images(name, data_dir)
 
 
 def load(name: str, data_dir: Path | None) -> Data:
+    """A data set of recipes.METRICS. Raises TrainError."""
+    return text.load(data_dir) if name == TEXT else load_images(name, data_dir)
+
+
+def load_images(name: str, data_dir: Path | None) -> Images:
     """`fashion-mnist` or `cifar10`. Raises TrainError."""
-    folder = locate(name, data_dir)
+    folder = _locate_images(name, data_dir)
     if name == "cifar10":
         train, test = _load_cifar10(folder)
     else:
@@ -86,7 +120,11 @@ def load(name: str, data_dir: Path | None) -> Data:
     levels = np.arange(256) / 255.0
     mean = np.array([share @ levels for share in shares], np.float32)
     variances = [share @ (levels - m) ** 2 for share, m in zip(shares, mean, strict=True)]
-    return Data(name, train, test, mean, np.sqrt(variances).astype(np.float32))
+    return Images(name, train, test, mean, np.sqrt(variances).astype(np.float32))
+
+
+def _locate_images(name: str, data_dir: Path | None) -> Path:
+    return _locate_cifar10(data_dir) if name == "cifar10" else _locate_fashion_mnist(data_dir)
 
 
 # Fashion-MNIST: the IDX format of MNIST, gzipped.
@@ -215,7 +253,7 @@ class Batches:
     out of that epoch.
     """
 
-    def __init__(self, data: Data, batch: int, world: int, rank: int, seed: int) -> None:
+    def __init__(self, data: Images, batch: int, world: int, rank: int, seed: int) -> None:
         if batch * world > len(data.train):
             raise TrainError(
                 f"{world} workers x {batch} images do not fit in the {len(data.train)} images of "

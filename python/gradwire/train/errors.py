@@ -8,7 +8,3 @@ from gradwire.errors import UserError
 class TrainError(UserError):
     """The training cannot begin or go on. The message says why and names the remedy, for the user:
     a data set or a device that cannot be used, a tool that failed, a worker that ended."""
-
-
-class DivergedError(TrainError):
-    """The loss became NaN or infinite."""

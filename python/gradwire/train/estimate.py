@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import gradwire
-from gradwire.train.settings import PLAIN_DDP, SERVER, TrainSettings
+from gradwire.train.settings import PLAIN_DDP, SERVER, TrainSettings, both_ways
 
 _SAMPLE = 40960
 
@@ -13,7 +13,7 @@ _SAMPLE = 40960
 def estimate_seconds(
     settings: TrainSettings, parameters: int, step_seconds: float, evaluation_seconds: float
 ) -> dict[str, float]:
-    """Seconds of each codec's run, evaluations included.
+    """Seconds of a run of each codec, evaluations included.
 
     step_seconds, evaluation_seconds: as measured by the workers (loop.Trainer.measure_speed). The
     time on the wire is the bytes of a push and a pull over the bandwidth. The codec is assumed to
@@ -37,8 +37,8 @@ def estimate_seconds(
 
 
 def typical_bits_per_value(codec: str) -> float:
-    """Bits a value that the codec makes of normally distributed values."""
+    """Bits a value that the codec makes of normally distributed values, mean of both ways."""
     if codec == PLAIN_DDP:
         return 32.0
     values = np.random.default_rng(0).standard_normal(_SAMPLE).astype(np.float32)
-    return 8 * len(gradwire.encode(values, codec)) / _SAMPLE
+    return 4 * sum(len(gradwire.encode(values, way)) for way in both_ways(codec)) / _SAMPLE

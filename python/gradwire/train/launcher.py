@@ -22,7 +22,7 @@ from typing import Any
 from gradwire.train import network
 from gradwire.train.errors import TrainError
 from gradwire.train.records import RankRecord
-from gradwire.train.settings import TrainSettings
+from gradwire.train.settings import Run, TrainSettings
 
 Event = dict[str, Any]
 OnEvent = Callable[[int, Event], None]  # rank, event
@@ -31,8 +31,10 @@ _STDERR_LINES_KEPT = 30
 _SECONDS_TO_LEAVE = 20.0  # for workers that have delivered everything; then they are killed
 
 
-def run_workers(settings: TrainSettings, shaped: bool, on_event: OnEvent) -> list[list[RankRecord]]:
-    """Starts a process for each rank and lets it run all codecs. Returns each codec's records, by
+def run_workers(
+    settings: TrainSettings, runs: list[Run], shaped: bool, on_event: OnEvent
+) -> list[list[RankRecord]]:
+    """Starts a process for each rank, which takes part in all runs. Returns each run's records, by
     rank. Call it in the main thread: a worker ends when the thread that started it ends.
 
     on_event gets the events that worker.py lists, and at the end {"event": "stderr", "line"}.
@@ -42,7 +44,7 @@ def run_workers(settings: TrainSettings, shaped: bool, on_event: OnEvent) -> lis
     with contextlib.ExitStack() as cleanup:
         workers: list[_Worker] = []
         for rank in range(settings.ranks):
-            workers.append(_Worker(rank, settings, shaped))
+            workers.append(_Worker(rank, settings, runs, shaped))
             cleanup.callback(workers[rank].end)
         if shaped:
             assert settings.bandwidth is not None
@@ -51,7 +53,7 @@ def run_workers(settings: TrainSettings, shaped: bool, on_event: OnEvent) -> lis
                 attach(worker.rank, worker.process)
         for worker in workers:
             place = (network.address(0), network.INTERFACE) if shaped else ("127.0.0.1", None)
-            worker.tell(settings, worker.rank, *place)
+            worker.tell(settings, runs, worker.rank, *place)
         try:
             _follow(workers, on_event)
             deadline = time.monotonic() + _SECONDS_TO_LEAVE
@@ -67,11 +69,11 @@ def run_workers(settings: TrainSettings, shaped: bool, on_event: OnEvent) -> lis
 class _Worker:
     """A rank's process, the pipe to it, and the file that receives its stdout and stderr."""
 
-    def __init__(self, rank: int, settings: TrainSettings, shaped: bool) -> None:
+    def __init__(self, rank: int, settings: TrainSettings, runs: list[Run], shaped: bool) -> None:
         self.rank = rank
         self.name = settings.names([rank])
         self.records: list[RankRecord] = []
-        self._codecs = settings.codecs
+        self._runs = [settings.title(run) for run in runs]
         self._place = "while it started"
         self._error: TrainError | None = None
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by end
@@ -98,7 +100,7 @@ class _Worker:
 
     @property
     def has_delivered(self) -> bool:
-        return len(self.records) == len(self._codecs)
+        return len(self.records) == len(self._runs)
 
     def tell(self, *values: object) -> None:
         with contextlib.suppress(BrokenPipeError):  # it ended, and so next_event will say
@@ -118,9 +120,9 @@ class _Worker:
             case "ready":
                 self._place = "before the first step"
             case "begin":
-                self._place = f"in the run of {event['codec']}"
+                self._place = f"in the run of {event['run']}"
             case "step":
-                self._place = f"in the run of {event['codec']}, after step {event['step']}"
+                self._place = f"in the run of {event['run']}, after step {event['step']}"
         return event
 
     def written(self) -> list[str]:
@@ -147,7 +149,7 @@ class _Worker:
             pass
         status = self.process.wait()
         if status == 0:
-            missing = self._codecs[len(self.records)]
+            missing = self._runs[len(self.records)]
             return TrainError(f"{self.name} ended without a result for {missing}")
         if self._error is not None:
             return self._error

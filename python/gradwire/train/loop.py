@@ -1,4 +1,4 @@
-"""One rank's training run with one codec, and its measurements.
+"""One rank's part of a run, and its measurements.
 
 The training clock starts and stops after a barrier of all ranks. It stands still while rank 0
 evaluates and the other ranks wait in the next barrier. The counters of the network interface are
@@ -12,29 +12,32 @@ import math
 import os
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gradwire.train import devices, models, strategies
-from gradwire.train.data import Batches, Data, ImageSet
-from gradwire.train.errors import DivergedError
+from gradwire.train.data import Batches, Data
 from gradwire.train.network import Bytes, read_interface_bytes
+from gradwire.train.recipes import ACCURACY
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.schedule import learning_rate
-from gradwire.train.settings import ONE_PROCESS, TrainSettings
-from gradwire.train.strategy import Strategy
+from gradwire.train.settings import ONE_PROCESS, Run, TrainSettings
+from gradwire.train.strategy import Strategy, seed_dropout
+from gradwire.train.text import Windows
 
+Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs, targets
 OnEvent = Callable[[dict[str, Any]], None]
 ChooseStrategy = Callable[[nn.Module, str, TrainSettings, dist.ProcessGroup], Strategy]
 
-_EVALUATION_BATCH = 250
 _SECONDS_BETWEEN_STEP_EVENTS = 0.25
+_NEVER = 2**31
 
 
 class TrainingClock:
@@ -75,10 +78,10 @@ class TrainingClock:
 
 
 class Trainer:
-    """A rank's data and device, kept for all codecs.
+    """A rank's data and device, kept for all runs.
 
-    A rank has one CPU thread, as all ranks share the machine. A process with all workers has all
-    CPUs.
+    A rank has one CPU thread, as all ranks share the machine. A process with all workers has as
+    many as the settings say.
     """
 
     def __init__(
@@ -89,8 +92,10 @@ class Trainer:
         interface: str | None,
         device: torch.device,
     ) -> None:
-        self._cpus = len(os.sched_getaffinity(0))
-        self._threads = self._cpus if settings.exchange == ONE_PROCESS else 1
+        one_process = settings.exchange == ONE_PROCESS
+        self._threads = settings.threads if one_process else 1
+        # For evaluations, while all other ranks wait.
+        self._cpus = settings.threads if one_process else len(os.sched_getaffinity(0))
         torch.set_num_threads(self._threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -100,93 +105,102 @@ class Trainer:
         self._rank = rank
         self._interface = interface
         if not settings.is_server(rank):
-            ranks = settings.worker_ranks
-            batch = settings.batch * settings.workers // ranks
-            self._batches = Batches(data, batch, ranks, rank, settings.seed)
+            self._batches(settings)  # raises TrainError if there are too few data
 
     def measure_speed(self) -> dict[str, Any]:
         """Seconds of a step's computation and of one evaluation, for an estimate. Measuring takes
         the time of about five steps and changes nothing."""
-        model = self._model()
-        images, labels = self._batch(0)
+        model = self._model(self.settings)
+        inputs, targets = self._to_device(self._batches(self.settings).at(0))
 
         def take_step() -> None:
-            functional.cross_entropy(model(images), labels).backward()
+            functional.cross_entropy(model(inputs), targets).backward()
             devices.wait_for(self._device)
 
         seconds = timeit.repeat(take_step, number=1, repeat=4)
-        sample = ImageSet(
-            self._data.test.images[:_EVALUATION_BATCH], self._data.test.labels[:_EVALUATION_BATCH]
-        )
-        evaluation = timeit.timeit(lambda: self._accuracy(model, sample, self._threads), number=1)
-        evaluation *= len(self._data.test) / len(sample)
+        batches: Iterator[Arrays] = self._data.test_batches()
+        sample: list[Arrays] = [next(batches)]
+        evaluation = timeit.timeit(lambda: self._value(model, sample, self._threads), number=1)
+        evaluation *= 1 + sum(1 for _ in batches)
         if self._device.type == "cpu":
             # All ranks of this machine measure at once, but rank 0 evaluates alone, on all CPUs.
             ranks = self.settings.worker_ranks
             evaluation *= min(1.0, self._cpus / ranks / self._threads) * self._threads / self._cpus
         return {
             "parameters": models.parameter_count(model),
+            "data": self._data.describe(),
             "step_seconds": sorted(seconds[1:])[1],
             "evaluation_seconds": evaluation,
         }
 
     def run(
-        self, codec: str, on_event: OnEvent, choose: ChooseStrategy = strategies.choose
+        self, run: Run, on_event: OnEvent, choose: ChooseStrategy = strategies.choose
     ) -> RankRecord:
-        """Trains a new model. Needs an initialised process group.
-
-        Raises DivergedError, and RuntimeError if a rank is gone.
-        """
-        model, settings = self._model(), self.settings
+        """Trains a new model. Needs an initialised process group. Raises RuntimeError if a rank is
+        gone."""
+        settings = self.settings.of_run(run)
+        model = self._model(settings)
         # Each run has a new group, which all ranks, servers too, make together.
         group = dist.new_group(list(range(settings.worker_ranks)))
+        record = RankRecord(run.codec, self._rank, seed=run.seed)
         if settings.is_server(self._rank):  # until the workers have left
             start = time.perf_counter()
-            stats = strategies.serve(model, codec, settings)
-            return RankRecord(codec, self._rank, time.perf_counter() - start, hook=stats)
-        strategy = choose(model, codec, settings, group)
+            record.hook = strategies.serve(model, run.codec, settings)
+            record.seconds = time.perf_counter() - start
+            return record
+        strategy = choose(model, run.codec, settings, group)
         try:
-            return self._train(model, codec, strategy, group, on_event)
+            self._train(model, settings, strategy, group, record, on_event)
         except RuntimeError as error:
             explained = strategy.explain(error)
             if explained is error:
                 raise
             raise explained from error
+        return record
 
     def _train(
         self,
         model: nn.Module,
-        codec: str,
+        settings: TrainSettings,
         strategy: Strategy,
         workers: dist.ProcessGroup,
+        record: RankRecord,
         on_event: OnEvent,
-    ) -> RankRecord:
-        settings = self.settings
-        record = RankRecord(codec, self._rank, device=devices.describe(self._device))
+    ) -> None:
+        batches = self._batches(settings)
+        average = Average(strategy.weights(), settings.ema) if settings.ema > 0.0 else None
+        record.device = devices.describe(self._device)
         clock = TrainingClock(self._interface, self._device, workers)
         last_event = -math.inf
         clock.start()
         done = 0
         while done < settings.steps:
             step = done
-            rate = learning_rate(step, settings.steps, settings.learning_rate, settings.workers)
             for group in strategy.optimizer.param_groups:
-                group["lr"] = rate
-            loss = strategy.take_step(*self._batch(step)).item()
-            if not math.isfinite(loss):
-                raise DivergedError(
-                    f"the loss of {codec} is {loss} at step {step} on rank {self._rank}; "
-                    f"a smaller --lr may help (now {settings.learning_rate:g})"
-                )
+                group["lr"] = learning_rate(settings, step)
+            if settings.dropout > 0.0:
+                seed_dropout(settings.seed, step, self._rank)
+            loss = strategy.take_step(*self._to_device(batches.at(step))).item()
+            if average is not None and self._rank == 0:
+                average.add(strategy.weights())
             done = strategy.steps_done(step)
             record.note(loss, strategy.sent_bytes(), left_out=done - step - 1)
             if clock.seconds - last_event >= _SECONDS_BETWEEN_STEP_EVENTS:
                 last_event = clock.seconds
-                on_event(_step_event(record, clock.seconds))
-            if done == settings.steps or step // settings.eval_every < done // settings.eval_every:
+                on_event(self._step_event(record, clock.seconds))
+            is_over = done == settings.steps or (record.diverged and settings.worker_ranks == 1)
+            if is_over or step // settings.eval_every < done // settings.eval_every:
                 clock.stop()
+                record.diverged = _first(record.diverged, workers)
+                if record.diverged is not None:
+                    break
                 if self._rank == 0:
-                    self._evaluate(strategy.snapshot(), record, clock.seconds, on_event)
+                    weights = strategy.weights() if average is None else average.weights
+                    value = self._value(
+                        strategy.snapshot(weights), self._data.test_batches(), self._cpus
+                    )
+                    record.evaluations.append(Evaluation(done, clock.seconds, value))
+                    on_event(self._step_event(record, clock.seconds) | {"value": value})
                 if done < settings.steps:
                     clock.start()
         record.seconds = clock.seconds
@@ -199,38 +213,75 @@ class Trainer:
         if settings.backup_workers > 0:
             # One server may be a version ahead of another until close.
             record.parameters_digest = parameters_digest(model)
-        return record
 
-    def _model(self) -> nn.Module:
-        data, settings = self._data, self.settings
-        model = models.build(settings.model, data.channels, data.side, data.classes, settings.seed)
+    def _batches(self, settings: TrainSettings) -> Batches | Windows:
+        ranks = settings.worker_ranks
+        batch = settings.batch * settings.workers // ranks
+        return self._data.batches(batch, ranks, self._rank, settings.seed)
+
+    def _model(self, settings: TrainSettings) -> nn.Module:
+        model = models.build(
+            settings.model,
+            *self._data.shape,
+            seed=settings.seed,
+            width=settings.width,
+            dropout=settings.dropout,
+        )
         return model.to(self._device)
 
-    def _batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        images, labels = self._batches.at(step)
-        return torch.from_numpy(images).to(self._device), torch.from_numpy(labels).to(self._device)
+    def _to_device(self, batch: Arrays) -> tuple[Tensor, Tensor]:
+        inputs, targets = (torch.from_numpy(array).to(self._device) for array in batch)
+        return inputs, targets
 
-    def _evaluate(
-        self, model: nn.Module, record: RankRecord, seconds: float, on_event: OnEvent
-    ) -> None:
-        """Evaluates with all CPUs, as the other ranks wait meanwhile."""
-        accuracy = self._accuracy(model, self._data.test, self._cpus)
-        record.evaluations.append(Evaluation(len(record.losses), seconds, accuracy))
-        on_event(_step_event(record, seconds) | {"accuracy": accuracy})
-
-    def _accuracy(self, model: nn.Module, images: ImageSet, threads: int) -> float:
-        """The share of correct answers. Leaves the model in evaluation mode."""
+    def _value(self, model: nn.Module, batches: Iterable[Arrays], threads: int) -> float:
+        """The metric of the data, on the CPUs that the other ranks leave meanwhile. Leaves the
+        model in evaluation mode."""
         model.eval()
-        right = 0
+        total, count = 0.0, 0
         torch.set_num_threads(threads)
         with torch.inference_mode():
-            for start in range(0, len(images), _EVALUATION_BATCH):
-                part = slice(start, start + _EVALUATION_BATCH)
-                pixels = torch.from_numpy(self._data.normalise(images.images[part]))
-                answers = model(pixels.to(self._device)).argmax(dim=1).cpu()
-                right += int((answers == torch.from_numpy(images.labels[part])).sum())
+            for batch in batches:
+                inputs, targets = self._to_device(batch)
+                logits = model(inputs)
+                if self._data.metric is ACCURACY:
+                    total += (logits.argmax(dim=1) == targets).sum().item()
+                else:
+                    total += functional.cross_entropy(logits, targets, reduction="sum").item()
+                count += len(targets)
         torch.set_num_threads(self._threads)
-        return right / len(images)
+        return total / count
+
+    def _step_event(self, record: RankRecord, seconds: float) -> dict[str, Any]:
+        return {
+            "event": "step",
+            "run": self.settings.title(Run(record.codec, record.seed)),
+            "step": len(record.losses),
+            "seconds": seconds,
+            "loss": next((x for x in reversed(record.losses) if x is not None), math.nan),
+        }
+
+
+class Average:
+    """The exponential moving average of a model's weights."""
+
+    def __init__(self, weights: list[Tensor], decay: float) -> None:
+        self.weights = [weight.clone() for weight in weights]
+        self._decay, self._steps = decay, 0
+
+    @torch.no_grad()
+    def add(self, weights: list[Tensor]) -> None:
+        """The first steps decay faster, so that the initial weights are soon forgotten."""
+        self._steps += 1
+        decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
+        for mean, weight in zip(self.weights, weights, strict=True):
+            mean.lerp_(weight, 1.0 - decay)
+
+
+def _first(step: int | None, workers: dist.ProcessGroup) -> int | None:
+    """The first of the workers' steps."""
+    first = torch.tensor(_NEVER if step is None else step)
+    dist.all_reduce(first, dist.ReduceOp.MIN, workers)
+    return None if first.item() == _NEVER else int(first)
 
 
 def parameters_digest(model: nn.Module) -> str:
@@ -239,13 +290,3 @@ def parameters_digest(model: nn.Module) -> str:
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _step_event(record: RankRecord, seconds: float) -> dict[str, Any]:
-    return {
-        "event": "step",
-        "codec": record.codec,
-        "step": len(record.losses),
-        "seconds": seconds,
-        "loss": next(loss for loss in reversed(record.losses) if loss is not None),
-    }

@@ -1,19 +1,19 @@
 """The strategy `one-process`: all workers of a training and their server in one process.
 
-In each step every worker computes the gradient of its own batch with the same replica of the model
-and pushes it through its own compressors. The server averages the gradients that arrive, takes a
-step of SGD, and sends the change of its model through its own compressors to the replica. All
-workers would pull the same bytes, so one replica stands for the replicas of all workers.
+In each step every worker computes the gradient of its own batch. What it pushes through its own
+compressors is this gradient or, with `--compress updates`, the change that its own optimizer makes
+of it. The server averages what arrives. With gradients it steps its optimizer; what is pulled is
+the change of its model. With updates their average itself is pulled. The server encodes once for
+all workers, so one replica stands for the replicas of all.
 
 Batches, codecs, residuals, frames and numbers of bytes are those of a training with servers.
 Nothing is sent, so times say nothing about a network. Tensors of one dimension (batch
-normalisation, biases) go raw. The statistics of batch normalisation are those of worker 0
-(3LC, section 4.3: "make one worker responsible").
+normalisation, biases) and small ones go raw. The statistics of batch normalisation are those of
+worker 0 (3LC, section 4.3: "make one worker responsible").
 """
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -26,44 +26,70 @@ import gradwire
 from gradwire.torch.device.kernels import has_kernels, require_kernels, stream_of
 from gradwire.torch.records.exchange_settings import RAW
 from gradwire.torch.records.parameters import split_like
-from gradwire.train.settings import MOMENTUM, WEIGHT_DECAY, TrainSettings
-from gradwire.train.strategy import Strategy
+from gradwire.train import optimizers
+from gradwire.train.settings import PLAIN_DDP, UPDATES, TrainSettings, both_ways
+from gradwire.train.strategy import Strategy, seed_dropout
 
 _BATCH_NORM_MOMENTUM = 0.1
 _FRAME_HEADER = 32  # spec/format.md
 
 
 class OneProcess(Strategy):
-    """`every`: steps from one push to the next. Between pushes the gradients are summed, and the
-    replica does not change (3LC's "local steps")."""
+    """settings.every: steps from one push to the next. Between pushes gradients are summed, and the
+    replica does not change (3LC's "local steps"); with updates every worker steps a model of its
+    own. The codec ddp sends uncompressed gradients in every step."""
 
     def __init__(self, model: nn.Module, codec: str, settings: TrainSettings) -> None:
-        self._replica = FlatModel(model)
-        self._server = self._replica.weights.clone().requires_grad_()
-        rate = settings.learning_rate
-        server_step = torch.optim.SGD([self._server], rate, MOMENTUM, weight_decay=WEIGHT_DECAY)
-        super().__init__(model, server_step)
-        self._workers, self._every, self._step = settings.workers, settings.every, 0
-        segments, device = self._replica.segments(), self._server.device
+        is_plain = codec == PLAIN_DDP
+        self._settings, self._workers, self._step = settings, settings.workers, 0
+        self._every = 1 if is_plain else settings.every
+        self._sends_updates = settings.compress == UPDATES and not is_plain
+        self._replica = replica = FlatModel(model, settings.min_numel)
+        device = replica.weights.device
+        self._gradients = replica.weights.new_zeros(self._workers, replica.weights.numel())
+        self._views = [replica.views(gradient) for gradient in self._gradients]
+        self._mean = torch.zeros_like(replica.weights)
+        # The vectors that the optimizer steps, and their gradients.
+        if self._sends_updates:
+            self._models = replica.weights.repeat(self._workers, 1)
+            self._pulled = replica.weights.clone()
+            stepped = list(zip(self._models, self._gradients, strict=True))
+        else:
+            self._server = replica.weights.clone()
+            self._pulled = replica.weights
+            stepped = [(self._server, self._mean)]
+        parts = [(replica.parameters(w), replica.parameters(g)) for w, g in stepped]
+        for parameters, gradients in parts:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+        matrices, vectors = ([parameters[i] for parameters, _ in parts] for i in range(2))
+        super().__init__(model, optimizers.build(settings, matrices, vectors), clip=settings.clip)
+
+        segments = replica.segments()
         kind = DeviceCompressors if has_kernels(device) else Compressors
+        push, pull = (RAW, RAW) if is_plain else both_ways(codec)
         *self._pushes, self._pull = (
-            kind(codec, segments, settings.seed, sender, device)
-            for sender in range(self._workers + 1)
+            kind(name, segments, settings.seed, sender, device)
+            for sender, name in enumerate([*[push] * self._workers, pull])
         )
-        self._gradients = torch.zeros(self._workers, self._server.numel(), device=device)
-        self._views = [self._replica.views(gradient) for gradient in self._gradients]
         self._values = {"values": sum(segments), "compressed_values": sum(segments[:-1])}
         # Row: pushed, pulled. Column: bytes of frames, bytes of the compressed tensors' payloads.
         self._last_bytes = self._sent_bytes = np.zeros((2, 2))
 
-    def take_step(self, images: Tensor, labels: Tensor) -> Tensor:
-        """images, labels: the batches of all workers, one after the other. Returns the mean of
+    def take_step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """inputs, targets: the batches of all workers, one after the other. Returns the mean of
         their losses."""
-        batches = zip(images.chunk(self._workers), labels.chunk(self._workers), strict=True)
-        losses = [
-            self._replica.add_gradient(*batch, self._views[worker], is_first=worker == 0)
-            for worker, batch in enumerate(batches)
-        ]
+        batches = zip(inputs.chunk(self._workers), targets.chunk(self._workers), strict=True)
+        losses = []
+        for worker, batch in enumerate(batches):
+            if self._sends_updates:
+                self._replica.weights.copy_(self._models[worker])
+            if self._settings.dropout > 0.0:
+                seed_dropout(self._settings.seed, self._step, worker)
+            views = self._views[worker]
+            losses.append(self._replica.add_gradient(*batch, views, is_first=worker == 0))
+        if self._sends_updates:
+            self._step_workers()
         is_due = (self._step + 1) % self._every == 0
         self._last_bytes = self._exchange() if is_due else np.zeros((2, 2))
         self._sent_bytes = self._sent_bytes + self._last_bytes
@@ -87,52 +113,82 @@ class OneProcess(Strategy):
             **self._values,
         }
 
-    def snapshot(self) -> nn.Module:
-        """The server's model, with the statistics of worker 0."""
-        copied = FlatModel(copy.deepcopy(self._model))
-        copied.weights.copy_(self._server.detach())
-        return copied.module
+    def weights(self) -> list[Tensor]:
+        """Those of the server's model; with updates, which no server keeps, of the replica."""
+        return self._replica.in_order(self._pulled if self._sends_updates else self._server)
+
+    def _step_workers(self) -> None:
+        """Each worker steps its model by its own gradient, clipped by the norm of the average."""
+        if self._clip > 0.0:
+            norm = self._gradients.mean(dim=0).norm().item()
+            optimizers.clip([self._gradients], norm, self._clip)
+        self.optimizer.step()
+        self._gradients.zero_()
+
+    def _step_server(self) -> Tensor:
+        """Steps the server's model by the average gradient; returns its change."""
+        self._gradients.zero_()
+        before = self._server.clone()
+        if self._clip > 0.0:
+            optimizers.clip([self._mean], self._mean.norm().item(), self._clip)
+        self.optimizer.step()
+        return self._server - before
 
     def _exchange(self) -> NDArray[np.float64]:
         """Returns the bytes, as in _sent_bytes."""
-        mean = torch.zeros_like(self._gradients[0])
+        sent = self._models - self._pulled if self._sends_updates else self._gradients
+        self._mean.zero_()
         pushed = [
-            push.transmit(gradient, self._step, mean)
-            for push, gradient in zip(self._pushes, self._gradients, strict=True)
+            push.transmit(values, self._step, self._mean)
+            for push, values in zip(self._pushes, sent, strict=True)
         ]
-        self._gradients.zero_()
-        before = self._server.detach().clone()
-        self._server.grad = mean.div_(self._workers)
-        self.optimizer.step()
-        change = self._server.detach() - before
-        pulled = self._pull.transmit(change, self._step, self._replica.weights)
+        self._mean.div_(self._workers)
+        change = self._mean if self._sends_updates else self._step_server()
+        pulled = self._pull.transmit(change, self._step, self._pulled)
+        if self._sends_updates:
+            self._models.copy_(self._pulled)
+            self._replica.weights.copy_(self._pulled)
         return np.array([np.mean(pushed, axis=0), pulled])
 
 
 class FlatModel:
     """A model whose parameters are views of one vector: the tensors to compress in their order,
-    then the tensors of one dimension, which go raw."""
+    then small matrices, then the tensors of one dimension; both go raw."""
 
-    def __init__(self, module: nn.Module) -> None:
-        parameters = sorted(module.parameters(), key=lambda p: p.dim() == 1)  # stable
+    def __init__(self, module: nn.Module, min_numel: int) -> None:
+        def place(parameter: nn.Parameter) -> tuple[bool, bool]:
+            is_vector = parameter.dim() <= 1
+            return is_vector or parameter.numel() < min_numel, is_vector
+
+        self._given = list(module.parameters())
+        self._parameters = parameters = sorted(self._given, key=place)  # stable
         self.module = module
         self.weights = torch.cat([p.detach().flatten() for p in parameters])
-        self._parameters = parameters
         for parameter, part in zip(parameters, self.views(self.weights), strict=True):
             parameter.data = part
+        self._coded = [p.numel() for p in parameters if not any(place(p))]
+        self._matrices = sum(p.numel() for p in parameters if not all(place(p)))
         self._norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d)]
 
     def segments(self) -> list[int]:
         """The length of each tensor to compress, then of all raw tensors together."""
-        coded = [p.numel() for p in self._parameters if p.dim() != 1]
-        return [*coded, self.weights.numel() - sum(coded)]
+        return [*self._coded, self.weights.numel() - sum(self._coded)]
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """The parts of a vector like `weights`, each in its parameter's shape."""
         return split_like(vector, self._parameters)
 
+    def in_order(self, vector: Tensor) -> list[Tensor]:
+        """The same parts in the order of the module's parameters."""
+        parts = dict(zip(self._parameters, self.views(vector), strict=True))
+        return [parts[parameter] for parameter in self._given]
+
+    def parameters(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """The parts of a vector like `weights` that are of matrices, and of one dimension."""
+        return vector[: self._matrices], vector[self._matrices :]
+
     def add_gradient(
-        self, images: Tensor, labels: Tensor, sums: list[Tensor], is_first: bool
+        self, inputs: Tensor, targets: Tensor, sums: list[Tensor], is_first: bool
     ) -> Tensor:
         """Adds the gradient of a batch to `sums`, the views of a vector; returns the loss.
         is_first: whether this worker keeps the statistics of batch normalisation."""
@@ -140,7 +196,7 @@ class FlatModel:
             norm.momentum = _BATCH_NORM_MOMENTUM if is_first else 0.0
         for parameter, part in zip(self._parameters, sums, strict=True):
             parameter.grad = part
-        loss = functional.cross_entropy(self.module(images), labels)
+        loss = functional.cross_entropy(self.module(inputs), targets)
         loss.backward()
         return loss.detach()
 

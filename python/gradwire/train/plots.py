@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradwire.train.report import Report
+from gradwire.train.report import Report, RunResult
 from gradwire.train.settings import format_bandwidth
 
 # Okabe and Ito's palette, whose colours differ for colour-blind people too.
@@ -23,9 +23,10 @@ _POINTS_OF_A_SMOOTH_LINE = 40
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Writes accuracy.png and loss.png, and bits.png unless only plain DDP ran."""
+    """Writes a picture of the metric, such as accuracy.png, and loss.png, and bits.png unless only
+    plain DDP ran."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawings = {"accuracy.png": draw_accuracy, "loss.png": draw_loss}
+    drawings = {f"{report.settings.metric.name}.png": draw_metric, "loss.png": draw_loss}
     if any(result.push_bits for result in report.results):
         drawings["bits.png"] = draw_bits
     written = []
@@ -37,16 +38,17 @@ def write(report: Report, folder: Path) -> list[Path]:
     return written
 
 
-def draw_accuracy(report: Report) -> Figure:
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+def draw_metric(report: Report) -> Figure:
+    figure, metric = Figure(figsize=_SIZE_INCHES, layout="constrained"), report.settings.metric
     axes = figure.subplots()
-    for index, result in enumerate(report.results):
+    for index, result, label in _lines(report):
         seconds = [e["seconds"] for e in result.evaluations]
-        percent = [100 * e["accuracy"] for e in result.evaluations]
-        label = f"{result.codec} ({result.accuracy:.1%} after {result.seconds:.0f} s)"
-        axes.plot(seconds, percent, marker="o", markersize=4, label=label, **_style(index))
+        values = [metric.scale * e["value"] for e in result.evaluations]
+        if label and result.final is not None:
+            label += f" ({metric.text(result.final)} after {result.seconds:.0f} s)"
+        axes.plot(seconds, values, marker="o", markersize=4, label=label, **_style(index))
     kind = "modelled" if report.conditions.modelled else "measured"
-    _finish(axes, report, f"training time, {kind} (s)", "test accuracy (%)")
+    _finish(axes, report, f"training time, {kind} (s)", f"{metric.title} ({metric.unit})")
     return figure
 
 
@@ -54,11 +56,13 @@ def draw_loss(report: Report) -> Figure:
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     window = max(1, report.settings.steps // _POINTS_OF_A_SMOOTH_LINE)
-    for index, result in enumerate(report.results):
+    for index, result, label in _lines(report):
+        if len(result.loss) < window:
+            continue
         steps, style = range(1, len(result.loss) + 1), _style(index)
         axes.plot(steps, result.loss, alpha=0.15, color=style["color"])
         smooth = moving_average(result.loss, window)
-        axes.plot(steps[window - 1 :], smooth, label=result.codec, **style)
+        axes.plot(steps[window - 1 :], smooth, label=label, **style)
     _finish(axes, report, "step", f"training loss (nats, mean of {window} steps and all workers)")
     return figure
 
@@ -67,13 +71,13 @@ def draw_bits(report: Report) -> Figure:
     """Two panels, push and pull, with the same logarithmic scale."""
     figure = Figure(figsize=(_SIZE_INCHES[0], 1.4 * _SIZE_INCHES[1]), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, sharey=True)
-    for index, result in enumerate(report.results):
+    for index, result, label in _lines(report):
         if not result.push_bits:
             continue
         for axes, bits in ((above, result.push_bits), (below, result.pull_bits)):
-            label = f"{result.codec} (mean {sum(bits) / len(bits):.2f})"
             sent = [(step, value) for step, value in enumerate(bits, 1) if value > 0]
-            axes.plot(*zip(*sent, strict=True), label=label, **_style(index))
+            mean = label and f"{label} (mean {sum(bits) / len(bits):.2f})"
+            axes.plot(*zip(*sent, strict=True), label=mean, **_style(index))
     for axes, direction, title, across in (
         (above, "push", "push: gradients to their owner", ""),
         (below, "pull", "pull: results back", "step"),
@@ -90,6 +94,13 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     """Means of every `window` consecutive values: len(values) - window + 1 of them."""
     sums = [0.0, *accumulate(values)]
     return [(end - begin) / window for begin, end in zip(sums, sums[window:], strict=False)]
+
+
+def _lines(report: Report) -> Iterator[tuple[int, RunResult, str]]:
+    """The number of a run's codec, the run, and its label: the codec, for the first seed alone."""
+    for index, (codec, results) in enumerate(report.by_codec().items()):
+        for result in results:
+            yield index, result, codec if result is results[0] else ""
 
 
 def _style(index: int) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from gradwire.train.recipes import Metric
+
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -28,7 +30,7 @@ def say(console: Console, text: str, style: str = "") -> None:
 class Display(Progress):
     """Shows the events of rank 0. A context manager."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, steps: int, metric: Metric) -> None:
         super().__init__(
             TextColumn("{task.description:<14}"),
             BarColumn(bar_width=None),
@@ -41,32 +43,32 @@ class Display(Progress):
             disable=not console.is_terminal,
         )
         self._steps = steps
+        self._metric = metric
         self._last_line = -math.inf
-        self._accuracy: dict[str, float] = {}
+        self._value = ""
         self._task: TaskID | None = None
 
     def show(self, event: dict[str, Any]) -> None:
         """Shows an event of rank 0 if it is about progress."""
         if event["event"] == "begin":
-            self._task = self.add_task(event["codec"], total=self._steps, state="")
+            self._value = ""
+            self._task = self.add_task(event["run"], total=self._steps, state="")
             self._last_line = -math.inf
         elif event["event"] == "step":
             self._show_step(event)
 
     def _show_step(self, event: dict[str, Any]) -> None:
-        codec, step = event["codec"], event["step"]
-        if "accuracy" in event:
-            self._accuracy[codec] = event["accuracy"]
-        state = f"loss {event['loss']:.3f}"
-        if codec in self._accuracy:
-            state += f"  accuracy {self._accuracy[codec]:.1%}"
+        run, step = event["run"], event["step"]
+        if "value" in event:
+            self._value = f"  {self._metric.title} {self._metric.text(event['value'])}"
+        state = f"loss {event['loss']:.3f}{self._value}"
         if self._task is not None:
             self.update(self._task, completed=step, state=state)
         now = time.monotonic()
-        finished = step == self._steps and "accuracy" in event
+        finished = step == self._steps and "value" in event
         if self.disable and (finished or now - self._last_line >= _SECONDS_BETWEEN_LINES):
             self._last_line = now
             say(
                 self.console,
-                f"{codec:<14} step {step}/{self._steps}  {event['seconds']:.1f} s  {state}",
+                f"{run:<14} step {step}/{self._steps}  {event['seconds']:.1f} s  {state}",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +11,11 @@ from gradwire.train.network import Bytes
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Share of the test images that rank 0 classified correctly after `step` steps and `seconds`
-    of training."""
+    """The settings' metric, which rank 0 measured after `step` steps and `seconds` of training."""
 
     step: int
     seconds: float
-    accuracy: float
+    value: float
 
 
 @dataclass
@@ -23,12 +23,13 @@ class RankRecord:
     """What one rank measured in one run.
 
     losses, push_bytes, pull_bytes: one element for each step, None for steps that the others took
-    without this rank; empty on a server. push_bytes, pull_bytes: bytes that the rank sent (with
-    servers, pull_bytes: that a worker received); empty for plain DDP, where they are unknown.
-    seconds: of the training clock. hook: the strategy's stats(). link: bytes that the rank's own
-    interface counted while the clock ran; None without an interface of its own.
-    parameters_digest: SHA-256 of all parameters after the last step. device: the text of
-    devices.describe; empty on a server.
+    without this rank, and for losses that are not finite; empty on a server. push_bytes,
+    pull_bytes: bytes that the rank sent (with servers, pull_bytes: that a worker received); empty
+    for plain DDP, where they are unknown. seconds: of the training clock. hook: the strategy's
+    stats(). link: bytes that the rank's own interface counted while the clock ran; None without an
+    interface of its own. parameters_digest: SHA-256 of all parameters after the last step. device:
+    the text of devices.describe; empty on a server. diverged: the first step with a loss that is
+    not finite, on any rank; the run ended soon after it.
     """
 
     codec: str
@@ -42,11 +43,15 @@ class RankRecord:
     link: Bytes | None = None
     parameters_digest: str = ""
     device: str = ""
+    seed: int = 0
+    diverged: int | None = None
 
     def note(self, loss: float, sent: tuple[float, float] | None, left_out: int) -> None:
         """Notes a step that this rank took. left_out: the steps after it that the others took
         without this rank."""
-        self.losses += [loss] + [None] * left_out
+        if not math.isfinite(loss) and self.diverged is None:
+            self.diverged = len(self.losses) + 1
+        self.losses += [loss if math.isfinite(loss) else None] + [None] * left_out
         if sent is not None:
             self.push_bytes += [sent[0]] + [None] * left_out
             self.pull_bytes += [sent[1]] + [None] * left_out

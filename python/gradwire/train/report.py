@@ -26,7 +26,8 @@ headers, acknowledgements and DDP's own messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
+from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
@@ -35,8 +36,17 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire.train.network import Bytes
+from gradwire.train.recipes import Metric
 from gradwire.train.records import RankRecord
-from gradwire.train.settings import PLAIN_DDP, SERVED, TrainSettings, format_bandwidth, is_cuda
+from gradwire.train.settings import (
+    ONE_PROCESS,
+    PLAIN_DDP,
+    SERVED,
+    SERVER,
+    TrainSettings,
+    format_bandwidth,
+    is_cuda,
+)
 
 
 @dataclass(frozen=True)
@@ -50,19 +60,23 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class CodecResult:
-    """One codec's run. Bytes are the mean of all workers, None if unknown (plain DDP) or if
-    nothing was sent (one worker). Lists over steps are means of all workers."""
+class RunResult:
+    """One run. Bytes are the mean of all workers, None if unknown (plain DDP) or if nothing was
+    sent (one worker). Lists over steps are means of all workers. final: the metric at the end;
+    None: the run diverged, in the step `diverged`."""
 
     codec: str
-    accuracy: float
+    seed: int
+    final: float | None
+    diverged: int | None
     seconds: float
     measured_seconds: float
-    speedup: float  # over the first codec
     push_bytes: float | None
     pull_bytes: float | None
     push_bits_per_value: float | None
     pull_bits_per_value: float | None
+    push_payload_bits: float | None
+    pull_payload_bits: float | None
     ratio: float | None
     link: Bytes | None
     replicas_identical: bool
@@ -73,13 +87,38 @@ class CodecResult:
     hook_of_rank: list[dict[str, Any] | None]  # the servers come last
     device_of_worker: list[str]
 
+    @staticmethod
+    def read(values: dict[str, Any]) -> RunResult:
+        """The result that was written as plain values. Raises TypeError, KeyError."""
+        link = None if values["link"] is None else Bytes(**values["link"])
+        names = {field.name for field in fields(RunResult)}
+        return RunResult(**{k: v for k, v in values.items() if k in names} | {"link": link})
+
 
 @dataclass(frozen=True)
 class Report:
+    """data: a description of the data set."""
+
     settings: TrainSettings
     parameters: int
+    data: str
     conditions: Conditions
-    results: list[CodecResult]
+    results: list[RunResult]
+
+    def by_codec(self) -> dict[str, list[RunResult]]:
+        """The results of each codec, a seed after the other."""
+        return {
+            codec: [result for result in self.results if result.codec == codec]
+            for codec in dict.fromkeys(result.codec for result in self.results)
+        }
+
+    def speedup(self, codec: str) -> float | None:
+        """Over the first codec; both as the mean of the runs that did not diverge."""
+        first, own = (
+            mean_of(self.by_codec()[name], lambda result: result.seconds)
+            for name in (self.results[0].codec, codec)
+        )
+        return first / own if first and own else None
 
     def to_json(self, machine: dict[str, Any]) -> dict[str, Any]:
         """Plain values. machine: a description of the machine and of the build."""
@@ -89,23 +128,32 @@ class Report:
             "machine": machine,
             "settings": self.settings.to_json(),
             "parameters": self.parameters,
+            "data": self.data,
+            "metric": self.settings.metric.name,
             "times": "modelled" if self.conditions.modelled else "measured",
             "links": {"bandwidth": bandwidth, **asdict(self.conditions)},
-            "results": [asdict(result) for result in self.results],
+            "results": [
+                asdict(result) | {"speedup": self.speedup(result.codec)} for result in self.results
+            ],
         }
 
 
-def assemble(
-    settings: TrainSettings,
-    parameters: int,
-    conditions: Conditions,
-    records: Sequence[Sequence[RankRecord]],
-) -> Report:
-    """records: for each codec the records of all ranks, in order."""
-    results = [_result(settings, parameters, conditions, ranks) for ranks in records]
-    first = results[0].seconds
-    results = [replace(result, speedup=first / result.seconds) for result in results]
-    return Report(settings, parameters, conditions, results)
+def finished(results: Sequence[RunResult]) -> list[RunResult]:
+    """The runs that did not diverge."""
+    return [result for result in results if result.final is not None]
+
+
+def mean_of(
+    results: Sequence[RunResult], number: Callable[[RunResult], float | None]
+) -> float | None:
+    """The mean over the runs that did not diverge; None if there is none, or no such number."""
+    numbers = [n for result in finished(results) if (n := number(result)) is not None]
+    return fmean(numbers) if numbers else None
+
+
+def steps_of(ranks: Sequence[RankRecord]) -> int:
+    """The steps that a run took."""
+    return len(ranks[0].losses)
 
 
 def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[RankRecord]) -> float:
@@ -122,46 +170,55 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
         elif record.codec == PLAIN_DDP and not settings.is_server(record.rank):
             busy = max(busy, record.seconds)
             values = _pushed_values(settings, parameters, record.codec)
-            volume = max(volume, 2 * 4.0 * values * settings.steps)
+            volume = max(volume, 2 * 4.0 * values * steps_of(ranks))
     return busy + volume * 8 / settings.bandwidth
 
 
 def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> float:
     """How many values a worker pushes in a step; it pulls as many. Without servers, a rank does not
     push the values that it owns."""
-    if settings.exchange in SERVED and codec != PLAIN_DDP:
+    if settings.exchange == ONE_PROCESS or (settings.exchange == SERVER and codec != PLAIN_DDP):
         return parameters
     return parameters * (settings.workers - 1) / settings.workers
 
 
-def _result(
+def result_of(
     settings: TrainSettings, parameters: int, conditions: Conditions, ranks: Sequence[RankRecord]
-) -> CodecResult:
+) -> RunResult:
+    """ranks: the records of a run, in order."""
     codec, workers = ranks[0].codec, ranks[: settings.worker_ranks]
     seconds = measured = max(record.seconds for record in workers)
     if conditions.modelled:
         seconds = model_seconds(settings, parameters, ranks)
     values = _pushed_values(settings, parameters, codec)
-    plain = 4.0 * values * settings.steps  # bytes that a worker would push without compression
+    plain = 4.0 * values * steps_of(ranks)  # bytes that a worker would push without compression
     hooks = [record.hook for record in workers if record.hook is not None]
     push = pull = push_bits = pull_bits = ratio = None
+    payloads: list[float | None] = [None, None]
     if hooks and plain > 0:
         push = fmean([hook["push_bytes"] for hook in hooks])
         pull = fmean([hook["pull_bytes"] for hook in hooks])
         push_bits, pull_bits = 32 * push / plain, 32 * pull / plain
         beside = fmean([hook["control_bytes"] for hook in hooks])
         ratio = 2 * plain / (push + pull + beside)
+        if "compressed_values" in hooks[0]:
+            coded = steps_of(ranks) * hooks[0]["compressed_values"]
+            payloads = [8 * hooks[0][f"{leg}_payload_bytes"] / coded for leg in ("push", "pull")]
     links = [record.link for record in workers if record.link is not None]
-    return CodecResult(
+    diverged, last = ranks[0].diverged, ranks[0].evaluations[-1:]
+    return RunResult(
         codec=codec,
-        accuracy=ranks[0].evaluations[-1].accuracy,
+        seed=ranks[0].seed,
+        final=last[0].value if last and diverged is None else None,
+        diverged=diverged,
         seconds=seconds,
         measured_seconds=measured,
-        speedup=1.0,
         push_bytes=push,
         pull_bytes=pull,
         push_bits_per_value=push_bits,
         pull_bits_per_value=pull_bits,
+        push_payload_bits=payloads[0],
+        pull_payload_bits=payloads[1],
         ratio=ratio,
         link=Bytes.mean(links) if links else None,
         replicas_identical=len({record.parameters_digest for record in workers}) == 1,
@@ -177,9 +234,9 @@ def _result(
 
 
 def _means_of_steps(ranks: Sequence[Sequence[float | None]]) -> list[float]:
-    """The mean of each step over the ranks that took it."""
-    steps = zip(*ranks, strict=True)
-    return [fmean([value for value in step if value is not None]) for step in steps]
+    """The mean of each step over the ranks that took it, up to a step that has no value."""
+    steps = ([v for v in step if v is not None] for step in zip(*ranks, strict=True))
+    return [fmean(values) for values in takewhile(bool, steps)]
 
 
 def _bits_of_steps(ranks: Sequence[Sequence[float | None]], values: float) -> list[float]:
@@ -189,29 +246,44 @@ def _bits_of_steps(ranks: Sequence[Sequence[float | None]], values: float) -> li
 
 # The table
 
+Results = Sequence[RunResult]  # of one codec
+
 
 def table(report: Report) -> Table:
     """Fits into 80 columns. Bytes in megabytes (10^6)."""
-    columns: dict[str, Callable[[CodecResult], str]] = {
-        "codec": lambda result: result.codec,
-        "test\naccuracy": lambda result: f"{result.accuracy:.2%}",
-        f"{'modelled' if report.conditions.modelled else 'wall'}\nseconds": (
-            lambda result: f"{result.seconds:.1f}"
+    metric = report.settings.metric
+
+    def mean(text: Callable[[float | None], str], number: Any) -> Callable[[Results], str]:
+        return lambda results: text(mean_of(results, number))
+
+    columns: dict[str, Callable[[Results], str]] = {
+        "codec": lambda results: results[0].codec,
+        metric.title.replace(" ", "\n"): lambda results: (
+            "diverged"
+            if (value := mean_of(results, lambda result: result.final)) is None
+            else metric.text(value)
         ),
-        "speed-\nup": lambda result: f"{result.speedup:.2f}",
-        "pushed\nMB": lambda result: _megabytes(result.push_bytes),
-        "pulled\nMB": lambda result: _megabytes(result.pull_bytes),
-        "bits\npush": lambda result: _number(result.push_bits_per_value),
-        "bits\npull": lambda result: _number(result.pull_bits_per_value),
-        "\nratio": lambda result: _number(result.ratio),
+    }
+    if report.settings.seeds > 1:
+        columns["\n±"] = lambda results: _spread(metric, results)
+    columns |= {
+        f"{'modelled' if report.conditions.modelled else 'wall'}\nseconds": mean(
+            lambda seconds: "-" if seconds is None else f"{seconds:.1f}", lambda r: r.seconds
+        ),
+        "speed-\nup": lambda results: _ratio(report.speedup(results[0].codec)),
+        "pushed\nMB": mean(_megabytes, lambda r: r.push_bytes),
+        "pulled\nMB": mean(_megabytes, lambda r: r.pull_bytes),
+        "bits\npush": mean(_number, lambda r: r.push_bits_per_value),
+        "bits\npull": mean(_number, lambda r: r.pull_bits_per_value),
+        "\nratio": mean(_number, lambda r: r.ratio),
     }
     if _has_links(report):
-        columns["link\nMB"] = lambda result: _megabytes(result.link.sent if result.link else None)
+        columns["link\nMB"] = mean(_megabytes, lambda r: r.link.sent if r.link else None)
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for title in columns:
         shown.add_column(title, justify="left" if title == "codec" else "right", no_wrap=True)
-    for result in report.results:
-        shown.add_row(*(Text(cell(result)) for cell in columns.values()))
+    for results in report.by_codec().values():
+        shown.add_row(*(Text(cell(results)) for cell in columns.values()))
     return shown
 
 
@@ -224,6 +296,19 @@ def footnotes(report: Report) -> list[str]:
         + " link: what its network interface counted, with every header."
         * _has_links(report)
     ]
+    notes += [
+        f"{result.codec}, seed {result.seed}: DIVERGED in step {result.diverged} (a smaller --lr "
+        f"may help, now {report.settings.learning_rate:g})."
+        for result in report.results
+        if result.diverged is not None
+    ]
+    if report.settings.seeds > 1:
+        counts = {len(finished(results)) for results in report.by_codec().values()}
+        of = "" if counts == {report.settings.seeds} else ", without those that diverged"
+        notes.append(
+            f"Means of {report.settings.seeds} seeds{of}; ±: half the distance from the lowest to "
+            "the highest."
+        )
     notes += _devices(report)
     if report.conditions.modelled:
         bandwidth = format_bandwidth(report.settings.bandwidth)
@@ -237,7 +322,7 @@ def footnotes(report: Report) -> list[str]:
             f"Exchanges take place every {report.settings.every} steps; bits and ratio are those "
             "of all steps."
         )
-    different = [result.codec for result in report.results if not result.replicas_identical]
+    different = dict.fromkeys(r.codec for r in report.results if not r.replicas_identical)
     if different:
         notes.append(f"REPLICAS DIFFER between the ranks after: {', '.join(different)}")
     elif report.settings.ranks > 1:
@@ -259,7 +344,7 @@ def _devices(report: Report) -> list[str]:
     ]
 
 
-def _servers(settings: TrainSettings, result: CodecResult) -> str | None:
+def _servers(settings: TrainSettings, result: RunResult) -> str | None:
     """The servers' traffic, and the pushes that they dropped."""
     servers = [hook for hook in result.hook_of_rank[settings.worker_ranks :] if hook is not None]
     if not servers:
@@ -276,12 +361,22 @@ def _servers(settings: TrainSettings, result: CodecResult) -> str | None:
     return f"{note}; pushes that came too late and were dropped: {late or 'none'}."
 
 
+def _spread(metric: Metric, results: Results) -> str:
+    values = [result.final for result in results if result.final is not None]
+    return metric.text((max(values) - min(values)) / 2) if values else "-"
+
+
 def _has_links(report: Report) -> bool:
-    return any(result.link is not None for result in report.results)
+    """Whether the table has a column for links; with seeds it has no room."""
+    return report.settings.seeds == 1 and any(result.link is not None for result in report.results)
 
 
 def _megabytes(count: float | None) -> str:
     return "-" if count is None else _number(count / 1e6)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _number(value: float | None) -> str:

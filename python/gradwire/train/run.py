@@ -13,20 +13,24 @@ from typing import Any
 from rich.console import Console
 
 from gradwire.machine import describe_build, describe_machine
-from gradwire.train import data, launcher, network, report, settings, worker
+from gradwire.train import data, launcher, network, report, schedule, settings, worker
 from gradwire.train.errors import TrainError
 from gradwire.train.estimate import estimate_seconds
 from gradwire.train.progress import Display, say
 from gradwire.train.records import RankRecord
-from gradwire.train.settings import TrainSettings, format_bandwidth
+from gradwire.train.report import RunResult
+from gradwire.train.results import Results
+from gradwire.train.settings import Run, TrainSettings, format_bandwidth
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where results go besides the table. json: a path, `-` for stdout."""
+    """Where results go besides the table. json: a path, `-` for stdout. out: a folder for a file of
+    each run; runs that it holds are not repeated."""
 
     json: str | None = None
     plots: Path | None = None
+    out: Path | None = None
 
 
 def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
@@ -42,8 +46,9 @@ def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
         from gradwire.train import devices
 
         devices.check_usable(chosen)
-    if outputs.plots is not None:
-        outputs.plots.mkdir(parents=True, exist_ok=True)
+    for folder in (outputs.plots, outputs.out):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
     if outputs.json not in (None, "-"):
         path = Path(outputs.json)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,16 +65,15 @@ def train_here(chosen: TrainSettings, outputs: Outputs, console: Console) -> rep
     """
     prepare(chosen, outputs)
     data.locate(chosen.data, chosen.data_dir)
-    conditions = _conditions(chosen)
-    follower = _Follower(chosen, console, conditions)
+    follower = _Follower(chosen, console, _conditions(chosen), outputs)
     try:
         with follower.display:
-            records = launcher.run_workers(chosen, conditions.shaped, follower.follow)
-    except KeyboardInterrupt:
+            if follower.pending:
+                shaped = follower.conditions.shaped
+                launcher.run_workers(chosen, follower.pending, shaped, follower.follow)
+    finally:
         follower.show_written()
-        raise
-    follower.show_written()
-    return follower.report(records, outputs)
+    return follower.report()
 
 
 def train_under_torchrun(
@@ -88,13 +92,16 @@ def train_under_torchrun(
         raise TrainError(f"{world} ranks of torchrun: {error.option}: {error}") from error
     note = "the network between torchrun's ranks, as it is"
     conditions = report.Conditions(shaped=False, modelled=False, note=note)
-    follower = _Follower(chosen, console if rank == 0 else Console(quiet=True), conditions)
+    if rank != 0:
+        console, outputs = Console(quiet=True), Outputs()
+    follower = _Follower(chosen, console, conditions, outputs)
     try:
         with follower.display:
-            records = worker.run_under_torchrun(chosen, rank, partial(follower.follow, rank))
+            follow = partial(follower.follow, rank)
+            worker.run_under_torchrun(chosen, follower.pending, rank, follow)
     except (TrainError, CommunicationError) as error:
         raise TrainError(f"rank {rank}: {error}") from error
-    return None if records is None else follower.report(records, outputs)
+    return follower.report() if rank == 0 else None
 
 
 def _conditions(chosen: TrainSettings) -> report.Conditions:
@@ -111,17 +118,28 @@ def _conditions(chosen: TrainSettings) -> report.Conditions:
 
 
 class _Follower:
-    """Tells the user the plan, the progress and the results."""
+    """Tells the user the plan, the progress and the results, and keeps the results."""
 
     def __init__(
-        self, chosen: TrainSettings, console: Console, conditions: report.Conditions
+        self,
+        chosen: TrainSettings,
+        console: Console,
+        conditions: report.Conditions,
+        outputs: Outputs,
     ) -> None:
-        self._conditions = conditions
-        self.display = Display(console, chosen.steps)
+        self.conditions = conditions
+        self.display = Display(console, chosen.steps, chosen.metric)
         self._settings = chosen
         self._console = console
-        self._parameters = 0
+        self._outputs = outputs
+        self._kept = Results(outputs.out, chosen)
+        self._results = self._kept.found()
+        self.pending = [run for run in chosen.runs() if run not in self._results]
+        self._parameters, self._data = 0, ""
+        for document in self._kept.documents.values():
+            self._parameters, self._data = document["parameters"], document["data"]
         self._speeds: list[dict[str, Any]] = []
+        self._arrived: dict[Run, list[RankRecord]] = {}
         self._written: dict[str, list[int]] = {}
         self._expected = 1 if worker.world_of_torchrun() else chosen.worker_ranks
         self._announce()
@@ -129,27 +147,33 @@ class _Follower:
     def _announce(self) -> None:
         chosen = self._settings
         bandwidth = format_bandwidth(chosen.bandwidth)
-        links = self._conditions.note
-        if self._conditions.shaped:
+        links = self.conditions.note
+        if self.conditions.shaped:
             links = f"{bandwidth} each way, every worker behind a link of its own"
-        elif self._conditions.modelled:
+        elif self.conditions.modelled:
             links = f"NOT SHAPED; times for {bandwidth} will be modelled"
             warning = (
-                f"WARNING: the links cannot be limited to {bandwidth}: {self._conditions.note}.\n"
+                f"WARNING: the links cannot be limited to {bandwidth}: {self.conditions.note}.\n"
                 "The workers will talk over loopback, and the report will hold MODELLED times."
             )
             say(self._console, warning, style="bold red")
-        rate = chosen.learning_rate * chosen.workers
+        seeds = f"seed {chosen.seed}"
+        if chosen.seeds > 1:
+            seeds = f"seeds {chosen.seed} to {chosen.seed + chosen.seeds - 1}"
         text = (
             f"training   {chosen.model} on {chosen.data}, {chosen.steps} steps of "
-            f"{chosen.workers} workers x {chosen.batch} images, seed {chosen.seed}\n"
-            f"optimizer  SGD, momentum {settings.MOMENTUM}, weight decay {settings.WEIGHT_DECAY}, "
-            f"learning rate {rate:g} to {rate / 100:g} (cosine)\n"
+            f"{chosen.workers} workers x {chosen.batch}, {seeds}\n"
+            f"optimizer  {_optimizer_text(chosen)}\n"
             f"device     {chosen.device}\n"
             f"links      {links}\n"
             f"exchange   {_exchange_text(chosen)}\n"
             f"codecs     {', '.join(chosen.codecs)}, one after the other"
         )
+        if self._results:
+            done = len(self._results)
+            text += (
+                f"\nresumed    {done} of {done + len(self.pending)} runs are in {self._outputs.out}"
+            )
         say(self._console, text)
 
     def follow(self, rank: int, event: dict[str, Any]) -> None:
@@ -160,6 +184,8 @@ class _Follower:
                 self._estimate()
         elif kind == "stderr":
             self._written.setdefault(event["line"], []).append(rank)
+        elif kind == "record":
+            self._keep(event["record"])
         elif rank == 0:
             self.display.show(event)
 
@@ -169,14 +195,30 @@ class _Follower:
             who = self._settings.names(sorted(set(ranks)))
             say(self._console, f"{who}: {line}", style="dim")
 
-    def report(self, records: list[list[RankRecord]], outputs: Outputs) -> report.Report:
-        """Reports the records of all ranks for each codec."""
-        finished = report.assemble(self._settings, self._parameters, self._conditions, records)
-        lines = report.footnotes(finished)
+    def _keep(self, record: RankRecord) -> None:
+        """Keeps the result of a run when the records of all ranks are there."""
+        chosen, run = self._settings, Run(record.codec, record.seed)
+        arrived = self._arrived.setdefault(run, [])
+        arrived.append(record)
+        if len(arrived) == chosen.ranks:
+            ranks = sorted(self._arrived.pop(run), key=lambda one: one.rank)
+            result = report.result_of(chosen, self._parameters, self.conditions, ranks)
+            self._results[run] = result
+            self._kept.add(self._report_of(chosen.of_run(run), [result]), self._described_machine())
+
+    def _report_of(self, chosen: TrainSettings, results: list[RunResult]) -> report.Report:
+        return report.Report(chosen, self._parameters, self._data, self.conditions, results)
+
+    def _described_machine(self) -> dict[str, Any]:
+        return describe_machine() | {"gradwire": describe_build(), "torch": version("torch")}
+
+    def report(self) -> report.Report:
+        """Reports all runs."""
+        results = [self._results[run] for run in self._settings.runs()]
+        made, outputs = self._report_of(self._settings, results), self._outputs
+        lines = report.footnotes(made)
         if outputs.json is not None:
-            machine = describe_machine()
-            machine |= {"gradwire": describe_build(), "torch": version("torch")}
-            text = json.dumps(finished.to_json(machine), indent=2, allow_nan=False)
+            text = json.dumps(made.to_json(self._described_machine()), indent=2, allow_nan=False)
             if outputs.json == "-":
                 print(text)
             else:
@@ -185,14 +227,14 @@ class _Follower:
         if outputs.plots is not None:
             from gradwire.train import plots
 
-            lines += [f"wrote {path}" for path in plots.write(finished, outputs.plots)]
-        self._console.print(report.table(finished))
+            lines += [f"wrote {path}" for path in plots.write(made, outputs.plots)]
+        self._console.print(report.table(made))
         say(self._console, "\n".join(lines))
-        return finished
+        return made
 
     def _estimate(self) -> None:
-        self._parameters = self._speeds[0]["parameters"]
-        bandwidth = self._settings.bandwidth if self._conditions.shaped else None
+        self._parameters, self._data = self._speeds[0]["parameters"], self._speeds[0]["data"]
+        bandwidth = self._settings.bandwidth if self.conditions.shaped else None
         estimates = estimate_seconds(
             replace(self._settings, bandwidth=bandwidth),
             self._parameters,
@@ -200,8 +242,28 @@ class _Follower:
             min(speed["evaluation_seconds"] for speed in self._speeds),
         )
         parts = ", ".join(f"{codec} {_duration(seconds)}" for codec, seconds in estimates.items())
-        total = _duration(sum(estimates.values()))
-        say(self._console, f"parameters {self._parameters:,}\nestimate   {total} ({parts})")
+        total = _duration(sum(estimates[run.codec] for run in self.pending))
+        each = " each run" if self._settings.seeds > 1 else ""
+        say(
+            self._console,
+            f"data       {self._data}\n"
+            f"parameters {self._parameters:,}\n"
+            f"estimate   {total} ({parts}{each})",
+        )
+
+
+def _optimizer_text(chosen: TrainSettings) -> str:
+    first, last = schedule.first_rate(chosen), schedule.last_share(chosen)
+    text = {settings.SGD: f"SGD, momentum {settings.MOMENTUM}", settings.ADAM: "Adam"}
+    falls = f"learning rate {first:g} to {first * last:g} ({chosen.schedule}"
+    parts = [
+        text.get(chosen.optimizer, "AdamW"),
+        f"weight decay {chosen.weight_decay:g}",
+        f"{falls}, {chosen.warmup} steps of warm-up)" if chosen.warmup else f"{falls})",
+    ]
+    for setting, value in (("clip", chosen.clip), ("dropout", chosen.dropout), ("ema", chosen.ema)):
+        parts += [f"{setting} {value:g}"] if value else []
+    return ", ".join(parts)
 
 
 def _exchange_text(chosen: TrainSettings) -> str:
@@ -209,9 +271,9 @@ def _exchange_text(chosen: TrainSettings) -> str:
         backup = f", {chosen.backup_workers} backup workers" if chosen.backup_workers else ""
         return f"{chosen.exchange}, every step, servers: {chosen.servers}{backup}"
     if chosen.every == 1:
-        return f"{chosen.exchange}, every step"
+        return f"{chosen.exchange}, every step, of {chosen.compress}"
     between = "local ones between"
-    if chosen.exchange == settings.ONE_PROCESS:
+    if chosen.compress == settings.GRADIENTS:
         between = "gradients are summed between"
     return f"{chosen.exchange}, every {chosen.every} steps, {between}"
 

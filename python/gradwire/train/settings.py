@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 from typer import BadParameter, Option
 
 import gradwire
+from gradwire.train.recipes import METRICS, MODELS, Metric
 
-DATA = ("fashion-mnist", "cifar10")
+DATA = tuple(METRICS)
 BANDWIDTHS = ("10mbit", "100mbit", "1gbit", "none")
 DEVICES = ("cpu", "cuda", "cuda:K")
 DIRECTIONS = ("push", "pull")
@@ -29,29 +31,47 @@ EXCHANGES = (*HOOKED, SERVER, SHARDED_OPTIMIZER, ONE_PROCESS)
 DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
 PLAIN_DDP = "ddp"  # in the place of a codec: DDP's own all-reduce, without gradwire
 
-# First learning rate of one worker. 0.1 is that of 3LC and He et al., for networks with batch
-# normalisation. LeNet has none: on Fashion-MNIST with 4 workers it stays at 10 % accuracy with 0.05
-# or more, and 3lc:s=1.75, whose residuals delay the gradients, falls back to 10 % within 2000 steps
-# at 0.01. At 0.005 it reaches 83 % in 2000 steps (without compression: 88 %).
-BASE_LEARNING_RATE = {"lenet": 0.005, "resnet20": 0.1, "resnet56": 0.1, "resnet110": 0.1}
-MODELS = tuple(BASE_LEARNING_RATE)
-
-MOMENTUM = 0.9
-WEIGHT_DECAY = 1e-4
+SGD, ADAM, ADAMW = OPTIMIZERS = ("sgd", "adam", "adamw")
+MOMENTUM = 0.9  # of SGD
+BETAS = (0.9, 0.99)  # of Adam; a short training forgets its first gradients sooner than with 0.999
+WEIGHT_DECAY = {SGD: 1e-4, ADAM: 0.0, ADAMW: 0.1}
+SCHEDULES = ("cosine", "poly", "constant")
+GRADIENTS, UPDATES = COMPRESSED = ("gradients", "updates")
 
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
 # The longer descriptions of options.
 _CODEC_HELP = (
-    "A codec as `gradwire codecs` lists them, or ddp: DDP's own all-reduce. Repeatable; default: "
-    f"{', '.join(DEFAULT_CODECS)}."
+    "A codec as `gradwire codecs` lists them, PUSH/PULL for two codecs, or ddp: DDP's own "
+    f"all-reduce. Repeatable; default: {', '.join(DEFAULT_CODECS)}."
 )
 _BANDWIDTH_HELP = f"Rate of every worker's link, each way: {', '.join(BANDWIDTHS)}; default 10mbit."
 _LEARNING_RATE_HELP = (
-    "First learning rate of one worker. It is multiplied by the number of workers and falls to a "
-    "hundredth along a cosine. Default 0.1, for lenet 0.005."
+    "Highest learning rate; with sgd it is that of one worker, and multiplied by their number. "
+    "Default by model and optimizer: sgd 0.1 for ResNets, 0.005 for lenet, adam 3e-3 for gpt."
 )
+_COMPRESS_HELP = (
+    "What the workers exchange: gradients, or the updates of their own optimizers. Default: "
+    "updates with adam and adamw, and between local steps."
+)
+_WEIGHT_DECAY_HELP = "Default 1e-4 for sgd, 0.1 for adamw (not of vectors), 0 for adam."
+_CLIP_HELP = (
+    "Largest norm of the average gradient, which is estimated where updates are exchanged between "
+    "processes. 0: any. Default 1 for text."
+)
+_WIDTH_HELP = (
+    "Channels of a ResNet's first stage, or values of a hidden layer. Default: 16 and 8 "
+    "(resnet8), 256 (mlp, lstm), 128 (gpt)."
+)
+_THREADS_HELP = (
+    "Threads of a worker's codecs; of the computation with --exchange one-process (default: all "
+    "CPUs)."
+)
+_BATCH_HELP = "Images of a worker in a step (32), or sequences of text (8)."
+_WARMUP_HELP = "First steps, in which the learning rate grows. Default: a twentieth of all."
+_EMA_HELP = "Evaluate the exponential moving average of the weights with this decay. 0: none."
+_SEEDS_HELP = "Runs of each codec, with the seeds --seed, --seed + 1, ..."
 _EVAL_EVERY_HELP = "Steps between evaluations; default: about a tenth of all."
 _EXCHANGE_HELP = (
     f"{', '.join(EXCHANGES)}, some with parameters, such as hierarchical:ranks=2; for every codec "
@@ -85,6 +105,14 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Run:
+    """One training of a command, which trains with each codec and each seed."""
+
+    codec: str
+    seed: int
+
+
+@dataclass(frozen=True)
 class TrainSettings:
     """All settings of a run's computation and measurement. Each setting is an option of the command
     line, which option_name names.
@@ -97,13 +125,23 @@ class TrainSettings:
     workers: Annotated[int, Option(help="Processes on this machine.", min=1, max=250)] = 4
     bandwidth: Annotated[int | None, Option(help=_BANDWIDTH_HELP)] = 10_000_000
     model: Annotated[str, Option(help=", ".join(MODELS))] = "lenet"
-    data: Annotated[str, Option(help=", ".join(DATA))] = "fashion-mnist"
+    width: Annotated[int | None, Option(help=_WIDTH_HELP, min=1, max=10**4)] = None
+    dropout: Annotated[float, Option(help="Share of values dropped.", min=0, max=0.9)] = 0.0
+    data: Annotated[str, Option(help=f"{', '.join(DATA)}; default: what fits the model.")] = DATA[0]
     data_dir: Annotated[Path | None, Option(help="Folder of the data; needed for cifar10.")] = None
     steps: Annotated[int, Option(help="Steps with each codec.", min=1, max=10**7)] = 400
-    batch: Annotated[int, Option(help="Images of a worker in a step.", min=1, max=10**5)] = 32
-    learning_rate: Annotated[float, Option(help=_LEARNING_RATE_HELP)] = BASE_LEARNING_RATE["lenet"]
+    batch: Annotated[int, Option(help=_BATCH_HELP, min=1, max=10**5)] = 32
+    optimizer: Annotated[str, Option(help=f"{', '.join(OPTIMIZERS)}; default by model.")] = SGD
+    compress: Annotated[str, Option(help=_COMPRESS_HELP, metavar="|".join(COMPRESSED))] = GRADIENTS
+    learning_rate: Annotated[float, Option(help=_LEARNING_RATE_HELP)] = MODELS["lenet"].sgd
+    weight_decay: Annotated[float, Option(help=_WEIGHT_DECAY_HELP, min=0, max=1)] = 1e-4
+    warmup: Annotated[int, Option(help=_WARMUP_HELP, min=0)] = 0
+    schedule: Annotated[str, Option(help=", ".join(SCHEDULES))] = SCHEDULES[0]
+    clip: Annotated[float, Option(help=_CLIP_HELP, min=0, max=1e6)] = 0.0
+    ema: Annotated[float, Option(help=_EMA_HELP, min=0, max=0.99999)] = 0.0
     seed: Annotated[int, Option(help="Seed of weights and batches.", min=0, max=2**32 - 1)] = 0
-    threads: Annotated[int, Option(help="Threads of a worker's codecs.", min=1, max=256)] = 1
+    seeds: Annotated[int, Option(help=_SEEDS_HELP, min=1, max=100)] = 1
+    threads: Annotated[int, Option(help=_THREADS_HELP, min=1, max=256)] = 1
     eval_every: Annotated[int, Option(help=_EVAL_EVERY_HELP, min=1, max=10**7)] = 40
     start_iter: Annotated[
         int, Option(help="First steps that go uncompressed.", min=0, max=10**7)
@@ -119,11 +157,27 @@ class TrainSettings:
         tuple[str, ...],
         Option(help="Names of tensors that go raw. Repeatable.", metavar="PATTERN"),
     ] = ()
+    min_numel: Annotated[int, Option(help="Smaller tensors go raw.", min=0, max=10**9)] = 256
     exchange: Annotated[str, Option(help=_EXCHANGE_HELP)] = SHARDED
     every: Annotated[int, Option(help=_EVERY_HELP, min=1)] = 1
     servers: Annotated[int, Option(help=_SERVERS_HELP, min=1, max=100)] = 1
     backup_workers: Annotated[int, Option(help=_BACKUP_WORKERS_HELP, min=0)] = 0
     device: Annotated[str, Option(help=_DEVICE_HELP, metavar="|".join(DEVICES))] = "cpu"
+
+    @property
+    def metric(self) -> Metric:
+        return METRICS[self.data]
+
+    def runs(self) -> list[Run]:
+        seeds = range(self.seed, self.seed + self.seeds)
+        return [Run(codec, seed) for seed in seeds for codec in self.codecs]
+
+    def of_run(self, run: Run) -> TrainSettings:
+        return replace(self, codecs=(run.codec,), seed=run.seed, seeds=1)
+
+    def title(self, run: Run) -> str:
+        """The run's name in messages."""
+        return run.codec if self.seeds == 1 else f"{run.codec} seed {run.seed}"
 
     @property
     def worker_ranks(self) -> int:
@@ -172,11 +226,32 @@ def from_options(given: dict[str, Any]) -> TrainSettings:
     values["rules"] = tuple(parse_rule(rule) for rule in values.get("rules", ()))
     usual = "none" if values.get("exchange") == ONE_PROCESS else BANDWIDTHS[0]
     values["bandwidth"] = parse_bandwidth(values.get("bandwidth", usual))
-    values.setdefault("learning_rate", BASE_LEARNING_RATE.get(given["model"], 0.1))
-    values.setdefault("eval_every", default_eval_every(given["steps"], given["every"]))
-    chosen = TrainSettings(**values)
+    chosen = TrainSettings(**_defaults(values) | values)
     check(chosen)
     return chosen
+
+
+def _defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """The defaults that follow from other options."""
+    recipe = MODELS.get(values["model"], MODELS["lenet"])
+    optimizer = values.get("optimizer", recipe.optimizer)
+    exchange, every, steps = values["exchange"], values["every"], values["steps"]
+    keeps_gradients = exchange in (SERVER, SHARDED_OPTIMIZER)
+    sums_gradients = keeps_gradients or exchange == ONE_PROCESS
+    updates = (optimizer != SGD and not keeps_gradients) or (every > 1 and not sums_gradients)
+    return {
+        "data": recipe.data[0],
+        "batch": recipe.batch,
+        "width": recipe.width,
+        "optimizer": optimizer,
+        "compress": UPDATES if updates else GRADIENTS,
+        "learning_rate": recipe.sgd if optimizer == SGD else recipe.adam,
+        "weight_decay": WEIGHT_DECAY.get(optimizer, 0.0),
+        "warmup": steps // 20,
+        "clip": 0.0 if keeps_gradients else recipe.clip,
+        "threads": len(os.sched_getaffinity(0)) if exchange == ONE_PROCESS else 1,
+        "eval_every": default_eval_every(steps, every),
+    }
 
 
 def parse_bandwidth(text: str) -> int | None:
@@ -210,6 +285,12 @@ def default_eval_every(steps: int, every: int) -> int:
     return -(-tenth // every) * every if every > 0 else tenth
 
 
+def both_ways(codec: str) -> tuple[str, str]:
+    """The codecs of push and of pull, from CODEC or PUSH/PULL."""
+    push, _, pull = codec.partition("/")
+    return push, pull or push
+
+
 def is_cuda(device: str) -> bool:
     return device.partition(":")[0] == "cuda"
 
@@ -230,21 +311,29 @@ def parse_rule(text: str) -> Rule:
 def check(settings: TrainSettings) -> None:
     """Raises SettingsError for values that no run can have."""
     for option, value, valid in (
-        ("--model", settings.model, MODELS),
+        ("--model", settings.model, tuple(MODELS)),
         ("--data", settings.data, DATA),
+        ("--optimizer", settings.optimizer, OPTIMIZERS),
+        ("--compress", settings.compress, COMPRESSED),
+        ("--schedule", settings.schedule, SCHEDULES),
         ("--exchange", settings.exchange.partition(":")[0], EXCHANGES),
     ):
         if value not in valid:
             raise SettingsError(option, f"unknown value '{value}'; valid are {', '.join(valid)}")
-    last = {"every": settings.steps, "backup_workers": settings.workers - 1}
+    last = {
+        "every": settings.steps,
+        "warmup": settings.steps,
+        "backup_workers": settings.workers - 1,
+    }
     for name, option in options().items():
         value, most = getattr(settings, name), last.get(name, option.max)
-        if option.min is not None and not option.min <= value <= most:
+        if None not in (option.min, value) and not option.min <= value <= most:
             raise SettingsError(
                 option_name(name), f"{value} is not valid; valid are {option.min} to {most}"
             )
     if not 0.0 < settings.learning_rate <= 100.0:
         raise SettingsError("--lr", f"{settings.learning_rate} is not valid; valid are (0, 100]")
+    _check_model(settings)
     _check_exchange(settings)
     _check_device(settings)
     if not settings.codecs:
@@ -257,6 +346,19 @@ def check(settings: TrainSettings) -> None:
         check_codec(rule.codec, "--rules")
     if settings.data == "cifar10" and settings.data_dir is None:
         raise SettingsError("--data-dir", "cifar10 needs --data-dir, the folder that holds it")
+
+
+def _check_model(settings: TrainSettings) -> None:
+    model, recipe = settings.model, MODELS[settings.model]
+    if settings.data not in recipe.data:
+        valid = ", ".join(recipe.data)
+        raise SettingsError("--data", f"{model} does not take {settings.data}; valid are {valid}")
+    if settings.width is not None and recipe.width is None:
+        raise SettingsError("--width", f"{model} has no choice of width")
+    if model == "gpt" and settings.width is not None and settings.width % 32:
+        raise SettingsError("--width", f"{settings.width} is no multiple of 32, as gpt needs")
+    if settings.dropout > 0.0 and model.startswith("resnet"):
+        raise SettingsError("--dropout", f"{model} has no dropout")
 
 
 def _check_exchange(settings: TrainSettings) -> None:
@@ -282,11 +384,16 @@ def _check_exchange(settings: TrainSettings) -> None:
                 f"{steps} is no multiple of --every {every}: the models of the workers differ"
             )
             raise SettingsError(name, different)
-    if every > 1 or not hooked:
-        goes = f"goes only with --exchange {', '.join(HOOKED)}, in every step"
+    if every > 1 and hooked and settings.compress == GRADIENTS:
+        raise SettingsError("--compress", f"local steps exchange {UPDATES}")
+    if settings.compress == UPDATES or not hooked:
+        goes = f"goes only with gradients in every step, --exchange {', '.join(HOOKED)}"
         _refuse(settings, goes, "start_iter")
     if exchange != SERVER:
         _refuse(settings, f"goes only with --exchange {SERVER}", "servers", "backup_workers")
+    if exchange in (SERVER, SHARDED_OPTIMIZER):
+        goes = f"goes only with --exchange {', '.join((*HOOKED, ONE_PROCESS))}"
+        _refuse(settings, goes, "clip", "compress")
     codecs: tuple[str, ...] = ()
     if hooked and hooked["adds_trits"]:
         listed = gradwire.codecs()
@@ -294,11 +401,10 @@ def _check_exchange(settings: TrainSettings) -> None:
         codecs = (*added, PLAIN_DDP)
     elif exchange == ONE_PROCESS:
         _refuse(settings, f"does not go with --exchange {ONE_PROCESS}", "rules", "exclude")
-        codecs = tuple(codec["name"] for codec in gradwire.codecs())
         if settings.bandwidth is not None:
             raise SettingsError("--bandwidth", f"{exchange} sends nothing; valid is none")
     for codec in settings.codecs:
-        if codecs and codec.partition(":")[0] not in codecs:
+        if codecs and any(part.partition(":")[0] not in codecs for part in codec.split("/")):
             valid = f"{', '.join(codecs[:-1])} and {codecs[-1]}"
             goes = f"--exchange {exchange} goes with {valid}, not with {codec}"
             raise SettingsError("--codec", goes)
@@ -327,7 +433,8 @@ def check_codec(codec: str, option: str = "--codec") -> None:
     if codec == PLAIN_DDP and option == "--codec":
         return
     try:
-        gradwire.max_encoded_size(codec, 1)
+        for part in codec.split("/", 1) if option == "--codec" else [codec]:
+            gradwire.max_encoded_size(part, 1)
     except gradwire.GradwireError as error:
         outside = f" (or {PLAIN_DDP}: DDP's own all-reduce)" if option == "--codec" else ""
         raise SettingsError(option, f"{error}{outside}") from error

@@ -22,15 +22,16 @@ from gradwire.torch import (
     ShardedOptimizer,
     gradwire_hook,
 )
+from gradwire.train import optimizers
 from gradwire.train.one_process import OneProcess
 from gradwire.train.settings import (
-    MOMENTUM,
     ONE_PROCESS,
     PLAIN_DDP,
     SERVER,
     SHARDED_OPTIMIZER,
-    WEIGHT_DECAY,
+    UPDATES,
     TrainSettings,
+    both_ways,
 )
 from gradwire.train.strategy import Strategy
 
@@ -70,23 +71,25 @@ def choose(
     model: nn.Module, codec: str, settings: TrainSettings, workers: dist.ProcessGroup
 ) -> Strategy:
     """The strategy of a worker in a run of `codec`."""
-    local, coding = _local_optimizer(model, settings), _coding(codec, settings)
-    if codec == PLAIN_DDP:
-        return Strategy(model, local, forward=_distribute(model, workers))
     if settings.exchange == ONE_PROCESS:
         return OneProcess(model, codec, settings)
+    local, clip = _local_optimizer(model, settings), settings.clip
+    if codec == PLAIN_DDP:
+        return Strategy(model, local, forward=_distribute(model, workers), clip=clip)
+    coding = _coding(codec, settings)
     if settings.exchange == SERVER:
         return _Served(model, _server_optimizer(model, codec, settings))
     if settings.exchange == SHARDED_OPTIMIZER:
         sharded = ShardedOptimizer(local, model, **coding)
         return Strategy(model, sharded, sharded)
     coding["exchange"] = settings.exchange
-    if settings.every > 1:
-        stepping = LocalSteps(local, model, every=settings.every, **coding)
+    if settings.compress == UPDATES:
+        norm = clip if clip > 0.0 else None
+        stepping = LocalSteps(local, model, every=settings.every, clip_norm=norm, **coding)
         return Strategy(model, stepping, stepping)
     state, forward = GradwireState(start_iter=settings.start_iter, **coding), _distribute(model)
     forward.register_comm_hook(state, gradwire_hook)
-    return Strategy(model, local, state, forward)
+    return Strategy(model, local, state, forward, clip)
 
 
 def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, Any] | None:
@@ -115,8 +118,11 @@ def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> 
 
 def _coding(codec: str, settings: TrainSettings) -> dict[str, Any]:
     """The arguments that every strategy of gradwire takes."""
+    push, pull = both_ways(codec)
     return {
-        "codec": codec,
+        "codec": push,
+        "pull_codec": None if pull == push else pull,
+        "min_numel": settings.min_numel,
         "rules": [astuple(rule) for rule in settings.rules],
         "exclude": settings.exclude,
         "threads": settings.threads,
@@ -125,9 +131,9 @@ def _coding(codec: str, settings: TrainSettings) -> dict[str, Any]:
 
 
 def _local_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        model.parameters(), settings.learning_rate, MOMENTUM, weight_decay=WEIGHT_DECAY
-    )
+    parameters = list(model.parameters())
+    matrices = [p for p in parameters if p.dim() > 1]
+    return optimizers.build(settings, matrices, [p for p in parameters if p.dim() <= 1])
 
 
 def _distribute(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,11 +14,17 @@ if TYPE_CHECKING:
     from gradwire.torch import GradwireState, LocalSteps, ShardedOptimizer
 
 
+def seed_dropout(seed: int, step: int, worker: int) -> None:
+    """Every codec drops the same values."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, worker]).generate_state(1)[0]))
+
+
 class Strategy:
     """One rank's way to train a model together with the other ranks.
 
     source: the part of gradwire that exchanges and keeps the statistics; None for DDP's own
-    all-reduce, which has none. forward: called in the model's place, such as DDP around it.
+    all-reduce, which has none. forward: called in the model's place, such as DDP around it. clip:
+    largest norm of the gradient before the optimizer's step; 0: any.
     """
 
     def __init__(
@@ -26,18 +33,22 @@ class Strategy:
         optimizer: torch.optim.Optimizer,
         source: GradwireState | LocalSteps | ShardedOptimizer | None = None,
         forward: nn.Module | None = None,
+        clip: float = 0.0,
     ) -> None:
         self.optimizer = optimizer
         self._model = model
         self._source = source
         self._forward = model if forward is None else forward
+        self._clip = clip
 
-    def take_step(self, images: Tensor, labels: Tensor) -> Tensor:
+    def take_step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Computes the gradient of this rank's batch, exchanges, and changes the model. Returns
         the loss before the change."""
         self.optimizer.zero_grad()
-        loss = functional.cross_entropy(self._forward(images), labels)
+        loss = functional.cross_entropy(self._forward(inputs), targets)
         loss.backward()
+        if self._clip > 0.0:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
         self.optimizer.step()
         return loss.detach()
 
@@ -57,9 +68,17 @@ class Strategy:
         """Sums over all steps, named as in gradwire.torch.Stats; None where they are unknown."""
         return None if self._source is None else self._source.stats().as_dict()
 
-    def snapshot(self) -> nn.Module:
-        """A copy of the trained model, to be evaluated."""
-        return copy.deepcopy(self._model)
+    def weights(self) -> list[Tensor]:
+        """The parameters to evaluate, in the order of the model's."""
+        return [parameter.detach() for parameter in self._model.parameters()]
+
+    def snapshot(self, weights: list[Tensor]) -> nn.Module:
+        """A copy of the model with these parameters and its own buffers."""
+        copied = copy.deepcopy(self._model)
+        with torch.no_grad():
+            for parameter, weight in zip(copied.parameters(), weights, strict=True):
+                parameter.copy_(weight)
+        return copied
 
     def explain(self, error: BaseException) -> BaseException:
         """The error to show for an error in a step; it names the ranks that are gone."""

@@ -3,13 +3,14 @@
 A launched worker and its launcher exchange Python objects over the pipe that is the worker's stdin
 (multiprocessing.connection), and so never over the network that is measured:
 
-    launcher -> worker   settings, rank, address, interface             the network is there: go
-    worker -> launcher   {"event": "ready", "parameters", "step_seconds", "evaluation_seconds"}
+    launcher -> worker   settings, runs, rank, address, interface       the network is there: go
+    worker -> launcher   {"event": "ready", "parameters", "data", "step_seconds",
+                          "evaluation_seconds"}
     rank 0 -> launcher   {"event": "store", "port"}                     where the others meet it
     launcher -> worker   port                                           to the others
-    worker -> launcher   {"event": "begin", "codec"}
-    worker -> launcher   {"event": "step", "codec", "step", "seconds", "loss"[, "accuracy"]}
-    worker -> launcher   {"event": "record", "record": RankRecord}      a codec is done
+    worker -> launcher   {"event": "begin", "run"}
+    worker -> launcher   {"event": "step", "run", "step", "seconds", "loss"[, "value"]}
+    worker -> launcher   {"event": "record", "record": RankRecord}      a run is done
     worker -> launcher   {"event": "error", "error": TrainError}        and exit status 1
 
 The end of the pipe means that the launcher is gone: the worker ends at once.
@@ -30,7 +31,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from gradwire.train.errors import TrainError
-from gradwire.train.settings import TrainSettings
+from gradwire.train.settings import Run, TrainSettings
 
 if TYPE_CHECKING:
     from gradwire.train.loop import OnEvent, Trainer
@@ -58,14 +59,18 @@ def prepare(
     return trainer
 
 
-def run_codecs(trainer: Trainer, on_event: OnEvent, **group: Any) -> Iterator[RankRecord]:
-    """Runs all codecs one after the other in a Gloo process group, which `group` describes."""
+def run_all(
+    trainer: Trainer, runs: list[Run], on_event: OnEvent, **group: Any
+) -> Iterator[RankRecord]:
+    """Runs rank 0's `runs` one after the other in a Gloo process group, which `group` describes."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=_PATIENCE, **group)
-    for codec in trainer.settings.codecs:
-        on_event({"event": "begin", "codec": codec})
-        yield trainer.run(codec, on_event)
+    agreed = [runs]
+    dist.broadcast_object_list(agreed)
+    for run in agreed[0]:
+        on_event({"event": "begin", "run": trainer.settings.title(run)})
+        yield trainer.run(run, on_event)
     gc.collect()  # models that are part of a cycle would keep the group
     # This ends the threads of the group, which must not outlive the interpreter.
     dist.destroy_process_group()
@@ -82,19 +87,18 @@ def world_of_torchrun() -> tuple[int, int] | None:
 
 
 def run_under_torchrun(
-    settings: TrainSettings, rank: int, on_event: OnEvent
-) -> list[list[RankRecord]] | None:
-    """Runs all codecs in torchrun's ranks, whose number must be that of the settings. Returns each
-    codec's records of all ranks on rank 0, None on the other ranks. Raises TrainError."""
+    settings: TrainSettings, runs: list[Run], rank: int, on_event: OnEvent
+) -> None:
+    """Trains in torchrun's ranks, whose number must be that of the settings. Rank 0 decides about
+    the runs, and gets events with the records of all ranks. Raises TrainError."""
     import torch.distributed as dist
 
     trainer = prepare(settings, rank, int(os.environ.get("LOCAL_RANK", rank)), None, on_event)
-    gathered = []
-    for record in run_codecs(trainer, on_event):
+    for record in run_all(trainer, runs, on_event):
         everyone: list[Any] = [None] * settings.ranks
         dist.gather_object(record, everyone if rank == 0 else None)
-        gathered.append(everyone)
-    return gathered if rank == 0 else None
+        for gathered in everyone if rank == 0 else []:
+            on_event({"event": "record", "record": gathered})
 
 
 # Started by the launcher
@@ -121,7 +125,7 @@ def main() -> int:
 
     import torch.distributed as dist
 
-    settings, rank, address, interface = launcher.recv()
+    settings, runs, rank, address, interface = launcher.recv()
     try:
         trainer = prepare(settings, rank, rank, interface, launcher.send)
         (port,) = launcher.recv() if rank > 0 else (0,)
@@ -132,7 +136,7 @@ def main() -> int:
         if rank == 0:
             launcher.send({"event": "store", "port": store.port})
         group = {"store": store, "rank": rank, "world_size": settings.ranks}
-        for record in run_codecs(trainer, launcher.send, **group):
+        for record in run_all(trainer, runs, launcher.send, **group):
             launcher.send({"event": "record", "record": record})
     except TrainError as error:
         launcher.send({"event": "error", "error": error})
