@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import gradwire
 from cli_runner import Result, run
 from cluster import Cluster, free_port, started_by_torchrun
+from gradwire.train import models, strategies
+from gradwire.train.settings import TrainSettings
 from small_data import write_fashion_mnist
 
 STEPS = 24
@@ -100,3 +105,41 @@ def test_every_codec_trains(folder: Path, cluster: Cluster) -> None:
     for codec, result in results.items():
         assert result["replicas_identical"], codec
         assert all(map(math.isfinite, result["loss"])), codec
+
+
+UPDATES = TrainSettings(
+    workers=3, batch=4, optimizer="adamw", compress="updates", clip=0.5, weight_decay=0.1, seed=3
+)
+
+
+def train_both(settings: TrainSettings, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The parameters of this rank after some steps with the others, and those of a simulation of
+    all ranks in this process, from the same data."""
+    group = dist.new_group(list(range(settings.workers)))
+    ways = [settings, replace(settings, exchange="one-process")]
+    own, simulated = (
+        strategies.choose(models.build("lenet", 1, 28, 10, seed=3), "raw", way, group)
+        for way in ways
+    )
+    draws = torch.Generator().manual_seed(3)
+    for _ in range(6):
+        images = torch.randn(12, 1, 28, 28, generator=draws)
+        labels = torch.randint(10, (12,), generator=draws)
+        for strategy in (own, simulated):
+            for parameters in strategy.optimizer.param_groups:
+                parameters["lr"] = 0.01
+        own.take_step(images.chunk(3)[rank], labels.chunk(3)[rank])
+        simulated.take_step(images, labels)
+    vectors = [torch.cat([w.flatten() for w in way.weights()]) for way in (own, simulated)]
+    own.close()
+    return vectors[0], vectors[1]
+
+
+def _train_both(every: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return train_both(replace(UPDATES, every=every), dist.get_rank())
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_one_process_sends_the_updates_of_local_steps(every: int, cluster: Cluster) -> None:
+    for own, simulated in cluster.run(3, _train_both, every):
+        torch.testing.assert_close(own, simulated, rtol=0, atol=2e-5)

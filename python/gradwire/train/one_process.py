@@ -24,10 +24,11 @@ from torch.nn import functional
 
 import gradwire
 from gradwire.torch.device.kernels import has_kernels, require_kernels, stream_of
+from gradwire.torch.optimizers.gradient_noise import GradientNoise
 from gradwire.torch.records.exchange_settings import RAW
 from gradwire.torch.records.parameters import split_like
 from gradwire.train import optimizers
-from gradwire.train.settings import PLAIN_DDP, UPDATES, TrainSettings, both_ways
+from gradwire.train.settings import PLAIN_DDP, SGD, UPDATES, TrainSettings, both_ways
 from gradwire.train.strategy import Strategy, seed_dropout
 
 _BATCH_NORM_MOMENTUM = 0.1
@@ -37,7 +38,7 @@ _FRAME_HEADER = 32  # spec/format.md
 class OneProcess(Strategy):
     """settings.every: steps from one push to the next. Between pushes gradients are summed, and the
     replica does not change (3LC's "local steps"); with updates every worker steps a model of its
-    own. The codec ddp sends uncompressed gradients in every step."""
+    own, as LocalSteps. The codec ddp sends uncompressed gradients in every step."""
 
     def __init__(self, model: nn.Module, codec: str, settings: TrainSettings) -> None:
         is_plain = codec == PLAIN_DDP
@@ -50,6 +51,11 @@ class OneProcess(Strategy):
         self._views = [replica.views(gradient) for gradient in self._gradients]
         self._mean = torch.zeros_like(replica.weights)
         # The vectors that the optimizer steps, and their gradients.
+        self._noises: list[GradientNoise] = []  # one of each worker, as in LocalSteps
+        self._corrects = self._sends_updates and settings.optimizer != SGD
+        if self._corrects or (self._sends_updates and settings.clip > 0.0):
+            numels = [view.numel() for view in self._views[0]]
+            self._noises = [GradientNoise(numels, self._workers) for _ in range(self._workers)]
         if self._sends_updates:
             self._models = replica.weights.repeat(self._workers, 1)
             self._pulled = replica.weights.clone()
@@ -64,6 +70,7 @@ class OneProcess(Strategy):
                 parameter.grad = gradient
         matrices, vectors = ([parameters[i] for parameters, _ in parts] for i in range(2))
         super().__init__(model, optimizers.build(settings, matrices, vectors), clip=settings.clip)
+        self._kept = [1.0] * len(self.optimizer.param_groups)  # by decay, since the last exchange
 
         segments = replica.segments()
         kind = DeviceCompressors if has_kernels(device) else Compressors
@@ -92,6 +99,8 @@ class OneProcess(Strategy):
             self._step_workers()
         is_due = (self._step + 1) % self._every == 0
         self._last_bytes = self._exchange() if is_due else np.zeros((2, 2))
+        if is_due or self._sends_updates:
+            self._gradients.zero_()
         self._sent_bytes = self._sent_bytes + self._last_bytes
         self._step += 1
         return torch.stack(losses).mean()
@@ -120,23 +129,50 @@ class OneProcess(Strategy):
     def _step_workers(self) -> None:
         """Each worker steps its model by its own gradient, clipped by the norm of the average."""
         if self._clip > 0.0:
-            norm = self._gradients.mean(dim=0).norm().item()
-            optimizers.clip([self._gradients], norm, self._clip)
+            for noise, gradient in zip(self._noises, self._views, strict=True):
+                optimizers.clip(gradient, noise.average_norm(gradient), self._clip)
         self.optimizer.step()
-        self._gradients.zero_()
+        for index, group in enumerate(self.optimizer.param_groups):
+            if group.get("decoupled_weight_decay"):
+                self._kept[index] *= 1.0 - float(group["lr"]) * group["weight_decay"]
 
     def _step_server(self) -> Tensor:
         """Steps the server's model by the average gradient; returns its change."""
-        self._gradients.zero_()
         before = self._server.clone()
         if self._clip > 0.0:
             optimizers.clip([self._mean], self._mean.norm().item(), self._clip)
         self.optimizer.step()
         return self._server - before
 
+    def _changes(self) -> Tensor:
+        """What the workers' optimizers have changed, a row for each worker, corrected for the
+        noise of the gradients (LocalSteps._correct_noise)."""
+        changes = self._models - self._pulled
+        anchors = self._replica.views(self._pulled)
+        for noise, change in zip(self._noises if self._corrects else [], changes, strict=False):
+            places = zip(noise.gains(), self._replica.views(change), anchors, strict=True)
+            for gain, part, anchor in places:
+                kept = self._kept[-1 if anchor.dim() <= 1 else 0]
+                part.mul_(gain).add_(anchor, alpha=(gain - 1.0) * (1.0 - kept))
+        self._kept = [1.0] * len(self._kept)
+        return changes
+
+    def _exchange_sketches(self) -> int:
+        """Lets the workers know the noise of this step's gradients, uncompressed. Returns the bytes
+        of each push and pull."""
+        if not self._noises:
+            return 0
+        sketches = self._gradients.new_zeros(self._workers, self._noises[0].numel)
+        for noise, gradient, sketch in zip(self._noises, self._views, sketches, strict=True):
+            noise.sketch(gradient, sketch)
+        for noise in self._noises:
+            noise.update(sketches.mean(dim=0))
+        return sketches[0].nbytes
+
     def _exchange(self) -> NDArray[np.float64]:
         """Returns the bytes, as in _sent_bytes."""
-        sent = self._models - self._pulled if self._sends_updates else self._gradients
+        sent = self._changes() if self._sends_updates else self._gradients
+        beside = self._exchange_sketches()
         self._mean.zero_()
         pushed = [
             push.transmit(values, self._step, self._mean)
@@ -148,7 +184,7 @@ class OneProcess(Strategy):
         if self._sends_updates:
             self._models.copy_(self._pulled)
             self._replica.weights.copy_(self._pulled)
-        return np.array([np.mean(pushed, axis=0), pulled])
+        return np.array([np.mean(pushed, axis=0), pulled]) + np.array([beside, 0])
 
 
 class FlatModel:
