@@ -22,12 +22,12 @@ class Block(nn.Module):
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.heads = width // _HEAD
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
+        self.norm1 = nn.LayerNorm(width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.norm2 = nn.LayerNorm(width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,21 +41,20 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A transformer with learned positions and an output layer of its own. 668,800 parameters for
-    256 bytes, a context of 64 and a width of 128."""
+    """A transformer with learned positions, an output layer of its own and no biases, as is usual
+    today: they would go raw, and in so small a model take as many bytes as the compressed weights.
+    664,448 parameters for 256 bytes, a context of 64 and a width of 128."""
 
     def __init__(self, vocabulary: int, context: int, width: int, dropout: float) -> None:
         super().__init__()
         self.bytes = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, dropout) for _ in range(_LAYERS)))
-        self.norm = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width, bias=False)
         self.head = nn.Linear(width, vocabulary, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_STD)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
 
     def forward(self, text: Tensor) -> Tensor:
         x = self.bytes(text) + self.positions.weight[: text.shape[1]]
