@@ -128,7 +128,9 @@ struct CodecInfo {
   std::string_view source;      // paper and section
   bool error_feedback = false;  // the default of `ef`
   bool lossless = false;        // no error is left, so ef and residual are no keys
-  bool draws = false;           // encoding draws random numbers, so DrawContext matters
+  // Whether some parameters allow error feedback: what it keeps then stays bounded.
+  bool takes_feedback = true;
+  bool draws = false;  // encoding draws random numbers, so DrawContext matters
   // Several ranks can encode with the same scales, and their symbols can be added without being
   // decoded (TernGrad, section 3, scaler sharing).
   bool shares_scales = false;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "codecs/checks.h"
 #include "codecs/ternary.h"
@@ -42,6 +43,8 @@ template <typename C, typename P>
 class DrawnTernaryCodec : public TernaryCodec<C, P> {
  public:
   using TernaryCodec<C, P>::TernaryCodec;
+
+  static std::string why_no_feedback(const P&) { return std::string(kNoFeedbackForDrawnTrits); }
 
  protected:
   // Without clipping, moments aren't needed, and encoding is one pass for each group.

@@ -23,6 +23,8 @@ constexpr CodecParameter kResidual = {
 
 constexpr CodecParameter kWithFeedback[] = {feedback("on"), kResidual};
 constexpr CodecParameter kWithoutFeedback[] = {feedback("off"), kResidual};
+constexpr CodecParameter kNeverFeedback[] = {
+    {"ef", "off", "off", "error feedback is refused: what it keeps would grow without bound"}};
 
 std::string valid_names() {
   std::string names;
@@ -84,6 +86,7 @@ std::span<const CodecInfo* const> codecs() noexcept {
 
 std::span<const CodecParameter> common_parameters(const CodecInfo& info) noexcept {
   if (info.lossless) return {};
+  if (!info.takes_feedback) return kNeverFeedback;
   if (info.error_feedback) return kWithFeedback;
   return kWithoutFeedback;
 }

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "base/private_export.h"
 #include "base/return_if_error.h"
@@ -39,7 +41,16 @@ class CodecOf : public Base, public WithParameters<P> {
   CodecOf(P parameters, ResidualType residual_type)
       : Base(residual_type), WithParameters<P>(parameters) {}
   const CodecInfo& info() const noexcept override { return C::kInfo; }
+
+  // Why error feedback would let the residual grow without bound, and what to take instead; empty
+  // if it does not. A codec whose error can be as large as its input hides this function.
+  static std::string why_no_feedback(const P&) { return {}; }
 };
+
+// For why_no_feedback of codecs that draw -1, 0 or 1 for each value.
+inline constexpr std::string_view kNoFeedbackForDrawnTrits =
+    "trits that are drawn err by up to the largest value, so what error feedback keeps would grow "
+    "without bound; leave ef out, or take 3lc, which rounds to the same trits";
 
 // nullptr if the codec's parameters are of another type.
 template <typename P>
@@ -60,6 +71,10 @@ constexpr CodecEntry entry() {
       .create = [](Parameters& given,
                    ResidualType residual_type) -> Result<std::shared_ptr<const Codec>> {
         const auto parameters = C::parse(given);
+        if (residual_type != ResidualType::kNone) {
+          const std::string why = C::why_no_feedback(parameters);
+          if (!why.empty()) given.fail("ef=on is refused: " + why);
+        }
         GW_RETURN_IF_ERROR(given.status());
         return std::shared_ptr<const Codec>(std::make_shared<C>(parameters, residual_type));
       },

@@ -34,7 +34,7 @@ double dot(const std::vector<float>& a, const std::vector<float>& b) {
 TEST(DrawnTernary, MeanIsTheClippedInput) {
   constexpr uint64_t kSteps = 2000;
   for (const char* spec : {"stoch3", "stoch3:bucket=320", "terngrad", "terngrad:clip=0",
-                           "terngrad:clip=1,pack=trits5,bucket=640", "terngrad:ef=on"}) {
+                           "terngrad:clip=1,pack=trits5,bucket=640"}) {
     const auto codec = Codec::parse(spec).value();
     const std::vector<float> x = gaussian(1000, 1);
     std::vector<double> sums(x.size());
@@ -165,30 +165,17 @@ TEST(DrawnTernary, ErrorIsBelowTheScaleAndSignsStay) {
 
 TEST(DrawnTernary, ZerosAndNonFiniteValues) {
   Execution execution = Execution::create().value();
-  for (const char* spec : {"stoch3", "terngrad", "terngrad:ef=on", "stoch3:coder=zre,bucket=320"}) {
+  for (const char* spec : {"stoch3", "terngrad", "stoch3:coder=zre,bucket=320"}) {
     const auto codec = Codec::parse(spec).value();
     EXPECT_TRUE(Sent(*codec, std::vector<float>(1000, -0.0f)).payload.empty()) << spec;
-    const Sent cancelled(*codec, std::vector<float>(1000, -2.0f), {},
-                         std::vector<float>(1000, 2.0f));
-    if (codec->residual_type() == ResidualType::kFloat32) {
-      EXPECT_TRUE(cancelled.payload.empty());
-      EXPECT_EQ(cancelled.residual, std::vector<float>(1000, 0.0f));
-    }
     std::vector<float> x = gaussian(1000, 7);
-    std::vector<float> residual(1000, 1.0f);
     std::vector<std::byte> payload(codec->max_payload_size(1000));
     for (float bad :
          {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
       x[777] = bad;
-      const bool feedback = codec->residual_type() != ResidualType::kNone;
-      const Status status =
-          codec
-              ->encode(x, feedback ? ResidualView(std::span(residual)) : ResidualView(), {},
-                       payload, execution)
-              .status();
+      const Status status = codec->encode(x, {}, {}, payload, execution).status();
       EXPECT_EQ(status.code(), StatusCode::kNonFinite) << spec;
       EXPECT_NE(status.message().find("element 777"), std::string::npos);
-      EXPECT_EQ(residual, std::vector<float>(1000, 1.0f));
     }
   }
 }
@@ -197,9 +184,8 @@ TEST(TernGrad, TheLargestValuesAreClippedOrKept) {
   const float largest = std::numeric_limits<float>::max();
   const std::vector<float> x = {largest, -largest, 0.0f};
   EXPECT_EQ(decoded_by(*Codec::parse("terngrad").value(), x), x) << "2.5 deviations are beyond";
-  const Sent sent(*Codec::parse("terngrad:clip=0.5,ef=on").value(), x);
+  const Sent sent(*Codec::parse("terngrad:clip=0.5").value(), x);
   EXPECT_NEAR(scale_of(sent) / largest, 0.5 * std::sqrt(2.0 / 3), 1e-6);
-  EXPECT_EQ(sent.residual[0], largest - scale_of(sent)) << "what was clipped is owed";
 }
 
 }  // namespace

@@ -24,8 +24,7 @@ TEST(CodecParse, CanonicalText) {
   EXPECT_EQ(canonical("stoch3:bucket=320,coder=zre"), "stoch3:coder=zre,bucket=320");
   EXPECT_EQ(canonical("terngrad:clip=2.5,pack=2bit,coder=none"), "terngrad");
   EXPECT_EQ(canonical("terngrad:clip=0.0,bucket=320"), "terngrad:clip=0,bucket=320");
-  EXPECT_EQ(canonical("terngrad:coder=rice,pack=trits5,ef=on"),
-            "terngrad:pack=trits5,coder=rice,ef=on");
+  EXPECT_EQ(canonical("terngrad:coder=rice,pack=trits5,ef=off"), "terngrad:pack=trits5,coder=rice");
   EXPECT_EQ(canonical("3lc"), "3lc:s=1");
   EXPECT_EQ(canonical("3lc:s=1.750"), "3lc:s=1.75");
   EXPECT_EQ(canonical("3lc:coder=none,s=1.9"), "3lc:s=1.9,coder=none");
@@ -91,6 +90,33 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
   expect("3lc:residual=f64", "bad_parameter", "f32 or bf16");
   expect("3lc:ef=off,residual=f32", "bad_parameter", "ef=on");
   expect("raw:ef=on", "bad_parameter", "no parameter 'ef'; valid: none");
+}
+
+TEST(CodecParse, RefusesErrorFeedbackThatGrowsWithoutBound) {
+  const auto refused = [](const std::string& text) {
+    const Status status = Codec::parse(text).status();
+    if (status.ok()) return false;
+    EXPECT_EQ(status.code(), StatusCode::kBadParameter) << text;
+    EXPECT_NE(status.message().find("without bound; leave ef out, or take "), std::string::npos)
+        << status.message();
+    return true;
+  };
+  for (const char* text : {"stoch3:ef=on", "terngrad:ef=on", "terngrad:clip=1,ef=on",
+                           "qsgd:bits=2,ef=on", "qsgd:levels=1,norm=l2,bucket=8,ef=on"}) {
+    EXPECT_TRUE(refused(text)) << text;
+  }
+  // With norm=l2 a group has less than 4 s^2 values; the smallest groups have 8.
+  for (int s = 2; s <= 127; ++s) {
+    const auto text = [s](int bucket, const char* norm) {
+      return "qsgd:levels=" + std::to_string(s) + ",bucket=" + std::to_string(bucket) +
+             ",norm=" + norm + ",ef=on";
+    };
+    const int largest = (4 * s * s - 1) / 8 * 8;
+    EXPECT_FALSE(refused(text(largest, "l2"))) << s;
+    EXPECT_TRUE(refused(text(largest + 8, "l2"))) << s;
+    EXPECT_FALSE(refused(text(largest + 8, "max"))) << s;
+  }
+  EXPECT_TRUE(Codec::parse("qsgd:levels=2,norm=l2").ok()) << "no residual, so no growth";
 }
 
 TEST(CodecParse, WireParametersComeBack) {

@@ -58,7 +58,7 @@ std::vector<std::string> variants() {
       }
     }
   }
-  for (const char* text : {"3lc:s=1.99,coder=rice", "terngrad:clip=0", "terngrad:clip=0.5,ef=on",
+  for (const char* text : {"3lc:s=1.99,coder=rice", "terngrad:clip=0", "terngrad:clip=0.5",
                            "topk:ratio=0.9,index=rice", "stc:density=0.9", "qsgd:bits=2",
                            "qsgd:levels=127,coder=elias", "qsgd:levels=127,coder=elias-dense",
                            "qsgd:levels=127,norm=l2,bucket=50000", "inceptionn:bound=6,ef=on"}) {

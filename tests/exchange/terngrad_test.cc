@@ -298,7 +298,7 @@ TEST(TernGradExchange, RefusesLayoutsThatItCannotWorkWith) {
   EXPECT_EQ(
       refused(128, {.codec = "terngrad"}),
       "exchange terngrad: at most 127 ranks, as a sum of trits has 8 bits; the layout has 128");
-  EXPECT_NE(refused(2, {.codec = "terngrad:ef=on"}).find("no residual is kept"), std::string::npos);
+  EXPECT_NE(refused(2, {.codec = "qsgd:ef=on"}).find("no residual is kept"), std::string::npos);
   EXPECT_NE(refused(2, {.codec = "3lc"}).find("no residual is kept"), std::string::npos);
   for (const char* pull : {"raw", "qsgd:levels=3", "qsgd:levels=2,bucket=648"}) {
     EXPECT_NE(refused(2, {.codec = "terngrad:bucket=640", .pull_codec = pull}).find("levels=2"),

@@ -1,7 +1,9 @@
 #include "gradwire/compressor.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -40,6 +42,43 @@ TEST(Compressor, LosesNothingOverManySteps) {
     const double tolerance =
         std::string(spec).find("residual=bf16") == std::string::npos ? 1e-4 : 1;
     for (size_t i = 0; i < kN; ++i) ASSERT_NEAR(out[i] + kept[i], in[i], tolerance) << spec;
+  }
+}
+
+double norm_of(const std::vector<float>& values) {
+  double squares = 0;
+  for (float value : values) squares += double{value} * double{value};
+  return std::sqrt(squares);
+}
+
+// Whatever a codec takes error feedback with, the residual does not grow with the steps.
+TEST(Compressor, KeepsABoundedResidual) {
+  std::vector<std::string> specs = {"3lc:s=1.75",
+                                    "onebit:bucket=512",
+                                    "qsgd:bits=3,ef=on",
+                                    "qsgd:levels=2,ef=on",
+                                    "qsgd:bits=4,bucket=192,norm=l2,ef=on",
+                                    "qsgd:levels=2,bucket=8,norm=l2,ef=on"};
+  for (const CodecInfo* info : codecs()) {
+    if (!info->lossless && info->takes_feedback) {
+      specs.push_back(std::string(info->name) + ":ef=on");
+    }
+  }
+  for (const std::string& spec : specs) {
+    for (const float tail : {0.0f, 1.0f}) {
+      constexpr size_t kN = 2000;
+      Compressor compressor = Compressor::create(Codec::parse(spec).value(), kN).value();
+      std::mt19937_64 random(5);
+      std::normal_distribution<float> normal;
+      double largest_input = 0;
+      for (uint64_t step = 0; step < 200; ++step) {
+        std::vector<float> x(kN);
+        for (float& value : x) value = normal(random) * std::exp(tail * normal(random));
+        largest_input = std::max(largest_input, norm_of(x));
+        encode_decode(compressor, x, step);
+      }
+      EXPECT_LT(norm_of(compressor.residual().values()), 12 * largest_input) << spec << " " << tail;
+    }
   }
 }
 

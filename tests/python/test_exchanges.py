@@ -116,7 +116,7 @@ def test_local_bytes_of_a_hierarchy_are_counted_apart() -> None:
         ("ring", "raw", {"machine_of_rank": range(5)}, "does not ask for the machine"),
         ("sharded:between=ring", "raw", {}, "is no exchange"),
         ("terngrad", "raw", {"update": print}, "takes no update"),
-        ("terngrad", "terngrad:ef=on", {}, "no residual is kept"),
+        ("terngrad", "qsgd:ef=on", {}, "no residual is kept"),
         ("terngrad", "3lc", {}, "no residual is kept"),
     ],
 )

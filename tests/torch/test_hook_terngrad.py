@@ -112,7 +112,8 @@ def test_what_is_not_finite_is_skipped_by_all(cluster: Cluster) -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"codec": "3lc:s=1.75"}, "codec is '3lc:s=1.75', valid are raw and terngrad"),
     ({"codec": "qsgd"}, "codec is 'qsgd', valid are raw and terngrad"),
-    ({"codec": "terngrad:ef=on"}, "no residual is kept.* add ef=off"),
+    ({"codec": "terngrad:ef=on"}, "ef=on is refused"),
+    ({"rules": [("head.*", "qsgd:ef=on")]}, "no residual is kept.* add ef=off"),
     ({"rules": [("head.*", "onebit")]}, "'head.*', push onebit.* no residual is kept"),
     ({"ranks_per_machine": 2}, "ranks_per_machine goes with exchange='hierarchical' alone"),
 ]

@@ -1,4 +1,4 @@
-from golden_cases.inputs import builder, gradient, scales
+from golden_cases.inputs import builder, scales
 from payloads.stoch3 import NUMBER
 from payloads.ternary import ZRE
 
@@ -11,7 +11,6 @@ ENCODE = [
     ("stoch3:coder=rice", "runs", 2475),
     ("stoch3", "tiny", 3),
 ]
-FEEDBACK = [("stoch3", "stoch3:ef=on,residual=bf16", gradient(43, 101), gradient(44, 101))]
 DECODE = {"zre": frame(12, scales(2.0) + b"\xf3\xca", ZRE)}
 ERRORS = {
     "corrupt_payload": {"run-overruns": frame(5, scales(1.0) + b"\xff", ZRE)},

@@ -1,4 +1,4 @@
-from golden_cases.inputs import NAN, builder, gradient, scales
+from golden_cases.inputs import NAN, builder, scales
 from payloads.ternary import NONE, TWO_BIT
 from payloads.terngrad import NUMBER
 
@@ -14,7 +14,6 @@ ENCODE = [
     ("terngrad", "equal", 1021),
     ("terngrad", "tiny", 3),
 ]
-FEEDBACK = [("terngrad", "terngrad:ef=on", gradient(41, 101), gradient(42, 101))]
 DECODE = {
     "every-code": frame(7, scales(0.25) + bytes.fromhex("24 12"), TWO_BIT),
     "coder-none": frame(4, scales(2.0) + bytes([100]), NONE, 320),

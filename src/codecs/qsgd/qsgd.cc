@@ -55,6 +55,20 @@ class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> 
             .group_size = given.group_size(8, defaults.group_size)};
   }
 
+  // With norm max every error is below norm / s, so from s = 2 on the residual stays below the
+  // largest input. With norm l2 the squared error is at most (sqrt(n) / s - 1) |b|^2 for a group of
+  // n > 4 s^2 values, and n / (4 s^2) |b|^2 for smaller groups: below |b|^2 if n < 4 s^2.
+  static std::string why_no_feedback(const QsgdParameters& p) {
+    if (p.levels == 1) return std::string(kNoFeedbackForDrawnTrits);
+    const auto squared = static_cast<uint32_t>(4 * p.levels * p.levels);
+    if (p.norm == Norm::kMax || p.group_size < squared) return {};
+    return "with norm=l2 the error of " + std::to_string(p.group_size) +
+           " values can exceed their norm, so what error feedback keeps would grow without bound; "
+           "leave ef out, or take norm=max, or bucket=" +
+           std::to_string((squared - 1) / 8 * 8) + " at most with s = " + std::to_string(p.levels) +
+           " levels (less than 4 s^2 values)";
+  }
+
   static Result<QsgdParameters> read(const WireCodec& wire, Dtype) {
     const int coder = wire.param_a >> kCoderShift & kCoderMask;
     const int32_t levels = wire.param_a & kLevelMask;

@@ -19,6 +19,7 @@ class Stoch3Codec final : public DrawnTernaryCodec<Stoch3Codec, Stoch3Parameters
       .name = "stoch3",
       .summary = "three values drawn so that their mean is the input, five to a byte",
       .source = "3LC (Lim, Andersen, Kaminsky; SysML 2019), section 4.2, \"Stoch 3-value b-3-5\"",
+      .takes_feedback = false,
       .draws = true,
       .parameters = kParameters,
   };

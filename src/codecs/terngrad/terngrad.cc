@@ -27,6 +27,7 @@ class TernGradCodec final : public DrawnTernaryCodec<TernGradCodec, TernGradPara
       .name = "terngrad",
       .summary = "three values drawn so that their mean is the clipped input, two bits each",
       .source = "TernGrad (Wen et al., NeurIPS 2017), sections 3 and 3.3",
+      .takes_feedback = false,
       .draws = true,
       .shares_scales = true,
       .parameters = kParameters,
