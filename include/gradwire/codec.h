@@ -169,8 +169,8 @@ class GRADWIRE_EXPORT Codec {
   // The type of the residual that a compressor keeps. kNone: encode gets no residual.
   [[nodiscard]] ResidualType residual_type() const noexcept { return residual_type_; }
 
-  // The largest decoded magnitude divided by the largest encoded one, at most. In a ring, every hop
-  // encodes the sum so far, and the factors multiply.
+  // By how much the largest decoded magnitude can exceed the largest input, when a residual has
+  // grown for long. In a ring, every hop encodes the sum so far, and the factors multiply.
   [[nodiscard]] virtual float scale_growth() const noexcept { return 1.0f; }
 
   // Upper bound of encode's result for n values, n <= kMaxNumel.

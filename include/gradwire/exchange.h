@@ -163,9 +163,8 @@ struct ExchangeOptions {
 //
 // Bytes sent by a rank for n values at b bits: (N - 1) / N * n * b / 8 in each leg, plus headers;
 // 2 (N - 1) messages on the longest way. A sum is quantized N - 1 times, at growing scales: without
-// error feedback the variance of the sum's error is N / 2 times that of the sharded exchange. With
-// 3lc the scale grows by at least s from hop to hop, so by s^(N - 1): s > 1 is for the other
-// exchanges.
+// error feedback the variance of the sum's error is N / 2 times that of the sharded exchange. From
+// hop to hop the largest value can grow by Codec::scale_growth(): 3lc is not for large rings.
 //
 // terngrad: TernGrad's exchange (sections 3 and 4: scaler sharing, parameter localization).
 // Gradients travel both ways, never parameters, and sums of trits are added without being decoded.

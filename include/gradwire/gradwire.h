@@ -314,9 +314,10 @@ typedef struct gw_exchange gw_exchange;
 typedef struct gw_exchange_info {
   const char* name;
   const char* summary;
-  const char* source; /* paper and section */
-  int sums;           /* whether it can give the sum instead of the average */
-  int updates;        /* whether it takes a gw_shard_update */
+  const char* source;        /* paper and section */
+  const char* default_codec; /* the codec to take where the user names none */
+  int sums;                  /* whether it can give the sum instead of the average */
+  int updates;               /* whether it takes a gw_shard_update */
   const gw_parameter_info* parameters;
   size_t parameter_count;
 } gw_exchange_info;

@@ -104,7 +104,7 @@ class GRADWIRE_EXPORT Engine {
 };
 
 struct Options {
-  std::string codec = "3lc";
+  std::string codec = {};       // empty: that of the exchange, ExchangeInfo::default_codec
   std::string pull_codec = {};  // empty: as codec
   // For all-reduce: one of exchanges() with its parameters, such as
   // "hierarchical:between=ring,ranks=4". Without `ranks`, a machine is a group of ranks as

@@ -50,6 +50,7 @@ DictList list_exchanges() {
     entry["name"] = info->name;
     entry["summary"] = info->summary;
     entry["source"] = info->source;
+    entry["default_codec"] = info->default_codec;
     entry["sums"] = info->sums;
     entry["updates"] = info->updates;
     entry["encodes_sums_on_the_way"] = info->encodes_sums_on_the_way;

@@ -62,6 +62,7 @@ Registry<gw_exchange_info> list_exchanges() {
     list.add({.name = info->name.data(),
               .summary = info->summary.data(),
               .source = info->source.data(),
+              .default_codec = info->default_codec.data(),
               .sums = info->sums,
               .updates = info->updates,
               .parameters = nullptr,

@@ -18,6 +18,17 @@ from cluster import Cluster, Failed
 REPOSITORY = Path(__file__).parents[2]
 
 
+def test_each_exchange_has_its_default_codec() -> None:
+    defaults = {info["name"]: info["default_codec"] for info in gradwire.exchanges()}
+    for name, codec in defaults.items():
+        assert gradwire.torch.GradwireState(exchange=name).stats().codec == codec
+    assert defaults["ring"] == "int8"
+    between = gradwire.torch.GradwireState(exchange="hierarchical:between=ring")
+    assert between.stats().codec == "int8", "the codec of those that compress"
+    given = gradwire.torch.GradwireState("3lc:s=1.75", exchange="ring")
+    assert given.stats().codec == "3lc:s=1.75"
+
+
 def test_a_part_of_the_world_and_two_models(cluster: Cluster) -> None:
     digests = cluster.run(4, jobs.train_in_part, [1, 3])
     assert digests[0] is digests[2] is None

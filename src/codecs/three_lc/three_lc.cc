@@ -58,7 +58,12 @@ class ThreeLcCodec final : public TernaryCodec<ThreeLcCodec, ThreeLcParameters> 
   }
 
   // The multiplier m is s times the largest magnitude.
-  float scale_growth() const noexcept override { return parameters().sparsity; }
+  // The residual is at most s / 2 of the scale's largest magnitude M, so M <= |x| / (1 - s / 2); the
+  // decoded values are s M.
+  float scale_growth() const noexcept override {
+    const float s = parameters().sparsity;
+    return residual_type() == ResidualType::kNone ? s : s / (1 - s / 2);
+  }
 
  protected:
   std::string parameter_text() const override {

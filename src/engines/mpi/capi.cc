@@ -36,7 +36,9 @@ Result<mpi::Options> read_options(const gw_mpi_options* given) {
   if (given == nullptr) return mpi::Options();
   GW_RETURN_IF_ERROR(check_given({{"the options' exchange", given->exchange}}));
   GW_ASSIGN_OR_RETURN(auto tensors, capi::read_tensors(given->tensors, given->tensor_count));
-  GW_ASSIGN_OR_RETURN(LayoutOptions layout, capi::read_layout_options(*given));
+  gw_mpi_options named = *given;
+  if (named.codec == nullptr) named.codec = "";
+  GW_ASSIGN_OR_RETURN(LayoutOptions layout, capi::read_layout_options(named));
   return mpi::Options{.codec = std::move(layout.codec),
                       .pull_codec = std::move(layout.pull_codec),
                       .exchange = given->exchange,
@@ -97,7 +99,7 @@ Result<mpi::Operation> make_persistent(const mpi::Request& request, const mpi::O
 extern "C" {
 
 void gw_mpi_options_init(gw_mpi_options* options) {
-  *options = {.codec = "3lc",
+  *options = {.codec = nullptr,
               .pull_codec = nullptr,
               .exchange = "sharded",
               .seed = 0,

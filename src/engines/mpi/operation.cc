@@ -24,9 +24,10 @@ Result<std::string> without_residual(const std::string& text) {
                 "'" + text + "': error feedback works only with a persistent operation");
 }
 
-Result<Layout> make_layout(const Request& request, const Options& options, Memory memory,
-                           uint32_t world) {
+Result<Layout> make_layout(const Request& request, const Options& options,
+                           const ExchangeInfo& exchange, Memory memory, uint32_t world) {
   LayoutOptions chosen{.codec = options.codec, .pull_codec = options.pull_codec};
+  if (chosen.codec.empty()) chosen.codec = exchange.default_codec;
   std::vector<TensorInfo> tensors;
   if (request.collective != Collective::kAllReduce) {
     for (uint32_t r = 0; r < world; ++r) {
@@ -113,7 +114,7 @@ Result<Operation> OperationMaker::make(const Request& request, const Options& op
     const std::set<uint32_t> different(machines.begin(), machines.end());
     GW_ASSIGN_OR_RETURN(
         Layout layout,
-        make_layout(request, options, memory,
+        make_layout(request, options, choice.inner(), memory,
                     machines.empty() ? world : static_cast<uint32_t>(different.size())));
     // Whether a sum is wanted of an exchange that can only average.
     const bool scaled = request.collective == Collective::kAllReduce &&

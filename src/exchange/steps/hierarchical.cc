@@ -6,6 +6,7 @@
 #include "base/return_if_error.h"
 #include "exchange/steps/exchange_entry.h"
 #include "exchange/steps/packet_exchange.h"
+#include "exchange/steps/sharded.h"
 
 namespace gradwire {
 namespace {
@@ -349,6 +350,7 @@ constexpr ExchangeInfo kInfo = {
     .between_machines = true,
     .parameters = kParameters};
 
+    .default_codec = kShardedCodec,
 }  // namespace
 
 const ExchangeEntry exchange_entries::hierarchical = {&kInfo, make};

@@ -126,6 +126,7 @@ void RingExchange::retract() {
 constexpr ExchangeInfo kInfo = {.name = "ring",
                                 .summary = "sums go around a ring, in which only neighbours talk",
                                 .source = "INCEPTIONN, algorithm 1",
+                                .default_codec = "int8",
                                 .encodes_sums_on_the_way = true};
 
 }  // namespace

@@ -137,6 +137,7 @@ constexpr ExchangeInfo kInfo = {
     .name = "sharded",
     .summary = "every rank averages a part of the bucket and sends it to the others",
     .source = "3LC, section 3: servers, co-located with the workers",
+    .default_codec = kShardedCodec,
     .updates = true};
 
 }  // namespace

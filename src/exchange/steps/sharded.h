@@ -2,11 +2,15 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "exchange/steps/packet_exchange.h"
 
 namespace gradwire {
+
+// The codec to take where the user names none: ExchangeInfo::default_codec.
+inline constexpr std::string_view kShardedCodec = "3lc:s=1";
 
 enum class Legs : uint8_t { kPushAndPull, kPush, kPull };
 

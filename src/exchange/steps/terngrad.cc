@@ -203,6 +203,7 @@ constexpr ExchangeInfo kInfo = {
     .name = "terngrad",
     .summary = "trits with scales that all ranks share; their sums are not decoded on their way",
     .source = "TernGrad, sections 3 and 4",
+    .default_codec = "terngrad",
     .sums = false,
     .adds_trits = true,
     .always_skips_non_finite = true};

@@ -47,8 +47,8 @@ class GradwireState(SessionOwner):
 
     Every rank must be given the same arguments; the ranks compare them before the first exchange.
 
-    codec          the codec of pushes and pulls, as text. None: "3lc:s=1.75", or "terngrad" for the
-                   exchange of that name
+    codec          the codec of pushes and pulls, as text. None: the default of the exchange, as
+                   `gradwire.exchanges()` lists it ("3lc:s=1"; "int8" in a ring)
     pull_codec     another codec for pulls
     rules          (pattern, codec) or (pattern, codec, "push" | "pull" | "both"): tensors whose
                    name matches the pattern take that codec; the first match wins

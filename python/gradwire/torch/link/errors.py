@@ -41,7 +41,15 @@ class UnmatchedPatternWarning(UserWarning):
 
 
 class GrowingScalesWarning(UserWarning):
-    """A ring of more than two ranks uses a codec whose scale grows at each hop."""
+    """A ring of more than two ranks uses a codec whose values grow from hop to hop."""
+
+
+class OutgrownResidualWarning(RuntimeWarning):
+    """What a rank still owes of a tensor is a large multiple of its gradients."""
+
+
+class CoarseGradientsWarning(UserWarning):
+    """An optimizer divides by the squares of gradients that a coarse codec has sent."""
 
 
 class OneMachineWarning(UserWarning):

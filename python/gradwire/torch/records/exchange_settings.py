@@ -21,7 +21,13 @@ RAW: str = next(info["name"] for info in codecs() if info["lossless"])
 # bucket would be anyway.
 RAW_CODECS = {torch.float32: RAW, torch.bfloat16: "bf16", torch.float16: "fp16"}
 
-DEFAULT_CODEC = "3lc:s=1.75"
+
+def _info(name: str) -> dict[str, Any]:
+    return next(info for info in exchanges() if info["name"] == name)
+
+
+# Of everything without a choice of exchange: shards and servers.
+DEFAULT_CODEC: str = _info("sharded")["default_codec"]
 
 
 class CodecArguments(TypedDict, total=False):
@@ -103,10 +109,10 @@ class ExchangeSettings(CodecSettings):
 
     @staticmethod
     def of(codec: str | None, arguments: ExchangeArguments) -> ExchangeSettings:
-        """The checked settings; see `check` for errors. `codec`: None is the default codec."""
+        """The checked settings; see `check` for errors. `codec`: None is the exchange's default."""
         settings = ExchangeSettings(codec or DEFAULT_CODEC, **arguments)
-        if codec is None and settings.info["adds_trits"]:
-            settings = replace(settings, codec=settings.info["name"])
+        if codec is None:
+            settings = replace(settings, codec=settings.inner_info["default_codec"])
         if in_text := settings.choice["ranks_per_machine"]:
             if settings.ranks_per_machine not in (None, in_text):
                 raise ValueError(
@@ -128,9 +134,9 @@ class ExchangeSettings(CodecSettings):
         return _info(self.choice["name"])
 
     @property
-    def encodes_sums_on_the_way(self) -> bool:
-        """Whether ranks that exchange with each other encode sums of several ranks again."""
-        return bool(_info(self.choice["inner"])["encodes_sums_on_the_way"])
+    def inner_info(self) -> dict[str, Any]:
+        """The description of the exchange among the ranks that compress."""
+        return _info(self.choice["inner"])
 
     def check(self) -> None:
         """Raises GradwireError for settings with which every bucket would fail, ValueError for
@@ -207,10 +213,6 @@ class ExchangeSettings(CodecSettings):
         names = dict.fromkeys([*(rule[0] for rule in self.rules), "*"])
         tensors = [(name, [2, max(self.min_numel, 1)]) for name in names]
         self.make_exchange(self.bucket_layout(tensors, world_size), 0)
-
-
-def _info(name: str) -> dict[str, Any]:
-    return next(info for info in exchanges() if info["name"] == name)
 
 
 def check_machines(ranks_per_machine: int, world_size: int, origin: str) -> None:

@@ -42,6 +42,10 @@ from gradwire.torch.session.machines import agree_on_machines
 
 
 class BucketRunner:
+# In rings whose sums may grow further, least squares and a small network lost accuracy or diverged
+# (docs/exchanges.md).
+_MOST_GROWTH = 8.0
+
     """Averages buckets in the order in which they come, which is the same on every rank."""
 
     def __init__(
@@ -187,11 +191,13 @@ class BucketRunner:
 
     def _warn_of_growing_scales(self, layout: Layout) -> None:
         world_size = self._settings.machines(self._wire.world_size)
-        if not self._settings.encodes_sums_on_the_way or world_size < 3:
+        inner = self._settings.inner_info
+        if not inner["encodes_sums_on_the_way"] or world_size < 3:
             return
         codecs = [segment["push_codec"] for segment in layout.segments]
         growth, codec = max(((scale_growth(c), c) for c in codecs), default=(1.0, ""))
-        if growth <= 1.0:
+        whole = growth ** (world_size - 1)
+        if whole <= _MOST_GROWTH:
             return
         self._warn_once(
             f"{codec} in a ring of {world_size} ranks: every hop encodes the sum so far, and its "
