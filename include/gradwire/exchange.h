@@ -38,6 +38,16 @@ struct ExchangeStats {
 #undef GW_EXCHANGE_COUNTER
 };
 
+// A residual whose norm was found above kMostInputs times that of its input. Error feedback does
+// not catch up there: what is sent is old, and soon larger than any gradient.
+struct OutgrownResidual {
+  Direction direction;
+  std::string tensor;
+  uint64_t step;
+  double factor;  // norm of the residual / largest norm of the input in the last steps
+};
+inline constexpr double kMostInputs = 1000;
+
 // A piece of a residual with its place, for checkpoints.
 struct ResidualPiece {
   Direction direction;
@@ -96,6 +106,10 @@ class GRADWIRE_EXPORT Exchange {
   // not finite; otherwise the values are exchanged as they are. TernGrad's exchange always marks
   // such a step.
   [[nodiscard]] virtual bool keeps_residuals() const noexcept = 0;
+  // This rank's residuals that outgrew their inputs, each tensor once in each direction, in the
+  // order in which they were found. Every 16th step is examined. The input that counts is the
+  // largest of the last steps; an input of 1024 steps ago counts half.
+  [[nodiscard]] virtual std::vector<OutgrownResidual> outgrown_residuals() const = 0;
   // Call it after a step whose result no rank applied: the values that the step sent go back into
   // the residuals of the ranks that sent them. Values that an owner had averaged go into the
   // owner's residual. At most once after each step, when it is done.

@@ -30,8 +30,6 @@ class GRADWIRE_EXPORT Residual {
   // Multiplies every value by factor, for gradients whose scale changed (a gradient scaler's new
   // scale).
   void scale(float factor) noexcept;
-  // Sum of the squares, in double, in the order of the values.
-  [[nodiscard]] double squared_norm() const noexcept;
 
  private:
   [[nodiscard]] float at(uint64_t i) const noexcept;

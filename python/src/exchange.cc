@@ -99,6 +99,16 @@ std::optional<Dict> non_finite(PyExchange& self) {
   return entry;
 }
 
+DictList outgrown_residuals(PyExchange& self) {
+  return dicts_of(self.exchange().outgrown_residuals(),
+                  [](nb::dict& entry, const OutgrownResidual& found) {
+                    entry["kind"] = direction_name(found.direction);
+                    entry["name"] = found.tensor;
+                    entry["step"] = found.step;
+                    entry["factor"] = found.factor;
+                  });
+}
+
 DictList export_residuals(PyExchange& self) {
   const auto describe = [](nb::dict& entry, const ResidualPiece& piece) {
     entry["kind"] = direction_name(piece.direction);
@@ -173,6 +183,9 @@ void bind_exchange(nb::module_& module) {
       .def_prop_ro(
           "keeps_residuals", [](PyExchange& self) { return self.exchange().keeps_residuals(); },
           "Whether any segment has a residual on any rank.")
+      .def_prop_ro("outgrown_residuals", &outgrown_residuals,
+                   "This rank's residuals that were found with more than MOST_INPUTS times the "
+                   "norm of their input: kind, name, step, factor; each tensor once.")
       .def(
           "retract", [](PyExchange& self) { self.exchange().retract(); },
           "Puts the values that the last step sent back into the residuals, if no rank applied it.")
@@ -185,6 +198,7 @@ void bind_exchange(nb::module_& module) {
            nb::arg("values"))
       .def("stats", &stats);
 
+  module.attr("MOST_INPUTS") = kMostInputs;
   module.def("exchanges", &list_exchanges, "All exchanges with parameters and sources.");
   module.def("parse_exchange", &parse_exchange, nb::arg("text"),
              "An exchange's text, parsed: text (in full), name, inner (the exchange among the "

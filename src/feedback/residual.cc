@@ -58,10 +58,4 @@ void Residual::scale(float factor) noexcept {
   for (uint64_t i = 0; i < size(); ++i) set(i, at(i) * factor);
 }
 
-double Residual::squared_norm() const noexcept {
-  double sum = 0;
-  for (uint64_t i = 0; i < size(); ++i) sum += double{at(i)} * double{at(i)};
-  return sum;
-}
-
 }  // namespace gradwire

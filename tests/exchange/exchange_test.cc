@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 
 #include "gtest/gtest.h"
 
@@ -276,6 +277,40 @@ TEST_P(Exchanges, AFiniteResultThatNobodyAppliedIsOwedOnce) {
       }
     }
   }
+}
+
+// Owes far more than it gets, and sends a thousandth of it in a step.
+TEST_P(Exchanges, NamesResidualsThatOutgrewTheirInputs) {
+  Cluster cluster = make_cluster(3, "topk:ratio=0.001");
+  const auto take_steps = [&](uint64_t first, uint64_t last, float scale) {
+    for (uint64_t step = first; step < last; ++step) {
+      Buckets buckets = random_buckets(3, cluster.numel(), step);
+      for (auto& bucket : buckets) {
+        for (float& value : bucket) value *= scale;
+      }
+      ASSERT_TRUE(cluster.step(buckets, step).ok());
+    }
+  };
+  take_steps(0, 100, 1.0f);
+  take_steps(100, 200, 0.001f);  // smaller gradients than before are no reason
+  for (uint32_t r = 0; r < 3; ++r) EXPECT_EQ(cluster.rank(r).stats().outgrown_residuals, 0u);
+  const std::vector<float> owed(64 * 64 * 3, 1e6f);
+  ASSERT_TRUE(cluster.rank(0).import_residual({Direction::kPush, "a.weight", 0, owed}).ok());
+  take_steps(200, 207, 1.0f);
+  EXPECT_TRUE(cluster.rank(0).outgrown_residuals().empty()) << "every 16th step is examined";
+  take_steps(207, 250, 1.0f);
+  const std::vector<OutgrownResidual> found = cluster.rank(0).outgrown_residuals();
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found.size(), cluster.rank(0).stats().outgrown_residuals);
+  std::set<Direction> directions;
+  for (const OutgrownResidual& one : found) {
+    EXPECT_TRUE(directions.insert(one.direction).second) << "named twice";
+    EXPECT_EQ(one.tensor, "a.weight");
+    EXPECT_EQ(one.step, 207u);
+    EXPECT_GT(one.factor, 1e5);
+    EXPECT_LT(one.factor, 1e7);
+  }
+  EXPECT_TRUE(cluster.rank(1).outgrown_residuals().empty());
 }
 
 TEST_P(Exchanges, RefusesAResidualWithoutAPlace) {

@@ -21,9 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.torch import (
+    CoarseGradientsWarning,
     GradwireState,
     GrowingScalesWarning,
     NonFiniteStepWarning,
+    OutgrownResidualWarning,
     Overlap,
     UnmatchedPatternWarning,
     gradwire_hook,
@@ -375,6 +377,44 @@ def train_and_note_growing_scales(options: Options) -> list[str]:
         warnings.simplefilter("always")
         train(options)
     return [str(w.message) for w in caught if w.category is GrowingScalesWarning]
+
+
+def train_with(optimizer: str, codec: str, **options: Any) -> tuple[list[str], list[str]]:
+    """Warnings of coarse gradients in 3 steps of torch.optim.`optimizer`; remarks of stats()."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = make_model()
+        ddp = DistributedDataParallel(model)
+        state = GradwireState(codec, start_iter=1)
+        ddp.register_comm_hook(state, gradwire_hook)
+        steps = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3, **options)
+        for step in range(3):
+            steps.zero_grad()
+            inputs, labels = batch(dist.get_rank(), step)
+            nn.functional.cross_entropy(ddp(inputs), labels).backward()
+            steps.step()
+    said = [str(w.message) for w in caught if w.category is CoarseGradientsWarning]
+    return said, list(state.stats().remarks)
+
+
+def train_with_too_much_owed(factor: float) -> tuple[list[str], dict[str, Any]]:
+    """The warnings and stats of 40 steps that begin with a residual of `second.weight`."""
+    model = make_model()
+    ddp = DistributedDataParallel(model)
+    state = GradwireState("topk:ratio=0.001", start_iter=0)
+    ddp.register_comm_hook(state, gradwire_hook)
+    owed = torch.full((model.second.weight.numel(),), factor)
+    piece = {"kind": "push", "name": "second.weight", "offset": 0, "values": owed}
+    mine = [piece] if dist.get_rank() == 0 else []
+    state.load_state_dict(state.state_dict() | {"residuals": mine, "ranks_per_machine": 1})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(40):
+            model.zero_grad()
+            inputs, labels = batch(dist.get_rank(), step)
+            nn.functional.cross_entropy(ddp(inputs), labels).backward()
+    said = [str(w.message) for w in caught if w.category is OutgrownResidualWarning]
+    return said, state.stats().as_dict()
 
 
 def refusals(all_arguments: list[dict[str, Any]]) -> list[str | None]:

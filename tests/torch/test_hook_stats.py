@@ -84,3 +84,22 @@ def test_the_report_can_be_read(ranks: list[list[Counted]]) -> None:
     assert f"{compressed.trained.stats['push_bytes']:,} bytes" in report
     assert "second.bias (144): fewer than two dimensions" in report
     assert "compression does not pay" in raw.trained.report, "raw with its headers never does"
+
+
+def test_a_residual_that_outgrew_its_input_is_named_once(cluster: Cluster) -> None:
+    (said, stats), (other_said, other) = cluster.run(2, jobs.train_with_too_much_owed, 1e4)
+    assert len(said) == 1
+    assert "residual of second.weight is" in said[0]
+    assert "times as large as its input in step 16 (limit 1000)" in said[0]
+    (found,) = stats["outgrown_residuals"]
+    assert (found["name"], found["step"]) == ("second.weight", 16), "DDP made new buckets in step 1"
+    assert found["factor"] > 1000
+    assert said[0] in stats["remarks"]
+    assert other_said == []
+    assert other["outgrown_residuals"] == ()
+
+
+def test_a_residual_within_the_limit_is_not_named(cluster: Cluster) -> None:
+    for said, stats in cluster.run(2, jobs.train_with_too_much_owed, 1e-3):
+        assert said == []
+        assert stats["outgrown_residuals"] == ()

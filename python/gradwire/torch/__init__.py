@@ -24,10 +24,12 @@ if not _distributed.is_initialized():
 
 from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
 from gradwire.torch.link.errors import (
+    CoarseGradientsWarning,
     CommunicationError,
     GrowingScalesWarning,
     NonFiniteStepWarning,
     OneMachineWarning,
+    OutgrownResidualWarning,
     PeerLostError,
     PeerMismatchError,
     PeerSilentError,
@@ -39,12 +41,13 @@ from gradwire.torch.link.errors import (
 from gradwire.torch.optimizers.local_steps import LocalStats, LocalSteps, outer_nesterov
 from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
 from gradwire.torch.records.checkpoint import reshard
-from gradwire.torch.records.stats import BucketTiming, RawTensor, Stats
+from gradwire.torch.records.stats import BucketTiming, OutgrownResidual, RawTensor, Stats
 from gradwire.torch.server.server_optimizer import ServerOptimizer
 from gradwire.torch.server.server_stats import ServerStats
 
 __all__ = [
     "BucketTiming",
+    "CoarseGradientsWarning",
     "CommunicationError",
     "GradwireState",
     "GrowingScalesWarning",
@@ -52,6 +55,8 @@ __all__ = [
     "LocalSteps",
     "NonFiniteStepWarning",
     "OneMachineWarning",
+    "OutgrownResidual",
+    "OutgrownResidualWarning",
     "Overlap",
     "PeerLostError",
     "PeerMismatchError",

@@ -55,6 +55,7 @@ class DeviceShardCodec final : public ShardCodec {
   void scale_residuals(float factor) override;
   void pay_residual(uint32_t i) override;
   void add_norms(uint32_t shard, const Packet& packet, Norms& norms) override;
+  std::vector<ResidualNorms> residual_norms(std::span<const uint32_t> shards) override;
 
  private:
   [[nodiscard]] const Segment& segment(uint32_t i) const { return shards_->segment(i); }
@@ -412,6 +413,33 @@ void DeviceShardCodec::add_norms(uint32_t shard, const Packet& packet, Norms& no
   if (!work_.status().ok()) return;
   norms.input += found[0];
   norms.error += found[1];
+}
+
+std::vector<ShardCodec::ResidualNorms> DeviceShardCodec::residual_norms(
+    std::span<const uint32_t> shards) {
+  std::vector<ResidualNorms> norms;
+  for (uint32_t shard : shards) {
+    for (uint32_t i : shards_->segments[shard]) {
+      if (has_residual(i)) norms.push_back({.segment = i, .residual = 0, .input = 0});
+    }
+  }
+  if (norms.empty()) return norms;
+  const CurrentDevice current(work_);
+  auto* sums = work_.results<double>(2 * norms.size());
+  work_.fill(sums, 0, 2 * norms.size() * sizeof(double));
+  for (size_t k = 0; k < norms.size(); ++k) {
+    const uint32_t i = norms[k].segment;
+    const ResidualValues x = {ResidualType::kFloat32, part_of(bucket_.data(), i)};
+    work_.launch(add_squares, segment(i).n, residual_values(i), nullptr, &sums[2 * k]);
+    work_.launch(add_squares, segment(i).n, x, nullptr, &sums[2 * k + 1]);
+  }
+  const std::span<const double> found = work_.fetch_results<double>(2 * norms.size());
+  if (!work_.status().ok()) return {};
+  for (size_t k = 0; k < norms.size(); ++k) {
+    norms[k].residual = found[2 * k];
+    norms[k].input = found[2 * k + 1];
+  }
+  return norms;
 }
 
 }  // namespace

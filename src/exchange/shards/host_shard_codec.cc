@@ -16,11 +16,12 @@
 namespace gradwire {
 namespace {
 
-// The sum of the squares of value_at(i), for i below n.
-template <typename ValueAt>
-double sum_squares(size_t n, const ValueAt& value_at) {
+double sum_squares(const InputView& values, const Kernels& kernels) {
   double sum = 0;
-  for (size_t i = 0; i < n; ++i) sum += value_at(i) * value_at(i);
+  Input(values, {}, kernels)
+      .for_each_part(0, values.size(), [&](uint64_t, uint64_t n, const float* part) {
+        sum += kernels.moments(part, n).squares;
+      });
   return sum;
 }
 
@@ -68,6 +69,7 @@ class HostShardCodec final : public ShardCodec {
   }
 
   void add_norms(uint32_t shard, const Packet& packet, Norms& norms) override;
+  std::vector<ResidualNorms> residual_norms(std::span<const uint32_t> shards) override;
 
   SharedScales* share_scales() override {
     trits_ = std::make_unique<TritSegments>(*shards_, *execution_);
@@ -77,6 +79,13 @@ class HostShardCodec final : public ShardCodec {
  private:
   [[nodiscard]] std::span<float> values(uint32_t i) const {
     return bucket_.subspan(shards_->segment(i).bucket_offset, shards_->segment(i).n);
+  }
+  [[nodiscard]] double squares_of_residual(uint32_t i) {
+    const ResidualView kept = residuals_[i].view();
+    const bool wide = kept.type() == ResidualType::kFloat32;
+    return sum_squares(wide ? InputView(std::span<const float>(kept.f32(), kept.size()))
+                            : InputView(Dtype::kBfloat16, std::span(kept.bf16(), kept.size())),
+                       execution_->kernels());
   }
   [[nodiscard]] bool has_trits(uint32_t i) const { return trits_ && trits_->has(i); }
   // Whether segment i's NaN and Inf are sent unchanged.
@@ -281,22 +290,37 @@ void HostShardCodec::fill_nan(uint32_t shard) {
 }
 
 void HostShardCodec::add_norms(uint32_t shard, const Packet& packet, Norms& norms) {
-  std::vector<float> decoded;
+  const Kernels& kernels = execution_->kernels();
+  std::vector<float> left;
   for (size_t k = 0; k < packet.frames.size(); ++k) {
     const uint32_t i = shards_->segments[shard][k];
     const std::span<const float> x = values(i);
-    norms.input += sum_squares(x.size(), [&](size_t v) { return double{x[v]}; });
+    norms.input += sum_squares(x, kernels);
     if (residuals_[i].type() != ResidualType::kNone) {
-      norms.error += residuals_[i].squared_norm();
+      norms.error += squares_of_residual(i);
       continue;
     }
-    decoded.resize(x.size());
-    const Status status = shards_->own_codec(i)->decode(packet.frames[k].payload, decoded,
+    left.resize(x.size());
+    const Status status = shards_->own_codec(i)->decode(packet.frames[k].payload, left,
                                                         DecodeMode::kStore, *execution_);
     if (!status.ok()) continue;
-    norms.error +=
-        sum_squares(x.size(), [&](size_t v) { return double{x[v]} - double{decoded[v]}; });
+    kernels.subtract(x.data(), left.data(), x.size(), left.data());
+    norms.error += sum_squares(left, kernels);
   }
+}
+
+std::vector<ShardCodec::ResidualNorms> HostShardCodec::residual_norms(
+    std::span<const uint32_t> shards) {
+  std::vector<ResidualNorms> norms;
+  for (uint32_t shard : shards) {
+    for (uint32_t i : shards_->segments[shard]) {
+      if (residuals_[i].type() == ResidualType::kNone) continue;
+      norms.push_back({.segment = i,
+                       .residual = squares_of_residual(i),
+                       .input = sum_squares(values(i), execution_->kernels())});
+    }
+  }
+  return norms;
 }
 
 }  // namespace

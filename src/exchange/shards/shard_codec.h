@@ -81,6 +81,16 @@ class ShardCodec {
   // Adds the norms of the shard, whose values in the bucket were just encoded into the packet.
   virtual void add_norms(uint32_t shard, const Packet& packet, Norms& norms) = 0;
 
+  // The sums of squares of a segment's residual and of its values in the bucket.
+  struct ResidualNorms {
+    uint32_t segment;
+    double residual;
+    double input;
+  };
+  // Of the segments of these shards that keep a residual; call it before they are encoded. Empty if
+  // a device was lost.
+  virtual std::vector<ResidualNorms> residual_norms(std::span<const uint32_t> shards) = 0;
+
   // From now on the segments whose pushes are terngrad are drawn with scales that all ranks share.
   // nullptr: this implementation cannot share scales.
   virtual SharedScales* share_scales() { return nullptr; }

@@ -152,6 +152,7 @@ Result<FirstNonFinite> Endpoint::encode(std::span<const uint32_t> shards,
                                         std::span<const uint32_t> finite) {
   const Timer timer(stats_.encode_seconds);
   const uint64_t step = shards.empty() ? step_ : encoded(shards[0]).header.step;
+  if (stats_.steps % ResidualWatch::kInterval == 0) watch_residuals(shards);
   Result<FirstNonFinite> origin = codec_->encode(shards, finite, step, writers_);
   if (!origin.ok() || origin.value()) return origin;
   for (uint32_t shard : shards) {
@@ -160,6 +161,11 @@ Result<FirstNonFinite> Endpoint::encode(std::span<const uint32_t> shards,
     }
   }
   return origin;
+}
+
+void Endpoint::watch_residuals(std::span<const uint32_t> shards) {
+  watch_.examine(*shards_, codec_->residual_norms(shards), step_);
+  stats_.outgrown_residuals = watch_.outgrown().size();
 }
 
 Status Endpoint::decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "exchange/steps/exchange_entry.h"
+#include "exchange/steps/residual_watch.h"
 #include "frame/packet.h"
 #include "gradwire/exchange.h"
 
@@ -132,6 +133,7 @@ class Endpoint {
   [[nodiscard]] std::span<const uint32_t> to_check(std::span<const uint32_t> shards) const {
     return keeps_residuals_ ? shards : std::span<const uint32_t>();
   }
+  [[nodiscard]] const std::vector<OutgrownResidual>& outgrown() const { return watch_.outgrown(); }
   // Adds the residuals that a lone rank took over from other ranks to its bucket, and drops them.
   // false: the bucket is not finite, so the residuals stay. Without residuals nothing is checked.
   Result<bool> pay_residuals();
@@ -141,6 +143,7 @@ class Endpoint {
  private:
   Endpoint() = default;
   [[nodiscard]] bool owns(uint32_t shard) const { return shard == rank(); }
+  void watch_residuals(std::span<const uint32_t> shards);
   [[nodiscard]] Status check_frames(const ReceivedPacket& received) const;
 
   std::shared_ptr<const Shards> shards_;
@@ -157,6 +160,7 @@ class Endpoint {
   uint64_t step_ = 0;
   std::optional<NonFiniteInput> non_finite_;
   std::vector<OutgoingMessage> outgoing_;
+  ResidualWatch watch_;
   ExchangeStats stats_;
 };
 

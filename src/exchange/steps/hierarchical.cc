@@ -58,6 +58,9 @@ class HierarchicalExchange final : public Exchange {
   const std::optional<NonFiniteInput>& non_finite() const override { return non_finite_; }
 
   bool keeps_residuals() const noexcept override { return any_residuals(*layout_); }
+  std::vector<OutgrownResidual> outgrown_residuals() const override {
+    return between_ ? between_->outgrown_residuals() : std::vector<OutgrownResidual>();
+  }
   void retract() override {
     if (between_) between_->retract();
   }
@@ -347,10 +350,10 @@ constexpr ExchangeInfo kInfo = {
     .name = "hierarchical",
     .summary = "one rank of each machine exchanges with the other machines, for all of its ranks",
     .source = "INCEPTIONN, figure 1",
+    .default_codec = kShardedCodec,
     .between_machines = true,
     .parameters = kParameters};
 
-    .default_codec = kShardedCodec,
 }  // namespace
 
 const ExchangeEntry exchange_entries::hierarchical = {&kInfo, make};

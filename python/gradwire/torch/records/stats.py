@@ -18,7 +18,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from gradwire._core import Layout
+from gradwire._core import MOST_INPUTS, Layout
+
+
+@dataclass(frozen=True)
+class OutgrownResidual:
+    """A residual that was found with `factor` times the norm of its input, in step `step`."""
+
+    kind: str  # "push" or "pull"
+    name: str
+    step: int
+    factor: float
+
+    def describe(self) -> str:
+        return (
+            f"the {self.kind} residual of {self.name} is {self.factor:.3g} times as large as its "
+            f"input in step {self.step} (limit {MOST_INPUTS:g}): error feedback does not catch up, "
+            "and what is sent is old. Take a codec that sends more (3lc with a smaller s, a larger "
+            "ratio or density, int8), and give a gradient scaler to the state (scaler=)"
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,7 @@ class Totals(StepCounters):
     raw_steps: int = 0
     skipped_steps: int = 0
     fastest: dict[bool, float] = field(default_factory=dict)  # least own + wire seconds; True: raw
+    outgrown_residuals: list[OutgrownResidual] = field(default_factory=list)
 
     def add(self, step: StepCounters) -> None:
         self.count(vars(step))
@@ -147,6 +166,7 @@ class Stats:
     setup_seconds: float
     error_norm: float | None  # norm of what the push codecs left out / norm of their input
     raw_tensors: tuple[RawTensor, ...]
+    outgrown_residuals: tuple[OutgrownResidual, ...]  # each tensor once, when it was found
     remarks: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -209,7 +229,11 @@ def summarize(
 ) -> Stats:
     same = {f.name: getattr(totals, f.name) for f in fields(Stats) if hasattr(totals, f.name)}
     return Stats(
-        **same | {"dtypes": tuple(sorted(totals.dtypes))},
+        **same
+        | {
+            "dtypes": tuple(sorted(totals.dtypes)),
+            "outgrown_residuals": tuple(totals.outgrown_residuals),
+        },
         codec=codec,
         world_size=world_size,
         ratio=totals.raw_bytes / totals.sent_bytes if totals.raw_bytes else None,
@@ -231,7 +255,7 @@ def _bits(value: float | None) -> str:
 
 def _remarks(totals: Totals) -> list[str]:
     compressed, raw = totals.fastest.get(False), totals.fastest.get(True)
-    remarks = []
+    remarks = [found.describe() for found in totals.outgrown_residuals]
     if compressed is not None and 0 < totals.raw_bytes < totals.sent_bytes:
         remarks.append(
             f"compression does not pay: {totals.sent_bytes:,} bytes sent, raw would have been "

@@ -19,6 +19,7 @@ from gradwire.torch.link.errors import (
     GrowingScalesWarning,
     NonFiniteStepWarning,
     OneMachineWarning,
+    OutgrownResidualWarning,
     UnmatchedPatternWarning,
 )
 from gradwire.torch.link.wire import Wire
@@ -32,6 +33,7 @@ from gradwire.torch.records.checkpoint import (
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.stats import (
     BucketTiming,
+    OutgrownResidual,
     RawTensor,
     StepCounters,
     Totals,
@@ -40,12 +42,12 @@ from gradwire.torch.records.stats import (
 from gradwire.torch.session.bucket import Bucket, BucketJob
 from gradwire.torch.session.machines import agree_on_machines
 
-
-class BucketRunner:
 # In rings whose sums may grow further, least squares and a small network lost accuracy or diverged
 # (docs/exchanges.md).
 _MOST_GROWTH = 8.0
 
+
+class BucketRunner:
     """Averages buckets in the order in which they come, which is the same on every rank."""
 
     def __init__(
@@ -86,6 +88,8 @@ _MOST_GROWTH = 8.0
         step = self._step
         self._done.append(job.index)
         bucket.count_into(step)
+        for found in bucket.exchange.outgrown_residuals:
+            self._note_outgrown(OutgrownResidual(**found))
         step.setup_seconds += ready - started
         step.wire_seconds += waited
         step.own_seconds += job.hook_seconds + finished - ready - waited
@@ -189,6 +193,13 @@ _MOST_GROWTH = 8.0
                     stacklevel=2,
                 )
 
+    def _note_outgrown(self, found: OutgrownResidual) -> None:
+        if any(noted.name == found.name for noted in self.totals.outgrown_residuals):
+            return
+        self.totals.outgrown_residuals.append(found)
+        # The text differs from tensor to tensor, so that Python shows each once.
+        warnings.warn(found.describe(), OutgrownResidualWarning, stacklevel=2)
+
     def _warn_of_growing_scales(self, layout: Layout) -> None:
         world_size = self._settings.machines(self._wire.world_size)
         inner = self._settings.inner_info
@@ -200,9 +211,10 @@ _MOST_GROWTH = 8.0
         if whole <= _MOST_GROWTH:
             return
         self._warn_once(
-            f"{codec} in a ring of {world_size} ranks: every hop encodes the sum so far, and its "
-            f"scale grows at least by {growth:g} each time, so by {growth ** (world_size - 1):.3g} "
-            "on the whole way: most values are never sent. Take exchange='sharded', or s=1",
+            f"{codec} in a ring of {world_size} ranks: every hop encodes the sum so far and what "
+            f"it still owes, so the values that are sent can grow {growth:.3g} times in each hop "
+            f"and {whole:.3g} times on the whole way; the training loses accuracy or diverges. "
+            f"Take codec='{inner['default_codec']}', or exchange='sharded'",
             GrowingScalesWarning,
         )
 
