@@ -173,6 +173,10 @@ class GRADWIRE_EXPORT Codec {
   // grown for long. In a ring, every hop encodes the sum so far, and the factors multiply.
   [[nodiscard]] virtual float scale_growth() const noexcept { return 1.0f; }
 
+  // Whether a step sends a value rarely, or with an error as large as the value. Sums over steps
+  // come out right, but not squares: an optimizer that divides by them (Adam) learns too slowly.
+  [[nodiscard]] virtual bool is_coarse() const noexcept { return false; }
+
   // Upper bound of encode's result for n values, n <= kMaxNumel.
   [[nodiscard]] virtual uint64_t max_payload_size(uint64_t n) const noexcept = 0;
 

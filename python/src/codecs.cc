@@ -320,6 +320,11 @@ void bind_codecs(nb::module_& module) {
   module.def("codecs", &list_codecs,
              "All codecs with parameters, defaults, properties and sources.");
   module.def(
+      "is_coarse",
+      [](const std::string& codec) { return value_or_raise(Codec::parse(codec))->is_coarse(); },
+      nb::arg("codec"),
+      "Whether a step sends a value rarely, or with an error as large as the value.");
+  module.def(
       "scale_growth",
       [](const std::string& codec) { return value_or_raise(Codec::parse(codec))->scale_growth(); },
       nb::arg("codec"),

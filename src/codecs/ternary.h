@@ -55,6 +55,8 @@ class TernaryCodec : public CodecOf<C, P, ChunkedCodec> {
  public:
   using CodecOf<C, P, ChunkedCodec>::CodecOf;
 
+  bool is_coarse() const noexcept override { return true; }
+
  protected:
   ChunkedShape shape(uint64_t n) const override {
     return TernaryShape(n, this->parameters().coder, this->parameters().group_size);

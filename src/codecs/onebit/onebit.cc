@@ -36,6 +36,8 @@ class OneBitCodec final : public GroupedCodec<OneBitCodec, OneBitParameters, 8> 
   };
   using GroupedCodec::GroupedCodec;
 
+  bool is_coarse() const noexcept override { return true; }
+
  protected:
   ChunkedShape shape(uint64_t n) const override { return {groups(n), kMeansSize, sign_bytes}; }
 

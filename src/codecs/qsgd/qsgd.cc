@@ -84,6 +84,9 @@ class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> 
                           .group_size = wire.param_b};
   }
 
+  // From 4 bits on, a step of the levels is small beside the values that matter.
+  bool is_coarse() const noexcept override { return parameters().levels < 7; }
+
   WireCodec wire() const noexcept override {
     const QsgdParameters& p = parameters();
     // The norm is stated for people who inspect frames; no decoder needs it.

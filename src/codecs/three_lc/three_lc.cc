@@ -58,8 +58,8 @@ class ThreeLcCodec final : public TernaryCodec<ThreeLcCodec, ThreeLcParameters> 
   }
 
   // The multiplier m is s times the largest magnitude.
-  // The residual is at most s / 2 of the scale's largest magnitude M, so M <= |x| / (1 - s / 2); the
-  // decoded values are s M.
+  // With M the largest magnitude of x + residual, the residual stays within s / 2 M, so M is at
+  // most |x| / (1 - s / 2), and the decoded values are s M.
   float scale_growth() const noexcept override {
     const float s = parameters().sparsity;
     return residual_type() == ResidualType::kNone ? s : s / (1 - s / 2);

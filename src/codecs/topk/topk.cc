@@ -51,6 +51,8 @@ class TopkCodec final : public CodecOf<TopkCodec, TopkParameters, ChunkedCodec> 
   };
   using CodecOf::CodecOf;
 
+  bool is_coarse() const noexcept override { return parameters().ratio < 0.5f; }
+
   static TopkParameters parse(Parameters& given) {
     const TopkParameters defaults;
     return {.ratio = given.number("ratio", kLeastRatio, 1.0f, defaults.ratio),

@@ -4,6 +4,8 @@ Annotations are not postponed here, because DDP compares those of the hook with 
 """
 
 import time
+from collections import Counter
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol, Unpack
 
@@ -11,8 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from gradwire._core import is_coarse
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.kernels import has_kernels, require_kernels
+from gradwire.torch.hook.optimizer_watch import OptimizerWatch
 from gradwire.torch.hook.parameter_names import name_parameters_of
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
@@ -106,6 +110,7 @@ class GradwireState(SessionOwner):
         # There is no reference to the module: it refers to the state where Python's garbage
         # collector cannot see it.
         self._names: dict[torch.Tensor, str] = {}
+        self._optimizer_watch: OptimizerWatch | None = None
         self._iterations = 0
         self._loss_scale: float | None = None  # of the iteration
         self._loaded: checkpoint.StateDict | None = None
@@ -135,6 +140,7 @@ class GradwireState(SessionOwner):
         parameters = bucket.parameters()
         if any(parameter not in self._names for parameter in parameters):
             self._names = name_parameters_of(self)
+            self._watch_optimizer()
         tensors = [(self._names[parameter], list(parameter.shape)) for parameter in parameters]
         require_dense(tensors[0][0], values)  # DDP gives a sparse gradient a bucket of its own
         self._check_gradients(values)
@@ -169,9 +175,13 @@ class GradwireState(SessionOwner):
 
     def stats(self) -> Stats:
         """Sums over all complete steps of this rank, and which tensors go raw and why."""
-        if self._session is not None:
-            return self._session.stats()
-        return summarize(Totals(), codec=self._settings.text(), world_size=1, raw_tensors=())
+        if self._session is None:
+            return summarize(Totals(), codec=self._settings.text(), world_size=1, raw_tensors=())
+        stats = self._session.stats()
+        watch = self._optimizer_watch
+        if watch is None or watch.remark is None:
+            return stats
+        return replace(stats, remarks=(*stats.remarks, watch.remark))
 
     # Checkpoint --------------------------------------------------------------------------------
 
@@ -213,6 +223,18 @@ class GradwireState(SessionOwner):
             return 0, 1
         group = self._settings.process_group
         return dist.get_rank(group), dist.get_world_size(group)
+
+    def _watch_optimizer(self) -> None:
+        """Warns if an optimizer cannot do well with gradients that a coarse codec has sent."""
+        if self._optimizer_watch is not None:
+            return
+        shapes = [(name, list(parameter.shape)) for parameter, name in self._names.items()]
+        sent: Counter[str] = Counter()
+        for segment in self._settings.layout(shapes, world_size=1).segments:
+            sent[segment["push_codec"]] += segment["numel"]
+        codec = sent.most_common(1)[0][0]
+        if is_coarse(codec):
+            self._optimizer_watch = OptimizerWatch(self._names, codec)
 
     def _check_gradients(self, values: torch.Tensor) -> None:
         if values.dtype not in RAW_CODECS:

@@ -1,0 +1,110 @@
+"""The hook finds the optimizer, and warns of one that divides by squares of coarse gradients."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+
+import pytest
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+import jobs
+from cluster import Cluster
+from gradwire._core import is_coarse
+from gradwire.torch import CoarseGradientsWarning
+from gradwire.torch.hook.optimizer_watch import OptimizerWatch
+
+ADAPTIVE = ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adadelta", "Adagrad"]
+LINEAR = ["SGD", "ASGD"]
+
+
+def watch_one_step(optimizer: torch.optim.Optimizer, *watched: torch.Tensor) -> list[str]:
+    watch = OptimizerWatch(watched, "3lc:s=1")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            optimizer.step()
+    said = [str(w.message) for w in caught if w.category is CoarseGradientsWarning]
+    assert said == ([] if watch.remark is None else [watch.remark])
+    return said
+
+
+def parameter() -> torch.nn.Parameter:
+    made = torch.nn.Parameter(torch.ones(4, 4))
+    made.grad = torch.ones(4, 4)
+    return made
+
+
+@pytest.mark.parametrize("name", [*ADAPTIVE, "Adafactor"])
+def test_adaptive_optimizers_are_known_by_their_state(name: str) -> None:
+    weight = parameter()
+    (said,) = watch_one_step(getattr(torch.optim, name)([weight]), weight)
+    assert said.startswith(f"{name} divides gradients by the root of their squares, and 3lc:s=1 ")
+    assert f"LocalSteps({name}(...), model, every=1, codec='3lc:s=1')" in said
+    assert len(_global_optimizer_post_hooks) == 0, "nothing is left after the answer"
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_other_optimizers_raise_no_warning(name: str, momentum: float) -> None:
+    weight = parameter()
+    options = {"momentum": momentum} if name == "SGD" else {}
+    assert watch_one_step(getattr(torch.optim, name)([weight], lr=0.1, **options), weight) == []
+    assert len(_global_optimizer_post_hooks) == 0
+
+
+class OfSomeoneElse(torch.optim.Optimizer):
+    """Keeps squares under the usual name."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["exp_avg_sq"] = p.grad**2
+
+
+def test_unknown_optimizers_are_known_by_their_state() -> None:
+    weight = parameter()
+    (said,) = watch_one_step(OfSomeoneElse([weight]), weight)
+    assert "LocalSteps(OfSomeoneElse(...), model" in said
+
+
+def test_an_optimizer_of_other_parameters_is_none_of_its_business() -> None:
+    watch = OptimizerWatch([parameter()], "3lc:s=1")
+    torch.optim.Adam([parameter()]).step()
+    assert watch.remark is None
+    assert len(_global_optimizer_post_hooks) == 1, "it still waits"
+    del watch
+    gc.collect()
+    assert len(_global_optimizer_post_hooks) == 0
+
+
+@pytest.mark.parametrize("codec", ["3lc", "stc", "topk", "terngrad", "stoch3", "onebit"])
+def test_coarse_codecs(codec: str) -> None:
+    assert is_coarse(codec)
+
+
+@pytest.mark.parametrize(
+    ("codec", "coarse"),
+    [
+        *[(codec, False) for codec in ("raw", "bf16", "fp16", "int8", "inceptionn", "qsgd:bits=4")],
+        ("qsgd:bits=3", True),
+        ("topk:ratio=0.9", False),
+    ],
+)
+def test_close_codecs(codec: str, coarse: bool) -> None:
+    assert is_coarse(codec) == coarse
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "codec", "count"),
+    [("AdamW", "3lc:s=1", 1), ("AdamW", "int8", 0), ("SGD", "3lc:s=1", 0)],
+)
+def test_the_hook_warns_once_and_stats_repeat_it(
+    cluster: Cluster, optimizer: str, codec: str, count: int
+) -> None:
+    for said, remarks in cluster.run(2, jobs.train_with, optimizer, codec):
+        assert len(said) == count
+        assert [remark for remark in remarks if "divides gradients" in remark] == said
