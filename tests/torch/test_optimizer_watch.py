@@ -41,7 +41,7 @@ def test_adaptive_optimizers_are_known_by_their_state(name: str) -> None:
     weight = parameter()
     (said,) = watch_one_step(getattr(torch.optim, name)([weight]), weight)
     assert said.startswith(f"{name} divides gradients by the root of their squares, and 3lc:s=1 ")
-    assert f"LocalSteps({name}(...), model, every=1, codec='3lc:s=1')" in said
+    assert f"LocalSteps({name}(...), model, codec='3lc:s=1')" in said
     assert len(_global_optimizer_post_hooks) == 0, "nothing is left after the answer"
 
 

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gradwire.torch.link.errors import CoarseGradientsWarning
 
 # The line to write instead of the hook, for an optimizer and a codec.
-INSTEAD = "optimizer = LocalSteps({optimizer}(...), model, every=1, codec='{codec}')"
+INSTEAD = "optimizer = LocalSteps({optimizer}(...), model, codec='{codec}')"
 
 # Entries of a parameter's state that are made of squares or magnitudes: those of Adam, AdamW, NAdam
 # and RAdam; Adamax; RMSprop and Adadelta; Adagrad; Adafactor. Optimizers from elsewhere mostly use
