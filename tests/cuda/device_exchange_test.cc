@@ -244,6 +244,34 @@ TEST(DeviceExchange, TakesResidualsFromOtherRanks) {
   }
 }
 
+TEST(DeviceExchange, FindsTheSameOutgrownResiduals) {
+  for (const char* codec : {"topk:ratio=0.001", "topk:ratio=0.001,residual=bf16"}) {
+    const auto layout = std::make_shared<const Layout>(
+        Layout::create(small_tensors(), 2, {.codec = codec}).value());
+    Ranks host(make_of("sharded"), layout, {kHost, kHost});
+    Ranks device(make_of("sharded"), layout, {kDevice, kDevice});
+    const ResidualPiece owed = {Direction::kPush, "b.weight", 0, std::vector<float>(4700, 1e6f)};
+    ASSERT_TRUE(host.rank(0).import_residual(owed).ok());
+    ASSERT_TRUE(device.rank(0).import_residual(owed).ok());
+    for (uint64_t step = 0; step < 16; ++step) {
+      Buckets expected = random_buckets(2, layout->numel(), step);
+      Buckets buckets = expected;
+      ASSERT_TRUE(host.step(expected, step).ok());
+      ASSERT_TRUE(device.step(buckets, step).ok());
+    }
+    const std::vector<OutgrownResidual> expected = host.rank(0).outgrown_residuals();
+    const std::vector<OutgrownResidual> found = device.rank(0).outgrown_residuals();
+    ASSERT_FALSE(expected.empty());
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      EXPECT_EQ(found[i].tensor, "b.weight");
+      EXPECT_EQ(found[i].direction, expected[i].direction);
+      EXPECT_EQ(found[i].step, 15u);
+      EXPECT_NEAR(found[i].factor / expected[i].factor, 1.0, 1e-12);
+    }
+  }
+}
+
 TEST(DeviceExchange, RefusesSharedScalesByName) {
   const auto layout = std::make_shared<const Layout>(
       Layout::create(small_tensors(), 2, {.codec = "terngrad"}).value());

@@ -40,6 +40,12 @@ static void test_blocking(void) {
     for (int i = 0; i < N; ++i) CHECK(in[i] == out[i] / (float)size);
   }
   CHECK(gw_allreduce(MPI_IN_PLACE, in, N, GW_F32, GW_SUM, MPI_COMM_WORLD, NULL) == GW_OK);
+  gw_mpi_options_init(&options); /* no codec: each exchange takes its own */
+  for (size_t i = 0; i < gw_exchange_count(); ++i) {
+    options.exchange = gw_exchange_info_at(i)->name;
+    fill(in, N);
+    CHECK(gw_allreduce(in, out, N, GW_F32, GW_AVERAGE, MPI_COMM_WORLD, &options) == GW_OK);
+  }
 }
 
 static void test_blocks(void) {

@@ -33,6 +33,18 @@ std::vector<float> sum_of_whole_numbers(uint64_t n) {
   return sum;
 }
 
+TEST(ExchangeChoice, WithoutACodecEachExchangeTakesItsDefault) {
+  std::vector<float> values(kN);
+  for (const ExchangeInfo* exchange : exchanges()) {
+    const Result<Operation> operation =
+        all_reduce_init(MPI_IN_PLACE, values.data(), kN, Dtype::kFloat32, Reduction::kAverage,
+                        MPI_COMM_WORLD, {.exchange = std::string(exchange->name)});
+    ASSERT_TRUE(operation.ok()) << exchange->name << ": " << operation.status().message();
+    EXPECT_EQ(operation.value().layout().segments()[0].push_codec->text(),
+              Codec::parse(exchange->default_codec).value()->text());
+  }
+}
+
 TEST(ExchangeChoice, HierarchicalSumsAreExactWhereTheCodecIs) {
   for (const char* exchange : {"hierarchical", "hierarchical:between=ring,ranks=1",
                                "hierarchical:ranks=2", "hierarchical:between=ring,ranks=3"}) {
