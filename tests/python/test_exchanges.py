@@ -71,17 +71,19 @@ def loss_of_least_squares(kind: str, codec: str, ranks: int = 8) -> float:
     random = np.random.default_rng(5)
     truth = random.standard_normal((64, 8), dtype=np.float32)
     layout = Layout([("weight", [64, 8])], ranks, codec)
-    machines = {"machine_of_rank": range(ranks)} if kind == "hierarchical" else {}
-    exchanges = [Exchange(layout, rank, kind, **machines) for rank in range(ranks)]
-    weight, velocity = np.zeros_like(truth), np.zeros_like(truth)
+    machines = range(ranks) if kind == "hierarchical" else None
+    workers = [Exchange(layout, rank, kind, machine_of_rank=machines) for rank in range(ranks)]
+    weight: Array = np.zeros_like(truth)
+    velocity: Array = np.zeros_like(truth)
     for step in range(100):
-        buckets = []
+        buckets: list[Array] = []
         for _ in range(ranks):
             inputs = random.standard_normal((32, 64), dtype=np.float32)
-            buckets.append((inputs.T @ (inputs @ (weight - truth)) / 32).ravel())
-        run(exchanges, buckets, step)
-        velocity = 0.9 * velocity + buckets[0].reshape(64, 8)
-        weight -= 0.02 * velocity
+            gradient = inputs.T @ (inputs @ (weight - truth)) / 32
+            buckets.append(gradient.ravel().astype(np.float32))
+        run(workers, buckets, step)
+        velocity = np.float32(0.9) * velocity + buckets[0].reshape(64, 8)
+        weight = weight - np.float32(0.02) * velocity
     return float(np.square(weight - truth).mean())
 
 
