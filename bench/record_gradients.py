@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from gradwire.train import data, optimizers
 from gradwire.train.loop import Trainer
-from gradwire.train.settings import PLAIN_DDP, Run, TrainSettings
+from gradwire.train.rivals import PLAIN_DDP
+from gradwire.train.settings import Run, TrainSettings
 from gradwire.train.strategy import Strategy
 
 STEPS = 300

@@ -329,6 +329,12 @@ def test_a_command_goes_on_where_it_was_interrupted(folder: Path, tmp_path: Path
     assert "raw-0.json holds a run with other settings: clip 0.0 instead of 1.0" in other.err
 
 
+def test_a_run_ends_when_it_reached_its_goal(images: Images) -> None:
+    usual = {"steps": 6, "eval_every": 2}
+    assert len(simulate(images, "raw", until=0.01, **usual).losses) == 2
+    assert len(simulate(images, "raw", until=1.0, **usual).losses) == 6
+
+
 @pytest.mark.usefixtures("_in_this_process")
 def test_the_rest_goes_on_after_a_run_that_diverged(folder: Path) -> None:
     options = ["--batch", "4", "--steps", "6", "--data-dir", str(folder), "--lr", "100"]

@@ -25,13 +25,22 @@ from gradwire.train.settings import SettingsError, TrainSettings
         ({"every": 2, "compress": "updates", "start_iter": 2}, "--start-iter", "sharded, ring"),
         ({"every": 2, "exchange": "sharded-optimizer"}, "--every", "in every step"),
         ({"exchange": "sharded-optimizer", "start_iter": 2}, "--start-iter", "sharded, ring"),
-        ({"exchange": "terngrad"}, "--codec", "goes with raw, terngrad and ddp, not with bf16"),
+        (
+            {"exchange": "terngrad"},
+            "--codec",
+            "goes with raw, terngrad, ddp, torch:.* not with bf16",
+        ),
         ({"every": 2, "exchange": "server"}, "--every", "server exchanges in every step"),
         ({"backup_workers": 1}, "--backup-workers", "goes only with --exchange server"),
         ({"servers": 2}, "--servers", "goes only with --exchange server"),
         ({"backup_workers": 4, "exchange": "server"}, "--backup-workers", "valid are 0 to 3"),
         ({"servers": 0, "exchange": "server"}, "--servers", "valid are 1 to 100"),
         ({"exchange": "one-process"}, "--bandwidth", "sends nothing; valid is none"),
+        (
+            {"exchange": "one-process", "bandwidth": None, "codecs": ("ddp", "torch:bf16")},
+            "--codec",
+            "cannot run torch:bf16: it needs real ranks",
+        ),
         ({"exchange": "one-process", "exclude": ("fc*",)}, "--exclude", "does not go with"),
     ],
 )

@@ -89,12 +89,28 @@ def test_modelled_times_replace_the_wire() -> None:
     assert raw.evaluations[0]["seconds"] == pytest.approx(raw.seconds / 2)
 
 
-def test_modelled_plain_ddp_takes_a_ring_all_reduce() -> None:
-    ranks = [replace(r, codec="ddp", hook=None, push_bytes=[], pull_bytes=[]) for r in records()[0]]
-    (ddp,) = assemble(SETTINGS, PARAMETERS, MODELLED, [ranks]).results
-    assert ddp.seconds == pytest.approx(8.0 + 4 * (2 * 0.5 * 4 * PARAMETERS) * 8 / 1e6)
-    assert ddp.push_bytes is None
-    assert ddp.ratio is None
+def test_rivals_have_computed_bytes_and_tell_no_time_on_the_wire() -> None:
+    computed = {"push_bytes": 4000, "pull_bytes": 4000, "control_bytes": 0, "computed": True}
+    ranks = [replace(r, codec="torch:bf16", hook=computed) for r in records()[0]]
+    made = assemble(SETTINGS, PARAMETERS, MODELLED, [ranks])
+    (rival,) = made.results
+    assert rival.seconds == pytest.approx(8.0 + 8000 * 8 / 1e6)
+    assert (rival.push_bits_per_value, rival.ratio) == (16.0, 2.0)
+    assert "torch:bf16: MB, bits and ratio are computed for a ring all-reduce" in printed(made)
+
+
+def test_the_time_to_a_goal() -> None:
+    settings = replace(SETTINGS, codecs=("3lc",), until=0.6)
+    raw, small = records()
+    small[0].evaluations = [Evaluation(2, 1.0, 0.4), Evaluation(4, 2.0, 0.5)]
+    made = assemble(settings, PARAMETERS, SHAPED, [raw, small])
+    assert [made.time_to(result) for result in made.results] == [8.0, None]
+    assert [one["seconds_to_until"] for one in made.to_json({})["results"]] == [8.0, None]
+    lines = {line.split()[0]: line.split() for line in printed(made).splitlines() if line.strip()}
+    assert (lines["raw"][-1], lines["3lc"][-1]) == ("8.0", "-")
+    assert made.settings.metric.reached(0.6, 0.6)
+    assert not replace(settings, data="text").metric.reached(0.7, 0.6)  # a loss
+    assert replace(settings, data="text").metric.reached(0.5, 0.6)
 
 
 def test_servers_carry_what_all_workers_push() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.train import settings
+from gradwire.train import rivals, settings
 from gradwire.train.schedule import learning_rate
 from gradwire.train.settings import Rule, Run, SettingsError, TrainSettings
 
@@ -84,6 +84,8 @@ def test_a_rule_that_cannot_be_read(text: str) -> None:
         ({"every": 2}, "--compress", "local steps exchange updates"),
         ({"exchange": "server", "clip": 1.0}, "--clip", "goes only with"),
         ({"exchange": "sharded-optimizer", "compress": "updates"}, "--compress", "goes only"),
+        ({"until": -0.5}, "--until", "valid are 0 to 1000"),
+        ({"staleness": 1}, "--staleness", "goes only with --exchange server"),
         ({"workers": 0}, "--workers", "valid are 1 to 250"),
         ({"steps": 0}, "--steps", "valid are 1 to"),
         ({"batch": -1}, "--batch", "valid are 1 to"),
@@ -143,7 +145,7 @@ def test_a_codec_for_each_way() -> None:
 
 
 def test_codecs_are_checked_by_the_core() -> None:
-    for codec in (*settings.DEFAULT_CODECS, "ddp"):
+    for codec in (*settings.DEFAULT_CODECS, *rivals.RIVALS, "torch:powersgd"):
         settings.check_codec(codec)
     with pytest.raises(SettingsError, match=r"3lc.*ddp"):
         settings.check_codec("4lc")
@@ -152,6 +154,22 @@ def test_codecs_are_checked_by_the_core() -> None:
     with pytest.raises(SettingsError) as caught:
         settings.check_codec("ddp", "--rules")  # ddp names a whole run, not the codec of a tensor
     assert caught.value.option == "--rules"
+
+
+@pytest.mark.parametrize(
+    "codec",
+    ["torch:int8", "torch:bf16:rank=2", "torch:powersgd:rank", "torch:powersgd:rank=2,rank=3"],
+)
+def test_another_rival_is_an_error_that_lists_the_valid(codec: str) -> None:
+    with pytest.raises(SettingsError, match="valid are ddp, torch:bf16, torch:fp16, torch:powersg"):
+        settings.check_codec(codec)
+
+
+def test_options_of_powersgd() -> None:
+    assert rivals.parse("torch:powersgd:start=3,rank=2") == rivals.Rival("torch:powersgd", 2, 3)
+    for bad in ("rank=0", "start=1"):
+        with pytest.raises(SettingsError, match="a rank from 1 and a start from 2"):
+            settings.check_codec(f"torch:powersgd:{bad}")
 
 
 def test_settings_are_written_as_plain_values() -> None:

@@ -13,7 +13,9 @@
     network     a rate-limited network of namespaces for processes of one machine
     strategy    what a rank does in a step: the base of the strategies
     one_process the strategy that simulates all workers and their server in one process
-    strategies  how the workers keep one model: hook, sharded optimizer, local steps, plain DDP
+    rivals      DDP and PyTorch's own hooks, which are compared with codecs
+    torch_ddp   their strategy
+    strategies  how the workers keep one model: hook, sharded optimizer, local steps, rivals
     loop        one rank's training run with one codec, and its clock
     worker      a rank's process: joins the others, runs the codecs one after another
     launcher    starts the workers of one machine, follows them, ends them

@@ -6,7 +6,8 @@ import torch
 
 from gradwire.torch.device.kernels import require_kernels
 from gradwire.train.errors import TrainError
-from gradwire.train.settings import PLAIN_DDP, TrainSettings
+from gradwire.train.rivals import PLAIN_DDP, is_rival
+from gradwire.train.settings import TrainSettings
 
 
 def check_usable(settings: TrainSettings) -> None:
@@ -18,7 +19,7 @@ def check_usable(settings: TrainSettings) -> None:
     device, count = torch.device(settings.device), torch.cuda.device_count()
     if device.index is not None and device.index >= count:
         raise TrainError(f"{asked}: there are {count} GPUs here, cuda:0 to cuda:{count - 1}")
-    if all(codec == PLAIN_DDP for codec in settings.codecs):
+    if all(is_rival(codec) for codec in settings.codecs):
         return
     try:
         require_kernels(device)

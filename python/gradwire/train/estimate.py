@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import gradwire
-from gradwire.train.settings import PLAIN_DDP, SERVER, TrainSettings, both_ways
+from gradwire.train import rivals
+from gradwire.train.rivals import is_rival
+from gradwire.train.settings import SERVER, TrainSettings, both_ways
 
 _SAMPLE = 40960
 
@@ -27,18 +29,18 @@ def estimate_seconds(
         wire = 0.0
         if settings.bandwidth is not None:
             wire = parameters * typical_bits_per_value(codec) / settings.bandwidth
-            if codec == PLAIN_DDP or settings.exchange != SERVER:
+            if is_rival(codec) or settings.exchange != SERVER:
                 wire *= 2 * (settings.workers - 1) / settings.workers
             else:
                 wire *= 2 * settings.workers / settings.servers
-            wire /= 1 if codec == PLAIN_DDP else settings.every
+            wire /= 1 if is_rival(codec) else settings.every
         estimates[codec] = settings.steps * (step_seconds + wire) + evaluations * evaluation_seconds
     return estimates
 
 
 def typical_bits_per_value(codec: str) -> float:
     """Bits a value that the codec makes of normally distributed values, mean of both ways."""
-    if codec == PLAIN_DDP:
-        return 32.0
+    if is_rival(codec):
+        return rivals.parse(codec).bits
     values = np.random.default_rng(0).standard_normal(_SAMPLE).astype(np.float32)
     return 4 * sum(len(gradwire.encode(values, way)) for way in both_ways(codec)) / _SAMPLE

@@ -194,6 +194,7 @@ class Trainer:
                 record.diverged = _first(record.diverged, workers)
                 if record.diverged is not None:
                     break
+                reached = None
                 if self._rank == 0:
                     weights = strategy.weights() if average is None else average.weights
                     value = self._value(
@@ -201,17 +202,21 @@ class Trainer:
                     )
                     record.evaluations.append(Evaluation(done, clock.seconds, value))
                     on_event(self._step_event(record, clock.seconds) | {"value": value})
+                    reached = done if settings.metric.reached(value, settings.until) else None
+                if settings.until is not None and _first(reached, workers) is not None:
+                    break
                 if done < settings.steps:
                     clock.start()
         record.seconds = clock.seconds
         record.link = clock.link
         record.hook = strategy.stats()
         dist.barrier(workers)  # no rank leaves before rank 0 has evaluated
-        if settings.backup_workers == 0:
+        # One server may be a version ahead of another until close, and of a stale worker.
+        differs_until_close = settings.backup_workers > 0 or settings.staleness > 0
+        if not differs_until_close:
             record.parameters_digest = parameters_digest(model)
         strategy.close()
-        if settings.backup_workers > 0:
-            # One server may be a version ahead of another until close.
+        if differs_until_close:
             record.parameters_digest = parameters_digest(model)
 
     def _batches(self, settings: TrainSettings) -> Batches | Windows:

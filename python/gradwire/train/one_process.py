@@ -28,7 +28,8 @@ from gradwire.torch.optimizers.gradient_noise import GradientNoise
 from gradwire.torch.records.exchange_settings import RAW
 from gradwire.torch.records.parameters import split_like
 from gradwire.train import optimizers
-from gradwire.train.settings import PLAIN_DDP, SGD, UPDATES, TrainSettings, both_ways
+from gradwire.train.rivals import PLAIN_DDP
+from gradwire.train.settings import SGD, UPDATES, TrainSettings, both_ways
 from gradwire.train.strategy import Strategy, seed_dropout
 
 _BATCH_NORM_MOMENTUM = 0.1

@@ -23,8 +23,8 @@ _POINTS_OF_A_SMOOTH_LINE = 40
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Writes a picture of the metric, such as accuracy.png, and loss.png, and bits.png unless only
-    plain DDP ran."""
+    """Writes a picture of the metric, such as accuracy.png, and loss.png, and bits.png if anything
+    was sent."""
     folder.mkdir(parents=True, exist_ok=True)
     drawings = {f"{report.settings.metric.name}.png": draw_metric, "loss.png": draw_loss}
     if any(result.push_bits for result in report.results):

@@ -24,12 +24,12 @@ class RankRecord:
 
     losses, push_bytes, pull_bytes: one element for each step, None for steps that the others took
     without this rank, and for losses that are not finite; empty on a server. push_bytes,
-    pull_bytes: bytes that the rank sent (with servers, pull_bytes: that a worker received); empty
-    for plain DDP, where they are unknown. seconds: of the training clock. hook: the strategy's
-    stats(). link: bytes that the rank's own interface counted while the clock ran; None without an
-    interface of its own. parameters_digest: SHA-256 of all parameters after the last step. device:
-    the text of devices.describe; empty on a server. diverged: the first step with a loss that is
-    not finite, on any rank; the run ended soon after it.
+    pull_bytes: bytes that the rank sent (with servers, pull_bytes: that a worker received; for
+    rivals computed). seconds: of the training clock. hook: the strategy's stats(). link: bytes that
+    the rank's own interface counted while the clock ran; None without an interface of its own.
+    parameters_digest: SHA-256 of all parameters after the last step. device: the text of
+    devices.describe; empty on a server. diverged: the first step with a loss that is not finite, on
+    any rank; the run ended soon after it.
     """
 
     codec: str

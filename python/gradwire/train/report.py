@@ -9,10 +9,10 @@ time on the wire is replaced by the bytes divided by the bandwidth:
 
 The ranks are workers and servers. wire_seconds is how long a rank waited for messages; the rank
 that waited least computed longest, hence the maximum. The model takes links as full duplex and
-assumes that nothing overlaps. Plain DDP tells neither how long it waited (0 is subtracted) nor what
-it sent: 2 (N - 1) / N * 4 bytes a parameter and step are assumed, as of a ring all-reduce. The
-bytes are those of our packets. With the headers of Ethernet, IP and TCP a real link takes 5 %
-longer (measured next to shaped links at 10 Mbit/s: raw 19.2 s modelled, 20.3 s on the links).
+assumes that nothing overlaps. DDP and its hooks tell neither how long they waited (0 is subtracted)
+nor what they sent: torch_ddp.py computes it. The bytes are those of our packets. With the headers
+of Ethernet, IP and TCP a real link takes 5 % longer (measured next to shaped links at 10 Mbit/s:
+raw 19.2 s modelled, 20.3 s on the links).
 
 Bytes. Pushed and pulled: bytes that a worker (mean of all) sent of gradients and of results, in
 whole packets with headers and raw tensors. By symmetry it receives as many. Uncompressed, each of
@@ -38,9 +38,9 @@ from rich.text import Text
 from gradwire.train.network import Bytes
 from gradwire.train.recipes import Metric
 from gradwire.train.records import RankRecord
+from gradwire.train.rivals import is_rival
 from gradwire.train.settings import (
     ONE_PROCESS,
-    PLAIN_DDP,
     SERVED,
     SERVER,
     TrainSettings,
@@ -61,8 +61,8 @@ class Conditions:
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run. Bytes are the mean of all workers, None if unknown (plain DDP) or if nothing was
-    sent (one worker). Lists over steps are means of all workers. final: the metric at the end;
+    """One run. Bytes are the mean of all workers, None if nothing was sent (one
+    worker). Lists over steps are means of all workers. final: the metric at the end;
     None: the run diverged, in the step `diverged`."""
 
     codec: str
@@ -120,6 +120,12 @@ class Report:
         )
         return first / own if first and own else None
 
+    def time_to(self, result: RunResult) -> float | None:
+        """Seconds until the first evaluation that reached settings.until; None: none did."""
+        metric, until = self.settings.metric, self.settings.until
+        reached = (e["seconds"] for e in result.evaluations if metric.reached(e["value"], until))
+        return next(reached, None)
+
     def to_json(self, machine: dict[str, Any]) -> dict[str, Any]:
         """Plain values. machine: a description of the machine and of the build."""
         bandwidth = format_bandwidth(self.settings.bandwidth)
@@ -133,7 +139,9 @@ class Report:
             "times": "modelled" if self.conditions.modelled else "measured",
             "links": {"bandwidth": bandwidth, **asdict(self.conditions)},
             "results": [
-                asdict(result) | {"speedup": self.speedup(result.codec)} for result in self.results
+                asdict(result)
+                | {"speedup": self.speedup(result.codec), "seconds_to_until": self.time_to(result)}
+                for result in self.results
             ],
         }
 
@@ -162,22 +170,18 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
     busy, volume = 0.0, 0.0
     for record in ranks:
         if (hook := record.hook) is not None:
-            busy = max(busy, record.seconds - hook["wire_seconds"])
+            busy = max(busy, record.seconds - hook.get("wire_seconds", 0.0))
             sent = hook["push_bytes"] + hook["pull_bytes"], hook.get("received_bytes", 0)
             if "role" in hook:  # with servers: one of the two is sent, the other received
                 sent = hook["push_bytes"], hook["pull_bytes"]
             volume = max(volume, *sent)
-        elif record.codec == PLAIN_DDP and not settings.is_server(record.rank):
-            busy = max(busy, record.seconds)
-            values = _pushed_values(settings, parameters, record.codec)
-            volume = max(volume, 2 * 4.0 * values * steps_of(ranks))
     return busy + volume * 8 / settings.bandwidth
 
 
 def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> float:
     """How many values a worker pushes in a step; it pulls as many. Without servers, a rank does not
     push the values that it owns."""
-    if settings.exchange == ONE_PROCESS or (settings.exchange == SERVER and codec != PLAIN_DDP):
+    if settings.exchange == ONE_PROCESS or (settings.exchange == SERVER and not is_rival(codec)):
         return parameters
     return parameters * (settings.workers - 1) / settings.workers
 
@@ -277,6 +281,8 @@ def table(report: Report) -> Table:
         "bits\npull": mean(_number, lambda r: r.pull_bits_per_value),
         "\nratio": mean(_number, lambda r: r.ratio),
     }
+    if (until := report.settings.until) is not None:
+        columns[f"s to\n{metric.text(until)}"] = lambda results: _time_to(report, results)
     if _has_links(report):
         columns["link\nMB"] = mean(_megabytes, lambda r: r.link.sent if r.link else None)
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
@@ -310,6 +316,12 @@ def footnotes(report: Report) -> list[str]:
             "the highest."
         )
     notes += _devices(report)
+    computed = [codec for codec in report.by_codec() if is_rival(codec)]
+    if computed and report.settings.exchange != ONE_PROCESS:
+        notes.append(
+            f"{', '.join(computed)}: MB, bits and ratio are computed for a ring all-reduce of what "
+            "PyTorch's hook sends."
+        )
     if report.conditions.modelled:
         bandwidth = format_bandwidth(report.settings.bandwidth)
         notes.append(
@@ -367,12 +379,19 @@ def _spread(metric: Metric, results: Results) -> str:
 
 
 def _has_links(report: Report) -> bool:
-    """Whether the table has a column for links; with seeds it has no room."""
-    return report.settings.seeds == 1 and any(result.link is not None for result in report.results)
+    """Whether the table has a column for links; beside others it has no room."""
+    has_room = report.settings.seeds == 1 and report.settings.until is None
+    return has_room and any(result.link is not None for result in report.results)
 
 
 def _megabytes(count: float | None) -> str:
     return "-" if count is None else _number(count / 1e6)
+
+
+def _time_to(report: Report, results: Results) -> str:
+    """The mean time to the metric that --until gives, if every run reached it."""
+    times = [time for result in results if (time := report.time_to(result)) is not None]
+    return f"{fmean(times):.1f}" if len(times) == len(results) else "-"
 
 
 def _ratio(value: float | None) -> str:

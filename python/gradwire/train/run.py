@@ -259,7 +259,7 @@ def _optimizer_text(chosen: TrainSettings) -> str:
     parts = [
         text.get(chosen.optimizer, "AdamW"),
         f"weight decay {chosen.weight_decay:g}",
-        f"{falls}, {chosen.warmup} steps of warm-up)" if chosen.warmup else f"{falls})",
+        f"{falls}, warm-up in {chosen.warmup} steps)" if chosen.warmup else f"{falls})",
     ]
     for setting, value in (("clip", chosen.clip), ("dropout", chosen.dropout), ("ema", chosen.ema)):
         parts += [f"{setting} {value:g}"] if value else []

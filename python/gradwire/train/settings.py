@@ -12,7 +12,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 from typer import BadParameter, Option
 
 import gradwire
+from gradwire.train import rivals
 from gradwire.train.recipes import METRICS, MODELS, Metric
+from gradwire.train.rivals import PLAIN_DDP, RIVALS, is_rival
 
 DATA = tuple(METRICS)
 BANDWIDTHS = ("10mbit", "100mbit", "1gbit", "none")
@@ -29,7 +31,6 @@ SERVED = (SERVER, ONE_PROCESS)  # a server steps, and workers pull what it sends
 EXCHANGES = (*HOOKED, SERVER, SHARDED_OPTIMIZER, ONE_PROCESS)
 
 DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
-PLAIN_DDP = "ddp"  # in the place of a codec: DDP's own all-reduce, without gradwire
 
 SGD, ADAM, ADAMW = OPTIMIZERS = ("sgd", "adam", "adamw")
 MOMENTUM = 0.9  # of SGD
@@ -43,8 +44,8 @@ _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 # The longer descriptions of options.
 _CODEC_HELP = (
-    "A codec as `gradwire codecs` lists them, PUSH/PULL for two codecs, or ddp: DDP's own "
-    f"all-reduce. Repeatable; default: {', '.join(DEFAULT_CODECS)}."
+    "A codec as `gradwire codecs` lists them, PUSH/PULL for two codecs, or without gradwire: "
+    f"{', '.join(RIVALS)}. Repeatable; default: {', '.join(DEFAULT_CODECS)}."
 )
 _BANDWIDTH_HELP = f"Rate of every worker's link, each way: {', '.join(BANDWIDTHS)}; default 10mbit."
 _LEARNING_RATE_HELP = (
@@ -81,9 +82,14 @@ _EXCHANGE_HELP = (
 _EVERY_HELP = "Steps from one exchange to the next; workers step alone between."
 _SERVERS_HELP = f"With --exchange {SERVER}: processes that hold the model."
 _BACKUP_WORKERS_HELP = f"With --exchange {SERVER}: workers that a step does not wait for."
+_STALENESS_HELP = f"With --exchange {SERVER}: steps that a worker may be ahead of what it pulled."
+_UNTIL_HELP = (
+    "Stop a run when an evaluation reaches this accuracy (such as 0.85) or loss, and report the "
+    "time to it."
+)
 _DEVICE_HELP = (
     "Device of model, data and optimizer; cuda gives the workers the GPUs in turn. It goes with "
-    f"the exchanges {', '.join(ON_DEVICE)}, and with ddp."
+    f"the exchanges {', '.join(ON_DEVICE)}, and with {PLAIN_DDP} and torch:... ."
 )
 
 
@@ -117,7 +123,7 @@ class TrainSettings:
     """All settings of a run's computation and measurement. Each setting is an option of the command
     line, which option_name names.
 
-    bandwidth: bits a second each way; None: no limit. The codec ddp exchanges in every step,
+    bandwidth: bits a second each way; None: no limit. Rivals (rivals.py) exchange in every step,
     whatever `exchange` and `every` are. Servers are the ranks after the workers, on equal links.
     """
 
@@ -162,6 +168,8 @@ class TrainSettings:
     every: Annotated[int, Option(help=_EVERY_HELP, min=1)] = 1
     servers: Annotated[int, Option(help=_SERVERS_HELP, min=1, max=100)] = 1
     backup_workers: Annotated[int, Option(help=_BACKUP_WORKERS_HELP, min=0)] = 0
+    staleness: Annotated[int, Option(help=_STALENESS_HELP, min=0, max=1000)] = 0
+    until: Annotated[float | None, Option(help=_UNTIL_HELP, min=0, max=1000)] = None
     device: Annotated[str, Option(help=_DEVICE_HELP, metavar="|".join(DEVICES))] = "cpu"
 
     @property
@@ -390,7 +398,13 @@ def _check_exchange(settings: TrainSettings) -> None:
         goes = f"goes only with gradients in every step, --exchange {', '.join(HOOKED)}"
         _refuse(settings, goes, "start_iter")
     if exchange != SERVER:
-        _refuse(settings, f"goes only with --exchange {SERVER}", "servers", "backup_workers")
+        _refuse(
+            settings,
+            f"goes only with --exchange {SERVER}",
+            "servers",
+            "backup_workers",
+            "staleness",
+        )
     if exchange in (SERVER, SHARDED_OPTIMIZER):
         goes = f"goes only with --exchange {', '.join((*HOOKED, ONE_PROCESS))}"
         _refuse(settings, goes, "clip", "compress")
@@ -398,12 +412,18 @@ def _check_exchange(settings: TrainSettings) -> None:
     if hooked and hooked["adds_trits"]:
         listed = gradwire.codecs()
         added = [codec["name"] for codec in listed if codec["shares_scales"] or codec["lossless"]]
-        codecs = (*added, PLAIN_DDP)
+        codecs = (*added, *RIVALS)
     elif exchange == ONE_PROCESS:
         _refuse(settings, f"does not go with --exchange {ONE_PROCESS}", "rules", "exclude")
+        for codec in settings.codecs:
+            if is_rival(codec) and codec != PLAIN_DDP:
+                goes = f"--exchange {ONE_PROCESS} cannot run {codec}: it needs real ranks"
+                raise SettingsError("--codec", goes)
         if settings.bandwidth is not None:
             raise SettingsError("--bandwidth", f"{exchange} sends nothing; valid is none")
     for codec in settings.codecs:
+        if is_rival(codec):
+            continue
         if codecs and any(part.partition(":")[0] not in codecs for part in codec.split("/")):
             valid = f"{', '.join(codecs[:-1])} and {codecs[-1]}"
             goes = f"--exchange {exchange} goes with {valid}, not with {codec}"
@@ -430,13 +450,17 @@ def _check_device(settings: TrainSettings) -> None:
 
 def check_codec(codec: str, option: str = "--codec") -> None:
     """Raises SettingsError for a bad codec, with the valid codecs or parameters."""
-    if codec == PLAIN_DDP and option == "--codec":
+    if is_rival(codec) and option == "--codec":
+        try:
+            rivals.parse(codec)
+        except ValueError as error:
+            raise SettingsError(option, str(error)) from error
         return
     try:
         for part in codec.split("/", 1) if option == "--codec" else [codec]:
             gradwire.max_encoded_size(part, 1)
     except gradwire.GradwireError as error:
-        outside = f" (or {PLAIN_DDP}: DDP's own all-reduce)" if option == "--codec" else ""
+        outside = f" (or {', '.join(RIVALS)}, without gradwire)" if option == "--codec" else ""
         raise SettingsError(option, f"{error}{outside}") from error
 
 

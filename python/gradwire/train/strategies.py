@@ -6,14 +6,12 @@ about how the workers exchange. A new way is a subclass of Strategy and a line i
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import astuple
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch import (
     GradwireState,
@@ -22,11 +20,11 @@ from gradwire.torch import (
     ShardedOptimizer,
     gradwire_hook,
 )
-from gradwire.train import optimizers
+from gradwire.train import optimizers, rivals
 from gradwire.train.one_process import OneProcess
+from gradwire.train.rivals import is_rival
 from gradwire.train.settings import (
     ONE_PROCESS,
-    PLAIN_DDP,
     SERVER,
     SHARDED_OPTIMIZER,
     UPDATES,
@@ -34,6 +32,7 @@ from gradwire.train.settings import (
     both_ways,
 )
 from gradwire.train.strategy import Strategy
+from gradwire.train.torch_ddp import TorchDdp, distribute
 
 # A server receives nothing while rank 0 evaluates, which may take long on a slow machine.
 _PATIENCE_SECONDS = 2 * 3600.0
@@ -50,7 +49,7 @@ class _Served(Strategy):
         self._before = (0, 0)
 
     def steps_done(self, step: int) -> int:
-        return self.optimizer.version
+        return max(step + 1, self.optimizer.version)  # with staleness, versions come later
 
     def sent_bytes(self) -> tuple[float, float]:
         before, stats = self._before, self.optimizer.stats()
@@ -74,8 +73,8 @@ def choose(
     if settings.exchange == ONE_PROCESS:
         return OneProcess(model, codec, settings)
     local, clip = _local_optimizer(model, settings), settings.clip
-    if codec == PLAIN_DDP:
-        return Strategy(model, local, forward=_distribute(model, workers), clip=clip)
+    if is_rival(codec):
+        return TorchDdp(model, local, rivals.parse(codec), workers, clip)
     coding = _coding(codec, settings)
     if settings.exchange == SERVER:
         return _Served(model, _server_optimizer(model, codec, settings))
@@ -87,18 +86,18 @@ def choose(
         norm = clip if clip > 0.0 else None
         stepping = LocalSteps(local, model, every=settings.every, clip_norm=norm, **coding)
         return Strategy(model, stepping, stepping)
-    state, forward = GradwireState(start_iter=settings.start_iter, **coding), _distribute(model)
+    state, forward = GradwireState(start_iter=settings.start_iter, **coding), distribute(model)
     forward.register_comm_hook(state, gradwire_hook)
     return Strategy(model, local, state, forward, clip)
 
 
 def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, Any] | None:
-    """A server's part of a run, to its end. Returns its statistics; None for plain DDP, which has
-    no servers.
+    """A server's part of a run, to its end. Returns its statistics; None for rivals, which have no
+    servers.
 
     Raises CommunicationError, which names a worker that is gone.
     """
-    if codec == PLAIN_DDP:
+    if is_rival(codec):
         return None
     optimizer = _server_optimizer(model, codec, settings)
     optimizer.serve()
@@ -111,6 +110,7 @@ def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> 
         servers=settings.servers,
         named_parameters=model.named_parameters(),
         backup_workers=settings.backup_workers,
+        staleness=settings.staleness,
         timeout=_PATIENCE_SECONDS,
         **_coding(codec, settings),
     )
@@ -134,13 +134,3 @@ def _local_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.O
     parameters = list(model.parameters())
     matrices = [p for p in parameters if p.dim() > 1]
     return optimizers.build(settings, matrices, [p for p in parameters if p.dim() <= 1])
-
-
-def _distribute(
-    model: nn.Module, workers: dist.ProcessGroup | None = None
-) -> DistributedDataParallel:
-    """DDP in which every rank keeps the batch norm statistics of its own batches. PyTorch 2.13
-    renames the option."""
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
-        return DistributedDataParallel(model, process_group=workers, forward_sync_buffers=False)
-    return DistributedDataParallel(model, process_group=workers, broadcast_buffers=False)

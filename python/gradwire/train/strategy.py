@@ -22,9 +22,9 @@ def seed_dropout(seed: int, step: int, worker: int) -> None:
 class Strategy:
     """One rank's way to train a model together with the other ranks.
 
-    source: the part of gradwire that exchanges and keeps the statistics; None for DDP's own
-    all-reduce, which has none. forward: called in the model's place, such as DDP around it. clip:
-    largest norm of the gradient before the optimizer's step; 0: any.
+    source: the part of gradwire that exchanges and keeps the statistics, if there is one. forward:
+    called in the model's place, such as DDP around it. clip: largest norm of the gradient before
+    the optimizer's step; 0: any.
     """
 
     def __init__(
