@@ -252,7 +252,9 @@ def test_plots(tmp_path: Path) -> None:
 
     shown = assemble(SETTINGS, PARAMETERS, MODELLED, records())
     written = plots.write(shown, tmp_path / "new")
-    assert [path.name for path in written] == ["accuracy.png", "loss.png", "bits.png"]
+    assert [path.name for path in written] == [
+        *("accuracy.png", "accuracy_of_steps.png", "loss.png", "bits.png", "frontier.png")
+    ]
     for path in written:
         head = path.read_bytes()[:24]
         assert head[:8] == b"\x89PNG\r\n\x1a\n"
@@ -263,6 +265,9 @@ def test_plots(tmp_path: Path) -> None:
         pytest.approx(result.seconds) for result in shown.results
     ]
     assert axes.get_xlabel() == "training time, modelled (s)"
+
+    (axes,) = plots.draw_metric_of_steps(shown).axes
+    assert np.asarray(axes.get_lines()[1].get_xdata()).tolist() == [2, 4]
 
     def drawn(axes: Axes) -> list[float]:
         return [float(y) for y in np.asarray(axes.get_lines()[1].get_ydata())]
@@ -279,7 +284,7 @@ def test_plots_of_seeds_and_of_a_run_that_diverged(tmp_path: Path) -> None:
     settings = replace(SETTINGS, codecs=("3lc",), seeds=3, model="gpt", data="text")
     shown = assemble(settings, PARAMETERS, SHAPED, seeds([2.5, None, 2.25]))
     names = [path.name for path in plots.write(shown, tmp_path)]
-    assert names == ["held_out_loss.png", "loss.png", "bits.png"]
+    assert names == ["held_out_loss.png", "held_out_loss_of_steps.png", "loss.png", "bits.png"]
     (axes,) = plots.draw_metric(shown).axes
     assert len(axes.get_lines()) == 3
     assert axes.get_ylabel() == "held-out loss (nats a byte)"
@@ -294,7 +299,9 @@ def test_plots_without_our_hook_have_no_bits(tmp_path: Path) -> None:
 
     ranks = [replace(r, codec="ddp", hook=None, push_bytes=[], pull_bytes=[]) for r in records()[0]]
     shown = assemble(SETTINGS, PARAMETERS, SHAPED, [ranks])
-    assert [path.name for path in plots.write(shown, tmp_path)] == ["accuracy.png", "loss.png"]
+    assert [path.name for path in plots.write(shown, tmp_path)] == [
+        *("accuracy.png", "accuracy_of_steps.png", "loss.png")
+    ]
 
 
 def test_moving_average() -> None:

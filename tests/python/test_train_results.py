@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cli_runner import run as run_command
 from gradwire.train import report
 from gradwire.train.errors import TrainError
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.report import Conditions, Report
-from gradwire.train.results import Results
+from gradwire.train.results import Results, read_tasks
 from gradwire.train.settings import Run, TrainSettings
 
 SETTINGS = TrainSettings(codecs=("raw/int8", "3lc:s=1.5"), workers=1, steps=2, seeds=2, seed=4)
@@ -64,3 +66,56 @@ def test_a_codec_whose_file_name_is_taken(tmp_path: Path) -> None:
     (tmp_path / "raw_int8-4.json").write_text(json.dumps(document))
     with pytest.raises(TrainError, match="codecs"):
         Results(tmp_path, SETTINGS)
+
+
+def test_a_setting_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> None:
+    Results(tmp_path, SETTINGS).add(made(SETTINGS.runs()[0]), {})
+    document = json.loads((tmp_path / "raw_int8-4.json").read_text())
+    del document["settings"]["staleness"]
+    (tmp_path / "raw_int8-4.json").write_text(json.dumps(document))
+    assert Results(tmp_path, SETTINGS).found()
+    (task,) = read_tasks([tmp_path])
+    assert [one.label for one in task.series] == ["raw/int8"]
+
+
+def fill(folder: Path, **change: Any) -> Path:
+    """A folder with the runs of SETTINGS, in which some settings are others."""
+    folder.mkdir()
+    results = Results(folder, SETTINGS)
+    for run in SETTINGS.runs():
+        one = made(run)
+        results.add(replace(one, settings=replace(one.settings, **change)), {})
+    return folder
+
+
+def test_tasks_of_several_folders(tmp_path: Path) -> None:
+    folders = [fill(tmp_path / "a"), fill(tmp_path / "b", clip=1.0)]
+    folders.append(fill(tmp_path / "c", model="gpt", data="text"))
+    images, text = read_tasks(folders)
+    assert [one.label for one in images.series] == [
+        f"{codec}, clip {clip}" for clip in (0.0, 1.0) for codec in sorted(SETTINGS.codecs)
+    ]
+    assert [len(one.runs) for one in images.series] == [2, 2, 2, 2]
+    assert (text.model, text.metric.name) == ("gpt", "held_out_loss")
+    assert [one.label for one in text.series] == sorted(SETTINGS.codecs)
+    with pytest.raises(TrainError, match="holds no result"):
+        read_tasks([tmp_path])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder = fill(tmp_path / "runs", workers=3)
+    for path in folder.glob("raw*-4.json"):  # with bytes
+        document = json.loads(path.read_text())
+        document["results"][0] |= {"push_bits_per_value": 32.0, "pull_bits_per_value": 8.0}
+        document["results"][0] |= {"final": 0.75}
+        path.write_text(json.dumps(document))
+    shown = run_command("report", str(folder), "--plots", str(tmp_path))
+    assert shown.code == 0, shown.err
+    assert "lenet on fashion-mnist: test accuracy" in shown.out
+    row = next(line.split() for line in shown.out.splitlines() if "raw/int8" in line)
+    assert row[1:8] == ["2", "0", "62.50%", "50.00%", "75.00%", "32", "8"]
+    assert (tmp_path / "frontier-lenet-fashion-mnist.png").stat().st_size > 10_000
+    (task,) = run_command("report", str(folder), "--json").json["tasks"]
+    assert [one["mean"] for one in task["series"]] == [0.5, 0.625]
+    assert run_command("report", str(tmp_path / "none")).code == 1

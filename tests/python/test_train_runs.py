@@ -177,7 +177,9 @@ def test_a_shaped_run_counts_what_its_links_count(shaped: tuple[Any, str, Path])
     # At 100 Mbit/s the raw bytes cannot have been faster.
     assert raw["seconds"] > 2 * plain * 8 / 100e6
     written = sorted(path.name for path in plots.iterdir())
-    assert written == ["accuracy.png", "bits.png", "loss.png"]
+    assert written == [
+        *("accuracy.png", "accuracy_of_steps.png", "bits.png", "frontier.png", "loss.png")
+    ]
     for word in ("100mbit", "estimate", "raw", "3lc:s=1.5", "speed-", "bit-identical"):
         assert word in said
 

@@ -1,10 +1,13 @@
-"""The report as pictures (PNG): accuracy over time, loss over steps, bits a value over steps."""
+"""The report as pictures (PNG): the metric over time and over steps, loss and bits a value over
+steps, and the frontier of bits and metric."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
@@ -12,10 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradwire.train.report import Report, RunResult
+from gradwire.train.results import Series, Task
 from gradwire.train.settings import format_bandwidth
 
 # Okabe and Ito's palette, whose colours differ for colour-blind people too.
 _COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
+_MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<", ">")
 _LINES = ("-", "--", "-.", ":")
 _SIZE_INCHES = (8.0, 5.0)
 _DPI = 150
@@ -26,29 +31,82 @@ def write(report: Report, folder: Path) -> list[Path]:
     """Writes a picture of the metric, such as accuracy.png, and loss.png, and bits.png if anything
     was sent."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawings = {f"{report.settings.metric.name}.png": draw_metric, "loss.png": draw_loss}
+    name = report.settings.metric.name
+    drawings = {
+        f"{name}.png": draw_metric,
+        f"{name}_of_steps.png": draw_metric_of_steps,
+        "loss.png": draw_loss,
+    }
     if any(result.push_bits for result in report.results):
         drawings["bits.png"] = draw_bits
-    written = []
+    figures = {file: partial(draw, report) for file, draw in drawings.items()}
+    settings = report.settings
+    series = [Series(codec, results) for codec, results in report.by_codec().items()]
+    if sum(one.bits is not None for one in series) > 1:
+        task = Task(settings.model, settings.data, series)
+        figures["frontier.png"] = partial(draw_frontier, task)
+    return _save(figures, folder)
+
+
+def write_frontiers(tasks: Sequence[Task], folder: Path) -> list[Path]:
+    """Writes frontier-MODEL-DATA.png for each task."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {f"frontier-{t.model}-{t.data}.png": partial(draw_frontier, t) for t in tasks}
+    return _save(figures, folder)
+
+
+def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[Path]:
     with mpl.rc_context({"font.size": 11, "axes.grid": True, "grid.alpha": 0.3}):
-        for name, draw in drawings.items():
-            figure = draw(report)
-            figure.savefig(folder / name, dpi=_DPI)
-            written.append(folder / name)
-    return written
+        for name, draw in figures.items():
+            draw().savefig(folder / name, dpi=_DPI)
+    return [folder / name for name in figures]
 
 
 def draw_metric(report: Report) -> Figure:
+    """Over time."""
+    kind = "modelled" if report.conditions.modelled else "measured"
+    return _draw_metric(report, "seconds", f"training time, {kind} (s)")
+
+
+def draw_metric_of_steps(report: Report) -> Figure:
+    return _draw_metric(report, "step", "step")
+
+
+def _draw_metric(report: Report, place: str, across: str) -> Figure:
     figure, metric = Figure(figsize=_SIZE_INCHES, layout="constrained"), report.settings.metric
     axes = figure.subplots()
     for index, result, label in _lines(report):
-        seconds = [e["seconds"] for e in result.evaluations]
+        places = [e[place] for e in result.evaluations]
         values = [metric.scale * e["value"] for e in result.evaluations]
         if label and result.final is not None:
             label += f" ({metric.text(result.final)} after {result.seconds:.0f} s)"
-        axes.plot(seconds, values, marker="o", markersize=4, label=label, **_style(index))
-    kind = "modelled" if report.conditions.modelled else "measured"
-    _finish(axes, report, f"training time, {kind} (s)", f"{metric.title} ({metric.unit})")
+        axes.plot(places, values, marker="o", markersize=4, label=label, **_style(index))
+    _finish(axes, report, across, f"{metric.title} ({metric.unit})")
+    return figure
+
+
+def draw_frontier(task: Task) -> Figure:
+    """Bits a value and the metric at the end of each series: the mean, and a bar from the lowest
+    run to the highest."""
+    figure = Figure(figsize=(_SIZE_INCHES[0] + 2.0, _SIZE_INCHES[1]), layout="constrained")
+    axes, metric = figure.subplots(), task.metric
+    drawn = [(s, s.bits) for s in task.series if s.finals and s.bits is not None]
+    for index, (series, bits) in enumerate(drawn):
+        values = [metric.scale * value for value in series.finals]
+        mean = fmean(values)
+        spread = [[mean - min(values)], [max(values) - mean]]
+        look: dict[str, Any] = {
+            "color": _COLOURS[index % len(_COLOURS)],
+            "fmt": _MARKERS[index % len(_MARKERS)],
+        }
+        label = f"{series.label} ({metric.text(fmean(series.finals))})"
+        axes.errorbar([bits], [mean], spread, label=label, capsize=3, **look)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
+    axes.set_xlabel("bits a value, mean of push and pull, headers and raw tensors included")
+    axes.set_ylabel(f"{metric.title} ({metric.unit})")
+    axes.set_title(f"{task.model} on {task.data}", loc="left", fontsize=11)
+    figure.legend(loc="outside right upper", fontsize=8)
     return figure
 
 

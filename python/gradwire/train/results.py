@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from gradwire.train.errors import TrainError
-from gradwire.train.report import Report, RunResult
+from gradwire.train.recipes import METRICS, Metric
+from gradwire.train.report import Report, RunResult, mean_of
 from gradwire.train.settings import Run, TrainSettings
 
 # Settings in which the runs of a folder may differ. The result of a run does not depend on them,
@@ -50,19 +54,92 @@ class Results:
         return self._folder / f"{re.sub(r'[^A-Za-z0-9.,=-]+', '_', run.codec)}-{run.seed}.json"
 
 
+@dataclass(frozen=True)
+class Series:
+    """The runs of one way to train a task, with several seeds."""
+
+    label: str
+    runs: list[RunResult]
+
+    @property
+    def bits(self) -> float | None:
+        """Bits of a value, the mean of push and pull; None: unknown."""
+        legs = (lambda run: run.push_bits_per_value, lambda run: run.pull_bits_per_value)
+        means = [mean for leg in legs if (mean := mean_of(self.runs, leg)) is not None]
+        return fmean(means) if len(means) == len(legs) else None
+
+    @property
+    def finals(self) -> list[float]:
+        return [run.final for run in self.runs if run.final is not None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What some runs have in common."""
+
+    model: str
+    data: str
+    series: list[Series]
+
+    @property
+    def metric(self) -> Metric:
+        return METRICS[self.data]
+
+
+def read_tasks(folders: Sequence[Path]) -> list[Task]:
+    """The runs in the files of some folders. A series is named by its codec, and by the settings in
+    which the runs of its task differ. Raises TrainError."""
+    documents = []
+    for folder in folders:
+        files = sorted(folder.glob("*.json"))
+        if not files:
+            raise TrainError(f"{folder} holds no result of gradwire train --out: no *.json")
+        documents += [_read(file) for file in files]
+    tasks = []
+    for model, data in dict.fromkeys(_task(document) for document in documents):
+        own = [document for document in documents if _task(document) == (model, data)]
+        varied = _varied([_settings(document) for document in own])
+        runs: dict[str, dict[int, RunResult]] = {}
+        for document in own:
+            differing = [f"{key} {_settings(document)[key]}" for key in varied]
+            for result in map(RunResult.read, document["results"]):
+                label = ", ".join([result.codec, *differing])
+                runs.setdefault(label, {})[result.seed] = result
+        series = [Series(label, list(of_label.values())) for label, of_label in runs.items()]
+        tasks.append(Task(model, data, series))
+    return tasks
+
+
+def _task(document: dict[str, Any]) -> tuple[str, str]:
+    return document["settings"]["model"], document["settings"]["data"]
+
+
+def _varied(found: list[dict[str, Any]]) -> list[str]:
+    return [
+        key for key in found[0] if key not in _FREE and any(s[key] != found[0][key] for s in found)
+    ]
+
+
+def _settings(document: dict[str, Any]) -> dict[str, Any]:
+    """Those of a file; settings that are newer than the file have their defaults."""
+    known: dict[str, Any] = json.loads(json.dumps(TrainSettings().to_json()))
+    return {key: document["settings"].get(key, default) for key, default in known.items()}
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         RunResult.read(document["results"][0])
+        METRICS[document["settings"]["data"]], document["settings"]["model"]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise TrainError(f"{path} is no result of gradwire train: {error!r}") from error
     return document
 
 
 def _check_same(path: Path, document: dict[str, Any], wanted: TrainSettings) -> None:
-    found, asked = document["settings"], json.loads(json.dumps(wanted.to_json()))
-    different = [k for k in asked if k not in _FREE and found.get(k) != asked[k]]
-    different += [k for k in ("codecs", "seed") if found.get(k) != asked[k]]
+    found, asked = _settings(document), json.loads(json.dumps(wanted.to_json()))
+    different = [k for k in asked if k not in _FREE and found[k] != asked[k]]
+    different += [k for k in ("codecs", "seed") if found[k] != asked[k]]
     if different:
-        named = ", ".join(f"{k} {found.get(k)} instead of {asked[k]}" for k in different)
+        named = ", ".join(f"{k} {found[k]} instead of {asked[k]}" for k in different)
         raise TrainError(f"{path} holds a run with other settings: {named}; take another --out")

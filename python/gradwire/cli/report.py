@@ -1,0 +1,77 @@
+"""``gradwire report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from gradwire.cli.output import JsonOption, print_json, print_table, significant
+from gradwire.train.report import mean_of
+from gradwire.train.results import Series, Task, read_tasks
+
+
+def report(
+    folders: Annotated[list[Path], Argument(help="Folders with results of `gradwire train`.")],
+    plots: Annotated[
+        Path | None, Option(metavar="DIR", help="Write the frontier of each task there (PNG).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare finished trainings: bits a value and the metric at the end, over all seeds."""
+    tasks = read_tasks(folders)
+    if as_json:
+        print_json({"tasks": [_described(task) for task in tasks]})
+    else:
+        for task in tasks:
+            _print(task)
+    if plots is not None:
+        from gradwire.train.plots import write_frontiers
+
+        written = write_frontiers(tasks, plots)
+        if not as_json:
+            print("\n".join(f"wrote {path}" for path in written))
+
+
+def _described(task: Task) -> dict[str, Any]:
+    series = [_numbers(one) for one in task.series]
+    return {
+        "model": task.model,
+        "data": task.data,
+        "metric": task.metric.name,
+        "series": series,
+    }
+
+
+def _numbers(series: Series) -> dict[str, Any]:
+    finals = series.finals
+    return {
+        "label": series.label,
+        "runs": len(series.runs),
+        "diverged": len(series.runs) - len(finals),
+        "mean": fmean(finals) if finals else None,
+        "lowest": min(finals, default=None),
+        "highest": max(finals, default=None),
+        "push_bits": mean_of(series.runs, lambda run: run.push_bits_per_value),
+        "pull_bits": mean_of(series.runs, lambda run: run.pull_bits_per_value),
+        "push_payload_bits": mean_of(series.runs, lambda run: run.push_payload_bits),
+        "pull_payload_bits": mean_of(series.runs, lambda run: run.pull_payload_bits),
+    }
+
+
+def _print(task: Task) -> None:
+    def value(number: float | None) -> str:
+        return "-" if number is None else task.metric.text(number)
+
+    print(f"{task.model} on {task.data}: {task.metric.title}")
+    rows = []
+    for series in task.series:
+        n = _numbers(series)
+        bits = [significant(n[key]) for key in ("push_bits", "pull_bits")]
+        payload = [significant(n[key]) for key in ("push_payload_bits", "pull_payload_bits")]
+        metric = [value(n[key]) for key in ("mean", "lowest", "highest")]
+        rows.append((n["label"], n["runs"], n["diverged"], *metric, *bits, *payload))
+    columns = ("codec", "runs", "diverged", "mean", "lowest", "highest", "bits push", "bits pull")
+    print_table((*columns, "payload push", "payload pull"), rows)
