@@ -3,7 +3,7 @@
 
 A folder of C++ may include only itself and the folders before it in this list:
 
-    include/gradwire  base  stages  codecs  frame  feedback  exchange  capi  engines  cuda
+    include/gradwire  base  stages  codecs  frame  feedback  choice  exchange  capi  engines  cuda
 
 (all but the first are in src/). The folders of src/stages must not include each other in a circle.
 python/src, tests, bench, fuzz and examples may include everything, and nothing may include them. A
@@ -31,6 +31,7 @@ LAYERS = (
     "codecs",
     "frame",
     "feedback",
+    "choice",
     "exchange",
     "capi",
     "engines",

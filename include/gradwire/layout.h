@@ -28,6 +28,13 @@ struct LayoutRule {
   std::optional<Direction> direction = {};  // nothing: both
 };
 
+// The codec that was chosen for a tensor whose codec is a goal such as "auto:bits=0.5".
+struct ChosenCodec {
+  Direction direction;
+  std::string tensor;
+  std::string codec;
+};
+
 struct LayoutOptions {
   std::string codec = "3lc";
   std::string pull_codec = {};            // empty: as codec
@@ -43,6 +50,9 @@ struct LayoutOptions {
   uint32_t servers = 0;
   // If set, this rank owns everything.
   std::optional<uint32_t> owner = {};
+  // If set, codec, pull_codec and the rules may be goals (AutoGoal). Their tensors take the codecs
+  // chosen here; a tensor that is not listed takes the goal's first candidate.
+  std::optional<std::vector<ChosenCodec>> chosen = {};
 };
 
 // A piece of a tensor, which is encoded by itself.
@@ -54,14 +64,17 @@ struct Segment {
   uint32_t owner;  // rank that sums it
   std::shared_ptr<const Codec> push_codec;
   std::shared_ptr<const Codec> pull_codec;
-  std::string raw_reason;  // why it goes raw instead of with the chosen codec; empty otherwise
+  std::string raw_reason;      // why it goes raw instead of with the chosen codec; empty otherwise
+  std::string push_goal = {};  // the goal for which push_codec was chosen; empty: none
+  std::string pull_goal = {};
 };
 
 // How a bucket is cut into segments, which rank owns each, and which codecs encode it. Every rank
 // computes the same layout from the same tensors, world size and options.
 class GRADWIRE_EXPORT Layout {
  public:
-  // kInvalidArgument, kUnknownCodec, kBadParameter, kLimitExceeded (more than kMaxNumel values).
+  // kInvalidArgument, kUnknownCodec (also: a goal without `chosen`), kBadParameter, kLimitExceeded
+  // (more than kMaxNumel values).
   static Result<Layout> create(std::vector<TensorInfo> tensors, uint32_t world_size,
                                const LayoutOptions& options);
 

@@ -3,6 +3,7 @@
 #include "gradwire/layout.h"
 
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "exchange.h"
@@ -27,13 +29,14 @@ std::optional<Direction> parse_direction(const std::string& text) {
 
 namespace {
 
+using Chosen = std::vector<std::tuple<std::string, std::string, std::string>>;
 using Tensors = std::vector<std::pair<std::string, std::vector<uint64_t>>>;
 
 void make_layout_in(PyLayout* self, const Tensors& tensors, uint32_t world_size, std::string codec,
                     std::optional<std::string> pull_codec,
                     const std::vector<std::vector<std::string>>& rules,
                     std::vector<std::string> exclude, uint64_t min_numel, std::string raw_codec,
-                    uint32_t servers) {
+                    uint32_t servers, std::optional<Chosen> chosen) {
   std::vector<TensorInfo> infos;
   for (const auto& [name, dims] : tensors) infos.push_back({.name = name, .dims = dims});
   LayoutOptions options = {.codec = std::move(codec),
@@ -51,6 +54,14 @@ void make_layout_in(PyLayout* self, const Tensors& tensors, uint32_t world_size,
                              .codec = rule[1],
                              .direction = parse_direction(rule.size() == 3 ? rule[2] : "both")});
   }
+  if (chosen) {
+    options.chosen.emplace();
+    for (auto& [direction, tensor, text] : *chosen) {
+      options.chosen->push_back({.direction = *parse_direction(direction),
+                                 .tensor = std::move(tensor),
+                                 .codec = std::move(text)});
+    }
+  }
   new (self) PyLayout{std::make_shared<const Layout>(
       value_or_raise(Layout::create(std::move(infos), world_size, options)))};
 }
@@ -64,6 +75,8 @@ DictList list_segments(const PyLayout& self) {
     entry["owner"] = segment.owner;
     entry["push_codec"] = segment.push_codec->text();
     entry["pull_codec"] = segment.pull_codec->text();
+    entry["push_goal"] = segment.push_goal;
+    entry["pull_goal"] = segment.pull_goal;
     entry["reason"] = segment.raw_reason;
   });
 }
@@ -75,11 +88,12 @@ void bind_layout(nb::module_& module) {
       module, "Layout",
       "How a bucket is cut into segments, who owns each, and their codecs.\n\n"
       "tensors: (name, dims) in the order in which they lie in the bucket. raw_codec: the codec of "
-      "raw tensors, 'bf16' or 'fp16' if the values are of these types.")
+      "raw tensors, 'bf16' or 'fp16' if the values are of these types. chosen: if given, codecs "
+      "may be goals ('auto:bits=0.5'); (direction, tensor, codec) says what was chosen so far.")
       .def("__init__", &make_layout_in, nb::arg("tensors"), nb::arg("world_size"), nb::arg("codec"),
            nb::kw_only(), nb::arg("pull_codec") = nb::none(), nb::arg("rules") = nb::tuple(),
            nb::arg("exclude") = nb::tuple(), nb::arg("min_numel") = 256,
-           nb::arg("raw_codec") = "raw", nb::arg("servers") = 0)
+           nb::arg("raw_codec") = "raw", nb::arg("servers") = 0, nb::arg("chosen") = nb::none())
       .def_prop_ro("segments", &list_segments)
       .def_prop_ro(
           "unmatched", [](const PyLayout& self) { return self.layout->unmatched(); },

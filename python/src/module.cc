@@ -18,6 +18,7 @@ NB_MODULE(_core, module) {
   module.attr("__version__") = GRADWIRE_VERSION;
   bind_errors(module);
   bind_codecs(module);
+  bind_choice(module);
   bind_layout(module);
   bind_exchange(module);
   bind_server_sides(module);

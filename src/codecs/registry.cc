@@ -63,6 +63,14 @@ Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text, Feedbac
         feedback == FeedbackDefault::kOfCodec && entry->info->error_feedback, given);
     return entry->create(given, residual_type);
   }
+  if (name == "auto") {
+    return Status(StatusCode::kUnknownCodec,
+                  "'" + std::string(text) +
+                      "' is no codec: it chooses codecs while a training runs. It can stand in "
+                      "GradwireState, LocalSteps and ShardedOptimizer of gradwire.torch, with "
+                      "exchange=sharded, and in gradwire train. Valid names here are: " +
+                      valid_names());
+  }
   return Status(StatusCode::kUnknownCodec,
                 "unknown codec '" + std::string(name) + "'; valid names are: " + valid_names());
 }

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/return_if_error.h"
+#include "gradwire/codec_choice.h"
 
 namespace gradwire {
 namespace {
@@ -34,6 +35,23 @@ std::string raw_reason(const TensorInfo& tensor, const LayoutOptions& options) {
   return {};
 }
 
+// The codec that was chosen for a tensor of a goal, or its first candidate.
+Result<std::shared_ptr<const Codec>> find_chosen(const AutoGoal& goal, const TensorInfo& tensor,
+                                                 Direction direction,
+                                                 const std::vector<ChosenCodec>& chosen) {
+  const auto found = std::ranges::find_if(chosen, [&](const ChosenCodec& choice) {
+    return choice.direction == direction && choice.tensor == tensor.name;
+  });
+  if (found == chosen.end()) return goal.candidates().front();
+  return Codec::parse(found->codec);
+}
+
+// Checks a codec of the options, which may be a goal if `chosen` is set.
+Status check_codec(const std::string& text, const LayoutOptions& options) {
+  if (options.chosen && AutoGoal::is_goal(text)) return AutoGoal::parse(text).status();
+  return Codec::parse(text).status();
+}
+
 // The codecs of a tensor's segments, and the reason if they are raw.
 Result<Segment> choose_codecs(const TensorInfo& tensor, const LayoutOptions& options) {
   Segment chosen{};
@@ -56,11 +74,17 @@ Result<Segment> choose_codecs(const TensorInfo& tensor, const LayoutOptions& opt
     chosen.raw_reason = push == "raw" ? "rule '" + rule->pattern + "'" : "";
   }
   if (const LayoutRule* rule = rule_for(Direction::kPull)) pull = rule->codec;
-  const auto parse = [&](const std::string& codec) {
-    return Codec::parse(codec == "raw" ? options.raw_codec : codec);
+  const auto parse = [&](const std::string& codec, Direction direction,
+                         std::string& goal_text) -> Result<std::shared_ptr<const Codec>> {
+    if (!options.chosen || !AutoGoal::is_goal(codec)) {
+      return Codec::parse(codec == "raw" ? options.raw_codec : codec);
+    }
+    GW_ASSIGN_OR_RETURN(const AutoGoal goal, AutoGoal::parse(codec));
+    goal_text = goal.text();
+    return find_chosen(goal, tensor, direction, *options.chosen);
   };
-  GW_ASSIGN_OR_RETURN(chosen.push_codec, parse(push));
-  GW_ASSIGN_OR_RETURN(chosen.pull_codec, parse(pull));
+  GW_ASSIGN_OR_RETURN(chosen.push_codec, parse(push, Direction::kPush, chosen.push_goal));
+  GW_ASSIGN_OR_RETURN(chosen.pull_codec, parse(pull, Direction::kPull, chosen.pull_goal));
   return chosen;
 }
 
@@ -126,6 +150,10 @@ std::string dims_text(const TensorInfo& tensor) {
   return "[" + text + "]";
 }
 
+std::string codec_text(const Codec& codec, const std::string& goal) {
+  return codec.text() + (goal.empty() ? "" : " (" + goal + ")");
+}
+
 }  // namespace
 
 uint64_t TensorInfo::numel() const noexcept {
@@ -152,10 +180,10 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
   }
   // An unused codec must be valid, too: otherwise a typo would be found only with other models.
   for (const std::string& codec : {options.codec, options.pull_codec, options.raw_codec}) {
-    if (!codec.empty()) GW_RETURN_IF_ERROR(Codec::parse(codec).status());
+    if (!codec.empty()) GW_RETURN_IF_ERROR(check_codec(codec, options));
   }
   for (const LayoutRule& rule : options.rules) {
-    GW_RETURN_IF_ERROR(Codec::parse(rule.codec).status());
+    GW_RETURN_IF_ERROR(check_codec(rule.codec, options));
   }
 
   Layout layout;
@@ -221,8 +249,9 @@ std::string Layout::describe() const {
     text += "tensor " + tensor.name + " " + dims_text(tensor) + " values " +
             std::to_string(segment.tensor_offset) + ".." +
             std::to_string(segment.tensor_offset + segment.n) + " owner " +
-            std::to_string(segment.owner) + " push " + segment.push_codec->text() + " pull " +
-            segment.pull_codec->text() + "\n";
+            std::to_string(segment.owner) + " push " +
+            codec_text(*segment.push_codec, segment.push_goal) + " pull " +
+            codec_text(*segment.pull_codec, segment.pull_goal) + "\n";
   }
   return text;
 }

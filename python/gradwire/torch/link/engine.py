@@ -5,6 +5,7 @@ The exchange says which bytes go to which rank and which ranks owe bytes; the wi
 
 from __future__ import annotations
 
+import hashlib
 from itertools import zip_longest
 
 import numpy as np
@@ -14,25 +15,33 @@ from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.wire import Bytes, Kind, Wire
 
 
-def gather(text: str, wire: Wire) -> list[str]:
-    """The text of every rank, by rank. Every rank calls this at the same time."""
-    own = np.frombuffer(text.encode(), dtype=np.uint8)
+def gather_bytes(message: bytes, wire: Wire) -> list[bytes]:
+    """The message of every rank, by rank. Every rank calls this at the same time."""
+    own = np.frombuffer(message, dtype=np.uint8)
     for peer in wire.peers:
         wire.send(peer, Kind.HELLO, own)
-    texts = [text] * wire.world_size
+    messages = [message] * wire.world_size
     for peer in wire.peers:
-        texts[peer] = receive(wire, peer, Kind.HELLO).tobytes().decode()
+        messages[peer] = receive(wire, peer, Kind.HELLO).tobytes()
         wire.release(peer)
     wire.flush()  # a peer that differs must receive it before this rank stops
-    return texts
+    return messages
+
+
+def gather(text: str, wire: Wire) -> list[str]:
+    """The text of every rank, by rank. Every rank calls this at the same time."""
+    return [message.decode() for message in gather_bytes(text.encode(), wire)]
 
 
 def agree(text: str, wire: Wire) -> None:
     """Compares the text with that of every peer, before anything is exchanged.
 
     Raises PeerMismatchError on every rank that differs from another, naming both and the first line
-    in which they differ.
+    in which they differ. The texts themselves are sent only if their digests differ.
     """
+    digest = hashlib.sha256(text.encode()).digest()
+    if all(other == digest for other in gather_bytes(digest, wire)):
+        return
     for peer, other in enumerate(gather(text, wire)):
         for mine, theirs in zip_longest(text.split("\n"), other.split("\n"), fillvalue="nothing"):
             if mine != theirs:

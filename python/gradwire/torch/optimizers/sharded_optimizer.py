@@ -25,7 +25,6 @@ from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
     DEFAULT_CODEC,
     CodecArguments,
-    CodecSettings,
     ExchangeSettings,
 )
 from gradwire.torch.records.parameters import copy_gradient, options_of
@@ -72,8 +71,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         check_optimizer(optimizer)
         shard = Shard(optimizer)
         # `update` is the shard's: the session would keep this object alive through its own method.
-        arguments = {**vars(CodecSettings(codec, **settings)), "update": shard.update}
-        exchange_settings = ExchangeSettings(**arguments)
+        exchange_settings = ExchangeSettings(codec, **settings, update=shard.update)
         exchange_settings.check()
         super().__init__(optimizer, model, exchange_settings)
         self._shard = shard

@@ -8,6 +8,7 @@ A state is a dictionary of plain values and tensors (`torch.load(..., weights_on
     loss_scale  the gradient scaler's scale, which the residuals have, too; None: no scaler
     ranks_per_machine   of a hierarchical exchange: the first of so many ranks keeps residuals. 1
                 for the other exchanges, and if the entry is missing. None: no residuals exist yet
+    auto        what `auto` codecs chose, and after how many steps; None, or missing: no such codec
     residuals   list of {"kind": "push" | "pull", "name": str, "offset": int, "values": f32[n]}:
                 n values of the parameter `name`, from its flattened element `offset` on
 
@@ -157,7 +158,7 @@ def _check_complete(states: Sequence[StateDict]) -> None:
             f"the states of all ranks are needed, in order: got ranks {ranks} "
             f"of a world of {sorted(sizes)}"
         )
-    for key in ("format", "iterations", "loss_scale", "ranks_per_machine"):
+    for key in ("format", "iterations", "loss_scale", "ranks_per_machine", "auto"):
         values = [state.get(key) for state in states]
         if any(value != values[0] for value in values):
             raise ValueError(f"the states were saved at different times: {key} is {values}")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire import codecs, exchanges, parse_exchange
-from gradwire._core import Exchange, Layout, ShardCodecs
+from gradwire._core import Exchange, Layout, ShardCodecs, is_goal
 from gradwire.torch.records.parameters import NamedShape
 
 RAW: str = next(info["name"] for info in codecs() if info["lossless"])
@@ -65,6 +65,9 @@ class CodecSettings:
     target: str = "auto"
     seed: int = 0
     timeout: float = 600.0
+    # Of `auto` texts: (direction, tensor, codec) of every tensor whose codec was chosen so far.
+    # None: such texts are refused, because nothing chooses.
+    chosen: Sequence[tuple[str, str, str]] | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for a timeout that no wait can have."""
@@ -91,7 +94,13 @@ class CodecSettings:
             min_numel=self.min_numel,
             raw_codec=raw_codec,
             servers=servers,
+            chosen=self.chosen,
         )
+
+    @property
+    def has_goals(self) -> bool:
+        """Whether any codec is an `auto` text."""
+        return any(map(is_goal, [self.codec, self.pull_codec or "", *(r[1] for r in self.rules)]))
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,7 @@ class ExchangeSettings(CodecSettings):
     exchange: str = "sharded"
     ranks_per_machine: int | None = None
     update: Callable[[], None] | None = None
+    chosen: Sequence[tuple[str, str, str]] | None = ()
 
     @staticmethod
     def of(codec: str | None, arguments: ExchangeArguments) -> ExchangeSettings:
@@ -142,6 +152,11 @@ class ExchangeSettings(CodecSettings):
         """Raises GradwireError for settings with which every bucket would fail, ValueError for
         settings that exclude each other. The world size matters only where it is known.
         """
+        if self.has_goals and self.exchange != "sharded":
+            raise ValueError(
+                "an 'auto' codec goes with exchange='sharded' alone, where each rank sees what it "
+                f"encodes; exchange is '{self.exchange}'"
+            )
         probe = replace(self, ranks_per_machine=1)
         probe.make_exchange(probe.bucket_layout([("probe", [1])], 1), 0)
         world_size = dist.get_world_size(self.process_group) if dist.is_initialized() else 0

@@ -140,6 +140,24 @@ class RawTensor:
 
 
 @dataclass(frozen=True)
+class ChosenCodec:
+    """The codec that a tensor of an `auto` text has now, and what the last decision predicts of it.
+
+    bits       a value
+    error      norm of what a step leaves out / norm of its input
+    decisions  how often the goal has been decided in this direction
+    """
+
+    goal: str
+    direction: str
+    tensor: str
+    codec: str
+    bits: float
+    error: float
+    decisions: int
+
+
+@dataclass(frozen=True)
 class Stats:
     """A summary for this rank. Bytes are those that it sent itself, unless noted otherwise."""
 
@@ -168,6 +186,7 @@ class Stats:
     raw_tensors: tuple[RawTensor, ...]
     outgrown_residuals: tuple[OutgrownResidual, ...]  # each tensor once, when it was found
     remarks: tuple[str, ...]
+    chosen: tuple[ChosenCodec, ...] = ()  # of `auto` codecs
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -199,7 +218,7 @@ class Stats:
         if self.local_bytes:
             rows.insert(5, ("in machine", f"{self.local_bytes:,} bytes, uncompressed"))
         remarks = "".join(f"\nnote: {remark}" for remark in self.remarks)
-        return table(rows, self.raw_tensors) + remarks
+        return table(rows, self.raw_tensors) + _describe_chosen(self.chosen) + remarks
 
     __str__ = report
 
@@ -224,8 +243,26 @@ def table(rows: Sequence[tuple[str, str]], raw_tensors: Sequence[RawTensor]) -> 
     return "\n".join(lines)
 
 
+def _describe_chosen(chosen: Sequence[ChosenCodec]) -> str:
+    """A line for each goal and direction, then one for each tensor."""
+    lines: list[str] = []
+    for entry in chosen:
+        head = f"{entry.goal}, {entry.direction}: decided {entry.decisions} times"
+        if head not in lines:
+            lines.append(head)
+        lines.append(
+            f"  {entry.tensor}: {entry.codec}, {_bits(entry.bits)}, error {entry.error:.3g}"
+        )
+    return "".join(f"\n{line}" for line in lines)
+
+
 def summarize(
-    totals: Totals, *, codec: str, world_size: int, raw_tensors: tuple[RawTensor, ...]
+    totals: Totals,
+    *,
+    codec: str,
+    world_size: int,
+    raw_tensors: tuple[RawTensor, ...],
+    chosen: tuple[ChosenCodec, ...] = (),
 ) -> Stats:
     same = {f.name: getattr(totals, f.name) for f in fields(Stats) if hasattr(totals, f.name)}
     return Stats(
@@ -241,6 +278,7 @@ def summarize(
         bits_per_value_pull=bits(totals.pull_packet_bytes, totals.values_pulled),
         raw_tensors=raw_tensors,
         remarks=tuple(_remarks(totals)),
+        chosen=chosen,
     )
 
 

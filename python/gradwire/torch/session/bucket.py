@@ -19,6 +19,7 @@ from gradwire.torch.records.checkpoint import Residual, residuals_in
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.parameters import NamedShape
 from gradwire.torch.records.stats import StepCounters
+from gradwire.torch.session.auto_codecs import AutoCodecs
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,21 @@ class Bucket:
         same = self.raw == job.raw and self.dtype == job.values.dtype
         return same and self.tensors == job.tensors
 
-    def average(self, job: BucketJob, wire: Wire) -> None:
-        """Averages in float32. The average is rounded half to even to the gradients' dtype."""
+    def average(self, job: BucketJob, wire: Wire, auto: AutoCodecs | None = None) -> None:
+        """Averages in float32. The average is rounded half to even to the gradients' dtype.
+
+        `auto`: tries the codecs among which it chooses on what this rank sends.
+        """
         wide = job.values.float()  # the bucket itself if it is float32
+        if auto is not None:
+            auto.record_pushes(self.layout, self.exchange, wide.cpu().numpy(), wire)
         if self._on_device:
             self.exchange.start_on_device(wide.data_ptr(), wide.numel(), job.step)
         else:
             self.exchange.start(wide.numpy(), job.step)
         finish_step(self.exchange, wire)
+        if auto is not None:
+            auto.record_pulls(self.layout, self.exchange, wide.cpu().numpy(), wire)
         if wide is not job.values:
             job.values.copy_(wide)
 

@@ -30,15 +30,17 @@ from gradwire.torch.records.checkpoint import (
     residuals_in,
     residuals_of,
 )
-from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.stats import (
     BucketTiming,
+    ChosenCodec,
     OutgrownResidual,
     RawTensor,
     StepCounters,
     Totals,
     raw_tensors_of,
 )
+from gradwire.torch.session.auto_codecs import AutoCodecs
 from gradwire.torch.session.bucket import Bucket, BucketJob
 from gradwire.torch.session.machines import agree_on_machines
 
@@ -57,6 +59,11 @@ class BucketRunner:
         self.totals = Totals()
         self.last_step = StepCounters()
         self._settings = settings
+        self._auto = AutoCodecs() if settings.has_goals else None
+        if self._auto is not None:
+            self._settings = replace(settings, chosen=())
+        self._stale: set[int] = set()  # buckets whose codecs are no longer those that were chosen
+        self._decides = False  # whether a decision about codecs ends the step under way
         self._wire = wire
         self._queue = queue
         # Residuals of parameters that no bucket has yet. They come from a checkpoint, or from
@@ -81,7 +88,7 @@ class BucketRunner:
         ready = time.perf_counter()
         waited, cpu = self._wire.waited_seconds, time.thread_time()
         with torch.profiler.record_function(f"gradwire bucket {job.index}"):
-            bucket.average(job, self._wire)
+            bucket.average(job, self._wire, self._auto if self._decides else None)
         finished = time.perf_counter()
         waited = self._wire.waited_seconds - waited
 
@@ -121,6 +128,16 @@ class BucketRunner:
         self._done.clear()
         self._unplaced = residuals
         self.loss_scale = state["loss_scale"]
+        if self._auto is not None and (chosen := state.get("auto")) is not None:
+            self._auto.load_state_dict(chosen)
+            self._settings = replace(self._settings, chosen=self._auto.chosen)
+
+    def auto_state(self) -> StateDict | None:
+        """What was chosen for `auto` codecs; None if there are none."""
+        return None if self._auto is None else self._auto.state_dict()
+
+    def chosen_codecs(self) -> tuple[ChosenCodec, ...]:
+        return () if self._auto is None else self._auto.summary()
 
     def release(self) -> None:
         """Releases all exchanges. Residuals and counters stay, but no step can be taken."""
@@ -170,10 +187,17 @@ class BucketRunner:
         self._rescale(job.loss_scale)
         self._step = StepCounters(step=job.step, raw=job.raw)
         self._done.clear()
+        self._decides = self._auto is not None and not job.raw and self._auto.is_due()
         self._sent_before = self._wire.sent_bytes
 
     def _end_step(self) -> None:
         step = self._step
+        if self._auto is not None and not step.raw:
+            started = time.perf_counter()
+            if self._auto.end_step(self._decides, self._wire):
+                self._settings = replace(self._settings, chosen=self._auto.chosen)
+                self._stale = set(self._buckets)
+            step.setup_seconds += time.perf_counter() - started
         sent = self._wire.sent_bytes - self._sent_before
         step.control_bytes = sent - step.push_bytes - step.pull_bytes - step.local_bytes
         self.totals.add(step)
@@ -220,12 +244,19 @@ class BucketRunner:
 
     def _bucket_for(self, job: BucketJob) -> Bucket:
         bucket = self._buckets.get(job.index)
-        if bucket is not None and bucket.fits(job):
+        if bucket is not None and bucket.fits(job) and job.index not in self._stale:
             return bucket
         # DDP made new buckets: the old ones, which this step has not used, are released.
         for index in self._buckets.keys() - set(self._done):
             self._unplaced += residuals_in(self._buckets.pop(index).exchange)
         self.find_machines()
+        self._stale.discard(job.index)
+        if self._auto is not None and not job.raw:
+            layout = self._settings.bucket_layout(
+                job.tensors, self._wire.world_size, RAW_CODECS[job.values.dtype]
+            )
+            if self._auto.prepare(layout, job.values.float().cpu().numpy(), self._wire):
+                self._settings = replace(self._settings, chosen=self._auto.chosen)
         bucket = Bucket(job, self._settings, self._wire, self._queue)
         agree(bucket.describe(), self._wire)
         if not job.raw:

@@ -62,6 +62,7 @@ class Session:
             codec=self._settings.text(),
             world_size=self.world_size,
             raw_tensors=self.runner.raw_tensors(),
+            chosen=self.runner.chosen_codecs(),
         )
 
     def state_dict(self, iterations: int) -> checkpoint.StateDict:
@@ -75,6 +76,7 @@ class Session:
             iterations=iterations,
             ranks_per_machine=self.runner.ranks_per_machine,
             loss_scale=self.runner.loss_scale,
+            auto=self.runner.auto_state(),
         )
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:

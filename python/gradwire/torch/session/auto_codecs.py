@@ -1,0 +1,229 @@
+"""Chooses the codecs of `auto` texts from what all ranks measured.
+
+In a step in which a decision is due, each rank tries the candidates on its own input + residual:
+for pushes on the segments of the two ranks before it (batches are alike, so two ranks tell enough),
+for pulls on its own segments. At the end of the step the ranks send each other these rows, add them
+in the order of ranks, and decide, each for itself, alike. The decision holds from the next step.
+
+Before a tensor is compressed for the first time, its inputs alone are measured.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire._core import Exchange, Layout
+from gradwire.choice import Chooser, Row
+from gradwire.torch.link.engine import gather_bytes
+from gradwire.torch.link.wire import Wire
+from gradwire.torch.records.checkpoint import residuals_in
+from gradwire.torch.records.stats import ChosenCodec
+
+Values = npt.NDArray[np.float32]
+_INDEX = struct.Struct("<I")
+_MEASURERS = 2  # ranks that try the pushes of a segment
+
+
+class Place(NamedTuple):
+    """A tensor's part in a goal."""
+
+    goal: str
+    direction: str
+    name: str
+
+
+class AutoCodecs:
+    """What was chosen for every goal, and the rows of this rank in the step under way."""
+
+    def __init__(self) -> None:
+        self.steps = 0  # compressed ones
+        self.seconds = 0.0  # for trials and decisions
+        self._choosers: dict[tuple[str, str], Chooser] = {}
+        self._places: list[Place] = []  # in the order of buckets, which all ranks share
+        self._rows: dict[Place, Row] = {}
+        self._before: dict[tuple[str, str, int], Values] = {}
+
+    @property
+    def chosen(self) -> tuple[tuple[str, str, str], ...]:
+        """(direction, tensor, codec), as Layout takes them."""
+        return tuple(
+            (direction, name, tensor.codec)
+            for (_, direction), chooser in self._choosers.items()
+            for name, tensor in chooser.tensors.items()
+        )
+
+    def is_due(self) -> bool:
+        """Whether the step that begins now ends with a decision."""
+        # The first step is always due; its choosers are made when it meets its tensors.
+        goals = [chooser.goal for chooser in self._choosers.values()]
+        return not goals or any(goal.is_due(self.steps + 1) for goal in goals)
+
+    def prepare(self, layout: Layout, values: Values, wire: Wire) -> bool:
+        """Chooses for tensors that were never compressed, from this step's `values`, before they
+        are exchanged. Returns whether a codec was chosen."""
+        started = time.perf_counter()
+        new = [
+            place
+            for segment in layout.segments
+            for place in _places(segment)
+            if place.name not in self._chooser(place).tensors
+        ]
+        new = list(dict.fromkeys(new))
+        if not new or wire.world_size == 1:
+            return False
+        for segment in layout.segments:
+            pair = [place for place in _places(segment) if place in new]
+            if pair and _measures(segment["owner"], wire):
+                row = self._try(pair[0], _part(values, segment))
+                for place in pair:  # the average has not been seen yet
+                    self._add(place, row)
+        changed = False
+        for chooser, rows in self._share(new, wire):
+            changed |= chooser.begin(rows, self.steps)
+        self.seconds += time.perf_counter() - started
+        return changed
+
+    def record_pushes(self, layout: Layout, exchange: Exchange, values: Values, wire: Wire) -> None:
+        """Tries the candidates on what this rank is about to push."""
+        started = time.perf_counter()
+        self._before = {(r.kind, r.name, r.offset): r.values for r in residuals_in(exchange)}
+        for segment in layout.segments:
+            if segment["push_goal"] and _measures(segment["owner"], wire):
+                key = ("push", segment["name"], segment["tensor_offset"])
+                place = Place(segment["push_goal"], "push", segment["name"])
+                part, owed = _part(values, segment), self._before[key]
+                self._add(place, self._try(place, part, owed, segment["push_codec"]))
+        self.seconds += time.perf_counter() - started
+
+    def record_pulls(self, layout: Layout, exchange: Exchange, values: Values, wire: Wire) -> None:
+        """Tries the candidates on what this rank has just sent as the owner. `values`: the result,
+        which lacks what the residual now holds."""
+        started = time.perf_counter()
+        after = {(r.kind, r.name, r.offset): r.values for r in residuals_in(exchange)}
+        for segment in layout.segments:
+            if segment["pull_goal"] and segment["owner"] == wire.rank:
+                key = ("pull", segment["name"], segment["tensor_offset"])
+                place = Place(segment["pull_goal"], "pull", segment["name"])
+                owed = self._before[key]
+                x = _part(values, segment) + (after[key] - owed)
+                self._add(place, self._try(place, x, owed, segment["pull_codec"]))
+        self._before = {}
+        self.seconds += time.perf_counter() - started
+
+    def end_step(self, is_due: bool, wire: Wire) -> bool:
+        """Counts a compressed step; if a decision is due, decides from all ranks' rows. Returns
+        whether a codec changed."""
+        self.steps += 1
+        if not is_due or wire.world_size == 1:
+            return False
+        started = time.perf_counter()
+        changed = False
+        for chooser, rows in self._share(self._places, wire):
+            changed |= chooser.decide(rows, self.steps)
+        self.seconds += time.perf_counter() - started
+        return changed
+
+    def summary(self) -> tuple[ChosenCodec, ...]:
+        return tuple(
+            ChosenCodec(
+                goal=goal,
+                direction=direction,
+                tensor=tensor.name,
+                codec=tensor.codec,
+                bits=tensor.bits,
+                error=tensor.error,
+                decisions=chooser.decisions,
+            )
+            for (goal, direction), chooser in self._choosers.items()
+            for tensor in chooser.tensors.values()
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "choosers": [
+                {"direction": direction, **chooser.state_dict()}
+                for (_, direction), chooser in self._choosers.items()
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = int(state["steps"])
+        self._choosers.clear()
+        self._places.clear()
+        self._rows.clear()
+        for entry in state["choosers"]:
+            chooser = Chooser(entry["goal"])
+            chooser.load_state_dict(entry)
+            self._choosers[entry["goal"], entry["direction"]] = chooser
+
+    # -------------------------------------------------------------------------------------------
+
+    def _chooser(self, place: Place) -> Chooser:
+        key = place.goal, place.direction
+        if key not in self._choosers:
+            self._choosers[key] = Chooser(place.goal)
+        if place not in self._places:
+            self._places.append(place)
+        return self._choosers[key]
+
+    def _try(
+        self, place: Place, x: Values, residual: Values | None = None, in_use: str = ""
+    ) -> Row:
+        goal = self._choosers[place.goal, place.direction].goal
+        return np.array(goal.try_candidates(x, residual, in_use))
+
+    def _add(self, place: Place, row: Row) -> None:
+        self._rows[place] = self._rows[place] + row if place in self._rows else row
+
+    def _share(
+        self, places: Sequence[Place], wire: Wire
+    ) -> Iterator[tuple[Chooser, dict[str, Row]]]:
+        """Every chooser with the rows of its tensors among `places`, summed over the ranks."""
+        own = b"".join(
+            _INDEX.pack(index) + self._rows[place].astype("<f4").tobytes()
+            for index, place in enumerate(places)
+            if place in self._rows
+        )
+        self._rows = {}
+        totals: dict[Place, Row] = {}
+        for message in gather_bytes(own, wire):
+            for place, row in self._unpack(message, places):
+                totals[place] = totals[place] + row if place in totals else row
+        for (goal, direction), chooser in self._choosers.items():
+            mine = [p for p in places if (p.goal, p.direction) == (goal, direction)]
+            yield chooser, {place.name: totals[place] for place in mine if place in totals}
+
+    def _unpack(self, message: bytes, places: Sequence[Place]) -> Iterator[tuple[Place, Row]]:
+        at = 0
+        while at < len(message):
+            (index,) = _INDEX.unpack_from(message, at)
+            place = places[index]
+            length = self._choosers[place.goal, place.direction].goal.row_length
+            row = np.frombuffer(message, "<f4", length, at + _INDEX.size)
+            yield place, row.astype(np.float64)
+            at += _INDEX.size + 4 * length
+
+
+def _places(segment: dict[str, Any]) -> list[Place]:
+    return [
+        Place(segment[f"{direction}_goal"], direction, segment["name"])
+        for direction in ("push", "pull")
+        if segment[f"{direction}_goal"]
+    ]
+
+
+def _part(values: Values, segment: dict[str, Any]) -> Values:
+    start = segment["bucket_offset"]
+    return values[start : start + segment["numel"]]
+
+
+def _measures(owner: int, wire: Wire) -> bool:
+    """Whether this rank tries the pushes to this owner."""
+    return 1 <= (wire.rank - owner) % wire.world_size <= _MEASURERS

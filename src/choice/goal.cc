@@ -1,0 +1,122 @@
+// The texts of goals, and the codecs among which they choose.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+
+#include "base/return_if_error.h"
+#include "codecs/parameters.h"
+#include "gradwire/codec_choice.h"
+
+namespace gradwire {
+namespace {
+
+constexpr std::string_view kName = "auto";
+
+// Below the first, the entries of a packet's header alone can take more. At the second, the most
+// exact candidate is always within the budget.
+constexpr float kLeastBits = 0.01f;
+constexpr float kMostBits = 16.0f;
+// float16 leaves out about 2^-12 of each value.
+constexpr float kLeastError = 0x1p-12f;
+
+constexpr std::array<CodecParameter, 3> kParameters = {{
+    {"bits", "", "[0.01, 16]", "least error within so many bits a value"},
+    {"error", "", "[0.000244140625, 1000)",
+     "fewest bits with which a step leaves out so much of the norm of its input"},
+    {"every", "100", "1 to 1000000", "steps from one decision to the next"},
+}};
+constexpr CodecInfo kInfo = {.id = 0,
+                             .name = kName,
+                             .summary = "chooses codecs at run time",
+                             .source = "L-GreCo, arXiv:2210.17357",
+                             .error_feedback = true,
+                             .parameters = kParameters};
+constexpr uint32_t kMostSteps = 1000000;
+constexpr std::string_view kResidualTypes[] = {"f32", "bf16"};
+
+// 3lc with a smaller group sends more; with a larger s, less. (A larger s has groups here: trials
+// predict well what it sends then.) Values of these codecs run ahead as often as they lag. Those of
+// stc and topk always lag, and trained worse, though they leave less energy out (docs/auto.md). The
+// first candidate stands for tensors of zeros.
+constexpr std::string_view kCandidates[] = {
+    "3lc:s=1.00,coder=rice",
+    "3lc:s=1.9,coder=rice,bucket=1280",
+    "3lc:s=1.75,coder=rice,bucket=1280",
+    "3lc:s=1.5,coder=rice,bucket=1280",
+    "3lc:s=1.25,coder=rice,bucket=1280",
+    "3lc:s=1.00,coder=rice,bucket=5120",
+    "3lc:s=1.00,coder=rice,bucket=1280",
+    "3lc:s=1.00,coder=rice,bucket=640",
+    "3lc:s=1.00,coder=rice,bucket=320",
+    "3lc:s=1.00,coder=rice,bucket=160",
+    "3lc:s=1.00,coder=rice,bucket=80",
+    "3lc:s=1.00,coder=rice,bucket=40",
+    "qsgd:bits=3,bucket=128,ef=on",
+    "qsgd:bits=4,ef=on",
+    "qsgd:bits=5,ef=on",
+    "qsgd:bits=6,ef=on",
+    "int8:bucket=512",
+    "bf16:ef=on",
+    "fp16:ef=on",
+};
+
+}  // namespace
+
+bool AutoGoal::is_goal(std::string_view text) noexcept {
+  return text.substr(0, text.find(':')) == kName;
+}
+
+Result<AutoGoal> AutoGoal::parse(std::string_view text) {
+  assert(is_goal(text));
+  GW_ASSIGN_OR_RETURN(Parameters given,
+                      Parameters::parse(kInfo, text.substr(std::min(text.size(), kName.size()))));
+  AutoGoal goal;
+  if (given.has("bits") == given.has("error")) {
+    given.fail("give either bits, a budget in bits a value, or error, a bound; valid: bits=" +
+               std::string(kParameters[0].values) +
+               ", error=" + std::string(kParameters[1].values));
+  }
+  if (given.has("ef")) given.fail("codecs that change need error feedback: leave ef out");
+  goal.kind = given.has("error") ? Kind::kError : Kind::kBits;
+  if (goal.kind == Kind::kBits) {
+    const float above = std::bit_cast<float>(std::bit_cast<uint32_t>(kMostBits) + 1);
+    goal.limit = given.number("bits", kLeastBits, above, 1.0f);
+  } else {
+    goal.limit = given.number("error", kLeastError, 1000.0f, 1.0f);
+  }
+  goal.every = given.count("every", 1, kMostSteps, 100);
+  goal.residual = given.choice("residual", kResidualTypes, size_t{0}) == 0
+                      ? ResidualType::kFloat32
+                      : ResidualType::kBfloat16;
+  GW_RETURN_IF_ERROR(given.status());
+  return goal;
+}
+
+std::string AutoGoal::text() const {
+  std::string keys;
+  append_parameter(keys, kind == Kind::kBits ? "bits" : "error", format_number(limit));
+  if (every != 100) append_parameter(keys, "every", std::to_string(every));
+  if (residual == ResidualType::kBfloat16) append_parameter(keys, "residual", "bf16");
+  return std::string(kName) + ":" + keys;
+}
+
+bool AutoGoal::is_due(uint64_t steps) const noexcept {
+  return steps > 0 && (steps % every == 0 || (steps < every && std::has_single_bit(steps)));
+}
+
+bool AutoGoal::is_settled(uint64_t steps) noexcept { return steps >= 64; }
+
+std::vector<std::shared_ptr<const Codec>> AutoGoal::candidates() const {
+  std::vector<std::shared_ptr<const Codec>> codecs;
+  for (const std::string_view text : kCandidates) {
+    const char* type = residual == ResidualType::kBfloat16 ? ",residual=bf16" : "";
+    auto codec = Codec::parse(std::string(text) + type);
+    assert(codec.ok());
+    codecs.push_back(std::move(codec).value());
+  }
+  return codecs;
+}
+
+}  // namespace gradwire

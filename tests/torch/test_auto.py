@@ -1,0 +1,147 @@
+"""`auto` codecs: chosen from what all ranks measured, alike on every rank."""
+
+from __future__ import annotations
+
+import pytest
+
+import jobs
+import optimizer_jobs
+from cluster import Cluster
+from gradwire import GradwireError
+from gradwire.torch import GradwireState
+from optimizer_jobs import Wrapped
+from training import Options, Trained, load, save
+
+# With these options DDP cuts its buckets once, so that a restart has the same buckets.
+CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
+GOAL = "auto:bits=0.8,every=6"
+STATE = {"codec": GOAL, "start_iter": 1}
+
+
+@pytest.fixture(scope="module", params=(2, 3))
+def ranks(request: pytest.FixtureRequest, cluster: Cluster) -> list[Trained]:
+    options = Options(20, STATE, CUT_ONCE)
+    return [rank[0] for rank in cluster.run(request.param, jobs.train_each, [options])]
+
+
+def chosen(rank: Trained) -> dict[tuple[str, str], str]:
+    return {(c["direction"], c["tensor"]): c["codec"] for c in rank.stats["chosen"]}
+
+
+def test_all_ranks_choose_alike(ranks: list[Trained]) -> None:
+    assert len({rank.digest for rank in ranks}) == 1
+    assert all(rank.stats["chosen"] == ranks[0].stats["chosen"] for rank in ranks)
+    matrices = {"first.weight", "second.weight", "conv.weight", "branch.weight", "last.weight"}
+    assert set(chosen(ranks[0])) == {(d, name) for d in ("push", "pull") for name in matrices}
+
+
+def test_decisions_come_sooner_at_the_start(
+    ranks: list[Trained],
+) -> None:
+    # Of 19 compressed steps: after 1, 2, 4, 6, 12 and 18.
+    assert {entry["decisions"] for entry in ranks[0].stats["chosen"]} == {6}
+
+
+def test_the_report_names_the_codecs(ranks: list[Trained]) -> None:
+    assert f"{GOAL}, push: decided 6 times" in ranks[0].report
+    assert f"  first.weight: {chosen(ranks[0])['push', 'first.weight']}, " in ranks[0].report
+
+
+def test_residuals_outlast_a_change_of_codec(ranks: list[Trained]) -> None:
+    """What is owed stays small: had a change dropped residuals, values would be lost instead."""
+    for rank in ranks:
+        kept = {(r["kind"], r["name"]) for r in load(rank.residuals or b"")["residuals"]}
+        assert {name for kind, name in kept if kind == "push"} <= {n for _, n in chosen(rank)}
+        assert len(kept) >= 5
+
+
+def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster) -> None:
+    runs = [Options(16, STATE, CUT_ONCE), Options(9, STATE, CUT_ONCE)]
+    ranks = cluster.run(3, jobs.train_each, runs)
+    whole, stopped = ranks[0]
+    saved = [rank[1].residuals or b"" for rank in ranks]
+    forgetful = [save({**load(state), "auto": None}) for state in saved]
+    rest = [
+        Options(7, STATE, CUT_ONCE, start=9, residuals=states, weights=stopped.weights)
+        for states in (saved, forgetful)
+    ]
+    for continued, without_choice in cluster.run(3, jobs.train_each, rest):
+        assert continued.digest == whole.digest
+        assert continued.stats["chosen"] == whole.stats["chosen"]
+        assert without_choice.digest != whole.digest
+
+
+def test_ranks_with_other_choices_are_named(cluster: Cluster) -> None:
+    options = Options(9, STATE, CUT_ONCE)
+    saved = [rank[0].residuals or b"" for rank in cluster.run(2, jobs.train_each, [options])]
+    state = load(saved[1])
+    tensor = state["auto"]["choosers"][0]["tensors"][0]
+    tensor["codec"] = "int8:bucket=512"
+    rest = Options(2, STATE, CUT_ONCE, start=9, residuals=[saved[0], save(state)])
+    cluster.start(2, jobs.train_each, [rest])
+    for answer in cluster.collect(range(2)).values():
+        assert "can't exchange" in answer.message
+        assert "int8:bucket=512 (auto:bits=0.8,every=6)" in answer.message
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        Wrapped("sharded", "adam", {"codec": "auto:bits=1,every=4"}, steps=9),
+        Wrapped("local", "adamw", {"codec": "auto:error=0.5,every=4", "every": 1}, steps=9),
+        Wrapped("local", "sgd", {"codec": "int8", "pull_codec": "auto:bits=1", "every": 2}),
+        Wrapped("local", "sgd", {"rules": [("first*", "auto:bits=2", "push")], "every": 2}),
+    ],
+    ids=["sharded", "local", "pull alone", "a rule"],
+)
+def test_optimizers_take_it(cluster: Cluster, wrapped: Wrapped) -> None:
+    ranks = [rank[0] for rank in cluster.run(3, optimizer_jobs.run_each, [wrapped])]
+    for rank in ranks:
+        assert rank.digests[-1] == ranks[0].digests[-1]
+        assert rank.stats["chosen"] == ranks[0].stats["chosen"] != ()
+
+
+def test_a_budget_is_kept_on_average(cluster: Cluster) -> None:
+    options = Options(120, {"codec": "auto:bits=1.2,every=20"}, CUT_ONCE)
+    rank = cluster.run(2, jobs.train_each, [options])[0][0]
+    assert (
+        sum(entry["bits"] * NUMEL[entry["tensor"]] for entry in rank.stats["chosen"])
+        <= 2 * 1.2 * sum(NUMEL.values()) * 1.001
+    )
+    # What really flowed, with the raw biases and the headers.
+    raw = 32 * (rank.stats["values"] / rank.stats["steps"] - sum(NUMEL.values()))
+    print(rank.stats["bits_per_value_push"], rank.stats["bits_per_value_pull"], raw)
+    print([round(s["push_bits_per_value"], 2) for s in rank.last_steps])
+
+
+NUMEL = {
+    "first.weight": 48 * 160,
+    "second.weight": 160 * 144,
+    "conv.weight": 9 * 12 * 3,
+    "branch.weight": 144 * 24,
+    "last.weight": 12 * 14 * 5,
+}
+
+
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        ("auto", "give either bits, a budget in bits a value, or error, a bound"),
+        ("auto:bits=1,error=0.1", "give either bits"),
+        ("auto:bits=0.001", r"bits=0.001 is not valid; give a number in \[0.01, "),
+        ("auto:bits=40", r"bits=40 is not valid"),
+        ("auto:error=0.0001", r"error=0.0001 is not valid; give a number in \[0.00024414062, "),
+        ("auto:bits=1,every=0", "every=0 is not valid; give a whole number from 1 to"),
+        ("auto:bits=1,s=2", "no parameter 's'; valid: bits="),
+        ("auto:bits=1,ef=off", "leave ef out"),
+    ],
+)
+def test_a_bad_text_lists_what_is_valid(codec: str, message: str) -> None:
+    with pytest.raises(GradwireError, match=message):
+        GradwireState(codec)
+
+
+@pytest.mark.parametrize("exchange", ["ring", "hierarchical:between=sharded,ranks=1", "terngrad"])
+def test_other_exchanges_refuse_it(exchange: str) -> None:
+    with pytest.raises(ValueError, match="goes with exchange='sharded' alone"):
+        GradwireState("auto:bits=1", exchange=exchange)
