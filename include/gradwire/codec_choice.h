@@ -33,6 +33,9 @@ struct GRADWIRE_EXPORT AutoGoal {
   // Canonical text, without defaults.
   [[nodiscard]] std::string text() const;
 
+  // Whether the goal mostly takes codecs that are coarse (Codec::is_coarse).
+  [[nodiscard]] bool is_coarse() const noexcept;
+
   // Whether the codecs are decided anew after so many steps: after 1, 2, 4, ... steps until
   // `every`, while residuals grow, and after every multiple of `every`.
   [[nodiscard]] bool is_due(uint64_t steps) const noexcept;
@@ -100,9 +103,10 @@ struct CodecChoice {
 // doubles are added in a fixed order, and ties go to the tensor that comes first. If no choice
 // keeps the limit, the nearest is returned.
 //
-// steps: so far. Until residuals have settled, candidates that can send more than a value's size
-// (Codec::scale_growth) are left out: Adam's first updates are all equally large, so that such a
-// codec would send all of them too large. A small budget is kept only after that.
+// steps: so far. Until residuals have settled, candidates whose Codec::scale_growth exceeds that of
+// the first candidate (3lc with s above 1) are left out: Adam's first updates are all equally
+// large, so that such a codec would send all of them too large. A small budget is kept only after
+// that.
 //
 // correction: the bits that flowed divided by the bits that trials had predicted.
 [[nodiscard]] GRADWIRE_EXPORT CodecChoice choose_codecs(const AutoGoal& goal,

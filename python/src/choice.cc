@@ -115,6 +115,9 @@ void bind_choice(nb::module_& module) {
                    [](const PyAutoGoal& self) { return self.goal.kind == AutoGoal::Kind::kBits; })
       .def_prop_ro("limit", [](const PyAutoGoal& self) { return self.goal.limit; })
       .def_prop_ro("every", [](const PyAutoGoal& self) { return self.goal.every; })
+      .def_prop_ro(
+          "is_coarse", [](const PyAutoGoal& self) { return self.goal.is_coarse(); },
+          "Whether it mostly takes codecs that are coarse.")
       .def_prop_ro("candidates", &PyAutoGoal::candidate_texts)
       .def_prop_ro("row_length", &PyAutoGoal::row_length)
       .def(

@@ -106,6 +106,10 @@ bool AutoGoal::is_due(uint64_t steps) const noexcept {
   return steps > 0 && (steps % every == 0 || (steps < every && std::has_single_bit(steps)));
 }
 
+bool AutoGoal::is_coarse() const noexcept {
+  return kind == Kind::kBits ? limit < 4.0f : limit > 0.2f;
+}
+
 bool AutoGoal::is_settled(uint64_t steps) noexcept { return steps >= 64; }
 
 std::vector<std::shared_ptr<const Codec>> AutoGoal::candidates() const {

@@ -212,7 +212,7 @@ TEST(CodecChoice, TrialsPredictWhatSettles) {
   now.draw();
   const TensorTrials tried = try_codecs(candidates, now.x, now.residual, 0, execution);
   for (size_t c = 0; c < candidates.size(); ++c) {
-    if (candidates[c]->scale_growth() > 1.6f) continue;  // they settle in thousands of steps
+    if (candidates[c]->scale_growth() > 6.0f) continue;  // they settle in thousands of steps
     Settling later(20000);
     const double bytes = later.settle(*candidates[c], execution);
     const double left = energy(later.residual);
@@ -231,9 +231,10 @@ TEST(CodecChoice, CodecsThatSendTooMuchWaitUntilResidualsHaveSettled) {
   const auto growth_after = [&](uint64_t steps) {
     return candidates[indices(choose_codecs(goal, {{tried}}, steps)).front()]->scale_growth();
   };
-  EXPECT_EQ(growth_after(0), 1.0f);
-  EXPECT_EQ(growth_after(63), 1.0f);
-  EXPECT_GT(growth_after(64), 1.0f);
+  const float usual = candidates.front()->scale_growth();
+  EXPECT_EQ(growth_after(0), usual);
+  EXPECT_EQ(growth_after(63), usual);
+  EXPECT_GT(growth_after(64), usual);
 }
 
 TEST(CodecChoice, ASampleStandsForTheWhole) {

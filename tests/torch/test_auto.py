@@ -101,17 +101,13 @@ def test_optimizers_take_it(cluster: Cluster, wrapped: Wrapped) -> None:
         assert rank.stats["chosen"] == ranks[0].stats["chosen"] != ()
 
 
-def test_a_budget_is_kept_on_average(cluster: Cluster) -> None:
+def test_predictions_are_within_the_budget(cluster: Cluster) -> None:
     options = Options(120, {"codec": "auto:bits=1.2,every=20"}, CUT_ONCE)
     rank = cluster.run(2, jobs.train_each, [options])[0][0]
     assert (
         sum(entry["bits"] * NUMEL[entry["tensor"]] for entry in rank.stats["chosen"])
         <= 2 * 1.2 * sum(NUMEL.values()) * 1.001
     )
-    # What really flowed, with the raw biases and the headers.
-    raw = 32 * (rank.stats["values"] / rank.stats["steps"] - sum(NUMEL.values()))
-    print(rank.stats["bits_per_value_push"], rank.stats["bits_per_value_pull"], raw)
-    print([round(s["push_bits_per_value"], 2) for s in rank.last_steps])
 
 
 NUMEL = {

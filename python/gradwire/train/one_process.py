@@ -23,13 +23,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gradwire
+from gradwire._core import is_goal
+from gradwire.auto_compressor import AutoCompressor, CompressorGroup
 from gradwire.torch.device.kernels import has_kernels, require_kernels, stream_of
 from gradwire.torch.optimizers.gradient_noise import GradientNoise
 from gradwire.torch.records.exchange_settings import RAW
 from gradwire.torch.records.parameters import split_like
 from gradwire.train import optimizers
 from gradwire.train.rivals import PLAIN_DDP
-from gradwire.train.settings import SGD, UPDATES, TrainSettings, both_ways
+from gradwire.train.settings import SGD, UPDATES, SettingsError, TrainSettings, both_ways
 from gradwire.train.strategy import Strategy, seed_dropout
 
 _BATCH_NORM_MOMENTUM = 0.1
@@ -75,7 +77,10 @@ class OneProcess(Strategy):
 
         segments = replica.segments()
         kind = DeviceCompressors if has_kernels(device) else Compressors
-        push, pull = (RAW, RAW) if is_plain else both_ways(codec)
+        push, pull = (
+            CompressorGroup(name) if is_goal(name) else name
+            for name in ((RAW, RAW) if is_plain else both_ways(codec))
+        )
         *self._pushes, self._pull = (
             kind(name, segments, settings.seed, sender, device)
             for sender, name in enumerate([*[push] * self._workers, pull])
@@ -242,14 +247,23 @@ class Compressors:
     """The compressors of one sender: one for each tensor to compress, one for the raw tensors."""
 
     def __init__(
-        self, codec: str, segments: list[int], seed: int, sender: int, device: torch.device
+        self,
+        codec: str | CompressorGroup,
+        segments: list[int],
+        seed: int,
+        sender: int,
+        device: torch.device,
     ) -> None:
+        """codec: a group if codecs are chosen at run time, for all senders of one direction."""
         assert device.type == "cpu"
-        codecs = [codec] * (len(segments) - 1) + [RAW]
-        self._parts = [
-            gradwire.Compressor(name, numel, seed=seed, stream=sender * len(segments) + i)
-            for i, (name, numel) in enumerate(zip(codecs, segments, strict=True))
-        ]
+        self._parts: list[gradwire.Compressor | AutoCompressor] = []
+        for i, numel in enumerate(segments):
+            draws: dict[str, Any] = {"seed": seed, "stream": sender * len(segments) + i}
+            if i + 1 < len(segments) and isinstance(codec, CompressorGroup):
+                self._parts.append(codec.compressor(str(i), numel, **draws))
+            else:
+                name = codec if i + 1 < len(segments) and isinstance(codec, str) else RAW
+                self._parts.append(gradwire.Compressor(name, numel, **draws))
         ends = np.cumsum(segments)
         self._places = [slice(end - n, end) for n, end in zip(segments, ends, strict=True)]
 
@@ -271,8 +285,17 @@ class DeviceCompressors:
     the GPU; only their number is known here."""
 
     def __init__(
-        self, codec: str, segments: list[int], seed: int, sender: int, device: torch.device
+        self,
+        codec: str | CompressorGroup,
+        segments: list[int],
+        seed: int,
+        sender: int,
+        device: torch.device,
     ) -> None:
+        if isinstance(codec, CompressorGroup):
+            raise SettingsError(
+                "--codec", "auto chooses codecs on the CPU alone here: --device cpu"
+            )
         kernels, coded = require_kernels(device), sum(segments[:-1])
         self._coded, self._raw = (
             kernels.DeviceCompressors(

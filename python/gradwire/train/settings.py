@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from typer import BadParameter, Option
 
 import gradwire
+from gradwire._core import AutoGoal, is_goal
 from gradwire.train import rivals
 from gradwire.train.recipes import METRICS, MODELS, Metric
 from gradwire.train.rivals import PLAIN_DDP, RIVALS, is_rival
@@ -29,6 +30,9 @@ ONE_PROCESS = "one-process"
 ON_DEVICE = (*(name for name in HOOKED if not HOOKED[name]["adds_trits"]), ONE_PROCESS)
 SERVED = (SERVER, ONE_PROCESS)  # a server steps, and workers pull what it sends
 EXCHANGES = (*HOOKED, SERVER, SHARDED_OPTIMIZER, ONE_PROCESS)
+
+# The exchanges in which codecs can be chosen at run time: `auto`.
+CHOOSING = ("sharded", SHARDED_OPTIMIZER, ONE_PROCESS)
 
 DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
 
@@ -421,6 +425,10 @@ def _check_exchange(settings: TrainSettings) -> None:
                 raise SettingsError("--codec", goes)
         if settings.bandwidth is not None:
             raise SettingsError("--bandwidth", f"{exchange} sends nothing; valid is none")
+    chosen = [part for codec in settings.codecs for part in codec.split("/", 1)]
+    chosen += [rule.codec for rule in settings.rules]
+    if exchange not in CHOOSING and any(map(is_goal, chosen)):
+        raise SettingsError("--codec", f"auto goes with --exchange {', '.join(CHOOSING)}")
     for codec in settings.codecs:
         if is_rival(codec):
             continue
@@ -458,7 +466,10 @@ def check_codec(codec: str, option: str = "--codec") -> None:
         return
     try:
         for part in codec.split("/", 1) if option == "--codec" else [codec]:
-            gradwire.max_encoded_size(part, 1)
+            if is_goal(part):
+                AutoGoal(part)
+            else:
+                gradwire.max_encoded_size(part, 1)
     except gradwire.GradwireError as error:
         outside = f" (or {', '.join(RIVALS)}, without gradwire)" if option == "--codec" else ""
         raise SettingsError(option, f"{error}{outside}") from error

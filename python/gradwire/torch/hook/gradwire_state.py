@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from gradwire._core import is_coarse
+from gradwire._core import AutoGoal, is_coarse, is_goal
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.kernels import has_kernels, require_kernels
 from gradwire.torch.hook.optimizer_watch import OptimizerWatch
@@ -231,9 +231,9 @@ class GradwireState(SessionOwner):
         shapes = [(name, list(parameter.shape)) for parameter, name in self._names.items()]
         sent: Counter[str] = Counter()
         for segment in self._settings.layout(shapes, world_size=1).segments:
-            sent[segment["push_codec"]] += segment["numel"]
+            sent[segment["push_goal"] or segment["push_codec"]] += segment["numel"]
         codec = sent.most_common(1)[0][0]
-        if is_coarse(codec):
+        if AutoGoal(codec).is_coarse if is_goal(codec) else is_coarse(codec):
             self._optimizer_watch = OptimizerWatch(self._names, codec)
 
     def _check_gradients(self, values: torch.Tensor) -> None:

@@ -60,8 +60,6 @@ class BucketRunner:
         self.last_step = StepCounters()
         self._settings = settings
         self._auto = AutoCodecs() if settings.has_goals else None
-        if self._auto is not None:
-            self._settings = replace(settings, chosen=())
         self._stale: set[int] = set()  # buckets whose codecs are no longer those that were chosen
         self._decides = False  # whether a decision about codecs ends the step under way
         self._wire = wire
