@@ -290,7 +290,8 @@ def test_plots_of_seeds_and_of_a_run_that_diverged(tmp_path: Path) -> None:
     assert axes.get_ylabel() == "held-out loss (nats a byte)"
     legend = axes.get_legend()
     assert legend is not None
-    assert len(legend.get_texts()) == 1  # a codec is named once
+    # A codec is named once, with the means of the runs that did not diverge.
+    assert [text.get_text() for text in legend.get_texts()] == ["3lc (2.3750 after 3 s)"]
 
 
 def test_plots_without_our_hook_have_no_bits(tmp_path: Path) -> None:

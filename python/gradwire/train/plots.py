@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradwire.train.report import Report, RunResult
+from gradwire.train.report import Report, RunResult, mean_of
 from gradwire.train.results import Series, Task
 from gradwire.train.settings import format_bandwidth
 
@@ -78,8 +78,10 @@ def _draw_metric(report: Report, place: str, across: str) -> Figure:
     for index, result, label in _lines(report):
         places = [e[place] for e in result.evaluations]
         values = [metric.scale * e["value"] for e in result.evaluations]
-        if label and result.final is not None:
-            label += f" ({metric.text(result.final)} after {result.seconds:.0f} s)"
+        runs = report.by_codec()[result.codec]
+        final, time = mean_of(runs, lambda run: run.final), mean_of(runs, lambda run: run.seconds)
+        if label and final is not None:
+            label += f" ({metric.text(final)} after {time:.0f} s)"
         axes.plot(places, values, marker="o", markersize=4, label=label, **_style(index))
     _finish(axes, report, across, f"{metric.title} ({metric.unit})")
     return figure
@@ -132,9 +134,10 @@ def draw_bits(report: Report) -> Figure:
     for index, result, label in _lines(report):
         if not result.push_bits:
             continue
+        of_seed = f" with seed {result.seed}" if report.settings.seeds > 1 else ""
         for axes, bits in ((above, result.push_bits), (below, result.pull_bits)):
             sent = [(step, value) for step, value in enumerate(bits, 1) if value > 0]
-            mean = label and f"{label} (mean {sum(bits) / len(bits):.2f})"
+            mean = label and f"{label} (mean {sum(bits) / len(bits):.2f}{of_seed})"
             axes.plot(*zip(*sent, strict=True), label=mean, **_style(index))
     for axes, direction, title, across in (
         (above, "push", "push: gradients to their owner", ""),
