@@ -309,6 +309,24 @@ def test_the_report_of_the_command(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("_in_this_process")
+def test_codecs_chosen_at_run_time(folder: Path) -> None:
+    options = ["--batch", "4", "--steps", "24", "--eval-every", "24", "--json", "-"]
+    options += ["--data-dir", str(folder), "--codec", "auto:bits=1,every=5/auto:bits=6"]
+    result = run("train", "--exchange", "one-process", *options)
+    (trained,) = result.json["results"]
+    assert trained["replicas_identical"]
+    values = trained["hook_of_rank"][0]["values"] * 24
+    pushed, pulled = (trained["hook_of_rank"][0][f"{way}_bytes"] for way in ("push", "pull"))
+    assert 8 * pushed / values < 2 < 4 < 8 * pulled / values < 7
+
+
+def test_auto_with_an_exchange_that_cannot_choose() -> None:
+    result = run("train", "--exchange", "ring", "--codec", "auto:bits=1")
+    assert result.code == 2
+    assert "auto goes with --exchange sharded" in result.err
+
+
+@pytest.mark.usefixtures("_in_this_process")
 def test_a_command_goes_on_where_it_was_interrupted(folder: Path, tmp_path: Path) -> None:
     options = ["--batch", "4", "--steps", "2", "--data-dir", str(folder), "--out", str(tmp_path)]
     options += ["--seeds", "2", "--lr", "0.01", "--threads", "1", "--json", "-"]

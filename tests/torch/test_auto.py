@@ -8,6 +8,7 @@ import jobs
 import optimizer_jobs
 from cluster import Cluster
 from gradwire import GradwireError
+from gradwire._core import AutoGoal
 from gradwire.torch import GradwireState
 from optimizer_jobs import Wrapped
 from training import Options, Trained, load, save
@@ -135,6 +136,11 @@ NUMEL = {
 def test_a_bad_text_lists_what_is_valid(codec: str, message: str) -> None:
     with pytest.raises(GradwireError, match=message):
         GradwireState(codec)
+
+
+@pytest.mark.parametrize(("codec", "coarse"), [("auto:bits=1", True), ("auto:bits=6", False)])
+def test_small_budgets_are_coarse(codec: str, coarse: bool) -> None:
+    assert AutoGoal(codec).is_coarse == coarse
 
 
 @pytest.mark.parametrize("exchange", ["ring", "hierarchical:between=sharded,ranks=1", "terngrad"])
