@@ -15,7 +15,7 @@ STEPS = 200
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)))
-state = GradwireState(codec="3lc:s=1.75")  # line one
+state = GradwireState(codec="3lc:s=1.00,coder=rice")  # line one
 model.register_comm_hook(state, gradwire_hook)  # line two
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)

@@ -88,7 +88,7 @@ def test_wrong_arguments_are_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    ("example", "codec"), [("ddp", "3lc:s=1.75"), ("adamw", "3lc:s=1.00,coder=rice")]
+    ("example", "codec"), [("ddp", "3lc:s=1.00,coder=rice"), ("adamw", "3lc:s=1.00,coder=rice")]
 )
 def test_the_examples_run_under_torchrun(example: str, codec: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
