@@ -229,6 +229,16 @@ def test_modelled_times_are_marked_everywhere() -> None:
     assert document["links"]["shaped"] is False
 
 
+def test_remarks_of_the_hook_are_told_once() -> None:
+    run = records()[0]
+    for rank in run:
+        assert rank.hook is not None
+        rank.hook["remarks"] = ["compression does not pay"]
+    shown = assemble(SETTINGS, PARAMETERS, SHAPED, [run])
+    told = [note for note in report.footnotes(shown) if "does not pay" in note]
+    assert told == [f"{run[0].codec}: compression does not pay."]
+
+
 def test_replicas_that_differ_are_named() -> None:
     both = records()
     both[1][1].parameters_digest = "other"

@@ -334,6 +334,12 @@ def footnotes(report: Report) -> list[str]:
             f"Exchanges take place every {report.settings.every} steps; bits and ratio are those "
             "of all steps."
         )
+    notes += dict.fromkeys(
+        f"{result.codec}: {remark}."
+        for result in report.results
+        for rank in result.hook_of_rank
+        for remark in (rank or {}).get("remarks", ())
+    )
     different = dict.fromkeys(r.codec for r in report.results if not r.replicas_identical)
     if different:
         notes.append(f"REPLICAS DIFFER between the ranks after: {', '.join(different)}")
