@@ -77,7 +77,7 @@ struct TensorTrials {
 [[nodiscard]] GRADWIRE_EXPORT TensorTrials
 try_codecs(std::span<const std::shared_ptr<const Codec>> candidates, std::span<const float> x,
            std::span<const float> residual, size_t in_use, Execution& execution,
-           uint64_t sample = uint64_t{1} << 16);
+           uint64_t sample = 65536);
 
 // The bits a value that trials predict, and the norm of what a step leaves out relative to the norm
 // of its input.
