@@ -74,10 +74,9 @@ struct TensorTrials {
 // `sample` values, only a sample is tried: runs of consecutive values, spread evenly, and the value
 // of the largest magnitude, which decides about scales. The results are scaled to the whole. If a
 // value is not finite, all numbers are 0.
-[[nodiscard]] GRADWIRE_EXPORT TensorTrials
-try_codecs(std::span<const std::shared_ptr<const Codec>> candidates, std::span<const float> x,
-           std::span<const float> residual, size_t in_use, Execution& execution,
-           uint64_t sample = 65536);
+[[nodiscard]] GRADWIRE_EXPORT TensorTrials try_codecs(
+    std::span<const std::shared_ptr<const Codec>> candidates, std::span<const float> x,
+    std::span<const float> residual, size_t in_use, Execution& execution, uint64_t sample = 65536);
 
 // The bits a value that trials predict, and the norm of what a step leaves out relative to the norm
 // of its input.
