@@ -25,6 +25,8 @@ LOCAL: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True),
     "adam": lambda p: torch.optim.Adam(p, lr=2e-3),
     "adamw": lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.1),
+    # Its divisor is eps.
+    "steady": lambda p: torch.optim.Adam(p, lr=1e3, eps=1e6),
 }
 INFINITE_NAME = "second.weight"
 
@@ -307,7 +309,12 @@ def refusals_of_local_steps() -> dict[str, str]:
     model(batch(0, 0)[0]).sum().backward()
     last = model.get_parameter("last.weight")
     last.grad = torch.ones_like(last).to_sparse()
+    adam = LOCAL["adam"](model.parameters())
+    cycled = LocalSteps(adam, model)
+    adam.param_groups[0]["betas"] = (0.85, 0.99)
     calls: dict[str, Callable[[], Any]] = {
+        "momentum": lambda: LocalSteps(LOCAL["sgd"](model.parameters()), model, late_momentum=True),
+        "betas": cycled.step,
         "every": lambda: LocalSteps(LOCAL["sgd"](model.parameters()), model, every=0),
         "norm": lambda: LocalSteps(LOCAL["sgd"](model.parameters()), model, clip_norm=0.0),
         "sparse": clipped.step,
@@ -315,7 +322,7 @@ def refusals_of_local_steps() -> dict[str, str]:
         "rank": lambda: optimizer.load_state_dict(state | {"rank": 5}),
         "outer": lambda: plain.load_state_dict(state),
         "saved every": lambda: often.load_state_dict(state),
-        "noise": lambda: clipped.load_state_dict(plain.state_dict() | {"every": 1}),
+        "noise": lambda: clipped.load_state_dict(plain.state_dict() | {"every": 1, "momentum": {}}),
     }
     for what, call in calls.items():
         try:
@@ -336,7 +343,8 @@ def models_after_steps(
     optimizer: Any = inner
     if options is not None:
         optimizer = LocalSteps(inner, model, codec="raw", **options)
-        optimizer._noise.gains = lambda: [gain] * len(list(model.parameters()))
+        if optimizer._noise is not None:
+            optimizer._noise.gains = lambda: [gain] * len(list(model.parameters()))
     after = []
     for step in range(steps):
         inputs, labels = batch(0, step)

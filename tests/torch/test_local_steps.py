@@ -106,6 +106,7 @@ def test_a_change_that_is_not_finite_is_undone(cluster: Cluster, codec: str) -> 
         ("slow", "sgd", {}),
         ("local", "adamw", {"clip_norm": 0.5}),
         ("local", "adamw", {"overlap": True}),
+        ("local", "adamw", {"every": 1}),
     ],
 )
 def test_a_restart_equals_the_uninterrupted_run(
@@ -155,6 +156,8 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     (said,) = cluster.run(1, optimizer_jobs.refusals_of_local_steps)
     expected = {
         "every": "ValueError: every is 0; an exchange every 1 step or more is needed",
+        "momentum": "ValueError: late_momentum is that of torch.optim.Adam or AdamW",
+        "betas": "RuntimeError: the first of betas was set in a parameter group",
         "norm": "ValueError: clip_norm is 0.0; a positive norm is needed",
         "sparse": "TypeError: the gradient of last.weight is sparse",
         "group": "RuntimeError: LocalSteps takes no further parameters",
@@ -236,3 +239,14 @@ def test_corrected_changes_are_reported(ranks: list[dict[str, Run]]) -> None:
         assert rank["plain 3lc"].stats["gains"] == []
     if len(ranks) > 1:
         assert max(ranks[0]["corrected"].stats["gains"]) > 1.2
+
+
+def test_late_momentum_is_adams_average(cluster: Cluster) -> None:
+    """With a second moment that does not change, Adam's quotient may be averaged before or after
+    the exchange."""
+    args = ("steady", {"late_momentum": False}), ("steady", {"late_momentum": True})
+    (early,), (late,) = (
+        cluster.run(1, optimizer_jobs.models_after_steps, *each, 5) for each in args
+    )
+    for mine, other in zip(late[-1], early[-1], strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-6)

@@ -27,6 +27,7 @@ from gradwire._core import is_goal
 from gradwire.auto_compressor import AutoCompressor, CompressorGroup
 from gradwire.torch.device.kernels import has_kernels, require_kernels, stream_of
 from gradwire.torch.optimizers.gradient_noise import GradientNoise
+from gradwire.torch.optimizers.late_momentum import LateMomentum, take_momentum
 from gradwire.torch.records.exchange_settings import RAW
 from gradwire.torch.records.parameters import split_like
 from gradwire.train import optimizers
@@ -74,6 +75,9 @@ class OneProcess(Strategy):
         matrices, vectors = ([parameters[i] for parameters, _ in parts] for i in range(2))
         super().__init__(model, optimizers.build(settings, matrices, vectors), clip=settings.clip)
         self._kept = [1.0] * len(self.optimizer.param_groups)  # by decay, since the last exchange
+        self._momentum: LateMomentum | None = None  # as in LocalSteps
+        if self._corrects and self._every == 1:
+            self._momentum = LateMomentum(take_momentum(self.optimizer)[:1], [self._pulled])
 
         segments = replica.segments()
         kind = DeviceCompressors if has_kernels(device) else Compressors
@@ -186,7 +190,11 @@ class OneProcess(Strategy):
         ]
         self._mean.div_(self._workers)
         change = self._mean if self._sends_updates else self._step_server()
-        pulled = self._pull.transmit(change, self._step, self._pulled)
+        result = torch.zeros_like(self._pulled)
+        pulled = self._pull.transmit(change, self._step, result)
+        if self._momentum is not None:
+            self._momentum.smooth([result])
+        self._pulled.add_(result)
         if self._sends_updates:
             self._models.copy_(self._pulled)
             self._replica.weights.copy_(self._pulled)

@@ -25,6 +25,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
+from gradwire.torch.optimizers.late_momentum import LateMomentum, check_taken, take_momentum
 from gradwire.torch.optimizers.replica import ReplicaOptimizer
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
@@ -107,6 +108,10 @@ class LocalSteps(ReplicaOptimizer):
                    so that the average steps as far as one optimizer of the average gradient would.
                    Decoupled weight decay is left as it is. None: for the optimizers of PyTorch that
                    divide by the root of a second moment, without `outer`
+    late_momentum  takes the momentum of Adam and AdamW (the first of `betas`) out of the optimizer,
+                   whose groups then have 0 there, and applies it to the averaged changes, alike on
+                   all ranks. It smooths the error of the codec, too. None: for these optimizers
+                   with every=1, without `outer`
     overlap        an exchange takes place while the next steps are computed, and its result is
                    applied when the next exchange begins; then all replicas are the same bits
     codec, settings   as in GradwireState: pull_codec, rules, exclude, min_numel, exchange,
@@ -132,6 +137,7 @@ class LocalSteps(ReplicaOptimizer):
         outer: OuterFactory | None = None,
         clip_norm: float | None = None,
         correct_noise: bool | None = None,
+        late_momentum: bool | None = None,
         overlap: bool = False,
         codec: str | None = None,
         **settings: Unpack[ExchangeArguments],
@@ -142,6 +148,10 @@ class LocalSteps(ReplicaOptimizer):
             raise ValueError(f"clip_norm is {clip_norm}; a positive norm is needed")
         if correct_noise is None:
             correct_noise = outer is None and isinstance(optimizer, _OF_SECOND_MOMENTS)
+        if late_momentum is None:
+            late_momentum = outer is None and every == 1 and isinstance(optimizer, torch.optim.Adam)
+        elif late_momentum and (outer is not None or not isinstance(optimizer, torch.optim.Adam)):
+            raise ValueError("late_momentum is that of torch.optim.Adam or AdamW, without outer=")
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         beside = SUMS * count if correct_noise or clip_norm is not None else 0
         super().__init__(optimizer, model, ExchangeSettings.of(codec, settings), beside)
@@ -153,6 +163,8 @@ class LocalSteps(ReplicaOptimizer):
         self._noise = GradientNoise(numels, self._session.world_size) if beside else None
         self._anchors = [nn.Parameter(torch.empty_like(p)) for p in self._parameters]
         self._outer = None if outer is None else outer(self._anchors)
+        betas = take_momentum(optimizer) if late_momentum else []
+        self._momentum = LateMomentum(betas, self._anchors) if late_momentum else None
         self._exchanges = 0
         self._local_steps = 0
         self._left_out = 0
@@ -167,6 +179,7 @@ class LocalSteps(ReplicaOptimizer):
             f"gradients {clipped}, changes {'corrected' if correct_noise else 'not corrected'} for "
             "noise",
             f"applied {'one exchange late' if overlap else 'at once'}",
+            f"late momentum {betas or 'of none'}",
         ]
         self._follow_rank_0([*follows, *self._outer_text()])
         self._share_groups()
@@ -177,6 +190,8 @@ class LocalSteps(ReplicaOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
         self._check_step()
+        if self._momentum is not None:
+            check_taken(self.param_groups)
         scale, not_finite = self._scaler_says()
         self._gradients_count = not not_finite
         if scale is None and self._noise is None and not not_finite:
@@ -276,6 +291,8 @@ class LocalSteps(ReplicaOptimizer):
         flight, self._flight = self._flight, None
         if flight is not None and self._arrive(flight):
             averages = split_like(flight.bucket[: self._numel], self._parameters)
+            if self._momentum is not None:
+                self._momentum.smooth(averages)
             for anchor, average in zip(self._anchors, averages, strict=True):
                 if self._outer is None:
                     anchor.sub_(average)
@@ -318,6 +335,7 @@ class LocalSteps(ReplicaOptimizer):
             "since": self._since,
             "kept": list(self._kept),
             "noise": None if self._noise is None else self._noise.state_dict(),
+            "momentum": None if self._momentum is None else self._momentum.state_dict(),
             "under_way": None if flight is None else (flight.bucket.clone(), flight.finite),
             "optimizer": self._optimizer.state_dict(),
             "outer": None if self._outer is None else self._outer.state_dict(),
@@ -336,6 +354,7 @@ class LocalSteps(ReplicaOptimizer):
         for what, saved, here in (
             ("every", state["every"], self.every),
             ("an outer optimizer", state["outer"] is not None, self._outer is not None),
+            ("late momentum", state["momentum"] is not None, self._momentum is not None),
             ("the gradient's noise", state["noise"] is not None, self._noise is not None),
             ("parameters of the shapes", [list(a.shape) for a in state["anchors"]], shapes),
         ):
@@ -355,6 +374,8 @@ class LocalSteps(ReplicaOptimizer):
         self._kept = list(state["kept"])
         if self._noise is not None:
             self._noise.load_state_dict(state["noise"])
+        if self._momentum is not None:
+            self._momentum.load_state_dict(state["momentum"])
         self._flight = None
         if state["under_way"] is not None:
             bucket, finite = state["under_way"]
