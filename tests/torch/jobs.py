@@ -27,6 +27,7 @@ from gradwire.torch import (
     NonFiniteStepWarning,
     OutgrownResidualWarning,
     Overlap,
+    ShardedOptimizer,
     UnmatchedPatternWarning,
     gradwire_hook,
 )
@@ -379,19 +380,27 @@ def train_and_note_growing_scales(options: Options) -> list[str]:
     return [str(w.message) for w in caught if w.category is GrowingScalesWarning]
 
 
-def train_with(optimizer: str, codec: str, **options: Any) -> tuple[list[str], list[str]]:
-    """Warnings of coarse gradients in 3 steps of torch.optim.`optimizer`; remarks of stats()."""
+def train_with(place: str, optimizer: str, codec: str) -> tuple[list[str], list[str]]:
+    """Warnings of coarse gradients in 3 steps of torch.optim.`optimizer`; remarks of stats().
+
+    place: "hook" or "sharded".
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = make_model()
-        ddp = DistributedDataParallel(model)
-        state = GradwireState(codec, start_iter=1)
-        ddp.register_comm_hook(state, gradwire_hook)
-        steps = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3, **options)
+        steps = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
+        state: GradwireState | ShardedOptimizer
+        forward: nn.Module = model
+        if place == "sharded":
+            state = steps = ShardedOptimizer(steps, model, codec)
+        else:
+            state = GradwireState(codec, start_iter=1)
+            forward = DistributedDataParallel(model)
+            forward.register_comm_hook(state, gradwire_hook)
         for step in range(3):
             steps.zero_grad()
             inputs, labels = batch(dist.get_rank(), step)
-            nn.functional.cross_entropy(ddp(inputs), labels).backward()
+            nn.functional.cross_entropy(forward(inputs), labels).backward()
             steps.step()
     said = [str(w.message) for w in caught if w.category is CoarseGradientsWarning]
     return said, list(state.stats().remarks)

@@ -1,4 +1,5 @@
-"""The hook finds the optimizer, and warns of one that divides by squares of coarse gradients."""
+"""What sends gradients finds the optimizer, and warns of one that divides by squares of coarse
+gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import jobs
 from cluster import Cluster
 from gradwire._core import is_coarse
 from gradwire.torch import CoarseGradientsWarning
-from gradwire.torch.hook.optimizer_watch import OptimizerWatch
+from gradwire.torch.records.optimizer_watch import OptimizerWatch
 
 ADAPTIVE = ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adadelta", "Adagrad"]
 LINEAR = ["SGD", "ASGD"]
@@ -26,7 +27,7 @@ def watch_one_step(optimizer: torch.optim.Optimizer, *watched: torch.Tensor) -> 
         for _ in range(3):
             optimizer.step()
     said = [str(w.message) for w in caught if w.category is CoarseGradientsWarning]
-    assert said == ([] if watch.remark is None else [watch.remark])
+    assert said == list(watch.remarks)
     return said
 
 
@@ -74,7 +75,7 @@ def test_unknown_optimizers_are_known_by_their_state() -> None:
 def test_an_optimizer_of_other_parameters_is_none_of_its_business() -> None:
     watch = OptimizerWatch([parameter()], "3lc:s=1")
     torch.optim.Adam([parameter()]).step()
-    assert watch.remark is None
+    assert watch.remarks == ()
     assert len(_global_optimizer_post_hooks) == 1, "it still waits"
     del watch
     gc.collect()
@@ -98,13 +99,20 @@ def test_close_codecs(codec: str, coarse: bool) -> None:
     assert is_coarse(codec) == coarse
 
 
+def test_a_codec_that_sends_closely_needs_no_watch() -> None:
+    watch = OptimizerWatch([parameter()], "int8")
+    assert watch.remarks == ()
+    assert len(_global_optimizer_post_hooks) == 0
+
+
+@pytest.mark.parametrize("place", ["hook", "sharded"])
 @pytest.mark.parametrize(
     ("optimizer", "codec", "count"),
     [("AdamW", "3lc:s=1", 1), ("AdamW", "int8", 0), ("SGD", "3lc:s=1", 0)],
 )
-def test_the_hook_warns_once_and_stats_repeat_it(
-    cluster: Cluster, optimizer: str, codec: str, count: int
+def test_it_is_said_once_and_stats_repeat_it(
+    cluster: Cluster, place: str, optimizer: str, codec: str, count: int
 ) -> None:
-    for said, remarks in cluster.run(2, jobs.train_with, optimizer, codec):
+    for said, remarks in cluster.run(2, jobs.train_with, place, optimizer, codec):
         assert len(said) == count
         assert [remark for remark in remarks if "divides gradients" in remark] == said

@@ -98,6 +98,29 @@ def test_a_gradient_that_is_not_finite_is_applied_by_nobody(cluster: Cluster) ->
             assert "rank 1 is not finite at element 5 of second.weight" in warning
 
 
+def test_a_residual_that_outgrew_its_input_is_named_once(cluster: Cluster) -> None:
+    job = Job(versions=40, owed=1e4, arguments={"codec": "topk:ratio=0.001"})
+    worker, other, server = cluster.run(3, run, job)
+    (said,) = worker.warnings
+    assert "the push residual of second.weight is" in said
+    assert "times as large as its input in step 15" in said
+    (found,) = worker.stats["outgrown_residuals"]
+    assert (found["name"], found["step"]) == ("second.weight", 15)
+    assert f"note: {said}" in worker.report
+    assert worker.stats["remarks"] == (said,)
+    for rank in (other, server):
+        assert (rank.warnings, rank.stats["outgrown_residuals"]) == ([], ())
+
+
+def test_a_server_with_adam_says_that_gradients_are_coarse(cluster: Cluster) -> None:
+    *workers, server = cluster.run(3, run, Job(local="adam"))
+    (said,) = server.warnings
+    assert "Adam divides gradients by the root of their squares" in said
+    assert server.stats["remarks"] == (said,)
+    for worker in workers:
+        assert (worker.warnings, worker.stats["remarks"]) == ([], ())
+
+
 def test_a_server_goes_on_from_its_checkpoint(cluster: Cluster, tmp_path: Any) -> None:
     """With an exact codec it equals the uninterrupted run, up to the workers' rounding of sums."""
     for codec in ("raw", "3lc:s=1.75"):

@@ -4,7 +4,6 @@ Annotations are not postponed here, because DDP compares those of the hook with 
 """
 
 import time
-from collections import Counter
 from dataclasses import replace
 from enum import Enum
 from typing import Protocol, Unpack
@@ -13,10 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from gradwire._core import AutoGoal, is_coarse, is_goal
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.kernels import has_kernels, require_kernels
-from gradwire.torch.hook.optimizer_watch import OptimizerWatch
 from gradwire.torch.hook.parameter_names import name_parameters_of
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
@@ -24,6 +21,7 @@ from gradwire.torch.records.exchange_settings import (
     ExchangeArguments,
     ExchangeSettings,
 )
+from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import require_dense
 from gradwire.torch.records.stats import Stats, Totals, summarize
 from gradwire.torch.session.bucket import BucketJob
@@ -179,9 +177,7 @@ class GradwireState(SessionOwner):
             return summarize(Totals(), codec=self._settings.text(), world_size=1, raw_tensors=())
         stats = self._session.stats()
         watch = self._optimizer_watch
-        if watch is None or watch.remark is None:
-            return stats
-        return replace(stats, remarks=(*stats.remarks, watch.remark))
+        return stats if watch is None else replace(stats, remarks=stats.remarks + watch.remarks)
 
     # Checkpoint --------------------------------------------------------------------------------
 
@@ -229,12 +225,8 @@ class GradwireState(SessionOwner):
         if self._optimizer_watch is not None:
             return
         shapes = [(name, list(parameter.shape)) for parameter, name in self._names.items()]
-        sent: Counter[str] = Counter()
-        for segment in self._settings.layout(shapes, world_size=1).segments:
-            sent[segment["push_goal"] or segment["push_codec"]] += segment["numel"]
-        codec = sent.most_common(1)[0][0]
-        if AutoGoal(codec).is_coarse if is_goal(codec) else is_coarse(codec):
-            self._optimizer_watch = OptimizerWatch(self._names, codec)
+        codec = usual_push_codec(self._settings.layout(shapes, world_size=1))
+        self._optimizer_watch = OptimizerWatch(self._names, codec)
 
     def _check_gradients(self, values: torch.Tensor) -> None:
         if values.dtype not in RAW_CODECS:

@@ -13,6 +13,7 @@ and the residuals (4 n bytes).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -27,6 +28,7 @@ from gradwire.torch.records.exchange_settings import (
     CodecArguments,
     ExchangeSettings,
 )
+from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import copy_gradient, options_of
 from gradwire.torch.records.stats import Stats
 
@@ -59,6 +61,9 @@ class ShardedOptimizer(ReplicaOptimizer):
     gradients have an infinite sum, the step is skipped, too. But the owners of other shards have
     stepped then, and their residuals hold the change.) `step` raises TypeError for a sparse
     gradient, and the errors of GradwireState; after one of the latter no step can be taken.
+
+    An optimizer such as Adam, which divides by squares of gradients, learns too slowly from those
+    that a coarse codec sends: the first step gives a CoarseGradientsWarning, as with the hook.
     """
 
     def __init__(
@@ -83,6 +88,8 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._marks_non_finite = exchange.keeps_residuals
         parameters = dict(zip(self._names, self._parameters, strict=True))
         shard.take(parameters, layout, exchange, self._bucket, rank)
+        mine = [piece.values for piece in shard.pieces]
+        self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(layout))
         self.state = optimizer.state
         self._handed_over = options_of(optimizer.param_groups)
         self._steps = 0
@@ -114,7 +121,8 @@ class ShardedOptimizer(ReplicaOptimizer):
 
     def stats(self) -> Stats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
-        return self._session.stats()
+        stats = self._session.stats()
+        return replace(stats, remarks=stats.remarks + self._optimizer_watch.remarks)
 
     def state_bytes(self) -> int:
         """Bytes of this rank's optimizer states with a value for each element."""

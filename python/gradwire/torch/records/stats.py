@@ -35,7 +35,7 @@ class OutgrownResidual:
             f"the {self.kind} residual of {self.name} is {self.factor:.3g} times as large as its "
             f"input in step {self.step} (limit {MOST_INPUTS:g}): error feedback does not catch up, "
             "and what is sent is old. Take a codec that sends more (3lc with a smaller s, a larger "
-            "ratio or density, int8), and give a gradient scaler to the state (scaler=)"
+            "ratio or density, int8), and give a gradient scaler to GradwireState (scaler=)"
         )
 
 
@@ -217,8 +217,7 @@ class Stats:
         ]
         if self.local_bytes:
             rows.insert(5, ("in machine", f"{self.local_bytes:,} bytes, uncompressed"))
-        remarks = "".join(f"\nnote: {remark}" for remark in self.remarks)
-        return table(rows, self.raw_tensors) + _describe_chosen(self.chosen) + remarks
+        return table(rows, self.raw_tensors) + _describe_chosen(self.chosen) + notes(self.remarks)
 
     __str__ = report
 
@@ -241,6 +240,11 @@ def table(rows: Sequence[tuple[str, str]], raw_tensors: Sequence[RawTensor]) -> 
         lines.append(f"{'raw':<11}{len(raw_tensors)} tensors, {numel:,} values:")
         lines += [f"  {t.name} ({t.numel:,}): {t.reason}" for t in raw_tensors]
     return "\n".join(lines)
+
+
+def notes(remarks: Sequence[str]) -> str:
+    """A line for each remark."""
+    return "".join(f"\nnote: {remark}" for remark in remarks)
 
 
 def _describe_chosen(chosen: Sequence[ChosenCodec]) -> str:

@@ -11,10 +11,16 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from gradwire.torch.link.errors import NonFiniteStepWarning, UnmatchedPatternWarning
+from gradwire.torch.link.errors import (
+    NonFiniteStepWarning,
+    OutgrownResidualWarning,
+    UnmatchedPatternWarning,
+)
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import DEFAULT_CODEC, CodecArguments, CodecSettings
+from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import NamedTensor, name_parameters, shapes_of
+from gradwire.torch.records.stats import OutgrownResidual
 from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
@@ -113,7 +119,11 @@ class ServerOptimizer(WrappingOptimizer):
         self._link: ServerLink | None = None
         self._loaded_version = 0
         self._steps = 0
-        self._warned = False
+        self._warned = False  # of values that are not finite
+        self._outgrown = 0  # residuals of which it has warned
+        # A server steps the wrapped optimizer; a worker does not.
+        mine = [tensor for _, tensor in self._named] if self.is_server else []
+        self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(self._layout))
 
     # What every rank has ------------------------------------------------------------------------
 
@@ -155,6 +165,7 @@ class ServerOptimizer(WrappingOptimizer):
             servers=self.world_size - self.workers,
             codec=self._settings.text(),
             version=self.version,
+            remarks=self._optimizer_watch.remarks,
         )
 
     # A worker ----------------------------------------------------------------------------------
@@ -175,7 +186,7 @@ class ServerOptimizer(WrappingOptimizer):
         step, self._steps = self._steps, self._steps + 1
         with self._side.link.guard(f"step {step}"):
             self._side.step(step, self.param_groups)
-        self._warn_of_non_finite(f"step {step}")
+        self._warn(f"step {step}")
         return loss
 
     def close(self) -> None:
@@ -205,7 +216,7 @@ class ServerOptimizer(WrappingOptimizer):
         self.connect()
 
         def end_version(version: int) -> None:
-            self._warn_of_non_finite(f"version {version - 1}")
+            self._warn(f"version {version - 1}")
             if on_version is not None:
                 on_version(version)
 
@@ -266,7 +277,12 @@ class ServerOptimizer(WrappingOptimizer):
                 "connect() on every rank before the first forward"
             )
 
-    def _warn_of_non_finite(self, when: str) -> None:
+    def _warn(self, when: str) -> None:
+        found = self._side.exchange.outgrown_residuals
+        for residual in found[self._outgrown :]:
+            text = OutgrownResidual(**residual).describe()
+            warnings.warn(text, OutgrownResidualWarning, stacklevel=3)
+        self._outgrown = len(found)
         where = self._side.exchange.non_finite
         if where is not None and not self._warned:
             self._warned = True

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire._core import Layout
-from gradwire.torch.records.stats import RawTensor, raw_tensors_of, table
+from gradwire.torch.records.stats import OutgrownResidual, RawTensor, notes, raw_tensors_of, table
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
 from gradwire.torch.server.worker_loop import Working
@@ -35,6 +35,8 @@ class ServerStats:
     wire_seconds: float  # the wait for messages, which includes the computation of other ranks
     decode_seconds: float
     raw_tensors: tuple[RawTensor, ...]
+    outgrown_residuals: tuple[OutgrownResidual, ...]  # of this rank, each tensor once
+    remarks: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,7 +69,7 @@ class ServerStats:
             rows.append(
                 ("behind", f"{self.models_sent} times the model, for versions kept no more")
             )
-        return table(rows, self.raw_tensors)
+        return table(rows, self.raw_tensors) + notes(self.remarks)
 
     __str__ = report
 
@@ -81,8 +83,11 @@ def summarize(
     servers: int,
     codec: str,
     version: int,
+    remarks: tuple[str, ...],
 ) -> ServerStats:
+    """`remarks`: beside those that follow from the counters."""
     counted = side.exchange.stats()
+    outgrown = tuple(OutgrownResidual(**found) for found in side.exchange.outgrown_residuals)
     if isinstance(side, Serving):
         push_bytes, pull_bytes = counted["push_bytes_received"], counted["pull_bytes"]
         values = side.part.numel(rank)
@@ -114,4 +119,6 @@ def summarize(
         wire_seconds=0.0 if link is None else link.wire_seconds,
         decode_seconds=counted["decode_seconds"],
         raw_tensors=raw_tensors_of([layout]),
+        outgrown_residuals=outgrown,
+        remarks=(*(found.describe() for found in outgrown), *remarks),
     )
