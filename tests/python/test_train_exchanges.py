@@ -42,6 +42,17 @@ from gradwire.train.settings import SettingsError, TrainSettings
             "cannot run torch:bf16: it needs real ranks",
         ),
         ({"exchange": "one-process", "exclude": ("fc*",)}, "--exclude", "does not go with"),
+        (
+            {"exchange": "one-process:pulls=model", "bandwidth": None},
+            "--exchange",
+            "valid are one-process, one-process:pulls=gradients, one-process:pulls=updates",
+        ),
+        (
+            {"exchange": "one-process:pulls=gradients", "compress": "updates"},
+            "--compress",
+            "goes with gradients; valid for updates is one-process",
+        ),
+        ({"exchange": "server:pulls=gradients"}, "--exchange", "server has no parameters"),
     ],
 )
 def test_exchanges_that_no_run_can_have(change: dict[str, Any], option: str, said: str) -> None:

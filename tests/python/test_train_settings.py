@@ -121,6 +121,8 @@ def test_defaults_follow_from_the_model_and_the_optimizer() -> None:
     assert parsed(optimizer="adam").weight_decay == 0.0
     assert parsed(every=4).compress == "updates"  # local steps
     assert parsed(every=4, exchange="one-process", threads=1).compress == "gradients"
+    hooked = parsed(model="gpt", exchange="one-process:pulls=gradients")
+    assert (hooked.optimizer, hooked.compress, hooked.bandwidth) == ("adamw", "gradients", None)
     served = parsed(model="gpt", exchange="server")
     assert (served.compress, served.clip) == ("gradients", 0.0)
     assert parsed(optimizer="adamw", compress="gradients").compress == "gradients"

@@ -28,7 +28,7 @@ from gradwire.train.network import Bytes, read_interface_bytes
 from gradwire.train.recipes import ACCURACY
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.schedule import learning_rate
-from gradwire.train.settings import ONE_PROCESS, Run, TrainSettings
+from gradwire.train.settings import Run, TrainSettings
 from gradwire.train.strategy import Strategy, seed_dropout
 from gradwire.train.text import Windows
 
@@ -92,10 +92,9 @@ class Trainer:
         interface: str | None,
         device: torch.device,
     ) -> None:
-        one_process = settings.exchange == ONE_PROCESS
-        self._threads = settings.threads if one_process else 1
+        self._threads = settings.threads if settings.is_simulated else 1
         # For evaluations, while all other ranks wait.
-        self._cpus = settings.threads if one_process else len(os.sched_getaffinity(0))
+        self._cpus = settings.threads if settings.is_simulated else len(os.sched_getaffinity(0))
         torch.set_num_threads(self._threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)

@@ -2,9 +2,10 @@
 
 In each step every worker computes the gradient of its own batch. What it pushes through its own
 compressors is this gradient or, with `--compress updates`, the change that its own optimizer makes
-of it. The server averages what arrives. With gradients it steps its optimizer; what is pulled is
-the change of its model. With updates their average itself is pulled. The server encodes once for
-all workers, so one replica stands for the replicas of all.
+of it. The server averages what arrives. With gradients it steps its optimizer, and what is pulled
+is the change of its model; with `one-process:pulls=gradients` the average itself is pulled, and
+every worker steps an equal optimizer by it, as with the hook. With updates their average is pulled.
+The server encodes once for all workers, so one replica stands for the replicas of all.
 
 Batches, codecs, residuals, frames and numbers of bytes are those of a training with servers.
 Nothing is sent, so times say nothing about a network. Tensors of one dimension (batch
@@ -32,7 +33,15 @@ from gradwire.torch.records.exchange_settings import RAW
 from gradwire.torch.records.parameters import split_like
 from gradwire.train import optimizers
 from gradwire.train.rivals import PLAIN_DDP
-from gradwire.train.settings import SGD, UPDATES, SettingsError, TrainSettings, both_ways
+from gradwire.train.settings import (
+    GRADIENTS,
+    SGD,
+    SIMULATED,
+    UPDATES,
+    SettingsError,
+    TrainSettings,
+    both_ways,
+)
 from gradwire.train.strategy import Strategy, seed_dropout
 
 _BATCH_NORM_MOMENTUM = 0.1
@@ -49,6 +58,7 @@ class OneProcess(Strategy):
         self._settings, self._workers, self._step = settings, settings.workers, 0
         self._every = 1 if is_plain else settings.every
         self._sends_updates = settings.compress == UPDATES and not is_plain
+        self._pulls_gradient = SIMULATED[settings.exchange] == GRADIENTS
         self._replica = replica = FlatModel(model, settings.min_numel)
         device = replica.weights.device
         self._gradients = replica.weights.new_zeros(self._workers, replica.weights.numel())
@@ -65,7 +75,7 @@ class OneProcess(Strategy):
             self._pulled = replica.weights.clone()
             stepped = list(zip(self._models, self._gradients, strict=True))
         else:
-            self._server = replica.weights.clone()
+            self._server = replica.weights if self._pulls_gradient else replica.weights.clone()
             self._pulled = replica.weights
             stepped = [(self._server, self._mean)]
         parts = [(replica.parameters(w), replica.parameters(g)) for w, g in stepped]
@@ -133,7 +143,7 @@ class OneProcess(Strategy):
         }
 
     def weights(self) -> list[Tensor]:
-        """Those of the server's model; with updates, which no server keeps, of the replica."""
+        """Those of the server's model; where there is none, of the replica."""
         return self._replica.in_order(self._pulled if self._sends_updates else self._server)
 
     def _step_workers(self) -> None:
@@ -149,10 +159,13 @@ class OneProcess(Strategy):
     def _step_server(self) -> Tensor:
         """Steps the server's model by the average gradient; returns its change."""
         before = self._server.clone()
+        self._step_by_average()
+        return self._server - before
+
+    def _step_by_average(self) -> None:
         if self._clip > 0.0:
             optimizers.clip([self._mean], self._mean.norm().item(), self._clip)
         self.optimizer.step()
-        return self._server - before
 
     def _changes(self) -> Tensor:
         """What the workers' optimizers have changed, a row for each worker, corrected for the
@@ -189,6 +202,19 @@ class OneProcess(Strategy):
             for push, values in zip(self._pushes, sent, strict=True)
         ]
         self._mean.div_(self._workers)
+        pulled = self._pull_gradient() if self._pulls_gradient else self._pull_change()
+        return np.array([np.mean(pushed, axis=0), pulled]) + np.array([beside, 0])
+
+    def _pull_gradient(self) -> tuple[int, int]:
+        """Every worker steps by the average as it arrives. Returns the bytes of the pull."""
+        average = self._mean.clone()
+        self._mean.zero_()
+        pulled = self._pull.transmit(average, self._step, self._mean)
+        self._step_by_average()
+        return pulled
+
+    def _pull_change(self) -> tuple[int, int]:
+        """Every worker adds the change as it arrives. Returns the bytes of the pull."""
         change = self._mean if self._sends_updates else self._step_server()
         result = torch.zeros_like(self._pulled)
         pulled = self._pull.transmit(change, self._step, result)
@@ -198,7 +224,7 @@ class OneProcess(Strategy):
         if self._sends_updates:
             self._models.copy_(self._pulled)
             self._replica.weights.copy_(self._pulled)
-        return np.array([np.mean(pushed, axis=0), pulled]) + np.array([beside, 0])
+        return pulled
 
 
 class FlatModel:

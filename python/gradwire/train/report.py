@@ -40,8 +40,6 @@ from gradwire.train.recipes import Metric
 from gradwire.train.records import RankRecord
 from gradwire.train.rivals import is_rival
 from gradwire.train.settings import (
-    ONE_PROCESS,
-    SERVED,
     SERVER,
     TrainSettings,
     format_bandwidth,
@@ -181,7 +179,7 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
 def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> float:
     """How many values a worker pushes in a step; it pulls as many. Without servers, a rank does not
     push the values that it owns."""
-    if settings.exchange == ONE_PROCESS or (settings.exchange == SERVER and not is_rival(codec)):
+    if settings.is_simulated or (settings.exchange == SERVER and not is_rival(codec)):
         return parameters
     return parameters * (settings.workers - 1) / settings.workers
 
@@ -295,7 +293,7 @@ def table(report: Report) -> Table:
 
 def footnotes(report: Report) -> list[str]:
     """Notes that a reader of the table needs."""
-    served = report.settings.exchange in SERVED
+    served = report.settings.exchange == SERVER or report.settings.is_simulated
     notes = [
         f"MB: what a worker sent{' (pulled: received)' * served}, mean of all. bits: of a value. "
         "ratio: float32 bytes / bytes sent, all inclusive."
@@ -317,7 +315,7 @@ def footnotes(report: Report) -> list[str]:
         )
     notes += _devices(report)
     computed = [codec for codec in report.by_codec() if is_rival(codec)]
-    if computed and report.settings.exchange != ONE_PROCESS:
+    if computed and not report.settings.is_simulated:
         notes.append(
             f"{', '.join(computed)}: MB, bits and ratio are computed for a ring all-reduce of what "
             "PyTorch's hook sends."

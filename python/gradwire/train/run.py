@@ -84,7 +84,7 @@ def train_under_torchrun(
     from gradwire.torch.link.errors import CommunicationError
 
     try:
-        if chosen.exchange == settings.ONE_PROCESS:
+        if chosen.is_simulated:
             raise settings.SettingsError("--exchange", f"{chosen.exchange} goes without torchrun")
         chosen = replace(chosen, workers=world - (chosen.ranks - chosen.workers), bandwidth=None)
         settings.check(chosen)
@@ -106,7 +106,7 @@ def train_under_torchrun(
 
 def _conditions(chosen: TrainSettings) -> report.Conditions:
     """The links of a training on this machine, shaped if this is needed and possible."""
-    if chosen.exchange == settings.ONE_PROCESS:
+    if chosen.is_simulated:
         note = "none: nothing is sent, times are those of the computation"
     elif chosen.bandwidth is None:
         note = "loopback, no limit asked for"

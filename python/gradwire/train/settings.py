@@ -28,7 +28,6 @@ SERVER = "server"
 SHARDED_OPTIMIZER = "sharded-optimizer"
 ONE_PROCESS = "one-process"
 ON_DEVICE = (*(name for name in HOOKED if not HOOKED[name]["adds_trits"]), ONE_PROCESS)
-SERVED = (SERVER, ONE_PROCESS)  # a server steps, and workers pull what it sends
 EXCHANGES = (*HOOKED, SERVER, SHARDED_OPTIMIZER, ONE_PROCESS)
 
 # The exchanges in which codecs can be chosen at run time: `auto`.
@@ -42,6 +41,10 @@ BETAS = (0.9, 0.99)  # of Adam; a short training forgets its first gradients soo
 WEIGHT_DECAY = {SGD: 1e-4, ADAM: 0.0, ADAMW: 0.1}
 SCHEDULES = ("cosine", "poly", "constant")
 GRADIENTS, UPDATES = COMPRESSED = ("gradients", "updates")
+
+# The exchanges that one process simulates, and what the workers pull when they push gradients: the
+# change of a server's model, or the average gradient, which they step themselves (as the hook).
+SIMULATED = {ONE_PROCESS: UPDATES} | {f"{ONE_PROCESS}:pulls={what}": what for what in COMPRESSED}
 
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
@@ -81,7 +84,7 @@ _EVAL_EVERY_HELP = "Steps between evaluations; default: about a tenth of all."
 _EXCHANGE_HELP = (
     f"{', '.join(EXCHANGES)}, some with parameters, such as hierarchical:ranks=2; for every codec "
     f"but ddp. With {ONE_PROCESS}, one process simulates all workers and their server, and nothing "
-    "is sent."
+    "is sent; workers pull the change of its model, or with :pulls=gradients the average gradient."
 )
 _EVERY_HELP = "Steps from one exchange to the next; workers step alone between."
 _SERVERS_HELP = f"With --exchange {SERVER}: processes that hold the model."
@@ -192,9 +195,14 @@ class TrainSettings:
         return run.codec if self.seeds == 1 else f"{run.codec} seed {run.seed}"
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether one process simulates all workers."""
+        return self.exchange in SIMULATED
+
+    @property
     def worker_ranks(self) -> int:
         """Number of worker processes: one for each worker, or one for all workers."""
-        return 1 if self.exchange == ONE_PROCESS else self.workers
+        return 1 if self.is_simulated else self.workers
 
     @property
     def ranks(self) -> int:
@@ -236,7 +244,7 @@ def from_options(given: dict[str, Any]) -> TrainSettings:
         if name in values:
             values[name] = tuple(values[name])
     values["rules"] = tuple(parse_rule(rule) for rule in values.get("rules", ()))
-    usual = "none" if values.get("exchange") == ONE_PROCESS else BANDWIDTHS[0]
+    usual = "none" if values.get("exchange") in SIMULATED else BANDWIDTHS[0]
     values["bandwidth"] = parse_bandwidth(values.get("bandwidth", usual))
     chosen = TrainSettings(**_defaults(values) | values)
     check(chosen)
@@ -249,8 +257,9 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     optimizer = values.get("optimizer", recipe.optimizer)
     exchange, every, steps = values["exchange"], values["every"], values["steps"]
     keeps_gradients = exchange in (SERVER, SHARDED_OPTIMIZER)
-    sums_gradients = keeps_gradients or exchange == ONE_PROCESS
-    updates = (optimizer != SGD and not keeps_gradients) or (every > 1 and not sums_gradients)
+    sums_gradients = keeps_gradients or exchange in SIMULATED
+    steps_gradients = keeps_gradients or SIMULATED.get(exchange) == GRADIENTS
+    updates = (optimizer != SGD and not steps_gradients) or (every > 1 and not sums_gradients)
     return {
         "data": recipe.data[0],
         "batch": recipe.batch,
@@ -261,7 +270,7 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
         "weight_decay": WEIGHT_DECAY.get(optimizer, 0.0),
         "warmup": steps // 20,
         "clip": 0.0 if keeps_gradients else recipe.clip,
-        "threads": len(os.sched_getaffinity(0)) if exchange == ONE_PROCESS else 1,
+        "threads": len(os.sched_getaffinity(0)) if exchange in SIMULATED else 1,
         "eval_every": default_eval_every(steps, every),
     }
 
@@ -386,9 +395,16 @@ def _check_exchange(settings: TrainSettings) -> None:
             raise SettingsError(
                 "--exchange", f"{settings.workers} workers cannot be on machines of {ranks}"
             )
+    elif exchange.partition(":")[0] == ONE_PROCESS:
+        if exchange not in SIMULATED:
+            valid = f"'{exchange}' is no exchange; valid are {', '.join(SIMULATED)}"
+            raise SettingsError("--exchange", valid)
+        if SIMULATED[exchange] == GRADIENTS != settings.compress:
+            goes = f"{exchange} goes with {GRADIENTS}; valid for {UPDATES} is {ONE_PROCESS}"
+            raise SettingsError("--compress", goes)
     elif exchange not in EXCHANGES:
         raise SettingsError("--exchange", f"{exchange.partition(':')[0]} has no parameters")
-    if not hooked and exchange != ONE_PROCESS:
+    if not hooked and not settings.is_simulated:
         _refuse(settings, f"{exchange} exchanges in every step", "every")
     for name, steps in (("--steps", settings.steps), ("--eval-every", settings.eval_every)):
         if steps % every:
@@ -417,7 +433,7 @@ def _check_exchange(settings: TrainSettings) -> None:
         listed = gradwire.codecs()
         added = [codec["name"] for codec in listed if codec["shares_scales"] or codec["lossless"]]
         codecs = (*added, *RIVALS)
-    elif exchange == ONE_PROCESS:
+    elif settings.is_simulated:
         _refuse(settings, f"does not go with --exchange {ONE_PROCESS}", "rules", "exclude")
         for codec in settings.codecs:
             if is_rival(codec) and codec != PLAIN_DDP:
@@ -427,7 +443,7 @@ def _check_exchange(settings: TrainSettings) -> None:
             raise SettingsError("--bandwidth", f"{exchange} sends nothing; valid is none")
     chosen = [part for codec in settings.codecs for part in codec.split("/", 1)]
     chosen += [rule.codec for rule in settings.rules]
-    if exchange not in CHOOSING and any(map(is_goal, chosen)):
+    if exchange.partition(":")[0] not in CHOOSING and any(map(is_goal, chosen)):
         raise SettingsError("--codec", f"auto goes with --exchange {', '.join(CHOOSING)}")
     for codec in settings.codecs:
         if is_rival(codec):
@@ -445,7 +461,7 @@ def _check_device(settings: TrainSettings) -> None:
         raise SettingsError(
             "--device", f"unknown device '{device}'; valid are {', '.join(DEVICES)} (K: a number)"
         )
-    if not is_cuda(device) or settings.exchange == ONE_PROCESS:
+    if not is_cuda(device) or settings.is_simulated:
         return
     if settings.exchange.partition(":")[0] not in ON_DEVICE:
         raise SettingsError(

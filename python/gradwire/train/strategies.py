@@ -24,7 +24,6 @@ from gradwire.train import optimizers, rivals
 from gradwire.train.one_process import OneProcess
 from gradwire.train.rivals import is_rival
 from gradwire.train.settings import (
-    ONE_PROCESS,
     SERVER,
     SHARDED_OPTIMIZER,
     UPDATES,
@@ -70,7 +69,7 @@ def choose(
     model: nn.Module, codec: str, settings: TrainSettings, workers: dist.ProcessGroup
 ) -> Strategy:
     """The strategy of a worker in a run of `codec`."""
-    if settings.exchange == ONE_PROCESS:
+    if settings.is_simulated:
         return OneProcess(model, codec, settings)
     local, clip = _local_optimizer(model, settings), settings.clip
     if is_rival(codec):
