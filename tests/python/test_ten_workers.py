@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -351,6 +352,17 @@ def test_a_run_ends_when_it_reached_its_goal(images: Images) -> None:
     usual = {"steps": 6, "eval_every": 2}
     assert len(simulate(images, "raw", until=0.01, **usual).losses) == 2
     assert len(simulate(images, "raw", until=1.0, **usual).losses) == 6
+
+
+def test_evaluations_take_no_training_time(images: Images) -> None:
+    def evaluate(*arguments: Any) -> float:
+        time.sleep(0.5)
+        return 0.5
+
+    with mock.patch.object(Trainer, "_value", evaluate):
+        record = simulate(images, "raw", eval_every=1)
+    assert len(record.evaluations) == 4
+    assert record.evaluations[-1].seconds <= record.seconds < 4 * 0.5
 
 
 @pytest.mark.usefixtures("_in_this_process")

@@ -99,18 +99,58 @@ def test_rivals_have_computed_bytes_and_tell_no_time_on_the_wire() -> None:
     assert "torch:bf16: MB, bits and ratio are computed for a ring all-reduce" in printed(made)
 
 
+def rows(text: str) -> dict[str, list[str]]:
+    """The cells of each line, by the first."""
+    return {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+
+
 def test_the_time_to_a_goal() -> None:
     settings = replace(SETTINGS, codecs=("3lc",), until=0.6)
     raw, small = records()
     small[0].evaluations = [Evaluation(2, 1.0, 0.4), Evaluation(4, 2.0, 0.5)]
     made = assemble(settings, PARAMETERS, SHAPED, [raw, small])
-    assert [made.time_to(result) for result in made.results] == [8.0, None]
-    assert [one["seconds_to_until"] for one in made.to_json({})["results"]] == [8.0, None]
-    lines = {line.split()[0]: line.split() for line in printed(made).splitlines() if line.strip()}
-    assert (lines["raw"][-1], lines["3lc"][-1]) == ("8.0", "-")
+    assert [made.time_to_goal(result) for result in made.results] == [8.0, None]
+    document = made.to_json({})
+    assert document["goal"] == 0.6
+    assert [one["seconds_to_goal"] for one in document["results"]] == [8.0, None]
+    text = printed(made)
+    assert "s to 60.00%: " in text
+    assert "Not reached by 3lc." in text
+    assert (rows(text)["raw"][4], rows(text)["3lc"][4]) == ("8.0", "-")
     assert made.settings.metric.reached(0.6, 0.6)
     assert not replace(settings, data="text").metric.reached(0.7, 0.6)  # a loss
     assert replace(settings, data="text").metric.reached(0.5, 0.6)
+
+
+def test_the_goal_is_just_worse_than_the_first_codec() -> None:
+    raw, small = records()
+    small[0].evaluations = [Evaluation(2, 1.0, 0.7449), Evaluation(4, 2.0, 0.7451)]
+    made = assemble(SETTINGS, PARAMETERS, SHAPED, [raw, small])
+    assert made.goal == pytest.approx(0.75 - 0.005)
+    assert [made.time_to_goal(result) for result in made.results] == [8.0, 2.0]
+    text = printed(made)
+    assert "evaluations not counted" in text
+    assert "0.5 points worse than raw at its end." in text
+    assert "Not reached" not in text
+    loss = assemble(replace(SETTINGS, model="gpt", data="text"), PARAMETERS, SHAPED, [raw, small])
+    assert loss.goal == pytest.approx(0.75 + 0.02)
+    assert "0.02 nats worse than raw" in printed(loss)
+
+
+def test_without_a_run_of_the_first_codec_there_is_no_goal() -> None:
+    made = assemble(SETTINGS, PARAMETERS, SHAPED, seeds([None]))
+    assert made.goal is None
+    assert made.to_json({})["results"][0]["seconds_to_goal"] is None
+    assert "s to" not in printed(made)
+
+
+def test_the_time_to_a_goal_is_a_mean_if_every_seed_reached_it() -> None:
+    settings = replace(SETTINGS, codecs=("3lc",), seeds=2)
+    some = assemble(settings, PARAMETERS, SHAPED, seeds([0.5, 0.75]))
+    assert [some.time_to_goal(result) for result in some.results] == [None, 3.0]
+    assert rows(printed(some))["3lc"][5] == "-"
+    both = assemble(settings, PARAMETERS, SHAPED, seeds([0.75, 0.75]))
+    assert rows(printed(both))["3lc"][5] == "2.5"
 
 
 def test_servers_carry_what_all_workers_push() -> None:
@@ -157,9 +197,8 @@ def printed(shown: Report) -> str:
 def test_the_table() -> None:
     large = [replace(r, codec="3lc:s=1.00", seconds=2345.6) for r in records()[0]]
     text = printed(assemble(SETTINGS, PARAMETERS, SHAPED, [*records(), large]))
-    lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
-    assert lines["3lc"] == [
-        *("3lc", "75.00%", "2.0", "4.00", "0.001", "0.000", "2.40", "0.800", "19.8", "0.010"),
+    assert rows(text)["3lc"] == [
+        *("3lc", "75.00%", "2.0", "4.00", "2.0", "0.001", "2.40", "0.800", "19.8", "0.010"),
     ]
     assert "wall" in text
     assert "modelled" not in text.lower()

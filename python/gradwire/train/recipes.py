@@ -12,7 +12,8 @@ from dataclasses import dataclass
 class Metric:
     """What an evaluation measures on data that were not trained on.
 
-    name: in JSON. title: for people. unit: of `scale` times a value, in plots.
+    name: in JSON. title: for people. unit: of `scale` times a value, in plots. margin: how much
+    worse than a reference a value may be, and count as having come to it.
     """
 
     name: str
@@ -21,6 +22,11 @@ class Metric:
     scale: float
     higher_is_better: bool
     form: str  # of str.format
+    margin: float
+
+    def near(self, value: float) -> float:
+        """The goal that is the margin worse than the value."""
+        return value - self.margin if self.higher_is_better else value + self.margin
 
     def text(self, value: float) -> str:
         return self.form.format(value)
@@ -32,9 +38,17 @@ class Metric:
         return value >= goal if self.higher_is_better else value <= goal
 
 
-ACCURACY = Metric("accuracy", "test accuracy", "%", 100.0, higher_is_better=True, form="{:.2%}")
+ACCURACY = Metric(
+    "accuracy", "test accuracy", "%", 100.0, higher_is_better=True, form="{:.2%}", margin=0.005
+)
 LOSS = Metric(
-    "held_out_loss", "held-out loss", "nats a byte", 1.0, higher_is_better=False, form="{:.4f}"
+    "held_out_loss",
+    "held-out loss",
+    "nats a byte",
+    1.0,
+    higher_is_better=False,
+    form="{:.4f}",
+    margin=0.02,
 )
 
 TEXT = "text"

@@ -118,10 +118,19 @@ class Report:
         )
         return first / own if first and own else None
 
-    def time_to(self, result: RunResult) -> float | None:
-        """Seconds until the first evaluation that reached settings.until; None: none did."""
-        metric, until = self.settings.metric, self.settings.until
-        reached = (e["seconds"] for e in result.evaluations if metric.reached(e["value"], until))
+    @property
+    def goal(self) -> float | None:
+        """settings.until, or else what is just worse (Metric.near) than the first codec at its
+        end, the mean of the runs that did not diverge; None: all of them did."""
+        if self.settings.until is not None:
+            return self.settings.until
+        first = mean_of(self.by_codec()[self.results[0].codec], lambda result: result.final)
+        return None if first is None else self.settings.metric.near(first)
+
+    def time_to_goal(self, result: RunResult) -> float | None:
+        """Seconds of training until the first evaluation that reached the goal; None: none did."""
+        metric, goal = self.settings.metric, self.goal
+        reached = (e["seconds"] for e in result.evaluations if metric.reached(e["value"], goal))
         return next(reached, None)
 
     def to_json(self, machine: dict[str, Any]) -> dict[str, Any]:
@@ -136,9 +145,13 @@ class Report:
             "metric": self.settings.metric.name,
             "times": "modelled" if self.conditions.modelled else "measured",
             "links": {"bandwidth": bandwidth, **asdict(self.conditions)},
+            "goal": self.goal,
             "results": [
                 asdict(result)
-                | {"speedup": self.speedup(result.codec), "seconds_to_until": self.time_to(result)}
+                | {
+                    "speedup": self.speedup(result.codec),
+                    "seconds_to_goal": self.time_to_goal(result),
+                }
                 for result in self.results
             ],
         }
@@ -273,14 +286,15 @@ def table(report: Report) -> Table:
             lambda seconds: "-" if seconds is None else f"{seconds:.1f}", lambda r: r.seconds
         ),
         "speed-\nup": lambda results: _ratio(report.speedup(results[0].codec)),
-        "pushed\nMB": mean(_megabytes, lambda r: r.push_bytes),
-        "pulled\nMB": mean(_megabytes, lambda r: r.pull_bytes),
+    }
+    if (goal := report.goal) is not None:
+        columns[f"s to\n{metric.text(goal)}"] = lambda results: _time_to_goal(report, results)
+    columns |= {
+        "\nMB": mean(_megabytes, _sent_bytes),
         "bits\npush": mean(_number, lambda r: r.push_bits_per_value),
         "bits\npull": mean(_number, lambda r: r.pull_bits_per_value),
         "\nratio": mean(_number, lambda r: r.ratio),
     }
-    if (until := report.settings.until) is not None:
-        columns[f"s to\n{metric.text(until)}"] = lambda results: _time_to(report, results)
     if _has_links(report):
         columns["link\nMB"] = mean(_megabytes, lambda r: r.link.sent if r.link else None)
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
@@ -293,13 +307,14 @@ def table(report: Report) -> Table:
 
 def footnotes(report: Report) -> list[str]:
     """Notes that a reader of the table needs."""
-    served = report.settings.exchange == SERVER or report.settings.is_simulated
     notes = [
-        f"MB: what a worker sent{' (pulled: received)' * served}, mean of all. bits: of a value. "
-        "ratio: float32 bytes / bytes sent, all inclusive."
-        + " link: what its network interface counted, with every header."
+        "MB: what a worker pushed and pulled, mean of all. bits: of a value. ratio: float32 bytes "
+        "/ bytes sent, all inclusive."
+        + " link: what its network interface sent, with every header."
         * _has_links(report)
     ]
+    if report.goal is not None:
+        notes.append(_goal_note(report, report.goal))
     notes += [
         f"{result.codec}, seed {result.seed}: DIVERGED in step {result.diverged} (a smaller --lr "
         f"may help, now {report.settings.learning_rate:g})."
@@ -382,19 +397,42 @@ def _spread(metric: Metric, results: Results) -> str:
     return metric.text((max(values) - min(values)) / 2) if values else "-"
 
 
+def _goal_note(report: Report, goal: float) -> str:
+    """What the goal is, and how finely the time to it is known."""
+    settings, metric = report.settings, report.settings.metric
+    of = ""
+    if settings.until is None:
+        margin = f"{metric.scale * metric.margin:g} {'points' if metric.unit == '%' else 'nats'}"
+        of = f", {margin} worse than {report.results[0].codec} at its end"
+    note = (
+        f"s to {metric.text(goal)}: seconds of training, evaluations not counted, until the "
+        f"first evaluation (every {settings.eval_every} steps) that reached this{of}."
+    )
+    missing = [result.codec for result in report.results if report.time_to_goal(result) is None]
+    if missing:
+        note += f" Not reached by {', '.join(dict.fromkeys(missing))}."
+    return note
+
+
 def _has_links(report: Report) -> bool:
-    """Whether the table has a column for links; beside others it has no room."""
-    has_room = report.settings.seeds == 1 and report.settings.until is None
-    return has_room and any(result.link is not None for result in report.results)
+    """Whether the table has a column for links; beside that of the spread it has no room."""
+    alone = report.settings.seeds == 1
+    return alone and any(result.link is not None for result in report.results)
+
+
+def _sent_bytes(result: RunResult) -> float | None:
+    if result.push_bytes is None or result.pull_bytes is None:
+        return None
+    return result.push_bytes + result.pull_bytes
 
 
 def _megabytes(count: float | None) -> str:
     return "-" if count is None else _number(count / 1e6)
 
 
-def _time_to(report: Report, results: Results) -> str:
-    """The mean time to the metric that --until gives, if every run reached it."""
-    times = [time for result in results if (time := report.time_to(result)) is not None]
+def _time_to_goal(report: Report, results: Results) -> str:
+    """The mean time to the goal, if every run reached it."""
+    times = [time for result in results if (time := report.time_to_goal(result)) is not None]
     return f"{fmean(times):.1f}" if len(times) == len(results) else "-"
 
 
