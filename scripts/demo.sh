@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Shows gradwire's main use, from a fresh clone to a table: sets up what is missing, and then trains
-# LeNet on Fashion-MNIST with 4 workers, each on a 10 Mbit/s link, once with each of raw, bf16,
-# 3lc:s=1.00 and 3lc:s=1.75. After the set-up it takes less than 5 minutes on 2 cores. Writes
-# results/demo/report.json and accuracy.png, loss.png, bits.png beside it. The links need root;
-# without it the times are modelled.
+# Shows gradwire's main use, from a fresh clone to a picture: sets up what is missing, and then
+# trains LeNet on Fashion-MNIST with 4 workers, each on a 10 Mbit/s link, four times: with plain
+# DDP, with PyTorch's hooks bf16 and PowerSGD, and with gradwire's recommended codec. After the
+# set-up it takes less than 6 minutes on 2 cores. Prints the table of times and accuracies; writes
+# results/demo/report.json, accuracy.png (accuracy over time) and other pictures beside it. The
+# links need root; without it the times are modelled.
 #
 # Usage: scripts/demo.sh [OPTION...]
-#   OPTION   for `gradwire train`, overrides the demo's options (such as --steps 100, --codec raw)
+#   OPTION   for `gradwire train`, overrides the demo's options (such as --steps 100, --seed 1)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,5 +16,10 @@ case ${1:-} in
 esac
 
 scripts/setup.sh --demo
+# PowerSGD: of the ranks 1, 2, 4 and 8 it is 4 that reaches the accuracy first. PyTorch's start=1000
+# would leave it out of so short a training.
 exec .venv/bin/gradwire train --workers 4 --bandwidth 10mbit --model lenet --data fashion-mnist \
-  --steps 450 --json results/demo/report.json --plots results/demo "$@"
+  --batch 64 --lr 0.02 --steps 360 --eval-every 20 \
+  --codec ddp --codec torch:bf16 --codec torch:powersgd:rank=4,start=2 \
+  --codec 3lc:s=1.00,coder=rice \
+  --json results/demo/report.json --plots results/demo "$@"

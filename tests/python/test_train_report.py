@@ -310,9 +310,12 @@ def test_plots(tmp_path: Path) -> None:
         assert min(struct.unpack(">II", head[16:])) >= 700
 
     (axes,) = plots.draw_metric(shown).axes
-    assert [np.asarray(line.get_xdata())[-1] for line in axes.get_lines()] == [
+    *lines, goal = axes.get_lines()
+    assert [np.asarray(line.get_xdata())[-1] for line in lines] == [
         pytest.approx(result.seconds) for result in shown.results
     ]
+    assert np.asarray(goal.get_ydata()).tolist() == pytest.approx([74.5, 74.5])
+    assert [text.get_text() for text in axes.texts] == ["74.50%"]
     assert axes.get_xlabel() == "training time, modelled (s)"
 
     (axes,) = plots.draw_metric_of_steps(shown).axes
@@ -335,7 +338,7 @@ def test_plots_of_seeds_and_of_a_run_that_diverged(tmp_path: Path) -> None:
     names = [path.name for path in plots.write(shown, tmp_path)]
     assert names == ["held_out_loss.png", "held_out_loss_of_steps.png", "loss.png", "bits.png"]
     (axes,) = plots.draw_metric(shown).axes
-    assert len(axes.get_lines()) == 3
+    assert len(axes.get_lines()) == 3 + 1  # the goal
     assert axes.get_ylabel() == "held-out loss (nats a byte)"
     legend = axes.get_legend()
     assert legend is not None

@@ -118,6 +118,15 @@ def test_rivals_train_as_pytorch_has_them(folder: Path, cluster: Cluster) -> Non
     assert power_sgd[2:] == pytest.approx([32 * sent / 61_706] * 4)
 
 
+def test_power_sgd_trains_a_model_of_several_buckets(folder: Path, cluster: Cluster) -> None:
+    """With DDP's own buckets, Gloo aborts the ranks of a model above 1 MB, such as mlp."""
+    options = ["--model", "mlp", "--width", "512", "--batch", "2", "--data-dir", str(folder)]
+    options += ["--steps", "12", "--eval-every", "12", "--codec", "torch:powersgd:rank=1,start=2"]
+    (trained,) = train_in(cluster, 4, options).json["results"]
+    assert trained["replicas_identical"]
+    assert len(trained["loss"]) == 12
+
+
 def test_every_codec_trains(folder: Path, cluster: Cluster) -> None:
     options = ["--batch", "8", "--steps", "2", "--eval-every", "2", "--data-dir", str(folder)]
     options += [word for codec in CODECS for word in ("--codec", codec)]

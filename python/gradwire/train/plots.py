@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from gradwire.train.report import Report, RunResult, mean_of
 from gradwire.train.results import Series, Task
@@ -63,9 +64,20 @@ def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[Pat
 
 
 def draw_metric(report: Report) -> Figure:
-    """Over time."""
+    """Over time, on a logarithmic scale, with a line at the goal."""
     kind = "modelled" if report.conditions.modelled else "measured"
-    return _draw_metric(report, "seconds", f"training time, {kind} (s)")
+    figure = _draw_metric(report, "seconds", f"training time, {kind} (s)")
+    (axes,) = figure.axes
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
+    axes.xaxis.set_minor_formatter("")
+    if report.goal is not None:
+        goal = report.settings.metric.scale * report.goal
+        axes.axhline(goal, color="#666666", linewidth=1)
+        name = report.settings.metric.text(report.goal)
+        axes.annotate(name, (0.005, goal), xycoords=("axes fraction", "data"), va="bottom")
+    return figure
 
 
 def draw_metric_of_steps(report: Report) -> Figure:

@@ -22,6 +22,8 @@ from gradwire.train.models import parameter_count
 from gradwire.train.rivals import BF16, FP16, POWERSGD, Rival
 from gradwire.train.strategy import Strategy
 
+_ONE_BUCKET_MB = 2.0**20
+
 _HOOKS: dict[str, Callable[[Any, Any], torch.futures.Future[torch.Tensor]]] = {
     # DDP refuses bf16_compress_hook by its name without NCCL, although Gloo sums bfloat16, too.
     BF16: lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket),
@@ -30,13 +32,16 @@ _HOOKS: dict[str, Callable[[Any, Any], torch.futures.Future[torch.Tensor]]] = {
 
 
 def distribute(
-    model: nn.Module, workers: dist.ProcessGroup | None = None
+    model: nn.Module, workers: dist.ProcessGroup | None = None, bucket_mb: float | None = None
 ) -> DistributedDataParallel:
     """DDP in which every rank keeps the batch norm statistics of its own batches. PyTorch 2.13
-    renames the option."""
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
-        return DistributedDataParallel(model, process_group=workers, forward_sync_buffers=False)
-    return DistributedDataParallel(model, process_group=workers, broadcast_buffers=False)
+    renames the option. bucket_mb: size of a bucket; None: DDP's own."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {sync: False}
+    if bucket_mb is not None:
+        options["bucket_cap_mb"] = bucket_mb
+    return DistributedDataParallel(model, process_group=workers, **options)
 
 
 class TorchDdp(Strategy):
@@ -50,7 +55,10 @@ class TorchDdp(Strategy):
         workers: dist.ProcessGroup,
         clip: float,
     ) -> None:
-        forward = distribute(model, workers)
+        # PowerSGD reduces a bucket twice, the second time when the first result is there. Ranks
+        # that do so with several buckets at a time differ in the order, and Gloo aborts them.
+        bucket_mb = _ONE_BUCKET_MB if rival.name == POWERSGD else None
+        forward = distribute(model, workers, bucket_mb)
         super().__init__(model, optimizer, forward=forward, clip=clip)
         self._values = parameter_count(model)
         self._value_bytes = 2 if rival.name in _HOOKS else 4
