@@ -23,7 +23,10 @@ struct GRADWIRE_EXPORT AutoGoal {
 
   Kind kind = Kind::kBits;
   float limit = 0;
-  uint32_t every = 100;  // steps from one decision to the next
+  uint32_t every = 50;  // steps from one decision to the next
+  // Candidates of 3lc with s above 1 are tried up to this one. They send less than any other, and
+  // what a step owes is sent many steps later (docs/auto.md).
+  float largest_s = 1.0f;
   ResidualType residual = ResidualType::kFloat32;
 
   // Whether a codec's text is such a goal: "auto", or "auto:...".
@@ -101,15 +104,7 @@ struct CodecChoice {
 // the convex hull of each tensor's candidates. Each rank gets the same choice from the same trials:
 // doubles are added in a fixed order, and ties go to the tensor that comes first. If no choice
 // keeps the limit, the nearest is returned.
-//
-// steps: so far. Until residuals have settled, candidates whose Codec::scale_growth exceeds that of
-// the first candidate (3lc with s above 1) are left out: Adam's first updates are all equally
-// large, so that such a codec would send all of them too large. A small budget is kept only after
-// that.
-//
-// correction: the bits that flowed divided by the bits that trials had predicted.
 [[nodiscard]] GRADWIRE_EXPORT CodecChoice choose_codecs(const AutoGoal& goal,
-                                                        std::span<const TensorTrials> tensors,
-                                                        uint64_t steps, double correction = 1.0);
+                                                        std::span<const TensorTrials> tensors);
 
 }  // namespace gradwire

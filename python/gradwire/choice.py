@@ -6,6 +6,7 @@ anew from *rows*: what each candidate makes of a tensor (`AutoGoal.try_candidate
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,9 +18,12 @@ import numpy.typing as npt
 from gradwire._core import AutoGoal, GradwireError
 
 Row = npt.NDArray[np.float64]
-_FLOWING, _FIRST_TRIAL = 2, 3  # places in a row
+_VALUES, _FLOWING = 0, 2  # places in a row
 
 _SLACK = 1.1  # trials predict no better than this
+_NEWEST = 0.5  # share of the newest measurement in the mean, as gradients differ from step to step
+_PAYBACK = 2  # periods of a goal in which bits above the budget are saved again, or spent below it
+_MOST_PAYBACK = 0.5  # of the budget
 
 
 class LimitWarning(RuntimeWarning):
@@ -38,7 +42,6 @@ class ChosenTensor:
     codec: str
     bits: float
     error: float
-    bytes: float  # as the trials predicted, to be compared with those that flow
 
 
 class Chooser:
@@ -54,24 +57,31 @@ class Chooser:
         self.decisions = 0
         self.bits = 0.0  # a value, as the last decision predicts them
         self.error = 0.0
-        self._correction = 1.0
+        self._rows: dict[str, Row] = {}  # moving averages
+        self._correction = 1.0  # bits that flow / bits that trials predict
+        self._steps = 0  # at the last decision that knew what flowed
+        self._overspent = 0.0  # bits a value beyond the budget, summed over steps
         self._accepted = False  # the limit could be kept once, or nearly
         self._warned = False
 
     def begin(self, rows: Mapping[str, Row], steps: int) -> bool:
         """Chooses for new tensors from their inputs alone, as `decide`."""
-        return self._choose({name: row for name, row in rows.items() if row[0] > 0}, steps)
+        return self._choose({name: row for name, row in rows.items() if row[_VALUES] > 0}, steps)
 
     def decide(self, rows: Mapping[str, Row], steps: int) -> bool:
         """Chooses for the tensors in `rows`; returns whether a codec changed.
 
         steps: compressed steps so far. Rows without values (nothing was measured, or it was not
         finite) change nothing. Raises GradwireError saying what is possible if the limit can't be
-        kept: at once for an error; for a budget when residuals have settled. Later it warns once.
+        kept: at once for an error; for a budget when residuals have settled. If it was kept once,
+        a LimitWarning says so once.
         """
-        measured = {name: row for name, row in rows.items() if row[0] > 0}
-        self._correct(measured)
-        changed = self._choose(measured, steps)
+        measured = {name: row for name, row in rows.items() if row[_VALUES] > 0}
+        self._account(measured, steps)
+        for name, row in measured.items():
+            before = self._rows.get(name, row)
+            self._rows[name] = before + _NEWEST * (row - before)
+        changed = self._choose({name: self._rows[name] for name in measured}, steps)
         self.decisions += bool(measured)
         return changed
 
@@ -79,23 +89,19 @@ class Chooser:
         if not measured:
             return False
         rows = [row.tolist() for row in measured.values()]
-        choice = self.goal.choose(rows, steps, self._correction)
+        correction = self._correction if self.goal.limits_bits else 1.0
+        choice = self.goal.choose(rows, self._limit_now() / correction)
         is_settled = not self.goal.limits_bits or self.goal.is_settled(steps)
-        if is_settled and not choice["within"]:
+        if is_settled and choice["possible"] > _SLACK * self.goal.limit:
             self._report(choice["possible"])
         self._accepted |= is_settled
-        self.bits, self.error = choice["bits"], choice["error"]
+        self.bits, self.error = correction * choice["bits"], choice["error"]
         changed = False
-        for (name, row), tensor in zip(measured.items(), choice["tensors"], strict=True):
+        for name, tensor in zip(measured, choice["tensors"], strict=True):
             codec = self.candidates[tensor["candidate"]]
             changed |= name not in self.tensors or self.tensors[name].codec != codec
-            self.tensors[name] = ChosenTensor(
-                name,
-                codec,
-                tensor["bits"],
-                tensor["error"],
-                float(row[_FIRST_TRIAL + 2 * tensor["candidate"]]),
-            )
+            bits = correction * tensor["bits"]
+            self.tensors[name] = ChosenTensor(name, codec, bits, tensor["error"])
         return changed
 
     def state_dict(self) -> dict[str, Any]:
@@ -106,6 +112,9 @@ class Chooser:
             "bits": self.bits,
             "error": self.error,
             "correction": self._correction,
+            "rows": {name: row.tolist() for name, row in self._rows.items()},
+            "steps": self._steps,
+            "overspent": self._overspent,
             "accepted": self._accepted,
         }
 
@@ -114,16 +123,30 @@ class Chooser:
         self.decisions = int(state["decisions"])
         self.bits, self.error = float(state["bits"]), float(state["error"])
         self._correction = float(state["correction"])
+        self._rows = {name: np.array(row) for name, row in state["rows"].items()}
+        self._steps, self._overspent = int(state["steps"]), float(state["overspent"])
         self._accepted = bool(state["accepted"])
 
-    def _correct(self, rows: Mapping[str, Row]) -> None:
-        """Learns by how much the last decision mistook the bytes that flow."""
-        known = [name for name in rows if name in self.tensors]
-        predicted = sum(self.tensors[name].bytes for name in known)
-        flowing = sum(float(rows[name][_FLOWING]) for name in known)
-        if predicted > 0 and flowing > 0:
-            ratio = min(max(flowing / predicted, 0.5), 2.0)
-            self._correction = float(np.sqrt(self._correction * ratio))
+    def _account(self, rows: Mapping[str, Row], steps: int) -> None:
+        """Compares what flows with the prediction, and adds up what flowed beyond the budget since
+        the last decision, as far as the tensors in `rows` and this step tell."""
+        known = [
+            (row.tolist(), self.tensors[n].bits) for n, row in rows.items() if n in self.tensors
+        ]
+        values = sum(row[_VALUES] for row, _ in known)
+        flowing = 8 * sum(row[_FLOWING] for row, _ in known)
+        predicted = sum(row[_VALUES] * bits for row, bits in known)
+        if flowing > 0 and predicted > 0:
+            self._correction *= math.sqrt(min(max(flowing / predicted, 0.5), 2.0))
+        if self.goal.limits_bits and flowing > 0:
+            most = _MOST_PAYBACK * self.goal.limit * _PAYBACK * self.goal.every
+            self._overspent += (flowing / values - self.goal.limit) * (steps - self._steps)
+            self._overspent = min(max(self._overspent, -most), most)
+            self._steps = steps
+
+    def _limit_now(self) -> float:
+        """The goal's limit; that of bits so that the budget holds over the whole training."""
+        return self.goal.limit - self._overspent / (_PAYBACK * self.goal.every)
 
     def _report(self, possible: float) -> None:
         goal = self.goal
@@ -133,10 +156,12 @@ class Chooser:
             if goal.limits_bits
             else f"the most exact codecs leave out {possible:.3g} of the norm of a step's input"
         )
-        if possible > _SLACK * goal.limit and not self._accepted:
+        if not self._accepted:
+            may = goal.limits_bits and goal.largest_s == 1.0
+            coarser = ". Or allow coarser codecs, which cost accuracy: s=1.5" if may else ""
             raise GradwireError(
                 f"'{goal.text}' can't be kept: on these tensors {finding}, so give at least "
-                f"{key}={_SLACK * possible:.3g}"
+                f"{key}={_SLACK * possible:.3g}{coarser}"
             )
         if not self._warned:
             self._warned = True

@@ -66,7 +66,7 @@ struct PyAutoGoal {
     return row;
   }
 
-  [[nodiscard]] Dict choose(const std::vector<Row>& rows, uint64_t steps, double correction) const {
+  [[nodiscard]] Dict choose(const std::vector<Row>& rows, float limit) const {
     std::vector<TensorTrials> tensors;
     for (const Row& row : rows) {
       if (row.size() != row_length()) {
@@ -82,7 +82,9 @@ struct PyAutoGoal {
         tensor.trials.push_back({.bytes = row[at], .error = row[at + 1]});
       }
     }
-    const CodecChoice choice = choose_codecs(goal, tensors, steps, correction);
+    AutoGoal now = goal;
+    now.limit = limit;
+    const CodecChoice choice = choose_codecs(now, tensors);
     nb::dict entry;
     entry["tensors"] = dicts_of(choice.tensors, [](nb::dict& tensor, const auto& chosen) {
       tensor["candidate"] = chosen.candidate;
@@ -91,7 +93,6 @@ struct PyAutoGoal {
     });
     entry["bits"] = choice.predicted.bits;
     entry["error"] = choice.predicted.error;
-    entry["within"] = choice.within;
     entry["possible"] = choice.possible;
     return entry;
   }
@@ -115,6 +116,7 @@ void bind_choice(nb::module_& module) {
                    [](const PyAutoGoal& self) { return self.goal.kind == AutoGoal::Kind::kBits; })
       .def_prop_ro("limit", [](const PyAutoGoal& self) { return self.goal.limit; })
       .def_prop_ro("every", [](const PyAutoGoal& self) { return self.goal.every; })
+      .def_prop_ro("largest_s", [](const PyAutoGoal& self) { return self.goal.largest_s; })
       .def_prop_ro(
           "is_coarse", [](const PyAutoGoal& self) { return self.goal.is_coarse(); },
           "Whether it mostly takes codecs that are coarse.")
@@ -132,13 +134,11 @@ void bind_choice(nb::module_& module) {
           "The row of a tensor. x: float32, a step's input. residual: before the step. in_use: the "
           "codec of this step. Of more than `sample` values only a sample is tried.")
       .def(
-          "choose", &PyAutoGoal::choose, nb::arg("rows"), nb::arg("steps"),
-          nb::arg("correction") = 1.0,
+          "choose", &PyAutoGoal::choose, nb::arg("rows"), nb::arg("limit"),
           "The choice for tensors with these rows: tensors (candidate, an index, and its predicted "
-          "bits and error), bits (a value, of all tensors), error (relative to the input), within "
-          "(whether the limit is kept), possible (the nearest to the limit that can be kept). "
-          "steps: so far, which may be too few for coarse candidates. correction: bits that "
-          "flowed, divided by bits predicted.");
+          "bits and error), bits (a value, of all tensors), error (relative to the input), "
+          "possible "
+          "(the nearest to the limit that can be kept). limit: in place of the goal's.");
   module.def("is_goal", &AutoGoal::is_goal, nb::arg("codec"),
              "Whether a codec's text is a goal: 'auto' or 'auto:...'.");
 }

@@ -61,12 +61,8 @@ std::vector<Move> sort_moves(const std::vector<std::vector<Point>>& hulls) {
 
 }  // namespace
 
-CodecChoice choose_codecs(const AutoGoal& goal, std::span<const TensorTrials> tensors,
-                          uint64_t steps, double correction) {
+CodecChoice choose_codecs(const AutoGoal& goal, std::span<const TensorTrials> tensors) {
   const bool limits_bits = goal.kind == AutoGoal::Kind::kBits;
-  const std::vector<std::shared_ptr<const Codec>> candidates = goal.candidates();
-  const float usual_growth = candidates.front()->scale_growth();
-  const bool is_settled = AutoGoal::is_settled(steps);
   double values = 0;
   double input = 0;
   std::vector<std::vector<Point>> hulls;
@@ -75,8 +71,7 @@ CodecChoice choose_codecs(const AutoGoal& goal, std::span<const TensorTrials> te
     input += tensor.input;
     std::vector<Point> points;
     for (uint32_t c = 0; c < tensor.trials.size(); ++c) {
-      if (!is_settled && candidates[c]->scale_growth() > usual_growth) continue;
-      const double bits = 8 * tensor.trials[c].bytes * correction;
+      const double bits = 8 * tensor.trials[c].bytes;
       const double error = tensor.trials[c].error;
       points.push_back(limits_bits ? Point{bits, error, c} : Point{error, bits, c});
     }

@@ -21,11 +21,12 @@ constexpr float kMostBits = 16.0f;
 // float16 leaves out about 2^-12 of each value.
 constexpr float kLeastError = 0x1p-12f;
 
-constexpr std::array<CodecParameter, 3> kParameters = {{
+constexpr std::array<CodecParameter, 4> kParameters = {{
     {"bits", "", "[0.01, 16]", "least error within so many bits a value"},
     {"error", "", "[0.000244140625, 1000)",
      "fewest bits with which a step leaves out so much of the norm of its input"},
-    {"every", "100", "1 to 1000000", "steps from one decision to the next"},
+    {"every", "50", "1 to 1000000", "steps from one decision to the next"},
+    {"s", "1", "[1, 2)", "largest s of 3lc that is tried"},
 }};
 constexpr CodecInfo kInfo = {.id = 0,
                              .name = kName,
@@ -34,19 +35,17 @@ constexpr CodecInfo kInfo = {.id = 0,
                              .error_feedback = true,
                              .parameters = kParameters};
 constexpr uint32_t kMostSteps = 1000000;
+constexpr uint32_t kUsualSteps = 50;
 constexpr std::string_view kResidualTypes[] = {"f32", "bf16"};
 
-// 3lc with a smaller group sends more; with a larger s, less. (A larger s has groups here: trials
-// predict well what it sends then.) Values of these codecs run ahead as often as they lag. Those of
-// stc and topk always lag, and trained worse, though they leave less energy out (docs/auto.md). The
-// first candidate stands for tensors of zeros.
+// 3lc with a smaller group sends more. Values of these codecs run ahead as often as they lag. Those
+// of stc and topk always lag, and trained worse, though they leave less energy out (docs/auto.md).
+// The first candidate stands for tensors of zeros.
 constexpr std::string_view kCandidates[] = {
     "3lc:s=1.00,coder=rice",
-    "3lc:s=1.9,coder=rice,bucket=1280",
-    "3lc:s=1.75,coder=rice,bucket=1280",
-    "3lc:s=1.5,coder=rice,bucket=1280",
-    "3lc:s=1.25,coder=rice,bucket=1280",
+    "3lc:s=1.00,coder=rice,bucket=20480",
     "3lc:s=1.00,coder=rice,bucket=5120",
+    "3lc:s=1.00,coder=rice,bucket=2560",
     "3lc:s=1.00,coder=rice,bucket=1280",
     "3lc:s=1.00,coder=rice,bucket=640",
     "3lc:s=1.00,coder=rice,bucket=320",
@@ -61,6 +60,10 @@ constexpr std::string_view kCandidates[] = {
     "bf16:ef=on",
     "fp16:ef=on",
 };
+
+// Further candidates, up to the goal's largest s. With groups each of them was beaten by another
+// one: more bits and a larger residual.
+constexpr float kLargerS[] = {1.25f, 1.5f, 1.75f, 1.9f};
 
 }  // namespace
 
@@ -86,7 +89,8 @@ Result<AutoGoal> AutoGoal::parse(std::string_view text) {
   } else {
     goal.limit = given.number("error", kLeastError, 1000.0f, 1.0f);
   }
-  goal.every = given.count("every", 1, kMostSteps, 100);
+  goal.every = given.count("every", 1, kMostSteps, kUsualSteps);
+  goal.largest_s = given.number("s", 1.0f, 2.0f, 1.0f);
   goal.residual = given.choice("residual", kResidualTypes, size_t{0}) == 0
                       ? ResidualType::kFloat32
                       : ResidualType::kBfloat16;
@@ -97,7 +101,8 @@ Result<AutoGoal> AutoGoal::parse(std::string_view text) {
 std::string AutoGoal::text() const {
   std::string keys;
   append_parameter(keys, kind == Kind::kBits ? "bits" : "error", format_number(limit));
-  if (every != 100) append_parameter(keys, "every", std::to_string(every));
+  if (largest_s != 1.0f) append_parameter(keys, "s", format_number(largest_s));
+  if (every != kUsualSteps) append_parameter(keys, "every", std::to_string(every));
   if (residual == ResidualType::kBfloat16) append_parameter(keys, "residual", "bf16");
   return std::string(kName) + ":" + keys;
 }
@@ -110,15 +115,19 @@ bool AutoGoal::is_coarse() const noexcept {
   return kind == Kind::kBits ? limit < 4.0f : limit > 0.2f;
 }
 
-bool AutoGoal::is_settled(uint64_t steps) noexcept { return steps >= 64; }
+bool AutoGoal::is_settled(uint64_t steps) noexcept { return steps >= 50; }
 
 std::vector<std::shared_ptr<const Codec>> AutoGoal::candidates() const {
   std::vector<std::shared_ptr<const Codec>> codecs;
-  for (const std::string_view text : kCandidates) {
-    const char* type = residual == ResidualType::kBfloat16 ? ",residual=bf16" : "";
-    auto codec = Codec::parse(std::string(text) + type);
+  const auto add = [&](std::string text) {
+    if (residual == ResidualType::kBfloat16) text += ",residual=bf16";
+    auto codec = Codec::parse(text);
     assert(codec.ok());
     codecs.push_back(std::move(codec).value());
+  };
+  for (const std::string_view text : kCandidates) add(std::string(text));
+  for (const float s : kLargerS) {
+    if (s <= largest_s) add("3lc:coder=rice,s=" + format_number(s));
   }
   return codecs;
 }
