@@ -340,8 +340,8 @@ def test_plots_of_seeds_and_of_a_run_that_diverged(tmp_path: Path) -> None:
     (axes,) = plots.draw_metric(shown).axes
     assert len(axes.get_lines()) == 3 + 1  # the goal
     assert axes.get_ylabel() == "held-out loss (nats a byte)"
-    legend = axes.get_legend()
-    assert legend is not None
+    assert axes.figure is not None
+    (legend,) = axes.figure.legends
     # A codec is named once, with the means of the runs that did not diverge.
     assert [text.get_text() for text in legend.get_texts()] == ["3lc (2.3750 after 3 s)"]
 

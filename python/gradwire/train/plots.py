@@ -96,6 +96,7 @@ def _draw_metric(report: Report, place: str, across: str) -> Figure:
             label += f" ({metric.text(final)} after {time:.0f} s)"
         axes.plot(places, values, marker="o", markersize=4, label=label, **_style(index))
     _finish(axes, report, across, f"{metric.title} ({metric.unit})")
+    figure.legend(loc="outside lower center", ncols=2)  # the lines leave no room in the axes
     return figure
 
 
@@ -136,6 +137,7 @@ def draw_loss(report: Report) -> Figure:
         smooth = moving_average(result.loss, window)
         axes.plot(steps[window - 1 :], smooth, label=label, **style)
     _finish(axes, report, "step", f"training loss (nats, mean of {window} steps and all workers)")
+    axes.legend()
     return figure
 
 
@@ -159,6 +161,7 @@ def draw_bits(report: Report) -> Figure:
         axes.yaxis.set_major_formatter(lambda value, position: f"{value:g}")
         _finish(axes, report, across, f"bits a value, {direction}")
         axes.set_title(title, loc="left", fontsize=11)
+        axes.legend()
     figure.suptitle(_title(report), fontsize=11)
     return figure
 
@@ -185,7 +188,6 @@ def _finish(axes: Axes, report: Report, across: str, up: str) -> None:
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.set_title(_title(report), loc="left", fontsize=11)
-    axes.legend()
 
 
 def _title(report: Report) -> str:
