@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import optimizer_jobs
 from cluster import Cluster, Died
+from gradwire.torch.optimizers.late_momentum import LateMomentum
 from optimizer_jobs import INFINITE_NAME, Run, Wrapped
 from training import digest, make_model
 
@@ -27,6 +29,8 @@ RUNS = {
     "every step": Wrapped("local", options={"codec": "raw", "every": 1}),
     "corrected": Wrapped("local", "adamw", options={"codec": "3lc:s=1", "every": 1}),
     "late": Wrapped("local", "adamw", {"codec": "3lc:s=1", "every": 1, "overlap": True}),
+    "late momentum": Wrapped("local", "adamw", {"codec": "3lc:s=1", "every": 3}),
+    "late both": Wrapped("local", "adamw", {"codec": "3lc:s=1", "every": 2, "overlap": True}),
     "late outer": Wrapped("slow", options={"codec": "3lc:s=1", "every": 2, "overlap": True}),
     "scaled": Wrapped("local", options={"codec": "raw", "every": 1}, scale=2.0**8),
     "called": Wrapped("local", options={"codec": "3lc", "every": 4}, synchronize_at=5),
@@ -244,9 +248,24 @@ def test_corrected_changes_are_reported(ranks: list[dict[str, Run]]) -> None:
 def test_late_momentum_is_adams_average(cluster: Cluster) -> None:
     """With a second moment that does not change, Adam's quotient may be averaged before or after
     the exchange."""
-    args = ("steady", {"late_momentum": False}), ("steady", {"late_momentum": True})
-    (early,), (late,) = (
-        cluster.run(1, optimizer_jobs.models_after_steps, *each, 5) for each in args
+    settings = {"late_momentum": False}, {"late_momentum": True}, {"every": 6}
+    (early,), (late,), (local,) = (
+        cluster.run(1, optimizer_jobs.models_after_steps, "steady", each, 5) for each in settings
     )
-    for mine, other in zip(late[-1], early[-1], strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-6)
+    for step, expected in enumerate(early):
+        for mine in (late, local):
+            for values, other in zip(mine[step], expected, strict=True):
+                np.testing.assert_allclose(values, other, rtol=1e-3, atol=1e-6)
+
+
+def test_late_momentum_of_some_steps_is_that_of_their_mean_in_each() -> None:
+    sums = [torch.tensor([3.0, -6.0]), torch.tensor([0.0, 9.0])]
+    at_once, each = (LateMomentum([0.9], [sums[0]]) for _ in range(2))
+    for total in sums:
+        change = total.clone()
+        at_once.smooth([change], steps=3)
+        parts = [total / 3 for _ in range(3)]
+        for part in parts:
+            each.smooth([part])
+        torch.testing.assert_close(change, sum(parts))
+        torch.testing.assert_close(at_once.state_dict(), each.state_dict())

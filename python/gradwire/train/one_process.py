@@ -28,7 +28,7 @@ from gradwire._core import is_goal
 from gradwire.auto_compressor import AutoCompressor, CompressorGroup
 from gradwire.torch.device.kernels import has_kernels, require_kernels, stream_of
 from gradwire.torch.optimizers.gradient_noise import GradientNoise
-from gradwire.torch.optimizers.late_momentum import LateMomentum, take_momentum
+from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum, take_momentum
 from gradwire.torch.records.exchange_settings import RAW
 from gradwire.torch.records.parameters import split_like
 from gradwire.train import optimizers
@@ -86,8 +86,11 @@ class OneProcess(Strategy):
         super().__init__(model, optimizers.build(settings, matrices, vectors), clip=settings.clip)
         self._kept = [1.0] * len(self.optimizer.param_groups)  # by decay, since the last exchange
         self._momentum: LateMomentum | None = None  # as in LocalSteps
-        if self._corrects and self._every == 1:
+        self._local: LocalMomentum | None = None
+        if self._corrects:
             self._momentum = LateMomentum(take_momentum(self.optimizer)[:1], [self._pulled])
+            if self._every > 1:
+                self._local = LocalMomentum(self._momentum, [self._models])
 
         segments = replica.segments()
         kind = DeviceCompressors if has_kernels(device) else Compressors
@@ -151,7 +154,10 @@ class OneProcess(Strategy):
         if self._clip > 0.0:
             for noise, gradient in zip(self._noises, self._views, strict=True):
                 optimizers.clip(gradient, noise.average_norm(gradient), self._clip)
+        before = [] if self._local is None else self._local.copy_parameters()
         self.optimizer.step()
+        if self._local is not None:
+            self._local.go_on(before, self._step % self._every + 1)
         for index, group in enumerate(self.optimizer.param_groups):
             if group.get("decoupled_weight_decay"):
                 self._kept[index] *= 1.0 - float(group["lr"]) * group["weight_decay"]
@@ -168,15 +174,15 @@ class OneProcess(Strategy):
         self.optimizer.step()
 
     def _changes(self) -> Tensor:
-        """What the workers' optimizers have changed, a row for each worker, corrected for the
+        """What the workers' optimizers have subtracted, a row for each worker, corrected for the
         noise of the gradients (LocalSteps._correct_noise)."""
-        changes = self._models - self._pulled
+        changes = self._pulled - self._models if self._local is None else self._local.sums[0]
         anchors = self._replica.views(self._pulled)
         for noise, change in zip(self._noises if self._corrects else [], changes, strict=False):
             places = zip(noise.gains(), self._replica.views(change), anchors, strict=True)
             for gain, part, anchor in places:
                 kept = self._kept[-1 if anchor.dim() <= 1 else 0]
-                part.mul_(gain).add_(anchor, alpha=(gain - 1.0) * (1.0 - kept))
+                part.mul_(gain).sub_(anchor, alpha=(gain - 1.0) * (1.0 - kept))
         self._kept = [1.0] * len(self._kept)
         return changes
 
@@ -219,11 +225,13 @@ class OneProcess(Strategy):
         result = torch.zeros_like(self._pulled)
         pulled = self._pull.transmit(change, self._step, result)
         if self._momentum is not None:
-            self._momentum.smooth([result])
-        self._pulled.add_(result)
+            self._momentum.smooth([result], self._every)
+        self._pulled.add_(result, alpha=-1.0 if self._sends_updates else 1.0)
         if self._sends_updates:
             self._models.copy_(self._pulled)
             self._replica.weights.copy_(self._pulled)
+        if self._local is not None:
+            self._local.restart()
         return pulled
 
 

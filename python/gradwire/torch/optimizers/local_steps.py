@@ -25,7 +25,12 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
-from gradwire.torch.optimizers.late_momentum import LateMomentum, check_taken, take_momentum
+from gradwire.torch.optimizers.late_momentum import (
+    LateMomentum,
+    LocalMomentum,
+    check_taken,
+    take_momentum,
+)
 from gradwire.torch.optimizers.replica import ReplicaOptimizer
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
@@ -54,6 +59,7 @@ class _Flight:
     """An exchange that has begun, or whose result has arrived and is not applied yet."""
 
     bucket: torch.Tensor
+    steps: int  # whose changes it holds
     fault: str | None  # where this rank's values are not finite
     finite: bool | None = None  # the result; None: it has not arrived
 
@@ -110,8 +116,8 @@ class LocalSteps(ReplicaOptimizer):
                    divide by the root of a second moment, without `outer`
     late_momentum  takes the momentum of Adam and AdamW (the first of `betas`) out of the optimizer,
                    whose groups then have 0 there, and applies it to the averaged changes, alike on
-                   all ranks. It smooths the error of the codec, too. None: for these optimizers
-                   with every=1, without `outer`
+                   all ranks (late_momentum.py). It smooths the error of the codec, too. None: for
+                   these optimizers, without `outer`
     overlap        an exchange takes place while the next steps are computed, and its result is
                    applied when the next exchange begins; then all replicas are the same bits
     codec, settings   as in GradwireState: pull_codec, rules, exclude, min_numel, exchange,
@@ -149,7 +155,7 @@ class LocalSteps(ReplicaOptimizer):
         if correct_noise is None:
             correct_noise = outer is None and isinstance(optimizer, _OF_SECOND_MOMENTS)
         if late_momentum is None:
-            late_momentum = outer is None and every == 1 and isinstance(optimizer, torch.optim.Adam)
+            late_momentum = outer is None and isinstance(optimizer, torch.optim.Adam)
         elif late_momentum and (outer is not None or not isinstance(optimizer, torch.optim.Adam)):
             raise ValueError("late_momentum is that of torch.optim.Adam or AdamW, without outer=")
         count = sum(len(group["params"]) for group in optimizer.param_groups)
@@ -165,6 +171,9 @@ class LocalSteps(ReplicaOptimizer):
         self._outer = None if outer is None else outer(self._anchors)
         betas = take_momentum(optimizer) if late_momentum else []
         self._momentum = LateMomentum(betas, self._anchors) if late_momentum else None
+        self._local: LocalMomentum | None = None
+        if self._momentum is not None and every > 1:
+            self._local = LocalMomentum(self._momentum, self._parameters)
         self._exchanges = 0
         self._local_steps = 0
         self._left_out = 0
@@ -194,6 +203,7 @@ class LocalSteps(ReplicaOptimizer):
             check_taken(self.param_groups)
         scale, not_finite = self._scaler_says()
         self._gradients_count = not not_finite
+        before = [] if self._local is None else self._local.copy_parameters()
         if scale is None and self._noise is None and not not_finite:
             loss = self._optimizer.step() if closure is None else self._optimizer.step(closure)
         else:
@@ -202,6 +212,8 @@ class LocalSteps(ReplicaOptimizer):
                 self._scale_gradients(scale)
                 self._optimizer.step()
         if self._gradients_count:
+            if self._local is not None:
+                self._local.go_on(before, self._since + 1)
             for index, group in enumerate(self.param_groups):
                 if group.get("decoupled_weight_decay"):
                     self._kept[index] *= 1.0 - float(group["lr"]) * group["weight_decay"]
@@ -241,10 +253,13 @@ class LocalSteps(ReplicaOptimizer):
     def _exchange(self) -> None:
         """Begins to average the changes since the last exchange; applies the result, or with
         `overlap` that of the exchange before."""
-        for parameter, anchor, part in zip(
-            self._parameters, self._anchors, self._parts, strict=True
-        ):
-            torch.sub(anchor, parameter, out=part)
+        if self._local is not None:
+            torch._foreach_copy_(self._parts, self._local.sums)
+        else:
+            for parameter, anchor, part in zip(
+                self._parameters, self._anchors, self._parts, strict=True
+            ):
+                torch.sub(anchor, parameter, out=part)
         fault = self._find_non_finite()
         if fault is not None:
             self._optimizer.state.clear()
@@ -260,7 +275,7 @@ class LocalSteps(ReplicaOptimizer):
         if self._overlap:
             self._apply()
         self._start_exchange(self._exchanges)
-        self._flight = _Flight(self._bucket, fault)
+        self._flight = _Flight(self._bucket, self._since, fault)
         self._exchanges += 1
         self._since = 0
         if self._overlap:
@@ -292,7 +307,7 @@ class LocalSteps(ReplicaOptimizer):
         if flight is not None and self._arrive(flight):
             averages = split_like(flight.bucket[: self._numel], self._parameters)
             if self._momentum is not None:
-                self._momentum.smooth(averages)
+                self._momentum.smooth(averages, flight.steps)
             for anchor, average in zip(self._anchors, averages, strict=True):
                 if self._outer is None:
                     anchor.sub_(average)
@@ -304,6 +319,8 @@ class LocalSteps(ReplicaOptimizer):
                     anchor.grad = None
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
             parameter.copy_(anchor)
+        if self._local is not None:
+            self._local.restart()
         if flight is not None:
             self._spare = flight.bucket
 
@@ -336,7 +353,10 @@ class LocalSteps(ReplicaOptimizer):
             "kept": list(self._kept),
             "noise": None if self._noise is None else self._noise.state_dict(),
             "momentum": None if self._momentum is None else self._momentum.state_dict(),
-            "under_way": None if flight is None else (flight.bucket.clone(), flight.finite),
+            "local_momentum": None if self._local is None else self._local.state_dict(),
+            "under_way": (
+                None if flight is None else (flight.bucket.clone(), flight.steps, flight.finite)
+            ),
             "optimizer": self._optimizer.state_dict(),
             "outer": None if self._outer is None else self._outer.state_dict(),
             "anchors": [anchor.detach().clone() for anchor in self._anchors],
@@ -376,10 +396,12 @@ class LocalSteps(ReplicaOptimizer):
             self._noise.load_state_dict(state["noise"])
         if self._momentum is not None:
             self._momentum.load_state_dict(state["momentum"])
+        if self._local is not None:
+            self._local.load_state_dict(state["local_momentum"])
         self._flight = None
         if state["under_way"] is not None:
-            bucket, finite = state["under_way"]
-            self._flight = _Flight(bucket.clone(), None, finite)
+            bucket, steps, finite = state["under_way"]
+            self._flight = _Flight(bucket.clone(), steps, None, finite)
 
     def _outer_text(self) -> list[str]:
         if self._outer is None:
