@@ -120,6 +120,8 @@ def test_defaults_follow_from_the_model_and_the_optimizer() -> None:
     assert (gpt.learning_rate, gpt.weight_decay, gpt.clip, gpt.width) == (3e-3, 0.1, 1.0, 128)
     assert parsed(optimizer="adam").weight_decay == 0.0
     assert parsed(every=4).compress == "updates"  # local steps
+    warmups = [parsed(model="resnet20", steps=steps).warmup for steps in (40, 400, 4000)]
+    assert warmups == [10, 50, 200]
     assert parsed(every=4, exchange="one-process", threads=1).compress == "gradients"
     hooked = parsed(model="gpt", exchange="one-process:pulls=gradients")
     assert (hooked.optimizer, hooked.compress, hooked.bandwidth) == ("adamw", "gradients", None)

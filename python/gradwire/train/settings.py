@@ -77,7 +77,10 @@ _THREADS_HELP = (
     "CPUs)."
 )
 _BATCH_HELP = "Images of a worker in a step (32), or sequences of text (8)."
-_WARMUP_HELP = "First steps, in which the learning rate grows. Default: a twentieth of all."
+_WARMUP_HELP = (
+    "First steps, in which the learning rate grows. Default: a twentieth of all; for ResNets and "
+    "gpt at least 50, or a quarter of all if that is less."
+)
 _EMA_HELP = "Evaluate the exponential moving average of the weights with this decay. 0: none."
 _SEEDS_HELP = "Runs of each codec, with the seeds --seed, --seed + 1, ..."
 _EVAL_EVERY_HELP = "Steps between evaluations; default: about a tenth of all."
@@ -268,7 +271,7 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
         "compress": UPDATES if updates else GRADIENTS,
         "learning_rate": recipe.sgd if optimizer == SGD else recipe.adam,
         "weight_decay": WEIGHT_DECAY.get(optimizer, 0.0),
-        "warmup": steps // 20,
+        "warmup": max(steps // 20, min(recipe.warmup, steps // 4)),
         "clip": 0.0 if keeps_gradients else recipe.clip,
         "threads": len(os.sched_getaffinity(0)) if exchange in SIMULATED else 1,
         "eval_every": default_eval_every(steps, every),
