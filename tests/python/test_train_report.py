@@ -137,15 +137,17 @@ def test_the_goal_is_just_worse_than_the_first_codec() -> None:
     assert "0.02 nats worse than raw" in printed(loss)
 
 
-def test_without_a_run_of_the_first_codec_there_is_no_goal() -> None:
-    made = assemble(SETTINGS, PARAMETERS, SHAPED, seeds([None]))
+def test_without_two_codecs_or_a_run_of_the_first_there_is_no_goal() -> None:
+    alone = assemble(SETTINGS, PARAMETERS, SHAPED, [records()[0]])
+    assert alone.goal is None
+    made = assemble(SETTINGS, PARAMETERS, SHAPED, [*seeds([None]), records()[0]])
     assert made.goal is None
     assert made.to_json({})["results"][0]["seconds_to_goal"] is None
     assert "s to" not in printed(made)
 
 
 def test_the_time_to_a_goal_is_a_mean_if_every_seed_reached_it() -> None:
-    settings = replace(SETTINGS, codecs=("3lc",), seeds=2)
+    settings = replace(SETTINGS, codecs=("3lc",), seeds=2, until=0.6)
     some = assemble(settings, PARAMETERS, SHAPED, seeds([0.5, 0.75]))
     assert [some.time_to_goal(result) for result in some.results] == [None, 3.0]
     assert rows(printed(some))["3lc"][5] == "-"
@@ -333,7 +335,7 @@ def test_plots_of_seeds_and_of_a_run_that_diverged(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from gradwire.train import plots
 
-    settings = replace(SETTINGS, codecs=("3lc",), seeds=3, model="gpt", data="text")
+    settings = replace(SETTINGS, codecs=("3lc",), seeds=3, model="gpt", data="text", until=2.6)
     shown = assemble(settings, PARAMETERS, SHAPED, seeds([2.5, None, 2.25]))
     names = [path.name for path in plots.write(shown, tmp_path)]
     assert names == ["held_out_loss.png", "held_out_loss_of_steps.png", "loss.png", "bits.png"]

@@ -7,6 +7,7 @@ new default group over Gloo on the loopback interface. The call returns the rank
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import time
@@ -139,7 +140,15 @@ def _serve(connection: Connection, fragile: bool) -> None:
             dist.destroy_process_group()
 
 
+_ports = itertools.count(os.getpid() * 16)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Lies below the ports that Linux gives to connections (from 32768 on). One of those could be
+    taken again between this call and the rank that listens."""
+    for number in _ports:
+        port = 20000 + number % 12000
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError

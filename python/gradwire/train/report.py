@@ -121,9 +121,12 @@ class Report:
     @property
     def goal(self) -> float | None:
         """settings.until, or else what is just worse (Metric.near) than the first codec at its
-        end, the mean of the runs that did not diverge; None: all of them did."""
+        end, the mean of the runs that did not diverge. None: all of them did, or there is no other
+        codec."""
         if self.settings.until is not None:
             return self.settings.until
+        if len(self.by_codec()) == 1:
+            return None
         first = mean_of(self.by_codec()[self.results[0].codec], lambda result: result.final)
         return None if first is None else self.settings.metric.near(first)
 
