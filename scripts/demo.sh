@@ -2,7 +2,7 @@
 # Shows gradwire's main use, from a fresh clone to a picture: sets up what is missing, and then
 # trains LeNet on Fashion-MNIST with 4 workers, each on a 10 Mbit/s link, four times: with plain
 # DDP, with PyTorch's hooks bf16 and PowerSGD, and with gradwire's recommended codec. After the
-# set-up it takes an estimated 5 minutes on 2 idle cores; on very busy ones it took 9. Prints the
+# set-up it takes less than 5 minutes on 2 idle cores; on very busy ones it took 9. Prints the
 # table of times and accuracies; writes results/demo/report.json, accuracy.png (accuracy over time)
 # and other pictures beside it. The links need root; without it the times are modelled.
 #
