@@ -140,7 +140,8 @@ def _serve(connection: Connection, fragile: bool) -> None:
             dist.destroy_process_group()
 
 
-_ports = itertools.count(os.getpid() * 16)
+# Processes that start together begin far from each other.
+_ports = itertools.count(os.getpid() * 4999)
 
 
 def free_port() -> int:
