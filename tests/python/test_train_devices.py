@@ -15,7 +15,7 @@ import torch
 
 from cli_runner import run
 from gradwire.torch.device import kernels
-from gradwire.train import devices, report, settings
+from gradwire.train import devices, report, report_table, settings
 from gradwire.train.errors import TrainError
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.settings import SettingsError, TrainSettings
@@ -120,8 +120,8 @@ def test_the_report_names_the_gpus() -> None:
     chosen = replace(CUDA, codecs=("ddp",), bandwidth=None)
     made = report.Report(chosen, 10, "", links, [report.result_of(chosen, 10, links, records)])
     assert made.to_json({})["results"][0]["device_of_worker"] == names
-    note = report.footnotes(made)[1]
+    note = report_table.footnotes(made)[1]
     assert note.startswith("Computed on cuda:0 (A): worker 0, 2; cuda:1 (B): worker 1.")
     assert "share a GPU" in note
     on_cpu = replace(made, settings=replace(made.settings, device="cpu"))
-    assert "Computed" not in " ".join(report.footnotes(on_cpu))
+    assert "Computed" not in " ".join(report_table.footnotes(on_cpu))

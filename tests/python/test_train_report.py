@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gradwire.train import report
+from gradwire.train import report, report_table
 from gradwire.train.network import Bytes
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.report import Conditions, Report
@@ -191,9 +191,9 @@ def test_one_worker_sends_nothing() -> None:
 def printed(shown: Report) -> str:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(report.table(shown))
+        console.print(report_table.table(shown))
     assert "…" not in capture.get()
-    return "\n".join([capture.get(), *report.footnotes(shown)])
+    return "\n".join([capture.get(), *report_table.footnotes(shown)])
 
 
 def test_the_table() -> None:
@@ -276,7 +276,7 @@ def test_remarks_of_the_hook_are_told_once() -> None:
         assert rank.hook is not None
         rank.hook["remarks"] = ["compression does not pay"]
     shown = assemble(SETTINGS, PARAMETERS, SHAPED, [run])
-    told = [note for note in report.footnotes(shown) if "does not pay" in note]
+    told = [note for note in report_table.footnotes(shown) if "does not pay" in note]
     assert told == [f"{run[0].codec}: compression does not pay."]
 
 
@@ -374,6 +374,6 @@ def test_steps_between_exchanges_are_told_and_not_drawn(tmp_path: Path) -> None:
     for rank in ranks:
         rank.push_bytes = rank.pull_bytes = [0, 200, 0, 200]
     made = assemble(replace(SETTINGS, every=2), PARAMETERS, SHAPED, [ranks])
-    assert any("every 2 steps" in note for note in report.footnotes(made))
+    assert any("every 2 steps" in note for note in report_table.footnotes(made))
     drawn = plots.draw_bits(made).axes[0].get_lines()[0]
     assert np.asarray(drawn.get_xdata()).tolist() == [2, 4]

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from gradwire.machine import describe_build, describe_machine
-from gradwire.train import data, launcher, network, report, schedule, settings, worker
+from gradwire.train import data, launcher, network, report, report_table, schedule, settings, worker
 from gradwire.train.errors import TrainError
 from gradwire.train.estimate import estimate_seconds
 from gradwire.train.progress import Display, say
@@ -216,7 +216,7 @@ class _Follower:
         """Reports all runs."""
         results = [self._results[run] for run in self._settings.runs()]
         made, outputs = self._report_of(self._settings, results), self._outputs
-        lines = report.footnotes(made)
+        lines = report_table.footnotes(made)
         if outputs.json is not None:
             text = json.dumps(made.to_json(self._described_machine()), indent=2, allow_nan=False)
             if outputs.json == "-":
@@ -228,7 +228,7 @@ class _Follower:
             from gradwire.train import plots
 
             lines += [f"wrote {path}" for path in plots.write(made, outputs.plots)]
-        self._console.print(report.table(made))
+        self._console.print(report_table.table(made))
         say(self._console, "\n".join(lines))
         return made
 

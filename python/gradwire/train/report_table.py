@@ -1,0 +1,201 @@
+"""The report of a training for people: a table of 80 columns and the notes below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from gradwire.train.recipes import Metric
+from gradwire.train.report import Report, RunResult, finished, mean_of
+from gradwire.train.rivals import is_rival
+from gradwire.train.settings import TrainSettings, format_bandwidth, is_cuda
+
+Results = Sequence[RunResult]  # of one codec
+
+
+def table(report: Report) -> Table:
+    """Fits into 80 columns. Bytes in megabytes (10^6)."""
+    metric = report.settings.metric
+
+    def mean(text: Callable[[float | None], str], number: Any) -> Callable[[Results], str]:
+        return lambda results: text(mean_of(results, number))
+
+    columns: dict[str, Callable[[Results], str]] = {
+        "codec": lambda results: results[0].codec,
+        metric.title.replace(" ", "\n"): lambda results: (
+            "diverged"
+            if (value := mean_of(results, lambda result: result.final)) is None
+            else metric.text(value)
+        ),
+    }
+    if report.settings.seeds > 1:
+        columns["\n±"] = lambda results: _spread(metric, results)
+    columns |= {
+        f"{'modelled' if report.conditions.modelled else 'wall'}\nseconds": mean(
+            lambda seconds: "-" if seconds is None else f"{seconds:.1f}", lambda r: r.seconds
+        ),
+        "speed-\nup": lambda results: _ratio(report.speedup(results[0].codec)),
+    }
+    if (goal := report.goal) is not None:
+        columns[f"s to\n{metric.text(goal)}"] = lambda results: _time_to_goal(report, results)
+    columns |= {
+        "\nMB": mean(_megabytes, _sent_bytes),
+        "bits\npush": mean(_number, lambda r: r.push_bits_per_value),
+        "bits\npull": mean(_number, lambda r: r.pull_bits_per_value),
+        "\nratio": mean(_number, lambda r: r.ratio),
+    }
+    if _has_links(report):
+        columns["link\nMB"] = mean(_megabytes, lambda r: r.link.sent if r.link else None)
+    shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    for title in columns:
+        shown.add_column(title, justify="left" if title == "codec" else "right", no_wrap=True)
+    for results in report.by_codec().values():
+        shown.add_row(*(Text(cell(results)) for cell in columns.values()))
+    return shown
+
+
+def footnotes(report: Report) -> list[str]:
+    """Notes that a reader of the table needs."""
+    notes = [
+        "MB: what a worker pushed and pulled, mean of all. bits: of a value. ratio: float32 bytes "
+        "/ bytes sent, all inclusive."
+        + " link: what its network interface sent, with every header."
+        * _has_links(report)
+    ]
+    if report.goal is not None:
+        notes.append(_goal_note(report, report.goal))
+    notes += [
+        f"{result.codec}, seed {result.seed}: DIVERGED in step {result.diverged} (a smaller --lr "
+        f"may help, now {report.settings.learning_rate:g})."
+        for result in report.results
+        if result.diverged is not None
+    ]
+    if report.settings.seeds > 1:
+        counts = {len(finished(results)) for results in report.by_codec().values()}
+        of = "" if counts == {report.settings.seeds} else ", without those that diverged"
+        notes.append(
+            f"Means of {report.settings.seeds} seeds{of}; ±: half the distance from the lowest to "
+            "the highest."
+        )
+    notes += _devices(report)
+    computed = [codec for codec in report.by_codec() if is_rival(codec)]
+    if computed and not report.settings.is_simulated:
+        notes.append(
+            f"{', '.join(computed)}: MB, bits and ratio are computed for a ring all-reduce of what "
+            "PyTorch's hook sends."
+        )
+    if report.conditions.modelled:
+        bandwidth = format_bandwidth(report.settings.bandwidth)
+        notes.append(
+            f"MODELLED times: the links were not shaped. Computation was measured over loopback, "
+            f"the wire is bytes * 8 / {bandwidth}; nothing overlaps."
+        )
+    notes += [note for result in report.results if (note := _servers(report.settings, result))]
+    if report.settings.every > 1:
+        notes.append(
+            f"Exchanges take place every {report.settings.every} steps; bits and ratio are those "
+            "of all steps."
+        )
+    notes += dict.fromkeys(
+        f"{result.codec}: {remark}."
+        for result in report.results
+        for rank in result.hook_of_rank
+        for remark in (rank or {}).get("remarks", ())
+    )
+    different = dict.fromkeys(r.codec for r in report.results if not r.replicas_identical)
+    if different:
+        notes.append(f"REPLICAS DIFFER between the ranks after: {', '.join(different)}")
+    elif report.settings.ranks > 1:
+        notes.append("Parameters are bit-identical on all ranks after every run.")
+    return notes
+
+
+def _devices(report: Report) -> list[str]:
+    """Which GPU each worker computed on; nothing for CPUs."""
+    names = report.results[0].device_of_worker
+    if not is_cuda(report.settings.device):
+        return []
+    workers = {name: [i for i, of in enumerate(names) if of == name] for name in names}
+    places = [f"{name}: {report.settings.names(ranks)}" for name, ranks in workers.items()]
+    shared = any(len(ranks) > 1 for ranks in workers.values())
+    return [
+        f"Computed on {'; '.join(places)}."
+        + " Workers that share a GPU wait for each other's computation." * shared
+    ]
+
+
+def _servers(settings: TrainSettings, result: RunResult) -> str | None:
+    """The servers' traffic, and the pushes that they dropped."""
+    servers = [hook for hook in result.hook_of_rank[settings.worker_ranks :] if hook is not None]
+    if not servers:
+        return None
+    received, sent = (
+        _megabytes(fmean([hook[key] for hook in servers])) for key in ("push_bytes", "pull_bytes")
+    )
+    note = f"{result.codec}: a server received {received} MB and sent {sent} MB"
+    dropped = {
+        worker: sum(hook["dropped_pushes"][worker] for hook in servers)
+        for worker in servers[0]["dropped_pushes"]
+    }
+    late = ", ".join(f"{count} of worker {worker}" for worker, count in dropped.items() if count)
+    return f"{note}; pushes that came too late and were dropped: {late or 'none'}."
+
+
+def _spread(metric: Metric, results: Results) -> str:
+    values = [result.final for result in results if result.final is not None]
+    return metric.text((max(values) - min(values)) / 2) if values else "-"
+
+
+def _goal_note(report: Report, goal: float) -> str:
+    """What the goal is, and how finely the time to it is known."""
+    settings, metric = report.settings, report.settings.metric
+    of = ""
+    if settings.until is None:
+        margin = f"{metric.scale * metric.margin:g} {'points' if metric.unit == '%' else 'nats'}"
+        of = f", {margin} worse than {report.results[0].codec} at its end"
+    note = (
+        f"s to {metric.text(goal)}: seconds of training, evaluations not counted, until the "
+        f"first evaluation (every {settings.eval_every} steps) that reached this{of}."
+    )
+    missing = [result.codec for result in report.results if report.time_to_goal(result) is None]
+    if missing:
+        note += f" Not reached by {', '.join(dict.fromkeys(missing))}."
+    return note
+
+
+def _has_links(report: Report) -> bool:
+    """Whether the table has a column for links; beside that of the spread it has no room."""
+    alone = report.settings.seeds == 1
+    return alone and any(result.link is not None for result in report.results)
+
+
+def _sent_bytes(result: RunResult) -> float | None:
+    if result.push_bytes is None or result.pull_bytes is None:
+        return None
+    return result.push_bytes + result.pull_bytes
+
+
+def _megabytes(count: float | None) -> str:
+    return "-" if count is None else _number(count / 1e6)
+
+
+def _time_to_goal(report: Report, results: Results) -> str:
+    """The mean time to the goal, if every run reached it."""
+    times = [time for result in results if (time := report.time_to_goal(result)) is not None]
+    return f"{fmean(times):.1f}" if len(times) == len(results) else "-"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    places = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{places}f}"
