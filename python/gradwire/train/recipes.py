@@ -62,8 +62,8 @@ class Recipe:
 
     data: the data sets that fit, first the default. sgd, adam: base learning rates; that of SGD is
     one worker's. width: channels of a ResNet's first stage, or values of a hidden layer; None: the
-    model has no choice. clip: see TrainSettings; 0: none. warmup: the least number of
-    steps, in a training of at least four times as many.
+    model has no choice. clip: see TrainSettings; 0: none. warmup: the least number of steps, in a
+    training of at least four times as many.
     """
 
     sgd: float

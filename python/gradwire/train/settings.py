@@ -387,7 +387,8 @@ def _check_model(settings: TrainSettings) -> None:
 
 def _check_exchange(settings: TrainSettings) -> None:
     exchange, every = settings.exchange, settings.every
-    hooked = HOOKED.get(exchange.partition(":")[0])
+    name = exchange.partition(":")[0]
+    hooked = HOOKED.get(name)
     if hooked:
         try:
             choice = gradwire.parse_exchange(exchange)
@@ -398,7 +399,7 @@ def _check_exchange(settings: TrainSettings) -> None:
             raise SettingsError(
                 "--exchange", f"{settings.workers} workers cannot be on machines of {ranks}"
             )
-    elif exchange.partition(":")[0] == ONE_PROCESS:
+    elif name == ONE_PROCESS:
         if exchange not in SIMULATED:
             valid = f"'{exchange}' is no exchange; valid are {', '.join(SIMULATED)}"
             raise SettingsError("--exchange", valid)
@@ -406,15 +407,15 @@ def _check_exchange(settings: TrainSettings) -> None:
             goes = f"{exchange} goes with {GRADIENTS}; valid for {UPDATES} is {ONE_PROCESS}"
             raise SettingsError("--compress", goes)
     elif exchange not in EXCHANGES:
-        raise SettingsError("--exchange", f"{exchange.partition(':')[0]} has no parameters")
+        raise SettingsError("--exchange", f"{name} has no parameters")
     if not hooked and not settings.is_simulated:
         _refuse(settings, f"{exchange} exchanges in every step", "every")
-    for name, steps in (("--steps", settings.steps), ("--eval-every", settings.eval_every)):
+    for option, steps in (("--steps", settings.steps), ("--eval-every", settings.eval_every)):
         if steps % every:
             different = (
                 f"{steps} is no multiple of --every {every}: the models of the workers differ"
             )
-            raise SettingsError(name, different)
+            raise SettingsError(option, different)
     if every > 1 and hooked and settings.compress == GRADIENTS:
         raise SettingsError("--compress", f"local steps exchange {UPDATES}")
     if settings.compress == UPDATES or not hooked:
@@ -446,7 +447,7 @@ def _check_exchange(settings: TrainSettings) -> None:
             raise SettingsError("--bandwidth", f"{exchange} sends nothing; valid is none")
     chosen = [part for codec in settings.codecs for part in codec.split("/", 1)]
     chosen += [rule.codec for rule in settings.rules]
-    if exchange.partition(":")[0] not in CHOOSING and any(map(is_goal, chosen)):
+    if name not in CHOOSING and any(map(is_goal, chosen)):
         raise SettingsError("--codec", f"auto goes with --exchange {', '.join(CHOOSING)}")
     for codec in settings.codecs:
         if is_rival(codec):
