@@ -5,7 +5,9 @@
 // 784 pixels, 128 hidden units (ReLU), 10 classes; SGD with momentum. The example shows how to use
 // gradwire. The tensors are named, so that each has its own scale and the biases go raw. The
 // gradient buffer is bound to one persistent operation, which keeps the residuals; each step starts
-// it and waits for it. The program needs the files of Debian's dataset-fashion-mnist.
+// it and waits for it. With --buffers 2 a second buffer takes the next gradient while the first one
+// is exchanged (double buffering, as in QSGD's experiments): a gradient is then taken one update
+// late. The program needs the files of Debian's dataset-fashion-mnist.
 
 #include <mpi.h>
 #include <zlib.h>
@@ -16,9 +18,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gradwire/mpi.h"
@@ -33,7 +38,8 @@ struct Settings {
   gradwire::mpi::Options collective = {.codec = "3lc:s=1,coder=rice"};
   std::string data = "/usr/share/datasets/fashion-mnist";
   int steps = 500;
-  int batch = 32;  // images of each rank
+  int batch = 32;   // images of each rank
+  int buffers = 1;  // of gradients
   float learning_rate = 0.01f;
 };
 
@@ -165,6 +171,48 @@ bool replicas_equal(const std::vector<float>& parameters) {
   return equal != 0;
 }
 
+// A gradient and the operation that averages it over all ranks.
+class Gradient {
+ public:
+  explicit Gradient(const gradwire::mpi::Options& options) : values_(kParameters) {
+    gradwire::Result<gradwire::mpi::Operation> made = gradwire::mpi::all_reduce_init(
+        MPI_IN_PLACE, values_.data(), values_.size(), gradwire::Dtype::kFloat32,
+        gradwire::Reduction::kAverage, MPI_COMM_WORLD, options);
+    if (!made.ok()) stop(made.status().message());
+    all_reduce_.emplace(std::move(made).value());
+  }
+
+  std::vector<float>& values() { return values_; }
+  uint64_t bytes_sent() const { return all_reduce_->traffic().bytes_sent; }
+
+  void start() {
+    status_ = all_reduce_->start();
+    under_way_ = status_.ok();
+  }
+  // Moves the operation on, if it is under way, while the caller computes.
+  void proceed() {
+    if (!under_way_) return;
+    const gradwire::Result<bool> done = all_reduce_->test();
+    if (done.ok() && !done.value()) return;
+    status_ = done.status();
+    under_way_ = false;
+  }
+  // false: some rank's gradient was NaN or Inf, and every rank skips this step.
+  bool finish() {
+    if (under_way_) status_ = all_reduce_->wait();
+    under_way_ = false;
+    if (status_.code() == gradwire::StatusCode::kNonFinite) return false;
+    if (!status_.ok()) stop(status_.message());
+    return true;
+  }
+
+ private:
+  std::vector<float> values_;
+  std::optional<gradwire::mpi::Operation> all_reduce_;
+  gradwire::Status status_;
+  bool under_way_ = false;
+};
+
 void train(const Settings& settings) {
   int rank = 0;
   int size = 1;
@@ -173,38 +221,41 @@ void train(const Settings& settings) {
   const Images images = load(settings.data, "train");
   std::vector<float> parameters = make_parameters();
   std::vector<float> velocity(kParameters);
-  std::vector<float> gradient(kParameters);
-
   gradwire::mpi::Options options = settings.collective;
   options.tensors = kTensors;
-  gradwire::Result<gradwire::mpi::Operation> made = gradwire::mpi::all_reduce_init(
-      MPI_IN_PLACE, gradient.data(), gradient.size(), gradwire::Dtype::kFloat32,
-      gradwire::Reduction::kAverage, MPI_COMM_WORLD, options);
-  if (!made.ok()) stop(made.status().message());
-  gradwire::mpi::Operation& all_reduce = made.value();
+  std::vector<std::unique_ptr<Gradient>> gradients;
+  for (int i = 0; i < settings.buffers; ++i) {
+    gradients.push_back(std::make_unique<Gradient>(options));
+    ++options.seed;  // so that they draw other random numbers
+  }
+  const auto update = [&](Gradient& gradient) {
+    if (!gradient.finish()) return;
+    for (size_t i = 0; i < kParameters; ++i) {
+      velocity[i] = 0.9f * velocity[i] + gradient.values()[i];
+      parameters[i] -= settings.learning_rate * velocity[i];
+    }
+  };
 
   std::mt19937 random(static_cast<uint32_t>(1000 + rank));
   Activations activations;
   float loss = 0;  // smoothed
   for (int step = 1; step <= settings.steps; ++step) {
-    std::ranges::fill(gradient, 0.0f);
+    const auto place = static_cast<size_t>(step);
+    Gradient& next = *gradients[place % gradients.size()];
+    Gradient& before = *gradients[(place + 1) % gradients.size()];  // `next` itself if it is alone
+    std::ranges::fill(next.values(), 0.0f);
     float sum = 0;
     for (int i = 0; i < settings.batch; ++i) {
       const size_t image = random() % images.labels.size();
       const float* pixels = images.pixels.data() + image * kPixels;
       forward(parameters, pixels, activations);
       sum += backward(parameters, pixels, images.labels[image],
-                      1.0f / static_cast<float>(settings.batch), activations, gradient);
+                      1.0f / static_cast<float>(settings.batch), activations, next.values());
+      before.proceed();
     }
-    gradwire::Status status = all_reduce.start();
-    if (status.ok()) status = all_reduce.wait();
-    // Some rank's gradient was NaN or Inf: every rank skips this step.
-    if (status.code() == gradwire::StatusCode::kNonFinite) continue;
-    if (!status.ok()) stop(status.message());
-    for (size_t i = 0; i < kParameters; ++i) {
-      velocity[i] = 0.9f * velocity[i] + gradient[i];
-      parameters[i] -= settings.learning_rate * velocity[i];
-    }
+    if (&before != &next && step > 1) update(before);
+    next.start();
+    if (&before == &next || step == settings.steps) update(next);
     const float mean = sum / static_cast<float>(settings.batch);
     loss = step == 1 ? mean : 0.95f * loss + 0.05f * mean;
     if (rank == 0 && (step % 100 == 0 || step == 1))
@@ -213,7 +264,10 @@ void train(const Settings& settings) {
 
   const bool equal = replicas_equal(parameters);
   if (rank != 0) return;
-  const double sent = static_cast<double>(all_reduce.traffic().bytes_sent) / settings.steps;
+  double sent = 0;
+  for (const auto& gradient : gradients) {
+    sent += static_cast<double>(gradient->bytes_sent()) / settings.steps;
+  }
   const double raw = 2.0 * (size - 1) / size * kParameters * sizeof(float);
   std::printf("%d ranks, codec %s: %.0f bytes sent a step by rank 0, %.0f uncompressed\n", size,
               options.codec.c_str(), sent, raw);
@@ -239,12 +293,14 @@ Settings parse(int argc, char** argv) {
       settings.steps = std::atoi(value.c_str());
     } else if (name == "--batch" && std::atoi(value.c_str()) > 0) {
       settings.batch = std::atoi(value.c_str());
+    } else if (name == "--buffers" && (value == "1" || value == "2")) {
+      settings.buffers = std::atoi(value.c_str());
     } else if (name == "--learning-rate" && std::atof(value.c_str()) > 0) {
       settings.learning_rate = static_cast<float>(std::atof(value.c_str()));
     } else {
       stop(name + " " + value +
            ": options are --codec, --exchange, --data, --steps, "
-           "--batch, --learning-rate");
+           "--batch, --buffers (1 or 2), --learning-rate");
     }
   }
   return settings;

@@ -31,6 +31,8 @@ constexpr const char* kVariants[] = {
     "topk:ratio=0.9,index=rice,values=bf16",
     "inceptionn:bound=6,mode=strict",
     "inceptionn:bound=8",
+    "truncate:bits=22",
+    "truncate:bits=24,ef=on",
     "3lc:coder=rice",
     "3lc:s=1.9,coder=rice,bucket=35",
     "terngrad:clip=1,pack=trits5,coder=zre",
@@ -42,6 +44,8 @@ constexpr const char* kVariants[] = {
     "stc:density=0.05,coder=zre",
     "qsgd:bits=2,coder=elias",
     "qsgd:bits=8",
+    "qsgd:levels=1000,coder=elias-dense",
+    "qsgd:levels=200,norm=l2,bucket=50000",
     "qsgd:levels=127,norm=l2,coder=elias,bucket=50000",
     "qsgd:coder=elias-dense,norm=l2,bucket=64",
 };

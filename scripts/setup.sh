@@ -20,8 +20,8 @@ source scripts/progress.sh
 build_packages=(g++ ccache libhwy-dev libxxhash-dev)
 demo_packages=(dataset-fashion-mnist iproute2 util-linux)
 developer_packages=(
-  clang clang-tidy git groff-base libbenchmark-dev libclang-rt-dev libgtest-dev libopenmpi-dev
-  openmpi-bin pkgconf shellcheck zlib1g-dev
+  clang clang-tidy git groff-base libbenchmark-dev libclang-rt-dev libgtest-dev libopenmpi-dev make
+  openmpi-bin pkgconf shellcheck verilator yosys zlib1g-dev
 )
 python_packages=(python3 python3-dev python3-venv)
 

@@ -21,6 +21,7 @@ stages=(
   "cuda      build with nvcc for sm_90; cuda_test, which needs a GPU; install"
   "install   cmake --install of the gcc build, shared and static; the examples against it"
   "wheel     the built package alone, in an environment without PyTorch"
+  "rtl       the engine in hardware: lint, and Verilator against the C++ codec"
   "pytest    the Python tests"
 )
 on_request=(
@@ -65,6 +66,10 @@ build_cuda() {
   scripts/check_install_cuda.sh
 }
 stage_install() { scripts/check_install.sh; }
+stage_rtl() {
+  scripts/setup.sh # the tests compare with the module of the current sources
+  make -C rtl
+}
 stage_tsan() { build_and_ctest tsan; }
 stage_pytest() {
   scripts/setup.sh # the module must be built from the current sources

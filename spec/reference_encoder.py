@@ -32,7 +32,8 @@ def encode_frame(tensor: bytes, text: str, draws: Draws = NO_DRAWS) -> bytes:
         # A Python float does not keep all bits of a NaN, so raw takes the bytes themselves.
         payload = tensor if codec.NAME == "raw" else codec.encode(to_floats(tensor), options, draws)
         return seal_frame(codec.NUMBER, *codec.parameters(options), len(tensor) // 4, payload)
-    return encode_with_residual(tensor, text, bytes(len(tensor)), draws)[0]
+    no_residual = to_bytes([-0.0]) * (len(tensor) // 4)  # x + -0.0 is x, for x = -0.0 too
+    return encode_with_residual(tensor, text, no_residual, draws)[0]
 
 
 def encode_with_residual(

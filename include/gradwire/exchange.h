@@ -180,10 +180,24 @@ struct ExchangeOptions {
 // error feedback the variance of the sum's error is N / 2 times that of the sharded exchange. From
 // hop to hop the largest value can grow by Codec::scale_growth(): 3lc is not for large rings.
 //
+// broadcast: every rank sends all of its values to all others (QSGD, algorithm 1).
+//
+//   push  every rank encodes its whole bucket once and sends all others the same packet. Each rank
+//         decodes the packets of all ranks, its own included, adds them in ascending order of ranks
+//         and divides by N (unless the sum is wanted)
+//
+// Bytes sent by a rank for n values at b bits: (N - 1) * n * b / 8, plus headers; 1 message on the
+// longest way. That is N / 2 times what the sharded exchange sends: as much with 2 ranks, and more
+// from N = 3 on. Every value is quantized once, whatever N is, so with an unbiased codec the
+// variance of the mean's error is 1 / N of one encoding's, where the pull of the sharded exchange
+// adds that of a whole encoding. No rank owns values: the layout's owners are ignored, every tensor
+// is encoded whole, and error feedback keeps a residual of all values on each rank. A tensor has
+// one codec (kInvalidArgument: its pull codec is another).
+//
 // terngrad: TernGrad's exchange (sections 3 and 4: scaler sharing, parameter localization).
 // Gradients travel both ways, never parameters, and sums of trits are added without being decoded.
 //
-//   max   every rank sends every other the largest clipped magnitude of each segment, or of each
+//   max   every rank sends every other the largest clipped magnitude of each tensor, or of each
 //         group if terngrad has groups: the largest of all ranks is the scale of all ranks
 //   push  every rank draws its trits with these scales and sends each shard to its owner
 //   pull  the owner draws its own part too, adds the trits as integers, and sends the sums to all
@@ -203,21 +217,29 @@ struct ExchangeOptions {
 // terngrad with the same parameters, which stands for qsgd with the bits that the sums need, or, to
 // choose another coder, qsgd with levels=N and groups that fit into terngrad's. In the max round
 // each rank reports a gradient that is not finite, and the result is NaN everywhere, with raw
-// layouts too. At most 127 ranks can take part.
+// layouts too. At most 8191 ranks can take part.
 //
-// hierarchical: a hierarchical all-reduce (INCEPTIONN, figure 1), which compresses nothing inside a
-// machine. The lowest rank of each machine is its speaker:
+// hierarchical: a hierarchical all-reduce (INCEPTIONN, figure 1). The lowest rank of each machine
+// is its speaker:
 //
-//   parts    the other ranks send their buckets uncompressed to the speaker, which adds them in
-//            ascending order of ranks
-//   between  the speakers average over the machines by another exchange, and each sum is divided by
-//            the mean number of ranks per machine; or they add without dividing
-//   result   the speaker sends its bucket uncompressed to the ranks of its machine
+//   within   the ranks of a machine average their buckets; without the parameter `within`, they
+//            send them to the speaker, which adds them in ascending order of ranks
+//   between  the speakers average over the machines by another exchange; or all add, and nobody
+//            divides
+//   result   the speaker encodes the result once and sends it to the ranks of its machine; with
+//            within=ring to its neighbour, and each rank passes the bytes on
+//
+// With within=ring,between=ring these are the rings in groups of figure 1 (c). `within_codec`
+// encodes the legs inside a machine, without a residual; raw by default. The layout's codecs encode
+// the leg between the machines, and tensors that go raw there go raw inside, too.
 //
 // `layout` is that of the speakers: its world size is the number of machines. Bytes on the network
-// and error are those of the inner exchange with N = machines. Inside a machine of k ranks, 4 n
-// bytes go to and from each of k - 1 ranks. The longest way has 2 messages more than the inner
-// exchange's. The marker of a step that is not finite names the speaker's rank.
+// are those of the inner exchange with N = machines. Inside a machine of k ranks, a rank sends
+// those of `within` with N = k and n * b / 8 for the result, which the last rank of a ring does not
+// pass on; without `within`, n * b / 8 go to and from each of k - 1 ranks. The longest way has the
+// messages of both exchanges, and 1 more for the result (k - 1 in a ring). The errors of the legs
+// add up, and a compressed result adds that of one more encoding. The marker of a step that is not
+// finite names the speaker's rank.
 GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_exchange(
     std::string_view text, std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
     ExchangeOptions options = {});

@@ -21,6 +21,9 @@ struct ExchangeInfo {
   bool sums = true;
   // Whether it takes a ShardUpdate.
   bool updates = false;
+  // Whether each value has an owner, which sums it and sends the result to all ranks in a pull.
+  // Otherwise there are no pulls, and every rank sums all values.
+  bool has_owners = true;
   // Whether each rank on the way encodes a sum again, so that its error and, with some codecs, its
   // scale grow with the number of ranks.
   bool encodes_sums_on_the_way = false;
@@ -38,22 +41,35 @@ struct ExchangeInfo {
 [[nodiscard]] GRADWIRE_EXPORT std::span<const ExchangeInfo* const> exchanges() noexcept;
 
 // An exchange with its parameters: "sharded", "hierarchical:between=ring,ranks=4".
+// within_codec stands last, because the text of a codec has commas of its own.
 class GRADWIRE_EXPORT ExchangeChoice {
  public:
   // kInvalidArgument: the message lists what is valid.
   static Result<ExchangeChoice> parse(std::string_view text);
 
   [[nodiscard]] const ExchangeInfo& info() const noexcept { return *info_; }
-  // The exchange of the ranks that compress: `between` of a hierarchical exchange, else info().
+  // The exchange of the ranks that keep residuals: `between` of a hierarchical exchange, else
+  // info().
   [[nodiscard]] const ExchangeInfo& inner() const noexcept { return *inner_; }
+  // The exchange `within` each machine of a hierarchical exchange; null if it is not given.
+  [[nodiscard]] const ExchangeInfo* within() const noexcept { return within_; }
+  // The codec inside each machine of a hierarchical exchange.
+  [[nodiscard]] const std::string& within_codec() const noexcept { return within_codec_; }
+  [[nodiscard]] bool compresses_within() const { return within_codec_ != kUncompressed; }
+  // The same exchange without a codec of its own inside a machine, for steps that go raw.
+  [[nodiscard]] ExchangeChoice uncompressed() const;
   // The parameter `ranks` of a hierarchical exchange; 0 if it is not given.
   [[nodiscard]] uint32_t ranks_per_machine() const noexcept { return ranks_per_machine_; }
   // parse(text()) gives an equal choice.
   [[nodiscard]] std::string text() const;
 
  private:
+  static constexpr std::string_view kUncompressed = "raw";
+
   const ExchangeInfo* info_ = nullptr;
   const ExchangeInfo* inner_ = nullptr;
+  const ExchangeInfo* within_ = nullptr;
+  std::string within_codec_{kUncompressed};
   uint32_t ranks_per_machine_ = 0;
 };
 

@@ -48,7 +48,8 @@ struct LayoutOptions {
   // balanced by size. The ranks before them are workers. 0: every rank owns a piece, and all pieces
   // are about equally large.
   uint32_t servers = 0;
-  // If set, this rank owns everything.
+  // If set, this rank owns everything. With `servers` it is one of them, and the exchange leaves
+  // the others out: so a part of a model has an exchange of its own.
   std::optional<uint32_t> owner = {};
   // If set, codec, pull_codec and the rules may be goals (AutoGoal). Their tensors take the codecs
   // chosen here; a tensor that is not listed takes the goal's first candidate.
@@ -61,7 +62,7 @@ struct Segment {
   uint64_t tensor_offset;  // first value in the tensor
   uint64_t bucket_offset;  // first value in the bucket
   uint64_t n;
-  uint32_t owner;  // rank that sums it
+  uint32_t owner;  // rank that sums it; the world size if every rank does
   std::shared_ptr<const Codec> push_codec;
   std::shared_ptr<const Codec> pull_codec;
   std::string raw_reason;      // why it goes raw instead of with the chosen codec; empty otherwise
@@ -81,14 +82,23 @@ class GRADWIRE_EXPORT Layout {
   // The same layout with other codecs for pulls, one for each segment.
   [[nodiscard]] Layout with_pull_codecs(
       const std::vector<std::shared_ptr<const Codec>>& codecs) const;
+  // The same layout for exchanges in which every rank sums all values: each tensor is whole, and no
+  // rank owns it.
+  [[nodiscard]] Layout without_owners() const;
 
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const std::vector<Segment>& segments() const noexcept { return segments_; }
   [[nodiscard]] uint32_t world_size() const noexcept { return world_size_; }
   [[nodiscard]] uint32_t servers() const noexcept { return servers_; }
+  // LayoutOptions::owner: the rank or server that owns everything; nothing: each has a share.
+  [[nodiscard]] std::optional<uint32_t> owner() const noexcept { return owner_; }
+  // The number of shards. A shard holds the segments of one owner, so that the owner is its number;
+  // without owners, all segments are in the last of world_size() + 1 shards.
+  [[nodiscard]] uint32_t shards() const noexcept { return shards_; }
   // The number of ranks whose values are averaged.
   [[nodiscard]] uint32_t workers() const noexcept { return world_size_ - servers_; }
   [[nodiscard]] uint64_t numel() const noexcept { return numel_; }
+  [[nodiscard]] const std::string& raw_codec() const noexcept { return raw_codec_; }
 
   // The patterns of `rules` and `exclude` that match none of these tensors. If such a pattern
   // matches in no bucket, it may be mistyped.
@@ -105,6 +115,8 @@ class GRADWIRE_EXPORT Layout {
   std::vector<std::string> unmatched_;
   uint32_t world_size_ = 0;
   uint32_t servers_ = 0;
+  std::optional<uint32_t> owner_;
+  uint32_t shards_ = 0;
   uint64_t numel_ = 0;
   std::string raw_codec_;
 };

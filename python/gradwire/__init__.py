@@ -21,10 +21,13 @@ from gradwire._core import (
     parse_exchange,
     simd_targets,
 )
+from gradwire.errors import LimitError, LimitWarning
 
 __all__ = [
     "Compressor",
     "GradwireError",
+    "LimitError",
+    "LimitWarning",
     "NonFiniteWarning",
     "__version__",
     "codecs",

@@ -25,11 +25,13 @@ class CompressorGroup:
     """Compressors that share a goal: the tensors of one sender, or of several senders of the same
     tensors, who then use the same codecs.
 
-    All tensors of a step are encoded before the first of the next step.
+    Before its first frame each tensor is decided for alone, within the whole limit. All tensors of
+    a step are encoded before the first of the next step.
     """
 
-    def __init__(self, goal: str) -> None:
-        self._chooser = Chooser(goal)
+    def __init__(self, goal: str, remedy: str = "") -> None:
+        """remedy: see Chooser."""
+        self.chooser = Chooser(goal, remedy)
         self._rows: dict[str, Row] = {}
         self._senders: dict[str, int] = {}
         self._step: int | None = None
@@ -44,11 +46,11 @@ class CompressorGroup:
     @property
     def tensors(self) -> tuple[ChosenTensor, ...]:
         """What is chosen now."""
-        return tuple(self._chooser.tensors.values())
+        return tuple(self.chooser.tensors.values())
 
     @property
     def decisions(self) -> int:
-        return self._chooser.decisions
+        return self.chooser.decisions
 
     def codec(
         self,
@@ -63,18 +65,19 @@ class CompressorGroup:
             if self._step is not None:
                 self._steps += 1
                 if self._rows:
-                    self._chooser.decide(self._rows, self._steps)
+                    self.chooser.decide(self._rows, self._steps)
                     self._rows = {}
             self._step = step
-        is_new = name not in self._chooser.tensors
-        if is_new or (is_measured and self._chooser.goal.is_due(self._steps + 1)):
-            in_use = "" if is_new else self._chooser.tensors[name].codec
-            row = np.array(self._chooser.goal.try_candidates(x, residual, in_use))
-            if is_new:
-                self._chooser.begin({name: row}, self._steps)
+        goal = self.chooser.goal
+        if name not in self.chooser.tensors:
+            self.chooser.begin({name: np.array(goal.try_candidates(x, residual))})
+        chosen = self.chooser.tensors.get(name)
+        if chosen is None:  # not all values were finite
+            return self.chooser.candidates[0]
+        if is_measured and goal.is_due(self._steps + 1):
+            row = np.array(goal.try_candidates(x, residual, chosen.codec))
             self._rows[name] = self._rows[name] + row if name in self._rows else row
-        chosen = self._chooser.tensors.get(name)  # none if no value was finite
-        return self._chooser.candidates[0] if chosen is None else chosen.codec
+        return chosen.codec
 
 
 class AutoCompressor:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradwire._core import AutoGoal, GradwireError
+from gradwire._core import AutoGoal
+from gradwire.errors import LimitError, LimitWarning
 
 Row = npt.NDArray[np.float64]
 _VALUES, _FLOWING = 0, 2  # places in a row
@@ -24,10 +25,6 @@ _SLACK = 1.1  # trials predict no better than this
 _NEWEST = 0.5  # share of the newest measurement in the mean, as gradients differ from step to step
 _PAYBACK = 2  # periods of a goal in which bits above the budget are saved again, or spent below it
 _MOST_PAYBACK = 0.5  # of the budget
-
-
-class LimitWarning(RuntimeWarning):
-    """No choice of codecs keeps the limit of an `auto` text at the moment."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +47,16 @@ class Chooser:
     Ranks that decide from the same rows choose the same codecs.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, remedy: str = "") -> None:
+        """remedy: what else can be done if a budget can't be kept; empty: allow coarser codecs."""
         self.goal = AutoGoal(text)
+        self._remedy = remedy
         self.candidates = self.goal.candidates
         self.tensors: dict[str, ChosenTensor] = {}
         self.decisions = 0
         self.bits = 0.0  # a value, as the last decision predicts them
         self.error = 0.0
+        self.shortfall = ""  # what is possible, if the last decision does not keep the limit
         self._rows: dict[str, Row] = {}  # moving averages
         self._correction = 1.0  # bits that flow / bits that trials predict
         self._steps = 0  # at the last decision that knew what flowed
@@ -64,36 +64,49 @@ class Chooser:
         self._accepted = False  # the limit could be kept once, or nearly
         self._warned = False
 
-    def begin(self, rows: Mapping[str, Row], steps: int) -> bool:
-        """Chooses for new tensors from their inputs alone, as `decide`."""
-        return self._choose({name: row for name, row in rows.items() if row[_VALUES] > 0}, steps)
+    def begin(self, rows: Mapping[str, Row]) -> bool:
+        """Chooses for new tensors from their inputs alone, as `decide`. A budget may be exceeded,
+        because the residuals have not settled."""
+        measured = {name: row for name, row in rows.items() if row[_VALUES] > 0}
+        return bool(measured) and self._choose(measured, is_settled=not self.goal.limits_bits)[0]
 
     def decide(self, rows: Mapping[str, Row], steps: int) -> bool:
         """Chooses for the tensors in `rows`; returns whether a codec changed.
 
         steps: compressed steps so far. Rows without values (nothing was measured, or it was not
-        finite) change nothing. Raises GradwireError saying what is possible if the limit can't be
+        finite) change nothing. Raises LimitError saying what is possible if the limit can't be
         kept: at once for an error; for a budget when residuals have settled. If it was kept once,
         a LimitWarning says so once.
         """
         measured = {name: row for name, row in rows.items() if row[_VALUES] > 0}
+        if not measured:
+            return False
         self._account(measured, steps)
         for name, row in measured.items():
             before = self._rows.get(name, row)
             self._rows[name] = before + _NEWEST * (row - before)
-        changed = self._choose({name: self._rows[name] for name in measured}, steps)
-        self.decisions += bool(measured)
+        is_settled = not self.goal.limits_bits or self.goal.is_settled(steps)
+        latest = {name: self._rows[name] for name in measured}
+        changed, self.shortfall = self._choose(latest, is_settled)
+        self.decisions += 1
         return changed
 
-    def _choose(self, measured: Mapping[str, Row], steps: int) -> bool:
-        if not measured:
-            return False
+    def remarks(self, direction: str) -> tuple[str, ...]:
+        """For statistics. direction: which way these tensors are sent, "push" or "pull"."""
+        if not self.shortfall:
+            return ()
+        return (f"{self.goal.text}, {direction}: exceeds its limit, because {self.shortfall}",)
+
+    def _choose(self, measured: Mapping[str, Row], is_settled: bool) -> tuple[bool, str]:
+        """Returns whether a codec changed, and the shortfall."""
         rows = [row.tolist() for row in measured.values()]
         correction = self._correction if self.goal.limits_bits else 1.0
         choice = self.goal.choose(rows, self._limit_now() / correction)
-        is_settled = not self.goal.limits_bits or self.goal.is_settled(steps)
-        if is_settled and choice["possible"] > _SLACK * self.goal.limit:
-            self._report(choice["possible"])
+        possible, shortfall = choice["possible"], ""
+        if possible > _SLACK * self.goal.limit:
+            shortfall = self._describe(possible)
+            if is_settled:
+                self._report(possible, shortfall)
         self._accepted |= is_settled
         self.bits, self.error = correction * choice["bits"], choice["error"]
         changed = False
@@ -102,7 +115,7 @@ class Chooser:
             changed |= name not in self.tensors or self.tensors[name].codec != codec
             bits = correction * tensor["bits"]
             self.tensors[name] = ChosenTensor(name, codec, bits, tensor["error"])
-        return changed
+        return changed, shortfall
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -148,25 +161,28 @@ class Chooser:
         """The goal's limit; that of bits so that the budget holds over the whole training."""
         return self.goal.limit - self._overspent / (_PAYBACK * self.goal.every)
 
-    def _report(self, possible: float) -> None:
+    def _describe(self, possible: float) -> str:
+        if self.goal.limits_bits:
+            return f"the codecs that send least take {possible:.3g} bits a value"
+        return f"the most exact codecs leave out {possible:.3g} of the norm of a step's input"
+
+    def _report(self, possible: float, shortfall: str) -> None:
         goal = self.goal
         key = "bits" if goal.limits_bits else "error"
-        finding = (
-            f"the codecs that send least take {possible:.3g} bits a value"
-            if goal.limits_bits
-            else f"the most exact codecs leave out {possible:.3g} of the norm of a step's input"
-        )
         if not self._accepted:
-            may = goal.limits_bits and goal.largest_s == 1.0
-            coarser = ". Or allow coarser codecs, which cost accuracy: s=1.5" if may else ""
-            raise GradwireError(
-                f"'{goal.text}' can't be kept: on these tensors {finding}, so give at least "
-                f"{key}={_SLACK * possible:.3g}{coarser}"
+            message = (
+                f"'{goal.text}' can't be kept: on these tensors {shortfall}, so give at least "
+                f"{key}={_SLACK * possible:.3g}"
             )
+            if goal.limits_bits and self._remedy:
+                message += f". {self._remedy}"
+            elif goal.limits_bits and goal.largest_s == 1.0:
+                message += ". Or allow coarser codecs, which cost accuracy: s=1.5"
+            raise LimitError(message)
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"'{goal.text}' can't be kept now: {finding}, and these codecs are taken",
+                f"'{goal.text}' can't be kept now: {shortfall}, and these codecs are taken",
                 LimitWarning,
                 stacklevel=2,
             )

@@ -1,7 +1,18 @@
-"""The base of the errors that the command line shows without a traceback."""
+"""The errors and warnings of the Python code; this module needs no other package."""
 
 from __future__ import annotations
 
+from gradwire._core import GradwireError
+
 
 class UserError(Exception):
-    """Something cannot be done. The message says why, for the user."""
+    """Something cannot be done. The message says why, for the user: the command line shows it
+    without a traceback."""
+
+
+class LimitError(GradwireError):
+    """No choice of codecs keeps the limit of an `auto` text. The message says what is possible."""
+
+
+class LimitWarning(RuntimeWarning):
+    """No choice of codecs keeps the limit of an `auto` text at the moment."""

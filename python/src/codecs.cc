@@ -13,6 +13,7 @@
 
 #include "arrays.h"
 #include "base/return_if_error.h"
+#include "codecs/inceptionn/inceptionn.h"
 #include "errors.h"
 #include "frame/packet.h"
 #include "gradwire/compressor.h"
@@ -139,6 +140,19 @@ void decode_into(ArrayLike data, ArrayLike out, bool accumulate, int threads,
   }));
 }
 
+// Where a codec has classes of values: the share that takes 0, 8, 16 and 32 bits.
+void add_class_shares(nb::dict& entry, const Codec& codec, uint64_t n,
+                      std::span<const std::byte> payload) {
+  const auto counts = value_or_raise(count_classes(codec, n, payload));
+  if (!counts) return;
+  nb::dict shares;
+  const char* const classes[] = {"0", "8", "16", "32"};
+  for (size_t i = 0; i < counts->size(); ++i) {
+    shares[classes[i]] = static_cast<double>((*counts)[i]) / static_cast<double>(n);
+  }
+  entry["class_shares"] = shares;
+}
+
 nb::dict inspect_frame(std::span<const std::byte> bytes) {
   const Frame frame = value_or_raise(parse_frame(bytes));
   nb::dict result;
@@ -152,17 +166,20 @@ nb::dict inspect_frame(std::span<const std::byte> bytes) {
   result["bits_per_value"] = bits_per_value(bytes.size(), frame.n);
   result["non_finite"] = frame.content == FrameContent::kNonFinite;
   result["checksum"] = frame.checksum;
+  add_class_shares(result, *frame.codec, frame.n, frame.payload);
   return result;
 }
 
 nb::dict inspect_packet(std::span<const std::byte> bytes) {
   const Packet packet = value_or_raise(parse_packet(bytes));
   const auto describe = [](nb::dict& entry, const PacketFrame& frame) {
-    entry["codec"] = value_or_raise(Codec::from_wire(frame.codec))->wire_text();
+    const auto codec = value_or_raise(Codec::from_wire(frame.codec));
+    entry["codec"] = codec->wire_text();
     entry["dtype"] = dtype_text(Dtype::kFloat32);
     entry["numel"] = frame.n;
     entry["payload_bytes"] = frame.payload.size();
     entry["bits_per_value"] = bits_per_value(frame.payload.size(), frame.n);
+    add_class_shares(entry, *codec, frame.n, frame.payload);
   };
   nb::dict result;
   result["kind"] = "packet";

@@ -53,6 +53,7 @@ DictList list_exchanges() {
     entry["default_codec"] = info->default_codec;
     entry["sums"] = info->sums;
     entry["updates"] = info->updates;
+    entry["has_owners"] = info->has_owners;
     entry["encodes_sums_on_the_way"] = info->encodes_sums_on_the_way;
     entry["adds_trits"] = info->adds_trits;
     entry["always_skips_non_finite"] = info->always_skips_non_finite;
@@ -68,6 +69,9 @@ Dict parse_exchange(const std::string& text) {
   parsed["name"] = choice.info().name;
   parsed["inner"] = choice.inner().name;
   parsed["ranks_per_machine"] = choice.ranks_per_machine();
+  parsed["within"] = choice.within() == nullptr ? "" : choice.within()->name;
+  parsed["within_codec"] = choice.within_codec();
+  parsed["uncompressed"] = choice.uncompressed().text();
   return parsed;
 }
 
@@ -202,8 +206,9 @@ void bind_exchange(nb::module_& module) {
   module.def("exchanges", &list_exchanges, "All exchanges with parameters and sources.");
   module.def("parse_exchange", &parse_exchange, nb::arg("text"),
              "An exchange's text, parsed: text (in full), name, inner (the exchange among the "
-             "ranks that compress), ranks_per_machine (0: not given). Raises GradwireError "
-             "listing the valid texts.");
+             "speakers), ranks_per_machine (0: not given), within (the exchange inside a machine; "
+             "empty: not given), within_codec, uncompressed (the text without a codec). Raises "
+             "GradwireError listing the valid texts.");
 }
 
 }  // namespace gradwire::python

@@ -106,6 +106,9 @@ void bind_server_sides(nb::module_& module) {
       &make_worker_in, "apply",
       "By the server's rank: the number of pushes that this worker held back, because that server "
       "was ahead of another.")
+      .def_prop_ro(
+          "servers", [](PyWorker& self) { return self.side().listening(); },
+          "Ranks of the servers with which it exchanges.")
       .def(
           "version", [](PyWorker& self, uint32_t server) { return self.side().version(server); },
           nb::arg("server"), "Number of versions of the server's tensors applied here.")

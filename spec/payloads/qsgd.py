@@ -28,8 +28,12 @@ CODERS = {"fixed": FIXED, "elias": SPARSE, "elias-dense": DENSE}
 NORMS = ("max", "l2")
 
 
+def largest_level(param_a: int) -> int:
+    return param_a & 127 | param_a >> 10 << 7
+
+
 def check_parameters(param_a: int, param_b: int) -> None:
-    known = param_a & 127 > 0 and param_a >> 7 & 3 <= DENSE and param_a >> 10 == 0
+    known = largest_level(param_a) > 0 and param_a >> 7 & 3 <= DENSE
     require(known, "reserved_bits", f"qsgd param_a {param_a:#06x}")
     require(param_b > 0 and param_b % 8 == 0, "reserved_bits", f"qsgd group {param_b}")
 
@@ -39,7 +43,7 @@ class Shape:
 
     def __init__(self, n: int, param_a: int, group: int) -> None:
         self.n, self.group = n, group
-        self.s, self.coder = param_a & 127, param_a >> 7 & 3
+        self.s, self.coder = largest_level(param_a), param_a >> 7 & 3
         self.width = (2 * self.s).bit_length()
         self.sizes_at = 4 * ceil_div(n, group)
         # Bytes of a listed chunk size; 0 if the number of values gives the size.
@@ -165,7 +169,7 @@ def read(keys: dict[str, str]) -> Options:
 
 def parameters(options: Options) -> tuple[int, int]:
     norm = NORMS.index(options.norm)
-    return options.s | options.coder << 7 | norm << 9, options.group
+    return options.s & 127 | options.coder << 7 | norm << 9 | options.s >> 7 << 10, options.group
 
 
 def elias(k: int) -> str:
@@ -198,17 +202,24 @@ def unit_of(norm: float, s: int) -> float:
     return unit
 
 
+def fraction_of(s: int) -> int:
+    """Bits after the point of a level in fixed point: with those of s they fill 31 bits."""
+    return min(24, 31 - s.bit_length())
+
+
 def inverse_of(unit: float, s: int) -> tuple[float, float]:
+    one = 2.0 ** fraction_of(s)
     prescale = 2.0**64 if unit < 2.0**-64 else 1.0
     bound = FLT_MAX if f32(step(unit, 1) * s) > FLT_MAX else f32(unit * s)
-    inverse = f32(2.0**24 / f32(unit * prescale))
-    while f32(f32(bound * prescale) * inverse) > s * 2.0**24:
+    inverse = f32(one / f32(unit * prescale))
+    while f32(f32(bound * prescale) * inverse) > s * one:
         inverse = step(inverse, -1)
     return prescale, inverse
 
 
 def encode(values: list[float], options: Options, draws: Draws) -> bytes:
     words = draws.words(len(values))
+    bits = fraction_of(options.s)
     units: list[float] = []
     levels: list[int] = []
     for first in range(0, len(values), options.group):
@@ -221,7 +232,7 @@ def encode(values: list[float], options: Options, draws: Draws) -> bytes:
         prescale, inverse = inverse_of(unit, options.s)
         for b, word in zip(part, words[first:], strict=False):
             fixed = math.trunc(f32(f32(b * prescale) * inverse))
-            levels.append(fixed + (word >> 8) >> 24)
+            levels.append(fixed + (word >> 32 - bits) >> bits)
     if not any(units):
         return b""
     shape = Shape(len(values), *parameters(options))

@@ -19,11 +19,16 @@ constexpr std::string_view kName = "auto";
 constexpr float kLeastBits = 0.01f;
 constexpr float kMostBits = 16.0f;
 // float16 leaves out about 2^-12 of each value.
-constexpr float kLeastError = 0x1p-12f;
+constexpr float kLeastError = 0.000244f;
+constexpr float kMostError = 1000.0f;
+
+constexpr float next_above(float value) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(value) + 1);
+}
 
 constexpr std::array<CodecParameter, 4> kParameters = {{
-    {"bits", "", "[0.01, 16]", "least error within so many bits a value"},
-    {"error", "", "[0.000244140625, 1000)",
+    {"bits", "", "from 0.01 to 16", "least error within so many bits a value"},
+    {"error", "", "from 0.000244 (that of float16) to 1000",
      "fewest bits with which a step leaves out so much of the norm of its input"},
     {"every", "50", "1 to 1000000", "steps from one decision to the next"},
     {"s", "1", "[1, 2)", "largest s of 3lc that is tried"},
@@ -84,10 +89,11 @@ Result<AutoGoal> AutoGoal::parse(std::string_view text) {
   if (given.has("ef")) given.fail("codecs that change need error feedback: leave ef out");
   goal.kind = given.has("error") ? Kind::kError : Kind::kBits;
   if (goal.kind == Kind::kBits) {
-    const float above = std::bit_cast<float>(std::bit_cast<uint32_t>(kMostBits) + 1);
-    goal.limit = given.number("bits", kLeastBits, above, 1.0f);
+    goal.limit =
+        given.number("bits", kLeastBits, next_above(kMostBits), 1.0f, kParameters[0].values);
   } else {
-    goal.limit = given.number("error", kLeastError, 1000.0f, 1.0f);
+    goal.limit =
+        given.number("error", kLeastError, next_above(kMostError), 1.0f, kParameters[1].values);
   }
   goal.every = given.count("every", 1, kMostSteps, kUsualSteps);
   goal.largest_s = given.number("s", 1.0f, 2.0f, 1.0f);

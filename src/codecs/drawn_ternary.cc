@@ -54,34 +54,27 @@ uint64_t draw_chunk(TernaryCoder coder, const Encoding& encoding, float limit, u
   return code_trits(coder, trits, encoding.shape.chunks.values(chunk), slot, kernels);
 }
 
-std::optional<float> measure_scales(const TernaryShape& shape, float clip, const InputView& x,
-                                    std::byte* scales, Execution& execution) {
+std::optional<TernaryRange> measure_range(float clip, const InputView& x, Execution& execution) {
   const Input input(x, {}, execution.kernels());
-  Measurement whole;
-  if (clip != 0.0f) {
-    whole = measure_chunks(input, execution, measure_moments);
-    if (whole.largest >= kNonFiniteBits) return std::nullopt;
-  }
+  const Measurement whole =
+      measure_chunks(input, execution, clip != 0.0f ? measure_moments : measure_absmax);
+  if (whole.largest >= kNonFiniteBits) return std::nullopt;
   const float limit = clipping_limit_of(whole, x.size(), clip);
-  std::atomic<bool> finite{true};
-  const auto put = [&](uint64_t group, uint32_t largest) {
-    if (largest >= kNonFiniteBits) finite = false;
-    store_le_f32(scales + shape.head_at(group), std::min(float_of(largest), limit));
-  };
-  if (shape.groups.count == 1) {
-    if (clip == 0.0f) whole = measure_chunks(input, execution, measure_absmax);
-    put(0, whole.largest);
-  } else {
-    const Groups& groups = shape.groups;
-    const uint64_t groups_a_task = std::max<uint64_t>(1, kChunkValues / groups.size);
-    execution.for_each((groups.count - 1) / groups_a_task + 1, [&](size_t task) {
-      const uint64_t last = std::min(groups.count, (task + 1) * groups_a_task);
-      for (uint64_t group = task * groups_a_task; group < last; ++group) {
-        put(group, input.absmax(groups.begin(group), groups.values(group)));
-      }
-    });
-  }
-  return finite ? std::optional(limit) : std::nullopt;
+  return TernaryRange{.limit = limit, .largest = std::min(float_of(whole.largest), limit)};
+}
+
+void measure_group_scales(const TernaryShape& shape, float limit, const InputView& x,
+                          std::byte* scales, Execution& execution) {
+  const Input input(x, {}, execution.kernels());
+  const Groups& groups = shape.groups;
+  const uint64_t groups_a_task = std::max<uint64_t>(1, kChunkValues / groups.size);
+  execution.for_each((groups.count - 1) / groups_a_task + 1, [&](size_t task) {
+    const uint64_t last = std::min(groups.count, (task + 1) * groups_a_task);
+    for (uint64_t group = task * groups_a_task; group < last; ++group) {
+      const uint32_t largest = input.absmax(groups.begin(group), groups.values(group));
+      store_le_f32(scales + shape.head_at(group), std::min(float_of(largest), limit));
+    }
+  });
 }
 
 uint64_t draw_with_scales(const TernaryShape& shape, float limit, const InputView& x,

@@ -22,13 +22,20 @@ inline constexpr uint32_t kDrawnGroupMultiple = 320;
 uint64_t draw_chunk(TernaryCoder coder, const Encoding& encoding, float limit, uint64_t chunk,
                     uint8_t* slot);
 
-// For ranks that share scales, step 1: writes the scale f32 of each group; returns the limit that
-// values are clipped to, `clip` times the standard deviation of the segment (clip 0: no limit).
-// Returns nothing where x holds NaN or Inf. x is not empty.
-std::optional<float> measure_scales(const TernaryShape& shape, float clip, const InputView& x,
-                                    std::byte* scales, Execution& execution);
+// The range of the values of a tensor for ranks that share scales.
+struct TernaryRange {
+  float limit;    // values are clipped to `clip` times the standard deviation (clip 0: no limit)
+  float largest;  // magnitude after clipping
+};
 
-// Step 2: draws with the scales at the head of `payload`, none below the scale of x. Returns the
+// Step 1. Returns nothing where x, which is not empty, holds NaN or Inf.
+std::optional<TernaryRange> measure_range(float clip, const InputView& x, Execution& execution);
+
+// Step 2, if there are groups: writes the scale f32 of each group of x.
+void measure_group_scales(const TernaryShape& shape, float limit, const InputView& x,
+                          std::byte* scales, Execution& execution);
+
+// Step 3: draws with the scales at the head of `payload`, none below the scale of x. Returns the
 // payload's size: 0 where all scales are 0.
 uint64_t draw_with_scales(const TernaryShape& shape, float limit, const InputView& x,
                           const DrawContext& draw, std::span<std::byte> payload,

@@ -85,12 +85,14 @@ size_t Parameters::place(std::string_view key, std::span<const std::string_view>
   return otherwise;
 }
 
-float Parameters::number(std::string_view key, float low, float high, float otherwise) {
+float Parameters::number(std::string_view key, float low, float high, float otherwise,
+                         std::string_view valid) {
   const std::string* text = find(key);
   if (text == nullptr) return otherwise;
   float value = 0;
   if (parse_whole(*text, value) && value >= low && value < high) return value;
-  refuse(key, *text, "a number in [" + format_number(low) + ", " + format_number(high) + ")");
+  const std::string bounds = "in [" + format_number(low) + ", " + format_number(high) + ")";
+  refuse(key, *text, "a number " + (valid.empty() ? bounds : std::string(valid)));
   return otherwise;
 }
 

@@ -32,8 +32,9 @@ class Parameters {
     return static_cast<E>(place(key, names, static_cast<size_t>(otherwise)));
   }
 
-  // A float32 in [low, high).
-  float number(std::string_view key, float low, float high, float otherwise);
+  // A float32 in [low, high), which `valid` describes to people; empty: by these bounds.
+  float number(std::string_view key, float low, float high, float otherwise,
+               std::string_view valid = {});
 
   // A multiple of `multiple` in [multiple, high].
   uint32_t count(std::string_view key, uint32_t multiple, uint32_t high, uint32_t otherwise);

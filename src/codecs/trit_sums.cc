@@ -1,5 +1,7 @@
 #include "codecs/trit_sums.h"
 
+#include <algorithm>
+
 #include "base/endian.h"
 #include "base/return_if_error.h"
 #include "codecs/checks.h"
@@ -26,8 +28,27 @@ bool add_chunk(TernaryCoder coder, std::span<const uint8_t> bytes, uint64_t n, i
 
 }  // namespace
 
-Status add_trits(const TernaryShape& shape, std::string_view name,
-                 std::span<const std::byte> payload, std::span<int8_t> sums, Execution& execution) {
+TritSums::TritSums(uint64_t n, uint32_t most) : sums_(n) {
+  if (most > kLargestByteLevel) wide_.resize(n);
+}
+
+void TritSums::clear() {
+  std::ranges::fill(sums_, int8_t{0});
+  std::ranges::fill(wide_, int16_t{0});
+  added_ = 0;
+}
+
+void TritSums::widen() {
+  std::ranges::transform(wide_, sums_, wide_.begin(),
+                         [](int16_t wide, int8_t sum) { return static_cast<int16_t>(wide + sum); });
+  std::ranges::fill(sums_, int8_t{0});
+  added_ = 0;
+}
+
+Status TritSums::add(const TernaryShape& shape, std::string_view name,
+                     std::span<const std::byte> payload, Execution& execution) {
+  if (added_ == kLargestByteLevel) widen();
+  ++added_;
   GW_RETURN_IF_ERROR(
       check_chunks_size(name, shape.chunks, shape.chunks.least_size, payload.size()));
   if (payload.empty()) return {};
@@ -35,7 +56,7 @@ Status add_trits(const TernaryShape& shape, std::string_view name,
   return decode_chunks(
       shape.chunks, payload, name, execution, [&](uint64_t chunk, std::span<const uint8_t> bytes) {
         return add_chunk(shape.coder, bytes, shape.chunks.values(chunk),
-                         sums.data() + shape.chunks.begin(chunk), execution.kernels());
+                         sums_.data() + shape.chunks.begin(chunk), execution.kernels());
       });
 }
 
@@ -43,18 +64,21 @@ bool groups_fit(const Groups& trits, const Groups& sums) {
   return trits.count <= 1 || trits.size % sums.size == 0;
 }
 
-uint64_t encode_trit_sums(const QsgdShape& shape, const Groups& trits, const std::byte* scales,
-                          std::span<const int8_t> sums, std::span<std::byte> payload,
-                          Execution& execution) {
+uint64_t TritSums::encode(const QsgdShape& shape, const Groups& trits, const std::byte* scales,
+                          std::span<std::byte> payload, Execution& execution) {
   if (all_zero(scales, trits.count)) return 0;
   for (uint64_t i = 0; i < shape.groups.count; ++i) {
     const uint64_t group = shape.groups.begin(i) / trits.size;
     const float scale = load_le_f32(scales + group * sizeof(float));
     store_le_f32(payload.data() + i * sizeof(float), level_unit(scale, shape.levels));
   }
+  if (!wide_.empty()) widen();
   return encode_chunks(shape.chunks, payload, execution, [&](uint64_t chunk, uint8_t* slot) {
-    return write_levels(shape.coder, shape.levels, sums.data() + shape.chunks.begin(chunk),
-                        shape.chunks.values(chunk), slot, execution.kernels());
+    const auto write = [&](const auto& sums) {
+      return write_levels(shape.coder, shape.levels, sums.data() + shape.chunks.begin(chunk),
+                          shape.chunks.values(chunk), slot, execution.kernels());
+    };
+    return wide_.empty() ? write(sums_) : write(wide_);
   });
 }
 

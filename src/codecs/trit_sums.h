@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "codecs/qsgd/qsgd_shape.h"
 #include "codecs/ternary.h"
@@ -15,19 +16,34 @@
 
 namespace gradwire {
 
-// Adds the trits of a payload to as many sums. At most 127 payloads make a sum. kCorruptPayload if
-// decoding refuses the payload; some trits are added then.
-Status add_trits(const TernaryShape& shape, std::string_view name,
-                 std::span<const std::byte> payload, std::span<int8_t> sums, Execution& execution);
+// The sums of the trits of several payloads. They are added as int8, and moved to int16 before they
+// could leave its range.
+class TritSums {
+ public:
+  TritSums() = default;
+  // Sums of n values, of at most `most` payloads: 1 to kLargestLevel.
+  TritSums(uint64_t n, uint32_t most);
+
+  void clear();
+  // Adds a payload with as many trits. kCorruptPayload if decoding refuses the payload; some trits
+  // are added then.
+  Status add(const TernaryShape& shape, std::string_view name, std::span<const std::byte> payload,
+             Execution& execution);
+  // The payload of a qsgd frame that decodes to sum * scale / shape.levels. scales: one f32 for
+  // each group of `trits`; groups_fit is true. shape.levels is `most`. Returns the payload's size:
+  // 0 where all scales are 0.
+  uint64_t encode(const QsgdShape& shape, const Groups& trits, const std::byte* scales,
+                  std::span<std::byte> payload, Execution& execution);
+
+ private:
+  void widen();
+
+  std::vector<int8_t> sums_;
+  std::vector<int16_t> wide_;  // empty if int8 holds the sums of all payloads
+  uint32_t added_ = 0;         // payloads in sums_
+};
 
 // Whether each group of `sums` lies in one group of `trits`, so that it has one scale.
 [[nodiscard]] bool groups_fit(const Groups& trits, const Groups& sums);
-
-// The payload of a qsgd frame that decodes to sum * scale / shape.levels. scales: one f32 for each
-// group of `trits`; groups_fit is true. No sum is above shape.levels. Returns the payload's size: 0
-// where all scales are 0.
-uint64_t encode_trit_sums(const QsgdShape& shape, const Groups& trits, const std::byte* scales,
-                          std::span<const int8_t> sums, std::span<std::byte> payload,
-                          Execution& execution);
 
 }  // namespace gradwire

@@ -19,12 +19,18 @@ constexpr uint64_t kPayloadAlignment = 16;
 constexpr uint64_t kMostChunks = INT32_MAX;
 
 Result<std::unique_ptr<const CodecKernels>> kernels_of(const Codec& codec) {
-#define GW_KERNELS(symbol) \
-  if (codec_entries::symbol.info->id == codec.info().id) return kernel_factories::symbol(codec);
+  const auto refuse = [](const std::string& name) {
+    return Status(StatusCode::kUnknownCodec, "codec " + name + " has no kernels for the GPU");
+  };
+#define GW_KERNELS(symbol)                                                            \
+  if (codec_entries::symbol.info->id == codec.info().id) {                            \
+    std::unique_ptr<const CodecKernels> kernels = kernel_factories::symbol(codec);    \
+    if (kernels == nullptr) return refuse(codec.text() + ", with these parameters,"); \
+    return Result<std::unique_ptr<const CodecKernels>>(std::move(kernels));           \
+  }
 #include "cuda/cuda_kernels.def"
 #undef GW_KERNELS
-  return Status(StatusCode::kUnknownCodec,
-                "codec " + std::string(codec.info().name) + " has no kernels for the GPU");
+  return refuse(std::string(codec.info().name));
 }
 
 // The parts of a payload, and how its values share scales, as on the CPU.

@@ -8,6 +8,7 @@
 #include "base/parse.h"
 #include "base/return_if_error.h"
 #include "exchange/steps/exchange_entry.h"
+#include "gradwire/codec.h"
 
 namespace gradwire {
 namespace {
@@ -18,7 +19,7 @@ constexpr const ExchangeEntry* kEntries[] = {
 #undef GW_EXCHANGE
 };
 
-// "sharded, ring, hierarchical[:between=sharded|ring,ranks=RANKS]"
+// "sharded, ring, hierarchical[:between=EXCHANGE,ranks=RANKS]"
 std::string valid_exchanges() {
   std::string valid;
   for (const ExchangeInfo* info : exchanges()) {
@@ -36,6 +37,16 @@ std::string valid_exchanges() {
 const ExchangeInfo* find_info(std::string_view name) {
   const auto found = std::ranges::find(exchanges(), name, &ExchangeInfo::name);
   return found == exchanges().end() ? nullptr : *found;
+}
+
+// The codec's full text. Nothing inside a machine keeps a residual: only speakers have checkpoints
+// that are moved between worlds of other sizes.
+Result<std::string> parse_within_codec(std::string_view text) {
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<const Codec> codec, Codec::parse(text));
+  if (codec->residual_type() == ResidualType::kNone) return codec->text();
+  return Status(StatusCode::kInvalidArgument, "within_codec=" + codec->text() +
+                                                  ": no residual is kept inside a machine; add "
+                                                  "ef=off");
 }
 
 }  // namespace
@@ -59,13 +70,18 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
   if (choice.info_ == nullptr || (has_parameters && text.empty())) return invalid;
   choice.inner_ = choice.info_->between_machines ? exchange_entries::sharded.info : choice.info_;
   while (!text.empty()) {
+    const std::string_view rest = text;  // from this key on
     std::string_view value = take_until(text, ',');
     const std::string_view key = take_until(value, '=');
     if (std::ranges::count(choice.info_->parameters, key, &CodecParameter::name) == 0)
       return invalid;
-    if (key == "between") {
-      choice.inner_ = find_info(value);
-      if (choice.inner_ == nullptr || choice.inner_->between_machines) return invalid;
+    if (key == "between" || key == "within") {
+      const ExchangeInfo* found = find_info(value);
+      if (found == nullptr || found->between_machines) return invalid;
+      (key == "between" ? choice.inner_ : choice.within_) = found;
+    } else if (key == "within_codec") {
+      GW_ASSIGN_OR_RETURN(choice.within_codec_, parse_within_codec(rest.substr(key.size() + 1)));
+      break;
     } else if (!parse_whole(value, choice.ranks_per_machine_) || choice.ranks_per_machine_ == 0) {
       return invalid;
     }
@@ -76,8 +92,16 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
 std::string ExchangeChoice::text() const {
   std::string text(info_->name);
   if (info_ != inner_) text += ":between=" + std::string(inner_->name);
+  if (within_ != nullptr) text += ",within=" + std::string(within_->name);
   if (ranks_per_machine_ > 0) text += ",ranks=" + std::to_string(ranks_per_machine_);
+  if (compresses_within()) text += ",within_codec=" + within_codec_;
   return text;
+}
+
+ExchangeChoice ExchangeChoice::uncompressed() const {
+  ExchangeChoice choice = *this;
+  choice.within_codec_ = kUncompressed;
+  return choice;
 }
 
 Result<std::unique_ptr<Exchange>> make_exchange(std::string_view text, ExchangeSetup setup) {
@@ -100,6 +124,15 @@ Result<std::unique_ptr<Exchange>> make_exchange(const ExchangeInfo& info,
   }
   const auto entry = std::ranges::find(kEntries, &info, &ExchangeEntry::info);
   return (*entry)->make(choice, setup);
+}
+
+Result<std::unique_ptr<Exchange>> make_allgather_exchange(const ExchangeInfo* info,
+                                                          ExchangeSetup setup) {
+  const auto entry = std::ranges::find(kEntries, info, &ExchangeEntry::info);
+  if (entry == std::end(kEntries) || (*entry)->make_allgather == nullptr) {
+    return make_allgather_exchange(std::move(setup));
+  }
+  return (*entry)->make_allgather(setup);
 }
 
 }  // namespace gradwire

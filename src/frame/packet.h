@@ -51,6 +51,9 @@ struct Packet {
 // memory than the bytes at hand justify.
 Result<Packet> parse_packet(std::span<const std::byte> bytes);
 
+// The layout digest in the header, unchecked; 0 if the bytes are too few.
+uint64_t read_layout_digest(std::span<const std::byte> bytes);
+
 // Writes packets with the same segments step after step, into memory that is allocated once.
 class PacketWriter {
  public:

@@ -103,6 +103,10 @@ Status read_frames(Reader& reader, uint32_t count, const std::vector<WireCodec>&
 
 }  // namespace
 
+uint64_t read_layout_digest(std::span<const std::byte> bytes) {
+  return bytes.size() < kPacketHeaderSize ? 0 : load_le<uint64_t>(bytes.data() + kDigestAt);
+}
+
 Result<Packet> parse_packet(std::span<const std::byte> bytes) {
   if (bytes.size() < kPacketHeaderSize) {
     return Status(StatusCode::kTruncated, "packet: " + std::to_string(bytes.size()) +

@@ -12,6 +12,7 @@
 #include "stages/ternary/ternary_scalar.h"
 #include "stages/threshold/threshold_scalar.h"
 #include "stages/trits/trits_scalar.h"
+#include "stages/truncation/truncation_scalar.h"
 #include "stages/zero_run/zero_run_scalar.h"
 
 namespace gradwire {

@@ -47,6 +47,7 @@ inline constexpr const Kernels* kTableOf = nullptr;
 #include "stages/threshold/threshold-inl.h"
 #include "stages/trits/trit_sums-inl.h"
 #include "stages/trits/two_bits-inl.h"
+#include "stages/truncation/truncation-inl.h"
 #include "stages/zero_run/unpack-inl.h"
 #include "stages/zero_run/zero_run-inl.h"
 

@@ -62,9 +62,7 @@ int cpp_average(const char* kind, const char* codec, uint32_t world, float* buck
   std::vector<std::span<float>> spans;
   for (uint32_t rank = 0; rank < world; ++rank) {
     Execution execution = Execution::create().value();
-    owned.push_back(kind[0] == 'r'
-                        ? make_exchange("ring", layout, rank, std::move(execution)).value()
-                        : make_exchange("sharded", layout, rank, std::move(execution)).value());
+    owned.push_back(make_exchange(kind, layout, rank, std::move(execution)).value());
     exchanges.push_back(owned.back().get());
     spans.emplace_back(buckets + rank * n, n);
   }

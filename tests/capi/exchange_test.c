@@ -296,10 +296,10 @@ static void check_layout(void) {
 }
 
 int main(void) {
-  const char* const kinds[] = {"sharded", "ring"};
+  const char* const kinds[] = {"sharded", "ring", "broadcast"};
   const char* const codecs[] = {"raw", "3lc:s=1.75", "terngrad", "qsgd:bits=4"};
   check_layout();
-  for (size_t i = 0; i < 2; ++i) {
+  for (size_t i = 0; i < 3; ++i) {
     for (size_t k = 0; k < 4; ++k) {
       for (uint32_t world = 1; world <= kMaxWorld; ++world) {
         check_average(kinds[i], codecs[k], world);

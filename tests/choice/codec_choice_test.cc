@@ -56,7 +56,8 @@ double best_error(const std::vector<TensorTrials>& tensors, double bytes, size_t
 
 TEST(CodecChoice, TextsAreParsedAndWritten) {
   for (const char* text : {"auto:bits=0.5", "auto:error=0.3,every=100", "auto:bits=2,residual=bf16",
-                           "auto:bits=0.1,s=1.5"}) {
+                           "auto:bits=0.1,s=1.5", "auto:bits=0.01", "auto:bits=16",
+                           "auto:error=0.000244", "auto:error=1000"}) {
     EXPECT_TRUE(AutoGoal::is_goal(text));
     EXPECT_EQ(parse(text).text(), text);
   }

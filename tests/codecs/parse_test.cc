@@ -32,9 +32,13 @@ TEST(CodecParse, CanonicalText) {
   EXPECT_EQ(canonical("3lc:ef=off"), "3lc:s=1,ef=off");
   EXPECT_EQ(canonical("inceptionn:mode=paper,bound=10"), "inceptionn");
   EXPECT_EQ(canonical("inceptionn:mode=strict,bound=8"), "inceptionn:bound=8,mode=strict");
+  EXPECT_EQ(canonical("truncate:bits=16"), "truncate");
+  EXPECT_EQ(canonical("truncate:ef=on,bits=22"), "truncate:bits=22,ef=on");
   EXPECT_EQ(canonical("inceptionn:mode=strict,ef=on"), "inceptionn:mode=strict,ef=on");
   EXPECT_EQ(canonical("qsgd:bits=4,bucket=512,norm=max,coder=fixed"), "qsgd");
   EXPECT_EQ(canonical("qsgd:levels=31,ef=on"), "qsgd:bits=6,ef=on");
+  EXPECT_EQ(canonical("qsgd:levels=8191"), "qsgd:bits=14");
+  EXPECT_EQ(canonical("qsgd:levels=1000"), "qsgd:levels=1000");
   EXPECT_EQ(canonical("qsgd:coder=elias-dense,norm=l2,bucket=64,levels=20"),
             "qsgd:levels=20,bucket=64,norm=l2,coder=elias-dense");
 }
@@ -79,9 +83,10 @@ TEST(CodecParse, ErrorsListWhatIsValid) {
   expect("int8:bucket=0", "bad_parameter", "a whole number from 1 to 4294967295");
   expect("topk:ratio=1", "bad_parameter", "[0.0001, 1)");
   expect("inceptionn:bound=7", "bad_parameter", "10, 8 or 6");
+  expect("truncate:bits=8", "bad_parameter", "16, 22 or 24");
   expect("inceptionn:mode=loose", "bad_parameter", "paper or strict");
-  expect("qsgd:bits=1", "bad_parameter", "2, 3, 4, 5, 6, 7 or 8");
-  expect("qsgd:levels=128", "bad_parameter", "from 1 to 127");
+  expect("qsgd:bits=1", "bad_parameter", "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 or 14");
+  expect("qsgd:levels=8192", "bad_parameter", "from 1 to 8191");
   expect("qsgd:bits=4,levels=7", "bad_parameter", "not both");
   expect("qsgd:bucket=12", "bad_parameter", "multiple of 8");
   expect("qsgd:coder=rice", "bad_parameter", "fixed, elias or elias-dense");
@@ -142,7 +147,9 @@ TEST(CodecParse, WireParametersComeBack) {
                            "inceptionn:bound=6,mode=strict",
                            "qsgd",
                            "qsgd:bits=2,coder=elias,norm=l2",
-                           "qsgd:levels=100,coder=elias-dense,bucket=4294967288"}) {
+                           "qsgd:levels=100,coder=elias-dense,bucket=4294967288",
+                           "qsgd:levels=1000,coder=elias,norm=l2",
+                           "qsgd:bits=14"}) {
     const auto codec = Codec::parse(text).value();
     const Result<std::shared_ptr<const Codec>> back = Codec::from_wire(codec->wire());
     ASSERT_TRUE(back.ok());
@@ -174,8 +181,9 @@ TEST(CodecParse, ReservedWireBitsAreRefused) {
   EXPECT_EQ(qsgd(7, 512), StatusCode::kOk);
   EXPECT_EQ(qsgd(0, 512), StatusCode::kReservedBits);
   EXPECT_EQ(qsgd(7 | 3 << 7, 512), StatusCode::kReservedBits);
-  EXPECT_EQ(qsgd(7 | 1 << 10, 512), StatusCode::kReservedBits);
-  EXPECT_EQ(qsgd(7 | 1 << 15, 512), StatusCode::kReservedBits);
+  EXPECT_EQ(qsgd(3 << 7 | 1 << 10, 512), StatusCode::kReservedBits);
+  EXPECT_EQ(qsgd(1 << 10, 512), StatusCode::kOk);  // 128 levels
+  EXPECT_EQ(qsgd(0xfc7f, 512), StatusCode::kOk);   // 8191 levels
   EXPECT_EQ(qsgd(7, 0), StatusCode::kReservedBits);
   EXPECT_EQ(qsgd(7, 12), StatusCode::kReservedBits);
 }

@@ -61,7 +61,9 @@ std::vector<std::string> variants() {
   for (const char* text : {"3lc:s=1.99,coder=rice", "terngrad:clip=0", "terngrad:clip=0.5",
                            "topk:ratio=0.9,index=rice", "stc:density=0.9", "qsgd:bits=2",
                            "qsgd:levels=127,coder=elias", "qsgd:levels=127,coder=elias-dense",
-                           "qsgd:levels=127,norm=l2,bucket=50000", "inceptionn:bound=6,ef=on"}) {
+                           "qsgd:levels=127,norm=l2,bucket=50000", "qsgd:levels=1000,norm=l2",
+                           "qsgd:bits=14,coder=elias-dense", "inceptionn:bound=6,ef=on",
+                           "truncate:bits=22", "truncate:bits=24,ef=on"}) {
     all.emplace_back(text);
   }
   return all;
@@ -106,11 +108,16 @@ double bound_of(const std::string& spec, const Codec& codec, float x, double lar
     const bool strict = (codec.wire().param_a & 4) != 0;
     return magnitude < 1 ? std::ldexp(1.0, -(strict ? bound : std::min(bound, 7))) : 0;
   }
+  if (name == "truncate") {
+    const double shares[] = {0x1p-7, 1.0 / 3, 0.75};
+    return magnitude * shares[codec.wire().param_a] + 0x1p-126;
+  }
   if (name == "qsgd") {
-    const int levels = codec.wire().param_a & 127;
+    const int levels = (codec.wire().param_a & 127) | (codec.wire().param_a >> 10) << 7;
     const bool l2 = spec.find("norm=l2") != std::string::npos;
     return std::min((l2 ? length : largest) / levels * 1.000001, 1.0 * FLT_MAX) + double{kTiny};
   }
+  if (name == "qgd") return std::min(length * 1.000001, 1.0 * FLT_MAX) + double{kTiny};
   // Codecs of two or three values, none above the largest magnitude; 3lc's m / 2 is below it too.
   return largest;
 }

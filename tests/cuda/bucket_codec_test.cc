@@ -205,6 +205,17 @@ TEST(BucketCodec, RefusesWhatItCannotNumber) {
 }
 
 // More segments than blocks, so that a block reads several chunks (ternary/rice_decode.cuh).
+TEST(BucketCodec, RefusesCodecsWithoutKernels) {
+  const std::vector<BucketSegment> segments = Bucket({1000}).segments;
+  for (const auto& [text, named] : {std::pair{"qgd", "codec qgd has no kernels for the GPU"},
+                                    {"qsgd:levels=128", "codec qsgd:levels=128, with these"}}) {
+    const Status status = BucketCodec::create(Codec::parse(text).value(), segments).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnknownCodec) << text;
+    EXPECT_NE(status.message().find(named), std::string::npos) << status.message();
+  }
+  EXPECT_TRUE(BucketCodec::create(Codec::parse("qsgd:levels=127").value(), segments).ok());
+}
+
 TEST(BucketCodec, TakesManySegments) {
   std::vector<uint64_t> lengths(530);
   for (size_t i = 0; i < lengths.size(); ++i) lengths[i] = i % 67;

@@ -177,6 +177,20 @@ TEST(DeviceExchange, MayBeARing) {
   for (uint64_t step = 0; step < 3; ++step) pair.step(pair.draw(step), step);
 }
 
+TEST(DeviceExchange, MayBeABroadcast) {
+  for (const char* codec : {"qsgd", "3lc:s=1.5", "raw"}) {
+    Pair pair(make_of("broadcast"), {kDevice, kHost, kDevice}, {.codec = codec});
+    for (uint64_t step = 0; step < 3; ++step) pair.step(pair.draw(step), step);
+    pair.scale(0.3f);
+    pair.retract();
+    Buckets buckets = pair.draw(8);
+    buckets[2][5] = std::numeric_limits<float>::quiet_NaN();
+    pair.step(buckets, 8);
+    pair.retract();
+    pair.step(pair.draw(9), 9);
+  }
+}
+
 TEST(DeviceExchange, MayBeHierarchical) {
   const Make make = make_of("hierarchical:ranks=2");
   const auto layout =

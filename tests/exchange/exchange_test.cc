@@ -31,6 +31,7 @@ class Exchanges : public testing::TestWithParam<const ExchangeInfo*> {
 // Whether `rank` encodes its part of `owner`'s shard in a step of 3 ranks in which `bad` is not
 // finite. Only then does the skipped step leave something in a residual.
 bool encodes(const ExchangeInfo& exchange, uint32_t owner, uint32_t rank, uint32_t bad) {
+  if (!exchange.has_owners) return rank != bad;
   const auto hop = [&](uint32_t r) { return (r + 2 - owner) % 3; };
   return rank != owner && (!exchange.encodes_sums_on_the_way || hop(rank) < hop(bad));
 }
@@ -96,26 +97,77 @@ TEST_P(Exchanges, WorksOnAnyLength) {
   }
 }
 
-// The formula of exchange.h: (N - 1) / N * n * b / 8 bytes each way, plus headers.
+// The formulas of exchange.h: (N - 1) / N * n * b / 8 bytes each way, plus headers; without owners
+// (N - 1) * n * b / 8 bytes, and no pulls.
 TEST_P(Exchanges, CountsTheBytesThatItSays) {
   Cluster cluster = make_cluster(4, "raw", {{"only", {40960, 4}}});
   Buckets buckets = random_buckets(4, cluster.numel(), 1);
   ASSERT_TRUE(cluster.step(buckets, 0).ok());
+  const bool owners = GetParam()->has_owners;
   for (uint32_t r = 0; r < 4; ++r) {
     const ExchangeStats& stats = cluster.rank(r).stats();
-    const uint64_t each_way = 3 * cluster.numel() / 4 * sizeof(float);
+    const uint64_t shard = cluster.numel() / (owners ? 4 : 1);
+    const uint64_t each_way = 3 * shard * sizeof(float);
     const uint64_t headers = 3 * (32 + 8 + 1 + 3 + 3);
     EXPECT_EQ(stats.push_bytes_sent, each_way + headers);
-    EXPECT_EQ(stats.pull_bytes_sent, each_way + headers);
     EXPECT_EQ(stats.push_bytes_received, each_way + headers);
-    EXPECT_EQ(stats.pull_bytes_received, each_way + headers);
-    EXPECT_EQ(stats.values_pushed, 3 * cluster.numel() / 4);
-    EXPECT_EQ(stats.values_pulled, cluster.numel() / 4);
+    EXPECT_EQ(stats.values_pushed, 3 * shard);
+    EXPECT_EQ(stats.pull_bytes_sent, owners ? each_way + headers : 0);
+    EXPECT_EQ(stats.pull_bytes_received, owners ? each_way + headers : 0);
+    EXPECT_EQ(stats.values_pulled, owners ? shard : 0);
+  }
+}
+
+// Counters of what is compressed leave out raw tensors: here a vector of large values.
+std::vector<TensorInfo> matrix_and_vector() { return {{"matrix", {128, 128}}, {"vector", {128}}}; }
+
+TEST_P(Exchanges, CountsPayloadsOfCompressedTensorsAlone) {
+  Cluster cluster = make_cluster(2, "bf16", matrix_and_vector());
+  Buckets buckets = random_buckets(2, cluster.numel(), 1);
+  ASSERT_TRUE(cluster.step(buckets, 0).ok());
+  uint64_t pushed = 0;
+  for (uint32_t r = 0; r < 2; ++r) {
+    const ExchangeStats& stats = cluster.rank(r).stats();
+    EXPECT_EQ(stats.push_payload_bytes, 2 * stats.values_pushed_compressed);
+    EXPECT_EQ(stats.pull_payload_bytes, 2 * stats.values_pulled_compressed);
+    EXPECT_EQ(stats.values_pushed_compressed + stats.values_pulled_compressed, 128u * 128u);
+    pushed += stats.values_pushed_compressed;
+  }
+  EXPECT_EQ(pushed, (GetParam()->has_owners ? 1u : 2u) * 128u * 128u);
+}
+
+TEST_P(Exchanges, SamplesTheErrorOfCompressedTensorsOnceResidualsHaveGrown) {
+  constexpr uint64_t kSample = 16;
+  Cluster cluster = make_cluster(2, "3lc", matrix_and_vector());
+  Buckets inputs;
+  for (uint64_t step = 1; step <= kSample; ++step) {
+    EXPECT_EQ(cluster.rank(0).stats().error_norm_samples, 0u);
+    inputs = random_buckets(2, cluster.numel(), step);
+    for (auto& input : inputs) {
+      for (uint64_t i = uint64_t{128} * 128; i < input.size(); ++i) input[i] *= 1000;
+    }
+    Buckets buckets = inputs;
+    ASSERT_TRUE(cluster.step(buckets, step).ok());
+  }
+  for (uint32_t r = 0; r < 2; ++r) {
+    double error = 0;
+    double input = 0;
+    for (const ResidualPiece& piece : cluster.rank(r).export_residuals()) {
+      if (piece.direction != Direction::kPush) continue;
+      ASSERT_EQ(piece.tensor, "matrix");
+      for (size_t i = 0; i < piece.values.size(); ++i) {
+        error += double{piece.values[i]} * piece.values[i];
+        input += double{inputs[r][piece.offset + i]} * inputs[r][piece.offset + i];
+      }
+    }
+    EXPECT_EQ(cluster.rank(r).stats().error_norm_samples, 1u);
+    EXPECT_NEAR(cluster.rank(r).stats().error_norm_sum, std::sqrt(error / input), 1e-5);
   }
 }
 
 TEST_P(Exchanges, LostAndRepeatedMessagesAreErrors) {
-  for (uint64_t victim = 0; victim < 12; ++victim) {
+  // 6 pushes, and as many pulls.
+  for (uint64_t victim = 0; victim < (GetParam()->has_owners ? 12 : 6); ++victim) {
     for (Delivery delivery : {Delivery::kLost, Delivery::kTwice}) {
       Cluster cluster = make_cluster(3, "3lc");
       Buckets buckets = random_buckets(3, cluster.numel(), 1);
@@ -396,6 +448,103 @@ TEST(Ring, QuantizesSumsAndTheShardedExchangeEachPart) {
     }
   }
   EXPECT_NEAR(error[1] / error[0], kWorld / 2.0, kWorld / 10.0);
+}
+
+// The comparison of exchange.h: N / 2 times the bytes of the sharded exchange, plus headers.
+TEST(Broadcast, SendsMoreThanTheShardedExchangeFromThreeRanksOn) {
+  for (uint32_t world : {2u, 3u, 4u, 8u}) {
+    uint64_t sent[2] = {};
+    uint64_t received[2] = {};
+    for (int kind = 0; kind < 2; ++kind) {
+      Cluster cluster(makes(kind == 0 ? "sharded" : "broadcast"), world, "qsgd:bits=4",
+                      {{"only", {world, 40960}}});
+      Buckets buckets = random_buckets(world, cluster.numel(), 1);
+      ASSERT_TRUE(cluster.step(buckets, 0).ok());
+      const ExchangeStats& stats = cluster.rank(world - 1).stats();
+      sent[kind] = stats.push_bytes_sent + stats.pull_bytes_sent;
+      received[kind] = stats.push_bytes_received + stats.pull_bytes_received;
+    }
+    EXPECT_EQ(sent[0], received[0]);
+    EXPECT_EQ(sent[1], received[1]);
+    const double ratio = static_cast<double>(sent[1]) / static_cast<double>(sent[0]);
+    EXPECT_NEAR(ratio, world / 2.0, 0.005 * world) << world;
+    EXPECT_EQ(sent[1] > sent[0], world >= 3) << world;
+  }
+}
+
+TEST(Broadcast, SendsAllOthersTheSamePacketOnce) {
+  Cluster cluster(makes("broadcast"), 5, "qsgd");
+  Buckets buckets = random_buckets(5, cluster.numel(), 1);
+  std::map<uint32_t, std::vector<Sent>> by_source;
+  for (Sent& message : run_recorded(cluster, buckets)) {
+    by_source[message.source].push_back(std::move(message));
+  }
+  ASSERT_EQ(by_source.size(), 5u);
+  for (const auto& [source, messages] : by_source) {
+    std::set<uint32_t> targets;
+    for (const Sent& message : messages) {
+      EXPECT_EQ(message.bytes, messages[0].bytes);
+      targets.insert(message.target);
+    }
+    EXPECT_EQ(targets.size(), 4u);
+    EXPECT_EQ(messages.size(), 4u);
+    // Tensors are whole, although their owners in the layout are several ranks.
+    EXPECT_EQ(parse_packet(messages[0].bytes).value().frames.size(), small_tensors().size());
+  }
+  EXPECT_GT(cluster.layout().segments().size(), small_tensors().size());
+}
+
+// The comparison of exchange.h. Of sharded pushes, one of N is the owner's own and exact.
+TEST(Broadcast, HasTheErrorOfOneEncodingDividedByTheRanks) {
+  constexpr uint32_t kWorld = 8;
+  double error[2] = {};
+  for (int kind = 0; kind < 2; ++kind) {
+    for (uint64_t step = 0; step < 4; ++step) {
+      const std::vector<TensorInfo> tensors = {{"only", {kWorld, 4096}}};
+      Cluster cluster(makes(kind == 0 ? "broadcast" : "sharded"), kWorld, "qsgd", tensors);
+      Buckets buckets = random_buckets(kWorld, cluster.numel(), step);
+      std::vector<double> mean(cluster.numel());
+      for (const auto& bucket : buckets) {
+        for (size_t i = 0; i < mean.size(); ++i) mean[i] += double{bucket[i]} / kWorld;
+      }
+      ASSERT_TRUE(cluster.step(buckets, step).ok());
+      for (size_t i = 0; i < mean.size(); ++i) {
+        error[kind] += (buckets[0][i] - mean[i]) * (buckets[0][i] - mean[i]);
+      }
+    }
+    error[kind] /= 4.0 * kWorld * 4096;
+  }
+  // A draw between levels that are `unit` apart has the variance unit^2 / 6 on average; the largest
+  // of 512 normal values is about 3.1. The mean's values are smaller by the root of N.
+  const double unit = 3.1 / 7;
+  const double once = unit * unit / 6;
+  EXPECT_NEAR(error[0], once / kWorld, 0.15 * once / kWorld);
+  EXPECT_NEAR(error[1], (kWorld - 1) * once / kWorld / kWorld + once / kWorld, 0.3 * once / kWorld);
+}
+
+TEST(Broadcast, TakesOneCodecForEachTensor) {
+  LayoutOptions options{.codec = "qsgd", .pull_codec = "bf16"};
+  const auto layout =
+      std::make_shared<const Layout>(Layout::create(small_tensors(), 3, options).value());
+  const Status status = make_exchange("broadcast", layout, 0, Execution::create().value()).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "exchange broadcast has no pulls, so a tensor takes one codec: 'a.weight' has qsgd for "
+            "pushes and bf16 for pulls; leave the codec of pulls out, and the direction of rules");
+}
+
+TEST(Broadcast, OfSeveralBadRanksAllReportTheLowest) {
+  Cluster cluster(makes("broadcast"), 4, "3lc");
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    Buckets buckets = random_buckets(4, cluster.numel(), seed);
+    buckets[3][0] = buckets[1][12300] = std::numeric_limits<float>::quiet_NaN();
+    ASSERT_TRUE(cluster.step(buckets, seed, {.seed = seed, .delivery = {}}).ok());
+    for (uint32_t r = 0; r < 4; ++r) {
+      ASSERT_TRUE(cluster.rank(r).non_finite().has_value());
+      EXPECT_EQ(cluster.rank(r).non_finite()->rank, 1u) << seed;
+      EXPECT_EQ(cluster.rank(r).non_finite()->tensor, "a.bias");
+    }
+  }
 }
 
 TEST(Sharded, EveryoneGetsWhatTheOwnersUpdateMakesOfTheAverage) {

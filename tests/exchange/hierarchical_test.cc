@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "gtest/gtest.h"
 
@@ -159,6 +160,219 @@ TEST(Hierarchical, RefusesMachinesThatAreNotTheLayouts) {
                 .status()
                 .message(),
             "the layout is for 2 machines, there are 3");
+}
+
+// Rings in groups: `size` consecutive ranks share a machine, of `world` ranks.
+class Groups {
+ public:
+  Groups(const std::string& text, uint32_t world, uint32_t size, const std::string& codec,
+         const std::vector<TensorInfo>& tensors = small_tensors())
+      : size_(size) {
+    const auto layout = std::make_shared<const Layout>(
+        Layout::create(tensors, world / size, {.codec = codec}).value());
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      ranks_.push_back(make_exchange("hierarchical:ranks=" + std::to_string(size) + "," + text,
+                                     layout, rank, Execution::create().value())
+                           .value());
+    }
+  }
+
+  uint64_t numel() const { return ranks_[0]->layout().numel(); }
+  Exchange& rank(uint32_t r) { return *ranks_[r]; }
+
+  Status step(Buckets& buckets, uint64_t step, uint64_t seed) {
+    std::vector<Exchange*> exchanges;
+    for (const auto& exchange : ranks_) exchanges.push_back(exchange.get());
+    const std::vector<std::span<float>> spans(buckets.begin(), buckets.end());
+    const auto note = [&](uint32_t source, uint32_t target, uint64_t) {
+      const bool ring = source / size_ == target / size_
+                            ? target % size_ == (source + 1) % size_
+                            : source % size_ == 0 && target % size_ == 0;
+      only_neighbours_talked &= ring;
+      return Delivery::kOnce;
+    };
+    return run_loopback_step(exchanges, spans, step, {.seed = seed, .delivery = note});
+  }
+
+  bool only_neighbours_talked = true;
+
+ private:
+  uint32_t size_;
+  std::vector<std::unique_ptr<Exchange>> ranks_;
+};
+
+constexpr const char* kRings = "within=ring,between=ring";
+
+TEST(RingsInGroups, AllRanksEndWithTheSameBitsWithinTheBoundOfBothLegs) {
+  struct Codecs {
+    const char* within;
+    const char* between;
+    double error_within;  // of one encoding, of values up to 1
+    double error_between;
+  };
+  // The first two compress one leg alone.
+  const std::vector<Codecs> kCodecs = {
+      {"bf16", "raw", 0x1p-9, 0},
+      {"raw", "bf16", 0, 0x1p-9},
+      {"fp16", "bf16", 0x1p-12, 0x1p-9},
+      {"inceptionn:mode=strict", "int8:ef=off", 0x1p-10, 1.0 / 254},
+      {"qsgd:bits=8", "qsgd:bits=8", 1.0 / 127, 1.0 / 127}};
+  for (uint32_t world = 1; world <= 32; ++world) {
+    for (uint32_t size = 1; size <= world; ++size) {
+      if (world % size != 0) continue;
+      const Codecs& codecs = kCodecs[(world + size) % kCodecs.size()];
+      SCOPED_TRACE(std::to_string(world) + " ranks in groups of " + std::to_string(size) + ", " +
+                   codecs.within + ", " + codecs.between);
+      Groups groups(std::string(kRings) + ",within_codec=" + codecs.within, world, size,
+                    codecs.between);
+      Buckets buckets = random_buckets(world, groups.numel(), world);
+      double largest = 0;
+      std::vector<double> mean(groups.numel());
+      for (auto& bucket : buckets) {
+        for (size_t i = 0; i < mean.size(); ++i) {
+          bucket[i] /= 8;
+          mean[i] += double{bucket[i]} / world;
+          largest = std::max(largest, std::abs(double{bucket[i]}));
+        }
+      }
+      ASSERT_LT(largest, 1);
+      ASSERT_TRUE(groups.step(buckets, 0, world).ok());
+      // A ring of k encodes sums of 1 to k - 1 parts and their average; the mean of them errs by
+      // half the number of parts. The result is encoded once more.
+      const auto ring = [](double error, uint32_t k) { return k == 1 ? 0 : error * (k + 1) / 2.0; };
+      const double bound = 1.02 * (ring(codecs.error_within, size) + codecs.error_within +
+                                   ring(codecs.error_between, world / size)) +
+                           1e-6;
+      for (uint32_t r = 0; r < world; ++r) ASSERT_TRUE(same_bits(buckets[r], buckets[0])) << r;
+      for (size_t i = 0; i < mean.size(); ++i) {
+        ASSERT_LE(std::abs(buckets[0][i] - mean[i]), bound * largest) << i;
+      }
+      ASSERT_TRUE(groups.only_neighbours_talked);
+    }
+  }
+}
+
+TEST(RingsInGroups, SendTheBytesOfTheirCodecs) {
+  constexpr uint32_t kWorld = 12;
+  constexpr uint32_t kSize = 4;
+  Groups groups("within=ring,between=ring,within_codec=bf16", kWorld, kSize, "int8:ef=off",
+                {{"a", {240, 320}}});
+  Buckets buckets = random_buckets(kWorld, groups.numel(), 1);
+  ASSERT_TRUE(groups.step(buckets, 0, 1).ok());
+  const auto n = static_cast<double>(groups.numel());
+  for (uint32_t r = 0; r < kWorld; ++r) {
+    const ExchangeStats& stats = groups.rank(r).stats();
+    // Two legs of the ring, and the result, which the last rank does not pass on.
+    const double result = r % kSize == kSize - 1 ? 0 : 2 * n;
+    EXPECT_NEAR(static_cast<double>(stats.local_bytes_sent), 2 * 0.75 * 2 * n + result, 1e-2 * n)
+        << r;
+    const double between = r % kSize == 0 ? 2 * 2.0 / 3 * n : 0;
+    EXPECT_NEAR(static_cast<double>(stats.push_bytes_sent + stats.pull_bytes_sent), between,
+                1e-2 * n)
+        << r;
+  }
+}
+
+TEST(RingsInGroups, GroupsDrawApartAndSendTheSameResult) {
+  const auto layout = std::make_shared<const Layout>(
+      Layout::create({{"a", {128, 128}}}, 2, {.codec = "raw"}).value());
+  std::vector<std::unique_ptr<Exchange>> ranks;
+  for (uint32_t r = 0; r < 4; ++r) {
+    ranks.push_back(make_exchange("hierarchical:within=ring,ranks=2,within_codec=qsgd:bits=4",
+                                  layout, r, Execution::create().value())
+                        .value());
+  }
+  Buckets buckets(4, random_buckets(1, 128 * 128, 3)[0]);
+  std::map<uint32_t, std::vector<std::vector<std::byte>>> sent;  // by rank, inside its machine
+  for (uint32_t r = 0; r < 4; ++r) ASSERT_TRUE(ranks[r]->start(buckets[r], 0).ok());
+  for (bool any = true; any;) {
+    any = false;
+    for (uint32_t r = 0; r < 4; ++r) {
+      for (const OutgoingMessage& message : ranks[r]->take_outgoing()) {
+        any = true;
+        const std::vector<std::byte> bytes(message.bytes.begin(), message.bytes.end());
+        if (message.peer / 2 == r / 2) sent[r].push_back(bytes);
+        ASSERT_TRUE(ranks[message.peer]->receive(r, bytes).ok());
+      }
+    }
+  }
+  ASSERT_EQ(sent[0].size(), sent[2].size());
+  EXPECT_NE(sent[0].front(), sent[2].front());
+  EXPECT_EQ(sent[0].back(), sent[2].back());
+  EXPECT_TRUE(same_bits(buckets[1], buckets[3]));
+}
+
+TEST(RingsInGroups, AStepThatIsNotFiniteIsSkippedByAll) {
+  for (const char* within : {"raw", "int8:ef=off", "inceptionn"}) {
+    Groups groups(std::string(kRings) + ",within_codec=" + within, 6, 3, "3lc");
+    for (uint64_t step = 0; step < 2; ++step) {
+      Buckets buckets = random_buckets(6, groups.numel(), step);
+      if (step == 0) buckets[4][100] = std::numeric_limits<float>::quiet_NaN();
+      ASSERT_TRUE(groups.step(buckets, step, step).ok());
+      for (uint32_t r = 0; r < 6; ++r) {
+        EXPECT_EQ(groups.rank(r).non_finite().has_value(), step == 0) << within << r;
+        EXPECT_TRUE(same_bits(buckets[r], buckets[0]));
+        EXPECT_EQ(std::isnan(buckets[r][100]), step == 0);
+        EXPECT_EQ(groups.rank(r).stats().non_finite_steps, 1u);
+      }
+      if (step == 0) {
+        EXPECT_EQ(groups.rank(0).non_finite()->rank, 3u);  // rank 4's speaker
+      }
+    }
+  }
+}
+
+TEST(RingsInGroups, TensorsThatGoRawBetweenMachinesGoRawInsideThem) {
+  const auto layout =
+      std::make_shared<const Layout>(Layout::create({{"a[0]", {64, 64}}, {"b", {64, 64}}}, 2,
+                                                    {.codec = "int8:ef=off", .exclude = {"a*"}})
+                                         .value());
+  std::vector<std::unique_ptr<Exchange>> ranks;
+  for (uint32_t r = 0; r < 4; ++r) {
+    ranks.push_back(make_exchange("hierarchical:within=ring,ranks=2,within_codec=bf16", layout, r,
+                                  Execution::create().value())
+                        .value());
+  }
+  Buckets buckets(4, std::vector<float>(2 * 64 * 64, 1.0f + 0x1p-20f));
+  std::vector<Exchange*> exchanges;
+  for (const auto& exchange : ranks) exchanges.push_back(exchange.get());
+  const std::vector<std::span<float>> spans(buckets.begin(), buckets.end());
+  ASSERT_TRUE(run_loopback_step(exchanges, spans, 0, {}).ok());
+  EXPECT_EQ(buckets[3][0], 1.0f + 0x1p-20f);
+  EXPECT_EQ(buckets[3][64 * 64], 1.0f);
+}
+
+TEST(RingsInGroups, MachinesOfDifferentSizesAverageOverRanks) {
+  std::vector<std::unique_ptr<Exchange>> ranks;
+  const auto layout =
+      std::make_shared<const Layout>(Layout::create(small_tensors(), 3, {.codec = "raw"}).value());
+  std::vector<Exchange*> exchanges;
+  for (uint32_t r = 0; r < kMachines.size(); ++r) {
+    ranks.push_back(make_exchange("hierarchical:between=ring,within=ring", layout, r,
+                                  Execution::create().value(), {.machine_of_rank = kMachines})
+                        .value());
+    exchanges.push_back(ranks.back().get());
+  }
+  Buckets buckets(kMachines.size(), std::vector<float>(layout->numel()));
+  for (size_t r = 0; r < buckets.size(); ++r) std::ranges::fill(buckets[r], static_cast<float>(r));
+  const std::vector<std::span<float>> spans(buckets.begin(), buckets.end());
+  ASSERT_TRUE(run_loopback_step(exchanges, spans, 0, {}).ok());
+  for (const auto& bucket : buckets) EXPECT_EQ(bucket[7], 2.5f);
+}
+
+TEST(RingsInGroups, AStrangersMessageIsRefusedAndTheRanksOfTheLegAreNamed) {
+  Groups groups(kRings, 4, 2, "raw");
+  Buckets buckets = random_buckets(4, groups.numel(), 1);
+  for (uint32_t r = 0; r < 4; ++r) ASSERT_TRUE(groups.rank(r).start(buckets[r], r == 3).ok());
+  const std::vector<OutgoingMessage> sent = groups.rank(3).take_outgoing();
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(groups.rank(1).receive(3, sent[0].bytes).message(),
+            "rank 3 sent rank 1 a message, which talks to its machine alone");
+  const std::string said = groups.rank(2).receive(3, sent[0].bytes).message();
+  EXPECT_NE(said.find("rank 1 sent its push of step 1, rank 0 is at step 0 (rank 0 is the first of "
+                      "the ranks 2, 3 here)"),
+            std::string::npos)
+      << said;
 }
 
 }  // namespace

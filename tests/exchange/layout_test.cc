@@ -47,6 +47,26 @@ TEST(Layout, SharesAreBalancedAndSmallTensorsWhole) {
   }
 }
 
+TEST(Layout, WithoutOwnersTensorsAreWholeAndOneShard) {
+  for (uint32_t world : {1u, 2u, 4u}) {
+    const Layout owned = make(world);
+    const Layout layout = owned.without_owners();
+    EXPECT_EQ(owned.shards(), world);
+    EXPECT_EQ(layout.shards(), world + 1);
+    EXPECT_EQ(layout.world_size(), world);
+    EXPECT_EQ(layout.numel(), owned.numel());
+    uint64_t position = 0;
+    for (const Segment& segment : layout.segments()) {
+      EXPECT_EQ(segment.owner, world);
+      EXPECT_EQ(segment.bucket_offset, position);
+      EXPECT_EQ(segment.n, kTensors[segment.tensor].numel());
+      position += segment.n;
+    }
+    EXPECT_EQ(position, layout.numel());
+    EXPECT_NE(layout.describe(), owned.describe());
+  }
+}
+
 TEST(Layout, ServersOwnWholeTensorsBalancedBySize) {
   for (uint32_t servers : {1u, 2u, 3u, 8u}) {
     const Layout layout = make(4 + servers, {.servers = servers});

@@ -287,6 +287,79 @@ TEST(TernGradExchange, RefusesAPushWithOtherScales) {
   EXPECT_EQ(status.message(), "rank 1 pushed tensor 'only' with other scales than were shared");
 }
 
+// Values of the magnitude of the scale leave nothing to chance: each rank's trits are known.
+TEST(TernGradExchange, AddsTheTritsOfManyRanksExactly) {
+  const std::vector<TensorInfo> tensors = {{"only", {40, 40}}};
+  struct Way {
+    uint32_t world;
+    const char* codec;
+    std::string pull;
+    double bits;  // of a pulled value; 0: not known
+  };
+  for (const Way& way :
+       {Way{127, "terngrad:clip=0", "", 8}, Way{128, "terngrad:clip=0", "", 9},
+        Way{200, "terngrad:clip=0,pack=trits5,coder=rice", "", 9},
+        Way{200, "terngrad:clip=0,bucket=320", "qsgd:levels=200,bucket=320,coder=elias", 0},
+        Way{512, "terngrad:clip=0,pack=trits5", "", 11}}) {
+    SCOPED_TRACE(std::to_string(way.world) + " " + way.codec);
+    Cluster cluster(terngrad(), way.world,
+                    LayoutOptions{.codec = way.codec, .pull_codec = way.pull}, tensors);
+    const auto trit = [](uint32_t rank, uint64_t i) -> int {
+      // The first values sum up to N, -N, 0 and N / 2.
+      const int first[] = {1, -1, rank % 2 == 0 ? 1 : -1, rank % 2 == 0 ? 1 : 0};
+      return i < 4 ? first[i] : static_cast<int>((rank * 7 + i * (rank % 5)) % 3) - 1;
+    };
+    Buckets buckets(way.world, std::vector<float>(cluster.numel()));
+    std::vector<int> sums(cluster.numel());
+    for (uint32_t r = 0; r < way.world; ++r) {
+      for (uint64_t i = 0; i < sums.size(); ++i) {
+        sums[i] += trit(r, i);
+        buckets[r][i] = 0.75f * static_cast<float>(trit(r, i));
+      }
+    }
+    ASSERT_TRUE(cluster.step(buckets, 0, {.seed = way.world, .delivery = {}}).ok());
+    ASSERT_EQ(sums[0], static_cast<int>(way.world));
+    const double unit = 0.75 / way.world;
+    for (uint64_t i = 0; i < sums.size(); ++i) {
+      ASSERT_NEAR(buckets[0][i] / unit, sums[i], 1e-3) << i;
+    }
+    for (const auto& bucket : buckets) ASSERT_TRUE(same_bits(bucket, buckets[0]));
+    uint64_t pulled = 0;
+    for (uint32_t r = 0; r < way.world; ++r) {
+      pulled = std::max(pulled, cluster.rank(r).stats().pull_bytes_encoded);
+    }
+    if (way.bits > 0) {
+      EXPECT_NEAR(static_cast<double>(pulled), way.bits * 1600 / 8, 80);
+    }
+  }
+}
+
+TEST(TernGradExchange, ATensorHasOneScaleHoweverManyOwnersItHas) {
+  // Only the first half has the largest value and the wide spread. With 2.5 standard deviations of
+  // its own, the second half would be clipped to a hundredth.
+  for (const char* codec : {"terngrad:clip=0", "terngrad"}) {
+    std::vector<double> smallest;  // magnitudes that are not 0: sums of 1
+    for (uint32_t world : {2u, 4u}) {
+      Cluster cluster(terngrad(), world, codec, {{"only", {4, 8000}}, {"other", {64, 64}}});
+      uint64_t pieces = 0;
+      for (const Segment& segment : cluster.layout().segments()) pieces += segment.tensor == 0;
+      ASSERT_EQ(pieces, world);
+      std::vector<float> input = random_buckets(1, cluster.numel(), 5)[0];
+      for (uint64_t i = 16000; i < 32000; ++i) input[i] *= 0.01f;
+      Buckets buckets(world, input);
+      ASSERT_TRUE(cluster.step(buckets, 0).ok());
+      for (uint64_t begin : {0u, 16000u}) {
+        float least = std::numeric_limits<float>::max();
+        for (uint64_t i = begin; i < begin + 16000; ++i) {
+          if (buckets[0][i] != 0) least = std::min(least, std::abs(buckets[0][i]));
+        }
+        smallest.push_back(double{least} * world);
+      }
+    }
+    for (double scale : smallest) EXPECT_NEAR(scale / smallest[0], 1, 1e-6) << codec;
+  }
+}
+
 TEST(TernGradExchange, RefusesLayoutsThatItCannotWorkWith) {
   const auto refused = [](uint32_t world, const LayoutOptions& options) {
     const auto layout =
@@ -295,9 +368,9 @@ TEST(TernGradExchange, RefusesLayoutsThatItCannotWorkWith) {
     EXPECT_EQ(made.status().code(), StatusCode::kInvalidArgument);
     return made.status().message();
   };
-  EXPECT_EQ(
-      refused(128, {.codec = "terngrad"}),
-      "exchange terngrad: at most 127 ranks, as a sum of trits has 8 bits; the layout has 128");
+  EXPECT_EQ(refused(8192, {.codec = "terngrad"}),
+            "exchange terngrad: at most 8191 ranks, as qsgd has so many levels for their sums; the "
+            "layout has 8192");
   EXPECT_NE(refused(2, {.codec = "qsgd:ef=on"}).find("no residual is kept"), std::string::npos);
   EXPECT_NE(refused(2, {.codec = "3lc"}).find("no residual is kept"), std::string::npos);
   for (const char* pull : {"raw", "qsgd:levels=3", "qsgd:levels=2,bucket=648"}) {
@@ -306,8 +379,8 @@ TEST(TernGradExchange, RefusesLayoutsThatItCannotWorkWith) {
         << pull;
   }
   const auto most = std::make_shared<const Layout>(
-      Layout::create(small_tensors(), 127, {.codec = "terngrad"}).value());
-  EXPECT_TRUE(make_exchange("terngrad", most, 126, Execution::create().value()).ok());
+      Layout::create(small_tensors(), 8191, {.codec = "terngrad"}).value());
+  EXPECT_TRUE(make_exchange("terngrad", most, 8190, Execution::create().value()).ok());
 }
 
 TEST(TernGradExchange, SpeaksBetweenMachines) {

@@ -14,7 +14,7 @@
 namespace gradwire::mpi {
 namespace {
 
-constexpr const char* kKinds[] = {"sharded", "ring"};
+constexpr const char* kKinds[] = {"sharded", "ring", "broadcast"};
 
 // Runs the same steps for all ranks in one process.
 class Reference {
@@ -155,13 +155,14 @@ TEST(AllReduce, NonBlockingOnesMayBeUnderWayTogetherAndEndInAnyOrder) {
 TEST(AllReduce, APersistentOneKeepsItsResiduals) {
   constexpr uint64_t kN = 20000;
   for (const char* kind : kKinds) {
-    const LayoutOptions layout{.codec = "3lc:s=1.75", .pull_codec = "bf16", .min_numel = 0};
+    const char* pull = kind == std::string("broadcast") ? "" : "bf16";  // it has no pulls
+    const LayoutOptions layout{.codec = "3lc:s=1.75", .pull_codec = pull, .min_numel = 0};
     Reference reference(kN, layout, kind, Reduction::kAverage);
     std::vector<float> input(kN);
     std::vector<float> output(kN);
     Result<Operation> operation = all_reduce_init(
         input.data(), output.data(), kN, Dtype::kFloat32, Reduction::kAverage, MPI_COMM_WORLD,
-        {.codec = "3lc:s=1.75", .pull_codec = "bf16", .exchange = kind});
+        {.codec = "3lc:s=1.75", .pull_codec = pull, .exchange = kind});
     ASSERT_TRUE(operation.ok()) << operation.status().message();
     for (uint64_t step = 0; step < 4; ++step) {
       std::ranges::copy(input_of(my_rank(), kN, step), input.begin());

@@ -46,8 +46,9 @@ TEST(ExchangeChoice, WithoutACodecEachExchangeTakesItsDefault) {
 }
 
 TEST(ExchangeChoice, HierarchicalSumsAreExactWhereTheCodecIs) {
-  for (const char* exchange : {"hierarchical", "hierarchical:between=ring,ranks=1",
-                               "hierarchical:ranks=2", "hierarchical:between=ring,ranks=3"}) {
+  for (const char* exchange :
+       {"hierarchical", "hierarchical:between=ring,ranks=1", "hierarchical:ranks=2",
+        "hierarchical:between=ring,ranks=3", "hierarchical:between=ring,within=ring,ranks=2"}) {
     for (uint64_t n : {uint64_t{0}, uint64_t{1}, kN}) {
       const std::vector<float> expected = sum_of_whole_numbers(n);
       const Options options = chosen(exchange, "raw");

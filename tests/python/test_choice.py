@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import gradwire
 from gradwire._core import AutoGoal
 from gradwire.auto_compressor import CompressorGroup
-from gradwire.choice import Chooser, LimitWarning, Row
+from gradwire.choice import Chooser, Row
+from gradwire.errors import LimitWarning
 
 VALUES = np.random.default_rng(3).standard_normal(30_000).astype(np.float32)
 
@@ -64,6 +66,28 @@ def test_the_larger_tensors_get_the_finer_codecs() -> None:
     assert group.decisions == 7  # after 1, 2, 4, 8, 10, 20 and 30 of 39 steps
 
 
+def test_the_first_step_predicts_the_next() -> None:
+    """Codecs of so many bits have settled at once."""
+    bits, group = train("auto:bits=4.5,every=20", 2, [1.0])
+    assert group.tensors[0].bits == pytest.approx(bits, rel=0.05)
+
+
+def test_a_budget_that_is_exceeded_is_remarked() -> None:
+    _, group = train("auto:bits=0.02", 3, [1.0, 0.3])
+    (remark,) = group.chooser.remarks("push")
+    said = r"auto:bits=0.02, push: exceeds its limit, because the codecs that send least take 0\.\d"
+    assert re.match(said, remark)
+    assert train("auto:bits=1", 3, [1.0, 0.3])[1].chooser.remarks("push") == ()
+
+
+def test_a_new_tensor_may_exceed_the_budget_at_first() -> None:
+    chooser = Chooser("auto:bits=0.3")
+    chooser.begin({"a": row_of(chooser.goal, VALUES)})
+    chooser.decide({"a": row_of(chooser.goal, VALUES, 3 * VALUES)}, 100)
+    chooser.begin({"late": row_of(chooser.goal, VALUES[:300])})
+    assert set(chooser.tensors) == {"a", "late"}
+
+
 def test_a_change_of_codec_keeps_the_residual() -> None:
     """All that was encoded was sent, or is in the residual."""
     group, generator = CompressorGroup("auto:bits=0.6,every=5"), np.random.default_rng(1)
@@ -83,7 +107,7 @@ def test_a_chooser_goes_on_from_its_state() -> None:
     goal = AutoGoal("auto:bits=0.7")
     rows = {"a": row_of(goal, VALUES), "b": row_of(goal, 0.2 * VALUES)}
     first, second = Chooser("auto:bits=0.7"), Chooser("auto:bits=0.7")
-    first.begin(rows, 0)
+    first.begin(rows)
     second.load_state_dict(first.state_dict())
     later = {"a": row_of(goal, VALUES, VALUES), "b": row_of(goal, 0.2 * VALUES, VALUES)}
     first.decide(later, 1)
@@ -93,7 +117,7 @@ def test_a_chooser_goes_on_from_its_state() -> None:
 
 def test_rows_without_values_change_nothing() -> None:
     chooser = Chooser("auto:bits=0.7")
-    chooser.begin({"a": row_of(chooser.goal, VALUES)}, 0)
+    chooser.begin({"a": row_of(chooser.goal, VALUES)})
     before = chooser.state_dict()
     nan = np.where(np.arange(VALUES.size) == 5, np.nan, VALUES)
     assert not chooser.decide({"a": row_of(chooser.goal, nan)}, 1)
@@ -104,24 +128,37 @@ def test_an_impossible_error_says_what_is_possible() -> None:
     """float16 rounds such small values coarsely, and bfloat16 has 8 bits."""
     chooser = Chooser("auto:error=0.0005")
     with pytest.raises(gradwire.GradwireError, match=r"leave out 0\.0016.* at least error=0\.0018"):
-        chooser.begin({"a": row_of(chooser.goal, 1e-6 * VALUES)}, 0)
-    chooser.begin({"a": row_of(chooser.goal, VALUES)}, 0)
+        chooser.begin({"a": row_of(chooser.goal, 1e-6 * VALUES)})
+    chooser.begin({"a": row_of(chooser.goal, VALUES)})
     assert chooser.tensors["a"].codec == "fp16:ef=on"
 
 
 def test_an_impossible_budget_says_what_is_possible() -> None:
     chooser = Chooser("auto:bits=0.1")
     rows = {str(i): row_of(chooser.goal, VALUES[:300]) for i in range(4)}
-    chooser.begin(rows, 0)  # residuals have not settled yet
+    chooser.begin(rows)  # residuals have not settled yet
     with pytest.raises(
         gradwire.GradwireError, match=r"send least take 0\.\d+ .* at least bits=0\."
     ):
         chooser.decide(rows, 100)
 
 
+@pytest.mark.parametrize(
+    ("remedy", "said"),
+    [
+        ("", r"Or allow coarser codecs, which cost accuracy: s=1\.5$"),
+        ("Every=2.", r"\. Every=2\.$"),
+    ],
+)
+def test_an_impossible_budget_has_the_remedy_that_helps(remedy: str, said: str) -> None:
+    chooser = Chooser("auto:bits=0.1", remedy)
+    with pytest.raises(gradwire.GradwireError, match=said):
+        chooser.decide({"a": row_of(chooser.goal, VALUES[:300])}, 100)
+
+
 def test_a_limit_that_was_kept_once_is_warned_of() -> None:
     chooser = Chooser("auto:error=0.001")
-    chooser.begin({"a": row_of(chooser.goal, VALUES)}, 0)
+    chooser.begin({"a": row_of(chooser.goal, VALUES)})
     small = {"a": row_of(chooser.goal, 1e-7 * VALUES)}
     with pytest.warns(LimitWarning, match="can't be kept now"):
         chooser.decide(small, 1)

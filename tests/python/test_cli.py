@@ -68,6 +68,7 @@ def test_unknown_command_and_option_are_usage_errors() -> None:
 def test_codecs() -> None:
     assert run("codecs", "--json").json == {"codecs": gradwire.codecs()}
     table = run("codecs").out
+    assert "auto:bits=1" in table
     for codec in gradwire.codecs():
         assert codec["name"] in table
         for parameter in codec["parameters"]:

@@ -25,6 +25,33 @@ def test_inspect_frame(tmp_path: Path) -> None:
     assert "1000" in text
 
 
+def test_inspect_shows_the_classes_of_inceptionn(tmp_path: Path) -> None:
+    # Each half of a chunk, and a second chunk: 0, 8, 16 and 32 bits with bound=10.
+    values = np.repeat(np.array([0.0001, 0.01, 0.5, 2.0], np.float32), [40960, 20480, 10240, 10240])
+    frame = gradwire.encode(values, "inceptionn")
+    shares = {"0": 0.5, "8": 0.25, "16": 0.125, "32": 0.125}
+    assert gradwire.inspect(frame)["class_shares"] == shares
+    (tmp_path / "f").write_bytes(frame)
+    assert run("inspect", tmp_path / "f", "--json").json["class_shares"] == shares
+    assert "class shares 0=0.5, 8=0.25, 16=0.125, 32=0.125" in " ".join(
+        run("inspect", tmp_path / "f").out.split()
+    )
+    np.save(tmp_path / "x.npy", values)
+    run("compress", tmp_path / "x.npy", "-c", "inceptionn")
+    (tensor,) = run("inspect", tmp_path / "x.npy.gw", "--json").json["tensors"]
+    assert tensor["class_shares"] == shares
+    assert "0=0.5, 8=0.25" in run("inspect", tmp_path / "x.npy.gw").out
+    assert "class_shares" not in gradwire.inspect(gradwire.encode(values, "bf16"))
+    assert "class_shares" not in gradwire.inspect(gradwire.encode(values[:0], "inceptionn"))
+
+
+def test_tags_that_no_decoder_accepts_are_named() -> None:
+    golden = Path(__file__).parents[1] / "golden" / "errors"
+    frame = (golden / "inceptionn-absent-value.frame").read_bytes()
+    with pytest.raises(gradwire.GradwireError, match="inceptionn"):
+        gradwire.inspect(frame)
+
+
 def test_inspect_container(tmp_path: Path) -> None:
     tensors: dict[str, NDArray[Any]] = {"w": gradient(200).reshape(10, 20), "n": np.arange(3)}
     safetensors_numpy.save_file(tensors, tmp_path / "m.safetensors", {"a": "b"})

@@ -18,7 +18,9 @@ def test_the_program_in_c_is_the_example() -> None:
     assert program == (ROOT / "examples" / "c" / "compress.c").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("page", "example"), [("pytorch", "ddp"), ("training", "adamw")])
+@pytest.mark.parametrize(
+    ("page", "example"), [("pytorch", "ddp"), ("training", "adamw"), ("qsvrg", "qsvrg")]
+)
 def test_the_programs_in_pytorch_are_the_examples(page: str, example: str) -> None:
     """tests/torch runs the examples themselves."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
@@ -50,7 +52,7 @@ def _anchor(line: str) -> str:
     return re.sub(r"[^\w -]", "", heading.group(1).lower()).replace(" ", "-")
 
 
-FOLDERS = (".", "docs", "spec", "src/codecs/*", "tests/*", "fuzz")
+FOLDERS = (".", "docs", "spec", "src/codecs/*", "tests/*", "fuzz", "rtl")
 EVERY_PAGE = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]
 
 

@@ -50,9 +50,11 @@ def make(kind: str, codec: str, **options: Any) -> list[Exchange]:
     [
         ("sharded", {}),
         ("ring", {}),
+        ("broadcast", {}),
         ("terngrad", {}),
         ("hierarchical", {}),
         ("hierarchical:between=ring", {}),
+        ("hierarchical:between=broadcast", {}),
         ("hierarchical:between=terngrad", {}),
     ],
 )
@@ -147,6 +149,7 @@ def test_local_bytes_of_a_hierarchy_are_counted_apart() -> None:
         ("hierarchical:between=star", "raw", {"machine_of_rank": range(5)}, "is no exchange"),
         ("ring", "raw", {"machine_of_rank": range(5)}, "does not ask for the machine"),
         ("sharded:between=ring", "raw", {}, "is no exchange"),
+        ("broadcast", "raw", {"update": print}, "takes no update"),
         ("terngrad", "raw", {"update": print}, "takes no update"),
         ("terngrad", "qsgd:ef=on", {}, "no residual is kept"),
         ("terngrad", "3lc", {}, "no residual is kept"),
@@ -160,6 +163,6 @@ def test_what_does_not_fit_is_refused(
     assert has_code(error, "invalid_argument")
 
 
-def test_more_than_127_ranks_are_refused() -> None:
-    with pytest.raises(GradwireError, match="at most 127 ranks"):
-        Exchange(Layout(TENSORS, 128, "terngrad"), 0, "terngrad")
+def test_more_ranks_than_the_sums_have_levels_are_refused() -> None:
+    with pytest.raises(GradwireError, match="at most 8191 ranks"):
+        Exchange(Layout(TENSORS, 8192, "terngrad"), 0, "terngrad")

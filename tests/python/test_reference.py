@@ -43,7 +43,7 @@ def three_lc(draw: st.DrawFn) -> str:
 
 @st.composite
 def qsgd(draw: st.DrawFn) -> str:
-    levels = draw(st.one_of(st.sampled_from([1, 7, 127]), st.integers(1, 127)))
+    levels = draw(st.one_of(st.sampled_from([1, 7, 127, 128]), st.integers(1, 8191)))
     bucket = 8 * draw(st.one_of(st.just(64), st.integers(1, 30)))
     norm = draw(st.sampled_from(["max", "l2"]))
     coder = draw(st.sampled_from(["fixed", "elias", "elias-dense"]))
@@ -130,6 +130,7 @@ def test_encode_and_decode(tensor: bytes, codec: str, target: str) -> None:
         "qsgd:bits=3,bucket=4096,norm=l2",
         "qsgd:bits=2,coder=elias",
         "qsgd:bits=8,coder=elias-dense",
+        "qsgd:levels=200,norm=l2,coder=elias-dense",
         "int8:bucket=4100",
         "onebit",
         "onebit:bucket=50000",
@@ -141,6 +142,8 @@ def test_encode_and_decode(tensor: bytes, codec: str, target: str) -> None:
         "stc",
         "inceptionn",
         "inceptionn:bound=8,mode=strict",
+        "truncate:bits=22",
+        "truncate:bits=24,ef=on",
     ],
 )
 def test_several_chunks(codec: str, n: int) -> None:
@@ -165,7 +168,13 @@ def three_tensors(draw: st.DrawFn) -> list[bytes]:
         qsgd().map(lambda text: text + ",ef=on").filter(takes_feedback),
         st.sampled_from(["bf16:ef=on", "fp16:ef=on", "int8:bucket=9", "onebit:bucket=16"]),
         st.sampled_from(
-            ["topk:ratio=0.2", "topk:values=bf16", "stc:density=0.2", "inceptionn:ef=on"]
+            [
+                "topk:ratio=0.2",
+                "topk:values=bf16",
+                "stc:density=0.2",
+                "inceptionn:ef=on",
+                "truncate:bits=22,ef=on",
+            ]
         ),
     ),
     half=st.booleans(),

@@ -72,8 +72,12 @@ def simulate(images: Images, codec: str, **other: Any) -> RankRecord:
 def bits(record: RankRecord, sent: str) -> float:
     """Bits per value and step."""
     assert record.hook is not None
-    values = record.hook["compressed_values" if "payload" in sent else "values"]
-    return float(8 * record.hook[sent] / values / SETTING.steps)
+    return float(8 * record.hook[sent] / record.hook["values"] / SETTING.steps)
+
+
+def payload_bits(record: RankRecord, leg: str) -> float:
+    assert record.hook is not None
+    return float(record.hook[f"compressed_bits_{leg}"])
 
 
 def plain_losses(images: Images, every: int) -> list[float]:
@@ -98,8 +102,7 @@ def plain_losses(images: Images, every: int) -> list[float]:
 def test_raw_is_plain_training(images: Images, every: int) -> None:
     record = simulate(images, "raw", every=every)
     assert record.losses == pytest.approx(plain_losses(images, every), rel=1e-4)
-    payloads = [bits(record, f"{leg}_payload_bytes") for leg in ("push", "pull")]
-    assert payloads == [32 / every, 32 / every]
+    assert payload_bits(record, "push") == payload_bits(record, "pull") == 32  # of an exchange
     assert 32 / every < bits(record, "push_bytes") < 32.1 / every  # headers
 
 
@@ -213,15 +216,15 @@ def test_the_average_of_the_weights_is_evaluated() -> None:
 
 def test_the_way_of_each_codec(images: Images) -> None:
     record = simulate(images, "int8/raw")
-    assert bits(record, "push_payload_bytes") == pytest.approx(8, abs=0.1)
-    assert bits(record, "pull_payload_bytes") == 32
+    assert payload_bits(record, "push") == pytest.approx(8, abs=0.1)
+    assert payload_bits(record, "pull") == 32
 
 
 def test_small_tensors_go_raw_and_the_rest_is_compressed(images: Images) -> None:
     record = simulate(images, "stoch3:coder=none")
     payload = sum(8 * (4 + -(-n // 5)) for n in WEIGHTS) / sum(WEIGHTS)  # a scale, 5 to a byte
-    assert bits(record, "push_payload_bytes") == bits(record, "pull_payload_bytes")
-    assert bits(record, "push_payload_bytes") == pytest.approx(payload, abs=0.01)
+    assert payload_bits(record, "push") == payload_bits(record, "pull")
+    assert payload_bits(record, "push") == pytest.approx(payload, abs=0.01)
     raw = 8 * (4 * (150 + 236) + 5 * 32)  # conv1, biases and headers
     whole = (payload * sum(WEIGHTS) + raw) / 61706
     assert bits(record, "push_bytes") == pytest.approx(whole, abs=0.01)
@@ -247,6 +250,26 @@ def test_the_servers_model_is_evaluated(images: Images) -> None:
     snapshot = strategy.snapshot(strategy.weights())
     assert torch.equal(server, nn.utils.parameters_to_vector(snapshot.parameters()))
     assert not torch.equal(server, nn.utils.parameters_to_vector(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("codec", "optimizer", "compress", "remarks"),
+    [
+        ("3lc/raw", "adamw", "gradients", 1),
+        ("raw/3lc", "adamw", "gradients", 0),
+        ("3lc", "adamw", "updates", 0),
+        ("3lc", "sgd", "gradients", 0),
+        ("ddp", "adamw", "gradients", 0),
+    ],
+)
+def test_coarse_gradients_of_an_adaptive_optimizer_are_remarked(
+    images: Images, codec: str, optimizer: str, compress: str, remarks: int
+) -> None:
+    record = simulate(images, codec, optimizer=optimizer, compress=compress, steps=1, eval_every=1)
+    assert record.hook is not None
+    assert len(record.hook["remarks"]) == remarks
+    for remark in record.hook["remarks"]:
+        assert "AdamW learns several times too slowly from gradients compressed with 3lc" in remark
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(images: Images) -> None:
@@ -319,6 +342,23 @@ def test_codecs_chosen_at_run_time(folder: Path) -> None:
     values = trained["hook_of_rank"][0]["values"] * 24
     pushed, pulled = (trained["hook_of_rank"][0][f"{way}_bytes"] for way in ("push", "pull"))
     assert 8 * pushed / values < 2 < 4 < 8 * pulled / values < 7
+    chosen = trained["hook_of_rank"][0]["chosen"]
+    names = ["conv2.weight", "fc1.weight", "fc2.weight", "fc3.weight"]
+    assert [(c["direction"], c["tensor"]) for c in chosen] == [
+        (way, name) for way in ("push", "pull") for name in names
+    ]
+    assert {(c["goal"], c["decisions"]) for c in chosen} == {
+        ("auto:bits=1,every=5", 7),
+        ("auto:bits=6", 5),
+    }
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_a_budget_that_a_short_run_exceeds_is_remarked(folder: Path) -> None:
+    options = ["--batch", "4", "--steps", "4", "--data-dir", str(folder), "--json", "-"]
+    result = run("train", "--exchange", "one-process", "--codec", "auto:bits=0.02", *options)
+    assert result.code == 0
+    assert "auto:bits=0.02: auto:bits=0.02, push: exceeds its limit, because" in result.err
 
 
 def test_auto_with_an_exchange_that_cannot_choose() -> None:
@@ -347,6 +387,10 @@ def test_a_command_goes_on_where_it_was_interrupted(folder: Path, tmp_path: Path
     other = run(*options, "--codec", "raw", "--clip", "1")
     assert other.code == 1
     assert "raw-0.json holds a run with other settings: clip 0.0 instead of 1.0" in other.err
+    images = write_fashion_mnist(tmp_path / "other", 200, 100)
+    other = run(*options, "--codec", "raw", "--data-dir", str(images))
+    assert other.code == 1
+    assert "data 300 images, 100 test images instead of 200 images, 100 test images" in other.err
 
 
 def test_a_run_ends_when_it_reached_its_goal(images: Images) -> None:
@@ -374,6 +418,23 @@ def test_the_rest_goes_on_after_a_run_that_diverged(folder: Path) -> None:
     assert result.code == 0
     assert [one["final"] for one in result.json["results"]] == [None, None]
     assert result.err.count("DIVERGED in step") == 2
+
+
+@pytest.mark.usefixtures("_in_this_process")
+def test_the_rest_goes_on_after_a_limit_that_cannot_be_kept(folder: Path) -> None:
+    options = ["--batch", "2", "--workers", "2", "--steps", "60", "--eval-every", "20"]
+    options += ["--data-dir", str(folder), "--json", "-"]
+    for codec in ("raw", "auto:bits=0.02", "int8"):
+        options += ["--codec", codec]
+    result = run("train", "--exchange", "one-process", *options)
+    assert result.code == 0, result.err
+    raw, auto, int8 = result.json["results"]
+    assert raw["final"] is not None
+    assert int8["final"] is not None
+    assert (auto["final"], auto["diverged"], len(auto["loss"])) == (None, None, 50)
+    assert [evaluation["step"] for evaluation in auto["evaluations"]] == [20, 40]
+    said = "FAILED: 'auto:bits=0.02' can't be kept: on these tensors the codecs that send least"
+    assert f"auto:bits=0.02, seed 0: {said}" in result.err
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_another_name_is_an_error_that_lists_the_valid(device: str) -> None:
         (
             {"exchange": "terngrad", "codecs": ("terngrad",)},
             "--exchange",
-            "valid are sharded, ring, hierarchical, one-process, and --codec ddp",
+            "valid are sharded, ring, broadcast, hierarchical, one-process, and --codec ddp",
         ),
         ({"exchange": "server"}, "--exchange", "server does not go with --device cuda"),
         ({"exchange": "sharded-optimizer"}, "--exchange", "valid are sharded"),

@@ -28,14 +28,25 @@ from gradwire.train.settings import SettingsError, TrainSettings
         (
             {"exchange": "terngrad"},
             "--codec",
-            "goes with raw, terngrad, ddp, torch:.* not with bf16",
+            "goes with raw, terngrad, ddp, torch:.* not with 3lc",
         ),
         ({"every": 2, "exchange": "server"}, "--every", "server exchanges in every step"),
         ({"backup_workers": 1}, "--backup-workers", "goes only with --exchange server"),
         ({"servers": 2}, "--servers", "goes only with --exchange server"),
         ({"backup_workers": 4, "exchange": "server"}, "--backup-workers", "valid are 0 to 3"),
+        ({"barrier": "tensor"}, "--barrier", "goes only with --exchange server"),
+        ({"barrier": "layer", "exchange": "server"}, "--barrier", "valid are step, tensor"),
+        (
+            {"barrier": "tensor", "exchange": "server", "staleness": 1},
+            "--staleness",
+            "does not go with --barrier tensor",
+        ),
         ({"servers": 0, "exchange": "server"}, "--servers", "valid are 1 to 100"),
-        ({"exchange": "one-process"}, "--bandwidth", "sends nothing; valid is none"),
+        (
+            {"exchange": "one-process", "codecs": ("ddp",)},
+            "--bandwidth",
+            "sends nothing; valid is none",
+        ),
         (
             {"exchange": "one-process", "bandwidth": None, "codecs": ("ddp", "torch:bf16")},
             "--codec",

@@ -6,6 +6,7 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rich.console import Console
 from gradwire.train import report, report_table
 from gradwire.train.network import Bytes
 from gradwire.train.records import Evaluation, RankRecord
-from gradwire.train.report import Conditions, Report
+from gradwire.train.report import Conditions, Report, RunResult
 from gradwire.train.settings import TrainSettings
 
 PARAMETERS = 1000
@@ -97,6 +98,22 @@ def test_rivals_have_computed_bytes_and_tell_no_time_on_the_wire() -> None:
     assert rival.seconds == pytest.approx(8.0 + 8000 * 8 / 1e6)
     assert (rival.push_bits_per_value, rival.ratio) == (16.0, 2.0)
     assert "torch:bf16: MB, bits and ratio are computed for a ring all-reduce" in printed(made)
+
+
+@pytest.mark.parametrize(
+    ("change", "noted"),
+    [
+        ({"clip": 1.0}, True),
+        ({"clip": 0.0}, False),
+        ({"clip": 1.0, "compress": "updates"}, False),
+        ({"clip": 1.0, "optimizer": "adamw"}, False),
+    ],
+)
+def test_a_gradient_that_is_clipped_after_a_coarse_codec(
+    change: dict[str, Any], noted: bool
+) -> None:
+    text = printed(assemble(replace(SETTINGS, **change), PARAMETERS, SHAPED, records()))
+    assert ("\n3lc: values that are sent late come together" in text) == noted
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -196,6 +213,16 @@ def printed(shown: Report) -> str:
     return "\n".join([capture.get(), *report_table.footnotes(shown)])
 
 
+def test_a_long_codec_leaves_room_for_the_numbers() -> None:
+    usual = [replace(one, codec="3lc:s=1.00,coder=rice") for one in records()[1]]
+    long = [replace(one, codec="torch:powersgd:rank=4,start=10") for one in records()[1]]
+    settings = replace(SETTINGS, codecs=("raw", "3lc:s=1.00,coder=rice"))
+    lines = printed(assemble(settings, PARAMETERS, SHAPED, [records()[0], usual, long])).split("\n")
+    at = [line.startswith("3lc:s=1.00, ") for line in lines].index(True)
+    assert lines[at].endswith(" 0.010")
+    assert lines[at + 1].strip() == "coder=rice"
+
+
 def test_the_table() -> None:
     large = [replace(r, codec="3lc:s=1.00", seconds=2345.6) for r in records()[0]]
     text = printed(assemble(SETTINGS, PARAMETERS, SHAPED, [*records(), large]))
@@ -239,13 +266,27 @@ def test_a_run_that_diverged_is_said_and_left_out_of_the_means() -> None:
     text = printed(made)
     assert "62.50%" in text
     assert "3lc, seed 1: DIVERGED in step 2" in text
-    assert "without those that diverged" in text
+    assert "without those that diverged or failed" in text
     lost = made.results[1]
     assert (lost.final, lost.diverged, lost.loss) == (None, 2, [4.0])
     json.dumps(made.to_json({}), allow_nan=False)
     alone = assemble(SETTINGS, PARAMETERS, SHAPED, seeds([None]))
     assert "diverged" in printed(alone)
     assert alone.speedup("3lc") is None
+
+
+def test_a_run_that_failed_is_said_and_left_out_of_the_means() -> None:
+    settings = replace(SETTINGS, codecs=("3lc",), seeds=2)
+    runs = seeds([0.5, 0.75])
+    for rank in runs[1]:
+        rank.failed = "'auto:bits=1' can't be kept"
+    made = assemble(settings, PARAMETERS, SHAPED, runs)
+    text = printed(made)
+    assert "50.00%" in text
+    assert "3lc, seed 1: FAILED: 'auto:bits=1' can't be kept." in text
+    assert "without those that diverged or failed" in text
+    assert RunResult.read(made.to_json({})["results"][1]).failed == runs[1][0].failed
+    assert "failed" in printed(assemble(SETTINGS, PARAMETERS, SHAPED, runs[1:]))
 
 
 def test_a_text_has_a_loss_in_the_place_of_an_accuracy() -> None:
@@ -317,8 +358,8 @@ def test_plots(tmp_path: Path) -> None:
         pytest.approx(result.seconds) for result in shown.results
     ]
     assert np.asarray(goal.get_ydata()).tolist() == pytest.approx([74.5, 74.5])
-    assert [text.get_text() for text in axes.texts] == ["74.50%"]
-    assert axes.get_xlabel() == "training time, modelled (s)"
+    assert [text.get_text() for text in axes.texts] == ["goal: 74.50%"]
+    assert axes.get_xlabel() == "training time, modelled (s, logarithmic)"
 
     (axes,) = plots.draw_metric_of_steps(shown).axes
     assert np.asarray(axes.get_lines()[1].get_xdata()).tolist() == [2, 4]

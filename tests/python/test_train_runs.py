@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cli_runner import run
 from small_data import write_fashion_mnist
 
 pytest.importorskip("torch")
@@ -208,6 +209,21 @@ def test_links_change_times_and_nothing_else(
             assert one[name] == other[name]
 
 
+@needs_namespaces
+def test_workers_of_a_machine_share_a_link(folder: Path) -> None:
+    """So rings inside the machines do not burden it, whatever their codec."""
+    rings = "hierarchical:between=ring,within=ring,ranks=2"
+    command = [*_training(folder), "--bandwidth", "100mbit", "--exchange", rings, *EIGHT_STEPS]
+    report, said = report_of([*command, "--workers", "4"])
+    assert "100mbit each way, every machine behind a link of its own" in said
+    for result, most in zip(report["results"], (1.15, 2.5), strict=True):
+        assert result["replicas_identical"]
+        assert result["hook_of_rank"][1]["local_bytes"] > 0
+        # The mean of the workers, of which every second speaks for its machine.
+        between = 2 * (result["push_bytes"] + result["pull_bytes"])
+        assert between < result["link"]["sent"] < most * between
+
+
 def test_under_torchrun_it_joins_the_ranks_that_are_there(folder: Path) -> None:
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
     command = [GRADWIRE, "train", "--batch", "4", "--steps", "4", "--data-dir", str(folder)]
@@ -344,6 +360,58 @@ def test_a_killed_worker_is_named_and_the_others_end(running: Running) -> None:
     place = r"in the run of 3lc(, after step \d+)?;"
     assert re.search(rf"worker 1 was killed by signal 9 \(SIGKILL\) {place}", said)
     assert seconds_until_gone(running.descendants) < 5
+
+
+def test_a_run_goes_on_without_a_backup_worker_that_dies(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run has all workers again."""
+    next_event = launcher._Worker.next_event
+    killed: list[int] = []
+
+    def kill_once(worker: launcher._Worker) -> dict[str, Any] | None:
+        event = next_event(worker)
+        if not killed and worker.rank == 1 and worker.steps >= 3:
+            worker.process.kill()
+            killed.append(worker.steps)
+        return event
+
+    monkeypatch.setattr(launcher._Worker, "next_event", kill_once)
+    options = ["--data-dir", str(folder), "--workers", "3", "--bandwidth", "none", "--batch", "4"]
+    options += ["--steps", "40", "--eval-every", "20", "--codec", "raw", "--codec", "3lc:s=1.00"]
+    options += ["--exchange", "server", "--backup-workers", "1"]
+    result = run("train", *options, "--json", "-")
+    first, second = result.json["results"]
+    (why,) = first["lost_workers"]
+    assert why.startswith("worker 1 was killed by signal 9 (SIGKILL) in the run of raw, after step")
+    assert f"raw: {why}; the run went on without it." in " ".join(result.err.split())
+    assert [evaluation["step"] for evaluation in first["evaluations"]] == [20, 40]
+    assert first["replicas_identical"]
+    assert first["hook_of_rank"][1] is None
+    assert first["hook_of_rank"][3]["lost_workers"] == [1]
+    assert second["lost_workers"] == []
+    assert None not in second["hook_of_rank"]
+    assert len(second["loss"]) == 40
+
+
+def test_more_dead_workers_than_backups_end_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_event = launcher._Worker.next_event
+
+    def kill(worker: launcher._Worker) -> dict[str, Any] | None:
+        event = next_event(worker)
+        if worker.rank in (1, 2) and worker.steps >= 3:
+            worker.process.kill()
+        return event
+
+    monkeypatch.setattr(launcher._Worker, "next_event", kill)
+    options = ["--data-dir", str(folder), "--workers", "3", "--bandwidth", "none", "--batch", "4"]
+    options += ["--steps", "40", "--eval-every", "20", "--codec", "raw"]
+    options += ["--exchange", "server", "--backup-workers", "1"]
+    result = run("train", *options)
+    assert result.code == 1
+    assert "was killed by signal 9 (SIGKILL) in the run of raw, after step" in result.err
 
 
 def test_ctrl_c_ends_everything(running: Running) -> None:

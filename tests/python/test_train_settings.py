@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gradwire.cli import train
 from gradwire.train import rivals, settings
 from gradwire.train.schedule import learning_rate
 from gradwire.train.settings import Rule, Run, SettingsError, TrainSettings
@@ -85,6 +86,7 @@ def test_a_rule_that_cannot_be_read(text: str) -> None:
         ({"exchange": "server", "clip": 1.0}, "--clip", "goes only with"),
         ({"exchange": "sharded-optimizer", "compress": "updates"}, "--compress", "goes only"),
         ({"until": -0.5}, "--until", "valid are 0 to 1000"),
+        ({"until": 85.0}, "--until", "85 is no accuracy: give a share, such as 0.85"),
         ({"staleness": 1}, "--staleness", "goes only with --exchange server"),
         ({"workers": 0}, "--workers", "valid are 1 to 250"),
         ({"steps": 0}, "--steps", "valid are 1 to"),
@@ -130,6 +132,26 @@ def test_defaults_follow_from_the_model_and_the_optimizer() -> None:
     assert parsed(optimizer="adamw", compress="gradients").compress == "gradients"
 
 
+@pytest.mark.parametrize(
+    ("exchange", "codecs"),
+    [
+        ("sharded", ("ddp", "torch:bf16", "3lc:s=1.00,coder=rice")),
+        ("hierarchical:ranks=2", ("ddp", "torch:bf16", "3lc:s=1.00,coder=rice")),
+        ("server", ("ddp", "torch:bf16", "3lc:s=1.00,coder=rice")),
+        ("ring", ("ddp", "torch:bf16", "int8")),
+        ("terngrad", ("ddp", "torch:bf16", "terngrad")),
+        ("one-process", ("ddp", "3lc:s=1.00,coder=rice")),
+    ],
+)
+def test_default_codecs_go_with_the_exchange(exchange: str, codecs: tuple[str, ...]) -> None:
+    assert parsed(exchange=exchange).codecs == codecs
+
+
+def test_every_option_is_in_one_group_of_the_help() -> None:
+    grouped = [name for names in train._PANELS.values() for name in names]
+    assert sorted(grouped) == sorted(settings.options())
+
+
 def test_runs_are_all_codecs_with_each_seed() -> None:
     chosen = TrainSettings(codecs=("raw", "int8"), seed=3, seeds=2)
     runs = [Run("raw", 3), Run("int8", 3), Run("raw", 4), Run("int8", 4)]
@@ -151,7 +173,7 @@ def test_a_codec_for_each_way() -> None:
 def test_codecs_are_checked_by_the_core() -> None:
     for codec in (*settings.DEFAULT_CODECS, *rivals.RIVALS, "torch:powersgd"):
         settings.check_codec(codec)
-    with pytest.raises(SettingsError, match=r"3lc.*ddp"):
+    with pytest.raises(SettingsError, match=r"3lc.*, auto .*ddp"):
         settings.check_codec("4lc")
     with pytest.raises(SettingsError, match="s"):
         settings.check_codec("3lc:s=2.5")

@@ -9,6 +9,13 @@ namespace {
 using limits = std::numeric_limits<float>;
 
 const std::vector<int32_t> kLargest = {1, 2, 3, 4, 5, 7, 11, 15, 31, 63, 64, 100, 127};
+const std::vector<int32_t> kLargestWide = {128, 129, 255, 256, 511, 1000, 2047, 4095, 4096, 8191};
+
+std::vector<int32_t> all_largest() {
+  std::vector<int32_t> all = kLargest;
+  all.insert(all.end(), kLargestWide.begin(), kLargestWide.end());
+  return all;
+}
 
 // Largest magnitudes from the smallest to the largest float.
 const std::vector<float> kNorms = {limits::denorm_min(),
@@ -26,7 +33,7 @@ const std::vector<float> kNorms = {limits::denorm_min(),
                                    FLT_MAX};
 
 TEST(LevelUnit, IsTheSmallestThatReachesTheNorm) {
-  for (int32_t s : kLargest) {
+  for (int32_t s : all_largest()) {
     for (float norm : kNorms) {
       const float unit = level_unit(norm, s);
       const double reached = static_cast<double>(unit) * s;
@@ -61,8 +68,17 @@ TEST(Level, IsTheFloorOfTheSum) {
   EXPECT_EQ(level_of(1.375f, scale, 0x40000000), 3);
 }
 
+TEST(Level, FillsThirtyOneBitsWithItsFraction) {
+  for (int32_t s : all_largest()) {
+    EXPECT_EQ(level_fraction(s), s <= 127 ? 24 : 32 - level_width(s));
+    EXPECT_LT((int64_t{s} + 1) << level_fraction(s), (int64_t{1} << 31) + 1) << s;
+  }
+  EXPECT_EQ(level_fraction(128), 23);
+  EXPECT_EQ(level_fraction(8191), 18);
+}
+
 TEST(Level, OfTheNormIsTheLargest) {
-  for (int32_t s : kLargest) {
+  for (int32_t s : all_largest()) {
     for (float norm : kNorms) {
       const LevelScale scale = level_scale(level_unit(norm, s), s);
       for (uint32_t word : {0u, 1u << 31, ~0u}) {
@@ -111,6 +127,46 @@ TEST_P(Levels, QuantizingAgreesWithTheScalarTable) {
                               levels.take(n, edge));
     ASSERT_EQ(levels.copy(), want) << n << " s=" << s << " norm " << norm;
     ASSERT_TRUE(levels.outside_untouched()) << n;
+  }
+}
+
+TEST_P(Levels, WideOnesAgreeWithTheScalarTable) {
+  Guarded<float> x(41000);
+  Guarded<int16_t> levels(41000);
+  Guarded<uint32_t> words(41000);
+  for (size_t n : lengths()) {
+    const Edge edge = kEdges[n % 2];
+    const int32_t s = kLargestWide[n % kLargestWide.size()];
+    const float norm = kNorms[n % kNorms.size()];
+    std::vector<float> values = gradient_like(n, static_cast<uint32_t>(n));
+    float largest = limits::denorm_min();
+    for (float value : values) largest = std::max(largest, std::fabs(value));
+    for (float& value : values) value = value / largest * norm;
+    if (n > 2) values[0] = norm, values[1] = -norm, values[2] = -0.0f;
+    const float unit = level_unit(norm, s);
+    const LevelScale scale = level_scale(unit, s);
+    std::vector<uint32_t> drawn(n);
+    scalar().draw_words(DrawStream::create(5, 6, n), 0, n, drawn.data());
+    std::vector<int16_t> want(n);
+    scalar().quantize_wide_levels(values.data(), n, scale, drawn.data(), want.data());
+    for (size_t i = 0; i < n; ++i) ASSERT_LE(std::abs(want[i]), s) << n << " " << i;
+    kernels().quantize_wide_levels(x.take_copy(values, edge), n, scale,
+                                   words.take_copy(drawn, edge), levels.take(n, edge));
+    ASSERT_EQ(levels.copy(), want) << n << " s=" << s << " norm " << norm;
+    ASSERT_TRUE(levels.outside_untouched()) << n;
+
+    const auto sums = gradient_like(n, 3);
+    std::vector<float> stored(n), added(n);
+    for (size_t i = 0; i < n; ++i) {
+      stored[i] = static_cast<float>(want[i]) * unit;
+      added[i] = sums[i] + stored[i];
+    }
+    kernels().scale_wide_levels(levels.take_copy(want, edge), n, unit, x.take(n, edge), kStore);
+    ASSERT_SAME_BITS(x.copy(), stored) << n;
+    kernels().scale_wide_levels(levels.take_copy(want, edge), n, unit, x.take_copy(sums, edge),
+                                kAdd);
+    ASSERT_SAME_BITS(x.copy(), added) << n;
+    ASSERT_TRUE(x.outside_untouched()) << n;
   }
 }
 

@@ -75,7 +75,7 @@ TEST_P(TritSums, AddEachTritToItsSumAndNothingElse) {
   }
 }
 
-// 127 ranks are the most that the exchange allows.
+// TritSums widens them after so many.
 TEST_P(TritSums, HoldTheSumOfAllRanks) {
   constexpr size_t kValues = 1000;
   for (const Packing& packing : kPackings) {

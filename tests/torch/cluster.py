@@ -61,7 +61,7 @@ class Cluster:
         for rank, (_, connection) in enumerate(self._members[:world_size]):
             connection.send((rank, world_size, port, job, args))
 
-    def collect(self, ranks: Iterable[int], seconds: float = 90.0) -> dict[int, Any]:
+    def collect(self, ranks: Iterable[int], seconds: float = 300.0) -> dict[int, Any]:
         """The results of these ranks, or their failures. Raises TimeoutError if a rank is stuck."""
         pending = {self._members[rank][1]: rank for rank in ranks}
         answers: dict[int, Any] = {}

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.choice import Chooser
 from gradwire.torch import (
     CoarseGradientsWarning,
     GradwireState,
@@ -31,7 +32,8 @@ from gradwire.torch import (
     UnmatchedPatternWarning,
     gradwire_hook,
 )
-from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.link.wire import Kind, Received, Wire
+from gradwire.torch.records.stats import ChosenCodec
 from training import (
     Options,
     Trained,
@@ -95,6 +97,7 @@ class Scaled:
     skipped_steps: int
     warnings: list[str]
     losses: list[float] = field(default_factory=list)
+    chosen: list[tuple[ChosenCodec, ...]] = field(default_factory=list)  # before the step
 
 
 def train_scaled(
@@ -124,6 +127,7 @@ def train_scaled(
             inputs, labels = batch(rank, step)
             result.scales.append(scaler.get_scale())
             result.owed.append(owed(state))
+            result.chosen.append(state.stats().chosen)
             alone.load_state_dict(model.state_dict())
             alone.zero_grad()
             scaler.scale(nn.functional.cross_entropy(alone(inputs), labels)).backward()
@@ -179,6 +183,19 @@ def total_owed(ranks: list[Owed]) -> dict[str, np.ndarray]:
     return total
 
 
+def check_nothing_is_lost(ranks: list[Scaled], step: int) -> None:
+    """Owed before + mean gradient = owed after + applied, all at one scale."""
+    # `owed` was read before the hook noticed the new scale.
+    factor = ranks[0].scales[step] / ranks[0].scales[step - 1]
+    before = total_owed([rank.owed[step] for rank in ranks])
+    after = total_owed([rank.owed[step + 1] for rank in ranks])
+    for name, value in before.items():
+        mean = np.mean([rank.own[step][name].astype(np.float64) for rank in ranks], axis=0)
+        expected = value * factor + mean
+        found = after[name] + ranks[0].averaged[step][name]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * abs(expected).max())
+
+
 @dataclass
 class Placed:
     """Residuals after a step with zero gradients, and what that step applied."""
@@ -224,10 +241,10 @@ def _count(options: Options) -> Counted:
         counted.messages += 1
         send(wire, peer, kind, payload)
 
-    def counting_receive(wire: Wire, peer: int) -> tuple[Kind, np.ndarray]:
-        kind, payload = receive(wire, peer)
-        counted.received += payload.size if kind is Kind.PACKET else 0
-        return kind, payload
+    def counting_receive(wire: Wire, peer: int) -> Received:
+        received = receive(wire, peer)
+        counted.received += received.payload.size if received.kind is Kind.PACKET else 0
+        return received
 
     with mock.patch.multiple(Wire, send=counting_send, receive=counting_receive):
         counted.trained = train(options)
@@ -295,6 +312,8 @@ def close_and_go_on() -> tuple[bool, bool, str]:
 
 def drop_a_model() -> list[str]:
     """Objects of a model and its hook that are left after the last reference is gone."""
+    gc.collect()
+    earlier = set(threading.enumerate())  # threads of earlier jobs in this process may be ending
     ddp = DistributedDataParallel(make_model())
     state = GradwireState()
     ddp.register_comm_hook(state, gradwire_hook)
@@ -307,7 +326,11 @@ def drop_a_model() -> list[str]:
     del ddp, state
     gc.collect()
     kept = [name for name, reference in watched.items() if reference() is not None]
-    return kept + [thread.name for thread in threading.enumerate() if thread.name == "gradwire"]
+    own = set(threading.enumerate()) - earlier
+    threads = [thread for thread in own if thread.name == "gradwire"]
+    for thread in threads:  # on a loaded machine it may be ending still
+        thread.join(60.0)
+    return kept + [thread.name for thread in threads if thread.is_alive()]
 
 
 def warned_of_patterns() -> list[str]:
@@ -373,6 +396,20 @@ def misuse(what: str) -> None:
     ddp(inputs).sum().backward()
 
 
+def train_and_note_decisions(options: Options) -> list[list[str]]:
+    """The names of the tensors in each decision about `auto` codecs."""
+    names: list[list[str]] = []
+    decide = Chooser.decide
+
+    def note(chooser: Chooser, rows: dict[str, Any], steps: int) -> bool:
+        names.append(sorted(rows))
+        return decide(chooser, rows, steps)
+
+    with mock.patch.object(Chooser, "decide", note):
+        train(options)
+    return names
+
+
 def train_and_note_growing_scales(options: Options) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -383,7 +420,7 @@ def train_and_note_growing_scales(options: Options) -> list[str]:
 def train_with(place: str, optimizer: str, codec: str) -> tuple[list[str], list[str]]:
     """Warnings of coarse gradients in 3 steps of torch.optim.`optimizer`; remarks of stats().
 
-    place: "hook" or "sharded".
+    place: "hook", "sharded" or "frozen": the hook, and most parameters, with int8, are frozen.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -395,6 +432,11 @@ def train_with(place: str, optimizer: str, codec: str) -> tuple[list[str], list[
             state = steps = ShardedOptimizer(steps, model, codec)
         else:
             state = GradwireState(codec, start_iter=1)
+            if place == "frozen":
+                rules = [("first*", "int8"), ("second*", "int8")]
+                state = GradwireState(codec, start_iter=1, rules=rules)
+                model.first.requires_grad_(False)
+                model.second.requires_grad_(False)
             forward = DistributedDataParallel(model)
             forward.register_comm_hook(state, gradwire_hook)
         for step in range(3):

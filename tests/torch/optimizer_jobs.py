@@ -24,6 +24,7 @@ from training import TwoPaths, batch, digest, load, make_model, save
 LOCAL: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True),
     "adam": lambda p: torch.optim.Adam(p, lr=2e-3),
+    "calm": lambda p: torch.optim.Adam(p, lr=2e-3, betas=(0.5, 0.99)),
     "adamw": lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.1),
     # Its divisor is eps.
     "steady": lambda p: torch.optim.Adam(p, lr=1e3, eps=1e6),
@@ -201,6 +202,10 @@ def refusals_of_sharded() -> dict[str, str]:
         model.get_parameter("last.bias").requires_grad_(False)
         return LOCAL["sgd"](model.parameters())
 
+    def swap(model: nn.Module) -> ShardedOptimizer:
+        return ShardedOptimizer(model, LOCAL["sgd"](model.parameters()))  # type: ignore[arg-type]
+
+    note("order", lambda: swap(make_model()))
     note("lbfgs", lambda: wrap(lambda m: torch.optim.LBFGS(m.parameters())))
     note("stepped", lambda: wrap(stepped))
     note("frozen", lambda: wrap(frozen))
@@ -315,6 +320,7 @@ def refusals_of_local_steps() -> dict[str, str]:
     calls: dict[str, Callable[[], Any]] = {
         "momentum": lambda: LocalSteps(LOCAL["sgd"](model.parameters()), model, late_momentum=True),
         "betas": cycled.step,
+        "order": lambda: LocalSteps(model, LOCAL["sgd"](model.parameters())),  # type: ignore
         "every": lambda: LocalSteps(LOCAL["sgd"](model.parameters()), model, every=0),
         "norm": lambda: LocalSteps(LOCAL["sgd"](model.parameters()), model, clip_norm=0.0),
         "sparse": clipped.step,
@@ -322,6 +328,8 @@ def refusals_of_local_steps() -> dict[str, str]:
         "rank": lambda: optimizer.load_state_dict(state | {"rank": 5}),
         "outer": lambda: plain.load_state_dict(state),
         "saved every": lambda: often.load_state_dict(state),
+        "overlap": lambda: plain.load_state_dict(plain.state_dict() | {"overlap": True}),
+        "lbfgs": lambda: LocalSteps(torch.optim.LBFGS(model.parameters()), model, clip_norm=1.0),
         "noise": lambda: clipped.load_state_dict(plain.state_dict() | {"every": 1, "momentum": {}}),
     }
     for what, call in calls.items():
@@ -355,6 +363,52 @@ def models_after_steps(
         optimizer.step()
         after.append([p.detach().numpy().copy() for p in model.parameters()])
     return after
+
+
+def take_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: int, **options: bool
+) -> None:
+    inputs, labels = batch(dist.get_rank(), step)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(inputs, **options), labels).backward()
+    optimizer.step()
+
+
+def step_and_freeze(gain: float) -> tuple[np.ndarray, np.ndarray]:
+    """A parameter that had a gradient in the first step alone: after this step, and at the end."""
+    model = make_model()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, betas=(0.0, 0.99))
+    optimizer = LocalSteps(inner, model, codec="raw")
+    assert optimizer._noise is not None
+    optimizer._noise.gains = lambda: [gain] * len(list(model.parameters()))  # type: ignore[method-assign]
+    after = []
+    for step in range(4):
+        take_step(model, optimizer, step, use_branch=step == 0)
+        after.append(model.branch.weight.detach().numpy().copy())
+    return after[0], after[-1]
+
+
+def roll_back(options: Wrapped, saved_after: int) -> list[list[str]]:
+    """The digests after each of the steps that follow a state, and again after loading it."""
+    model = make_model()
+    inner = LOCAL[options.local](model.parameters())
+    optimizer = LocalSteps(inner, model, **options.options)
+
+    def train(first: int) -> list[str]:
+        digests = []
+        for step in range(first, options.steps):
+            if step == saved_after:
+                saved.append(save({"model": model.state_dict(), "own": optimizer.state_dict()}))
+            take_step(model, optimizer, step)
+            digests.append(digest(model))
+        return digests
+
+    saved: list[bytes] = []
+    before = train(0)[saved_after:]
+    state = load(saved[0])
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["own"])
+    return [before, train(saved_after)]
 
 
 def step_with_sparse_gradients() -> tuple[str, float]:

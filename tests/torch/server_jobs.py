@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Job:
     stalled: int = -1  # a worker that sleeps before its step 3
     stall_seconds: float = 0.0
     non_finite: int = -1  # a worker whose gradient of step 2 holds NaN
+    non_finite_at_backward: int = -1  # the same, but the backward pass computes it
     victim: int = -1  # a rank that sends itself `signal` from version 4 on
     signal: int = signal.SIGKILL
     leaver: int = -1  # a worker that leaves after 3 steps
@@ -62,7 +64,9 @@ def run(job: Job) -> Served:
             model.first.bias.add_(1.0)
     arguments = {"timeout": 20.0} | job.arguments | (job.other if rank == 1 else {})
     local = LOCAL[job.local](model.parameters())
-    optimizer = ServerOptimizer(local, named_parameters=model.named_parameters(), **arguments)
+    optimizer = ServerOptimizer(
+        local, named_parameters=model.named_parameters(), model=model, **arguments
+    )
     path = Path(job.folder) / f"rank{rank}.pt"
     if job.resume:
         optimizer.load_state_dict(torch.load(path, weights_only=True))
@@ -101,7 +105,9 @@ def _train(job: Job, model: nn.Module, optimizer: ServerOptimizer, served: Serve
         inputs, labels = batch(optimizer.rank, optimizer.version % 3)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), labels)
-        loss.backward()
+        spoil = step == 2 and optimizer.rank == job.non_finite_at_backward
+        with _spoiled(model) if spoil else contextlib.nullcontext():
+            loss.backward()
         if step == 2 and optimizer.rank == job.non_finite:
             gradient = model.get_parameter("second.weight").grad
             assert gradient is not None
@@ -110,8 +116,20 @@ def _train(job: Job, model: nn.Module, optimizer: ServerOptimizer, served: Serve
         scheduler.step()
         step += 1
         served.losses.append(loss.item())
+        optimizer.synchronize()
         served.digests[optimizer.version] = digest(model)
     optimizer.close()
+
+
+@contextlib.contextmanager
+def _spoiled(model: nn.Module) -> Iterator[None]:
+    """Inside, gradients of second.weight hold NaN."""
+    weight = model.get_parameter("second.weight")
+    nan = torch.zeros_like(weight)
+    nan[0, 5] = float("nan")
+    handle = weight.register_hook(lambda gradient: gradient + nan)
+    yield
+    handle.remove()
 
 
 def _on_version(job: Job, optimizer: ServerOptimizer, version: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import jobs
@@ -10,6 +12,7 @@ from cluster import Cluster
 from gradwire import GradwireError
 from gradwire._core import AutoGoal
 from gradwire.torch import GradwireState
+from gradwire.torch.session.auto_codecs import AutoCodecs
 from optimizer_jobs import Wrapped
 from training import Options, Trained, load, save
 
@@ -48,12 +51,21 @@ def test_the_report_names_the_codecs(ranks: list[Trained]) -> None:
     assert f"  first.weight: {chosen(ranks[0])['push', 'first.weight']}, " in ranks[0].report
 
 
-def test_residuals_outlast_a_change_of_codec(ranks: list[Trained]) -> None:
-    """What is owed stays small: had a change dropped residuals, values would be lost instead."""
-    for rank in ranks:
-        kept = {(r["kind"], r["name"]) for r in load(rank.residuals or b"")["residuals"]}
-        assert {name for kind, name in kept if kind == "push"} <= {n for _, n in chosen(rank)}
-        assert len(kept) >= 5
+def test_residuals_outlast_a_change_of_codec(cluster: Cluster) -> None:
+    ranks = cluster.run(3, jobs.train_scaled, 10, -1, "first.weight", STATE)
+    codecs = [[entry.codec for entry in step] for step in ranks[0].chosen]
+    changed = [step for step in range(3, 10) if codecs[step] != codecs[step - 1]]
+    assert len(changed) > 1
+    for step in changed:
+        assert any(values.any() for values in ranks[0].owed[step]["push"].values())
+        jobs.check_nothing_is_lost(ranks, step)
+
+
+def test_a_decision_is_about_the_tensors_of_all_buckets(cluster: Cluster) -> None:
+    options = Options(3, STATE, CUT_ONCE)
+    assert len(cluster.run(2, jobs.train_each, [options])[0][0].buckets[-1]) > 1
+    for names in cluster.run(2, jobs.train_and_note_decisions, options):
+        assert names == [sorted(NUMEL)] * 4, "pushes and pulls, after 1 and 2 steps"
 
 
 def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster) -> None:
@@ -70,6 +82,44 @@ def test_a_restart_equals_the_uninterrupted_run(cluster: Cluster) -> None:
         assert continued.digest == whole.digest
         assert continued.stats["chosen"] == whole.stats["chosen"]
         assert without_choice.digest != whole.digest
+
+
+@pytest.mark.parametrize("first", [{}, {"rules": [("first.w*", "auto:bits=1")]}])
+def test_a_restart_with_other_goals(cluster: Cluster, first: dict[str, Any]) -> None:
+    """first: further settings of the state that is loaded."""
+    generous = {"codec": "auto:bits=6", "start_iter": 1, **first}
+    saved = [
+        rank[0].residuals or b""
+        for rank in cluster.run(2, jobs.train_each, [Options(9, generous, CUT_ONCE)])
+    ]
+    state = {"codec": "auto:bits=1", "start_iter": 1}
+    if first:
+        state["rules"] = [("second.w*", "auto:bits=6")]
+    rest = Options(4, state, CUT_ONCE, start=9, residuals=saved)
+    for (continued,) in cluster.run(2, jobs.train_each, [rest]):
+        goals = {(c["direction"], c["tensor"]): c["goal"] for c in continued.stats["chosen"]}
+        assert len(continued.stats["chosen"]) == len(goals) == 2 * len(NUMEL)
+        for (_, tensor), goal in goals.items():
+            assert goal == (
+                "auto:bits=6" if first and tensor == "second.weight" else state["codec"]
+            )
+        if not first:
+            assert continued.last_steps[-1]["push_bits_per_value"] < 3
+            assert {c["decisions"] for c in continued.stats["chosen"]} == {3}, "as at the start"
+
+
+def test_a_choice_that_is_dropped_is_named(ranks: list[Trained]) -> None:
+    state = load(ranks[0].residuals or b"")["auto"]
+    with pytest.warns(UserWarning, match=f"chosen for {GOAL} is dropped.*now chosen for auto:bits"):
+        AutoCodecs(["auto:bits=1.0"]).load_state_dict(state)
+
+
+def test_a_budget_that_is_exceeded_is_remarked(cluster: Cluster) -> None:
+    options = Options(3, {"codec": "auto:bits=0.02", "start_iter": 0}, CUT_ONCE)
+    (rank, *_) = cluster.run(2, jobs.train_each, [options])
+    push, pull = rank[0].stats["remarks"][-2:]
+    assert push.startswith("auto:bits=0.02, push: exceeds its limit, because the codecs that send")
+    assert pull.startswith("auto:bits=0.02, pull: exceeds its limit, because the codecs that send")
 
 
 def test_ranks_with_other_choices_are_named(cluster: Cluster) -> None:
@@ -110,6 +160,17 @@ def test_pushes_and_pulls_are_within_the_budget(cluster: Cluster) -> None:
     for way in ("push_bytes", "pull_bytes"):
         sent = sum(stats[way] for stats in ranks) / 120 - 4 * raw
         assert 1.0 < 8 * sent / sum(NUMEL.values()) < 1.3, "1.2 and headers"
+    for way in ("compressed_bits_push", "compressed_bits_pull"):
+        assert 1.0 < sum(stats[way] for stats in ranks) / 2 < 1.3, "without headers"
+
+
+def test_local_steps_advise_fewer_exchanges(cluster: Cluster) -> None:
+    options = {"codec": "auto:bits=0.01", "every": 1}
+    cluster.start(2, optimizer_jobs.run_each, [Wrapped("local", "adamw", options, steps=60)])
+    for answer in cluster.collect(range(2)).values():
+        assert "give at least bits=" in answer.message
+        assert "To send less in all, exchange less often: every=2" in answer.message
+        assert "s=1.5" not in answer.message
 
 
 NUMEL = {
@@ -126,9 +187,10 @@ NUMEL = {
     [
         ("auto", "give either bits, a budget in bits a value, or error, a bound"),
         ("auto:bits=1,error=0.1", "give either bits"),
-        ("auto:bits=0.001", r"bits=0.001 is not valid; give a number in \[0.01, "),
+        ("auto:bits=0.001", r"bits=0.001 is not valid; give a number from 0.01 to 16$"),
         ("auto:bits=40", r"bits=40 is not valid"),
-        ("auto:error=0.0001", r"error=0.0001 is not valid; give a number in \[0.00024414062, "),
+        ("auto:error=0.0001", r"give a number from 0.000244 \(that of float16\) to 1000$"),
+        ("nonsense", "valid names are: raw, .*, auto$"),
         ("auto:bits=1,every=0", "every=0 is not valid; give a whole number from 1 to"),
         ("auto:bits=1,s=2", r"s=2 is not valid; give a number in \[1, 2\)"),
         ("auto:bits=1,k=2", "no parameter 'k'; valid: bits="),

@@ -26,6 +26,7 @@ def run_examples(text: str, folder: str) -> list[str]:
         if "batches" in block:
             batches = [batch(rank, step) for step in range(5)]
             names |= {"model": make_model(), "batches": batches}
+            names |= {"make_model": make_model, "make_batches": lambda batches=batches: batches}
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(block, PAGE.name, "exec"), names)
         assert "print" not in block or "pushed" in printed.getvalue()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from gradwire.torch.optimizers.gradient_noise import GradientNoise
+from gradwire.torch.optimizers.gradient_noise import GradientNoise, count_decay
 
 NUMELS = [1003, 64, 3, 1]
 
@@ -30,12 +35,15 @@ def train(ranks: int, common: float, noise: float, steps: int = 60) -> list[Grad
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_gains_are_between_one_and_the_root_of_the_ranks(ranks: int) -> None:
-    for common, noise, power in ((1.0, 0.0, 1.0), (0.0, 1.0, 1 / ranks), (1.0, 1.0, None)):
-        ratio = (common**2 + noise**2 / ranks) / (common**2 + noise**2)
+    for common, noise, expected in (
+        (1.0, 0.0, 1.0),
+        (0.0, 1.0, math.sqrt(ranks)),
+        (1.0, 1.0, math.sqrt(2.0 / (1.0 + 1.0 / ranks))),
+    ):
         for estimate in train(ranks, common, noise):
-            for gain in estimate.gains()[:2]:
-                assert gain == pytest.approx(ratio**-0.5, rel=0.15)
-            assert power is None or ratio == power
+            gains = estimate.gains()
+            assert gains[:2] == pytest.approx([expected, expected], rel=0.15)
+            assert 1.0 <= min(gains) <= max(gains) <= math.sqrt(ranks)
 
 
 def test_average_norm_is_that_of_the_average() -> None:
@@ -68,3 +76,30 @@ def test_a_state_goes_on_bit_for_bit() -> None:
     assert whole.gains() == rest.gains() != first.gains()
     with pytest.raises(ValueError, match="the state has 4 tensors, this rank has 1"):
         GradientNoise([5], 2).load_state_dict(first.state_dict())
+
+
+def adamw_of_pytorch_2_6(parameters: list[nn.Parameter]) -> Optimizer:
+    optimizer = AdamW(parameters, lr=0.1, weight_decay=0.5)
+    del optimizer.param_groups[0]["decoupled_weight_decay"]
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "share"),
+    [
+        (adamw_of_pytorch_2_6, 0.95),
+        (lambda p: AdamW(p, lr=0.1, weight_decay=0.5), 0.95),
+        (lambda p: Adam(p, lr=0.1, weight_decay=0.5, decoupled_weight_decay=True), 0.95),
+        (lambda p: Adam(p, lr=0.1, weight_decay=0.5), 1.0),
+        (lambda p: SGD(p, lr=0.1, weight_decay=0.5), 1.0),
+    ],
+)
+def test_decoupled_decay_is_counted_where_there_is_a_gradient(
+    make: Callable[[list[nn.Parameter]], Optimizer], share: float
+) -> None:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    for parameter in parameters[::2]:
+        parameter.grad = torch.zeros(2)
+    kept = [1.0, 1.0, 0.5]
+    count_decay(make(parameters), kept)
+    assert kept == [share, 1.0, 0.5 * share]

@@ -87,6 +87,12 @@ def test_reshard_refuses_states_of_different_moments() -> None:
         gradwire.torch.reshard(states, 3)
 
 
+def test_reshard_refuses_states_of_optimizers() -> None:
+    states = [_state(rank, 2) | {"optimizer": {}, "every": 1} for rank in range(2)]
+    with pytest.raises(ValueError, match="these also have every, optimizer"):
+        gradwire.torch.reshard(states, 3)
+
+
 def test_loading_another_ranks_state_is_refused() -> None:
     state = gradwire.torch.GradwireState()
     with pytest.raises(ValueError, match="rank 1 of 2"):

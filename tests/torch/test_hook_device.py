@@ -50,6 +50,7 @@ def test_training_is_that_on_the_cpu(
     "state",
     [
         {"codec": "3lc:s=1", "exchange": "ring"},
+        {"codec": "qsgd:ef=on", "exchange": "broadcast"},
         {"codec": "int8", "exchange": "hierarchical", "ranks_per_machine": 2},
     ],
 )

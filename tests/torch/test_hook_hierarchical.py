@@ -61,6 +61,29 @@ def test_only_speakers_compress_and_only_for_each_other(
             assert load(trained.residuals)["residuals"] == []
 
 
+def test_rings_in_groups_compress_both_legs_after_the_first_steps(cluster: Cluster) -> None:
+    """6 ranks in two groups; the first of 8 steps goes raw, inside the groups too."""
+    rings = "hierarchical:between=ring,within=ring,ranks=3"
+    coded = cluster.run(
+        6,
+        machine_jobs.train_and_count_by_peer,
+        Options(STEPS, {"exchange": f"{rings},within_codec=bf16", "start_iter": 1}),
+    )
+    raw = cluster.run(6, machine_jobs.train_and_count_by_peer, Options(STEPS, {"exchange": rings}))
+    for ranks in (coded, raw):
+        assert len({trained.digest for trained, _ in ranks}) == 1
+        losses = np.mean([trained.losses for trained, _ in ranks], axis=0)
+        assert losses[-1] < losses[0]
+    for rank, (trained, sent) in enumerate(coded):
+        group = rank - rank % 3
+        right = group + (rank + 1) % 3
+        assert set(sent) == ({right, 3 - rank} if rank == group else {right})
+        assert sent[right] == trained.stats["local_bytes"]
+        # One-dimensional tensors go raw. bf16 halves the other bytes, from the second step on.
+        share = sent[right] / raw[rank][1][right]
+        assert (1 + 7 / 2) / STEPS < share < (1 + 7 / 2) / STEPS * 1.1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_average_is_within_the_codecs_bound(cluster: Cluster, dtype: torch.dtype) -> None:
     """Values are rounded to bf16 twice: the sum of a machine, and the average."""
@@ -204,3 +227,11 @@ def test_wrong_arguments_are_refused_at_once() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             gradwire.torch.GradwireState(exchange=exchange, ranks_per_machine=size)
+    for inside, said in (
+        ("within=star", "'hierarchical:within=star' is no exchange; valid ones are: sharded, ring"),
+        ("within=ring,within_codec=3lc", "within_codec=3lc.*: no residual is kept .*add ef=off"),
+        ("within=ring,within_codec=zip", "valid .*3lc"),
+        ("within=terngrad,within_codec=int8:ef=off,ranks=0", "ranks"),
+    ):
+        with pytest.raises(gradwire.GradwireError, match=said):
+            gradwire.torch.GradwireState(exchange=f"hierarchical:{inside}")

@@ -48,9 +48,11 @@ def test_the_mean_is_that_of_the_clipped_gradients(averaged: list[jobs_half.Aver
     for segment in SEGMENTS:
         begin = segment["bucket_offset"]
         place = slice(begin, begin + segment["numel"])
-        own = [rank.own.numpy().reshape(-1)[place].astype(np.float64) for rank in averaged]
-        clipped = [np.clip(x, -2.5 * x.std(), 2.5 * x.std()) for x in own]
-        scale = max(np.abs(x).max() for x in clipped)
+        # Each tensor is clipped, and has its scale, as a whole.
+        own = [rank.own.numpy().reshape(-1).astype(np.float64) for rank in averaged]
+        whole = [np.clip(x, -2.5 * x.std(), 2.5 * x.std()) for x in own]
+        scale = max(np.abs(x).max() for x in whole)
+        clipped = [x[place] for x in whole]
         sums = result[place] / (scale / WORLD)
         np.testing.assert_allclose(sums, np.round(sums), atol=0.02)
         assert WORLD < len(np.unique(np.round(sums))) <= 2 * WORLD + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,26 @@ def test_a_restart_equals_the_uninterrupted_run(
         assert continued.digests == whole.digests[4:]
 
 
+@pytest.mark.parametrize("saved_after", [0, 2])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_earlier_state_can_be_loaded_during_a_training(
+    cluster: Cluster, saved_after: int, overlap: bool
+) -> None:
+    """With overlap, an exchange is under way at that time; it is given up."""
+    options = Wrapped("local", "adamw", {"codec": "3lc", "overlap": overlap}, steps=5)
+    ranks = cluster.run(2, optimizer_jobs.roll_back, options, saved_after)
+    for before, again in ranks:
+        assert before == again == ranks[0][0]
+
+
+def test_a_restart_has_the_momentum_of_the_state(cluster: Cluster) -> None:
+    whole = Wrapped("local", "calm", {"every": 2}, steps=6)
+    ((run, begun),) = cluster.run(1, optimizer_jobs.run_each, [whole, replace(whole, steps=3)])
+    rest = replace(whole, local="adam", steps=3, start=3, saved=[begun.saved])
+    ((continued,),) = cluster.run(1, optimizer_jobs.run_each, [rest])
+    assert continued.digests == run.digests[3:]
+
+
 def test_a_killed_rank_is_named(fragile_cluster: Cluster) -> None:
     options = Wrapped("local", options={"every": 2}, steps=1000)
     fragile_cluster.start(3, optimizer_jobs.run_and_die, options, 1, 5)
@@ -161,13 +182,17 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     expected = {
         "every": "ValueError: every is 0; an exchange every 1 step or more is needed",
         "momentum": "ValueError: late_momentum is that of torch.optim.Adam or AdamW",
-        "betas": "RuntimeError: the first of betas was set in a parameter group",
+        "betas": "If a scheduler sets it, give the scheduler cycle_momentum=False",
+        "order": "TypeError: the first argument is the optimizer, and the second is the model; "
+        "the first is a TwoPaths",
         "norm": "ValueError: clip_norm is 0.0; a positive norm is needed",
         "sparse": "TypeError: the gradient of last.weight is sparse",
         "group": "RuntimeError: LocalSteps takes no further parameters",
         "rank": "ValueError: the state is that of rank 5 of 1",
         "outer": "ValueError: an outer optimizer: the state has True, this rank has False",
         "saved every": "ValueError: every: the state has 2, this rank has 1",
+        "overlap": "ValueError: overlap: the state has True, this rank has False",
+        "lbfgs": "ValueError: LBFGS computes several gradients in a step",
         "noise": "ValueError: the gradient's noise: the state has False, this rank has True",
     }
     assert said.keys() == expected.keys()
@@ -190,14 +215,22 @@ def test_a_scale_of_a_grad_scaler_changes_nothing(ranks: list[dict[str, Run]]) -
         assert rank["scaled"].digests == rank["every step"].digests
 
 
-def test_a_rank_whose_scaler_finds_infinity_leaves_out_its_own_step(cluster: Cluster) -> None:
-    options = Wrapped("local", "adamw", {"every": 1}, infinite_step=2, scale=4.0)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_rank_whose_scaler_finds_infinity_leaves_out_its_own_step(
+    cluster: Cluster, every: int, overlap: bool
+) -> None:
+    """With every=3, in the second of the steps between two exchanges."""
+    chosen = {"every": every, "overlap": overlap}
+    options = Wrapped("local", "adamw", chosen, steps=9, infinite_step=4, scale=4.0)
     ranks = [rank[0] for rank in cluster.run(3, optimizer_jobs.run_each, [options])]
     assert [rank.stats["left_out"] for rank in ranks] == [0, 0, 1]
-    assert "6 steps, 1 left out by a GradScaler" in ranks[2].report
+    assert "9 steps, 1 left out by a GradScaler" in ranks[2].report
     for rank in ranks:
-        assert rank.digests == ranks[0].digests
-        assert len(set(rank.digests)) == 6
+        assert rank.digests[every - 1 :: every] == ranks[0].digests[every - 1 :: every]
+        stayed = every > 1 and rank is ranks[2]  # between exchanges its model did not change
+        assert (rank.digests[4] == rank.digests[3]) == stayed
+        assert len(set(rank.digests)) == 9 - stayed
         assert not rank.warnings
         assert all(np.isfinite(values).all() for values in rank.parameters.values())
 
@@ -233,6 +266,11 @@ def test_gains_leave_decoupled_weight_decay_alone(cluster: Cluster) -> None:
         np.testing.assert_allclose(twice - decayed, 2.0 * (once - decayed), atol=1e-6)
 
 
+def test_a_parameter_without_gradient_stays_as_it_is(cluster: Cluster) -> None:
+    ((first, last),) = cluster.run(1, optimizer_jobs.step_and_freeze, 2.0)
+    np.testing.assert_array_equal(first, last)
+
+
 def test_corrected_changes_are_reported(ranks: list[dict[str, Run]]) -> None:
     for rank in ranks:
         gains = rank["corrected"].stats["gains"]
@@ -240,6 +278,7 @@ def test_corrected_changes_are_reported(ranks: list[dict[str, Run]]) -> None:
         assert min(gains) >= 1.0
         assert max(gains) <= len(ranks) ** 0.5
         assert ("for the gradient's noise" in rank["corrected"].report) == (len(gains) > 0)
+        assert "statistics of the gradient" not in rank["corrected"].report, "no tensor of the user"
         assert rank["plain 3lc"].stats["gains"] == []
     if len(ranks) > 1:
         assert max(ranks[0]["corrected"].stats["gains"]) > 1.2

@@ -115,7 +115,7 @@ def test_a_residual_that_outgrew_its_input_is_named_once(cluster: Cluster) -> No
 def test_a_server_with_adam_says_that_gradients_are_coarse(cluster: Cluster) -> None:
     *workers, server = cluster.run(3, run, Job(local="adam"))
     (said,) = server.warnings
-    assert "Adam divides gradients by the root of their squares" in said
+    assert said.startswith("Adam learns several times too slowly from gradients compressed with")
     assert server.stats["remarks"] == (said,)
     for worker in workers:
         assert (worker.warnings, worker.stats["remarks"]) == ([], ())

@@ -28,6 +28,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"backup_workers": 2}, gradwire.GradwireError, "2 backup workers of 2 workers"),
     ({"staleness": 64}, gradwire.GradwireError, "a history of 64 versions is too short"),
     ({"timeout": 0.0}, ValueError, "timeout is 0"),
+    ({"exclude_last": 1}, ValueError, "exclude_last needs the names: give named_parameters= or"),
     ({"named_parameters": []}, ValueError, "parameter 0 of group 0 is not among"),
 ]
 
@@ -37,9 +38,13 @@ def refuse() -> None:
     for arguments, error, message in REFUSED:
         with pytest.raises(error, match=re.escape(message)):
             ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **arguments)
-    half = torch.optim.SGD(nn.Linear(3, 3).bfloat16().parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"exchanged; 0\.0 is torch\.bfloat16"):
-        ServerOptimizer(half)
+    with pytest.raises(TypeError, match=r"the first argument is the optimizer, .* is a Linear"):
+        ServerOptimizer(model)  # type: ignore[arg-type]
+    double = torch.optim.SGD(nn.Linear(3, 3).double().parameters(), lr=0.1)
+    with pytest.raises(
+        TypeError, match=r"bfloat16, float16 parameters are exchanged; 0\.0 is torch\.float64"
+    ):
+        ServerOptimizer(double)
     with pytest.warns(UnmatchedPatternWarning, match=r"'weigth'"):
         ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), exclude=["weigth"])
 

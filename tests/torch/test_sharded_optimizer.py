@@ -175,6 +175,7 @@ def test_an_optimizer_that_explodes_stops_all_ranks(fragile_cluster: Cluster) ->
 def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     (said,) = cluster.run(1, optimizer_jobs.refusals_of_sharded)
     expected = {
+        "order": "TypeError: the first argument is the optimizer, and the second is the model",
         "lbfgs": "ValueError: LBFGS does not step each element by itself",
         "stepped": "ValueError: the Adam has taken steps already",
         "frozen": "ValueError: last.bias requires no gradient",

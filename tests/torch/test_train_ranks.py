@@ -23,9 +23,14 @@ STEPS = 24
 WAYS = {
     "sharded": ["--exchange", "sharded"],
     "ring": ["--exchange", "ring"],
+    "broadcast": ["--exchange", "broadcast", "--codec", "qsgd:bits=4"],
     "hierarchical": ["--exchange", "hierarchical:ranks=2"],
+    "rings in groups": [
+        *("--exchange", "hierarchical:between=ring,within=ring,ranks=2,within_codec=bf16")
+    ],
     "server": ["--exchange", "server"],
     "stale server": ["--exchange", "server", "--staleness", "2"],
+    "server, tensor by tensor": ["--exchange", "server", "--barrier", "tensor"],
     "terngrad": ["--exchange", "terngrad", "--codec", "terngrad"],
     "sharded-optimizer": ["--exchange", "sharded-optimizer"],
     "local steps": ["--every", "4"],
@@ -57,6 +62,25 @@ def train_in(cluster: Cluster, world_size: int, arguments: list[str]) -> Result:
     return first
 
 
+@pytest.mark.parametrize(
+    "way",
+    [["--exchange", "sharded"], ["--exchange", "sharded-optimizer"], ["--compress", "updates"]],
+    ids=["hook", "sharded optimizer", "local steps"],
+)
+def test_the_rest_goes_on_after_a_limit_that_cannot_be_kept(
+    way: list[str], folder: Path, cluster: Cluster
+) -> None:
+    options = ["--batch", "2", "--data-dir", str(folder), "--steps", "60", "--eval-every", "60"]
+    options += way
+    options += ["--codec", "auto:bits=0.02,every=50", "--codec", "int8"]
+    result = train_in(cluster, 3, options)
+    auto, int8 = result.json["results"]
+    assert "'auto:bits=0.02' can't be kept: on these tensors" in auto["failed"]
+    assert len(auto["loss"]) == 49, "the decision after 50 steps must keep it"
+    assert auto["replicas_identical"]
+    assert int8["final"] is not None
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_workers_learn_and_agree(way: str, folder: Path, cluster: Cluster) -> None:
     options = ["--batch", "16", "--data-dir", str(folder)]
@@ -75,7 +99,26 @@ def test_workers_learn_and_agree(way: str, folder: Path, cluster: Cluster) -> No
     ]
     assert trained["hook_of_rank"][0]["steps"] == STEPS // every
     assert f"exchange   {report['settings']['exchange']}, every " in result.err
-    assert trained["ratio"] > 4
+    # With 4 workers, a broadcast sends twice the bytes of an exchange with owners.
+    assert trained["ratio"] > (2 if way == "broadcast" else 4)
+    if way == "broadcast":
+        assert trained["pull_bits"] == [0.0] * STEPS
+        assert all(4 < bits < 6 for bits in trained["push_bits"])
+    for leg in ("push",) if way == "broadcast" else ("push", "pull"):
+        assert 0 < trained[f"{leg}_payload_bits"] < 8.1
+
+
+@pytest.mark.parametrize("way", ["sharded", "sharded-optimizer", "server", "local steps"])
+def test_the_last_layer_goes_raw(way: str, folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "2", "--data-dir", str(folder), "--steps", "4", "--eval-every", "4"]
+    options += ["--codec", "int8", "--exclude-last", "1", *WAYS[way]]
+    result = train_in(cluster, 3, options)
+    (trained,) = result.json["results"]
+    raw = {t["name"]: t["reason"] for t in trained["hook_of_rank"][0]["raw_tensors"]}
+    excluded = [name for name, reason in raw.items() if reason.startswith("excluded by '")]
+    (layer,) = {name.rpartition(".")[0] for name in excluded}
+    assert f"{layer}.weight" in excluded
+    assert result.json["settings"]["exclude_last"] == 1
 
 
 def test_servers_go_on_without_the_last_worker(folder: Path, cluster: Cluster) -> None:

@@ -29,11 +29,13 @@ def exchange_messages() -> int:
         for peer in wire.peers:
             data = message(wire.rank, number, size)
             data.flags.writeable = False
-            wire.send(peer, Kind.PACKET if number % 2 else Kind.HELLO, data)
+            kind = Kind.PACKET if number % 2 else Kind.CATCH_UP
+            wire.send(peer, kind, data, part=number * 4681)  # up to 65534
     for peer in reversed(wire.peers):
         for number, size in enumerate(SIZES):
-            kind, data = wire.receive(peer)
-            assert kind is (Kind.PACKET if number % 2 else Kind.HELLO)
+            kind, data, part = wire.receive(peer)
+            assert kind is (Kind.PACKET if number % 2 else Kind.CATCH_UP)
+            assert part == number * 4681
             np.testing.assert_array_equal(data, message(peer, number, size))
             wire.release(peer)
     wire.flush()

@@ -37,3 +37,7 @@ def codecs(as_json: JsonOption = False) -> None:
         ],
         left=range(5),
     )
+    print(
+        "In trainings auto:bits=1 or auto:error=0.3 stands for codecs that are chosen at run time: "
+        "docs/auto.md."
+    )

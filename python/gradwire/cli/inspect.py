@@ -18,7 +18,15 @@ from gradwire.cli.output import (
 from gradwire.container import ContainerError, is_container, parse
 from gradwire.errors import UserError
 
-_TEXTS = ("name", "dtype", "shape", "storage", "codec")  # columns of text, not of numbers
+_TEXTS = (
+    "name",
+    "dtype",
+    "shape",
+    "storage",
+    "codec",
+    "class_shares",
+)  # columns of text, not of numbers
+_OF_FRAMES = ("codec", "bits_per_value", "non_finite", "class_shares")
 
 
 def inspect(
@@ -61,7 +69,7 @@ def _inspect_container(data: bytes) -> dict[str, Any]:
         entry = tensor.describe() | {"stored_bytes": len(tensor.data)}
         if tensor.storage == "frame":
             frame = tensor.inspect_frame()
-            entry |= {key: frame[key] for key in ("codec", "bits_per_value", "non_finite")}
+            entry |= {key: frame[key] for key in _OF_FRAMES if key in frame}
         tensors.append(entry)
     return {
         "kind": "container",
@@ -100,5 +108,6 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return "x".join(map(str, value)) or "scalar"
     if isinstance(value, dict):
+        value = {key: _text(item) for key, item in value.items()}
         return ", ".join(f"{key}={item}" for key, item in value.items())
     return str(value)

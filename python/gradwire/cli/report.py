@@ -50,7 +50,8 @@ def _numbers(series: Series) -> dict[str, Any]:
     return {
         "label": series.label,
         "runs": len(series.runs),
-        "diverged": len(series.runs) - len(finals),
+        "diverged": sum(run.diverged is not None for run in series.runs),
+        "failed": sum(bool(run.failed) for run in series.runs),
         "mean": fmean(finals) if finals else None,
         "lowest": min(finals, default=None),
         "highest": max(finals, default=None),
@@ -72,6 +73,6 @@ def _print(task: Task) -> None:
         bits = [significant(n[key]) for key in ("push_bits", "pull_bits")]
         payload = [significant(n[key]) for key in ("push_payload_bits", "pull_payload_bits")]
         metric = [value(n[key]) for key in ("mean", "lowest", "highest")]
-        rows.append((n["label"], n["runs"], n["diverged"], *metric, *bits, *payload))
-    columns = ("codec", "runs", "diverged", "mean", "lowest", "highest", "bits push", "bits pull")
-    print_table((*columns, "payload push", "payload pull"), rows)
+        rows.append((n["label"], n["runs"], n["diverged"], n["failed"], *metric, *bits, *payload))
+    columns = ("codec", "runs", "diverged", "failed", "mean", "lowest", "highest")
+    print_table((*columns, "bits push", "bits pull", "payload push", "payload pull"), rows)

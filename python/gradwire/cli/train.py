@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from copy import copy
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from rich.console import Console
 from typer import Context, Option
@@ -19,6 +19,23 @@ _OUT_HELP = (
     "there."
 )
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
+# The groups of the options in the help; `_signature` adds the three of `train` to the last.
+_PANELS = {
+    "What to train and compare": (
+        *("codecs", "model", "width", "data", "data_dir", "steps", "seed", "seeds"),
+        "device",
+    ),
+    "Recipe": (
+        *("batch", "optimizer", "learning_rate", "schedule", "warmup", "weight_decay", "clip"),
+        *("dropout", "ema"),
+    ),
+    "Network and exchange": (
+        *("workers", "bandwidth", "exchange", "every", "compress", "start_iter", "rules"),
+        *("exclude", "exclude_last", "min_numel", "threads"),
+        *("servers", "backup_workers", "staleness", "barrier"),
+    ),
+    "Evaluation and output": ("eval_every", "until"),
+}
 # Options whose defaults follow from other options (settings.from_options), and their types on the
 # command line.
 _WITHOUT_DEFAULT: dict[str, Any] = {
@@ -69,19 +86,34 @@ def train(
 
 def _signature() -> inspect.Signature:
     """The signature of `train` with an option for each setting, for typer to read."""
-    parameters = list(inspect.signature(train, eval_str=True).parameters.values())[:-1]
-    for name, type_ in get_type_hints(TrainSettings).items():
-        default = getattr(TrainSettings, name)
-        if get_origin(type_) is tuple:
-            type_, default = list[str], None
-        elif name in _WITHOUT_DEFAULT:
-            type_, default = _WITHOUT_DEFAULT[name], None
-        option = copy(settings.options()[name])
-        option.param_decls = (settings.option_name(name),)
-        type_ = type_ | None if default is None else type_
-        annotation = Annotated[type_, option]  # type: ignore[valid-type]
-        parameters.append(inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation))
+    context, *outputs, _ = inspect.signature(train, eval_str=True).parameters.values()
+    types = get_type_hints(TrainSettings)
+    parameters = [context]
+    for panel, names in _PANELS.items():
+        for name in names:
+            type_, default = types[name], getattr(TrainSettings, name)
+            if get_origin(type_) is tuple:
+                type_, default = list[str], None
+            elif name in _WITHOUT_DEFAULT:
+                type_, default = _WITHOUT_DEFAULT[name], None
+            option = copy(settings.options()[name])
+            option.param_decls = (settings.option_name(name),)
+            type_ = type_ | None if default is None else type_
+            annotation = _in_panel(type_, option, panel)
+            parameters.append(
+                inspect.Parameter(name, _KEYWORD, default=default, annotation=annotation)
+            )
+    for parameter in outputs:
+        type_, option = get_args(parameter.annotation)
+        annotation = _in_panel(type_, option, panel)
+        parameters.append(parameter.replace(kind=_KEYWORD, annotation=annotation))
     return inspect.Signature(parameters)
+
+
+def _in_panel(type_: Any, option: Any, panel: str) -> Any:
+    """The annotation of an option in a group of the help."""
+    option.rich_help_panel = panel
+    return Annotated[type_, option]
 
 
 train.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """Compressed gradient exchange for PyTorch's DistributedDataParallel.
 
-state = GradwireState(codec="3lc:s=1.75")
+state = GradwireState(codec="3lc:s=1.00,coder=rice")
 model.register_comm_hook(state, gradwire_hook)
 ...
 print(state.stats())
@@ -22,6 +22,7 @@ if not _distributed.is_initialized():
     # still holds a tensor when the interpreter ends aborts the process.
     import torch.distributed.nn.functional  # noqa: F401
 
+from gradwire.errors import LimitError, LimitWarning
 from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
 from gradwire.torch.link.errors import (
     CoarseGradientsWarning,
@@ -39,6 +40,7 @@ from gradwire.torch.link.errors import (
     WorkerLostWarning,
 )
 from gradwire.torch.optimizers.local_steps import LocalStats, LocalSteps, outer_nesterov
+from gradwire.torch.optimizers.qsvrg import QSVRG, QSVRGEpoch
 from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
 from gradwire.torch.records.checkpoint import reshard
 from gradwire.torch.records.stats import BucketTiming, OutgrownResidual, RawTensor, Stats
@@ -46,11 +48,14 @@ from gradwire.torch.server.server_optimizer import ServerOptimizer
 from gradwire.torch.server.server_stats import ServerStats
 
 __all__ = [
+    "QSVRG",
     "BucketTiming",
     "CoarseGradientsWarning",
     "CommunicationError",
     "GradwireState",
     "GrowingScalesWarning",
+    "LimitError",
+    "LimitWarning",
     "LocalStats",
     "LocalSteps",
     "NonFiniteStepWarning",
@@ -62,6 +67,7 @@ __all__ = [
     "PeerMismatchError",
     "PeerSilentError",
     "PeerStoppedError",
+    "QSVRGEpoch",
     "RawTensor",
     "ResidualDroppedWarning",
     "ServerOptimizer",

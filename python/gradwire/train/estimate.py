@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import numpy as np
+from numpy.typing import NDArray
 
 import gradwire
+from gradwire._core import AutoGoal, is_goal
 from gradwire.train import rivals
 from gradwire.train.rivals import is_rival
 from gradwire.train.settings import SERVER, TrainSettings, both_ways
@@ -30,7 +34,8 @@ def estimate_seconds(
         if settings.bandwidth is not None:
             wire = parameters * typical_bits_per_value(codec) / settings.bandwidth
             if is_rival(codec) or settings.exchange != SERVER:
-                wire *= 2 * (settings.workers - 1) / settings.workers
+                machines = settings.workers // settings.ranks_per_machine
+                wire *= 2 * (machines - 1) / machines
             else:
                 wire *= 2 * settings.workers / settings.servers
             wire /= 1 if is_rival(codec) else settings.every
@@ -39,8 +44,17 @@ def estimate_seconds(
 
 
 def typical_bits_per_value(codec: str) -> float:
-    """Bits a value that the codec makes of normally distributed values, mean of both ways."""
+    """Bits a value that the codec makes of normally distributed values, mean of both ways. `auto`
+    makes as many as its choice for them."""
     if is_rival(codec):
         return rivals.parse(codec).bits
     values = np.random.default_rng(0).standard_normal(_SAMPLE).astype(np.float32)
-    return 4 * sum(len(gradwire.encode(values, way)) for way in both_ways(codec)) / _SAMPLE
+    return fmean(_bits_per_value(way, values) for way in both_ways(codec))
+
+
+def _bits_per_value(codec: str, values: NDArray[np.float32]) -> float:
+    if is_goal(codec):
+        goal = AutoGoal(codec)
+        bits: float = goal.choose([goal.try_candidates(values)], goal.limit)["bits"]
+        return bits
+    return 8 * len(gradwire.encode(values, codec)) / _SAMPLE

@@ -40,22 +40,29 @@ def run_workers(
     on_event gets the events that worker.py lists, and at the end {"event": "stderr", "line"}.
     Raises TrainError as soon as a worker fails. A worker that fails after it delivered everything
     costs no result; on_event gets a line on stderr that says so.
+
+    If a worker is killed that a run can do without (backup workers), on_event gets {"event":
+    "lost", "run", "why"}, and that run goes on to its end. Then run_workers returns early, because
+    the next run needs all workers; the lost worker has no record.
     """
     with contextlib.ExitStack() as cleanup:
         workers: list[_Worker] = []
         for rank in range(settings.ranks):
-            workers.append(_Worker(rank, settings, runs, shaped))
+            # The first worker of a machine gets its namespace and link; the others share them.
+            index = rank % settings.ranks_per_machine
+            first = workers[rank - index].process if index else None
+            workers.append(_Worker(rank, settings, runs, shaped, first))
             cleanup.callback(workers[rank].end)
         if shaped:
             assert settings.bandwidth is not None
             attach = cleanup.enter_context(network.shaped_network(settings.bandwidth))
-            for worker in workers:
+            for worker in workers[:: settings.ranks_per_machine]:
                 attach(worker.rank, worker.process)
         for worker in workers:
             place = (network.address(0), network.INTERFACE) if shaped else ("127.0.0.1", None)
             worker.tell(settings, runs, worker.rank, *place)
         try:
-            _follow(workers, on_event)
+            _follow(settings, workers, on_event)
             deadline = time.monotonic() + _SECONDS_TO_LEAVE
             for worker in workers:
                 worker.leave(deadline)
@@ -63,39 +70,57 @@ def run_workers(
             for worker in workers:
                 for line in worker.written():
                     on_event(worker.rank, {"event": "stderr", "line": line})
-        return [list(records) for records in zip(*(w.records for w in workers), strict=True)]
+        finished = range(max(len(worker.records) for worker in workers))
+        return [[w.records[run] for w in workers if run < len(w.records)] for run in finished]
 
 
 class _Worker:
     """A rank's process, the pipe to it, and the file that receives its stdout and stderr."""
 
-    def __init__(self, rank: int, settings: TrainSettings, runs: list[Run], shaped: bool) -> None:
+    def __init__(
+        self,
+        rank: int,
+        settings: TrainSettings,
+        runs: list[Run],
+        shaped: bool,
+        first: subprocess.Popen[bytes] | None,
+    ) -> None:
+        """first: the process whose namespace it shares if `shaped`; None: it has its own."""
         self.rank = rank
         self.name = settings.names([rank])
         self.records: list[RankRecord] = []
-        self._runs = [settings.title(run) for run in runs]
+        self._settings, self._runs = settings, runs
         self._place = "while it started"
+        self.steps = 0  # of the run under way, of which the launcher heard
         self._error: TrainError | None = None
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by end
         self.pipe, theirs = Pipe()
         command = [sys.executable, "-m", "gradwire.train.worker"]
-        self.process = subprocess.Popen(
-            network.in_own_namespace(command) if shaped else command,
-            stdin=theirs.fileno(),
-            stdout=self._output,
-            stderr=self._output,
-            env={
-                # Errors come as exceptions; c10d would only log that a namespace has no DNS.
-                "TORCH_CPP_LOG_LEVEL": "ERROR",
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                # Threads that spin while they wait would take the CPU from the other workers.
-                "OMP_WAIT_POLICY": "passive",
-                "PYTHONUNBUFFERED": "1",
-                "GLOO_SOCKET_IFNAME": network.INTERFACE if shaped else "lo",
-            },
-            process_group=0,  # Ctrl-C in a terminal reaches the launcher alone
-        )
+        with contextlib.ExitStack() as opened:
+            inherited: tuple[int, ...] = ()
+            if shaped and first is not None:
+                inherited = (opened.enter_context(network.namespace_of(first)),)
+                command = network.in_namespace(inherited[0], command)
+            elif shaped:
+                command = network.in_own_namespace(command)
+            self.process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=inherited,
+                env={
+                    # Errors come as exceptions; c10d would only log that a namespace has no DNS.
+                    "TORCH_CPP_LOG_LEVEL": "ERROR",
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    # Threads that spin while they wait would take the CPU from the other workers.
+                    "OMP_WAIT_POLICY": "passive",
+                    "PYTHONUNBUFFERED": "1",
+                    "GLOO_SOCKET_IFNAME": network.INTERFACE if shaped else "lo",
+                },
+                process_group=0,  # Ctrl-C in a terminal reaches the launcher alone
+            )
         theirs.close()
 
     @property
@@ -115,6 +140,7 @@ class _Worker:
         match event["event"]:
             case "record":
                 self.records.append(event["record"])
+                self.steps = 0
             case "error":
                 self._error = event["error"]
             case "ready":
@@ -123,7 +149,18 @@ class _Worker:
                 self._place = f"in the run of {event['run']}"
             case "step":
                 self._place = f"in the run of {event['run']}, after step {event['step']}"
+                self.steps = event["step"]
         return event
+
+    @property
+    def run(self) -> Run:
+        """The run under way."""
+        return self._runs[len(self.records)]
+
+    def loss(self) -> Event:
+        """The event that says that the run goes on without this worker."""
+        why = f"{self.name} {describe_end(self.process.returncode)} {self._place}"
+        return {"event": "lost", "run": self.run, "why": why}
 
     def written(self) -> list[str]:
         """The lines that it wrote on stdout and stderr."""
@@ -149,7 +186,7 @@ class _Worker:
             pass
         status = self.process.wait()
         if status == 0:
-            missing = self._runs[len(self.records)]
+            missing = self._settings.title(self.run)
             return TrainError(f"{self.name} ended without a result for {missing}")
         if self._error is not None:
             return self._error
@@ -166,9 +203,11 @@ class _Worker:
         self._output.close()
 
 
-def _follow(workers: Sequence[_Worker], on_event: OnEvent) -> None:
-    """Passes on the events until every worker has delivered everything."""
-    while busy := [worker for worker in workers if not worker.has_delivered]:
+def _follow(settings: TrainSettings, workers: Sequence[_Worker], on_event: OnEvent) -> None:
+    """Passes on the events until every worker has delivered everything, or, if one is lost, what
+    the run gives without it."""
+    lost: list[_Worker] = []
+    while busy := _busy(workers, lost):
         ready = wait([worker.pipe for worker in busy])
         for worker in [worker for worker in busy if worker.pipe in ready]:
             event = worker.next_event()
@@ -177,13 +216,42 @@ def _follow(workers: Sequence[_Worker], on_event: OnEvent) -> None:
                     worker.process.wait(_SECONDS_TO_LEAVE)
                 worker.process.kill()
                 worker.process.wait()
-                # If a worker was killed, others may have failed because of it in the same moment.
-                failed = [w for w in workers if w.process.poll()] or [worker]
-                raise min(failed, key=lambda w: w.process.returncode).failure()
+                if not _can_do_without(settings, worker, lost):
+                    # If a worker was killed, others may have failed because of it in the same
+                    # moment.
+                    failed = [w for w in workers if w.process.poll()] or [worker]
+                    raise min(failed, key=lambda w: w.process.returncode).failure()
+                lost.append(worker)
+                for other in workers:
+                    other.tell(worker.rank)
+                on_event(worker.rank, worker.loss())
+                continue
             if event["event"] == "store":
                 for other in workers[1:]:
                     other.tell(event["port"])
             on_event(worker.rank, event)
+
+
+def _busy(workers: Sequence[_Worker], lost: Sequence[_Worker]) -> list[_Worker]:
+    """Those of which more is to come."""
+    last = min((len(worker.records) + 1 for worker in lost), default=None)
+    return [
+        worker
+        for worker in workers
+        if worker not in lost and not worker.has_delivered and len(worker.records) != last
+    ]
+
+
+def _can_do_without(settings: TrainSettings, worker: _Worker, lost: Sequence[_Worker]) -> bool:
+    """Rank 0 evaluates and keeps the store. A worker that was not killed has an error to tell."""
+    return (
+        worker.rank > 0
+        and not settings.is_server(worker.rank)
+        and worker.process.returncode < 0
+        and worker.steps > 0
+        and settings.can_lose_workers(worker.run)
+        and len(lost) < settings.backup_workers
+    )
 
 
 def describe_end(status: int) -> str:

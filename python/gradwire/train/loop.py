@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gradwire.errors import LimitError
 from gradwire.train import devices, models, strategies
 from gradwire.train.data import Batches, Data
+from gradwire.train.meeting import Meeting, MeetingOfSurvivors, Survivors
 from gradwire.train.network import Bytes, read_interface_bytes
 from gradwire.train.recipes import ACCURACY
 from gradwire.train.records import Evaluation, RankRecord
@@ -37,19 +39,16 @@ OnEvent = Callable[[dict[str, Any]], None]
 ChooseStrategy = Callable[[nn.Module, str, TrainSettings, dist.ProcessGroup], Strategy]
 
 _SECONDS_BETWEEN_STEP_EVENTS = 0.25
-_NEVER = 2**31
 
 
 class TrainingClock:
     """Sums up the seconds, and an interface's bytes, between each start and the next stop."""
 
-    def __init__(
-        self, interface: str | None, device: torch.device, workers: dist.ProcessGroup | None
-    ) -> None:
-        """workers: the ranks that have such a clock; None: all."""
+    def __init__(self, interface: str | None, device: torch.device, meeting: Meeting) -> None:
+        """meeting: of the ranks that have such a clock."""
         self._interface = interface
         self._device = device
-        self._workers = workers
+        self._meeting = meeting
         # Seconds, bytes sent, bytes received. While the clock runs, its start is subtracted.
         self._total = np.zeros(3)
         self._runs = False
@@ -72,7 +71,7 @@ class TrainingClock:
 
     def _wait_and_read(self) -> tuple[float, int, int]:
         devices.wait_for(self._device)
-        dist.barrier(self._workers)
+        self._meeting.wait()
         counted = Bytes(0, 0) if self._interface is None else read_interface_bytes(self._interface)
         return time.perf_counter(), counted.sent, counted.received
 
@@ -103,6 +102,7 @@ class Trainer:
         self._data = data
         self._rank = rank
         self._interface = interface
+        self.survivors: Survivors | None = None  # None: no worker may be gone
         if not settings.is_server(rank):
             self._batches(settings)  # raises TrainError if there are too few data
 
@@ -149,7 +149,12 @@ class Trainer:
             return record
         strategy = choose(model, run.codec, settings, group)
         try:
-            self._train(model, settings, strategy, group, record, on_event)
+            meeting = Meeting(group)
+            if self.survivors is not None and settings.can_lose_workers(run):
+                meeting = MeetingOfSurvivors(
+                    self.survivors, self.settings.title(run), self._rank, settings.worker_ranks
+                )
+            self._train(model, settings, strategy, meeting, record, on_event)
         except RuntimeError as error:
             explained = strategy.explain(error)
             if explained is error:
@@ -162,14 +167,14 @@ class Trainer:
         model: nn.Module,
         settings: TrainSettings,
         strategy: Strategy,
-        workers: dist.ProcessGroup,
+        meeting: Meeting,
         record: RankRecord,
         on_event: OnEvent,
     ) -> None:
         batches = self._batches(settings)
         average = Average(strategy.weights(), settings.ema) if settings.ema > 0.0 else None
         record.device = devices.describe(self._device)
-        clock = TrainingClock(self._interface, self._device, workers)
+        clock = TrainingClock(self._interface, self._device, meeting)
         last_event = -math.inf
         clock.start()
         done = 0
@@ -179,7 +184,15 @@ class Trainer:
                 group["lr"] = learning_rate(settings, step)
             if settings.dropout > 0.0:
                 seed_dropout(settings.seed, step, self._rank)
-            loss = strategy.take_step(*self._to_device(batches.at(step))).item()
+            try:
+                loss = strategy.take_step(*self._to_device(batches.at(step))).item()
+            except (RuntimeError, LimitError) as error:
+                ended = error if isinstance(error, LimitError) else strategy.limit_error
+                if ended is None:
+                    raise
+                record.failed = str(ended)
+                clock.stop()
+                break
             if average is not None and self._rank == 0:
                 average.add(strategy.weights())
             done = strategy.steps_done(step)
@@ -190,7 +203,7 @@ class Trainer:
             is_over = done == settings.steps or (record.diverged and settings.worker_ranks == 1)
             if is_over or step // settings.eval_every < done // settings.eval_every:
                 clock.stop()
-                record.diverged = _first(record.diverged, workers)
+                record.diverged = meeting.first(record.diverged)
                 if record.diverged is not None:
                     break
                 reached = None
@@ -202,17 +215,18 @@ class Trainer:
                     record.evaluations.append(Evaluation(done, clock.seconds, value))
                     on_event(self._step_event(record, clock.seconds) | {"value": value})
                     reached = done if settings.metric.reached(value, settings.until) else None
-                if settings.until is not None and _first(reached, workers) is not None:
+                if settings.until is not None and meeting.first(reached) is not None:
                     break
                 if done < settings.steps:
                     clock.start()
         record.seconds = clock.seconds
         record.link = clock.link
+        strategy.settle()
         record.hook = strategy.stats()
-        dist.barrier(workers)  # no rank leaves before rank 0 has evaluated
+        meeting.wait()  # no rank leaves before rank 0 has evaluated
         # One server may be a version ahead of another until close, and of a stale worker.
         differs_until_close = settings.backup_workers > 0 or settings.staleness > 0
-        if not differs_until_close:
+        if not differs_until_close and not record.failed:  # a step that failed is half done
             record.parameters_digest = parameters_digest(model)
         strategy.close()
         if differs_until_close:
@@ -279,13 +293,6 @@ class Average:
         decay = min(self._decay, (1 + self._steps) / (10 + self._steps))
         for mean, weight in zip(self.weights, weights, strict=True):
             mean.lerp_(weight, 1.0 - decay)
-
-
-def _first(step: int | None, workers: dist.ProcessGroup) -> int | None:
-    """The first of the workers' steps."""
-    first = torch.tensor(_NEVER if step is None else step)
-    dist.all_reduce(first, dist.ReduceOp.MIN, workers)
-    return None if first.item() == _NEVER else int(first)
 
 
 def parameters_digest(model: nn.Module) -> str:

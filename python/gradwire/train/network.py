@@ -4,10 +4,11 @@
     worker 1 [eth0 10.77.0.2]--veth--[port1  switch: a bridge]
     ...
 
-Every worker lives in a network namespace of its own, the bridge in another. The namespaces have no
-names, so each exists as long as a process is in it: when the processes end, however they end, the
-kernel removes namespaces, links, addresses and queues. Nothing is ever configured in the namespace
-of the machine itself.
+Every worker lives in a network namespace of its own, the bridge in another. (Workers that share a
+machine in a hierarchical exchange share a namespace and its link.) The namespaces have no names, so
+each exists as long as a process is in it: when the processes end, however they end, the kernel
+removes namespaces, links, addresses and queues. Nothing is ever configured in the namespace of the
+machine itself.
 
 Rates: a token bucket (`tbf`) on both ends of every link limits what a worker sends *and* what it
 receives. The bucket holds one millisecond of the rate, at least three full Ethernet frames: enough
@@ -112,6 +113,12 @@ def in_own_namespace(command: Sequence[str]) -> list[str]:
     return ["unshare", "--net", "--", *command]
 
 
+def in_namespace(namespace: int, command: Sequence[str]) -> list[str]:
+    """The command that runs `command`, with the same process id, in the namespace of a descriptor
+    that it inherits."""
+    return ["nsenter", f"--net=/proc/self/fd/{namespace}", "--", *command]
+
+
 def read_interface_bytes(interface: str) -> Bytes:
     """Counters of an interface in the namespace of the calling process."""
     with open("/proc/self/net/dev", encoding="ascii") as table:
@@ -190,7 +197,7 @@ def _run_in(namespace: int, tool: str, lines: list[str], *descriptors: int) -> N
 def _enter(namespace: int, command: list[str], text: str, *descriptors: int) -> None:
     """Runs a command in a namespace, with `text` as its input."""
     result = subprocess.run(
-        ["nsenter", f"--net=/proc/self/fd/{namespace}", "--", *command],
+        in_namespace(namespace, command),
         input=text,
         capture_output=True,
         text=True,

@@ -15,6 +15,7 @@ worker 0 (3LC, section 4.3: "make one worker responsible").
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,19 @@ from torch.nn import functional
 
 import gradwire
 from gradwire._core import is_goal
+from gradwire.advice import sends_coarsely
 from gradwire.auto_compressor import AutoCompressor, CompressorGroup
 from gradwire.torch.device.kernels import has_kernels, require_kernels, stream_of
-from gradwire.torch.optimizers.gradient_noise import GradientNoise
+from gradwire.torch.optimizers.gradient_noise import (
+    GradientNoise,
+    correct_changes,
+    count_decay,
+)
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum, take_momentum
 from gradwire.torch.records.exchange_settings import RAW
+from gradwire.torch.records.optimizer_watch import describe_coarse_gradients
 from gradwire.torch.records.parameters import split_like
+from gradwire.torch.records.stats import ChosenCodec, bits
 from gradwire.train import optimizers
 from gradwire.train.rivals import PLAIN_DDP
 from gradwire.train.settings import (
@@ -84,7 +92,8 @@ class OneProcess(Strategy):
                 parameter.grad = gradient
         matrices, vectors = ([parameters[i] for parameters, _ in parts] for i in range(2))
         super().__init__(model, optimizers.build(settings, matrices, vectors), clip=settings.clip)
-        self._kept = [1.0] * len(self.optimizer.param_groups)  # by decay, since the last exchange
+        # By weight decay, since the last exchange: matrices of each worker, then vectors of each.
+        self._kept = [1.0] * (2 * len(parts))
         self._momentum: LateMomentum | None = None  # as in LocalSteps
         self._local: LocalMomentum | None = None
         if self._corrects:
@@ -94,15 +103,23 @@ class OneProcess(Strategy):
 
         segments = replica.segments()
         kind = DeviceCompressors if has_kernels(device) else Compressors
-        push, pull = (
-            CompressorGroup(name) if is_goal(name) else name
-            for name in ((RAW, RAW) if is_plain else both_ways(codec))
-        )
+        less_often = f"To send less in all, exchange less often: --every {2 * self._every}"
+        remedy = less_often if self._sends_updates else ""
+        texts = (RAW, RAW) if is_plain else both_ways(codec)
+        push, pull = (CompressorGroup(text, remedy) if is_goal(text) else text for text in texts)
         *self._pushes, self._pull = (
             kind(name, segments, settings.seed, sender, device)
             for sender, name in enumerate([*[push] * self._workers, pull])
         )
-        self._values = {"values": sum(segments), "compressed_values": sum(segments[:-1])}
+        ways = {"push": push, "pull": pull}
+        self._choosers = {
+            way: group.chooser for way, group in ways.items() if isinstance(group, CompressorGroup)
+        }
+        self._remarks: tuple[str, ...] = ()
+        if not self._sends_updates and settings.optimizer != SGD and sends_coarsely(texts[0]):
+            name = type(self.optimizer).__name__
+            self._remarks = (describe_coarse_gradients(name, texts[0]),)
+        self._values, self._compressed_values = sum(segments), sum(segments[:-1])
         # Row: pushed, pulled. Column: bytes of frames, bytes of the compressed tensors' payloads.
         self._last_bytes = self._sent_bytes = np.zeros((2, 2))
 
@@ -135,14 +152,24 @@ class OneProcess(Strategy):
 
     def stats(self) -> dict[str, Any]:
         (pushed, push_payloads), (pulled, pull_payloads) = self._sent_bytes.tolist()
+        exchanges = self._step // self._every
         return {
-            "steps": self._step // self._every,
+            "steps": exchanges,
             "push_bytes": pushed,
             "pull_bytes": pulled,
-            "push_payload_bytes": push_payloads,
-            "pull_payload_bytes": pull_payloads,
+            "compressed_bits_push": bits(push_payloads, exchanges * self._compressed_values),
+            "compressed_bits_pull": bits(pull_payloads, exchanges * self._compressed_values),
             "control_bytes": 0,
-            **self._values,
+            "values": self._values,
+            "chosen": [
+                asdict(replace(chosen, tensor=self._replica.names[int(chosen.tensor)]))
+                for way, chooser in self._choosers.items()
+                for chosen in ChosenCodec.of(chooser, way)
+            ],
+            "remarks": [
+                *self._remarks,
+                *(r for way, chooser in self._choosers.items() for r in chooser.remarks(way)),
+            ],
         }
 
     def weights(self) -> list[Tensor]:
@@ -158,9 +185,7 @@ class OneProcess(Strategy):
         self.optimizer.step()
         if self._local is not None:
             self._local.go_on(before, self._step % self._every + 1)
-        for index, group in enumerate(self.optimizer.param_groups):
-            if group.get("decoupled_weight_decay"):
-                self._kept[index] *= 1.0 - float(group["lr"]) * group["weight_decay"]
+        count_decay(self.optimizer, self._kept)
 
     def _step_server(self) -> Tensor:
         """Steps the server's model by the average gradient; returns its change."""
@@ -175,14 +200,13 @@ class OneProcess(Strategy):
 
     def _changes(self) -> Tensor:
         """What the workers' optimizers have subtracted, a row for each worker, corrected for the
-        noise of the gradients (LocalSteps._correct_noise)."""
+        noise of the gradients, as in LocalSteps."""
         changes = self._pulled - self._models if self._local is None else self._local.sums[0]
         anchors = self._replica.views(self._pulled)
-        for noise, change in zip(self._noises if self._corrects else [], changes, strict=False):
-            places = zip(noise.gains(), self._replica.views(change), anchors, strict=True)
-            for gain, part, anchor in places:
-                kept = self._kept[-1 if anchor.dim() <= 1 else 0]
-                part.mul_(gain).sub_(anchor, alpha=(gain - 1.0) * (1.0 - kept))
+        if self._corrects:
+            kept = [self._kept[-1 if anchor.dim() <= 1 else 0] for anchor in anchors]
+            for noise, change in zip(self._noises, changes, strict=True):
+                correct_changes(self._replica.views(change), anchors, noise.gains(), kept)
         self._kept = [1.0] * len(self._kept)
         return changes
 
@@ -246,6 +270,8 @@ class FlatModel:
 
         self._given = list(module.parameters())
         self._parameters = parameters = sorted(self._given, key=place)  # stable
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        self.names = [names[parameter] for parameter in parameters]  # those of segments() first
         self.module = module
         self.weights = torch.cat([p.detach().flatten() for p in parameters])
         for parameter, part in zip(parameters, self.views(self.weights), strict=True):

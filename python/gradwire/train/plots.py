@@ -17,6 +17,7 @@ from matplotlib.ticker import LogLocator
 
 from gradwire.train.report import Report, RunResult, mean_of
 from gradwire.train.results import Series, Task
+from gradwire.train.rivals import is_rival
 from gradwire.train.settings import format_bandwidth
 
 # Okabe and Ito's palette, whose colours differ for colour-blind people too.
@@ -25,6 +26,7 @@ _MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<", ">")
 _LINES = ("-", "--", "-.", ":")
 _SIZE_INCHES = (8.0, 5.0)
 _DPI = 150
+_LEGEND_LINE_INCHES = 0.2
 _POINTS_OF_A_SMOOTH_LINE = 40
 
 
@@ -65,8 +67,7 @@ def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[Pat
 
 def draw_metric(report: Report) -> Figure:
     """Over time, on a logarithmic scale, with a line at the goal."""
-    kind = "modelled" if report.conditions.modelled else "measured"
-    figure = _draw_metric(report, "seconds", f"training time, {kind} (s)")
+    figure = _draw_metric(report, "seconds", f"training time, {report.times} (s, logarithmic)")
     (axes,) = figure.axes
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -75,7 +76,7 @@ def draw_metric(report: Report) -> Figure:
     if report.goal is not None:
         goal = report.settings.metric.scale * report.goal
         axes.axhline(goal, color="#666666", linewidth=1)
-        name = report.settings.metric.text(report.goal)
+        name = f"goal: {report.settings.metric.text(report.goal)}"
         axes.annotate(name, (0.005, goal), xycoords=("axes fraction", "data"), va="bottom")
     return figure
 
@@ -103,10 +104,12 @@ def _draw_metric(report: Report, place: str, across: str) -> Figure:
 def draw_frontier(task: Task) -> Figure:
     """Bits a value and the metric at the end of each series: the mean, and a bar from the lowest
     run to the highest."""
-    figure = Figure(figsize=(_SIZE_INCHES[0] + 2.0, _SIZE_INCHES[1]), layout="constrained")
+    found = [(s.bits, s) for s in task.series if s.finals and s.bits is not None]
+    drawn = sorted(found, key=lambda one: one[0])
+    height = _SIZE_INCHES[1] + _LEGEND_LINE_INCHES * len(drawn)
+    figure = Figure(figsize=(_SIZE_INCHES[0], height), layout="constrained")
     axes, metric = figure.subplots(), task.metric
-    drawn = [(s, s.bits) for s in task.series if s.finals and s.bits is not None]
-    for index, (series, bits) in enumerate(drawn):
+    for index, (bits, series) in enumerate(drawn):
         values = [metric.scale * value for value in series.finals]
         mean = fmean(values)
         spread = [[mean - min(values)], [max(values) - mean]]
@@ -118,10 +121,10 @@ def draw_frontier(task: Task) -> Figure:
         axes.errorbar([bits], [mean], spread, label=label, capsize=3, **look)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
-    axes.set_xlabel("bits a value, mean of push and pull, headers and raw tensors included")
+    axes.set_xlabel("bits a value of the compressed tensors, mean of push and pull")
     axes.set_ylabel(f"{metric.title} ({metric.unit})")
     axes.set_title(f"{task.model} on {task.data}", loc="left", fontsize=11)
-    figure.legend(loc="outside right upper", fontsize=8)
+    figure.legend(loc="outside lower left", fontsize=9)
     return figure
 
 
@@ -173,10 +176,14 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
 
 
 def _lines(report: Report) -> Iterator[tuple[int, RunResult, str]]:
-    """The number of a run's codec, the run, and its label: the codec, for the first seed alone."""
-    for index, (codec, results) in enumerate(report.by_codec().items()):
+    """The number of a run's codec, the run, and its label: the codec, for the first seed alone.
+    Next to rivals it says which are gradwire's."""
+    codecs = report.by_codec()
+    has_rivals = any(is_rival(codec) for codec in codecs)
+    for index, (codec, results) in enumerate(codecs.items()):
+        label = f"gradwire, {codec}" if has_rivals and not is_rival(codec) else codec
         for result in results:
-            yield index, result, codec if result is results[0] else ""
+            yield index, result, label if result is results[0] else ""
 
 
 def _style(index: int) -> dict[str, Any]:

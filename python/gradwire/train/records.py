@@ -29,7 +29,7 @@ class RankRecord:
     the rank's own interface counted while the clock ran; None without an interface of its own.
     parameters_digest: SHA-256 of all parameters after the last step. device: the text of
     devices.describe; empty on a server. diverged: the first step with a loss that is not finite, on
-    any rank; the run ended soon after it.
+    any rank; the run ended soon after it. failed: why the run could not go on; empty: it could.
     """
 
     codec: str
@@ -45,6 +45,7 @@ class RankRecord:
     device: str = ""
     seed: int = 0
     diverged: int | None = None
+    failed: str = ""
 
     def note(self, loss: float, sent: tuple[float, float] | None, left_out: int) -> None:
         """Notes a step that this rank took. left_out: the steps after it that the others took

@@ -18,15 +18,17 @@ Bytes. Pushed and pulled: bytes that a worker (mean of all) sent of gradients an
 whole packets with headers and raw tensors. By symmetry it receives as many. Uncompressed, each of
 the two is 4 (N - 1) / N bytes a parameter and step. Bits a value and ratio compare with that,
 whichever tensors went raw. With servers, pulled is the bytes that a worker received, and each of
-the two is 4 bytes a parameter and step. The ratio also counts the few bytes sent beside the
-packets. Link: bytes that the worker's own network interface counted, with Ethernet, IP and TCP
-headers, acknowledgements and DDP's own messages.
+the two is 4 bytes a parameter and step. Without owners (broadcast), a worker pushes each parameter
+N - 1 times and pulls nothing; the bits are those of a value once, the ratio compares with the same
+bytes as elsewhere. The ratio also counts the few bytes sent beside the packets. Link: bytes that
+the worker's own network interface counted, with Ethernet, IP and TCP headers, acknowledgements and
+DDP's own messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import takewhile
 from statistics import fmean
 from typing import Any
@@ -34,7 +36,7 @@ from typing import Any
 from gradwire.train.network import Bytes
 from gradwire.train.records import RankRecord
 from gradwire.train.rivals import is_rival
-from gradwire.train.settings import SERVER, TrainSettings, format_bandwidth
+from gradwire.train.settings import HOOKED, SERVER, TrainSettings, format_bandwidth
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Conditions:
 class RunResult:
     """One run. Bytes are the mean of all workers, None if nothing was sent (one
     worker). Lists over steps are means of all workers. final: the metric at the end;
-    None: the run diverged, in the step `diverged`."""
+    None: the run diverged, in the step `diverged`, or could not go on, for the reason `failed`."""
 
     codec: str
     seed: int
@@ -74,12 +76,14 @@ class RunResult:
     pull_bits: list[float]
     hook_of_rank: list[dict[str, Any] | None]  # the servers come last
     device_of_worker: list[str]
+    failed: str = ""
+    lost_workers: list[str] = field(default_factory=list)  # without which it went on, and why
 
     @staticmethod
     def read(values: dict[str, Any]) -> RunResult:
         """The result that was written as plain values. Raises TypeError, KeyError."""
         link = None if values["link"] is None else Bytes(**values["link"])
-        names = {field.name for field in fields(RunResult)}
+        names = {known.name for known in fields(RunResult)}
         return RunResult(**{k: v for k, v in values.items() if k in names} | {"link": link})
 
 
@@ -101,7 +105,7 @@ class Report:
         }
 
     def speedup(self, codec: str) -> float | None:
-        """Over the first codec; both as the mean of the runs that did not diverge."""
+        """Over the first codec; both as the mean of the finished runs."""
         first, own = (
             mean_of(self.by_codec()[name], lambda result: result.seconds)
             for name in (self.results[0].codec, codec)
@@ -111,8 +115,7 @@ class Report:
     @property
     def goal(self) -> float | None:
         """settings.until, or else what is just worse (Metric.near) than the first codec at its
-        end, the mean of the runs that did not diverge. None: all of them did, or there is no other
-        codec."""
+        end, the mean of the finished runs. None: there is none, or no other codec."""
         if self.settings.until is not None:
             return self.settings.until
         if len(self.by_codec()) == 1:
@@ -126,9 +129,17 @@ class Report:
         reached = (e["seconds"] for e in result.evaluations if metric.reached(e["value"], goal))
         return next(reached, None)
 
+    @property
+    def times(self) -> str:
+        return "modelled" if self.conditions.modelled else "measured"
+
+    @property
+    def links(self) -> dict[str, Any]:
+        bandwidth = format_bandwidth(self.settings.bandwidth)
+        return {"bandwidth": bandwidth, **asdict(self.conditions)}
+
     def to_json(self, machine: dict[str, Any]) -> dict[str, Any]:
         """Plain values. machine: a description of the machine and of the build."""
-        bandwidth = format_bandwidth(self.settings.bandwidth)
         return {
             "kind": "gradwire-train",
             "machine": machine,
@@ -136,8 +147,8 @@ class Report:
             "parameters": self.parameters,
             "data": self.data,
             "metric": self.settings.metric.name,
-            "times": "modelled" if self.conditions.modelled else "measured",
-            "links": {"bandwidth": bandwidth, **asdict(self.conditions)},
+            "times": self.times,
+            "links": self.links,
             "goal": self.goal,
             "results": [
                 asdict(result)
@@ -151,14 +162,14 @@ class Report:
 
 
 def finished(results: Sequence[RunResult]) -> list[RunResult]:
-    """The runs that did not diverge."""
+    """The runs that went on to the end: they did not diverge or fail."""
     return [result for result in results if result.final is not None]
 
 
 def mean_of(
     results: Sequence[RunResult], number: Callable[[RunResult], float | None]
 ) -> float | None:
-    """The mean over the runs that did not diverge; None if there is none, or no such number."""
+    """The mean over the finished runs; None if there is none, or no such number."""
     numbers = [n for result in finished(results) if (n := number(result)) is not None]
     return fmean(numbers) if numbers else None
 
@@ -182,7 +193,7 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
     return busy + volume * 8 / settings.bandwidth
 
 
-def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> float:
+def _reduced_values(settings: TrainSettings, parameters: int, codec: str) -> float:
     """How many values a worker pushes in a step; it pulls as many. Without servers, a rank does not
     push the values that it owns."""
     if settings.is_simulated or (settings.exchange == SERVER and not is_rival(codec)):
@@ -190,34 +201,46 @@ def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> floa
     return parameters * (settings.workers - 1) / settings.workers
 
 
+def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> float:
+    """The same if the exchange has owners. Otherwise a rank pushes all values to every other."""
+    hooked = HOOKED.get(settings.exchange.partition(":")[0])
+    if hooked and not hooked["has_owners"] and not is_rival(codec):
+        return parameters * (settings.workers - 1)
+    return _reduced_values(settings, parameters, codec)
+
+
 def result_of(
-    settings: TrainSettings, parameters: int, conditions: Conditions, ranks: Sequence[RankRecord]
+    settings: TrainSettings,
+    parameters: int,
+    conditions: Conditions,
+    ranks: Sequence[RankRecord],
+    lost: Sequence[str] = (),
 ) -> RunResult:
-    """ranks: the records of a run, in order."""
-    codec, workers = ranks[0].codec, ranks[: settings.worker_ranks]
+    """ranks: the records of a run, in order; those of workers that were lost have no steps."""
+    codec = ranks[0].codec
+    workers = [record for record in ranks[: settings.worker_ranks] if record.losses or not lost]
     seconds = measured = max(record.seconds for record in workers)
     if conditions.modelled:
         seconds = model_seconds(settings, parameters, ranks)
     values = _pushed_values(settings, parameters, codec)
-    plain = 4.0 * values * steps_of(ranks)  # bytes that a worker would push without compression
+    pushed = 4.0 * values * steps_of(ranks)  # bytes that a worker would push without compression
+    plain = 4.0 * _reduced_values(settings, parameters, codec) * steps_of(ranks)
     hooks = [record.hook for record in workers if record.hook is not None]
     push = pull = push_bits = pull_bits = ratio = None
     payloads: list[float | None] = [None, None]
     if hooks and plain > 0:
         push = fmean([hook["push_bytes"] for hook in hooks])
         pull = fmean([hook["pull_bytes"] for hook in hooks])
-        push_bits, pull_bits = 32 * push / plain, 32 * pull / plain
+        push_bits, pull_bits = 32 * push / pushed, 32 * pull / pushed
         beside = fmean([hook["control_bytes"] for hook in hooks])
         ratio = 2 * plain / (push + pull + beside)
-        if "compressed_values" in hooks[0]:
-            coded = steps_of(ranks) * hooks[0]["compressed_values"]
-            payloads = [8 * hooks[0][f"{leg}_payload_bytes"] / coded for leg in ("push", "pull")]
+        payloads = [_payload_bits(ranks, leg) for leg in ("push", "pull")]
     links = [record.link for record in workers if record.link is not None]
-    diverged, last = ranks[0].diverged, ranks[0].evaluations[-1:]
+    diverged, failed, last = ranks[0].diverged, ranks[0].failed, ranks[0].evaluations[-1:]
     return RunResult(
         codec=codec,
         seed=ranks[0].seed,
-        final=last[0].value if last and diverged is None else None,
+        final=last[0].value if last and diverged is None and not failed else None,
         diverged=diverged,
         seconds=seconds,
         measured_seconds=measured,
@@ -238,7 +261,21 @@ def result_of(
         pull_bits=_bits_of_steps([record.pull_bytes for record in workers], values),
         hook_of_rank=[record.hook for record in ranks],
         device_of_worker=[record.device for record in workers],
+        failed=failed,
+        lost_workers=list(lost),
     )
+
+
+def _payload_bits(ranks: Sequence[RankRecord], leg: str) -> float | None:
+    """Bits of a value of the compressed tensors, over all steps: the mean of the ranks that encode
+    them. None: nobody counted them."""
+    found = [
+        bits * min(1.0, hook["steps"] / steps_of(ranks))
+        for record in ranks
+        if (hook := record.hook) is not None
+        if (bits := hook.get(f"compressed_bits_{leg}")) is not None
+    ]
+    return fmean(found) if found else None
 
 
 def _means_of_steps(ranks: Sequence[Sequence[float | None]]) -> list[float]:

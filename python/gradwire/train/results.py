@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,7 @@ from typing import Any
 
 from gradwire.train.errors import TrainError
 from gradwire.train.recipes import METRICS, Metric
-from gradwire.train.report import Report, RunResult, mean_of
+from gradwire.train.report import Conditions, Report, RunResult, mean_of
 from gradwire.train.settings import Run, TrainSettings
 
 # Settings in which the runs of a folder may differ. The result of a run does not depend on them,
@@ -22,17 +22,26 @@ _FREE = {"codecs", "seed", "seeds", "data_dir", "threads"}
 
 
 class Results:
-    """The runs that a folder holds. folder: None keeps nothing. Raises TrainError if a file of the
-    wanted runs has other settings."""
+    """The runs that a folder holds. folder: None keeps nothing. describe_data: called if the folder
+    holds wanted runs. Raises TrainError if a file of such a run has other settings, links or
+    data."""
 
-    def __init__(self, folder: Path | None, settings: TrainSettings) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        settings: TrainSettings,
+        conditions: Conditions,
+        describe_data: Callable[[], str],
+    ) -> None:
         self._folder = folder
-        self.documents: dict[Run, dict[str, Any]] = {}
-        for run in settings.runs() if folder else []:
-            path = self._path(run)
-            if path.exists():
-                self.documents[run] = _read(path)
-                _check_same(path, self.documents[run], settings.of_run(run))
+        paths = {run: self._path(run) for run in settings.runs()} if folder else {}
+        self.documents = {run: _read(path) for run, path in paths.items() if path.exists()}
+        if not self.documents:
+            return
+        data = describe_data()
+        for run, document in self.documents.items():
+            wanted = Report(settings.of_run(run), 0, data, conditions, [])
+            _check_same(paths[run], document, wanted)
 
     def found(self) -> dict[Run, RunResult]:
         return {
@@ -63,10 +72,15 @@ class Series:
 
     @property
     def bits(self) -> float | None:
-        """Bits of a value, the mean of push and pull; None: unknown."""
-        legs = (lambda run: run.push_bits_per_value, lambda run: run.pull_bits_per_value)
-        means = [mean for leg in legs if (mean := mean_of(self.runs, leg)) is not None]
-        return fmean(means) if len(means) == len(legs) else None
+        """Bits of a value, the mean of push and pull, of the compressed tensors alone; of
+        everything where a run did not count these apart (rivals). None: unknown."""
+        payloads = (lambda run: run.push_payload_bits, lambda run: run.pull_payload_bits)
+        everything = (lambda run: run.push_bits_per_value, lambda run: run.pull_bits_per_value)
+        for legs in (payloads, everything):
+            means = [mean for leg in legs if (mean := mean_of(self.runs, leg)) is not None]
+            if len(means) == len(legs):
+                return fmean(means)
+        return None
 
     @property
     def finals(self) -> list[float]:
@@ -88,7 +102,7 @@ class Task:
 
 def read_tasks(folders: Sequence[Path]) -> list[Task]:
     """The runs in the files of some folders. A series is named by its codec, and by the settings in
-    which the runs of its task differ. Raises TrainError."""
+    which the runs of its task differ. Raises TrainError, also if the data of a task differ."""
     documents = []
     for folder in folders:
         files = sorted(folder.glob("*.json"))
@@ -98,6 +112,11 @@ def read_tasks(folders: Sequence[Path]) -> list[Task]:
     tasks = []
     for model, data in dict.fromkeys(_task(document) for document in documents):
         own = [document for document in documents if _task(document) == (model, data)]
+        if len(texts := {document["data"] for document in own}) > 1:
+            raise TrainError(
+                f"the runs of {model} on {data} can't be compared, because their data differ: "
+                f"{'; '.join(sorted(texts))}"
+            )
         varied = _varied([_settings(document) for document in own])
         runs: dict[str, dict[int, RunResult]] = {}
         for document in own:
@@ -131,15 +150,21 @@ def _read(path: Path) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         RunResult.read(document["results"][0])
         METRICS[document["settings"]["data"]], document["settings"]["model"]
+        document["times"], document["links"], document["data"]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise TrainError(f"{path} is no result of gradwire train: {error!r}") from error
     return document
 
 
-def _check_same(path: Path, document: dict[str, Any], wanted: TrainSettings) -> None:
-    found, asked = _settings(document), json.loads(json.dumps(wanted.to_json()))
+def _check_same(path: Path, document: dict[str, Any], wanted: Report) -> None:
+    found, asked = _settings(document), json.loads(json.dumps(wanted.settings.to_json()))
     different = [k for k in asked if k not in _FREE and found[k] != asked[k]]
     different += [k for k in ("codecs", "seed") if found[k] != asked[k]]
-    if different:
-        named = ", ".join(f"{k} {found[k]} instead of {asked[k]}" for k in different)
-        raise TrainError(f"{path} holds a run with other settings: {named}; take another --out")
+    named = [f"{k} {found[k]} instead of {asked[k]}" for k in different]
+    for key, value in (("times", wanted.times), ("links", wanted.links), ("data", wanted.data)):
+        if document[key] != value:
+            named.append(f"{key} {document[key]} instead of {value}")
+    if named:
+        raise TrainError(
+            f"{path} holds a run with other settings: {', '.join(named)}; take another --out"
+        )

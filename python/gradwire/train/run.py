@@ -68,7 +68,7 @@ def train_here(chosen: TrainSettings, outputs: Outputs, console: Console) -> rep
     follower = _Follower(chosen, console, _conditions(chosen), outputs)
     try:
         with follower.display:
-            if follower.pending:
+            while follower.pending:  # again if a worker was lost on the way
                 shaped = follower.conditions.shaped
                 launcher.run_workers(chosen, follower.pending, shaped, follower.follow)
     finally:
@@ -132,24 +132,34 @@ class _Follower:
         self._settings = chosen
         self._console = console
         self._outputs = outputs
-        self._kept = Results(outputs.out, chosen)
+        self._kept = Results(
+            outputs.out,
+            chosen,
+            conditions,
+            lambda: data.load(chosen.data, chosen.data_dir).describe(),
+        )
         self._results = self._kept.found()
-        self.pending = [run for run in chosen.runs() if run not in self._results]
         self._parameters, self._data = 0, ""
         for document in self._kept.documents.values():
             self._parameters, self._data = document["parameters"], document["data"]
         self._speeds: list[dict[str, Any]] = []
         self._arrived: dict[Run, list[RankRecord]] = {}
+        self._lost: dict[Run, list[str]] = {}  # workers that ended before their run, and why
         self._written: dict[str, list[int]] = {}
         self._expected = 1 if worker.world_of_torchrun() else chosen.worker_ranks
         self._announce()
+
+    @property
+    def pending(self) -> list[Run]:
+        return [run for run in self._settings.runs() if run not in self._results]
 
     def _announce(self) -> None:
         chosen = self._settings
         bandwidth = format_bandwidth(chosen.bandwidth)
         links = self.conditions.note
         if self.conditions.shaped:
-            links = f"{bandwidth} each way, every worker behind a link of its own"
+            each = "worker" if chosen.ranks_per_machine == 1 else "machine"
+            links = f"{bandwidth} each way, every {each} behind a link of its own"
         elif self.conditions.modelled:
             links = f"NOT SHAPED; times for {bandwidth} will be modelled"
             warning = (
@@ -185,7 +195,12 @@ class _Follower:
         elif kind == "stderr":
             self._written.setdefault(event["line"], []).append(rank)
         elif kind == "record":
-            self._keep(event["record"])
+            arrived = self._arrived.setdefault(_run_of(event["record"]), [])
+            arrived.append(event["record"])
+            self._keep(_run_of(event["record"]))
+        elif kind == "lost":
+            self._lost.setdefault(event["run"], []).append(event["why"])
+            self._keep(event["run"])
         elif rank == 0:
             self.display.show(event)
 
@@ -195,14 +210,17 @@ class _Follower:
             who = self._settings.names(sorted(set(ranks)))
             say(self._console, f"{who}: {line}", style="dim")
 
-    def _keep(self, record: RankRecord) -> None:
+    def _keep(self, run: Run) -> None:
         """Keeps the result of a run when the records of all ranks are there."""
-        chosen, run = self._settings, Run(record.codec, record.seed)
-        arrived = self._arrived.setdefault(run, [])
-        arrived.append(record)
-        if len(arrived) == chosen.ranks:
-            ranks = sorted(self._arrived.pop(run), key=lambda one: one.rank)
-            result = report.result_of(chosen, self._parameters, self.conditions, ranks)
+        chosen, lost = self._settings, self._lost.get(run, [])
+        arrived = self._arrived.get(run, [])
+        if len(arrived) + len(lost) == chosen.ranks:
+            ranks = {record.rank: record for record in self._arrived.pop(run)}
+            records = [
+                ranks.get(rank) or RankRecord(run.codec, rank, seed=run.seed)
+                for rank in range(chosen.ranks)
+            ]
+            result = report.result_of(chosen, self._parameters, self.conditions, records, lost)
             self._results[run] = result
             self._kept.add(self._report_of(chosen.of_run(run), [result]), self._described_machine())
 
@@ -252,6 +270,10 @@ class _Follower:
         )
 
 
+def _run_of(record: RankRecord) -> Run:
+    return Run(record.codec, record.seed)
+
+
 def _optimizer_text(chosen: TrainSettings) -> str:
     first, last = schedule.first_rate(chosen), schedule.last_share(chosen)
     text = {settings.SGD: f"SGD, momentum {settings.MOMENTUM}", settings.ADAM: "Adam"}
@@ -269,7 +291,8 @@ def _optimizer_text(chosen: TrainSettings) -> str:
 def _exchange_text(chosen: TrainSettings) -> str:
     if chosen.exchange == settings.SERVER:
         backup = f", {chosen.backup_workers} backup workers" if chosen.backup_workers else ""
-        return f"{chosen.exchange}, every step, servers: {chosen.servers}{backup}"
+        barrier = f", barrier {chosen.barrier}" if chosen.barrier != settings.STEP else ""
+        return f"{chosen.exchange}, every step, servers: {chosen.servers}{backup}{barrier}"
     if chosen.every == 1:
         return f"{chosen.exchange}, every step, of {chosen.compress}"
     between = "local ones between"

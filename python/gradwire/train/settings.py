@@ -12,10 +12,11 @@ from typing import Annotated, Any, get_args, get_type_hints
 from typer import BadParameter, Option
 
 import gradwire
-from gradwire._core import AutoGoal, is_goal
+from gradwire._core import Layout, is_goal
+from gradwire.advice import RECOMMENDED
 from gradwire.train import rivals
 from gradwire.train.recipes import METRICS, MODELS, Metric
-from gradwire.train.rivals import PLAIN_DDP, RIVALS, is_rival
+from gradwire.train.rivals import BF16, FP16, PLAIN_DDP, POWERSGD, RIVALS, is_rival
 
 DATA = tuple(METRICS)
 BANDWIDTHS = ("10mbit", "100mbit", "1gbit", "none")
@@ -33,13 +34,14 @@ EXCHANGES = (*HOOKED, SERVER, SHARDED_OPTIMIZER, ONE_PROCESS)
 # The exchanges in which codecs can be chosen at run time: `auto`.
 CHOOSING = ("sharded", SHARDED_OPTIMIZER, ONE_PROCESS)
 
-DEFAULT_CODECS = ("raw", "bf16", "3lc:s=1.00", "3lc:s=1.75")
+DEFAULT_CODECS = (PLAIN_DDP, BF16, RECOMMENDED)
 
 SGD, ADAM, ADAMW = OPTIMIZERS = ("sgd", "adam", "adamw")
 MOMENTUM = 0.9  # of SGD
 BETAS = (0.9, 0.99)  # of Adam; a short training forgets its first gradients sooner than with 0.999
 WEIGHT_DECAY = {SGD: 1e-4, ADAM: 0.0, ADAMW: 0.1}
 SCHEDULES = ("cosine", "poly", "constant")
+STEP, TENSOR = BARRIERS = ("step", "tensor")
 GRADIENTS, UPDATES = COMPRESSED = ("gradients", "updates")
 
 # The exchanges that one process simulates, and what the workers pull when they push gradients: the
@@ -51,22 +53,29 @@ _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 # The longer descriptions of options.
 _CODEC_HELP = (
-    "A codec as `gradwire codecs` lists them, PUSH/PULL for two codecs, or without gradwire: "
-    f"{', '.join(RIVALS)}. Repeatable; default: {', '.join(DEFAULT_CODECS)}."
+    "A codec as `gradwire codecs` lists them, auto:bits=1, PUSH/PULL for two codecs, or without "
+    "gradwire: "
+    f"{PLAIN_DDP}, {BF16}, {FP16}, {POWERSGD}:rank=4. Repeatable; default: "
+    f"{', '.join(DEFAULT_CODECS)}; with other exchanges the codec that fits."
 )
-_BANDWIDTH_HELP = f"Rate of every worker's link, each way: {', '.join(BANDWIDTHS)}; default 10mbit."
+_BANDWIDTH_HELP = (
+    f"Rate of every worker's link (of every machine's with hierarchical:ranks=k), each way: "
+    f"{', '.join(BANDWIDTHS)}; default 10mbit."
+)
 _LEARNING_RATE_HELP = (
     "Highest learning rate; with sgd it is that of one worker, and multiplied by their number. "
-    "Default by model and optimizer: sgd 0.1 for ResNets, 0.005 for lenet, adam 3e-3 for gpt."
+    "Default with sgd or adam: "
+    + ", ".join(f"{name} {recipe.sgd:g} or {recipe.adam:g}" for name, recipe in MODELS.items())
+    + "."
 )
 _COMPRESS_HELP = (
     "What the workers exchange: gradients, or the updates of their own optimizers. Default: "
-    "updates with adam and adamw, and between local steps."
+    "updates with adam and adamw, and with --every above 1."
 )
 _WEIGHT_DECAY_HELP = "Default 1e-4 for sgd, 0.1 for adamw (not of vectors), 0 for adam."
 _CLIP_HELP = (
     "Largest norm of the average gradient, which is estimated where updates are exchanged between "
-    "processes. 0: any. Default 1 for text."
+    "processes. 0: no clipping. Default 1 for text."
 )
 _WIDTH_HELP = (
     "Channels of a ResNet's first stage, or values of a hidden layer. Default: 16 and 8 "
@@ -93,6 +102,10 @@ _EVERY_HELP = "Steps from one exchange to the next; workers step alone between."
 _SERVERS_HELP = f"With --exchange {SERVER}: processes that hold the model."
 _BACKUP_WORKERS_HELP = f"With --exchange {SERVER}: workers that a step does not wait for."
 _STALENESS_HELP = f"With --exchange {SERVER}: steps that a worker may be ahead of what it pulled."
+_BARRIER_HELP = (
+    f"With --exchange {SERVER}: workers push and wait in each step, or for each tensor, while the "
+    "backward and the next forward pass compute."
+)
 _UNTIL_HELP = (
     "Stop a run when an evaluation reaches this accuracy (such as 0.85) or loss, and report the "
     "time to it."
@@ -173,12 +186,16 @@ class TrainSettings:
         tuple[str, ...],
         Option(help="Names of tensors that go raw. Repeatable.", metavar="PATTERN"),
     ] = ()
+    exclude_last: Annotated[
+        int, Option(help="So many layers at the end of the model go raw.", min=0, max=1000)
+    ] = 0
     min_numel: Annotated[int, Option(help="Smaller tensors go raw.", min=0, max=10**9)] = 256
     exchange: Annotated[str, Option(help=_EXCHANGE_HELP)] = SHARDED
     every: Annotated[int, Option(help=_EVERY_HELP, min=1)] = 1
     servers: Annotated[int, Option(help=_SERVERS_HELP, min=1, max=100)] = 1
     backup_workers: Annotated[int, Option(help=_BACKUP_WORKERS_HELP, min=0)] = 0
     staleness: Annotated[int, Option(help=_STALENESS_HELP, min=0, max=1000)] = 0
+    barrier: Annotated[str, Option(help=_BARRIER_HELP, metavar="|".join(BARRIERS))] = STEP
     until: Annotated[float | None, Option(help=_UNTIL_HELP, min=0, max=1000)] = None
     device: Annotated[str, Option(help=_DEVICE_HELP, metavar="|".join(DEVICES))] = "cpu"
 
@@ -197,6 +214,10 @@ class TrainSettings:
         """The run's name in messages."""
         return run.codec if self.seeds == 1 else f"{run.codec} seed {run.seed}"
 
+    def can_lose_workers(self, run: Run) -> bool:
+        """Whether the run goes on when some of its workers end."""
+        return self.backup_workers > 0 and not is_rival(run.codec)
+
     @property
     def is_simulated(self) -> bool:
         """Whether one process simulates all workers."""
@@ -211,6 +232,13 @@ class TrainSettings:
     def ranks(self) -> int:
         """Number of processes of workers and of servers."""
         return self.worker_ranks + (self.servers if self.exchange == SERVER else 0)
+
+    @property
+    def ranks_per_machine(self) -> int:
+        """Workers that share a link. Without the parameter `ranks`, each has its own."""
+        hooked = self.exchange.partition(":")[0] in HOOKED
+        parsed = gradwire.parse_exchange(self.exchange) if hooked else {}
+        return parsed.get("ranks_per_machine") or 1
 
     def is_server(self, rank: int) -> bool:
         return rank >= self.worker_ranks
@@ -259,11 +287,16 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     recipe = MODELS.get(values["model"], MODELS["lenet"])
     optimizer = values.get("optimizer", recipe.optimizer)
     exchange, every, steps = values["exchange"], values["every"], values["steps"]
+    hooked = HOOKED.get(exchange.partition(":")[0], HOOKED[SHARDED])
+    own = hooked["default_codec"]
+    own = RECOMMENDED if own == HOOKED[SHARDED]["default_codec"] else own
     keeps_gradients = exchange in (SERVER, SHARDED_OPTIMIZER)
     sums_gradients = keeps_gradients or exchange in SIMULATED
     steps_gradients = keeps_gradients or SIMULATED.get(exchange) == GRADIENTS
     updates = (optimizer != SGD and not steps_gradients) or (every > 1 and not sums_gradients)
     return {
+        # One process has no PyTorch hooks.
+        "codecs": (PLAIN_DDP, own) if exchange in SIMULATED else (PLAIN_DDP, BF16, own),
         "data": recipe.data[0],
         "batch": recipe.batch,
         "width": recipe.width,
@@ -340,6 +373,7 @@ def check(settings: TrainSettings) -> None:
         ("--optimizer", settings.optimizer, OPTIMIZERS),
         ("--compress", settings.compress, COMPRESSED),
         ("--schedule", settings.schedule, SCHEDULES),
+        ("--barrier", settings.barrier, BARRIERS),
         ("--exchange", settings.exchange.partition(":")[0], EXCHANGES),
     ):
         if value not in valid:
@@ -355,6 +389,10 @@ def check(settings: TrainSettings) -> None:
             raise SettingsError(
                 option_name(name), f"{value} is not valid; valid are {option.min} to {most}"
             )
+    if settings.until is not None and settings.until > 1 and settings.metric.unit == "%":
+        raise SettingsError(
+            "--until", f"{settings.until:g} is no accuracy: give a share, such as 0.85"
+        )
     if not 0.0 < settings.learning_rate <= 100.0:
         raise SettingsError("--lr", f"{settings.learning_rate} is not valid; valid are (0, 100]")
     _check_model(settings)
@@ -428,7 +466,11 @@ def _check_exchange(settings: TrainSettings) -> None:
             "servers",
             "backup_workers",
             "staleness",
+            "barrier",
         )
+    if settings.barrier == TENSOR:
+        goes = f"does not go with --barrier {TENSOR}, which takes the pushes of all workers"
+        _refuse(settings, goes, "backup_workers", "staleness")
     if exchange in (SERVER, SHARDED_OPTIMIZER):
         goes = f"goes only with --exchange {', '.join((*HOOKED, ONE_PROCESS))}"
         _refuse(settings, goes, "clip", "compress")
@@ -438,7 +480,13 @@ def _check_exchange(settings: TrainSettings) -> None:
         added = [codec["name"] for codec in listed if codec["shares_scales"] or codec["lossless"]]
         codecs = (*added, *RIVALS)
     elif settings.is_simulated:
-        _refuse(settings, f"does not go with --exchange {ONE_PROCESS}", "rules", "exclude")
+        _refuse(
+            settings,
+            f"does not go with --exchange {ONE_PROCESS}",
+            "rules",
+            "exclude",
+            "exclude_last",
+        )
         for codec in settings.codecs:
             if is_rival(codec) and codec != PLAIN_DDP:
                 goes = f"--exchange {ONE_PROCESS} cannot run {codec}: it needs real ranks"
@@ -486,12 +534,9 @@ def check_codec(codec: str, option: str = "--codec") -> None:
         return
     try:
         for part in codec.split("/", 1) if option == "--codec" else [codec]:
-            if is_goal(part):
-                AutoGoal(part)
-            else:
-                gradwire.max_encoded_size(part, 1)
+            Layout([("probe", [1])], 1, "raw", rules=[("*", part)], chosen=())
     except gradwire.GradwireError as error:
-        outside = f" (or {', '.join(RIVALS)}, without gradwire)" if option == "--codec" else ""
+        outside = f" (or, without gradwire, {', '.join(RIVALS)})" if option == "--codec" else ""
         raise SettingsError(option, f"{error}{outside}") from error
 
 

@@ -58,6 +58,9 @@ class _Served(Strategy):
     def stats(self) -> dict[str, Any]:
         return self.optimizer.stats().as_dict()
 
+    def settle(self) -> None:
+        self.optimizer.synchronize()
+
     def explain(self, error: BaseException) -> BaseException:
         return self.optimizer.error or error
 
@@ -110,6 +113,8 @@ def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> 
         named_parameters=model.named_parameters(),
         backup_workers=settings.backup_workers,
         staleness=settings.staleness,
+        barrier=settings.barrier,
+        model=model,
         timeout=_PATIENCE_SECONDS,
         **_coding(codec, settings),
     )
@@ -124,6 +129,7 @@ def _coding(codec: str, settings: TrainSettings) -> dict[str, Any]:
         "min_numel": settings.min_numel,
         "rules": [astuple(rule) for rule in settings.rules],
         "exclude": settings.exclude,
+        "exclude_last": settings.exclude_last,
         "threads": settings.threads,
         "seed": settings.seed,
     }

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gradwire.errors import LimitError
+
 if TYPE_CHECKING:
     from gradwire.torch import GradwireState, LocalSteps, ShardedOptimizer
 
@@ -68,8 +70,12 @@ class Strategy:
         """Sums over all steps, named as in gradwire.torch.Stats; None where they are unknown."""
         return None if self._source is None else self._source.stats().as_dict()
 
+    def settle(self) -> None:
+        """Waits until the model has all changes of the last step."""
+
     def weights(self) -> list[Tensor]:
         """The parameters to evaluate, in the order of the model's."""
+        self.settle()
         return [parameter.detach() for parameter in self._model.parameters()]
 
     def snapshot(self, weights: list[Tensor]) -> nn.Module:
@@ -79,6 +85,13 @@ class Strategy:
             for parameter, weight in zip(copied.parameters(), weights, strict=True):
                 parameter.copy_(weight)
         return copied
+
+    @property
+    def limit_error(self) -> LimitError | None:
+        """The error if the last step ended because no codecs keep the limit of an `auto` text. It
+        comes on all ranks in the same step."""
+        error = None if self._source is None else self._source.error
+        return error if isinstance(error, LimitError) else None
 
     def explain(self, error: BaseException) -> BaseException:
         """The error to show for an error in a step; it names the ranks that are gone."""

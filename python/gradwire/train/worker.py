@@ -8,6 +8,7 @@ A launched worker and its launcher exchange Python objects over the pipe that is
                           "evaluation_seconds"}
     rank 0 -> launcher   {"event": "store", "port"}                     where the others meet it
     launcher -> worker   port                                           to the others
+    launcher -> worker   rank                                           of a worker that is gone
     worker -> launcher   {"event": "begin", "run"}
     worker -> launcher   {"event": "step", "run", "step", "seconds", "loss"[, "value"]}
     worker -> launcher   {"event": "record", "record": RankRecord}      a run is done
@@ -104,9 +105,12 @@ def run_under_torchrun(
 # Started by the launcher
 
 
-def _end_with_pipe(launcher: Connection) -> None:
+def _listen(launcher: Connection, lost: set[int]) -> None:
+    """Notes workers that are gone, and ends with the pipe."""
     with contextlib.suppress(EOFError, OSError):
-        launcher.recv()  # after the port nothing comes
+        while True:
+            (rank,) = launcher.recv()
+            lost.add(rank)
     os._exit(1)
 
 
@@ -125,16 +129,20 @@ def main() -> int:
 
     import torch.distributed as dist
 
+    from gradwire.train.meeting import Survivors
+
     settings, runs, rank, address, interface = launcher.recv()
     try:
         trainer = prepare(settings, rank, rank, interface, launcher.send)
         (port,) = launcher.recv() if rank > 0 else (0,)
-        threading.Thread(target=_end_with_pipe, args=(launcher,), daemon=True).start()
+        lost: set[int] = set()
+        threading.Thread(target=_listen, args=(launcher, lost), daemon=True).start()
         store = dist.TCPStore(  # type: ignore[attr-defined]
             address, port, settings.ranks, rank == 0, wait_for_workers=False
         )
         if rank == 0:
             launcher.send({"event": "store", "port": store.port})
+        trainer.survivors = Survivors(store, lost)
         group = {"store": store, "rank": rank, "world_size": settings.ranks}
         for record in run_all(trainer, runs, launcher.send, **group):
             launcher.send({"event": "record", "record": record})

@@ -10,7 +10,7 @@ seal = builder(NUMBER)
 
 def frame(n: int, payload: bytes, coder: int = FIXED, s: int = 7, informative: int = 0) -> bytes:
     """512 values share a unit; `informative` is the encoder's norm."""
-    return seal(n, payload, s | coder << 7 | informative << 9, 512)
+    return seal(n, payload, s & 127 | coder << 7 | informative << 9 | s >> 7 << 10, 512)
 
 
 ENCODE = [
@@ -28,10 +28,19 @@ ENCODE = [
     ),
     ("qsgd:bits=6", "huge", 6),
     ("qsgd:bucket=8,coder=elias", "blocks", 16),
+    *((f"qsgd:levels={s}", "gradient", 321) for s in (128, 255, 1000, 8191)),
+    ("qsgd:levels=200,bucket=40968,norm=l2,coder=elias-dense", "gradient", 40961),
+    ("qsgd:levels=1000,bucket=40968,norm=l2,coder=elias", "gradient", 40961),
+    *(
+        (f"qsgd:bits=14,{keys}", source, n)
+        for keys in ("coder=fixed", "coder=elias-dense,norm=l2")
+        for source, n in (("spike", 1021), ("zero", 39), ("denormals", 7), ("huge", 6), ("tiny", 3))
+    ),
 ]
 FEEDBACK = [
     ("qsgd", "qsgd:bits=3,ef=on", gradient(21, 101), gradient(22, 101)),
     ("qsgd-half", "qsgd:coder=elias,ef=on,residual=bf16", gradient(23, 101), gradient(24, 101)),
+    ("qsgd-wide", "qsgd:levels=300,ef=on,residual=bf16", gradient(25, 101), gradient(26, 101)),
     ("qsgd-cancelled", "qsgd:ef=on", [1.0, -2.0, -0.0, 0.0], [-1.0, 2.0, 0.0, -0.0]),
 ]
 DECODE = {
@@ -40,6 +49,7 @@ DECODE = {
     "unit-of-zero": seal(9, scales(0.0, 4.0) + b"\x02" + bytes(8), 127, 8),
     "only-zeros-but-unit": frame(2, scales(1.0) + b"\x77"),
     "largest-unit": frame(1, scales(MAX) + b"\x02", s=1),
+    "largest-level": frame(3, scales(1.0) + (0x3FFE | 8191 << 28).to_bytes(6, "little"), s=8191),
     "informative-norm": frame(2, scales(1.0) + b"\x0e", informative=1),
 }
 ERRORS = {
@@ -51,6 +61,8 @@ ERRORS = {
         "unit-times-levels-overflows": frame(2, scales(math.ldexp(1.0, 126)) + b"\x77"),
         "units-all-zero": frame(2, scales(0.0) + b"\x77"),
         "level-above-s": frame(2, scales(1.0) + b"\x7f"),
+        "wide-level-above-s": frame(2, scales(1.0) + b"\x01\x01\x01", s=128),
+        "wide-dense-level-above-s": frame(1, scales(1.0) + b"\xbc\x10", DENSE, s=128),
         "padding": frame(1, scales(1.0) + b"\x17"),
         "too-long": frame(2, scales(1.0) + b"\x77\x00"),
         "elias-level-above-s": frame(1, scales(1.0) + b"\x20", SPARSE, s=1),

@@ -1,8 +1,11 @@
 #include "codecs/inceptionn/inceptionn.h"
 
+#include <algorithm>
 #include <iterator>
 #include <string>
 
+#include "base/endian.h"
+#include "base/return_if_error.h"
 #include "codecs/checks.h"
 #include "codecs/chunked_codec.h"
 #include "codecs/registry.h"
@@ -113,6 +116,34 @@ class InceptionnCodec final : public CodecOf<InceptionnCodec, InceptionnParamete
 };
 
 }  // namespace
+
+Result<std::optional<ClassCounts>> count_classes(const Codec& codec, uint64_t n,
+                                                 std::span<const std::byte> payload) {
+  if (codec.info().id != InceptionnCodec::kInfo.id || payload.empty()) {
+    return std::optional<ClassCounts>();
+  }
+  ClassCounts counts{};
+  const ChunkShape chunks = as_chunked(codec)->shape(n).chunks;
+  GW_ASSIGN_OR_RETURN(Execution execution, Execution::create());  // one thread
+  const auto count_chunk = [&](uint64_t chunk, std::span<const uint8_t> bytes) {
+    for (uint64_t left = chunks.values(chunk); left > 0;) {
+      const uint64_t values = std::min<uint64_t>(left, kBurstValues);
+      if (bytes.size() < kBurstTagBytes) return false;
+      uint32_t tags = load_le<uint16_t>(reinterpret_cast<const std::byte*>(bytes.data()));
+      uint64_t size = kBurstTagBytes;
+      for (uint64_t i = 0; i < values; ++i, tags >>= 2) {
+        ++counts[tags & 3];
+        size += uint64_t{1} << (tags & 3) >> 1;  // 0, 1, 2, 4 bytes
+      }
+      if (tags != 0 || size > bytes.size()) return false;
+      bytes = bytes.subspan(size);
+      left -= values;
+    }
+    return bytes.empty();
+  };
+  GW_RETURN_IF_ERROR(decode_chunks(chunks, payload, codec.info().name, execution, count_chunk));
+  return std::optional(counts);
+}
 
 const CodecEntry codec_entries::inceptionn = entry<InceptionnCodec>();
 

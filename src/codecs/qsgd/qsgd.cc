@@ -12,8 +12,8 @@ namespace gradwire {
 namespace {
 
 constexpr CodecParameter kParameters[] = {
-    {"bits", "4", "2 to 8", "bits of a level with coder=fixed: levels up to s = 2^(bits - 1) - 1"},
-    {"levels", "by bits", "1 to 127", "the largest level s, instead of bits"},
+    {"bits", "4", "2 to 14", "bits of a level with coder=fixed: levels up to s = 2^(bits - 1) - 1"},
+    {"levels", "by bits", "1 to 8191", "the largest level s, instead of bits"},
     {"bucket", "512", "multiple of 8", "values that share a scale"},
     {"norm", "max", "max|l2", "what the scale is made of: largest magnitude, or Euclidean norm"},
     {"coder", "fixed", "fixed|elias|elias-dense",
@@ -21,12 +21,14 @@ constexpr CodecParameter kParameters[] = {
 };
 
 // Bits of param_a (codecs/qsgd/spec.md).
-constexpr uint16_t kLevelMask = 127;
+constexpr int kLowBits = 7;  // of s
+constexpr uint16_t kLowMask = 127;
 constexpr int kCoderShift = 7;
 constexpr uint16_t kCoderMask = 3;
 constexpr int kNormShift = 9;
-constexpr int kReservedShift = 10;
-constexpr std::string_view kBits[] = {"2", "3", "4", "5", "6", "7", "8"};
+constexpr int kHighShift = 10;  // the bits of s above the low ones
+constexpr std::string_view kBits[] = {"2", "3",  "4",  "5",  "6",  "7", "8",
+                                      "9", "10", "11", "12", "13", "14"};
 constexpr std::string_view kNorms[] = {"max", "l2"};
 constexpr std::string_view kLevelCoders[] = {"fixed", "elias", "elias-dense"};
 // A sum of squares adds the sums of parts of this many values (codecs/qsgd/spec.md).
@@ -71,8 +73,8 @@ class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> 
 
   static Result<QsgdParameters> read(const WireCodec& wire, Dtype) {
     const int coder = wire.param_a >> kCoderShift & kCoderMask;
-    const int32_t levels = wire.param_a & kLevelMask;
-    if (wire.param_a >> kReservedShift != 0 || levels == 0 || coder == 3) {
+    const int32_t levels = (wire.param_a & kLowMask) | (wire.param_a >> kHighShift) << kLowBits;
+    if (levels == 0 || coder == 3) {
       return Status(StatusCode::kReservedBits,
                     "qsgd: param_a " + std::to_string(wire.param_a) + " is reserved");
     }
@@ -91,8 +93,9 @@ class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> 
     const QsgdParameters& p = parameters();
     // The norm is stated for people who inspect frames; no decoder needs it.
     return {.id = kInfo.id,
-            .param_a = static_cast<uint16_t>(p.levels | static_cast<int>(p.coder) << kCoderShift |
-                                             static_cast<int>(p.norm) << kNormShift),
+            .param_a = static_cast<uint16_t>(
+                (p.levels & kLowMask) | (p.levels >> kLowBits) << kHighShift |
+                static_cast<int>(p.coder) << kCoderShift | static_cast<int>(p.norm) << kNormShift),
             .param_b = p.group_size};
   }
 
@@ -148,12 +151,27 @@ class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> 
   }
 
   uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const override {
+    return is_wide() ? encode_levels<int16_t>(encoding, chunk, slot)
+                     : encode_levels<int8_t>(encoding, chunk, slot);
+  }
+
+  bool decode_chunk(const Decoding& decoding, uint64_t chunk, std::span<const uint8_t> bytes,
+                    float* out) const override {
+    return is_wide() ? decode_levels<int16_t>(decoding, chunk, bytes, out)
+                     : decode_levels<int8_t>(decoding, chunk, bytes, out);
+  }
+
+ private:
+  [[nodiscard]] bool is_wide() const { return parameters().levels > kLargestByteLevel; }
+
+  template <typename Level>
+  uint64_t encode_levels(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const {
     const Kernels& kernels = encoding.kernels();
     const DrawContext& draw = encoding.draw;
     const DrawStream stream = DrawStream::create(draw.seed, draw.stream, draw.step);
     const uint64_t begin = encoding.shape.chunks.begin(chunk);
     const uint64_t n = encoding.shape.chunks.values(chunk);
-    alignas(64) int8_t levels[kChunkValues];
+    alignas(64) Level levels[kChunkValues];
     const auto for_each_unit = [&](uint64_t first, uint64_t count, const auto& body) {
       encoding.shape.groups.for_each_piece(begin + first, begin + first + count,
                                            [&](uint64_t group, uint64_t from, uint64_t values) {
@@ -161,9 +179,14 @@ class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> 
                                            });
     };
     const auto quantize = [&](float unit, const float* b, uint64_t values, const uint32_t* words,
-                              int8_t* out) {
-      if (unit == 0.0f) return void(std::fill_n(out, values, int8_t{0}));
-      kernels.quantize_levels(b, values, level_scale(unit, parameters().levels), words, out);
+                              Level* out) {
+      if (unit == 0.0f) return void(std::fill_n(out, values, Level{0}));
+      const LevelScale scale = level_scale(unit, parameters().levels);
+      if constexpr (sizeof(Level) == 1) {
+        kernels.quantize_levels(b, values, scale, words, out);
+      } else {
+        kernels.quantize_wide_levels(b, values, scale, words, out);
+      }
     };
     encoding.input.encode_parts(
         begin, n,
@@ -179,25 +202,35 @@ class QsgdCodec final : public CodecOf<QsgdCodec, QsgdParameters, ChunkedCodec> 
         },
         [&](uint64_t first, uint64_t count, float* decoded) {
           for_each_unit(first, count, [&](float unit, uint64_t from, uint64_t values) {
-            kernels.scale_levels(levels + from, values, unit, decoded + (from - first),
-                                 DecodeMode::kStore);
+            scale(kernels, levels + from, values, unit, decoded + (from - first),
+                  DecodeMode::kStore);
           });
         });
     return write_levels(parameters().coder, parameters().levels, levels, n, slot, kernels);
   }
 
-  bool decode_chunk(const Decoding& decoding, uint64_t chunk, std::span<const uint8_t> bytes,
-                    float* out) const override {
+  template <typename Level>
+  bool decode_levels(const Decoding& decoding, uint64_t chunk, std::span<const uint8_t> bytes,
+                     float* out) const {
     const Kernels& kernels = decoding.kernels;
-    alignas(64) int8_t levels[kChunkValues];
+    alignas(64) Level levels[kChunkValues];
     const uint64_t n = decoding.shape.chunks.values(chunk);
     if (!read_levels(parameters().coder, parameters().levels, bytes, n, levels, kernels)) {
       return false;
     }
     decoding.shape.for_each_piece(chunk, [&](uint64_t group, uint64_t at, uint64_t count) {
-      kernels.scale_levels(levels + at, count, decoding.scale(group), out + at, decoding.mode);
+      scale(kernels, levels + at, count, decoding.scale(group), out + at, decoding.mode);
     });
     return true;
+  }
+
+  static void scale(const Kernels& kernels, const int8_t* levels, uint64_t n, float unit,
+                    float* out, DecodeMode mode) {
+    kernels.scale_levels(levels, n, unit, out, mode);
+  }
+  static void scale(const Kernels& kernels, const int16_t* levels, uint64_t n, float unit,
+                    float* out, DecodeMode mode) {
+    kernels.scale_wide_levels(levels, n, unit, out, mode);
   }
 };
 

@@ -26,11 +26,16 @@ struct QsgdShape : ChunkedShape {
   QsgdShape(uint64_t n, int32_t s, LevelCoder level_coder, uint64_t group_size);
 };
 
-// Codes the n levels of a chunk into `slot`, which has room for them, and returns the size.
+// Codes the n levels of a chunk into `slot`, which has room for them, and returns the size. Levels
+// of s above kLargestByteLevel are int16.
 uint64_t write_levels(LevelCoder coder, int32_t s, const int8_t* levels, uint64_t n, uint8_t* slot,
+                      const Kernels& kernels);
+uint64_t write_levels(LevelCoder coder, int32_t s, const int16_t* levels, uint64_t n, uint8_t* slot,
                       const Kernels& kernels);
 // Undoes write_levels. false: the bytes don't stand for n levels.
 bool read_levels(LevelCoder coder, int32_t s, std::span<const uint8_t> bytes, uint64_t n,
                  int8_t* levels, const Kernels& kernels);
+bool read_levels(LevelCoder coder, int32_t s, std::span<const uint8_t> bytes, uint64_t n,
+                 int16_t* levels, const Kernels& kernels);
 
 }  // namespace gradwire

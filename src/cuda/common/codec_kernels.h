@@ -63,7 +63,8 @@ class CodecKernels {
   virtual void decode(Call& call, const DecodeArguments& arguments) const = 0;
 };
 
-// Make the kernels of a codec; named by the symbols of cuda_kernels.def.
+// Make the kernels of a codec; named by the symbols of cuda_kernels.def. Null: there are none for
+// these parameters.
 namespace kernel_factories {
 #define GW_KERNELS(symbol) std::unique_ptr<const CodecKernels> symbol(const Codec& codec);
 #include "cuda/cuda_kernels.def"

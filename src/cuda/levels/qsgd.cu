@@ -86,7 +86,10 @@ class QsgdKernels final : public CodecKernels {
 }  // namespace
 
 std::unique_ptr<const CodecKernels> kernel_factories::qsgd(const Codec& codec) {
-  return std::make_unique<QsgdKernels>(*parameters_of<QsgdParameters>(codec));
+  const QsgdParameters& parameters = *parameters_of<QsgdParameters>(codec);
+  // The levels of a chunk are kept in shared memory, a byte each.
+  if (parameters.levels > kLargestByteLevel) return nullptr;
+  return std::make_unique<QsgdKernels>(parameters);
 }
 
 }  // namespace gradwire::cuda

@@ -30,7 +30,7 @@ uint64_t size_of(ResidualType type) {
 class DeviceShardCodec final : public ShardCodec {
  public:
   DeviceShardCodec(std::shared_ptr<const Shards> shards, int device, cudaStream_t stream)
-      : shards_(std::move(shards)), work_(device, stream), runs_(shards_->count()) {}
+      : shards_(std::move(shards)), work_(device, stream), runs_(shards_->segments.size()) {}
 
   // Takes the memory of residuals. kUnknownCodec: a codec has no kernels.
   Status prepare();
@@ -400,6 +400,7 @@ void DeviceShardCodec::add_norms(uint32_t shard, const Packet& packet, Norms& no
   auto* sums = work_.results<double>(2);
   work_.fill(sums, 0, 2 * sizeof(double));
   for (uint32_t i : shards_->segments[shard]) {
+    if (!shards_->compressed[i]) continue;
     const uint64_t n = segment(i).n;
     const ResidualValues x = {ResidualType::kFloat32, part_of(bucket_.data(), i)};
     work_.launch(add_squares, n, x, nullptr, &sums[0]);

@@ -294,6 +294,7 @@ void HostShardCodec::add_norms(uint32_t shard, const Packet& packet, Norms& norm
   std::vector<float> left;
   for (size_t k = 0; k < packet.frames.size(); ++k) {
     const uint32_t i = shards_->segments[shard][k];
+    if (!shards_->compressed[i]) continue;
     const std::span<const float> x = values(i);
     norms.input += sum_squares(x, kernels);
     if (residuals_[i].type() != ResidualType::kNone) {

@@ -49,7 +49,9 @@ Result<std::shared_ptr<const Codec>> find_chosen(const AutoGoal& goal, const Ten
 // Checks a codec of the options, which may be a goal if `chosen` is set.
 Status check_codec(const std::string& text, const LayoutOptions& options) {
   if (options.chosen && AutoGoal::is_goal(text)) return AutoGoal::parse(text).status();
-  return Codec::parse(text).status();
+  Status status = Codec::parse(text).status();
+  if (!options.chosen || status.code() != StatusCode::kUnknownCodec) return status;
+  return {status.code(), status.message() + ", auto"};
 }
 
 // The codecs of a tensor's segments, and the reason if they are raw.
@@ -178,6 +180,12 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
                   std::to_string(options.servers) + " servers in a world of " +
                       std::to_string(world_size) + " ranks leave no worker");
   }
+  if (options.servers > 0 && options.owner && *options.owner < world_size - options.servers) {
+    return Status(StatusCode::kInvalidArgument,
+                  "owner: rank " + std::to_string(*options.owner) + " is a worker; ranks " +
+                      std::to_string(world_size - options.servers) + " to " +
+                      std::to_string(world_size - 1) + " are servers");
+  }
   // An unused codec must be valid, too: otherwise a typo would be found only with other models.
   for (const std::string& codec : {options.codec, options.pull_codec, options.raw_codec}) {
     if (!codec.empty()) GW_RETURN_IF_ERROR(check_codec(codec, options));
@@ -190,6 +198,8 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
   layout.world_size_ = world_size;
   layout.raw_codec_ = options.raw_codec;
   layout.servers_ = options.servers;
+  layout.owner_ = options.owner;
+  layout.shards_ = world_size;
   for (const TensorInfo& tensor : tensors) {
     uint64_t numel = 1;
     for (uint64_t dim : tensor.dims) {
@@ -235,6 +245,19 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
 Layout Layout::with_pull_codecs(const std::vector<std::shared_ptr<const Codec>>& codecs) const {
   Layout changed = *this;
   for (size_t i = 0; i < codecs.size(); ++i) changed.segments_[i].pull_codec = codecs[i];
+  return changed;
+}
+
+Layout Layout::without_owners() const {
+  Layout changed = *this;
+  changed.shards_ = world_size_ + 1;
+  changed.segments_.clear();
+  for (Segment segment : segments_) {
+    if (segment.tensor_offset > 0) continue;
+    segment.n = tensors_[segment.tensor].numel();
+    segment.owner = world_size_;
+    changed.segments_.push_back(std::move(segment));
+  }
   return changed;
 }
 

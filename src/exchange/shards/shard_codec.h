@@ -78,7 +78,8 @@ class ShardCodec {
     double error = 0;  // of the part that was not sent
     double input = 0;
   };
-  // Adds the norms of the shard, whose values in the bucket were just encoded into the packet.
+  // Adds the norms of the shard's compressed segments, whose values in the bucket were just encoded
+  // into the packet.
   virtual void add_norms(uint32_t shard, const Packet& packet, Norms& norms) = 0;
 
   // The sums of squares of a segment's residual and of its values in the bucket.

@@ -19,10 +19,11 @@ uint64_t draw_stream(const Layout& layout, uint32_t rank, const Segment& segment
 }  // namespace
 
 Shards::Shards(std::shared_ptr<const Layout> of_layout, uint32_t of_rank, uint64_t draw_seed)
-    : layout(std::move(of_layout)), rank(of_rank), seed(draw_seed), segments(layout->world_size()) {
+    : layout(std::move(of_layout)), rank(of_rank), seed(draw_seed), segments(layout->shards()) {
   for (uint32_t i = 0; i < layout->segments().size(); ++i) {
     segments[segment(i).owner].push_back(i);
     draw_streams.push_back(draw_stream(*layout, rank, segment(i)));
+    compressed.push_back(own_codec(i)->text() != layout->raw_codec());
   }
 }
 

@@ -10,9 +10,9 @@
 
 namespace gradwire {
 
-// A layout as one rank of an exchange sees it. The segments of one owner are a shard. A rank
-// encodes a shard at most once in a step: its own shard as a pull, every other shard as a push. So
-// each segment has at most one residual on a rank.
+// A layout as one rank of an exchange sees it. The segments of one owner are a shard, and so are
+// those that no rank owns. A rank encodes a shard at most once in a step: its own shard as a pull,
+// every other shard as a push. So each segment has at most one residual on a rank.
 struct Shards {
   Shards(std::shared_ptr<const Layout> of_layout, uint32_t of_rank, uint64_t draw_seed);
 
@@ -21,6 +21,7 @@ struct Shards {
   uint64_t seed;                                // of the draws
   std::vector<std::vector<uint32_t>> segments;  // of each shard: indexes in the layout
   std::vector<uint64_t> draw_streams;           // of each segment
+  std::vector<bool> compressed;                 // of each segment: this rank does not send it raw
 
   [[nodiscard]] uint32_t count() const { return layout->world_size(); }
   [[nodiscard]] const Segment& segment(uint32_t i) const { return layout->segments()[i]; }

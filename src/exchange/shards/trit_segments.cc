@@ -4,11 +4,11 @@
 #include <cstring>
 #include <string>
 
+#include "base/endian.h"
 #include "base/return_if_error.h"
 #include "codecs/drawn_ternary.h"
 #include "codecs/qsgd/qsgd.h"
 #include "codecs/registry.h"
-#include "codecs/trit_sums.h"
 #include "stages/element/float_bits.h"
 
 namespace gradwire {
@@ -25,7 +25,7 @@ TritSegments::TritSegments(const Shards& shards, Execution& execution)
     trits_.back() = {.parameters = *parameters, .shape = shape, .scales_at = scales_size};
     scales_size += shape.groups.count * sizeof(float);
     if (!owns(i)) continue;
-    trits_.back()->sums.resize(shards.segment(i).n);
+    trits_.back()->sums = TritSums(shards.segment(i).n, shards.count());
     own_size = std::max(own_size, shape.max_size());
   }
   scales_.resize(scales_size);
@@ -33,17 +33,32 @@ TritSegments::TritSegments(const Shards& shards, Execution& execution)
 }
 
 Result<bool> TritSegments::measure(std::span<std::byte> scales) {
-  for (uint32_t i = 0; i < trits_.size(); ++i) {
-    const std::span<const float> x = values(i);
-    if (!trits_[i] || x.empty()) {
-      if (execution_.kernels().absmax(x.data(), {}, x.size()) >= kNonFiniteBits) return false;
-      continue;
-    }
+  const std::vector<Segment>& segments = shards_.layout->segments();
+  for (uint32_t first = 0, end = 0; first < segments.size(); first = end) {
+    while (end < segments.size() && segments[end].tensor == segments[first].tensor) ++end;
+    if (!measure_tensor(first, end, scales)) return false;
+  }
+  return true;
+}
+
+bool TritSegments::measure_tensor(uint32_t first, uint32_t end, std::span<std::byte> scales) {
+  const auto* begin = values(first).data();
+  const auto whole = std::span(begin, values(end - 1).data() + values(end - 1).size());
+  if (!trits_[first]) {
+    return execution_.kernels().absmax(whole.data(), {}, whole.size()) < kNonFiniteBits;
+  }
+  const std::optional<TernaryRange> range =
+      measure_range(trits_[first]->parameters.clip, whole, execution_);
+  if (!range) return false;
+  for (uint32_t i = first; i < end; ++i) {
     Trits& trits = *trits_[i];
-    const std::optional<float> limit = measure_scales(trits.shape, trits.parameters.clip, x,
-                                                      scales.data() + trits.scales_at, execution_);
-    if (!limit) return false;
-    trits.limit = *limit;
+    trits.limit = range->limit;
+    std::byte* to = scales.data() + trits.scales_at;
+    if (trits.parameters.group_size == 0) {
+      store_le_f32(to, range->largest);
+    } else {
+      measure_group_scales(trits.shape, range->limit, values(i), to, execution_);
+    }
   }
   return true;
 }
@@ -53,10 +68,10 @@ Status TritSegments::share(std::span<const std::byte> scales, uint64_t step) {
   for (uint32_t i = 0; i < trits_.size(); ++i) {
     if (!trits_[i] || !owns(i)) continue;
     Trits& trits = *trits_[i];
-    std::ranges::fill(trits.sums, int8_t{0});
+    trits.sums.clear();
     const uint64_t size = draw(i, step, own_payload_);
-    GW_RETURN_IF_ERROR(add_trits(trits.shape, push_codec(i).info().name,
-                                 std::span(own_payload_).first(size), trits.sums, execution_));
+    GW_RETURN_IF_ERROR(trits.sums.add(trits.shape, push_codec(i).info().name,
+                                      std::span(own_payload_).first(size), execution_));
   }
   return {};
 }
@@ -71,11 +86,11 @@ uint64_t TritSegments::draw(uint32_t i, uint64_t step, std::span<std::byte> payl
 
 uint64_t TritSegments::encode(uint32_t i, uint64_t step, std::span<std::byte> payload) {
   if (!owns(i)) return draw(i, step, payload);
-  const Trits& trits = *trits_[i];
+  Trits& trits = *trits_[i];
   const Segment& segment = shards_.segment(i);
   const auto& pulled = *parameters_of<QsgdParameters>(*segment.pull_codec);
-  return encode_trit_sums(pulled.shape(segment.n), trits.shape.groups,
-                          scales_.data() + trits.scales_at, trits.sums, payload, execution_);
+  return trits.sums.encode(pulled.shape(segment.n), trits.shape.groups,
+                           scales_.data() + trits.scales_at, payload, execution_);
 }
 
 Status TritSegments::add(uint32_t i, uint32_t source, std::span<const std::byte> payload) {
@@ -92,7 +107,7 @@ Status TritSegments::add(uint32_t i, uint32_t source, std::span<const std::byte>
                                            layout.tensors()[shards_.segment(i).tensor].name +
                                            "' with other scales than were shared"};
   }
-  return add_trits(trits.shape, push_codec(i).info().name, payload, trits.sums, execution_);
+  return trits.sums.add(trits.shape, push_codec(i).info().name, payload, execution_);
 }
 
 }  // namespace gradwire

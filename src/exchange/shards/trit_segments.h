@@ -8,6 +8,7 @@
 
 #include "codecs/ternary.h"
 #include "codecs/terngrad/terngrad.h"
+#include "codecs/trit_sums.h"
 #include "exchange/shards/shard_codec.h"
 #include "gradwire/execution.h"
 
@@ -34,9 +35,9 @@ class TritSegments final : public SharedScales {
   struct Trits {
     TernGradParameters parameters;
     TernaryShape shape;
-    uint64_t scales_at;             // offset in scales_, in bytes
-    float limit = 0;                // this rank's values are clipped to it
-    std::vector<int8_t> sums = {};  // on the owner alone
+    uint64_t scales_at;  // offset in scales_, in bytes
+    float limit = 0;     // this rank's values are clipped to it
+    TritSums sums = {};  // on the owner alone
   };
 
   [[nodiscard]] const Codec& push_codec(uint32_t i) const { return *shards_.segment(i).push_codec; }
@@ -44,6 +45,10 @@ class TritSegments final : public SharedScales {
   [[nodiscard]] std::span<const float> values(uint32_t i) const {
     return bucket_.subspan(shards_.segment(i).bucket_offset, shards_.segment(i).n);
   }
+  // Writes the scales of segments [first, end), which are a tensor. A tensor's clipping, and its
+  // scale if it has no groups, are those of all its values, however many owners have a piece.
+  // false: a value is NaN or Inf.
+  bool measure_tensor(uint32_t first, uint32_t end, std::span<std::byte> scales);
   uint64_t draw(uint32_t i, uint64_t step, std::span<std::byte> payload);
 
   const Shards& shards_;

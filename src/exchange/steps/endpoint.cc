@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -12,14 +13,21 @@
 namespace gradwire {
 namespace {
 
-// The error norm is sampled once in so many steps, as each sample costs a pass over the bucket.
+// The error norm is sampled once in so many steps, as each sample costs a pass over the bucket. The
+// first sample waits until residuals have grown.
 constexpr uint64_t kErrorNormInterval = 64;
+constexpr uint64_t kFirstErrorNorm = 16;
 
 }  // namespace
 
 Status unexpected(const std::string& what) { return {StatusCode::kUnexpectedMessage, what}; }
 
 std::string name_of(uint32_t rank) { return "rank " + std::to_string(rank); }
+
+uint64_t shard_digest(std::string_view description, uint64_t shard) {
+  return digest64(std::as_bytes(std::span(description)),
+                  std::as_bytes(std::span<const uint64_t>(&shard, 1)));
+}
 
 Status check_rank(const Layout& layout, uint32_t rank) {
   if (layout.servers() > 0) {
@@ -31,7 +39,7 @@ Status check_rank(const Layout& layout, uint32_t rank) {
 }
 
 void ReceivedPacket::keep() {
-  if (kept) return;
+  if (kept || message.empty()) return;
   kept = std::make_shared<const std::vector<std::byte>>(message.begin(), message.end());
   for (PacketFrame& frame : packet.frames) {
     frame.payload = {kept->data() + (frame.payload.data() - message.data()), frame.payload.size()};
@@ -54,8 +62,12 @@ Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, std::string descri
   endpoint.keeps_residuals_ = any_residuals(*shards.layout);
   endpoint.everyone_.resize(shards.count());
   std::iota(endpoint.everyone_.begin(), endpoint.everyone_.end(), 0u);
-  for (uint32_t shard : endpoint.everyone_) {
-    if (shard != setup.rank) endpoint.peers_.push_back(shard);
+  std::ranges::copy_if(endpoint.everyone_, std::back_inserter(endpoint.peers_),
+                       [&](uint32_t rank) { return rank != setup.rank; });
+  std::ranges::copy_if(endpoint.everyone_, std::back_inserter(endpoint.owners_),
+                       [&](uint32_t rank) { return endpoint.is_owner(rank); });
+  for (uint32_t shard = 0; shard < shards.segments.size(); ++shard) {
+    endpoint.all_shards_.push_back(shard);
     std::vector<PacketWriter::Segment> shapes;
     for (uint32_t i : shards.segments[shard]) {
       if (!shards.is_encoded(shard)) break;
@@ -70,10 +82,8 @@ Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, std::string descri
 }
 
 uint32_t Endpoint::add_round() {
-  const uint64_t index = digests_.size();
-  digests_.push_back(digest64(std::as_bytes(std::span(description_)),
-                              std::as_bytes(std::span<const uint64_t>(&index, 1))));
-  return static_cast<uint32_t>(index);
+  digests_.push_back(shard_digest(description_, digests_.size()));
+  return static_cast<uint32_t>(digests_.size() - 1);
 }
 
 void Endpoint::begin(std::span<float> bucket, uint64_t step) {
@@ -83,7 +93,7 @@ void Endpoint::begin(std::span<float> bucket, uint64_t step) {
   non_finite_.reset();
   outgoing_.clear();
   codec_->begin(bucket);
-  for (uint32_t shard : everyone_) set_step(shard, step);
+  for (uint32_t shard : all_shards_) set_step(shard, step);
 }
 
 void Endpoint::set_step(uint32_t shard, uint64_t step) {
@@ -131,7 +141,7 @@ Status Endpoint::check_step(const ReceivedPacket& received, bool done) const {
 }
 
 Status Endpoint::check_frames(const ReceivedPacket& received) const {
-  if (received.packet.non_finite || received.shard >= world_size()) return {};
+  if (received.packet.non_finite || received.shard >= all_shards_.size()) return {};
   const Packet& packet = received.packet;
   const std::vector<uint32_t>& expected = shards_->segments[received.shard];
   const auto fits = [&](const PacketFrame& frame, uint32_t i) {
@@ -156,8 +166,17 @@ Result<FirstNonFinite> Endpoint::encode(std::span<const uint32_t> shards,
   Result<FirstNonFinite> origin = codec_->encode(shards, finite, step, writers_);
   if (!origin.ok() || origin.value()) return origin;
   for (uint32_t shard : shards) {
-    for (uint32_t i : shards_->segments[shard]) {
-      (owns(shard) ? stats_.values_pulled : stats_.values_pushed) += shards_->segment(i).n;
+    const Packet packet = encoded(shard);
+    const bool pull = owns(shard);
+    // Each peer gets the packet of the segments that no rank owns.
+    const uint64_t copies = shard == world_size() ? peers_.size() : 1;
+    for (size_t k = 0; k < packet.frames.size(); ++k) {
+      const uint64_t n = copies * packet.frames[k].n;
+      (pull ? stats_.values_pulled : stats_.values_pushed) += n;
+      if (!shards_->compressed[shards_->segments[shard][k]]) continue;
+      (pull ? stats_.values_pulled_compressed : stats_.values_pushed_compressed) += n;
+      (pull ? stats_.pull_payload_bytes : stats_.push_payload_bytes) +=
+          copies * packet.frames[k].payload.size();
     }
   }
   return origin;
@@ -191,10 +210,12 @@ void Endpoint::put_back(uint32_t shard) {
 }
 
 void Endpoint::sample_error_norm() {
-  if (stats_.steps % kErrorNormInterval != 1) return;
+  if (stats_.steps % kErrorNormInterval != kFirstErrorNorm) return;
   const Timer timer(stats_.encode_seconds);
   ShardCodec::Norms norms;
-  for (uint32_t shard : peers_) codec_->add_norms(shard, encoded(shard), norms);
+  for (uint32_t shard : all_shards_) {
+    if (!owns(shard)) codec_->add_norms(shard, encoded(shard), norms);
+  }
   if (!(norms.input > 0)) return;
   stats_.error_norm_sum += std::sqrt(norms.error / norms.input);
   ++stats_.error_norm_samples;
@@ -232,9 +253,9 @@ void Endpoint::mark_non_finite(uint32_t shard, const NonFiniteOrigin& origin) {
 
 Result<bool> Endpoint::pay_residuals() {
   if (!keeps_residuals_) return true;
-  GW_ASSIGN_OR_RETURN(FirstNonFinite found, codec_->find_non_finite(everyone_));
+  GW_ASSIGN_OR_RETURN(FirstNonFinite found, codec_->find_non_finite(all_shards_));
   if (found) return false;  // the step will be skipped
-  for (uint32_t i : shards_->segments[rank()]) {
+  for (uint32_t i = 0; i < layout().segments().size(); ++i) {
     codec_->pay_residual(i);
     codec_->reset_residual(i, ResidualType::kNone);
   }

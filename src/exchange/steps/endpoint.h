@@ -28,10 +28,17 @@ Status check_rank(const Layout& layout, uint32_t rank);
 // The description of an exchange. `name` includes everything else that must be equal on all ranks.
 [[nodiscard]] std::string describe_exchange(const ExchangeSetup& setup, const std::string& name);
 
+// Which legs of an exchange take place: pushes to the owners of shards, pulls from them.
+enum class Legs : uint8_t { kPushAndPull, kPush, kPull };
+
+// The digest in the packets of a shard (spec/format.md). `description`: as Exchange::describe.
+[[nodiscard]] uint64_t shard_digest(std::string_view description, uint64_t shard);
+
 // The bytes of a message, shared by all that still need them.
 using SharedBytes = std::shared_ptr<const std::vector<std::byte>>;
 
-// A received message, parsed and verified once. The frames of the packet lie in the message.
+// A received message, parsed and verified once. The frames of the packet lie in the message, or,
+// if that is empty, in the endpoint's memory: then the packet is this rank's own.
 struct ReceivedPacket {
   uint32_t peer;
   uint32_t shard;
@@ -55,7 +62,6 @@ class Arrivals {
   // false: the message was not awaited, or has arrived before.
   [[nodiscard]] bool take(uint32_t rank) { return std::erase(missing_, rank) == 1; }
   [[nodiscard]] bool complete() const { return missing_.empty(); }
-  [[nodiscard]] bool awaits(uint32_t rank) const { return std::ranges::count(missing_, rank) > 0; }
   [[nodiscard]] const std::vector<uint32_t>& missing() const { return missing_; }
 
  private:
@@ -77,6 +83,12 @@ class Endpoint {
   [[nodiscard]] uint32_t world_size() const { return shards_->count(); }
   [[nodiscard]] std::span<const uint32_t> everyone() const { return everyone_; }
   [[nodiscard]] std::span<const uint32_t> peers() const { return peers_; }
+  [[nodiscard]] std::span<const uint32_t> shards() const { return all_shards_; }
+  // The ranks whose shards have packets: all, or the one that owns everything (Layout::owner).
+  [[nodiscard]] std::span<const uint32_t> owners() const { return owners_; }
+  [[nodiscard]] bool is_owner(uint32_t rank) const {
+    return layout().owner().value_or(rank) == rank;
+  }
   [[nodiscard]] ShardCodec& codec() { return *codec_; }
   [[nodiscard]] ExchangeStats& stats() { return stats_; }
   [[nodiscard]] const ExchangeStats& stats() const { return stats_; }
@@ -153,6 +165,8 @@ class Endpoint {
   std::vector<uint64_t> digests_;  // of each shard
   std::vector<uint32_t> everyone_;
   std::vector<uint32_t> peers_;
+  std::vector<uint32_t> all_shards_;
+  std::vector<uint32_t> owners_;
   std::vector<PacketWriter> writers_;  // of each shard
   bool keeps_residuals_ = false;
 

@@ -29,6 +29,8 @@ struct ExchangeEntry {
   const ExchangeInfo* info;
   // The setup's options were already checked against `info`.
   Result<std::unique_ptr<Exchange>> (*make)(const ExchangeChoice& choice, ExchangeSetup& setup);
+  // Its leg from the owners to all ranks alone. Null: each owner sends to every other rank.
+  Result<std::unique_ptr<Exchange>> (*make_allgather)(ExchangeSetup& setup) = nullptr;
 };
 
 namespace exchange_entries {
@@ -43,6 +45,10 @@ GW_PRIVATE_EXPORT Result<std::unique_ptr<Exchange>> make_exchange(std::string_vi
 // Makes the exchange `info`: that of the choice itself, or its inner exchange (choice.inner()).
 Result<std::unique_ptr<Exchange>> make_exchange(const ExchangeInfo& info,
                                                 const ExchangeChoice& choice, ExchangeSetup setup);
+
+// The last leg of the exchange `info`, or of the sharded exchange if it is null or has none.
+Result<std::unique_ptr<Exchange>> make_allgather_exchange(const ExchangeInfo* info,
+                                                          ExchangeSetup setup);
 
 // The legs of the sharded exchange alone (gradwire/exchange.h).
 Result<std::unique_ptr<Exchange>> make_reduce_scatter_exchange(ExchangeSetup setup);

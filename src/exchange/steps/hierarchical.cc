@@ -1,8 +1,9 @@
 #include <algorithm>
-#include <map>
+#include <array>
 #include <optional>
 #include <utility>
 
+#include "base/checksum.h"
 #include "base/return_if_error.h"
 #include "exchange/steps/exchange_entry.h"
 #include "exchange/steps/packet_exchange.h"
@@ -14,270 +15,264 @@ namespace {
 // The machines and their ranks, as one rank sees them.
 struct Machines {
   std::vector<uint32_t> speakers;  // the lowest rank of each machine, in ascending order
-  std::vector<uint32_t> members;   // ranks of this rank's machine, without the speaker
+  std::vector<uint32_t> sizes;     // the number of ranks on each machine
+  std::vector<uint32_t> members;   // ranks of this rank's machine, in ascending order
   uint32_t mine = 0;               // index of this rank's machine
+  uint32_t place = 0;              // index of this rank in `members`
   uint32_t world_size = 0;
 
   static Machines create(const std::vector<uint32_t>& machine_of_rank, uint32_t rank) {
     Machines machines;
-    const auto machine_of = [&](uint32_t r) { return machine_of_rank[r]; };
-    for (uint32_t r = 0; r < machine_of_rank.size(); ++r) {
-      const bool here = machine_of(r) == machine_of(rank);
-      if (std::ranges::count(machines.speakers, machine_of(r), machine_of) == 0) {
-        if (here) machines.mine = static_cast<uint32_t>(machines.speakers.size());
-        machines.speakers.push_back(r);
-      } else if (here) {
-        machines.members.push_back(r);
-      }
-    }
     machines.world_size = static_cast<uint32_t>(machine_of_rank.size());
+    for (uint32_t r = 0; r < machines.world_size; ++r) {
+      const auto found = std::ranges::find(machines.speakers, machine_of_rank[r],
+                                           [&](uint32_t s) { return machine_of_rank[s]; });
+      const auto machine = static_cast<uint32_t>(found - machines.speakers.begin());
+      if (found == machines.speakers.end()) {
+        machines.speakers.push_back(r);
+        machines.sizes.push_back(0);
+      }
+      ++machines.sizes[machine];
+      if (machine_of_rank[r] != machine_of_rank[rank]) continue;
+      machines.mine = machine;
+      if (r == rank) machines.place = static_cast<uint32_t>(machines.members.size());
+      machines.members.push_back(r);
+    }
     return machines;
   }
 
-  [[nodiscard]] uint32_t speaker() const { return speakers[mine]; }
+  [[nodiscard]] uint32_t speaker() const { return members.front(); }
+  [[nodiscard]] bool equally_large() const {
+    return std::ranges::all_of(sizes, [&](uint32_t size) { return size == sizes.front(); });
+  }
+};
+
+// The three legs of a step, in their order. Each is an exchange of its own.
+enum Leg : uint8_t {
+  kWithin,   // the ranks of a machine
+  kBetween,  // the speakers of all machines; other ranks have no such leg
+  kResult,   // a machine's speaker to its ranks
+  kDone,
+};
+
+struct LegExchange {
+  std::unique_ptr<Exchange> exchange;
+  std::vector<uint32_t> ranks;  // of the job, in the order of the leg's own numbers
+};
+
+struct Plan {
+  std::shared_ptr<const Layout> layout;  // of the speakers
+  Machines machines;
+  std::string description;
+  std::array<LegExchange, kDone> legs;
+  std::unique_ptr<ShardCodec> whole;  // the bucket as one shard, that of the speaker
+  float divisor;                      // of the sums of a machine's ranks; 1: they are averages
+  bool checks_result;  // whether all ranks skip a step that is not finite, and only the result
+                       // may show it to this rank
 };
 
 class HierarchicalExchange final : public Exchange {
  public:
-  // `local`: the speaker of this rank's machine owns all values, which are sent uncompressed.
-  // `between`: the exchange among the speakers; null on all other ranks.
-  HierarchicalExchange(std::shared_ptr<const Layout> layout, Machines machines,
-                       const ExchangeInfo& inner, Endpoint local, std::unique_ptr<Exchange> between)
-      : layout_(std::move(layout)),
-        machines_(std::move(machines)),
-        inner_(inner),
-        local_(std::move(local)),
-        between_(std::move(between)) {}
+  explicit HierarchicalExchange(Plan plan)
+      : plan_(std::move(plan)),
+        result_digest_(shard_digest(leg(kResult).exchange->describe(), 0)) {}
 
-  std::string describe() const override { return local_.describe(); }
+  std::string describe() const override { return plan_.description; }
   Status start(std::span<float> bucket, uint64_t step) override;
   std::vector<OutgoingMessage> take_outgoing() override;
   std::vector<uint32_t> awaiting() const override;
   Status receive(uint32_t peer, std::span<const std::byte> message) override;
-  bool done() const override { return phase_ == Phase::kDone; }
+  bool done() const override { return at_ == kDone; }
   const std::optional<NonFiniteInput>& non_finite() const override { return non_finite_; }
 
-  bool keeps_residuals() const noexcept override { return any_residuals(*layout_); }
+  // Only the speakers keep residuals.
+  bool keeps_residuals() const noexcept override { return any_residuals(*plan_.layout); }
   std::vector<OutgrownResidual> outgrown_residuals() const override {
-    return between_ ? between_->outgrown_residuals() : std::vector<OutgrownResidual>();
+    return between() ? between()->outgrown_residuals() : std::vector<OutgrownResidual>();
   }
   void retract() override {
-    if (between_) between_->retract();
+    if (between()) between()->retract();
   }
   void scale_residuals(float factor) override {
-    if (between_) between_->scale_residuals(factor);
+    if (between()) between()->scale_residuals(factor);
   }
   std::vector<ResidualPiece> export_residuals() const override {
-    return between_ ? between_->export_residuals() : std::vector<ResidualPiece>();
+    return between() ? between()->export_residuals() : std::vector<ResidualPiece>();
   }
   Status import_residual(const ResidualPiece& piece) override {
-    return between_ ? between_->import_residual(piece) : Status();
+    return between() ? between()->import_residual(piece) : Status();
   }
   const ExchangeStats& stats() const noexcept override { return stats_; }
-  const Layout& layout() const noexcept override { return *layout_; }
+  const Layout& layout() const noexcept override { return *plan_.layout; }
 
  protected:
-  uint32_t rank() const override { return local_.rank(); }
+  uint32_t rank() const override { return plan_.machines.members[plan_.machines.place]; }
 
  private:
-  enum class Phase : uint8_t {
-    kDone,
-    kParts,    // a speaker waits for the members of its machine
-    kBetween,  // the speakers exchange
-    kResult,   // a member waits for its speaker
+  struct EarlyMessage {
+    Leg leg;
+    uint32_t source;  // in the leg's numbers
+    std::vector<std::byte> bytes;
   };
 
-  // Sends the bucket to these ranks of the machine.
-  Status send_local(Direction direction, std::span<const uint32_t> ranks);
-  // Parses a message that must come from this rank's own machine in this phase.
-  Result<ReceivedPacket> open_local(uint32_t peer, std::span<const std::byte> message,
-                                    Direction direction);
-  Status receive_part(uint32_t peer, std::span<const std::byte> message);
-  Status receive_result(uint32_t peer, std::span<const std::byte> message);
-  Status receive_between(uint32_t peer, std::span<const std::byte> message);
-  Status start_between();
-  // Ends the step if the speakers' exchange is done.
-  Status after_between();
-  // Whether the speakers' exchange skips steps that are not finite.
-  [[nodiscard]] bool marks_non_finite() const {
-    return keeps_residuals() || (inner_.always_skips_non_finite && machines_.speakers.size() > 1);
-  }
-  // A member sees only the result. If the result is not finite, the member skips the step.
-  Status note_non_finite_result();
+  [[nodiscard]] const LegExchange& leg(Leg which) const { return plan_.legs[which]; }
+  // Null on ranks that are not speakers.
+  [[nodiscard]] Exchange* between() const { return leg(kBetween).exchange.get(); }
+  // The leg of a message; kUnexpectedMessage: `peer` has no business with this rank.
+  [[nodiscard]] Result<Leg> leg_of(uint32_t peer, std::span<const std::byte> message) const;
+  Status begin_leg();
+  Status hand_over(uint32_t source, std::span<const std::byte> message);
+  // Goes on to the next legs while the present one is done.
+  Status advance();
+  Status end_step();
+  Status find_non_finite();
+  void count();
 
-  std::shared_ptr<const Layout> layout_;
-  Machines machines_;
-  const ExchangeInfo& inner_;  // the exchange among the speakers
-  Endpoint local_;
-  std::unique_ptr<Exchange> between_;
-
-  Phase phase_ = Phase::kDone;
-  Arrivals parts_;                                  // of the members
-  std::map<uint32_t, ReceivedPacket> early_parts_;  // by rank; arrived before a lower rank's
-  std::vector<std::pair<uint32_t, std::vector<std::byte>>> early_between_;  // by index of speaker
+  Plan plan_;
+  uint64_t result_digest_;  // of the packets in the leg kResult
+  Leg at_ = kDone;
+  std::vector<EarlyMessage> early_;  // of legs that have not begun
+  std::span<float> bucket_;
+  uint64_t step_ = 0;
   std::optional<NonFiniteInput> non_finite_;
+  uint64_t found_non_finite_ = 0;  // steps in which only the result showed it
   ExchangeStats stats_;
 };
 
-Status HierarchicalExchange::send_local(Direction direction, std::span<const uint32_t> ranks) {
-  if (ranks.empty()) return {};
-  const uint32_t shards[] = {machines_.speaker()};
-  GW_ASSIGN_OR_RETURN(const FirstNonFinite none, local_.encode(shards, {}));
-  const std::span<const std::byte> packet = local_.finish(machines_.speaker(), none);
-  for (uint32_t rank : ranks) {
-    local_.send(rank, direction, packet);
-    stats_.local_bytes_sent += packet.size();
-  }
-  return {};
-}
-
 Status HierarchicalExchange::start(std::span<float> bucket, uint64_t step) {
   GW_RETURN_IF_ERROR(check_start(*this, bucket.size()));
-  local_.begin(bucket, step);
+  bucket_ = bucket;
+  step_ = step;
   non_finite_.reset();
-  ++stats_.steps;
-  if (!between_) {
-    phase_ = Phase::kResult;
-    const uint32_t speaker[] = {machines_.speaker()};
-    return send_local(Direction::kPush, speaker);
-  }
-  phase_ = Phase::kParts;
-  parts_.await(machines_.members, machines_.speaker());
-  return machines_.members.empty() ? start_between() : Status();
+  early_.clear();
+  plan_.whole->begin(bucket);
+  at_ = kWithin;
+  GW_RETURN_IF_ERROR(begin_leg());
+  return advance();
 }
 
 std::vector<OutgoingMessage> HierarchicalExchange::take_outgoing() {
-  std::vector<OutgoingMessage> messages = local_.take_outgoing();
-  if (!between_) return messages;
-  for (OutgoingMessage& message : between_->take_outgoing()) {
-    message.peer = machines_.speakers[message.peer];
-    messages.push_back(std::move(message));
+  std::vector<OutgoingMessage> messages;
+  for (const LegExchange& leg : plan_.legs) {
+    if (!leg.exchange) continue;
+    for (OutgoingMessage& message : leg.exchange->take_outgoing()) {
+      message.peer = leg.ranks[message.peer];
+      messages.push_back(std::move(message));
+    }
   }
   return messages;
 }
 
 std::vector<uint32_t> HierarchicalExchange::awaiting() const {
-  switch (phase_) {
-    case Phase::kDone:
-      return {};
-    case Phase::kResult:
-      return {machines_.speaker()};
-    case Phase::kParts:
-      return parts_.missing();
-    case Phase::kBetween: {
-      std::vector<uint32_t> peers = between_->awaiting();
-      for (uint32_t& peer : peers) peer = machines_.speakers[peer];
-      return peers;
-    }
-  }
-  return {};
+  if (done()) return {};
+  std::vector<uint32_t> peers = leg(at_).exchange->awaiting();
+  for (uint32_t& peer : peers) peer = leg(at_).ranks[peer];
+  return peers;
 }
 
-Result<ReceivedPacket> HierarchicalExchange::open_local(uint32_t peer,
-                                                        std::span<const std::byte> message,
-                                                        Direction direction) {
-  GW_ASSIGN_OR_RETURN(ReceivedPacket received, local_.open(peer, message));
-  GW_RETURN_IF_ERROR(local_.check_step(received, done()));
-  const PacketHeader& header = received.packet.header;
-  if (header.direction == direction && !received.packet.non_finite) return received;
-  return unexpected(name_of(peer) + " sent a " + direction_name(header.direction) + " that " +
-                    name_of(rank()) + " has no use for");
+Result<Leg> HierarchicalExchange::leg_of(uint32_t peer, std::span<const std::byte> message) const {
+  if (std::ranges::count(leg(kWithin).ranks, peer) > 0) {
+    return read_layout_digest(message) == result_digest_ ? kResult : kWithin;
+  }
+  if (between() && std::ranges::count(leg(kBetween).ranks, peer) > 0) return kBetween;
+  return unexpected(name_of(peer) + " sent " + name_of(rank()) +
+                    " a message, which talks to its machine" +
+                    (between() ? " and to the speakers of the others" : " alone"));
 }
 
 Status HierarchicalExchange::receive(uint32_t peer, std::span<const std::byte> message) {
   if (done()) return unexpected(name_of(peer) + " sent a message, but no step is under way");
-  if (!between_) return receive_result(peer, message);
-  const bool is_member = std::ranges::binary_search(machines_.members, peer);
-  return is_member ? receive_part(peer, message) : receive_between(peer, message);
-}
-
-Status HierarchicalExchange::receive_part(uint32_t peer, std::span<const std::byte> message) {
-  if (!parts_.take(peer)) {
-    return unexpected(name_of(peer) + " sent its part of step " + std::to_string(local_.step()) +
-                      " twice");
-  }
-  GW_ASSIGN_OR_RETURN(ReceivedPacket part, open_local(peer, message, Direction::kPush));
-  const auto may_be_added = [&](uint32_t rank) {
-    return parts_.complete() || rank < parts_.missing().front();
-  };
-  if (!may_be_added(peer)) part.keep();
-  early_parts_.emplace(peer, std::move(part));
-  for (auto next = early_parts_.begin(); next != early_parts_.end() && may_be_added(next->first);
-       next = early_parts_.erase(next)) {
-    GW_RETURN_IF_ERROR(local_.decode(machines_.speaker(), next->second.packet, DecodeMode::kAdd));
-  }
-  return parts_.complete() ? start_between() : Status();
-}
-
-Status HierarchicalExchange::start_between() {
-  // The speakers average over the machines, whatever the machines' sizes.
-  if (local_.divisor() != 1.0f) {
-    const auto machines = static_cast<float>(machines_.speakers.size());
-    local_.divide(machines_.speaker(), local_.divisor() / machines);
-  }
-  phase_ = Phase::kBetween;
-  GW_RETURN_IF_ERROR(between_->start(local_.bucket(), local_.step()));
-  GW_RETURN_IF_ERROR(after_between());
-  for (const auto& [speaker, message] : std::exchange(early_between_, {})) {
-    GW_RETURN_IF_ERROR(between_->receive(speaker, message));
-    GW_RETURN_IF_ERROR(after_between());
-  }
-  return {};
-}
-
-Status HierarchicalExchange::receive_between(uint32_t peer, std::span<const std::byte> message) {
-  const auto found = std::ranges::find(machines_.speakers, peer);
-  if (found == machines_.speakers.end()) {
-    return unexpected(name_of(peer) + " speaks for no machine, but sent " + name_of(rank()) +
-                      " a message");
-  }
-  const auto speaker = static_cast<uint32_t>(found - machines_.speakers.begin());
-  if (phase_ == Phase::kParts) {
-    early_between_.emplace_back(speaker, std::vector(message.begin(), message.end()));
+  GW_ASSIGN_OR_RETURN(const Leg to, leg_of(peer, message));
+  const std::vector<uint32_t>& ranks = leg(to).ranks;
+  const auto source = static_cast<uint32_t>(std::ranges::find(ranks, peer) - ranks.begin());
+  if (to > at_) {
+    early_.push_back({to, source, std::vector(message.begin(), message.end())});
     return {};
   }
-  GW_RETURN_IF_ERROR(between_->receive(speaker, message));
-  return after_between();
+  if (to < at_) {
+    return unexpected(name_of(peer) + " sent " + name_of(rank()) +
+                      " a message of a leg that is over");
+  }
+  GW_RETURN_IF_ERROR(hand_over(source, message));
+  return advance();
 }
 
-Status HierarchicalExchange::after_between() {
-  if (!between_->done() || done()) return {};
-  non_finite_ = between_->non_finite();
-  if (non_finite_) non_finite_->rank = machines_.speakers[non_finite_->rank];
-  phase_ = Phase::kDone;
-  GW_RETURN_IF_ERROR(send_local(Direction::kPull, machines_.members));
-  const uint64_t local_bytes = stats_.local_bytes_sent;
-  stats_ = between_->stats();
-  stats_.local_bytes_sent = local_bytes;
-  stats_.encode_seconds += local_.stats().encode_seconds;
-  stats_.decode_seconds += local_.stats().decode_seconds;
+Status HierarchicalExchange::hand_over(uint32_t source, std::span<const std::byte> message) {
+  Status status = leg(at_).exchange->receive(source, message);
+  if (status.ok()) return status;
+  std::string ranks;
+  for (uint32_t rank : leg(at_).ranks) {
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return {status.code(),
+          status.message() + " (rank 0 is the first of the ranks " + ranks + " here)"};
+}
+
+Status HierarchicalExchange::begin_leg() {
+  GW_RETURN_IF_ERROR(leg(at_).exchange->start(bucket_, step_));
+  std::vector<EarlyMessage> later;
+  for (EarlyMessage& message : std::exchange(early_, {})) {
+    if (message.leg != at_) {
+      later.push_back(std::move(message));
+    } else {
+      GW_RETURN_IF_ERROR(hand_over(message.source, message.bytes));
+    }
+  }
+  early_ = std::move(later);
   return {};
 }
 
-Status HierarchicalExchange::receive_result(uint32_t peer, std::span<const std::byte> message) {
-  if (peer != machines_.speaker()) {
-    return unexpected(name_of(peer) + " sent " + name_of(rank()) + " a message, which talks to " +
-                      name_of(machines_.speaker()) + " alone");
+Status HierarchicalExchange::advance() {
+  while (!done() && leg(at_).exchange->done()) {
+    if (at_ == kResult) return end_step();
+    if (at_ == kWithin && between()) {
+      if (plan_.divisor != 1.0f) plan_.whole->divide(0, plan_.divisor);
+      at_ = kBetween;
+    } else {
+      at_ = kResult;
+    }
+    GW_RETURN_IF_ERROR(begin_leg());
   }
-  GW_ASSIGN_OR_RETURN(ReceivedPacket received, open_local(peer, message, Direction::kPull));
-  GW_RETURN_IF_ERROR(local_.decode(peer, received.packet, DecodeMode::kStore));
-  phase_ = Phase::kDone;
-  return marks_non_finite() ? note_non_finite_result() : Status();
+  return {};
 }
 
-Status HierarchicalExchange::note_non_finite_result() {
-  const uint32_t shards[] = {machines_.speaker()};
-  GW_ASSIGN_OR_RETURN(const FirstNonFinite found, local_.find_non_finite(shards));
+Status HierarchicalExchange::end_step() {
+  at_ = kDone;
+  if (between()) non_finite_ = between()->non_finite();
+  if (non_finite_) {
+    non_finite_->rank = plan_.machines.speakers[non_finite_->rank];
+  } else if (plan_.checks_result) {
+    GW_RETURN_IF_ERROR(find_non_finite());
+  }
+  count();
+  return {};
+}
+
+Status HierarchicalExchange::find_non_finite() {
+  const uint32_t shards[] = {0};
+  GW_ASSIGN_OR_RETURN(const FirstNonFinite found, plan_.whole->find_non_finite(shards));
   if (!found) return {};
   const uint64_t element = found->element;  // of the bucket
-  const auto segment = std::ranges::find_if(layout_->segments(), [&](const Segment& candidate) {
+  const Layout& layout = *plan_.layout;
+  const auto segment = std::ranges::find_if(layout.segments(), [&](const Segment& candidate) {
     return element - candidate.bucket_offset < candidate.n;
   });
-  ++stats_.non_finite_steps;
-  non_finite_ = {.rank = machines_.speaker(),
-                 .tensor = layout_->tensors()[segment->tensor].name,
+  ++found_non_finite_;
+  non_finite_ = {.rank = plan_.machines.speaker(),
+                 .tensor = layout.tensors()[segment->tensor].name,
                  .element = segment->tensor_offset + element - segment->bucket_offset};
   return {};
+}
+
+void HierarchicalExchange::count() {
+  const ExchangeStats& within = leg(kWithin).exchange->stats();
+  stats_ = between() ? between()->stats() : ExchangeStats{.steps = within.steps};
+  stats_.non_finite_steps += found_non_finite_;
+  for (const ExchangeStats* local : {&within, &leg(kResult).exchange->stats()}) {
+    stats_.local_bytes_sent += local->push_bytes_sent + local->pull_bytes_sent;
+    stats_.encode_seconds += local->encode_seconds;
+    stats_.decode_seconds += local->decode_seconds;
+  }
 }
 
 // The machine of each rank. kInvalidArgument: they don't fit the layout, or there is no such rank.
@@ -306,44 +301,143 @@ Result<std::vector<uint32_t>> machines_of(const ExchangeChoice& choice,
                     " machines, there are " + std::to_string(machines));
 }
 
-Result<Endpoint> make_local_endpoint(const ExchangeSetup& setup, const Machines& machines,
-                                     std::string description) {
-  GW_ASSIGN_OR_RETURN(Layout layout,
-                      Layout::create({{"", {setup.layout->numel()}}}, machines.world_size,
-                                     {.codec = "raw", .owner = machines.speaker()}));
-  return Endpoint::create({.layout = std::make_shared<const Layout>(std::move(layout)),
-                           .rank = setup.rank,
-                           .codecs = setup.codecs,
-                           .options = {.reduction = setup.options.reduction}},
-                          std::move(description));
+// The pattern that matches this name alone.
+std::string pattern_of(std::string_view name) {
+  std::string pattern;
+  for (char c : name) {
+    if (std::string_view("*?[]\\").find(c) != std::string_view::npos) pattern += '\\';
+    pattern += c;
+  }
+  return pattern;
+}
+
+// The options of a layout inside a machine: raw tensors are raw there, too.
+LayoutOptions options_within(const Layout& layout, const std::string& codec) {
+  LayoutOptions options = {.codec = codec};
+  for (const Segment& segment : layout.segments()) {
+    if (segment.raw_reason.empty()) continue;
+    options.exclude.push_back(pattern_of(layout.tensors()[segment.tensor].name));
+  }
+  return options;
+}
+
+// Makes the exchanges inside a machine, one after the other.
+class LegMaker {
+ public:
+  LegMaker(const ExchangeChoice& choice, const ExchangeSetup& setup, const Machines& machines)
+      : choice_(choice), setup_(setup), machines_(machines) {}
+
+  Result<LegExchange> within(Reduction reduction) const {
+    const bool star = choice_.within() == nullptr;
+    // Draws differ from machine to machine.
+    GW_ASSIGN_OR_RETURN(ExchangeSetup setup, of(owned_by_speaker(star), machines_.mine));
+    setup.options.reduction = reduction;
+    return leg(star ? make_reduce_scatter_exchange(std::move(setup))
+                    : make_exchange(*choice_.within(), choice_, std::move(setup)));
+  }
+
+  // All speakers have the same values and make the same draws, so they send the same bytes.
+  Result<LegExchange> result() const {
+    GW_ASSIGN_OR_RETURN(ExchangeSetup setup, of(owned_by_speaker(true), machines_.speakers.size()));
+    return leg(make_allgather_exchange(choice_.within(), std::move(setup)));
+  }
+
+  // The whole bucket as one value in the place of the speaker's shard.
+  Result<std::unique_ptr<ShardCodec>> whole() const {
+    GW_ASSIGN_OR_RETURN(Layout layout,
+                        Layout::create({{"", {setup_.layout->numel()}}}, 1, {.codec = "raw"}));
+    return setup_.codecs(std::make_shared<const Shards>(
+        std::make_shared<const Layout>(std::move(layout)), 0, setup_.options.seed));
+  }
+
+ private:
+  [[nodiscard]] LayoutOptions owned_by_speaker(bool owned) const {
+    LayoutOptions options = options_within(*setup_.layout, choice_.within_codec());
+    if (owned) options.owner = 0;
+    return options;
+  }
+
+  // The setup of a leg. `number`: of its own, so that no draws of two legs depend on each other.
+  Result<ExchangeSetup> of(const LayoutOptions& options, uint64_t number) const {
+    GW_ASSIGN_OR_RETURN(Layout layout,
+                        Layout::create(setup_.layout->tensors(),
+                                       static_cast<uint32_t>(machines_.members.size()), options));
+    const uint64_t seeds[] = {setup_.options.seed, number};
+    return ExchangeSetup{.layout = std::make_shared<const Layout>(std::move(layout)),
+                         .rank = machines_.place,
+                         .codecs = setup_.codecs,
+                         .options = {.seed = digest64(std::as_bytes(std::span(seeds)), {})}};
+  }
+
+  Result<LegExchange> leg(Result<std::unique_ptr<Exchange>> made) const {
+    if (!made.ok()) {
+      return Status(made.status().code(), "inside a machine: " + made.status().message());
+    }
+    return LegExchange{.exchange = std::move(made).value(), .ranks = machines_.members};
+  }
+
+  const ExchangeChoice& choice_;
+  const ExchangeSetup& setup_;
+  const Machines& machines_;
+};
+
+std::string describe(const ExchangeChoice& choice, const ExchangeSetup& setup,
+                     const std::vector<uint32_t>& machine_of_rank) {
+  std::string text = describe_exchange(
+      setup, "hierarchical, " + std::string(choice.inner().name) + " between machines");
+  std::string further;
+  if (choice.within() != nullptr) further += std::string(choice.within()->name) + " ";
+  further += "inside machines, codec " + choice.within_codec() + "\n";
+  for (uint32_t r = 0; r < machine_of_rank.size(); ++r) {
+    further += name_of(r) + " on machine " + std::to_string(machine_of_rank[r]) + "\n";
+  }
+  return text.insert(text.find('\n') + 1, further);  // before the layout, which depends on it
 }
 
 Result<std::unique_ptr<Exchange>> make(const ExchangeChoice& choice, ExchangeSetup& setup) {
   GW_ASSIGN_OR_RETURN(const std::vector<uint32_t> machine_of_rank, machines_of(choice, setup));
-  Machines machines = Machines::create(machine_of_rank, setup.rank);
-  std::string description = describe_exchange(
-      setup, "hierarchical, " + std::string(choice.inner().name) + " between machines");
-  std::string places;
-  for (uint32_t r = 0; r < machines.world_size; ++r) {
-    places += name_of(r) + " on machine " + std::to_string(machine_of_rank[r]) + "\n";
+  Plan plan = {.layout = setup.layout,
+               .machines = Machines::create(machine_of_rank, setup.rank),
+               .description = describe(choice, setup, machine_of_rank),
+               .legs = {},
+               .whole = nullptr,
+               .divisor = 1.0f,
+               .checks_result = false};
+  const Machines& machines = plan.machines;
+  const LegMaker maker(choice, setup, machines);
+  // The speakers average over the machines. If a machine has more ranks than another, its values
+  // count more: its ranks then add, and the sum is divided by the mean number of ranks.
+  Reduction reduction = setup.options.reduction;
+  if (reduction == Reduction::kAverage && !machines.equally_large()) {
+    reduction = Reduction::kSum;
+    plan.divisor =
+        static_cast<float>(machines.world_size) / static_cast<float>(machines.speakers.size());
   }
-  description.insert(description.find('\n') + 1, places);  // the layout depends on them
-  GW_ASSIGN_OR_RETURN(Endpoint local, make_local_endpoint(setup, machines, std::move(description)));
-  std::shared_ptr<const Layout> layout = setup.layout;
-  std::unique_ptr<Exchange> between;
-  if (machines.speaker() == setup.rank) {
+  GW_ASSIGN_OR_RETURN(plan.legs[kWithin], maker.within(reduction));
+  GW_ASSIGN_OR_RETURN(plan.legs[kResult], maker.result());
+  GW_ASSIGN_OR_RETURN(plan.whole, maker.whole());
+  const auto skips = [](const ExchangeInfo* info) {
+    return info != nullptr && info->always_skips_non_finite;
+  };
+  const bool marks_non_finite = any_residuals(*setup.layout) || skips(choice.within()) ||
+                                (skips(&choice.inner()) && machines.speakers.size() > 1);
+  // A speaker that sends its result unchanged knows from the leg between machines.
+  plan.checks_result = marks_non_finite && (machines.place > 0 || choice.compresses_within());
+  plan.legs[kBetween].ranks = machines.speakers;
+  if (machines.place == 0) {
     setup.rank = machines.mine;
     setup.options.machine_of_rank.clear();
-    GW_ASSIGN_OR_RETURN(between, make_exchange(choice.inner(), choice, std::move(setup)));
+    GW_ASSIGN_OR_RETURN(plan.legs[kBetween].exchange,
+                        make_exchange(choice.inner(), choice, std::move(setup)));
   }
-  return std::unique_ptr<Exchange>(
-      std::make_unique<HierarchicalExchange>(std::move(layout), std::move(machines), choice.inner(),
-                                             std::move(local), std::move(between)));
+  return std::unique_ptr<Exchange>(std::make_unique<HierarchicalExchange>(std::move(plan)));
 }
 
 constexpr CodecParameter kParameters[] = {
     {"between", "sharded", "EXCHANGE", "what the speakers of the machines do"},
+    {"within", "each rank sends to its speaker", "EXCHANGE", "what the ranks of a machine do"},
     {"ranks", "as the engine finds", "RANKS_PER_MACHINE", "ranks that each machine holds"},
+    {"within_codec", "raw", "CODEC", "codec inside a machine; it stands last"},
 };
 
 constexpr ExchangeInfo kInfo = {

@@ -13,8 +13,10 @@ namespace {
 // order; the digest in a packet identifies its shard.
 class RingExchange final : public PacketExchange<> {
  public:
-  explicit RingExchange(Endpoint endpoint)
+  // legs: kPushAndPull or kPull
+  RingExchange(Endpoint endpoint, Legs legs)
       : PacketExchange(std::move(endpoint)),
+        legs_(legs),
         rank_(endpoint_.rank()),
         left_((rank_ + endpoint_.world_size() - 1) % endpoint_.world_size()),
         right_((rank_ + 1) % endpoint_.world_size()),
@@ -29,6 +31,9 @@ class RingExchange final : public PacketExchange<> {
 
  private:
   Status begin() override;
+  Status begin_push();
+  Status begin_pull();
+  Status send_average(FirstNonFinite origin);
   Status take(ReceivedPacket received) override;
   Status take_push(uint32_t shard, const Packet& packet);
   Status take_pull(uint32_t shard, const ReceivedPacket& received);
@@ -37,6 +42,7 @@ class RingExchange final : public PacketExchange<> {
   Result<FirstNonFinite> send_on(uint32_t shard, Direction direction, FirstNonFinite origin,
                                  std::span<const uint32_t> to_check);
 
+  Legs legs_;
   uint32_t rank_;
   uint32_t left_;
   uint32_t right_;
@@ -50,14 +56,38 @@ class RingExchange final : public PacketExchange<> {
 Status RingExchange::begin() {
   if (endpoint_.world_size() == 1) return endpoint_.pay_residuals().status();
   // A shard's sum begins one rank after its owner; its average ends one rank before its owner.
-  pushes_.await(endpoint_.everyone(), left_);
-  pulls_.await(endpoint_.everyone(), rank_);
+  pulls_.await(endpoint_.owners(), rank_);
   std::ranges::fill(broken_at_, std::nullopt);
   non_finite_.reset();
+  return legs_ == Legs::kPull ? begin_pull() : begin_push();
+}
+
+Status RingExchange::begin_push() {
+  pushes_.await(endpoint_.owners(), left_);
   // A step that will be skipped must not change any residual here, so all shards are checked.
-  GW_ASSIGN_OR_RETURN(non_finite_, send_on(left_, Direction::kPush, std::nullopt,
-                                           endpoint_.to_check(endpoint_.everyone())));
+  const std::span<const uint32_t> to_check = endpoint_.to_check(endpoint_.everyone());
+  if (endpoint_.is_owner(left_)) {
+    GW_ASSIGN_OR_RETURN(non_finite_, send_on(left_, Direction::kPush, std::nullopt, to_check));
+  } else {
+    GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.encode({}, to_check));
+  }
   endpoint_.sample_error_norm();
+  return {};
+}
+
+Status RingExchange::begin_pull() {
+  if (!endpoint_.is_owner(rank_)) return {};
+  return send_average(std::nullopt);
+}
+
+// Sends this rank's own shard, whose average is complete.
+Status RingExchange::send_average(FirstNonFinite origin) {
+  GW_ASSIGN_OR_RETURN(const FirstNonFinite sent,
+                      send_on(rank_, Direction::kPull, origin,
+                              endpoint_.to_check(std::span<const uint32_t>(&rank_, 1))));
+  if (!sent) return {};
+  broken_at_[rank_] = sent->rank;
+  endpoint_.mark_non_finite(rank_, *sent);
   return {};
 }
 
@@ -81,13 +111,9 @@ Status RingExchange::take_push(uint32_t shard, const Packet& packet) {
         endpoint_.decode(shard, packet, DecodeMode::kAdd,
                          {.divisor = last ? endpoint_.divisor() : 1.0f, .encode = true}));
   }
-  GW_ASSIGN_OR_RETURN(FirstNonFinite sent,
-                      send_on(shard, last ? Direction::kPull : Direction::kPush, packet.non_finite,
-                              endpoint_.to_check({&shard, 1})));
-  if (!last || !sent) return {};
-  broken_at_[rank_] = sent->rank;
-  endpoint_.mark_non_finite(rank_, *sent);
-  return {};
+  if (last) return send_average(packet.non_finite);
+  return send_on(shard, Direction::kPush, packet.non_finite, endpoint_.to_check({&shard, 1}))
+      .status();
 }
 
 Result<FirstNonFinite> RingExchange::send_on(uint32_t shard, Direction direction,
@@ -129,14 +155,19 @@ constexpr ExchangeInfo kInfo = {.name = "ring",
                                 .default_codec = "int8",
                                 .encodes_sums_on_the_way = true};
 
+Result<std::unique_ptr<Exchange>> make(const ExchangeSetup& setup, const char* name, Legs legs) {
+  GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));
+  GW_ASSIGN_OR_RETURN(Endpoint endpoint, Endpoint::create(setup, describe_exchange(setup, name)));
+  return std::unique_ptr<Exchange>(std::make_unique<RingExchange>(std::move(endpoint), legs));
+}
+
 }  // namespace
 
 const ExchangeEntry exchange_entries::ring = {
-    &kInfo, [](const ExchangeChoice&, ExchangeSetup& setup) -> Result<std::unique_ptr<Exchange>> {
-      GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));
-      GW_ASSIGN_OR_RETURN(Endpoint endpoint,
-                          Endpoint::create(setup, describe_exchange(setup, "ring")));
-      return std::unique_ptr<Exchange>(std::make_unique<RingExchange>(std::move(endpoint)));
-    }};
+    &kInfo,
+    [](const ExchangeChoice&, ExchangeSetup& setup) {
+      return make(setup, "ring", Legs::kPushAndPull);
+    },
+    [](ExchangeSetup& setup) { return make(setup, "ring, pulls alone", Legs::kPull); }};
 
 }  // namespace gradwire

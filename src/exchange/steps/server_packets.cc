@@ -17,6 +17,7 @@ std::vector<uint32_t> ranks_from(uint32_t first, uint32_t end) {
 std::vector<uint32_t> worker_ranks(const Layout& layout) { return ranks_from(0, layout.workers()); }
 
 std::vector<uint32_t> server_ranks(const Layout& layout) {
+  if (layout.owner()) return {*layout.owner()};
   return ranks_from(layout.workers(), layout.world_size());
 }
 

@@ -10,22 +10,26 @@ ShardedExchange::ShardedExchange(Endpoint endpoint, Legs legs, ShardUpdate updat
     : PacketExchange(std::move(endpoint)),
       legs_(legs),
       update_(std::move(update)),
-      own_{endpoint_.rank()},
       marked_(endpoint_.world_size()),
-      early_pushes_(endpoint_.world_size()) {}
+      in_order_(endpoint_.world_size()) {
+  if (endpoint_.is_owner(endpoint_.rank())) own_.push_back(endpoint_.rank());
+}
 
 Status ShardedExchange::begin() {
   if (endpoint_.peers().empty()) {
     GW_ASSIGN_OR_RETURN(bool finite, endpoint_.pay_residuals());
     return finite && update_ ? update_(endpoint_.bucket()) : Status();
   }
-  if (legs_ != Legs::kPull) pushes_.await(endpoint_.everyone(), endpoint_.rank());
-  if (legs_ != Legs::kPush) pulls_.await(endpoint_.everyone(), endpoint_.rank());
+  if (legs_ != Legs::kPull && !own_.empty()) {
+    pushes_.await(endpoint_.everyone(), endpoint_.rank());
+  }
+  if (legs_ != Legs::kPush) pulls_.await(endpoint_.owners(), endpoint_.rank());
   marked_.assign(marked_.size(), false);
-  for (auto& early : early_pushes_) early.reset();
-  next_push_ = 0;
+  in_order_.begin();
+  in_order_.put(endpoint_.rank(), {});  // it lies in the bucket
   non_finite_.reset();
-  return legs_ == Legs::kPull ? encode_pull() : encode_pushes();
+  if (legs_ != Legs::kPull) return encode_pushes();
+  return own_.empty() ? Status() : encode_pull();
 }
 
 Status ShardedExchange::encode_pushes() {
@@ -34,6 +38,7 @@ Status ShardedExchange::encode_pushes() {
   GW_ASSIGN_OR_RETURN(non_finite_,
                       endpoint_.encode(peers, endpoint_.to_check(endpoint_.everyone())));
   for (uint32_t peer : peers) {
+    if (!endpoint_.is_owner(peer)) continue;
     endpoint_.send(peer, Direction::kPush, endpoint_.finish(peer, non_finite_));
   }
   if (!non_finite_) endpoint_.sample_error_norm();
@@ -60,36 +65,23 @@ Status ShardedExchange::take(ReceivedPacket received) {
 }
 
 Status ShardedExchange::take_push(ReceivedPacket received) {
+  const uint32_t peer = received.peer;
   if (received.packet.non_finite) {
     if (!non_finite_) non_finite_ = received.packet.non_finite;
+    in_order_.put(peer, {});
   } else {
-    std::optional<ReceivedPacket>& push = early_pushes_[received.peer];
-    push = std::move(received);
+    in_order_.put(peer, std::move(received));
   }
-  GW_RETURN_IF_ERROR(add_pushes_in_order());
-  for (std::optional<ReceivedPacket>& early : early_pushes_) {
-    if (early) early->keep();
+  const std::vector<const Packet*> packets = in_order_.next();
+  if (!packets.empty()) {
+    ShardCodec::Next next;
+    if (in_order_.all_taken()) {
+      next = {.divisor = endpoint_.divisor(), .encode = legs_ == Legs::kPushAndPull && !update_};
+    }
+    GW_RETURN_IF_ERROR(endpoint_.decode(endpoint_.rank(), packets, DecodeMode::kAdd, next));
   }
+  in_order_.drop();
   return pushes_.complete() ? end_pushes() : Status();
-}
-
-// Moves next_push_ up to the first rank whose push is missing, and adds the pushes it passes.
-Status ShardedExchange::add_pushes_in_order() {
-  const uint32_t first = next_push_;
-  std::vector<const Packet*> packets;
-  for (; next_push_ < endpoint_.world_size(); ++next_push_) {
-    if (next_push_ == endpoint_.rank()) continue;
-    if (pushes_.awaits(next_push_)) break;
-    if (early_pushes_[next_push_]) packets.push_back(&early_pushes_[next_push_]->packet);
-  }
-  if (packets.empty()) return {};
-  ShardCodec::Next next;
-  if (next_push_ == endpoint_.world_size()) {
-    next = {.divisor = endpoint_.divisor(), .encode = legs_ == Legs::kPushAndPull && !update_};
-  }
-  GW_RETURN_IF_ERROR(endpoint_.decode(endpoint_.rank(), packets, DecodeMode::kAdd, next));
-  for (uint32_t added = first; added < next_push_; ++added) early_pushes_[added].reset();
-  return {};
 }
 
 Status ShardedExchange::end_pushes() {

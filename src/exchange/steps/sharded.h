@@ -1,18 +1,16 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "exchange/steps/packet_exchange.h"
+#include "exchange/steps/packets_in_order.h"
 
 namespace gradwire {
 
 // The codec to take where the user names none: ExchangeInfo::default_codec.
 inline constexpr std::string_view kShardedCodec = "3lc:s=1";
-
-enum class Legs : uint8_t { kPushAndPull, kPush, kPull };
 
 // The sharded exchange, and each of its legs alone.
 class ShardedExchange : public PacketExchange<> {
@@ -33,18 +31,16 @@ class ShardedExchange : public PacketExchange<> {
  private:
   Status encode_pushes();
   Status take_push(ReceivedPacket received);
-  Status add_pushes_in_order();
   Status end_pushes();
   Status encode_pull();
 
   Legs legs_;
   ShardUpdate update_;
-  std::vector<uint32_t> own_;  // this rank's shard
+  std::vector<uint32_t> own_;  // this rank's shard, unless another rank owns everything
   Arrivals pushes_;
   Arrivals pulls_;
-  std::vector<bool> marked_;  // whether each owner's pull was a marker
-  std::vector<std::optional<ReceivedPacket>> early_pushes_;  // arrived before a lower rank's
-  uint32_t next_push_ = 0;                                   // the rank whose push is added next
+  std::vector<bool> marked_;   // whether each owner's pull was a marker
+  PacketsInOrder in_order_;    // the pushes
   FirstNonFinite non_finite_;  // of this rank, or of the first marker among the pushes
 };
 

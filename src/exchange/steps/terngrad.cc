@@ -169,7 +169,7 @@ Result<Layout> with_pulled_sums(const Layout& layout) {
   if (layout.world_size() > kLargestLevel) {
     return Status(StatusCode::kInvalidArgument,
                   "exchange terngrad: at most " + std::to_string(kLargestLevel) +
-                      " ranks, as a sum of trits has 8 bits; the layout has " +
+                      " ranks, as qsgd has so many levels for their sums; the layout has " +
                       std::to_string(layout.world_size()));
   }
   std::vector<std::shared_ptr<const Codec>> codecs;

@@ -1,6 +1,7 @@
 #pragma once
 
-// The scalar kernels of Elias coding. Contracts: stages/kernels.def.
+// The scalar kernels of Elias coding. Contracts: stages/kernels.def. Level: int8_t, or int16_t for
+// wide levels, which are coded with these loops on every target.
 
 #include <algorithm>
 #include <cstddef>
@@ -12,7 +13,8 @@
 
 namespace gradwire::scalar {
 
-inline size_t encode_sparse_levels(const int8_t* levels, size_t n, uint8_t* out) {
+template <typename Level>
+size_t encode_sparse_levels(const Level* levels, size_t n, uint8_t* out) {
   EliasWriter writer(out);
   uint32_t distance = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -26,15 +28,16 @@ inline size_t encode_sparse_levels(const int8_t* levels, size_t n, uint8_t* out)
   return writer.finish();
 }
 
-inline size_t encode_dense_levels(const int8_t* levels, size_t n, uint8_t* out) {
+template <typename Level>
+size_t encode_dense_levels(const Level* levels, size_t n, uint8_t* out) {
   EliasWriter writer(out);
   for (size_t i = 0; i < n; ++i) writer.put(dense_level_code(levels[i]));
   return writer.finish();
 }
 
-inline bool decode_sparse_levels(const uint8_t* coded, size_t size, size_t n, int32_t s,
-                                 int8_t* levels) {
-  std::fill(levels, levels + n, int8_t{0});
+template <typename Level>
+bool decode_sparse_levels(const uint8_t* coded, size_t size, size_t n, int32_t s, Level* levels) {
+  std::fill(levels, levels + n, Level{0});
   EliasReader reader(coded, size);
   for (size_t i = 0;;) {
     const EliasNumber distance = elias_read(reader.window());
@@ -44,18 +47,18 @@ inline bool decode_sparse_levels(const uint8_t* coded, size_t size, size_t n, in
     if (i > n) return reader.at_end();
     const EliasLevel level = sparse_level_read(reader.window());
     if (level.length == 0 || std::abs(level.level) > s) return false;
-    levels[i - 1] = static_cast<int8_t>(level.level);
+    levels[i - 1] = static_cast<Level>(level.level);
     reader.skip(level.length);
   }
 }
 
-inline bool decode_dense_levels(const uint8_t* coded, size_t size, size_t n, int32_t s,
-                                int8_t* levels) {
+template <typename Level>
+bool decode_dense_levels(const uint8_t* coded, size_t size, size_t n, int32_t s, Level* levels) {
   EliasReader reader(coded, size);
   for (size_t i = 0; i < n; ++i) {
     const EliasLevel level = dense_level_read(reader.window());
     if (level.length == 0 || std::abs(level.level) > s) return false;
-    levels[i] = static_cast<int8_t>(level.level);
+    levels[i] = static_cast<Level>(level.level);
     reader.skip(level.length);
   }
   return reader.at_end();

@@ -19,7 +19,7 @@ struct EliasCodes {
 
   constexpr EliasCodes() {
     for (uint32_t k = 1; k < kDistances; ++k) distance[k] = elias_code(k);
-    for (int level = -kLargestLevel; level <= kLargestLevel; ++level) {
+    for (int level = -kLargestByteLevel; level <= kLargestByteLevel; ++level) {
       const auto at = static_cast<size_t>(static_cast<uint8_t>(level));
       if (level != 0) sparse[at] = sparse_level_code(level);
       dense[at] = dense_level_code(level);

@@ -36,8 +36,9 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> levels_of(D d, const float* x, const u
   const hn::RebindToSigned<D> d32;
   const hn::RebindToUnsigned<D> du32;
   const auto fixed = truncate(d32, hn::Mul(hn::Mul(hn::LoadU(d, x), prescale), inverse));
-  const auto upper = hn::BitCast(d32, hn::ShiftRight<8>(hn::LoadU(du32, words)));
-  return hn::ShiftRight<24>(hn::Add(fixed, upper));
+  const auto upper =
+      hn::BitCast(d32, hn::ShiftRight<32 - kByteLevelFraction>(hn::LoadU(du32, words)));
+  return hn::ShiftRight<kByteLevelFraction>(hn::Add(fixed, upper));
 }
 
 // Stores the lanes of four vectors as bytes, in order.
@@ -93,6 +94,25 @@ void quantize_levels(const float* x, size_t n, LevelScale scale, const uint32_t*
   for (; i < n; ++i) levels[i] = static_cast<int8_t>(level_of(x[i], scale, words[i]));
 }
 
+void quantize_wide_levels(const float* x, size_t n, LevelScale scale, const uint32_t* words,
+                          int16_t* levels) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToSigned<decltype(d)> d32;
+  const hn::RebindToUnsigned<decltype(d)> du32;
+  const hn::Rebind<int16_t, decltype(d)> d16;
+  const size_t lanes = hn::Lanes(d);
+  const auto prescale = hn::Set(d, scale.prescale);
+  const auto inverse = hn::Set(d, scale.inverse);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto fixed = truncate(d32, hn::Mul(hn::Mul(hn::LoadU(d, x + i), prescale), inverse));
+    const auto upper = hn::ShiftRightSame(hn::LoadU(du32, words + i), 32 - scale.fraction);
+    const auto level = hn::ShiftRightSame(hn::Add(fixed, hn::BitCast(d32, upper)), scale.fraction);
+    hn::StoreU(hn::DemoteTo(d16, level), d16, levels + i);
+  }
+  scalar::quantize_levels(x + i, n - i, scale, words + i, levels + i);
+}
+
 void scale_levels(const int8_t* levels, size_t n, float unit, float* out, DecodeMode mode) {
   const size_t i = put_vectors(out, n, mode, [=](auto d, size_t at) HWY_ATTR {
     const hn::RebindToSigned<decltype(d)> d32;
@@ -103,16 +123,26 @@ void scale_levels(const int8_t* levels, size_t n, float unit, float* out, Decode
   scalar::scale_levels(levels + i, n - i, unit, out + i, mode);
 }
 
+void scale_wide_levels(const int16_t* levels, size_t n, float unit, float* out, DecodeMode mode) {
+  const size_t i = put_vectors(out, n, mode, [=](auto d, size_t at) HWY_ATTR {
+    const hn::RebindToSigned<decltype(d)> d32;
+    const hn::Rebind<int16_t, decltype(d)> d16;
+    const auto level = hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d16, levels + at)));
+    return hn::Mul(level, hn::Set(d, unit));
+  });
+  scalar::scale_levels(levels + i, n - i, unit, out + i, mode);
+}
+
 // Levels are packed eight at a time: a 64-bit lane of bytes becomes `width` bytes.
 
 // For each byte of a vector, the place that it comes from: when every eight bytes are joined to
 // `width` bytes, and when they are split again.
 struct GroupPlaces {
-  alignas(64) uint8_t joined[kLargestLevelWidth + 1][64] = {};
-  alignas(64) uint8_t split[kLargestLevelWidth + 1][64] = {};
+  alignas(64) uint8_t joined[kLargestByteLevelWidth + 1][64] = {};
+  alignas(64) uint8_t split[kLargestByteLevelWidth + 1][64] = {};
 
   constexpr GroupPlaces() {
-    for (size_t width = 1; width <= kLargestLevelWidth; ++width) {
+    for (size_t width = 1; width <= kLargestByteLevelWidth; ++width) {
       for (size_t i = 0; i < 64; ++i) {
         const size_t from = i / width * 8 + i % width;
         const size_t to = i / 8 * width + i % 8;

@@ -12,17 +12,36 @@
 
 namespace gradwire {
 
-// Levels go from -s to s, s from 1 to 127, so that they fit an int8.
-inline constexpr int kLargestLevel = 127;
-// The value of level_width(kLargestLevel).
-inline constexpr int kLargestLevelWidth = 8;
+// Levels go from -s to s. Those of s up to 127 are kept as int8, those of a larger s as int16.
+inline constexpr int kLargestByteLevel = 127;
+// The value of level_width(kLargestByteLevel).
+inline constexpr int kLargestByteLevelWidth = 8;
+// The largest s. It fits the header of a frame, and is the root of 67 million values (QSGD's dense
+// regime is s = sqrt(n)).
+inline constexpr int kLargestLevel = 8191;
 
 // How the values of a group become levels.
 struct LevelScale {
-  // v * prescale * inverse is the level of v as a fixed-point number with 24 fractional bits.
+  // v * prescale * inverse is the level of v as a fixed-point number with `fraction` fractional
+  // bits.
   float prescale;
   float inverse;
+  int32_t fraction;
 };
+
+// Bits of a level where all levels have the same width: a level is written as level + s, 0 to 2 s.
+GW_HOST_DEVICE constexpr int level_width(int32_t s) {
+  int width = 1;
+  while (s > 0) ++width, s >>= 1;
+  return width;
+}
+
+// Fractional bits of levels in fixed point: s and they fill an int32. 24 for all levels that are
+// kept as int8, so that their kernels need not look.
+inline constexpr int kByteLevelFraction = 24;
+GW_HOST_DEVICE constexpr int level_fraction(int32_t s) {
+  return s <= kLargestByteLevel ? kByteLevelFraction : 32 - level_width(s);
+}
 
 // Euclidean norm of values from the sum of their squares: at most FLT_MAX if the values are finite,
 // else NaN or infinity.
@@ -37,7 +56,7 @@ GW_HOST_DEVICE inline float l2_norm_of(double squares) {
 GW_HOST_DEVICE inline float level_unit(float norm, int32_t s) {
   const auto largest = static_cast<float>(s);
   float unit = norm / largest;
-  // The product is exact: 24 bits and 7 bits.
+  // The product is exact: 24 bits and 13 bits.
   if (static_cast<double>(unit) * s < norm) unit = float_of(bits_of(unit) + 1);
   if (unit * largest > FLT_MAX) unit = float_of(bits_of(unit) - 1);
   return unit;
@@ -51,31 +70,27 @@ GW_HOST_DEVICE inline LevelScale level_scale(float unit, int32_t s) {
   const float next = float_of(bits_of(unit) + 1);
   // No norm with this unit is larger. The norm of the largest unit may be FLT_MAX.
   const float norm = next * largest > FLT_MAX ? FLT_MAX : unit * largest;
-  float inverse = 0x1p24f / (unit * prescale);
-  while (norm * prescale * inverse > largest * 0x1p24f) {
+  const int fraction = level_fraction(s);
+  const auto one = static_cast<float>(1 << fraction);
+  float inverse = one / (unit * prescale);
+  while (norm * prescale * inverse > largest * one) {
     inverse = float_of(bits_of(inverse) - 1);
   }
-  return {prescale, inverse};
+  return {prescale, inverse, fraction};
 }
 
-// The level of v, |v| <= norm: floor(v / unit + u), u = (word >> 8) * 2^-24; from -s to s. v / unit
-// is cut off towards 0 after 24 fractional bits, so the expectation of the level is v / unit, apart
-// from 2^-24 and the roundings of the inverse and the product.
+// The level of v, |v| <= norm: floor(v / unit + u), where u are the upper F = `fraction` bits of
+// the word as a fraction; from -s to s. v / unit is cut off towards 0 after F fractional bits, so
+// the expectation of the level is v / unit, apart from 2^-F and the roundings of the inverse and
+// the product.
 GW_HOST_DEVICE inline int32_t level_of(float v, LevelScale scale, uint32_t word) {
   const auto fixed = static_cast<int32_t>(v * scale.prescale * scale.inverse);
-  return (fixed + static_cast<int32_t>(word >> 8)) >> 24;
+  return (fixed + static_cast<int32_t>(word >> (32 - scale.fraction))) >> scale.fraction;
 }
 
 // The value that a level decodes to.
 GW_HOST_DEVICE inline float level_value(int32_t level, float unit) {
   return static_cast<float>(level) * unit;
-}
-
-// Bits of a level where all levels have the same width: a level is written as level + s, 0 to 2 s.
-GW_HOST_DEVICE constexpr int level_width(int32_t s) {
-  int width = 1;
-  while (s > 0) ++width, s >>= 1;
-  return width;
 }
 
 // Bytes of n levels of `width` bits.

@@ -44,17 +44,19 @@ class LossScaler(Protocol):
 class GradwireState(SessionOwner):
     """State of `gradwire_hook` for one DistributedDataParallel model.
 
-        state = GradwireState(codec="3lc:s=1.75")
+        state = GradwireState(codec="3lc:s=1.00,coder=rice")
         model.register_comm_hook(state, gradwire_hook)
 
     Every rank must be given the same arguments; the ranks compare them before the first exchange.
 
     codec          the codec of pushes and pulls, as text. None: the default of the exchange, as
-                   `gradwire.exchanges()` lists it ("3lc:s=1"; "int8" in a ring)
+                   `gradwire.exchanges()` lists it ("3lc:s=1"; "int8" in a ring). "auto:bits=1"
+                   and "auto:error=0.3" choose codecs at run time, see docs/auto.md
     pull_codec     another codec for pulls
     rules          (pattern, codec) or (pattern, codec, "push" | "pull" | "both"): tensors whose
                    name matches the pattern take that codec; the first match wins
     exclude        name patterns of tensors that go raw
+    exclude_last   so many layers at the end of the model go raw, in the order of its parameters
     min_numel      tensors with fewer values go raw, and so do all one-dimensional ones
     start_iter     number of first iterations that go raw, because gradients change fastest then
     process_group  the group given to DDP; None: the default group
@@ -62,9 +64,10 @@ class GradwireState(SessionOwner):
                    more than a million values; below that, one thread is faster
     target         SIMD target, see `gradwire.simd_targets()`
     exchange       "sharded" (each rank averages a part), "ring" (each rank talks to its neighbours
-                   alone), "terngrad" (all ranks share one scale, and trits are summed without being
-                   decoded) or "hierarchical" (one rank of each machine talks to the other machines,
-                   and only that is compressed); see docs/exchanges.md
+                   alone), "broadcast" (each rank sends all others its values, which are quantized
+                   only once), "terngrad" (all ranks share one scale, and trits are summed without
+                   being decoded) or "hierarchical" (one rank of each machine talks to the other
+                   machines; without parameters only that is compressed); see docs/exchanges.md
     ranks_per_machine   of exchange="hierarchical": ranks 0 to k - 1 are on the first machine, and
                    so on. None: LOCAL_WORLD_SIZE of torchrun, or else found by host names
     seed           of the random numbers, for codecs that draw
@@ -138,6 +141,9 @@ class GradwireState(SessionOwner):
         parameters = bucket.parameters()
         if any(parameter not in self._names for parameter in parameters):
             self._names = name_parameters_of(self)
+            self._settings = self._settings.with_last_excluded(
+                [(name, list(p.shape)) for p, name in self._names.items() if p.requires_grad]
+            )
             self._watch_optimizer()
         tensors = [(self._names[parameter], list(parameter.shape)) for parameter in parameters]
         require_dense(tensors[0][0], values)  # DDP gives a sparse gradient a bucket of its own
@@ -224,9 +230,10 @@ class GradwireState(SessionOwner):
         """Warns if an optimizer cannot do well with gradients that a coarse codec has sent."""
         if self._optimizer_watch is not None:
             return
-        shapes = [(name, list(parameter.shape)) for parameter, name in self._names.items()]
+        sent = {p: name for p, name in self._names.items() if p.requires_grad}
+        shapes = [(name, list(parameter.shape)) for parameter, name in sent.items()]
         codec = usual_push_codec(self._settings.layout(shapes, world_size=1))
-        self._optimizer_watch = OptimizerWatch(self._names, codec)
+        self._optimizer_watch = OptimizerWatch(sent, codec, self._place()[0])
 
     def _check_gradients(self, values: torch.Tensor) -> None:
         if values.dtype not in RAW_CODECS:

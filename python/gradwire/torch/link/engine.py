@@ -73,7 +73,7 @@ def receive(wire: Wire, peer: int, expected: Kind) -> Bytes:
 
     Raises PeerMismatchError if the peer sent a message of another kind.
     """
-    kind, message = wire.receive(peer)
+    kind, message, _ = wire.receive(peer)
     if kind is not expected:
         raise PeerMismatchError(
             f"rank {wire.rank} and rank {peer} are not at the same bucket: rank {peer} sent a "

@@ -1,11 +1,11 @@
 """Messages between this rank and its peers, over point-to-point operations of a Gloo group.
 
-A message is one 8-byte word (length in the low 56 bits, kind in the high 8) followed by its bytes.
-The first `HEAD_BYTES` of it, the *head*, are one transfer; the other bytes, the *rest*, are a
-second one. A receive of `HEAD_BYTES` is always posted for every peer, so a sender never waits for
-the receiver's thread, and a message that fits into the head costs one transfer, which takes half
-the time of two (a length, then a payload). (Gloo delivers a shorter message into a larger buffer,
-and refuses a longer message.)
+A message is one 8-byte word (from its low end: length in 40 bits, part in 16, kind in 8), followed
+by its bytes. The first `HEAD_BYTES` of it, the *head*, are one transfer; the other bytes, the
+*rest*, are a second one. A receive of `HEAD_BYTES` is always posted for every peer, so a sender
+never waits for the receiver's thread, and a message that fits into the head costs one transfer,
+which takes half the time of two (a length, then a payload). (Gloo delivers a shorter message into a
+larger buffer, and refuses a longer message.)
 
 A receive is posted beforehand for the rest, too. It has room for the largest rest so far, rounded
 up to a power of two; both ends know that size, because both have seen the same messages. Bytes
@@ -28,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,8 @@ Bytes = npt.NDArray[np.uint8]
 
 HEAD_BYTES = 65536
 _WORD = struct.Struct("<Q")
-_LENGTH_BITS = 56
+_LENGTH_BITS = 40
+_PART_BITS = 16
 _IN_HEAD = HEAD_BYTES - _WORD.size
 _NOTHING = np.empty(0, dtype=np.uint8)
 _HEAD_TAG, _PROBE_TAG, _REST_TAG, _BEYOND_TAG = range(4)
@@ -54,6 +56,14 @@ class Kind(IntEnum):
     LEAVE = 4  # a worker pushes no more
     OVER = 5  # a server finishes no further version
     CATCH_UP = 6  # the model as the workers of a version have it, from a server, in MODEL's form
+
+
+class Received(NamedTuple):
+    """A message; `part`: the part of the model that it is about, where the model has parts."""
+
+    kind: Kind
+    payload: Bytes
+    part: int
 
 
 class LostError(Exception):
@@ -91,11 +101,11 @@ class Wire:
         for peer in self.peers:
             self.release(peer)
 
-    def send(self, peer: int, kind: Kind, payload: Bytes = _NOTHING) -> None:
+    def send(self, peer: int, kind: Kind, payload: Bytes = _NOTHING, part: int = 0) -> None:
         """Starts sending. `payload` (one-dimensional) must not change before the next `flush`."""
         length = payload.size
         head = np.empty(min(HEAD_BYTES, _WORD.size + length), dtype=np.uint8)
-        _WORD.pack_into(head, 0, length | kind << _LENGTH_BITS)
+        _WORD.pack_into(head, 0, length | (part | kind << _PART_BITS) << _LENGTH_BITS)
         head[_WORD.size :] = payload[: head.size - _WORD.size]
         self._start_send(peer, head, _HEAD_TAG)
         if length > _IN_HEAD:
@@ -107,7 +117,7 @@ class Wire:
                 self._room_there[peer] = _room_for(length)
         self.sent_bytes += _WORD.size + length
 
-    def receive(self, peer: int, timeout: float | None = None) -> tuple[Kind, Bytes]:
+    def receive(self, peer: int, timeout: float | None = None) -> Received:
         """Waits for the next message of `peer`; its bytes stay valid until `release(peer)`.
 
         `timeout` replaces the wire's. A wait that times out closes all connections.
@@ -116,9 +126,10 @@ class Wire:
         head = self._heads[peer]
         (word,) = _WORD.unpack_from(head)
         length = word & ((1 << _LENGTH_BITS) - 1)
-        kind = Kind(word >> _LENGTH_BITS)
+        label = word >> _LENGTH_BITS
+        kind, part = Kind(label >> _PART_BITS), label & ((1 << _PART_BITS) - 1)
         if length <= _IN_HEAD:
-            return kind, head[_WORD.size : _WORD.size + length]
+            return Received(kind, head[_WORD.size : _WORD.size + length], part)
         room = self._rooms[peer]
         beyond = None
         if length > room.size:
@@ -133,7 +144,7 @@ class Wire:
             self._rooms[peer][_IN_HEAD : room.size] = room[_IN_HEAD:]
             room = self._rooms[peer]
         room[:_IN_HEAD] = head[_WORD.size :]
-        return kind, room[:length]
+        return Received(kind, room[:length], part)
 
     def release(self, peer: int) -> None:
         """Posts receives for the peer's next message; the bytes of the last one become invalid."""

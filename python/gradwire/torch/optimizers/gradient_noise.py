@@ -12,15 +12,19 @@ sends a few random signed sums of every tensor's gradient, which the exchange av
 expected square of a signed sum of the average gradient is its power. (This is the sketch of Alon,
 Matias and Szegedy 1996; that the two powers differ by the noise is from McCandlish et al. 2018,
 arXiv:1812.06162, appendix A.)
+
+Decoupled weight decay is a part of the change that does not depend on the gradient, so
+`correct_changes` multiplies the rest alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.optim import AdamW, Optimizer
 
 SUMS = 4  # signed sums of a tensor in a step; more than the memory makes up for
 _MEMORY = 0.99  # of the averages of powers: they are over about the last 100 exchanges
@@ -101,6 +105,36 @@ class GradientNoise:
             )
         self._updates = int(state["updates"])
         self._power.copy_(state["power"])
+
+
+def count_decay(optimizer: Optimizer, kept: list[float]) -> None:
+    """After a step of the optimizer: multiplies the entry of each of its parameters by the share of
+    the values that decoupled weight decay has kept. A parameter without a gradient is not decayed.
+    """
+    parameters = 0
+    for group in optimizer.param_groups:
+        # Up to PyTorch 2.6 the groups of AdamW have no such entry.
+        if isinstance(optimizer, AdamW) or group.get("decoupled_weight_decay"):
+            share = 1.0 - float(group["lr"]) * group["weight_decay"]
+            for index, parameter in enumerate(group["params"], start=parameters):
+                if parameter.grad is not None:
+                    kept[index] *= share
+        parameters += len(group["params"])
+
+
+def correct_changes(
+    changes: Iterable[torch.Tensor],
+    anchors: Iterable[torch.Tensor],
+    gains: Iterable[float],
+    kept: Iterable[float],
+) -> None:
+    """Multiplies each change by its gain, in place, but for decoupled weight decay.
+
+    kept: the shares of the anchors that this decay has kept since, see count_decay
+    """
+    for change, anchor, gain, share in zip(changes, anchors, gains, kept, strict=True):
+        # change = decayed + rest, where decayed = (1 - share) * anchor
+        change.mul_(gain).sub_(anchor, alpha=(gain - 1.0) * (1.0 - share))
 
 
 def _power(gradient: torch.Tensor | None) -> float:

@@ -2,13 +2,18 @@
 
 Adam averages the gradient over the last steps and divides it by the root of its second moment. The
 second moment changes slowly, so that the quotient may as well be averaged: u = average of (g / root
-of v). Then the ranks exchange the quotients, and all of them average the decoded results alike.
-Momentum so smooths what a coarse codec leaves out and sends later, too.
+of v). Then the ranks exchange the changes of an Adam without momentum: the learning rate times a
+quotient, and decoupled weight decay. All of them average the decoded changes over the last steps
+alike. Momentum so smooths what a coarse codec leaves out and sends later, too.
+
+In Adam the learning rate and the decay come after this average, here they are in it. So a new
+learning rate takes effect over the next 1 / (1 - beta) steps, not at once, and a model still moves
+for about as many steps after the learning rate became 0.
 
 With several steps from one exchange to the next, a rank steps on with the momentum that all ranks
-had at the last exchange, and takes in its own quotients alone. What it exchanges is their sum.
-Then all ranks take the same steps again from the model on which they agreed last, as if each of the
-quotients had been the average of all.
+had at the last exchange, and takes in its own changes alone. What it exchanges is their sum. Then
+all ranks take the same steps again from the model on which they agreed last, as if each of the
+changes had been the average of all.
 
 Changes are those that are subtracted from parameters.
 """
@@ -38,14 +43,17 @@ def check_taken(groups: Sequence[dict[str, Any]]) -> None:
     """Raises RuntimeError if a group has a momentum again."""
     if any(group["betas"][0] != 0.0 for group in groups):
         raise RuntimeError(
-            "the first of betas was set in a parameter group (by a scheduler?), but LocalSteps "
-            "applies it to the averaged changes: give late_momentum=False"
+            "the first of betas was set in a parameter group, but LocalSteps applies it to the "
+            "averaged changes. If a scheduler sets it, give the scheduler cycle_momentum=False, as "
+            "OneCycleLR and CyclicLR take it. late_momentum=False would help, too, but then no "
+            "momentum smooths the codec's error"
         )
 
 
 class LateMomentum:
-    """Moving averages of the averaged changes of some tensors, one decay for each, with Adam's
-    correction of the first steps: equal on all ranks."""
+    """Moving averages of the averaged changes of some tensors, one beta for each, with Adam's
+    correction of the first steps: equal on all ranks. The changes were made with the learning rates
+    and the weight decay of their own steps."""
 
     def __init__(self, betas: Sequence[float], tensors: Sequence[Tensor]) -> None:
         self.betas = list(betas)
@@ -70,9 +78,12 @@ class LateMomentum:
         self.steps += steps
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "velocities": [v.clone() for v in self.velocities]}
+        velocities = [velocity.clone() for velocity in self.velocities]
+        return {"betas": list(self.betas), "steps": self.steps, "velocities": velocities}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the state's betas, too, as optimizers do with the options of their groups."""
+        self.betas = list(state["betas"])
         self.steps = int(state["steps"])
         for velocity, values in zip(self.velocities, state["velocities"], strict=True):
             velocity.copy_(values)

@@ -15,31 +15,37 @@ sum every second step. In gradwire that is gradient accumulation, with the hook 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
-from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
+from gradwire.torch.optimizers.gradient_noise import (
+    SUMS,
+    GradientNoise,
+    correct_changes,
+    count_decay,
+)
 from gradwire.torch.optimizers.late_momentum import (
     LateMomentum,
     LocalMomentum,
     check_taken,
     take_momentum,
 )
-from gradwire.torch.optimizers.replica import ReplicaOptimizer
+from gradwire.torch.optimizers.replica import BESIDE, ReplicaOptimizer
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
 from gradwire.torch.records.parameters import options_of, require_dense, split_like
 from gradwire.torch.records.stats import Stats, StepCounters
+from gradwire.torch.records.wrapping_optimizer import require_optimizer
 
+_ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
 # Their steps shrink with the root of the second moment of the gradient that they are given.
 _OF_SECOND_MOMENTS = (
-    torch.optim.Adam,  # AdamW, too
+    *_ADAMS,
     torch.optim.NAdam,
     torch.optim.RAdam,
     torch.optim.RMSprop,
@@ -103,7 +109,8 @@ class LocalSteps(ReplicaOptimizer):
     parameters and buffers. After an exchange the parameters are the same bits on every rank;
     between two exchanges they are not. Buffers and the optimizer's state stay each rank's own.
 
-    optimizer      any torch.optim optimizer; it shares its groups and state with this one
+    optimizer      any torch.optim optimizer (LBFGS without clip_norm and correct_noise); it shares
+                   its groups and state with this one
     model          gives the parameters their names, which rules and errors mention
     every          steps from one exchange to the next
     outer          makes an outer optimizer for a list of parameters; None: plain average
@@ -116,12 +123,13 @@ class LocalSteps(ReplicaOptimizer):
                    divide by the root of a second moment, without `outer`
     late_momentum  takes the momentum of Adam and AdamW (the first of `betas`) out of the optimizer,
                    whose groups then have 0 there, and applies it to the averaged changes, alike on
-                   all ranks (late_momentum.py). It smooths the error of the codec, too. None: for
+                   all ranks (late_momentum.py). It smooths the error of the codec, too. A new
+                   learning rate takes effect over the next 1 / (1 - momentum) steps. None: for
                    these optimizers, without `outer`
     overlap        an exchange takes place while the next steps are computed, and its result is
                    applied when the next exchange begins; then all replicas are the same bits
-    codec, settings   as in GradwireState: pull_codec, rules, exclude, min_numel, exchange,
-                   ranks_per_machine, process_group, threads, target, seed, timeout
+    codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
+                   exchange, ranks_per_machine, process_group, threads, target, seed, timeout
 
     If a change is not finite on any rank, all ranks go back to the anchor. A NonFiniteStepWarning
     names the rank, stats() counts the step, and residuals are kept. The optimizer of that rank
@@ -148,6 +156,7 @@ class LocalSteps(ReplicaOptimizer):
         codec: str | None = None,
         **settings: Unpack[ExchangeArguments],
     ) -> None:
+        require_optimizer(optimizer, "the second is the model")
         if every < 1:
             raise ValueError(f"every is {every}; an exchange every 1 step or more is needed")
         if clip_norm is not None and not clip_norm > 0:
@@ -155,12 +164,20 @@ class LocalSteps(ReplicaOptimizer):
         if correct_noise is None:
             correct_noise = outer is None and isinstance(optimizer, _OF_SECOND_MOMENTS)
         if late_momentum is None:
-            late_momentum = outer is None and isinstance(optimizer, torch.optim.Adam)
-        elif late_momentum and (outer is not None or not isinstance(optimizer, torch.optim.Adam)):
+            late_momentum = outer is None and isinstance(optimizer, _ADAMS)
+        elif late_momentum and (outer is not None or not isinstance(optimizer, _ADAMS)):
             raise ValueError("late_momentum is that of torch.optim.Adam or AdamW, without outer=")
+        needs_gradients = correct_noise or clip_norm is not None
+        if needs_gradients and isinstance(optimizer, LBFGS):
+            raise ValueError(
+                "LBFGS computes several gradients in a step, so clip_norm and correct_noise don't "
+                "go with it"
+            )
         count = sum(len(group["params"]) for group in optimizer.param_groups)
-        beside = SUMS * count if correct_noise or clip_norm is not None else 0
-        super().__init__(optimizer, model, ExchangeSettings.of(codec, settings), beside)
+        beside = SUMS * count if needs_gradients else 0
+        less_often = f"To send less in all, exchange less often: every={2 * every}"
+        exchange_settings = replace(ExchangeSettings.of(codec, settings), remedy=less_often)
+        super().__init__(optimizer, model, exchange_settings, beside)
         self.every = every
         self._overlap = overlap
         self._clip_norm = clip_norm
@@ -178,7 +195,7 @@ class LocalSteps(ReplicaOptimizer):
         self._local_steps = 0
         self._left_out = 0
         self._since = 0
-        self._kept = [1.0] * len(self.param_groups)  # by weight decay, since the last exchange
+        self._kept = [1.0] * count  # by weight decay, since the last exchange
         self._gradients_count = True  # false after a step that a GradScaler left out
         self._spare = torch.zeros_like(self._bucket) if overlap else self._bucket
         self._flight: _Flight | None = None
@@ -214,9 +231,7 @@ class LocalSteps(ReplicaOptimizer):
         if self._gradients_count:
             if self._local is not None:
                 self._local.go_on(before, self._since + 1)
-            for index, group in enumerate(self.param_groups):
-                if group.get("decoupled_weight_decay"):
-                    self._kept[index] *= 1.0 - float(group["lr"]) * group["weight_decay"]
+            count_decay(self._optimizer, self._kept)
         self._left_out += not self._gradients_count
         self._local_steps += 1
         self._since += 1
@@ -269,9 +284,10 @@ class LocalSteps(ReplicaOptimizer):
             counted = self._gradients_count
             gradients = [p.grad if counted else None for p in self._parameters]
             self._noise.sketch(gradients, self._beside)
-        if self._corrects and fault is None:
-            self._correct_noise()
-        self._kept = [1.0] * len(self.param_groups)
+            if self._corrects and fault is None:
+                gains = self._noise.gains()
+                correct_changes(self._parts, self._anchors, gains, self._kept)
+        self._kept = [1.0] * len(self._kept)
         if self._overlap:
             self._apply()
         self._start_exchange(self._exchanges)
@@ -282,15 +298,6 @@ class LocalSteps(ReplicaOptimizer):
             self._use_bucket(self._spare)
         else:
             self._apply()
-
-    def _correct_noise(self) -> None:
-        """Multiplies the changes in the bucket by the gains, but for decoupled weight decay."""
-        assert self._noise is not None
-        places = iter(zip(self._noise.gains(), self._anchors, self._parts, strict=True))
-        for group, kept in zip(self.param_groups, self._kept, strict=True):
-            for gain, anchor, part in itertools.islice(places, len(group["params"])):
-                # part = decayed + rest, where decayed = (1 - kept) * anchor
-                part.mul_(gain).sub_(anchor, alpha=(gain - 1.0) * (1.0 - kept))
 
     def _arrive(self, flight: _Flight) -> bool:
         """Waits for the result of an exchange. Returns whether it is finite."""
@@ -328,6 +335,8 @@ class LocalSteps(ReplicaOptimizer):
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
         gains = tuple(self._noise.gains()) if self._noise is not None and self._corrects else ()
         exchanges = self._session.stats()
+        raw = tuple(tensor for tensor in exchanges.raw_tensors if tensor.name != BESIDE)
+        exchanges = replace(exchanges, raw_tensors=raw)
         return LocalStats(self.every, self._local_steps, self._left_out, gains, exchanges)
 
     def last_step(self) -> dict[str, Any]:
@@ -347,6 +356,7 @@ class LocalSteps(ReplicaOptimizer):
         return {
             **self._session.state_dict(self._exchanges),
             "every": self.every,
+            "overlap": self._overlap,
             "local_steps": self._local_steps,
             "left_out": self._left_out,
             "since": self._since,
@@ -367,12 +377,13 @@ class LocalSteps(ReplicaOptimizer):
         """Goes on from a saved state; every rank must load its own, and its model's parameters.
 
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
-        another rank, world size, codec, model, `every` or `outer`.
+        another rank, world size, codec, model, `every`, `overlap` or `outer`.
         """
         self._check_state(state)
         shapes = [list(anchor.shape) for anchor in self._anchors]
         for what, saved, here in (
             ("every", state["every"], self.every),
+            ("overlap", state["overlap"], self._overlap),
             ("an outer optimizer", state["outer"] is not None, self._outer is not None),
             ("late momentum", state["momentum"] is not None, self._momentum is not None),
             ("the gradient's noise", state["noise"] is not None, self._noise is not None),
@@ -398,6 +409,8 @@ class LocalSteps(ReplicaOptimizer):
             self._momentum.load_state_dict(state["momentum"])
         if self._local is not None:
             self._local.load_state_dict(state["local_momentum"])
+        if self._flight is not None:  # given up: its bucket is free again
+            self._spare = self._flight.bucket
         self._flight = None
         if state["under_way"] is not None:
             bucket, steps, finite = state["under_way"]

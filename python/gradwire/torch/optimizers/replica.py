@@ -31,7 +31,7 @@ from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.session import Session, SessionOwner
 
-_BESIDE = "(statistics of the gradient)"
+BESIDE = "(statistics of the gradient)"
 
 
 class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
@@ -61,9 +61,10 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._tensors = shapes_of(named)
+        settings = settings.with_last_excluded(self._tensors)
         if beside:
-            self._tensors.append((_BESIDE, [beside]))
-            settings = replace(settings, exclude=[*settings.exclude, _BESIDE])
+            self._tensors.append((BESIDE, [beside]))
+            settings = replace(settings, exclude=[*settings.exclude, BESIDE])
         self._numel = sum(parameter.numel() for parameter in self._parameters)
         self._use_bucket(torch.zeros(self._numel + beside))
         self._settings = settings

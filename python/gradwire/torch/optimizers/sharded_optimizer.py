@@ -31,6 +31,7 @@ from gradwire.torch.records.exchange_settings import (
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import copy_gradient, options_of
 from gradwire.torch.records.stats import Stats
+from gradwire.torch.records.wrapping_optimizer import require_optimizer
 
 
 class ShardedOptimizer(ReplicaOptimizer):
@@ -49,8 +50,8 @@ class ShardedOptimizer(ReplicaOptimizer):
                    From now on it steps this rank's shard. At each step it gets the options in the
                    ShardedOptimizer's `param_groups`: give the ShardedOptimizer to schedulers
     model          gives the parameters their names, which rules and errors mention
-    codec, settings   as in GradwireState: pull_codec, rules, exclude, min_numel, process_group,
-                   threads, target, seed, timeout
+    codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
+                   process_group, threads, target, seed, timeout
 
     A parameter without a gradient counts as one with a zero gradient: momentum and weight decay go
     on. If a codec keeps a residual, the owner holds the exact values of its shard, and the residual
@@ -73,6 +74,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         codec: str = DEFAULT_CODEC,
         **settings: Unpack[CodecArguments],
     ) -> None:
+        require_optimizer(optimizer, "the second is the model")
         check_optimizer(optimizer)
         shard = Shard(optimizer)
         # `update` is the shard's: the session would keep this object alive through its own method.
@@ -83,13 +85,13 @@ class ShardedOptimizer(ReplicaOptimizer):
         options = [f"group {options}" for options in options_of(self.param_groups)]
         self._follow_rank_0([f"sharded {type(optimizer).__name__}", *options])
         rank = self._session.rank
-        layout = exchange_settings.bucket_layout(self._tensors, self._session.world_size)
-        exchange = exchange_settings.make_exchange(layout, rank)
+        layout = self._settings.bucket_layout(self._tensors, self._session.world_size)
+        exchange = self._settings.make_exchange(layout, rank)
         self._marks_non_finite = exchange.keeps_residuals
         parameters = dict(zip(self._names, self._parameters, strict=True))
         shard.take(parameters, layout, exchange, self._bucket, rank)
         mine = [piece.values for piece in shard.pieces]
-        self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(layout))
+        self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(layout), rank)
         self.state = optimizer.state
         self._handed_over = options_of(optimizer.param_groups)
         self._steps = 0

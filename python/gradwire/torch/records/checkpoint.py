@@ -30,6 +30,10 @@ from gradwire._core import Exchange
 from gradwire.torch.records.exchange_settings import check_machines
 
 FORMAT = 1
+_ENTRIES_OF_HOOK = {
+    *("format", "codec", "rank", "world_size", "iterations", "loss_scale", "ranks_per_machine"),
+    *("auto", "residuals"),
+}
 StateDict = dict[str, Any]
 
 
@@ -106,14 +110,15 @@ def ranks_per_machine_of(state: StateDict) -> int:
 def reshard(
     states: Sequence[StateDict], world_size: int, ranks_per_machine: int | None = None
 ) -> list[StateDict]:
-    """The states of ranks 0 to N - 1, rewritten for ranks 0 to world_size - 1.
+    """The hook's states of ranks 0 to N - 1, rewritten for ranks 0 to world_size - 1.
 
     Every new rank gets the whole owed amount as its push residual. The mean over the ranks is then
     the owed amount, whichever rank owns an element. With the same world size the states come back
     unchanged.
     `ranks_per_machine`: of a hierarchical exchange, where only the first rank of each machine keeps
     residuals; 1 for the other exchanges; None: that of the states.
-    Raises ValueError if the states are not those of all ranks of one run.
+    Raises ValueError if the states are not those of all ranks of one run, or not the hook's:
+    optimizers also have a state on each rank.
     """
     if world_size < 1:
         raise ValueError(f"world_size is {world_size}; at least 1 is needed")
@@ -151,6 +156,12 @@ def reshard(
 
 
 def _check_complete(states: Sequence[StateDict]) -> None:
+    others = sorted({key for state in states for key in state} - _ENTRIES_OF_HOOK)
+    if others:
+        raise ValueError(
+            "only the states of a GradwireState can be moved to another number of ranks; these "
+            f"also have {', '.join(others)}"
+        )
     ranks = [state["rank"] for state in states]
     sizes = {state["world_size"] for state in states}
     if ranks != list(range(len(states))) or sizes != {len(states)}:

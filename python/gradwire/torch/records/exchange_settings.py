@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ class CodecArguments(TypedDict, total=False):
     pull_codec: str | None
     rules: Sequence[tuple[str, ...]]
     exclude: Sequence[str]
+    exclude_last: int
     min_numel: int
     process_group: dist.ProcessGroup | None
     threads: int
@@ -59,6 +61,7 @@ class CodecSettings:
     pull_codec: str | None = None
     rules: Sequence[tuple[str, ...]] = ()
     exclude: Sequence[str] = ()
+    exclude_last: int = 0
     min_numel: int = 256
     process_group: dist.ProcessGroup | None = None
     threads: int = 1
@@ -70,12 +73,31 @@ class CodecSettings:
     chosen: Sequence[tuple[str, str, str]] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a timeout that no wait can have."""
+        """Raises ValueError for a timeout that no wait can have, and a negative exclude_last."""
+        if self.exclude_last < 0:
+            raise ValueError(f"exclude_last is {self.exclude_last}; it is a number of layers")
         if not (math.isfinite(self.timeout) and self.timeout > 0):
             raise ValueError(f"timeout is {self.timeout}; a positive number of seconds is needed")
 
     def text(self) -> str:
         return self.codec if self.pull_codec is None else f"{self.codec}, pull {self.pull_codec}"
+
+    def with_last_excluded(self, tensors: Sequence[NamedShape]) -> Self:
+        """The settings for these tensors of a model: `exclude` names the last layers, too.
+
+        A layer is a module whose own parameters include one of two or more dimensions. Raises
+        ValueError if the model has fewer layers than exclude_last.
+        """
+        if self.exclude_last == 0:
+            return self
+        modules = [name.rpartition(".") for name, shape in tensors if len(shape) > 1]
+        layers = list(dict.fromkeys(glob.escape(f"{m}.") + "*" if m else n for m, _, n in modules))
+        if self.exclude_last > len(layers):
+            raise ValueError(
+                f"exclude_last is {self.exclude_last}; the model has {len(layers)} layers"
+            )
+        excluded = [*self.exclude, *layers[-self.exclude_last :]]
+        return replace(self, exclude=excluded, exclude_last=0)
 
     def layout(
         self,
@@ -83,6 +105,7 @@ class CodecSettings:
         world_size: int,
         raw_codec: str = RAW,
         servers: int = 0,
+        owner: int | None = None,
     ) -> Layout:
         return Layout(
             tensors,
@@ -94,13 +117,15 @@ class CodecSettings:
             min_numel=self.min_numel,
             raw_codec=raw_codec,
             servers=servers,
+            owner=owner,
             chosen=self.chosen,
         )
 
     @property
-    def has_goals(self) -> bool:
-        """Whether any codec is an `auto` text."""
-        return any(map(is_goal, [self.codec, self.pull_codec or "", *(r[1] for r in self.rules)]))
+    def goals(self) -> tuple[str, ...]:
+        """The codecs that are `auto` texts."""
+        codecs = [self.codec, self.pull_codec or "", *(rule[1] for rule in self.rules)]
+        return tuple(filter(is_goal, codecs))
 
 
 @dataclass(frozen=True)
@@ -108,12 +133,14 @@ class ExchangeSettings(CodecSettings):
     """The settings of an exchange among equal ranks, without servers.
 
     `ranks_per_machine` (of exchanges between machines): None until the ranks have agreed on it.
+    `remedy`: what else can be done if the budget of an `auto` codec can't be kept (Chooser).
     `update` (of exchanges with updates): called by each owner when the bucket holds its shard's
     averages, to turn them in place into the values that every rank gets.
     """
 
     exchange: str = "sharded"
     ranks_per_machine: int | None = None
+    remedy: str = ""
     update: Callable[[], None] | None = None
     chosen: Sequence[tuple[str, str, str]] | None = ()
 
@@ -145,14 +172,14 @@ class ExchangeSettings(CodecSettings):
 
     @property
     def inner_info(self) -> dict[str, Any]:
-        """The description of the exchange among the ranks that compress."""
+        """The description of the exchange among the ranks that keep residuals."""
         return _info(self.choice["inner"])
 
     def check(self) -> None:
         """Raises GradwireError for settings with which every bucket would fail, ValueError for
         settings that exclude each other. The world size matters only where it is known.
         """
-        if self.has_goals and self.exchange != "sharded":
+        if self.goals and self.exchange != "sharded":
             raise ValueError(
                 "an 'auto' codec goes with exchange='sharded' alone, where each rank sees what it "
                 f"encodes; exchange is '{self.exchange}'"
@@ -194,10 +221,19 @@ class ExchangeSettings(CodecSettings):
             return Layout(tensors, machines, RAW, raw_codec=raw_codec)
         return self.layout(tensors, machines, raw_codec)
 
+    @property
+    def within_info(self) -> dict[str, Any] | None:
+        """The description of the exchange inside a machine; None: each rank talks to the first."""
+        return _info(self.choice["within"]) if self.choice["within"] else None
+
     def make_exchange(
-        self, layout: Layout, rank: int, shard_codecs: ShardCodecs | None = None
+        self,
+        layout: Layout,
+        rank: int,
+        shard_codecs: ShardCodecs | None = None,
+        raw: bool = False,
     ) -> Exchange:
-        """`layout`: made with these settings. `shard_codecs`: for buckets on a device."""
+        """`layout`, `raw`: of bucket_layout. `shard_codecs`: for buckets on a device."""
         machine_of_rank = None
         if self.info["between_machines"]:
             assert self.ranks_per_machine is not None, "its layout was made with it"
@@ -206,7 +242,7 @@ class ExchangeSettings(CodecSettings):
         return Exchange(
             layout,
             rank,
-            self.exchange,
+            self.choice["uncompressed"] if raw else self.exchange,
             update=self.update,
             machine_of_rank=machine_of_rank,
             threads=self.threads,

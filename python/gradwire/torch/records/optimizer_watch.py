@@ -7,21 +7,21 @@ optimizer learns several times too slowly.
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gradwire._core import AutoGoal, Layout, is_coarse, is_goal
+from gradwire._core import Layout, is_goal
+from gradwire.advice import RECOMMENDED, sends_coarsely
 from gradwire.torch.link.errors import CoarseGradientsWarning
-
-# The line to write instead, for an optimizer and a codec.
-INSTEAD = "optimizer = LocalSteps({optimizer}(...), model, codec='{codec}')"
 
 # Entries of a parameter's state that are made of squares or magnitudes: those of Adam, AdamW, NAdam
 # and RAdam; Adamax; RMSprop and Adadelta; Adagrad; Adafactor. Optimizers from elsewhere mostly use
@@ -42,18 +42,31 @@ def usual_push_codec(layout: Layout) -> str:
     return sent.most_common(1)[0][0]
 
 
-class OptimizerWatch:
-    """If `codec`, which sends the parameters' gradients, is coarse: waits for the first step on any
-    of the parameters.
+def describe_coarse_gradients(optimizer: str, codec: str) -> str:
+    """What an adaptive optimizer makes of the gradients that a coarse codec sends, and the lines to
+    write instead."""
+    instead = codec if is_goal(codec) else RECOMMENDED
+    return (
+        f"{optimizer} learns several times too slowly from gradients compressed with {codec} "
+        "(docs/training.md). Write instead: from gradwire.torch import LocalSteps; optimizer = "
+        f"LocalSteps({optimizer}(...), model, codec='{instead}'), without DDP and with clip_norm= "
+        "in place of clip_grad_norm_. Or take codec='int8'"
+    )
 
-    After that step it costs nothing. It is stopped when it is dropped.
+
+class OptimizerWatch:
+    """If `codec`, which sends the parameters' gradients, is coarse: waits for the first step of an
+    adaptive optimizer on any of the parameters. Of all ranks, rank 0 warns.
+
+    It costs nothing after that step, or when other optimizers have stepped all of the parameters.
+    It is stopped when it is dropped.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], codec: str) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], codec: str, rank: int) -> None:
         self.remarks: tuple[str, ...] = ()  # the warning, if there was one
-        self._codec = codec
+        self._codec, self._rank = codec, rank
         self._watched = {id(parameter) for parameter in parameters}
-        if not (AutoGoal(codec).is_coarse if is_goal(codec) else is_coarse(codec)):
+        if not sends_coarsely(codec):
             return
         me = weakref.ref(self)
 
@@ -66,20 +79,30 @@ class OptimizerWatch:
         self._stop = weakref.finalize(self, handle.remove)
 
     def _look_at(self, optimizer: Optimizer) -> None:
-        stepped = (p for group in optimizer.param_groups for p in group["params"])
-        if self._watched.isdisjoint(map(id, stepped)):
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if self._watched.isdisjoint(stepped):
+            return
+        if not is_adaptive(optimizer):
+            self._watched -= stepped
+            if not self._watched:
+                self._stop()
             return
         self._stop()
-        if not is_adaptive(optimizer):
-            return
-        name = type(optimizer).__name__
-        remark = (
-            f"{name} divides gradients by the root of their squares, and {self._codec} sends a "
-            "value rarely, or with an error as large as the value: so the training learns several "
-            "times too slowly. Compress its updates instead: "
-            f"{INSTEAD.format(optimizer=name, codec=self._codec)}, with a model that is not in DDP "
-            "(docs/training.md). Or take a codec that sends every gradient closely, such as bf16, "
-            "int8 or qsgd:bits=4"
-        )
+        remark = describe_coarse_gradients(type(optimizer).__name__, self._codec)
         self.remarks = (remark,)
-        warnings.warn(remark, CoarseGradientsWarning, stacklevel=2)
+        if self._rank == 0:
+            warnings.warn(remark, CoarseGradientsWarning, stacklevel=_level_of_user())
+
+
+def _level_of_user() -> int:
+    """The `stacklevel` of a warning that is given by the caller, so that it shows the line which
+    called the optimizer: the first that is neither in gradwire nor in PyTorch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _package_of(frame) in ("gradwire", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _package_of(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]

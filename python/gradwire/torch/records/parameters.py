@@ -13,11 +13,16 @@ NamedTensor = tuple[str, torch.Tensor]
 Options = dict[str, Any]  # of one parameter group
 
 
-def name_parameters(optimizer: Optimizer, named: Iterable[NamedTensor] | None) -> list[NamedTensor]:
+def name_parameters(
+    optimizer: Optimizer,
+    named: Iterable[NamedTensor] | None,
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
+) -> list[NamedTensor]:
     """The optimizer's parameters in the order of its groups, with the names that `named` has.
 
     None: their names are "group.place".
-    Raises ValueError for a parameter without a name, TypeError for one that is not dense float32.
+    Raises ValueError for a parameter without a name, TypeError for one that is not dense or of
+    another dtype.
     """
     names = None if named is None else {id(tensor): name for name, tensor in named}
     found = []
@@ -29,9 +34,10 @@ def name_parameters(optimizer: Optimizer, named: Iterable[NamedTensor] | None) -
                     f"parameter {place} of group {index} is not among the named parameters of the "
                     f"model; its shape is {list(tensor.shape)}"
                 )
-            if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
+            if tensor.dtype not in dtypes or tensor.layout != torch.strided:
+                valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
                 raise TypeError(
-                    f"dense float32 parameters are exchanged; {name} is {tensor.dtype}, "
+                    f"dense {valid} parameters are exchanged; {name} is {tensor.dtype}, "
                     f"{tensor.layout}"
                 )
             found.append((name, tensor))

@@ -4,7 +4,8 @@ Bytes are those of whole packets, as the exchange counts them. Bits a value of p
 bytes over the values pushed: a rank does not push the shard that it owns. Bits a value of pulls
 count each pull packet once, because every peer gets the same one. So raw takes a little more than
 32 bits a value, or than 16 for gradients of 16 bits. The ratio compares with raw in the gradients'
-own dtype.
+own dtype. Compressed bits are those of the payloads of tensors that do not go raw, so they are what
+the budget of an `auto` codec limits.
 
 Own seconds are the time of the hook and its thread without the wait for the wire. They are measured
 by the clock, so on a busy machine they include the wait for a processor. Own CPU seconds do not,
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from gradwire._core import MOST_INPUTS, Layout
+from gradwire.choice import Chooser
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,16 @@ class StepCounters:
     pull_bytes: int = 0
     pull_packet_bytes: int = 0  # each pull packet once
     received_bytes: int = 0
-    local_bytes: int = 0  # sent inside a machine, uncompressed
+    local_bytes: int = 0  # sent inside a machine
     control_bytes: int = 0  # sent beside the packets: length words, comparison of layouts
     raw_bytes: int = 0  # what the same pushes and pulls take in the gradients' own dtype
     values: int = 0  # in the buckets
     values_pushed: int = 0
     values_pulled: int = 0  # in the pull packets, each once
+    push_payload_bytes: int = 0  # of the tensors that do not go raw, without headers
+    pull_payload_bytes: int = 0
+    values_pushed_compressed: int = 0
+    values_pulled_compressed: int = 0
     encode_seconds: float = 0.0
     decode_seconds: float = 0.0
     wire_seconds: float = 0.0
@@ -156,6 +162,21 @@ class ChosenCodec:
     error: float
     decisions: int
 
+    @staticmethod
+    def of(chooser: Chooser, direction: str) -> tuple[ChosenCodec, ...]:
+        return tuple(
+            ChosenCodec(
+                goal=chooser.goal.text,
+                direction=direction,
+                tensor=tensor.name,
+                codec=tensor.codec,
+                bits=tensor.bits,
+                error=tensor.error,
+                decisions=chooser.decisions,
+            )
+            for tensor in chooser.tensors.values()
+        )
+
 
 @dataclass(frozen=True)
 class Stats:
@@ -168,7 +189,7 @@ class Stats:
     skipped_steps: int
     push_bytes: int
     pull_bytes: int
-    local_bytes: int  # inside a machine, uncompressed, of a hierarchical exchange
+    local_bytes: int  # inside a machine, of a hierarchical exchange
     control_bytes: int
     received_bytes: int
     values: int
@@ -176,13 +197,17 @@ class Stats:
     ratio: float | None  # bytes in these dtypes / bytes sent between machines; None: none sent
     bits_per_value_push: float | None
     bits_per_value_pull: float | None
+    compressed_bits_push: float | None  # of a value, without headers and raw tensors
+    compressed_bits_pull: float | None
     encode_seconds: float
     wire_seconds: float
     decode_seconds: float
     own_seconds: float
     own_cpu_seconds: float
     setup_seconds: float
-    error_norm: float | None  # norm of what the push codecs left out / norm of their input
+    # Norm of what the pushes left out / norm of their input, both without raw tensors; the mean of
+    # some steps.
+    error_norm: float | None
     raw_tensors: tuple[RawTensor, ...]
     outgrown_residuals: tuple[OutgrownResidual, ...]  # each tensor once, when it was found
     remarks: tuple[str, ...]
@@ -215,8 +240,14 @@ class Stats:
             ),
             ("error norm", error),
         ]
+        further = []
+        if self.compressed_bits_push is not None or self.compressed_bits_pull is not None:
+            pushed, pulled = _bits(self.compressed_bits_push), _bits(self.compressed_bits_pull)
+            text = f"{pushed} pushed, {pulled} pulled (without headers and raw tensors)"
+            further.append(("compressed", text))
         if self.local_bytes:
-            rows.insert(5, ("in machine", f"{self.local_bytes:,} bytes, uncompressed"))
+            further.append(("in machine", f"{self.local_bytes:,} bytes"))
+        rows[5:5] = further
         return table(rows, self.raw_tensors) + _describe_chosen(self.chosen) + notes(self.remarks)
 
     __str__ = report
@@ -267,7 +298,9 @@ def summarize(
     world_size: int,
     raw_tensors: tuple[RawTensor, ...],
     chosen: tuple[ChosenCodec, ...] = (),
+    remarks: tuple[str, ...] = (),
 ) -> Stats:
+    """`remarks`: beside those that follow from the counters."""
     same = {f.name: getattr(totals, f.name) for f in fields(Stats) if hasattr(totals, f.name)}
     return Stats(
         **same
@@ -280,13 +313,15 @@ def summarize(
         ratio=totals.raw_bytes / totals.sent_bytes if totals.raw_bytes else None,
         bits_per_value_push=bits(totals.push_bytes, totals.values_pushed),
         bits_per_value_pull=bits(totals.pull_packet_bytes, totals.values_pulled),
+        compressed_bits_push=bits(totals.push_payload_bytes, totals.values_pushed_compressed),
+        compressed_bits_pull=bits(totals.pull_payload_bytes, totals.values_pulled_compressed),
         raw_tensors=raw_tensors,
-        remarks=tuple(_remarks(totals)),
+        remarks=(*_remarks(totals), *remarks),
         chosen=chosen,
     )
 
 
-def bits(num_bytes: int, values: int) -> float | None:
+def bits(num_bytes: float, values: int) -> float | None:
     """Bits a value, or None where there was no value."""
     return 8 * num_bytes / values if values else None
 

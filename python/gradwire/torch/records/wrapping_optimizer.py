@@ -9,6 +9,15 @@ import torch
 from torch.optim import Optimizer
 
 
+def require_optimizer(optimizer: object, others: str) -> None:
+    """Raises TypeError for anything else, such as a model. others: what the other arguments are."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"the first argument is the optimizer, and {others}; the first is a "
+            f"{type(optimizer).__name__}"
+        )
+
+
 class WrappingOptimizer(Optimizer):
     """Keeps the interface of `optimizer`, which belongs to it from now on."""
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import struct
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -19,15 +21,22 @@ from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.wire import Bytes
 from gradwire.torch.records.parameters import Options, options_of
 
+_VERSION = struct.Struct("<Q")
 
-def encode_options(groups: list[Options]) -> Bytes:
+
+def encode_options(groups: list[Options]) -> bytes:
     plain: list[Options] = []
     for options in options_of(groups):
         plain.append({})
         for key, value in sorted(options.items()):
             with contextlib.suppress(TypeError):
                 plain[-1][key] = _plain(value)
-    return np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8)
+    return json.dumps(plain).encode()
+
+
+def options_message(version: int, options: bytes) -> Bytes:
+    """Says that the encoded options hold from the push for this version on."""
+    return np.frombuffer(_VERSION.pack(version) + options, dtype=np.uint8)
 
 
 def apply_options(groups: list[Options], options: list[Options]) -> None:
@@ -41,28 +50,43 @@ def apply_options(groups: list[Options], options: list[Options]) -> None:
                 group[key] = tuple(value) if isinstance(old, tuple) else value
 
 
-def choose_options(
-    latest: dict[int, bytes], taken: list[int], strict: bool
-) -> list[Options] | None:
-    """The options of the lowest rank whose push is in the version; None if no worker sent any.
+class OptionsOfWorkers:
+    """What the workers sent. `must_agree`: their options for a version must be equal."""
 
-    `latest`: what each worker sent last. `taken`: the workers whose push is in the version.
-    `strict`: no worker is ahead of another, so their options must be equal. Raises
-    PeerMismatchError where they are not.
-    """
-    ranks = [rank for rank in taken if rank in latest]
-    if not ranks:
-        return None
-    first = ranks[0]
-    chosen: list[Options] = json.loads(latest[first])
-    for rank in ranks[1:] if strict else ():
-        if latest[rank] != latest[first]:
-            raise PeerMismatchError(
-                f"ranks {first} and {rank} differ in their parameter groups: "
-                f"{_difference(chosen, json.loads(latest[rank]))}",
-                (first, rank),
-            )
-    return chosen
+    def __init__(self, must_agree: bool) -> None:
+        self._must_agree = must_agree
+        self._sent: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)  # by rank
+
+    def take(self, rank: int, message: Bytes) -> None:
+        (version,) = _VERSION.unpack_from(message)
+        self._sent[rank].append((version, message[_VERSION.size :].tobytes()))
+
+    def choose(self, version: int, taken: list[int]) -> list[Options] | None:
+        """The options of the lowest rank whose push is in the version; None if no worker sent any.
+
+        `taken`: the workers whose push is in the version. Raises PeerMismatchError where the
+        options must be equal and are not.
+        """
+        latest = {rank: self._latest(rank, version) for rank in taken if rank in self._sent}
+        if not latest:
+            return None
+        first = min(latest)
+        chosen: list[Options] = json.loads(latest[first])
+        for rank, options in latest.items() if self._must_agree else ():
+            if options != latest[first]:
+                raise PeerMismatchError(
+                    f"ranks {first} and {rank} differ in their parameter groups: "
+                    f"{_difference(chosen, json.loads(options))}",
+                    (first, rank),
+                )
+        return chosen
+
+    def _latest(self, rank: int, version: int) -> bytes:
+        """The options of the rank for this version. A worker may have sent those of later ones."""
+        sent = self._sent[rank]
+        while len(sent) > 1 and sent[1][0] <= version:
+            del sent[0]
+        return sent[0][1]
 
 
 def _difference(a: list[Options], b: list[Options]) -> str:

@@ -1,10 +1,11 @@
-"""A model's parameters as one bucket, which is divided among the servers."""
+"""A part of a model, or a whole model, as one bucket, which is divided among the servers."""
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +29,14 @@ class _Place(NamedTuple):
 
 
 class ServerPart:
-    """The bucket of a server exchange, and the parameters whose values it holds."""
+    """The bucket of a server exchange, and the parameters whose values it holds.
+
+    A server turns its own parameters into float32. A worker sums the changes of a parameter of 16
+    bits in float32, and rounds the sum: most changes are too small for 16 bits.
+    """
 
     def __init__(self, layout: Layout, named: Sequence[NamedTensor], rank: int) -> None:
+        self.layout = layout
         self.bucket = np.zeros(layout.numel, dtype=np.float32)
         parts = split_like(torch.from_numpy(self.bucket), [tensor for _, tensor in named])
         self._places = {
@@ -41,8 +47,19 @@ class ServerPart:
         for segment in layout.segments:
             self._of_server[segment["owner"]].append(self._places[segment["name"]])
         self._own = self._of_server[rank]  # of a server
+        for place in self._own:
+            place.tensor.data = place.tensor.data.float()
+        self._wide: dict[str, torch.Tensor] = {}  # a worker's sums, by name
         self._before: list[torch.Tensor] = []  # a server's tensors before its step
         self._replica: list[torch.Tensor] = []  # a server's tensors as the workers have them
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [place.tensor for place in self._places.values()]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._places)
 
     def numel(self, server: int) -> int:
         """Values of a server's tensors."""
@@ -50,25 +67,34 @@ class ServerPart:
 
     # On a worker
 
-    def fill_with_gradients(self) -> None:
-        """Copies the gradients into the bucket. Raises TypeError for a sparse gradient."""
+    def fill_with_gradients(self, factor: float) -> None:
+        """Copies the gradients, times `factor`, into the bucket. Raises TypeError for a sparse
+        gradient."""
         for name, tensor, values in self._places.values():
             copy_gradient(name, tensor, values)
+        if factor != 1.0:
+            self.bucket *= np.float32(factor)
 
     @torch.no_grad()
     def apply(self, server: int, version: int) -> None:
         """Adds the change of the server's tensors, which is in the bucket."""
-        for _, tensor, values in self._of_server[server]:
-            tensor.add_(values.to(tensor.device))
+        for name, tensor, values in self._of_server[server]:
+            total = self._wide.get(name, tensor)
+            total.add_(values.to(tensor.device))
+            if total is not tensor:
+                tensor.copy_(total)
 
     @torch.no_grad()
     def load_model(self, server: int, message: Bytes) -> int:
         """Takes over the tensors of the message, from the server's `model`. Returns its version."""
         (version,) = _VERSION.unpack_from(message)
         values = torch.from_numpy(message[_VERSION.size :].view(np.float32))
-        tensors = [place.tensor for place in self._of_server[server]]
-        for tensor, part in zip(tensors, split_like(values, tensors), strict=True):
+        places = self._of_server[server]
+        parts = split_like(values, [place.tensor for place in places])
+        for (name, tensor, _), part in zip(places, parts, strict=True):
             tensor.copy_(part)
+            if tensor.dtype != torch.float32:
+                self._wide[name] = part.to(tensor.device, copy=True)
         return int(version)
 
     # On a server
@@ -105,12 +131,7 @@ class ServerPart:
 
     @torch.no_grad()
     def load_named(self, model: dict[str, torch.Tensor]) -> None:
-        """Takes over saved tensors. Raises ValueError if they are not those of this server."""
-        own = {place.name for place in self._own}
-        if own != model.keys():
-            raise ValueError(
-                f"the state's tensors are {sorted(model)}, this server has {sorted(own)}"
-            )
+        """Takes over saved tensors, among which must be those of this server."""
         for name, tensor, _ in self._own:
             tensor.copy_(model[name])
 
@@ -118,13 +139,27 @@ class ServerPart:
         """Replaces the averaged gradients in the bucket by the change that the step makes."""
         if options is not None:
             apply_options(optimizer.param_groups, options)
-        for _, tensor, _ in self._places.values():
-            tensor.grad = None  # the optimizer must not step tensors of other servers
         for _, tensor, values in self._own:
             tensor.grad = values.to(tensor.device)
-        optimizer.step()
+        with _only(optimizer, [place.tensor for place in self._own]):
+            optimizer.step()
         with torch.no_grad():
             for (_, tensor, values), before in zip(self._own, self._before, strict=True):
                 tensor.grad = None
                 values.copy_(tensor - before)
                 before.copy_(tensor)
+
+
+@contextlib.contextmanager
+def _only(optimizer: Optimizer, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, the optimizer has no other parameters: neither those of other servers nor, which
+    would take time, those of other parts."""
+    kept = {id(tensor) for tensor in tensors}
+    whole = [group["params"] for group in optimizer.param_groups]
+    try:
+        for group, parameters in zip(optimizer.param_groups, whole, strict=True):
+            group["params"] = [p for p in parameters if id(p) in kept]
+        yield
+    finally:
+        for group, parameters in zip(optimizer.param_groups, whole, strict=True):
+            group["params"] = parameters

@@ -30,6 +30,8 @@ class Message:
     peer: int
     kind: Kind
     payload: Bytes
+    part: int
+    at: float  # when it arrived, by time.perf_counter
 
 
 class ServerLink(Connection):
@@ -93,12 +95,12 @@ class ServerLink(Connection):
         kind = Kind.HELLO
         while kind is not Kind.LEAVE:
             try:
-                kind, payload = self.wire.receive(peer, _ENDLESS)
+                kind, payload, part = self.wire.receive(peer, _ENDLESS)
             except LostError as lost:
                 self.arrived.put(lost)
                 return
             except (AssertionError, KeyError):
                 return  # the wire was dropped meanwhile
-            self.arrived.put(Message(peer, kind, payload.copy()))
+            self.arrived.put(Message(peer, kind, payload.copy(), part, time.perf_counter()))
             if kind is not Kind.LEAVE:
                 self.wire.release(peer)

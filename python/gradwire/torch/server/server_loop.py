@@ -6,27 +6,29 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
-from gradwire._core import Layout, ServerSide
+from gradwire._core import ServerSide
 from gradwire.torch.link.errors import WorkerLostWarning
 from gradwire.torch.link.wire import Kind, LostError
-from gradwire.torch.server.group_options import choose_options
+from gradwire.torch.server.buffers import BUFFERS, ModelBuffers
+from gradwire.torch.server.group_options import OptionsOfWorkers
 from gradwire.torch.server.model_parts import ServerPart
-from gradwire.torch.server.server_link import ServerLink
+from gradwire.torch.server.server_link import Message, ServerLink
+from gradwire.torch.server.side import Side
 
 
-class Serving:
-    """One server. Its methods are called inside `ServerLink.guard`."""
-
-    link: ServerLink
+class Serving(Side[ServerSide]):
+    """One server. A version is made when all parts of it are."""
 
     def __init__(
         self,
-        layout: Layout,
-        part: ServerPart,
+        parts: dict[int, ServerPart],
         rank: int,
+        workers: int,
         optimizer: Optimizer,
+        buffers: ModelBuffers | None,
         *,
         backup: int,
         staleness: int,
@@ -34,66 +36,94 @@ class Serving:
         **options: Any,
     ) -> None:
         """`options`: further arguments of ServerSide."""
-        self.exchange = ServerSide(
-            layout,
-            rank,
-            self._update,
-            backup=backup,
-            staleness=staleness,
-            history=history,
-            **options,
-        )
-        self.part = part
-        self.workers = layout.workers
-        self.peers = range(self.workers)
-        self.pushes = 0  # received
-        self.pulls = 0  # sent; a version counts once for each worker
+
+        def make(number: int, part: ServerPart) -> ServerSide:
+            return ServerSide(
+                part.layout,
+                rank,
+                lambda: self._update(number),
+                backup=backup,
+                staleness=staleness,
+                history=history,
+                **options,
+            )
+
+        super().__init__(parts, {number: make(number, part) for number, part in parts.items()})
+        self.workers = workers
+        self.peers = range(workers)
+        self.values_pushed = 0  # received
+        self.values_pulled = 0  # sent; a version counts once for each worker
         self.models = 0  # sent to workers that lack versions which are no longer kept
         self.lost: set[int] = set()  # workers that are gone without having left
+        self._rank = rank
         self._optimizer = optimizer
+        self._buffers = buffers if buffers is not None and buffers.keeper == rank else None
         self._backup = backup
-        self._in_step = backup == 0 and staleness == 0  # no worker is ahead of another
         # Transfers to a worker that may still be under way when it pushes.
-        self._keep_sends = 2 * history if staleness else 0
-        self._options: dict[int, bytes] = {}  # that each worker sent last
+        self._keep_sends = 2 * history if staleness else 3 * (len(parts) - 1)
+        # Without backup and staleness no worker is ahead of another.
+        self._options = OptionsOfWorkers(must_agree=backup == 0 and staleness == 0)
         self._left: set[int] = set()
         self._ended_for: set[int] = set()  # workers that were sent OVER
         self._answered: set[int] = set()  # workers that were sent the last model
 
     @property
     def version(self) -> int:
-        return self.exchange.version
+        return min(exchange.version for exchange in self.exchanges.values())
+
+    def named_model(self) -> dict[str, torch.Tensor]:
+        return {n: t for part in self.parts.values() for n, t in part.named_model().items()}
+
+    def load_named(self, model: dict[str, torch.Tensor]) -> None:
+        """Takes over saved tensors. Raises ValueError if they are not those of this server."""
+        own = self.named_model().keys()
+        if own != model.keys():
+            raise ValueError(
+                f"the state's tensors are {sorted(model)}, this server has {sorted(own)}"
+            )
+        for part in self.parts.values():
+            part.load_named(model)
 
     def begin(self, link: ServerLink, version: int) -> None:
         """Sends the model, of this version, to every worker."""
         self.link = link
-        self.exchange.set_version(version)
-        self.part.keep_model(with_replica=self._backup > 0)
-        model = self.part.model(version)
-        for worker in self.peers:
-            link.wire.send(worker, Kind.MODEL, model)
+        for number, part in self.parts.items():
+            self.exchanges[number].set_version(version)
+            part.keep_model(with_replica=self._backup > 0)
+            model = part.model(version)
+            for worker in self.peers:
+                link.wire.send(worker, Kind.MODEL, model, number)
+        if self._buffers is not None:
+            for worker in self.peers:
+                link.wire.send(worker, Kind.MODEL, self._buffers.pack(), BUFFERS)
 
     def run(self, on_version: Callable[[int], None]) -> None:
         """Runs until every worker has left or is lost; at most `backup` of them may be lost."""
         while not self._ended():
-            self.exchange.start(self.part.bucket, self.exchange.version)
-            self._send_all()
-            while not (self.exchange.done or self._ended()):
+            for number, exchange in self.exchanges.items():
+                exchange.start(self.parts[number].bucket, exchange.version)
+                self._send_all(number)
+            while not (self._done() or self._ended()):
                 self._take()
-            if self.exchange.done:
-                if self.exchange.non_finite is None:
-                    self.part.follow()
-                self._help_those_behind()
-                on_version(self.exchange.version)
+            if self._done():
+                for number, exchange in self.exchanges.items():
+                    self._note_non_finite(number, exchange.version - 1)
+                    if exchange.non_finite is None:
+                        self.parts[number].follow()
+                    self._help_those_behind(number)
+                on_version(self.version)
         for worker in self._left:
             self.link.wire.flush(worker)
 
-    def _update(self) -> None:
-        """Steps the optimizer, as the bucket holds the averages of this server's tensors."""
-        missing = set(self.exchange.awaiting())
+    def _update(self, number: int) -> None:
+        """Steps the optimizer, as the part's bucket holds the averages of this server's tensors."""
+        exchange = self.exchanges[number]
+        missing = set(exchange.awaiting())
         taken = [worker for worker in self.peers if worker not in missing]
-        options = choose_options(self._options, taken, self._in_step)
-        self.part.step(self._optimizer, options)
+        self.parts[number].step(self._optimizer, self._options.choose(exchange.version, taken))
+
+    def _done(self) -> bool:
+        return all(exchange.done for exchange in self.exchanges.values())
 
     def _ended(self) -> bool:
         return len(self._left | self.lost) == self.workers
@@ -101,9 +131,13 @@ class Serving:
     def _active(self) -> list[int]:
         return [w for w in self.peers if w not in self._left | self.lost]
 
+    def _awaiting(self) -> list[int]:
+        """Workers of which a push is missing."""
+        return sorted({w for exchange in self.exchanges.values() for w in exchange.awaiting()})
+
     def _take(self) -> None:
         """Handles one message. Raises LostError if too many workers are gone."""
-        awaited = [worker for worker in self.exchange.awaiting() if worker in self._active()]
+        awaited = [worker for worker in self._awaiting() if worker in self._active()]
         try:
             message = self.link.take(awaited or self._active())
         except LostError as lost:
@@ -113,39 +147,46 @@ class Serving:
             self._end_if_over()
             return
         if message.kind is Kind.OPTIONS:
-            self._options[message.peer] = message.payload.tobytes()
+            self._options.take(message.peer, message.payload)
         elif message.kind is Kind.LEAVE:
             self._left.add(message.peer)
-        elif message.kind is Kind.PACKET:
-            self.pushes += 1
-            self.link.wire.flush(message.peer, self._keep_sends)
-            self.exchange.receive(message.peer, message.payload)
-            self._send_all()
-            if not self.exchange.done:  # if done, `run` does this after the replica has followed
-                self._help_those_behind()
+        elif message.kind is Kind.PACKET and message.part in self.parts:
+            self._take_push(message)
+        elif message.kind is Kind.MODEL and self._buffers is not None:
+            self._buffers.load(message.payload)
         else:
             raise self.link.refuse(message)
         self._end_if_over()
 
-    def _send_all(self) -> None:
-        for peer, message in self.exchange.outgoing():
+    def _take_push(self, message: Message) -> None:
+        number = message.part
+        exchange = self.exchanges[number]
+        self.values_pushed += self.parts[number].numel(self._rank)
+        self.link.wire.flush(message.peer, self._keep_sends)
+        exchange.receive(message.peer, message.payload)
+        self._send_all(number)
+        if not exchange.done:  # if done, `run` does this after the replica has followed
+            self._help_those_behind(number)
+
+    def _send_all(self, number: int) -> None:
+        for peer, message in self.exchanges[number].outgoing():
             if peer in self.lost:
                 continue
             try:
-                self.link.wire.send(peer, Kind.PACKET, message)
-                self.pulls += 1
+                self.link.wire.send(peer, Kind.PACKET, message, number)
+                self.values_pulled += self.parts[number].numel(self._rank)
             except LostError as lost:
                 self._lose(lost)
 
-    def _help_those_behind(self) -> None:
-        """Sends the model itself to workers that lack versions which are no longer kept."""
-        version = self.exchange.version
-        for worker in self.exchange.behind:
+    def _help_those_behind(self, number: int) -> None:
+        """Sends the part itself to workers that lack versions of it which are no longer kept."""
+        exchange = self.exchanges[number]
+        for worker in exchange.behind:
             if worker not in self.lost:
-                model = self.part.model(version, Kind.CATCH_UP)
-                self.link.wire.send(worker, Kind.CATCH_UP, model)
+                model = self.parts[number].model(exchange.version, Kind.CATCH_UP)
+                self.link.wire.send(worker, Kind.CATCH_UP, model, number)
                 self.models += 1
-            self.exchange.caught_up(worker)
+            exchange.caught_up(worker)
 
     def _lose(self, gone: LostError) -> None:
         """Goes on without these workers, unless they have left or are too many."""
@@ -164,19 +205,23 @@ class Serving:
 
     def _end_if_over(self) -> None:
         """Tells workers that this version is the last if too few of them are left for another."""
-        if self.exchange.done:
+        if self._done():
             return
-        missing = set(self.exchange.awaiting())
+        missing = set(self._awaiting())
         to_come = [worker for worker in self._active() if worker in missing]
         if self.workers - len(missing) + len(to_come) >= self.workers - self._backup:
             return
-        version = self.exchange.version
         for worker in self._active():
             # A worker that has pushed may wait for this version. The others push, get the versions
             # that they lack, and leave.
             if worker not in missing | self._ended_for:
                 self._ended_for.add(worker)
                 self.link.wire.send(worker, Kind.OVER)
+        if self._buffers is not None and self._buffers.sender in self._active():
+            return  # it sends its last buffers when it leaves
         for worker in self._left - self._answered:
             self._answered.add(worker)
-            self.link.wire.send(worker, Kind.MODEL, self.part.model(version))
+            for number, part in self.parts.items():
+                self.link.wire.send(worker, Kind.MODEL, part.model(self.version), number)
+            if self._buffers is not None:
+                self.link.wire.send(worker, Kind.MODEL, self._buffers.pack(), BUFFERS)

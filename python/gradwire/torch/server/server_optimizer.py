@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -9,6 +10,7 @@ from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.torch.link.errors import (
@@ -17,11 +19,18 @@ from gradwire.torch.link.errors import (
     UnmatchedPatternWarning,
 )
 from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import DEFAULT_CODEC, CodecArguments, CodecSettings
+from gradwire.torch.records.exchange_settings import (
+    DEFAULT_CODEC,
+    RAW_CODECS,
+    CodecArguments,
+    CodecSettings,
+)
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import NamedTensor, name_parameters, shapes_of
 from gradwire.torch.records.stats import OutgrownResidual
-from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
+from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer, require_optimizer
+from gradwire.torch.server.barrier import INSTEAD, TensorBarrier, divide
+from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
@@ -52,21 +61,38 @@ class ServerOptimizer(WrappingOptimizer):
     momentum and Adam do.
 
     servers         number of server ranks
-    named_parameters   the names of the parameters, which rules and errors mention; without them a
-                    name is "group.place"
+    named_parameters   the names of the parameters, which rules and errors mention; without them
+                    those of `model`, and without a model a name is "group.place"
     backup_workers  each version is finished without this number of pushes; late ones are dropped
     staleness       a worker goes on while at most this number of its pushed versions are not yet
                     pulled
+    barrier         "step": step() pushes all gradients and waits for all pulls. "tensor":
+                    backward() pushes each tensor when its gradient is there, and the next forward
+                    pass of `model` waits for it where it needs it, with the same result; see
+                    no_sync and synchronize. It needs backup_workers=0 and staleness=0
+    model           the module whose forward pass uses the parameters, for barrier="tensor" and
+                    buffers_from
+    buffers_from    the worker from which the first server takes the model's buffers, such as the
+                    statistics of batch normalisation; all workers get them in `connect` and
+                    `close`. None: every rank keeps its own
+    buffers_every   versions after which that worker sends them; it also does before it leaves
     history         finished versions that a server keeps for workers that lack them; a worker that
                     lacks more gets the model itself
     process_group   workers and servers; None: all ranks. Ranks are counted in this group, also in
                     error messages
-    codec, settings   as in GradwireState: pull_codec, rules, exclude, min_numel, threads, target,
-                    seed, timeout
+    codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
+                    threads, target, seed, timeout
+
+    Parameters of bfloat16 and float16 are float32 on the servers, and the workers sum their changes
+    in float32. A torch.amp.GradScaler works as with any optimizer; each worker has its own.
 
     Every rank must be given the same arguments (`connect` compares them). Raises GradwireError for
     an unknown codec or a bad parameter, ValueError and TypeError for other arguments.
     """
+
+    # A worker alone must not leave out a step, so a GradScaler calls `step` even if gradients are
+    # not finite; they become a push that says so. Meanwhile this object has `grad_scale`.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -78,8 +104,13 @@ class ServerOptimizer(WrappingOptimizer):
         backup_workers: int = 0,
         staleness: int = 0,
         history: int = 64,
+        barrier: str = "step",
+        model: nn.Module | None = None,
+        buffers_from: int | None = None,
+        buffers_every: int = 50,
         **settings: Unpack[CodecArguments],
     ) -> None:
+        require_optimizer(optimizer, "the others are given by name")
         self._settings = CodecSettings(codec, **settings)
         super().__init__(optimizer)
         self._share_groups()
@@ -91,7 +122,13 @@ class ServerOptimizer(WrappingOptimizer):
                 f"{self.world_size - 1} servers, the others are workers"
             )
         self.workers = self.world_size - servers
-        self._named = name_parameters(optimizer, named_parameters)
+        tensorwise = _check_barrier(barrier, model, backup_workers, staleness)
+        if named_parameters is None and model is not None:
+            named_parameters = model.named_parameters()
+        if named_parameters is None and self._settings.exclude_last:
+            raise ValueError("exclude_last needs the names: give named_parameters= or model=")
+        self._named = name_parameters(optimizer, named_parameters, tuple(RAW_CODECS))
+        self._settings = self._settings.with_last_excluded(shapes_of(self._named))
         self._layout = self._settings.layout(
             shapes_of(self._named), self.world_size, servers=servers
         )
@@ -101,7 +138,22 @@ class ServerOptimizer(WrappingOptimizer):
                 UnmatchedPatternWarning,
                 stacklevel=2,
             )
-        part = ServerPart(self._layout, self._named, self.rank)
+        parts = [(self._layout, self._named)]
+        if tensorwise:
+            parts = divide(self._settings, self._layout, self._named, servers)
+        self._buffers = self._make_buffers(model, buffers_from, buffers_every)
+        self._setup = "\n".join(
+            [
+                f"servers with barrier {barrier}, backup workers {backup_workers}, staleness "
+                f"{staleness}",
+                *(layout.describe() for layout, _ in parts),
+                *([] if self._buffers is None else [self._buffers.describe()]),
+            ]
+        )
+        here = {
+            number: ServerPart(layout, named, self.rank)
+            for number, (layout, named) in enumerate(parts)
+        }
         options: dict[str, Any] = {
             "backup": backup_workers,
             "staleness": staleness,
@@ -110,12 +162,18 @@ class ServerOptimizer(WrappingOptimizer):
             "target": self._settings.target,
             "seed": self._settings.seed,
         }
+        self._skipped = "this version of the tensor" if tensorwise else "this version"
+        self._barrier: TensorBarrier | None = None
         self._side: Serving | Working
         if self.is_server:
-            self._side = Serving(self._layout, part, self.rank, optimizer, **options)
+            own = {n: p for n, p in here.items() if not tensorwise or p.numel(self.rank)}
+            self._side = Serving(own, self.rank, self.workers, optimizer, self._buffers, **options)
         else:
             peers = range(self.workers, self.world_size)
-            self._side = Working(self._layout, part, self.rank, peers, **options)
+            self._side = Working(here, self.rank, peers, self._buffers, **options)
+            if tensorwise:
+                assert model is not None
+                self._barrier = TensorBarrier(model, self._side)
         self._link: ServerLink | None = None
         self._loaded_version = 0
         self._steps = 0
@@ -123,7 +181,9 @@ class ServerOptimizer(WrappingOptimizer):
         self._outgrown = 0  # residuals of which it has warned
         # A server steps the wrapped optimizer; a worker does not.
         mine = [tensor for _, tensor in self._named] if self.is_server else []
-        self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(self._layout))
+        self._optimizer_watch = OptimizerWatch(
+            mine, usual_push_codec(self._layout), self.rank - self.workers
+        )
 
     # What every rank has ------------------------------------------------------------------------
 
@@ -133,8 +193,11 @@ class ServerOptimizer(WrappingOptimizer):
 
     @property
     def version(self) -> int:
-        """Number of updates of the model here: the lowest, if the servers' numbers differ."""
-        return self._loaded_version if self._link is None else self._side.version
+        """Number of updates of the model here: the lowest, if the servers' numbers differ. With
+        barrier="tensor" it counts the step whose pulls the next forward pass waits for."""
+        if self._link is None:
+            return self._loaded_version
+        return self._side.version if self._barrier is None else self._barrier.version
 
     @property
     def error(self) -> Exception | None:
@@ -150,10 +213,11 @@ class ServerOptimizer(WrappingOptimizer):
         if self._link is not None:
             return
         settings, side = self._settings, self._side
-        setup = side.exchange.describe()
-        self._link = ServerLink(settings.process_group, settings.timeout, setup, side.peers)
+        self._link = ServerLink(settings.process_group, settings.timeout, self._setup, side.peers)
         weakref.finalize(self, ServerLink.drop, self._link)
         side.begin(self._link, self._loaded_version)
+        if self._barrier is not None:
+            self._barrier.attach(self._link.guard, self._optimizer)
 
     def stats(self) -> ServerStats:
         """Counters over all steps of this rank."""
@@ -165,6 +229,7 @@ class ServerOptimizer(WrappingOptimizer):
             servers=self.world_size - self.workers,
             codec=self._settings.text(),
             version=self.version,
+            timeline=[] if self._barrier is None else self._barrier.timeline(),
             remarks=self._optimizer_watch.remarks,
         )
 
@@ -184,10 +249,32 @@ class ServerOptimizer(WrappingOptimizer):
         if self._link is None:
             self._connect_late()
         step, self._steps = self._steps, self._steps + 1
+        scale = vars(self).get("grad_scale")  # while a GradScaler calls this
         with self._side.link.guard(f"step {step}"):
-            self._side.step(step, self.param_groups)
-        self._warn(f"step {step}")
+            if self._barrier is None:
+                factor = 1.0 if scale is None else 1.0 / float(scale)
+                self._side.step(step, self.param_groups, factor)
+            elif scale is not None:
+                raise ValueError(
+                    "a GradScaler does not go with barrier='tensor', whose gradients are sent "
+                    "before the scaler can look at them. " + INSTEAD
+                )
+            else:
+                self._barrier.finish()
+        self._warn()
         return loss
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, backward() only accumulates gradients, as in DDP's no_sync. Only with
+        barrier="tensor" it is needed; otherwise it does nothing."""
+        return contextlib.nullcontext() if self._barrier is None else self._barrier.pause()
+
+    def synchronize(self) -> None:
+        """Waits until the parameters have the values of `version`. Call it before they are read
+        outside of the model's forward pass and `state_dict`, which do so themselves. Only with
+        barrier="tensor" it is needed; otherwise it does nothing."""
+        if self._barrier is not None and self._link is not None:
+            self._barrier.synchronize()
 
     def close(self) -> None:
         """Leaves: waits until the other workers leave, and takes over the servers' last model.
@@ -197,9 +284,12 @@ class ServerOptimizer(WrappingOptimizer):
         link = self._link
         if link is None or link.error is not None:
             return
+        if self._barrier is not None:
+            self._barrier.detach()
         if isinstance(self._side, Working):
             with link.guard("waiting for the last model"):
                 self._side.leave()
+        self._warn()
         link.close()
 
     # A server ----------------------------------------------------------------------------------
@@ -216,7 +306,7 @@ class ServerOptimizer(WrappingOptimizer):
         self.connect()
 
         def end_version(version: int) -> None:
-            self._warn(f"version {version - 1}")
+            self._warn()
             if on_version is not None:
                 on_version(version)
 
@@ -230,16 +320,19 @@ class ServerOptimizer(WrappingOptimizer):
         """The local optimizer's state, with a further entry `gradwire`; every rank saves its own.
 
         The entry holds format, codec, rank, world_size, version and residuals: on a worker those of
-        its pushes, on a server those of its pulls. A server's entry also has its tensors.
+        its pushes, on a server those of its pulls. A server's entry also has its tensors and the
+        buffers.
         """
+        self.synchronize()
         state = self._optimizer.state_dict()
         state["gradwire"] = checkpoint.make_state(
             self._settings.text(),
             self.rank,
             self.world_size,
-            checkpoint.residuals_in(self._side.exchange),
+            self._side.residuals(),
             version=self.version,
-            model=self._side.part.named_model() if self.is_server else {},
+            model=self._side.named_model() if isinstance(self._side, Serving) else {},
+            buffers={} if self._buffers is None or not self.is_server else self._buffers.named(),
         )
         return state
 
@@ -257,11 +350,27 @@ class ServerOptimizer(WrappingOptimizer):
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
         self._share_groups()
         self._loaded_version = int(own["version"])
-        if self.is_server:
-            self._side.part.load_named(own["model"])
-            return
-        for residual in checkpoint.residuals_of(own):
-            self._side.exchange.import_residual(*residual)
+        if isinstance(self._side, Serving):
+            self._side.load_named(own["model"])
+            if self._buffers is not None:
+                self._buffers.load_named(own.get("buffers", {}))
+        else:
+            self._side.load_residuals(checkpoint.residuals_of(own))
+
+    def _make_buffers(
+        self, model: nn.Module | None, sender: int | None, every: int
+    ) -> ModelBuffers | None:
+        if sender is None:
+            return None
+        if model is None:
+            raise ValueError("buffers_from needs model=, which has the buffers")
+        if not 0 <= sender < self.workers:
+            raise ValueError(
+                f"buffers_from is {sender}; the workers are ranks 0 to {self.workers - 1}"
+            )
+        if every < 1:
+            raise ValueError(f"buffers_every is {every}; valid are 1 and more")
+        return ModelBuffers(model, sender, self.workers, every)
 
     def __repr__(self) -> str:
         return f"ServerOptimizer({self._optimizer!r})"
@@ -277,19 +386,35 @@ class ServerOptimizer(WrappingOptimizer):
                 "connect() on every rank before the first forward"
             )
 
-    def _warn(self, when: str) -> None:
-        found = self._side.exchange.outgrown_residuals
+    def _warn(self) -> None:
+        found = self._side.outgrown_residuals
         for residual in found[self._outgrown :]:
             text = OutgrownResidual(**residual).describe()
             warnings.warn(text, OutgrownResidualWarning, stacklevel=3)
         self._outgrown = len(found)
-        where = self._side.exchange.non_finite
-        if where is not None and not self._warned:
+        if self._side.non_finite is not None and not self._warned:
             self._warned = True
+            version, where = self._side.non_finite
             warnings.warn(
-                f"{when}: the gradient of rank {where['rank']} is not finite at element "
-                f"{where['element']} of {where['tensor']}; nobody applied this version, and the "
+                f"version {version}: the gradient of rank {where['rank']} is not finite at element "
+                f"{where['element']} of {where['tensor']}; nobody applied {self._skipped}, and the "
                 "residuals are kept. Further ones are only counted (skipped_versions)",
                 NonFiniteStepWarning,
                 stacklevel=3,
             )
+
+
+def _check_barrier(barrier: str, model: nn.Module | None, backup: int, staleness: int) -> bool:
+    """Whether the barrier is that of tensors."""
+    if barrier not in ("step", "tensor"):
+        raise ValueError(f"barrier is {barrier!r}; valid ones are 'step' and 'tensor'")
+    if barrier == "step":
+        return False
+    if model is None:
+        raise ValueError("barrier='tensor' needs model=, whose forward pass waits for the tensors")
+    if backup or staleness:
+        raise ValueError(
+            f"barrier='tensor' takes the pushes of all workers for each tensor of a version; "
+            f"backup_workers is {backup} and staleness is {staleness}, and both must be 0"
+        )
+    return True

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire._core import Layout
-from gradwire.torch.records.stats import OutgrownResidual, RawTensor, notes, raw_tensors_of, table
+from gradwire.torch.records.stats import (
+    OutgrownResidual,
+    RawTensor,
+    bits,
+    notes,
+    raw_tensors_of,
+    table,
+)
+from gradwire.torch.server.barrier import PartTimes
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
 from gradwire.torch.server.worker_loop import Working
@@ -22,10 +31,14 @@ class ServerStats:
     servers: int
     version: int  # of the model here: the lowest, if the servers' numbers differ
     steps: int  # a worker's pushes; a server's versions, including the one under way
-    skipped_versions: int  # no rank applied them, because they were not finite
+    # No rank applied them, because they were not finite; with barrier="tensor", each part of a
+    # version is applied or skipped alone, and counts.
+    skipped_versions: int
     push_bytes: int  # a worker sent, a server received
     pull_bytes: int  # a server sent, a worker received
     control_bytes: int  # other bytes sent: the model at the beginning and end, options, lengths
+    compressed_bits_push: float | None  # of a value that a worker pushes, without headers and raw
+    compressed_bits_pull: float | None  # tensors; of a value of a server's pulls
     values: int  # of the model (worker), of the tensors here (server)
     ratio: float | None  # raw bytes of these pushes and pulls / their bytes; None: none yet
     dropped_pushes: dict[int, int]  # server: too late, by worker. Worker: not made, by server
@@ -34,6 +47,8 @@ class ServerStats:
     encode_seconds: float
     wire_seconds: float  # the wait for messages, which includes the computation of other ranks
     decode_seconds: float
+    # A worker's last step of which all is known, with barrier="tensor"; else empty.
+    timeline: tuple[PartTimes, ...]
     raw_tensors: tuple[RawTensor, ...]
     outgrown_residuals: tuple[OutgrownResidual, ...]  # of this rank, each tensor once
     remarks: tuple[str, ...]
@@ -83,15 +98,16 @@ def summarize(
     servers: int,
     codec: str,
     version: int,
+    timeline: Sequence[PartTimes],
     remarks: tuple[str, ...],
 ) -> ServerStats:
     """`remarks`: beside those that follow from the counters."""
-    counted = side.exchange.stats()
-    outgrown = tuple(OutgrownResidual(**found) for found in side.exchange.outgrown_residuals)
+    counted = side.counters()
+    outgrown = tuple(OutgrownResidual(**found) for found in side.outgrown_residuals)
     if isinstance(side, Serving):
         push_bytes, pull_bytes = counted["push_bytes_received"], counted["pull_bytes"]
-        values = side.part.numel(rank)
-        raw_values = values * (side.pushes + side.pulls)
+        values = sum(part.numel(rank) for part in side.parts.values())
+        raw_values = side.values_pushed + side.values_pulled
         lost, models = tuple(sorted(side.lost)), side.models
     else:
         push_bytes, pull_bytes = counted["push_bytes"], counted["pull_bytes_received"]
@@ -110,14 +126,21 @@ def summarize(
         push_bytes=push_bytes,
         pull_bytes=pull_bytes,
         control_bytes=sent - counted["push_bytes"] - counted["pull_bytes"],
+        compressed_bits_push=bits(
+            counted["push_payload_bytes"], counted["values_pushed_compressed"]
+        ),
+        compressed_bits_pull=bits(
+            counted["pull_payload_bytes"], counted["values_pulled_compressed"]
+        ),
         values=values,
         ratio=4 * raw_values / moved if moved else None,
-        dropped_pushes=dict(enumerate(side.exchange.dropped_pushes)),
+        dropped_pushes=side.dropped_pushes(),
         lost_workers=lost,
         models_sent=models,
         encode_seconds=counted["encode_seconds"],
         wire_seconds=0.0 if link is None else link.wire_seconds,
         decode_seconds=counted["decode_seconds"],
+        timeline=tuple(timeline),
         raw_tensors=raw_tensors_of([layout]),
         outgrown_residuals=outgrown,
         remarks=(*(found.describe() for found in outgrown), *remarks),

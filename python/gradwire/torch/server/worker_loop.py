@@ -2,106 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gradwire._core import Layout, WorkerSide
+from gradwire._core import WorkerSide
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.wire import Kind, LostError
-from gradwire.torch.server.group_options import encode_options
+from gradwire.torch.records.parameters import Options
+from gradwire.torch.server.buffers import BUFFERS, ModelBuffers
+from gradwire.torch.server.group_options import encode_options, options_message
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
+from gradwire.torch.server.side import Side
 
 
-class Working:
-    """One worker. Its methods are called inside `ServerLink.guard`."""
-
-    link: ServerLink
+class Working(Side[WorkerSide]):
+    """One worker."""
 
     def __init__(
-        self, layout: Layout, part: ServerPart, rank: int, servers: range, **options: Any
+        self,
+        parts: dict[int, ServerPart],
+        rank: int,
+        servers: range,
+        buffers: ModelBuffers | None,
+        **options: Any,
     ) -> None:
         """`options`: further arguments of WorkerSide."""
-        self.exchange = WorkerSide(layout, rank, part.apply, **options)
-        self.part = part
+        super().__init__(
+            parts, {n: WorkerSide(p.layout, rank, p.apply, **options) for n, p in parts.items()}
+        )
+        self._buffers = buffers
+        self._own_buffers = buffers if buffers is not None and buffers.sender == rank else None
         self.peers = servers
         self.values_pulled = 0
+        # When each part's last pull arrived, and when it was applied, by time.perf_counter.
+        self.arrivals: dict[int, tuple[float, float]] = {}
         self._sent_options = b""
         self._over: set[int] = set()  # servers that make no further version
 
     @property
     def version(self) -> int:
-        return min(self.exchange.version(server) for server in self.peers)
+        """Of the part and server that are furthest behind."""
+        return min(e.version(server) for e in self.exchanges.values() for server in e.servers)
 
     def begin(self, link: ServerLink, version: int) -> None:
         """Receives the servers' model and their version; `version` is not used."""
         self.link = link
-        with link.guard("waiting for the model"):
-            self._receive_models(self.exchange.set_version)
 
-    def step(self, step: int, groups: list[dict[str, Any]]) -> None:
-        """Pushes the gradients, and waits until the next ones may be computed."""
+        def on_model(number: int, server: int, version: int) -> None:
+            self.exchanges[number].set_version(server, version)
+
+        with link.guard("waiting for the model"):
+            self._receive_models(on_model)
+
+    def step(self, step: int, groups: list[Options], factor: float) -> None:
+        """Pushes all gradients times `factor`, and waits until the next ones may be computed."""
+        self.begin_step(groups, self.version)
+        for number in self.parts:
+            self.push(number, step, factor)
+        self.wait(self.parts)
+        self.take_arrived()
+
+    def begin_step(self, groups: list[Options], version: int) -> None:
+        """Sends what goes before the pushes for this version: the options, if they differ from
+        those sent last, and the buffers, if it is time."""
         self.link.wire.flush()
-        self.part.fill_with_gradients()
-        self._send_options(groups)
-        self.exchange.start(self.part.bucket, step)
-        for server, push in self.exchange.outgoing():
-            self.link.wire.send(server, Kind.PACKET, push)
-        while not self.exchange.done:
-            waiting = self.exchange.awaiting()
-            self._check_not_over(waiting)
-            self._take(waiting)
+        if self._own_buffers is not None and version % self._own_buffers.every == 0:
+            self._send_buffers(self._own_buffers)
+        options = encode_options(groups)
+        if options == self._sent_options:
+            return
+        self._sent_options = options
+        for server in self.peers:
+            self.link.wire.send(server, Kind.OPTIONS, options_message(version, options))
+
+    def sent_options_are(self, groups: list[Options]) -> bool:
+        return encode_options(groups) == self._sent_options
+
+    def _send_buffers(self, buffers: ModelBuffers) -> None:
+        self.link.wire.send(buffers.keeper, Kind.MODEL, buffers.pack(), BUFFERS)
+
+    def push(self, number: int, step: int, factor: float = 1.0) -> None:
+        """Pushes the gradients of a part, times `factor`."""
+        part, exchange = self.parts[number], self.exchanges[number]
+        part.fill_with_gradients(factor)
+        exchange.start(part.bucket, step)
+        for server, push in exchange.outgoing():
+            self.link.wire.send(server, Kind.PACKET, push, number)
+
+    def wait(self, numbers: Iterable[int]) -> None:
+        """Waits until the next gradients of these parts may be computed."""
+        for number in numbers:
+            while not self.exchanges[number].done:
+                waiting = self.exchanges[number].awaiting()
+                self._check_not_over(waiting)
+                self._take(waiting)
+
+    def take_arrived(self) -> None:
+        """Takes what has arrived, and waits for nothing."""
         while not self.link.arrived.empty():
             self._take(())
 
     def leave(self) -> None:
         """Waits until the other workers leave, and takes over the servers' models."""
+        if self._own_buffers is not None:
+            self._send_buffers(self._own_buffers)
         for server in self.peers:
             self.link.wire.send(server, Kind.LEAVE)
         self._receive_models(None)
 
-    def _receive_models(self, on_version: Callable[[int, int], None] | None) -> None:
-        """Receives every server's model, and calls `on_version` with the server and its version.
+    def _receive_models(self, on_model: Callable[[int, int, int], None] | None) -> None:
+        """Receives all parts from all their servers, and calls `on_model` with the part's number,
+        the server and its version.
 
-        `on_version` is None when the worker leaves. Other messages that are still on their way are
+        `on_model` is None when the worker leaves. Other messages that are still on their way are
         ignored then.
         """
-        missing = set(self.peers)
+        missing = {(n, server) for n, e in self.exchanges.items() for server in e.servers}
+        if self._buffers is not None:
+            missing.add((BUFFERS, self._buffers.keeper))
         while missing:
+            silent = {server for _, server in missing}
             try:
-                message = self.link.take(sorted(missing))
+                message = self.link.take(sorted(silent))
             except LostError as lost:
-                if missing.isdisjoint(lost.peers):
+                if silent.isdisjoint(lost.peers):
                     continue  # that server has left
                 raise
-            if on_version is None and message.kind in (Kind.PACKET, Kind.OVER, Kind.CATCH_UP):
+            if on_model is None and message.kind in (Kind.PACKET, Kind.OVER, Kind.CATCH_UP):
                 continue
-            if message.kind is not Kind.MODEL or message.peer not in missing:
+            place = (message.part, message.peer)
+            if message.kind is not Kind.MODEL or place not in missing:
                 raise self.link.refuse(message)
-            version = self.part.load_model(message.peer, message.payload)
-            if on_version is not None:
-                on_version(message.peer, version)
-            missing.discard(message.peer)
-
-    def _send_options(self, groups: list[dict[str, Any]]) -> None:
-        options = encode_options(groups)
-        if options.tobytes() == self._sent_options:
-            return
-        self._sent_options = options.tobytes()
-        for server in self.peers:
-            self.link.wire.send(server, Kind.OPTIONS, options)
+            missing.discard(place)
+            if message.part == BUFFERS:
+                assert self._buffers is not None
+                self._buffers.load(message.payload)
+                continue
+            version = self.parts[message.part].load_model(message.peer, message.payload)
+            if on_model is not None:
+                on_model(*place, version)
 
     def _take(self, waiting: Sequence[int]) -> None:
         """Handles one message."""
         message = self.link.take(waiting)
+        number = message.part
         if message.kind is Kind.OVER:
             self._over.add(message.peer)
-        elif message.kind is Kind.CATCH_UP:
-            version = self.part.load_model(message.peer, message.payload)
-            self.exchange.catch_up(message.peer, version)
-        elif message.kind is Kind.PACKET:
-            self.values_pulled += self.part.numel(message.peer)
-            self.exchange.receive(message.peer, message.payload)
+        elif message.kind is Kind.CATCH_UP and number in self.parts:
+            version = self.parts[number].load_model(message.peer, message.payload)
+            self.exchanges[number].catch_up(message.peer, version)
+        elif message.kind is Kind.PACKET and number in self.parts:
+            self.values_pulled += self.parts[number].numel(message.peer)
+            exchange = self.exchanges[number]
+            exchange.receive(message.peer, message.payload)
+            self.arrivals[number] = (message.at, time.perf_counter())
+            self._note_non_finite(number, exchange.version(message.peer) - 1)
         else:
             raise self.link.refuse(message)
 

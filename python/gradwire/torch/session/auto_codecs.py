@@ -11,14 +11,14 @@ Before a tensor is compressed for the first time, its inputs alone are measured.
 from __future__ import annotations
 
 import struct
-import time
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gradwire._core import Exchange, Layout
+from gradwire._core import AutoGoal, Exchange, Layout
 from gradwire.choice import Chooser, Row
 from gradwire.torch.link.engine import gather_bytes
 from gradwire.torch.link.wire import Wire
@@ -41,9 +41,11 @@ class Place(NamedTuple):
 class AutoCodecs:
     """What was chosen for every goal, and the rows of this rank in the step under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, goals: Sequence[str], remedy: str = "") -> None:
+        """goals: as in the settings. remedy: see Chooser."""
+        self._goals = {AutoGoal(goal).text for goal in goals}
+        self._remedy = remedy
         self.steps = 0  # compressed ones
-        self.seconds = 0.0  # for trials and decisions
         self._choosers: dict[tuple[str, str], Chooser] = {}
         self._places: list[Place] = []  # in the order of buckets, which all ranks share
         self._rows: dict[Place, Row] = {}
@@ -67,7 +69,6 @@ class AutoCodecs:
     def prepare(self, layout: Layout, values: Values, wire: Wire) -> bool:
         """Chooses for tensors that were never compressed, from this step's `values`, before they
         are exchanged. Returns whether a codec was chosen."""
-        started = time.perf_counter()
         new = [
             place
             for segment in layout.segments
@@ -85,13 +86,11 @@ class AutoCodecs:
                     self._add(place, row)
         changed = False
         for chooser, rows in self._share(new, wire):
-            changed |= chooser.begin(rows, self.steps)
-        self.seconds += time.perf_counter() - started
+            changed |= chooser.begin(rows)
         return changed
 
     def record_pushes(self, layout: Layout, exchange: Exchange, values: Values, wire: Wire) -> None:
         """Tries the candidates on what this rank is about to push."""
-        started = time.perf_counter()
         self._before = {(r.kind, r.name, r.offset): r.values for r in residuals_in(exchange)}
         for segment in layout.segments:
             if segment["push_goal"] and _measures(segment["owner"], wire):
@@ -99,12 +98,10 @@ class AutoCodecs:
                 place = Place(segment["push_goal"], "push", segment["name"])
                 part, owed = _part(values, segment), self._before[key]
                 self._add(place, self._try(place, part, owed, segment["push_codec"]))
-        self.seconds += time.perf_counter() - started
 
     def record_pulls(self, layout: Layout, exchange: Exchange, values: Values, wire: Wire) -> None:
         """Tries the candidates on what this rank has just sent as the owner. `values`: the result,
         which lacks what the residual now holds."""
-        started = time.perf_counter()
         after = {(r.kind, r.name, r.offset): r.values for r in residuals_in(exchange)}
         for segment in layout.segments:
             if segment["pull_goal"] and segment["owner"] == wire.rank:
@@ -114,7 +111,6 @@ class AutoCodecs:
                 x = _part(values, segment) + (after[key] - owed)
                 self._add(place, self._try(place, x, owed, segment["pull_codec"]))
         self._before = {}
-        self.seconds += time.perf_counter() - started
 
     def end_step(self, is_due: bool, wire: Wire) -> bool:
         """Counts a compressed step; if a decision is due, decides from all ranks' rows. Returns
@@ -122,26 +118,23 @@ class AutoCodecs:
         self.steps += 1
         if not is_due or wire.world_size == 1:
             return False
-        started = time.perf_counter()
         changed = False
         for chooser, rows in self._share(self._places, wire):
             changed |= chooser.decide(rows, self.steps)
-        self.seconds += time.perf_counter() - started
         return changed
 
     def summary(self) -> tuple[ChosenCodec, ...]:
         return tuple(
-            ChosenCodec(
-                goal=goal,
-                direction=direction,
-                tensor=tensor.name,
-                codec=tensor.codec,
-                bits=tensor.bits,
-                error=tensor.error,
-                decisions=chooser.decisions,
-            )
-            for (goal, direction), chooser in self._choosers.items()
-            for tensor in chooser.tensors.values()
+            chosen
+            for (_, direction), chooser in self._choosers.items()
+            for chosen in ChosenCodec.of(chooser, direction)
+        )
+
+    def remarks(self) -> tuple[str, ...]:
+        return tuple(
+            remark
+            for (_, direction), chooser in self._choosers.items()
+            for remark in chooser.remarks(direction)
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -154,23 +147,35 @@ class AutoCodecs:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = int(state["steps"])
+        """Drops, with a warning, what was chosen for goals that the settings no longer have. If
+        nothing is left, decisions come as at the start of a training."""
         self._choosers.clear()
         self._places.clear()
         self._rows.clear()
         for entry in state["choosers"]:
-            chooser = Chooser(entry["goal"])
-            chooser.load_state_dict(entry)
-            self._choosers[entry["goal"], entry["direction"]] = chooser
+            if entry["goal"] in self._goals:
+                chooser = Chooser(entry["goal"], self._remedy)
+                chooser.load_state_dict(entry)
+                self._choosers[entry["goal"], entry["direction"]] = chooser
+        self.steps = int(state["steps"]) if self._choosers else 0
+        if dropped := {entry["goal"] for entry in state["choosers"]} - self._goals:
+            warnings.warn(
+                f"what was chosen for {', '.join(sorted(dropped))} is dropped, because the codecs "
+                f"are now chosen for {', '.join(sorted(self._goals))}; the residuals are kept",
+                stacklevel=2,
+            )
 
     # -------------------------------------------------------------------------------------------
 
     def _chooser(self, place: Place) -> Chooser:
         key = place.goal, place.direction
         if key not in self._choosers:
-            self._choosers[key] = Chooser(place.goal)
+            self._choosers[key] = Chooser(place.goal, self._remedy)
         if place not in self._places:
             self._places.append(place)
+            for (goal, direction), other in self._choosers.items():
+                if direction == place.direction and goal != place.goal:
+                    other.tensors.pop(place.name, None)  # loaded, and now in another goal by a rule
         return self._choosers[key]
 
     def _try(
@@ -191,7 +196,8 @@ class AutoCodecs:
             for index, place in enumerate(places)
             if place in self._rows
         )
-        self._rows = {}
+        for place in places:
+            self._rows.pop(place, None)
         totals: dict[Place, Row] = {}
         for message in gather_bytes(own, wire):
             for place, row in self._unpack(message, places):

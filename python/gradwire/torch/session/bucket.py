@@ -55,7 +55,7 @@ class Bucket:
         self.layout = settings.bucket_layout(job.tensors, wire.world_size, raw_codec, job.raw)
         self._on_device = queue is not None
         self.exchange = settings.make_exchange(
-            self.layout, wire.rank, None if queue is None else queue.shard_codecs
+            self.layout, wire.rank, None if queue is None else queue.shard_codecs, job.raw
         )
         self._pullers = settings.machines(wire.world_size) - 1  # of each pull packet
         self._counted = self.exchange.stats()

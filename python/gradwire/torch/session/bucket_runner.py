@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +32,7 @@ from gradwire.torch.records.checkpoint import (
     residuals_in,
     residuals_of,
 )
-from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.records.exchange_settings import RAW, RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.stats import (
     BucketTiming,
     ChosenCodec,
@@ -59,7 +61,7 @@ class BucketRunner:
         self.totals = Totals()
         self.last_step = StepCounters()
         self._settings = settings
-        self._auto = AutoCodecs() if settings.has_goals else None
+        self._auto = AutoCodecs(settings.goals, settings.remedy) if settings.goals else None
         self._stale: set[int] = set()  # buckets whose codecs are no longer those that were chosen
         self._decides = False  # whether a decision about codecs ends the step under way
         self._wire = wire
@@ -137,6 +139,9 @@ class BucketRunner:
     def chosen_codecs(self) -> tuple[ChosenCodec, ...]:
         return () if self._auto is None else self._auto.summary()
 
+    def auto_remarks(self) -> tuple[str, ...]:
+        return () if self._auto is None else self._auto.remarks()
+
     def release(self) -> None:
         """Releases all exchanges. Residuals and counters stay, but no step can be taken."""
         self._released, self._unplaced = self.raw_tensors(), self.residuals()
@@ -156,7 +161,8 @@ class BucketRunner:
         if self._settings.info["between_machines"]:
             size = agree_on_machines(self._settings, self._wire)
             self._settings = replace(self._settings, ranks_per_machine=size)
-            if size == self._wire.world_size > 1:
+            compresses = self._settings.choice["within_codec"] != RAW
+            if size == self._wire.world_size > 1 and not compresses:
                 self._warn_once(
                     f"all {size} ranks are on one machine, where "
                     f"exchange='{self._settings.exchange}' compresses nothing",
@@ -223,11 +229,17 @@ class BucketRunner:
         warnings.warn(found.describe(), OutgrownResidualWarning, stacklevel=2)
 
     def _warn_of_growing_scales(self, layout: Layout) -> None:
-        world_size = self._settings.machines(self._wire.world_size)
-        inner = self._settings.inner_info
-        if not inner["encodes_sums_on_the_way"] or world_size < 3:
-            return
+        settings = self._settings
+        machines = settings.machines(self._wire.world_size)
         codecs = [segment["push_codec"] for segment in layout.segments]
+        self._warn_of_growth(settings.inner_info, machines, codecs)
+        if settings.within_info is not None:
+            size = self._wire.world_size // machines
+            self._warn_of_growth(settings.within_info, size, [settings.choice["within_codec"]])
+
+    def _warn_of_growth(self, info: dict[str, Any], world_size: int, codecs: Sequence[str]) -> None:
+        if not info["encodes_sums_on_the_way"] or world_size < 3:
+            return
         growth, codec = max(((scale_growth(c), c) for c in codecs), default=(1.0, ""))
         whole = growth ** (world_size - 1)
         if whole <= _MOST_GROWTH:
@@ -236,7 +248,7 @@ class BucketRunner:
             f"{codec} in a ring of {world_size} ranks: every hop encodes the sum so far and what "
             f"it still owes, so the values that are sent can grow {growth:.3g} times in each hop "
             f"and {whole:.3g} times on the whole way; the training loses accuracy or diverges. "
-            f"Take codec='{inner['default_codec']}', or exchange='sharded'",
+            f"Take codec='{info['default_codec']}', or exchange='sharded'",
             GrowingScalesWarning,
         )
 

@@ -63,6 +63,7 @@ class Session:
             world_size=self.world_size,
             raw_tensors=self.runner.raw_tensors(),
             chosen=self.runner.chosen_codecs(),
+            remarks=self.runner.auto_remarks(),
         )
 
     def state_dict(self, iterations: int) -> checkpoint.StateDict:

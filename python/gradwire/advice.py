@@ -1,0 +1,13 @@
+"""Which codec to begin with, and which codecs do not suit every place."""
+
+from __future__ import annotations
+
+from gradwire._core import AutoGoal, is_coarse, is_goal
+
+RECOMMENDED = "3lc:s=1.00,coder=rice"
+
+
+def sends_coarsely(codec: str) -> bool:
+    """Whether a codec or an `auto` text sends most values rarely, or with an error as large as the
+    value."""
+    return AutoGoal(codec).is_coarse if is_goal(codec) else is_coarse(codec)

@@ -1,0 +1,308 @@
+"""Fine-grained barriers: each part of a model goes its way as soon as it can (3LC, section 4.1).
+
+A worker pushes a part while the backward pass still computes the gradients of other parts, and
+waits for its pull only where the next forward pass needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradwire._core import Layout
+from gradwire.torch.records.exchange_settings import CodecSettings
+from gradwire.torch.records.parameters import NamedTensor, shapes_of
+from gradwire.torch.server.buffers import BUFFERS
+from gradwire.torch.server.worker_loop import Working
+
+# Smaller tensors share a message with those that follow on the same server: a message takes about
+# as long as the encoding of so many values.
+_SMALLEST_PART = 4096
+_MOST_PARTS = BUFFERS  # that a message can number
+
+Guard = Callable[[str], contextlib.AbstractContextManager[None]]
+INSTEAD = "barrier='step' exchanges after the backward pass instead"
+
+
+def divide(
+    settings: CodecSettings, whole: Layout, named: Sequence[NamedTensor], servers: int
+) -> list[tuple[Layout, list[NamedTensor]]]:
+    """The parts of a model: tensors of one server that follow each other, and their layout."""
+    gathered: list[tuple[int, list[NamedTensor]]] = []
+    open_parts: dict[int, list[NamedTensor]] = {}  # by server
+    for segment, tensor in zip(whole.segments, named, strict=True):
+        server = segment["owner"]
+        if server not in open_parts:
+            open_parts[server] = []
+            gathered.append((server, open_parts[server]))
+        open_parts[server].append(tensor)
+        if sum(t.numel() for _, t in open_parts[server]) >= _SMALLEST_PART:
+            del open_parts[server]
+    lacking = set(range(whole.workers, whole.workers + servers)) - {s for s, _ in gathered}
+    if lacking:
+        raise ValueError(
+            f"the model has too few tensors for {servers} servers: rank {min(lacking)} has none"
+        )
+    if len(gathered) > _MOST_PARTS:
+        raise ValueError(
+            f"the model has {len(gathered)} parts, and at most {_MOST_PARTS} can be "
+            f"exchanged one by one; {INSTEAD}"
+        )
+    world_size = whole.workers + servers
+    return [
+        (settings.layout(shapes_of(part), world_size, servers=servers, owner=server), part)
+        for server, part in gathered
+    ]
+
+
+@dataclass
+class PartTimes:
+    """What a worker did with one part in one step. Times in seconds since the first gradients of
+    the step were there; None: it did not come to that."""
+
+    names: tuple[str, ...]  # of the tensors
+    ready: float  # all gradients of the part were there
+    pushed: float  # they were encoded and handed over
+    arrived: float | None = None  # the last message of the pull was here
+    needed: float | None = None  # the forward pass came to the part
+    applied: float | None = None  # the part had its new values
+
+
+class TensorBarrier:
+    """The hooks on the model of a worker.
+
+    A part is waited for at the modules that own its tensors. A module can use a tensor of another
+    module, which is then not called itself (`nn.MultiheadAttention` does so). The first forward
+    pass shows which modules are called. The tensors of the others are waited for at the nearest
+    module around them that is called, or in `finish` if there is none.
+    """
+
+    def __init__(self, model: nn.Module, working: Working) -> None:
+        """Raises ValueError if the parameters of `working` are not all in the model."""
+        self.steps = 0
+        self._working = working
+        self._model = model
+        self._name_of = {
+            id(tensor): name
+            for part in working.parts.values()
+            for name, tensor in zip(part.names, part.tensors, strict=True)
+        }
+        lacking = self._name_of.keys() - {id(tensor) for tensor in model.parameters()}
+        if lacking:
+            names = sorted(self._name_of[key] for key in lacking)
+            raise ValueError(f"the optimizer steps {names[0]}, which is no parameter of model=")
+        self._number_of = {id(t): n for n, part in working.parts.items() for t in part.tensors}
+        # Gradients that a part's push waits for: frozen tensors get none.
+        self._expected = {
+            n: sum(t.requires_grad for t in part.tensors) for n, part in working.parts.items()
+        }
+        self._lock = threading.Lock()  # gradients of several devices come in several threads
+        self._paused = False
+        self._begun = False  # a gradient of this step has come, and `finish` has not
+        self._came: defaultdict[int, set[int]] = defaultdict(set)  # tensors with gradients, by part
+        self._pushed: list[tuple[str, torch.Tensor, int]] = []  # gradients and their versions
+        self._start = 0.0  # of the last step's gradients, by time.perf_counter
+        self._times: dict[int, PartTimes] = {}  # of the last step
+        self._timeline: list[PartTimes] = []  # of the step before
+        self._called: set[int] | None = set()  # modules, until the first gradient
+        self._noting: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle] = []
+        self._eager: set[int] = set()  # parts that `finish` waits for
+
+    def attach(self, guard: Guard, optimizer: Optimizer) -> None:
+        """Begins, when the link is open. `guard`: ServerLink.guard. `optimizer`: whose options the
+        servers get."""
+        self._guard, self._optimizer = guard, optimizer
+        self._first_version = self._working.version
+        me = weakref.ref(self)  # the model keeps the hooks, and must not keep this object
+
+        def on_gradient(tensor: torch.Tensor) -> None:
+            if (barrier := me()) is not None and not barrier._paused:
+                barrier._take_gradient(tensor)
+
+        def before_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+            if (barrier := me()) is not None:
+                barrier.synchronize()
+
+        def note_call(module: nn.Module, inputs: object) -> None:
+            if (barrier := me()) is not None and barrier._called is not None:
+                barrier._called.add(id(module))
+
+        for part in self._working.parts.values():
+            for tensor in part.tensors:
+                if tensor.requires_grad:
+                    self._handles.append(tensor.register_post_accumulate_grad_hook(on_gradient))
+        self._handles.append(self._model.register_state_dict_pre_hook(before_state_dict))
+        self._noting = [
+            module.register_forward_pre_hook(note_call) for module in self._model.modules()
+        ]
+        weakref.finalize(self, _remove, self._handles)
+
+    @property
+    def version(self) -> int:
+        """Of the model that the next forward pass will have."""
+        return self._first_version + self.steps
+
+    def timeline(self) -> list[PartTimes]:
+        """Of the last step of which all is known, in the order of the pushes."""
+        return sorted(self._timeline, key=lambda times: times.pushed)
+
+    def synchronize(self) -> None:
+        """Waits until all parameters have the values of `version`. Between the first gradient and
+        `finish` they keep the values for which the gradient is computed."""
+        if not self._begun:
+            with self._guard(f"step {self.steps - 1}, waiting for its pulls"):
+                self._await(self._working.parts)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Inside, gradients accumulate and are not pushed."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def finish(self) -> None:
+        """Ends the backward pass: pushes the parts that still lack gradients. Called inside
+        `guard`."""
+        self._check_unchanged()
+        if not self._begun:
+            self._begin()
+        for number in self._working.parts.keys() - self._times.keys():
+            self._await([number])  # no module of it was called
+            self._push(number)
+        self._begun = False
+        self._came.clear()
+        self._pushed.clear()
+        self.steps += 1
+        self._await(self._eager)
+        self._working.take_arrived()
+
+    def detach(self) -> None:
+        _remove(self._handles)
+
+    def _take_gradient(self, tensor: torch.Tensor) -> None:
+        name, number = self._name_of[id(tensor)], self._number_of[id(tensor)]
+        with self._lock, self._guard(f"step {self.steps}, backward"):
+            if not self._begun:
+                self._begin()
+            came = self._came[number]
+            if id(tensor) in came:
+                raise RuntimeError(
+                    f"{name} got a second gradient before optimizer.step(), and the first is sent "
+                    "already: compute all but the last inside `with optimizer.no_sync():`"
+                )
+            if not self._working.exchanges[number].done:
+                raise RuntimeError(
+                    f"the gradient of {name} was computed with old values: the forward pass used "
+                    "it, and did not call the module that owns it, as it did in the first step. "
+                    + INSTEAD
+                )
+            came.add(id(tensor))
+            if len(came) == self._expected[number]:
+                self._push(number)
+
+    def _begin(self) -> None:
+        if self._called is not None:
+            self._place_waits(self._called)
+            self._called = None
+        self._begun = True
+        self._complete_times()
+        self._timeline, self._times = list(self._times.values()), {}
+        self._start = time.perf_counter()
+        self._working.begin_step(self._optimizer.param_groups, self.version)
+
+    def _push(self, number: int) -> None:
+        part = self._working.parts[number]
+        times = PartTimes(tuple(part.names), self._now(), 0.0)
+        self._working.push(number, self.steps)
+        times.pushed = self._now()
+        self._times[number] = times
+        for name, tensor in zip(part.names, part.tensors, strict=True):
+            if tensor.grad is not None:
+                self._pushed.append((name, tensor.grad, tensor.grad._version))
+
+    def _await(self, numbers: Iterable[int]) -> None:
+        """Waits for the pulls of these parts, which the forward pass needs."""
+        for number in numbers:
+            times = self._times.get(number)
+            if times is not None and times.needed is None:
+                times.needed = self._now()
+            self._working.wait([number])
+
+    def _check_unchanged(self) -> None:
+        """Raises if what was sent is no longer what the step should send."""
+        if self._begun and not self._working.sent_options_are(self._optimizer.param_groups):
+            raise ValueError(
+                "the options of a parameter group changed between the first gradient, with which "
+                "they were sent, and optimizer.step(): change them after step(), as schedulers do. "
+                + INSTEAD
+            )
+        for name, gradient, version in self._pushed:
+            if gradient._version != version:
+                raise RuntimeError(
+                    f"the gradient of {name} was changed (clipped, unscaled) after it was sent. "
+                    + INSTEAD
+                )
+
+    def _complete_times(self) -> None:
+        for number, times in self._times.items():
+            if number in self._working.arrivals:
+                arrived, applied = self._working.arrivals[number]
+                times.arrived, times.applied = arrived - self._start, applied - self._start
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._start
+
+    def _place_waits(self, called: set[int]) -> None:
+        """Registers the hooks that wait, at modules among those that the forward pass called."""
+        _remove(self._noting)
+        modules = dict(self._model.named_modules(remove_duplicate=False))
+        numbers_at: defaultdict[str, set[int]] = defaultdict(set)
+        for path, module in modules.items():
+            own = {self._number_of.get(id(tensor)) for tensor in module._parameters.values()}
+            numbers = {number for number in own if number is not None}
+            place = path
+            while place and id(modules[place]) not in called:
+                place = place.rpartition(".")[0]
+            if id(modules[place]) in called:
+                numbers_at[place] |= numbers
+            else:
+                self._eager |= numbers
+        me = weakref.ref(self)
+        for place, numbers in numbers_at.items():
+            if numbers:
+                hook = _make_wait(me, sorted(numbers))
+                self._handles.append(modules[place].register_forward_pre_hook(hook))
+
+    def _before_forward(self, numbers: Sequence[int]) -> None:
+        if not self._begun:  # a checkpointed module is called again in the backward pass
+            with self._guard(f"step {self.steps - 1}, waiting for its pulls"):
+                self._await(numbers)
+
+
+def _make_wait(
+    barrier: weakref.ref[TensorBarrier], numbers: list[int]
+) -> Callable[[nn.Module, object], None]:
+    def wait(module: nn.Module, inputs: object) -> None:
+        if (found := barrier()) is not None:
+            found._before_forward(numbers)
+
+    return wait
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()

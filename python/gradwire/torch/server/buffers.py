@@ -1,0 +1,60 @@
+"""A model's buffers, such as the statistics of batch normalisation, from one responsible worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from gradwire.torch.link.wire import Bytes
+
+# Takes the place of a part's number in messages of kind MODEL.
+BUFFERS = (1 << 16) - 1
+
+
+class ModelBuffers:
+    """The buffers of `model`: one worker sends them, the first server keeps them (3LC, section
+    4.3: one worker is responsible for what batch normalisation keeps).
+
+    sender: the worker's rank. keeper: the server's. every: versions from one message to the next.
+    """
+
+    def __init__(self, model: nn.Module, sender: int, keeper: int, every: int) -> None:
+        self.sender, self.keeper, self.every = sender, keeper, every
+        self._model = model
+
+    def describe(self) -> str:
+        """What must be equal on all ranks."""
+        lines = [f"buffers of rank {self.sender}, every {self.every} versions"]
+        lines += [f"buffer {n} {list(b.shape)} {b.dtype}" for n, b in self._model.named_buffers()]
+        return "\n".join(lines)
+
+    def pack(self) -> Bytes:
+        """Their bytes, one buffer after the other."""
+        parts = [
+            buffer.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            for buffer in self._model.buffers()
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
+
+    @torch.no_grad()
+    def load(self, message: Bytes) -> None:
+        """Takes over what `pack` wrote on another rank."""
+        sizes = [buffer.numel() * buffer.element_size() for buffer in self._model.buffers()]
+        parts = torch.from_numpy(message).split(sizes)
+        for buffer, part in zip(self._model.buffers(), parts, strict=True):
+            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+
+    def named(self) -> dict[str, torch.Tensor]:
+        return {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+
+    @torch.no_grad()
+    def load_named(self, buffers: dict[str, torch.Tensor]) -> None:
+        """Takes over saved buffers. Raises ValueError if they are not those of the model."""
+        own = dict(self._model.named_buffers())
+        if own.keys() != buffers.keys():
+            raise ValueError(
+                f"the state's buffers are {sorted(buffers)}, the model has {sorted(own)}"
+            )
+        for name, buffer in own.items():
+            buffer.copy_(buffers[name])

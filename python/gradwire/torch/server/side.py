@@ -1,0 +1,69 @@
+"""What workers and servers have alike: the parts of the model, each with an exchange of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+from gradwire._core import ServerSide, WorkerSide
+from gradwire.torch.records import checkpoint
+from gradwire.torch.server.model_parts import ServerPart
+from gradwire.torch.server.server_link import ServerLink
+
+Exchange = TypeVar("Exchange", ServerSide, WorkerSide)
+
+
+class Side(Generic[Exchange]):
+    """One rank. The methods of its subclasses are called inside `ServerLink.guard`.
+
+    parts, exchanges: of this rank, by the number that all ranks give to a part.
+    """
+
+    link: ServerLink
+
+    def __init__(self, parts: dict[int, ServerPart], exchanges: dict[int, Exchange]) -> None:
+        self.parts = parts
+        self.exchanges: dict[int, Exchange] = exchanges
+        # The first version that was not finite, and where.
+        self.non_finite: tuple[int, dict[str, Any]] | None = None
+
+    def _note_non_finite(self, number: int, version: int) -> None:
+        """Called when a version of a part is known to be finite or not."""
+        where = self.exchanges[number].non_finite
+        if where is not None and self.non_finite is None:
+            self.non_finite = version, where
+
+    @property
+    def outgrown_residuals(self) -> list[dict[str, Any]]:
+        return [
+            found for exchange in self.exchanges.values() for found in exchange.outgrown_residuals
+        ]
+
+    def residuals(self) -> Iterable[checkpoint.Residual]:
+        for exchange in self.exchanges.values():
+            yield from checkpoint.residuals_in(exchange)
+
+    def load_residuals(self, residuals: Iterable[checkpoint.Residual]) -> None:
+        for residual in residuals:
+            for number, part in self.parts.items():
+                if residual.name in part.names:
+                    self.exchanges[number].import_residual(*residual)
+                    break
+            else:
+                raise ValueError(f"the state has a residual of {residual.name}, which is unknown")
+
+    def counters(self) -> dict[str, Any]:
+        """The exchanges' counters, as sums over the parts; `steps`: those of this rank."""
+        counted = [exchange.stats() for exchange in self.exchanges.values()]
+        sums: Counter[str] = Counter()
+        for counters in counted:
+            sums.update(counters)
+        return sums | {"steps": max(counters["steps"] for counters in counted)}
+
+    def dropped_pushes(self) -> dict[int, int]:
+        """By rank; see the exchanges."""
+        sums: Counter[int] = Counter()
+        for exchange in self.exchanges.values():
+            sums.update(dict(enumerate(exchange.dropped_pushes)))
+        return dict(sums)
