@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "codecs/checks.h"
+#include "codecs/reached_trits.h"
 #include "codecs/ternary.h"
 #include "codecs/threshold.h"
 #include "stages/element/float_bits.h"
 #include "stages/levels/levels.h"
-#include "stages/ternary/nearest_trit.h"
 
 namespace gradwire {
 namespace {
@@ -153,34 +153,14 @@ class QgdCodec final : public TernaryCodec<QgdCodec, QgdParameters> {
   uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const override {
     const Component last = {.magnitude = float_of(encoding.measured.largest),
                             .place = static_cast<uint64_t>(encoding.measured.sums[1])};
-    const Input& input = encoding.input;
-    const uint64_t n = encoding.shape.chunks.values(chunk);
     const auto norm = static_cast<float>(encoding.measured.sums[0]);
     TritBits trits;
-    float buffer[Input::kPartValues];
-    for (uint64_t first = 0; first < n; first += Input::kPartValues) {
-      const uint64_t values = std::min(Input::kPartValues, n - first);
-      const uint64_t begin = encoding.shape.chunks.begin(chunk) + first;
-      const float* b = input.load(begin, values, buffer);
-      uint64_t* plus = trits.plus + first / kWordBits;
-      uint64_t* minus = trits.minus + first / kWordBits;
-      std::fill_n(minus, trit_words(values), 0);
-      input.kernels().threshold_bits(b, values, last.magnitude, plus);
-      for_each_set_bit(plus, values, [&](uint64_t i) {
-        const Component component = {.magnitude = std::abs(b[i]), .place = begin + i};
-        const bool sent = !last.before(component);
-        const bool negative = b[i] < 0.0f;
-        const uint64_t bit = uint64_t{1} << i % kWordBits;
-        if (negative || !sent) plus[i / kWordBits] &= ~bit;
-        if (negative && sent) minus[i / kWordBits] |= bit;
-        // Without a residual, b may be the caller's memory, which must not change.
-        if (sent && input.keeps_residual()) {
-          buffer[i] = ternary_residual(b[i], negative ? -1 : 1, norm);
-        }
-      });
-      if (input.keeps_residual()) input.store(begin, values, buffer);
-    }
-    return code_trits(parameters().coder, trits, n, slot, input.kernels());
+    find_reached_trits(encoding, chunk, last.magnitude, norm, trits,
+                       [&last](float value, uint64_t place) {
+                         return !last.before({.magnitude = std::abs(value), .place = place});
+                       });
+    return code_trits(parameters().coder, trits, encoding.shape.chunks.values(chunk), slot,
+                      encoding.kernels());
   }
 };
 

@@ -4,12 +4,12 @@
 #include <cmath>
 
 #include "codecs/checks.h"
+#include "codecs/reached_trits.h"
 #include "codecs/ternary.h"
 #include "codecs/ternary_parameters.h"
 #include "codecs/threshold.h"
 #include "stages/element/float_bits.h"
 #include "stages/kernels.h"
-#include "stages/ternary/nearest_trit.h"
 #include "stages/threshold/reach.h"
 
 namespace gradwire {
@@ -90,7 +90,9 @@ class StcCodec final : public TernaryCodec<StcCodec, StcParameters> {
 
   uint64_t encode_chunk(const Encoding& encoding, uint64_t chunk, uint8_t* slot) const override {
     TritBits trits;
-    find_trits(encoding, chunk, trits);
+    const auto threshold = static_cast<float>(encoding.measured.sums[0]);
+    find_reached_trits(encoding, chunk, threshold, encoding.scale(0), trits,
+                       [](float, uint64_t) { return true; });
     return code_trits(parameters().coder, trits, encoding.shape.chunks.values(chunk), slot,
                       encoding.kernels());
   }
@@ -107,31 +109,6 @@ class StcCodec final : public TernaryCodec<StcCodec, StcParameters> {
       for_each_set_bit(mask, values, [&](uint64_t i) { reached[count++] = std::abs(b[i]); });
     });
     return {.count = count, .sums = {kernels.moments(reached, count).sum}};
-  }
-
-  static void find_trits(const Encoding& encoding, uint64_t chunk, TritBits& trits) {
-    const auto threshold = static_cast<float>(encoding.measured.sums[0]);
-    const float mean = encoding.scale(0);
-    const Input& input = encoding.input;
-    const uint64_t n = encoding.shape.chunks.values(chunk);
-    float buffer[Input::kPartValues];
-    for (uint64_t first = 0; first < n; first += Input::kPartValues) {
-      const uint64_t values = std::min(Input::kPartValues, n - first);
-      const uint64_t begin = encoding.shape.chunks.begin(chunk) + first;
-      const float* b = input.load(begin, values, buffer);
-      uint64_t* plus = trits.plus + first / kWordBits;
-      uint64_t* minus = trits.minus + first / kWordBits;
-      std::fill_n(minus, trit_words(values), 0);
-      input.kernels().threshold_bits(b, values, threshold, plus);
-      for_each_set_bit(plus, values, [&](uint64_t i) {
-        const uint64_t bit = uint64_t{b[i] < 0.0f} << i % kWordBits;
-        minus[i / kWordBits] |= bit;
-        plus[i / kWordBits] &= ~bit;
-        // Without a residual, b may be the caller's memory, which must not change.
-        if (input.keeps_residual()) buffer[i] = ternary_residual(b[i], b[i] < 0.0f ? -1 : 1, mean);
-      });
-      if (input.keeps_residual()) input.store(begin, values, buffer);
-    }
   }
 };
 

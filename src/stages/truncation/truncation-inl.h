@@ -15,7 +15,10 @@ namespace {
 template <class D32, class V>
 HWY_INLINE void store_bytes(D32, V lanes, uint8_t* to) {
   const hn::Rebind<uint8_t, D32> d8;
-  hn::StoreU(hn::TruncateTo(d8, lanes), d8, to);
+  const hn::RebindToSigned<D32> di32;
+  // Not TruncateTo: Highway 1.0.3 takes wrong bytes there with AVX3_DL.
+  const auto bytes = hn::BitCast(di32, hn::And(lanes, hn::Set(D32(), 0xff)));
+  hn::StoreU(hn::DemoteTo(d8, bytes), d8, to);
 }
 
 void truncate_encode(const float* x, size_t n, uint32_t low_bits, uint8_t* high, uint8_t* low) {
