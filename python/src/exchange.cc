@@ -23,6 +23,22 @@
 namespace gradwire::python {
 namespace {
 
+// Null where the object's constructor has not come to an end, or there is no callback.
+Callback* callback_of(PyObject* self) {
+  return nb::inst_ready(self) ? nb::inst_ptr<PyExchange>(self)->callback() : nullptr;
+}
+
+int traverse_exchange(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Callback* callback = callback_of(self);
+  return callback == nullptr ? 0 : callback->traverse(visit, arg);
+}
+
+int clear_exchange(PyObject* self) {
+  if (Callback* callback = callback_of(self)) callback->clear();
+  return 0;
+}
+
 using UpdateFunction = nb::typed<nb::callable, nb::object()>;
 
 void make_exchange_in(PyExchange* self, const PyLayout& layout, uint32_t rank,
@@ -149,13 +165,19 @@ Dict stats(PyExchange& self) {
 
 }  // namespace
 
+PyType_Slot exchange_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&traverse_exchange)},
+    {Py_tp_clear, reinterpret_cast<void*>(&clear_exchange)},
+    {0, nullptr},
+};
+
 void bind_exchange(nb::module_& module) {
   nb::class_<ShardCodecs>(module, "ShardCodecs",
                           "Encodes and decodes the shards of buckets on a device, as "
                           "gradwire._cuda.shard_codecs makes them.");
 
   nb::class_<PyExchange>(
-      module, "Exchange",
+      module, "Exchange", nb::type_slots(exchange_slots),
       "An algorithm that averages a bucket over all ranks, without input or output: start, then "
       "send what outgoing() gives and receive from awaiting() until done.\n\n"
       "kind: one of exchanges() with its parameters. update (of exchanges with updates): called by "

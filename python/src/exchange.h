@@ -36,6 +36,7 @@ class Callback {
   template <typename... Arguments>
   Status operator()(Arguments... arguments) {
     const nb::gil_scoped_acquire acquire;
+    if (!call_.is_valid()) return {StatusCode::kInvalidArgument, "the exchange was dropped"};
     try {
       call_(arguments...);
       return {};
@@ -48,6 +49,13 @@ class Callback {
   void rethrow() {
     if (raised_) std::rethrow_exception(std::exchange(raised_, nullptr));
   }
+
+  // For Python's garbage collector: the function may be a method of the exchange's owner.
+  int traverse(visitproc visit, void* arg) {
+    Py_VISIT(call_.ptr());
+    return 0;
+  }
+  void clear() { call_.reset(); }
 
  private:
   nb::callable call_;
@@ -63,6 +71,7 @@ class PyExchange {
       : callback_(std::move(callback)), exchange_(std::move(exchange)), place_(place) {}
 
   Exchange& exchange() { return *exchange_; }
+  [[nodiscard]] Callback* callback() const { return callback_.get(); }
 
   void start(ArrayLike bucket, uint64_t step) {
     require_place(Place::kHost);
@@ -112,5 +121,8 @@ class PyExchange {
   FloatOutput bucket_;  // kept alive while the exchange works in it
   std::mutex mutex_;    // two threads could call it while the GIL is released
 };
+
+// Slots of PyExchange and its subclasses, by which the garbage collector sees the callback.
+extern PyType_Slot exchange_slots[];
 
 }  // namespace gradwire::python

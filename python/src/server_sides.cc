@@ -63,7 +63,7 @@ template <typename Side, typename Make>
 nb::class_<PySide<Side>, PyExchange> bind_side(nb::module_& module, const char* name,
                                                const char* doc, const Make& make,
                                                const char* callback, const char* dropped_doc) {
-  return nb::class_<PySide<Side>, PyExchange>(module, name, doc)
+  return nb::class_<PySide<Side>, PyExchange>(module, name, nb::type_slots(exchange_slots), doc)
       .def("__init__", make, nb::arg("layout"), nb::arg("rank"), nb::arg(callback), nb::kw_only(),
            nb::arg("backup") = 0, nb::arg("staleness") = 0, nb::arg("history") = 64,
            nb::arg("threads") = 1, nb::arg("target") = "auto", nb::arg("seed") = 0)

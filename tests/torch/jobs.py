@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
-import threading
 import time
 import warnings
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -308,29 +305,6 @@ def close_and_go_on() -> tuple[bool, bool, str]:
     except RuntimeError as error:
         return *same, str(error)
     return *same, "it went on"
-
-
-def drop_a_model() -> list[str]:
-    """Objects of a model and its hook that are left after the last reference is gone."""
-    gc.collect()
-    earlier = set(threading.enumerate())  # threads of earlier jobs in this process may be ending
-    ddp = DistributedDataParallel(make_model())
-    state = GradwireState()
-    ddp.register_comm_hook(state, gradwire_hook)
-    for step in range(3):
-        ddp(batch(0, step)[0]).sum().backward()
-    watched: dict[str, weakref.ref[Any]] = {
-        "model": weakref.ref(ddp),
-        "state": weakref.ref(state),
-    }
-    del ddp, state
-    gc.collect()
-    kept = [name for name, reference in watched.items() if reference() is not None]
-    own = set(threading.enumerate()) - earlier
-    threads = [thread for thread in own if thread.name == "gradwire"]
-    for thread in threads:  # on a loaded machine it may be ending still
-        thread.join(60.0)
-    return kept + [thread.name for thread in threads if thread.is_alive()]
 
 
 def warned_of_patterns() -> list[str]:

@@ -42,10 +42,6 @@ def test_a_closed_state_keeps_what_it_knows(cluster: Cluster) -> None:
         assert "it was closed" in message
 
 
-def test_nothing_stays_of_a_model_that_is_dropped(cluster: Cluster) -> None:
-    assert cluster.run(2, jobs.drop_a_model) == [[], []]
-
-
 def test_a_pattern_that_matches_nothing_is_named_once(cluster: Cluster) -> None:
     for said in cluster.run(2, jobs.warned_of_patterns):
         assert len(said) == 2

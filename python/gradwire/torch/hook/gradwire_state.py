@@ -169,9 +169,9 @@ class GradwireState(SessionOwner):
             hook_cpu_seconds=time.thread_time() - cpu,
             ready=device_queue.mark_ready(values),
         )
-        future = self._session.submit(job)
+        future = self._session.submit_for_ddp(job)
         if self._overlap is Overlap.OFF:
-            future.wait()
+            self._session.drain()
         # DDP takes an exception only from a future's callback.
         return future.then(Future.value)
 
@@ -261,10 +261,10 @@ class GradwireState(SessionOwner):
     def _connect(self, device: torch.device) -> Session:
         """Called in the first bucket, which comes in the same order on every rank."""
         session = Session(self._settings, device)
+        session.close_with(self)
         if self._loaded is not None:
             session.load_state_dict(self._loaded)
             self._loaded = None
-        session.close_with(self)
         return session
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -51,6 +51,24 @@ class Connection:
         self.readers: list[threading.Thread] = []  # threads that wait for messages
         self._board = FailureBoard(group.get_group_store(), self.rank, self.world_size)
         self._group: dist.ProcessGroup | None = group
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._stop: Callable[[], bool] = lambda: True
+
+    def finish_with(
+        self, owner: object, finish: Callable[[], None], stop: Callable[[], bool]
+    ) -> None:
+        """Calls `finish` when `owner` is dropped, or at exit.
+
+        After an error `stop` is called instead, which ends the threads and returns whether they
+        ended: the error keeps the frames that it came through, and one of them the owner, which
+        would never be dropped if the finalizer kept the error. So `stop` must not know this object.
+        """
+        self._finalizer = weakref.finalize(owner, finish)
+        self._stop = stop
+
+    def forget_owner(self) -> bool:
+        """Nothing is called when the owner is dropped. False: it has been called already."""
+        return self._finalizer is None or self._finalizer.detach() is not None
 
     @contextlib.contextmanager
     def guard(self, doing: str) -> Iterator[None]:
@@ -59,7 +77,7 @@ class Connection:
         Raises the connection's error, also if the connection ended earlier.
         """
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)
         try:
             yield
         except Exception as raised:
@@ -106,13 +124,7 @@ class Connection:
 
     def warn_of_threads(self, ended: bool) -> None:
         """Says on stderr if a thread still waits. `ended`: whether the owner's threads ended."""
-        if not (self._board.join(ABORT_SECONDS) and ended):
-            print(
-                f"gradwire: rank {self.rank}: a thread still waits for another rank or for the "
-                "store, though its connections are closed; if the wait ends while Python exits, "
-                "this process aborts",
-                file=sys.stderr,
-            )
+        self._board.warn_of_threads(ended)
 
     def _judge(self, raised: Exception, doing: str) -> Exception:
         if isinstance(raised, LostError):
@@ -129,6 +141,9 @@ class Connection:
 
     def _end(self, error: T) -> T:
         self.error = error
+        alive = self._finalizer.detach() if self._finalizer is not None else None
+        if alive is not None:
+            self._finalizer = weakref.finalize(alive[0], self._board.finish, self._stop)
         # After the report: a rank that sees the connection close must find it in the store.
         self.disconnect()
         self._board.linger(frozenset(error.ranks if isinstance(error, CommunicationError) else ()))

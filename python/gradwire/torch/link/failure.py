@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from gradwire.torch.link.errors import (
     PeerSilentError,
     PeerStoppedError,
 )
-from gradwire.torch.link.thread import join
+from gradwire.torch.link.thread import ABORT_SECONDS, join
 
 GRACE_SECONDS = 1.0  # for the reports of ranks that fail at the same moment
 STORE_SECONDS = 5.0  # a store that takes longer counts as unreachable
@@ -163,9 +164,20 @@ class FailureBoard:
         """Ends all waits for the store and for other ranks, because the program exits."""
         self._leaving.set()
 
-    def join(self, seconds: float) -> bool:
-        """Waits for the calls that the store has not answered; False if that takes longer."""
-        return join(self._unanswered, seconds)
+    def finish(self, stop: Callable[[], bool]) -> None:
+        """Ends all waits, and calls `stop`, which ends the owner's threads."""
+        self.hurry()
+        self.warn_of_threads(stop())
+
+    def warn_of_threads(self, ended: bool) -> None:
+        """Says on stderr if a thread still waits. `ended`: whether the owner's threads ended."""
+        if not (join(self._unanswered, ABORT_SECONDS) and ended):
+            print(
+                f"gradwire: rank {self._rank}: a thread still waits for another rank or for the "
+                "store, though its connections are closed; if the wait ends while Python exits, "
+                "this process aborts",
+                file=sys.stderr,
+            )
 
 
 def _judge(reports: dict[int, Report], lost: tuple[int, ...], when: str) -> CommunicationError:

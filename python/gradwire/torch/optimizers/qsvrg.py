@@ -237,13 +237,13 @@ class _Ranks:
             agree("\n".join(facts), wire)
             return torch.empty(0)
 
-        self._session.start(work, "comparing the settings of QSVRG").wait()
+        self._session.start(work, "comparing the settings of QSVRG").result()
 
     def average(self, vectors: list[torch.Tensor], step: int, raw: bool) -> torch.Tensor:
         (values,) = vectors
         # Buckets with another codec are other buckets.
         job = BucketJob(step, self._tensors, values, index=int(raw), raw=raw)
-        return self._session.submit(job).wait()
+        return self._session.submit(job).result()
 
     def sent(self) -> tuple[int, int]:
         """Bytes of the quantized payloads, each once, and of all packets that this rank sent."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -94,12 +94,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
             agree(f"values {digest} after the broadcast", wire)
             return self._bucket
 
-        try:
-            self._session.start(work, "comparing and broadcasting the model").wait()
-        except BaseException:
-            # The finalizer would not run: the session's error keeps this object in its traceback.
-            self._session.close()
-            raise
+        self._session.start(work, "comparing and broadcasting the model").result()
 
     def _find_non_finite(self) -> str | None:
         """Where the first NaN or Inf of the bucket is, as text; None if there is none."""
@@ -126,7 +121,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
 
     def _finish_exchange(self, bucket: torch.Tensor, fault: str | None) -> bool:
         """As _exchange_bucket, for the bucket that was started last."""
-        self._under_way.wait()
+        self._under_way.result()
         runner = self._session.runner
         if not runner.last_step.skipped and not bool(torch.isfinite(bucket).all()):
             runner.skip_last_step(

@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch.distributed as dist
 
 from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.errors import CommunicationError, PeerMismatchError
+from gradwire.torch.link.thread import ABORT_SECONDS, join
 from gradwire.torch.link.wire import Bytes, Kind, LostError
 
 _CONNECT_SECONDS = 60.0  # processes may start that much apart, however small the timeout is
@@ -86,8 +88,12 @@ class ServerLink(Connection):
         if self.error is None:
             self.leave(CommunicationError("the ServerOptimizer was closed"))
 
-    def drop(self) -> None:
-        """Leaves without a message: the peers see that this rank is gone. Nothing comes later."""
+    def drop_with(self, owner: object) -> None:
+        """When `owner` is dropped, and at exit, leaves without a message: the peers see that this
+        rank is gone."""
+        self.finish_with(owner, self._drop, partial(join, self.readers, ABORT_SECONDS))
+
+    def _drop(self) -> None:
         self.abandon(CommunicationError("the ServerOptimizer was dropped"))
         self.warn_of_threads(self.disconnect())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
@@ -214,7 +213,7 @@ class ServerOptimizer(WrappingOptimizer):
             return
         settings, side = self._settings, self._side
         self._link = ServerLink(settings.process_group, settings.timeout, self._setup, side.peers)
-        weakref.finalize(self, ServerLink.drop, self._link)
+        self._link.drop_with(self)
         side.begin(self._link, self._loaded_version)
         if self._barrier is not None:
             self._barrier.attach(self._link.guard, self._optimizer)

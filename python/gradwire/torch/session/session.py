@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import weakref
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
-from torch.futures import Future
 
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.device_queue import DeviceQueue
@@ -45,11 +46,11 @@ class Session:
         self._queue = DeviceQueue(device) if has_kernels(device) else None
         self._thread = CommunicationThread()
         self.runner = BucketRunner(settings, self._connection.wire, self._queue)
-        self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def close_with(self, owner: object) -> None:
         """Closes the session at exit, or when `owner` is dropped."""
-        self._finalizer = weakref.finalize(owner, _finish, self)
+        stop = partial(self._thread.stop, ABORT_SECONDS)
+        self._connection.finish_with(owner, partial(_finish, self), stop)
 
     @property
     def error(self) -> Exception | None:
@@ -87,29 +88,27 @@ class Session:
 
     def submit(self, job: BucketJob) -> Future[torch.Tensor]:
         """A future of the averaged bucket, which is `job.values` itself."""
+        return self.start(*self._work_of(job))
 
-        def work(wire: Wire) -> torch.Tensor:
-            self.runner.run(job)
-            return job.values
-
-        return self.start(work, f"step {job.step}, bucket {job.index}", job.ready)
-
-    def start(
-        self,
-        work: Callable[[Wire], torch.Tensor],
-        doing: str,
-        ready: torch.cuda.Event | None = None,
-    ) -> Future[torch.Tensor]:
-        """Runs `work` after all earlier jobs. Its error ends the session; `doing` describes it.
-
-        On a GPU, the work that it queues runs after `ready`, and the future includes that work.
-        """
+    def submit_for_ddp(self, job: BucketJob) -> torch.futures.Future[torch.Tensor]:
+        """As `submit`. On a GPU, the work that is queued there runs after `job.ready`, and the
+        future includes it."""
         queue = self._queue
-        future: Future[torch.Tensor] = Future(
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[queue.device] if queue and queue.device.type == "cuda" else None
         )
-        self._thread.submit(lambda: self._run(work, doing, future, ready))
+        self._thread.submit(lambda: self._run(*self._work_of(job), future, job.ready))
         return future
+
+    def start(self, work: Callable[[Wire], torch.Tensor], doing: str) -> Future[torch.Tensor]:
+        """Runs `work` after all earlier jobs. Its error ends the session; `doing` describes it."""
+        future: Future[torch.Tensor] = Future()
+        self._thread.submit(lambda: self._run(work, doing, future))
+        return future
+
+    def drain(self) -> None:
+        """Waits until every job submitted so far has run."""
+        self._thread.drain(threading.TIMEOUT_MAX)
 
     def explain(self, error: BaseException, seconds: float = _EXPLAIN_SECONDS) -> BaseException:
         """An error that names the ranks that are gone; `error` itself if no rank is.
@@ -128,7 +127,7 @@ class Session:
         A wait for a peer is broken off after a second. A thread that does not end even then is
         named on stderr.
         """
-        if self._finalizer is not None and not self._finalizer.detach():
+        if not self._connection.forget_owner():
             return  # it is closed already
         if self._end():
             self.runner.release()
@@ -147,12 +146,19 @@ class Session:
         self._connection.warn_of_threads(stopped)
         return stopped
 
+    def _work_of(self, job: BucketJob) -> tuple[Callable[[Wire], torch.Tensor], str]:
+        def work(wire: Wire) -> torch.Tensor:
+            self.runner.run(job)
+            return job.values
+
+        return work, f"step {job.step}, bucket {job.index}"
+
     def _run(
         self,
         work: Callable[[Wire], torch.Tensor],
         doing: str,
-        future: Future[torch.Tensor],
-        ready: torch.cuda.Event | None,
+        future: Future[torch.Tensor] | torch.futures.Future[torch.Tensor],
+        ready: torch.cuda.Event | None = None,
     ) -> None:
         try:
             with self._connection.guard(doing), self._beside(ready):
@@ -162,10 +168,12 @@ class Session:
             if isinstance(error, CommunicationError):
                 # The earlier exceptions would keep the connection and its tensors until exit.
                 error.__cause__ = error.__context__ = None
-            future.set_exception(error)  # type: ignore[arg-type] # as its documentation says
+            future.set_exception(error)  # type: ignore[arg-type] # as PyTorch's documentation says
         else:
             with self._beside(None):
                 future.set_result(result)
+        finally:
+            del future  # it has the error, which has this frame; PyTorch's would never be freed
 
     def _settle(self) -> None:
         if not self._thread.drain(self._settings.timeout):
