@@ -52,6 +52,7 @@ PACKAGES = (
     "gradwire.torch.hook",
     "gradwire.torch",
     "gradwire.train",
+    "gradwire.evaluate",
     "gradwire.cli",
 )
 

@@ -12,7 +12,17 @@ from typer.core import TyperGroup
 
 from gradwire import __version__
 
-COMMANDS = ("codecs", "compress", "decompress", "inspect", "bench", "train", "report", "info")
+COMMANDS = (
+    "codecs",
+    "compress",
+    "decompress",
+    "inspect",
+    "bench",
+    "train",
+    "report",
+    "evaluate",
+    "info",
+)
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 

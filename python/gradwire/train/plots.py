@@ -22,9 +22,9 @@ from gradwire.train.settings import format_bandwidth
 
 # Okabe and Ito's palette, whose colours differ for colour-blind people too.
 _COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
-_MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<", ">")
+MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<", ">")
 _LINES = ("-", "--", "-.", ":")
-_SIZE_INCHES = (8.0, 5.0)
+SIZE_INCHES = (8.0, 5.0)
 _DPI = 150
 _LEGEND_LINE_INCHES = 0.2
 _POINTS_OF_A_SMOOTH_LINE = 40
@@ -48,17 +48,17 @@ def write(report: Report, folder: Path) -> list[Path]:
     if sum(one.bits is not None for one in series) > 1:
         task = Task(settings.model, settings.data, series)
         figures["frontier.png"] = partial(draw_frontier, task)
-    return _save(figures, folder)
+    return save(figures, folder)
 
 
 def write_frontiers(tasks: Sequence[Task], folder: Path) -> list[Path]:
     """Writes frontier-MODEL-DATA.png for each task."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = {f"frontier-{t.model}-{t.data}.png": partial(draw_frontier, t) for t in tasks}
-    return _save(figures, folder)
+    return save(figures, folder)
 
 
-def _save(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[Path]:
+def save(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[Path]:
     with mpl.rc_context({"font.size": 11, "axes.grid": True, "grid.alpha": 0.3}):
         for name, draw in figures.items():
             draw().savefig(folder / name, dpi=_DPI)
@@ -86,7 +86,7 @@ def draw_metric_of_steps(report: Report) -> Figure:
 
 
 def _draw_metric(report: Report, place: str, across: str) -> Figure:
-    figure, metric = Figure(figsize=_SIZE_INCHES, layout="constrained"), report.settings.metric
+    figure, metric = Figure(figsize=SIZE_INCHES, layout="constrained"), report.settings.metric
     axes = figure.subplots()
     for index, result, label in _lines(report):
         places = [e[place] for e in result.evaluations]
@@ -95,7 +95,7 @@ def _draw_metric(report: Report, place: str, across: str) -> Figure:
         final, time = mean_of(runs, lambda run: run.final), mean_of(runs, lambda run: run.seconds)
         if label and final is not None:
             label += f" ({metric.text(final)} after {time:.0f} s)"
-        axes.plot(places, values, marker="o", markersize=4, label=label, **_style(index))
+        axes.plot(places, values, marker="o", markersize=4, label=label, **style(index))
     _finish(axes, report, across, f"{metric.title} ({metric.unit})")
     figure.legend(loc="outside lower center", ncols=2)  # the lines leave no room in the axes
     return figure
@@ -106,8 +106,8 @@ def draw_frontier(task: Task) -> Figure:
     run to the highest."""
     found = [(s.bits, s) for s in task.series if s.finals and s.bits is not None]
     drawn = sorted(found, key=lambda one: one[0])
-    height = _SIZE_INCHES[1] + _LEGEND_LINE_INCHES * len(drawn)
-    figure = Figure(figsize=(_SIZE_INCHES[0], height), layout="constrained")
+    height = SIZE_INCHES[1] + _LEGEND_LINE_INCHES * len(drawn)
+    figure = Figure(figsize=(SIZE_INCHES[0], height), layout="constrained")
     axes, metric = figure.subplots(), task.metric
     for index, (bits, series) in enumerate(drawn):
         values = [metric.scale * value for value in series.finals]
@@ -115,7 +115,7 @@ def draw_frontier(task: Task) -> Figure:
         spread = [[mean - min(values)], [max(values) - mean]]
         look: dict[str, Any] = {
             "color": _COLOURS[index % len(_COLOURS)],
-            "fmt": _MARKERS[index % len(_MARKERS)],
+            "fmt": MARKERS[index % len(MARKERS)],
         }
         label = f"{series.label} ({metric.text(fmean(series.finals))})"
         axes.errorbar([bits], [mean], spread, label=label, capsize=3, **look)
@@ -129,16 +129,16 @@ def draw_frontier(task: Task) -> Figure:
 
 
 def draw_loss(report: Report) -> Figure:
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     window = max(1, report.settings.steps // _POINTS_OF_A_SMOOTH_LINE)
     for index, result, label in _lines(report):
         if len(result.loss) < window:
             continue
-        steps, style = range(1, len(result.loss) + 1), _style(index)
-        axes.plot(steps, result.loss, alpha=0.15, color=style["color"])
+        steps, look = range(1, len(result.loss) + 1), style(index)
+        axes.plot(steps, result.loss, alpha=0.15, color=look["color"])
         smooth = moving_average(result.loss, window)
-        axes.plot(steps[window - 1 :], smooth, label=label, **style)
+        axes.plot(steps[window - 1 :], smooth, label=label, **look)
     _finish(axes, report, "step", f"training loss (nats, mean of {window} steps and all workers)")
     axes.legend()
     return figure
@@ -146,7 +146,7 @@ def draw_loss(report: Report) -> Figure:
 
 def draw_bits(report: Report) -> Figure:
     """Two panels, push and pull, with the same logarithmic scale."""
-    figure = Figure(figsize=(_SIZE_INCHES[0], 1.4 * _SIZE_INCHES[1]), layout="constrained")
+    figure = Figure(figsize=(SIZE_INCHES[0], 1.4 * SIZE_INCHES[1]), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, sharey=True)
     for index, result, label in _lines(report):
         if not result.push_bits:
@@ -155,7 +155,7 @@ def draw_bits(report: Report) -> Figure:
         for axes, bits in ((above, result.push_bits), (below, result.pull_bits)):
             sent = [(step, value) for step, value in enumerate(bits, 1) if value > 0]
             mean = label and f"{label} (mean {sum(bits) / len(bits):.2f}{of_seed})"
-            axes.plot(*zip(*sent, strict=True), label=mean, **_style(index))
+            axes.plot(*zip(*sent, strict=True), label=mean, **style(index))
     for axes, direction, title, across in (
         (above, "push", "push: gradients to their owner", ""),
         (below, "pull", "pull: results back", "step"),
@@ -186,7 +186,7 @@ def _lines(report: Report) -> Iterator[tuple[int, RunResult, str]]:
             yield index, result, label if result is results[0] else ""
 
 
-def _style(index: int) -> dict[str, Any]:
+def style(index: int) -> dict[str, Any]:
     """The look of the line of the index-th codec."""
     return {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _LINES[index % len(_LINES)]}
 

@@ -1,0 +1,128 @@
+"""What the runs of an evaluation ended with: means over seeds, bits, differences, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+
+from gradwire.evaluate.arms import Arm
+from gradwire.train.recipes import METRICS, Metric
+from gradwire.train.report import RunResult, mean_of
+from gradwire.train.results import Series
+from gradwire.train.settings import TrainSettings
+
+MISSING = "not run"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The results that are there, by arm and seed, and the settings of each arm."""
+
+    results: dict[Arm, dict[int, RunResult]]
+    settings: dict[Arm, TrainSettings]
+
+    def metric(self, arm: Arm) -> Metric:
+        return METRICS[self.settings[arm].data]
+
+    def runs(self, arm: Arm) -> list[RunResult]:
+        return list(self.results.get(arm, {}).values())
+
+    def series(self, arm: Arm, label: str) -> Series:
+        return Series(label, self.runs(arm))
+
+    def mean(self, arm: Arm) -> float | None:
+        """The metric at the end, over the runs that came to it."""
+        finals = self.series(arm, "").finals
+        return fmean(finals) if finals else None
+
+    def text(self, arm: Arm) -> str:
+        """The metric at the end, and in brackets the lowest and the highest run."""
+        runs, finals = self.runs(arm), self.series(arm, "").finals
+        if not runs:
+            return MISSING
+        if len(finals) < len(runs):
+            ended = f"{len(runs) - len(finals)} of {len(runs)} diverged"
+            return ended if len(runs) > 1 else "diverged"
+        text = self.metric(arm).text
+        spread = f" ({text(min(finals))} to {text(max(finals))})" if len(finals) > 1 else ""
+        return text(fmean(finals)) + spread
+
+    def difference(self, arm: Arm, base: Arm) -> str:
+        """To the base, the mean over the seeds that both have: in points, or in nats."""
+        pairs = [
+            (own.final, other.final)
+            for seed, own in self.results.get(arm, {}).items()
+            if (other := self.results.get(base, {}).get(seed)) is not None
+        ]
+        known = [(own, other) for own, other in pairs if own is not None and other is not None]
+        if not known or arm == base:
+            return ""
+        metric = self.metric(arm)
+        digits = 2 if metric.scale == 100.0 else 4
+        return f"{metric.scale * fmean(own - other for own, other in known):+.{digits}f}"
+
+    def bits(self, arm: Arm) -> str:
+        """Bits of a value of the compressed tensors, pushed and pulled."""
+        runs = self.runs(arm)
+        legs = (
+            mean_of(runs, lambda run: run.push_payload_bits),
+            mean_of(runs, lambda run: run.pull_payload_bits),
+        )
+        return ", ".join(_short(mean) for mean in legs if mean is not None)
+
+    def ratio(self, arm: Arm) -> str:
+        """32 bits by the bits of a compressed value, the mean of push and pull."""
+        bits = self.series(arm, "").bits
+        return f"{32 / bits:.3g}x" if bits else ""
+
+    def seconds_a_step(self, arm: Arm) -> float | None:
+        """Of training, measured."""
+        runs = self.runs(arm)
+        steps = self.settings[arm].steps
+        return fmean(run.measured_seconds / steps for run in runs) if runs else None
+
+    def speed_up(self, arm: Arm, base: Arm) -> str:
+        own, other = self.seconds_a_step(arm), self.seconds_a_step(base)
+        return f"{other / own:.3g}" if own and other else MISSING
+
+
+def _short(bits: float) -> str:
+    return f"{bits:.0f}" if bits > 31.9 else f"{bits:.3g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: an arm beside the paper's own numbers."""
+
+    label: str
+    arm: Arm
+    theirs: tuple[str, ...] = ()
+
+
+Column = tuple[str, Callable[[Row], str]]
+
+
+def table(columns: list[Column], rows: list[Row]) -> str:
+    """Markdown. Each column has a head and the text of a row; all but the first are numbers."""
+    heads = [head for head, _ in columns]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    lines += [[cell(row) for _, cell in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def accuracy_table(
+    found: Found, base: Arm, rows: list[Row], theirs: tuple[str, ...] = (), *extra: Column
+) -> str:
+    """How each arm ends, beside the paper's numbers, whose heads are `theirs`."""
+    metric = found.metric(base)
+    columns: list[Column] = [
+        ("design", lambda row: row.label),
+        ("bits", lambda row: found.bits(row.arm)),
+        (metric.title, lambda row: found.text(row.arm)),
+        ("difference", lambda row: found.difference(row.arm, base)),
+        *extra,
+    ]
+    for index, head in enumerate(theirs):
+        columns.append((head, lambda row, index=index: row.theirs[index] if row.theirs else ""))  # type: ignore[misc]
+    return table(columns, rows)

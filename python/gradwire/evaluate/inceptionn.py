@@ -1,0 +1,99 @@
+"""INCEPTIONN's evaluation (Li et al.; MICRO 2018), section VIII."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from gradwire.evaluate.arms import HOOK, Arm, arm
+from gradwire.evaluate.evaluation import Evaluation, Experiment
+from gradwire.evaluate.found import Column, Found, Row, accuracy_table, table
+
+_CODECS = {
+    "32 bit": "raw",
+    "INC, 2^-10": "inceptionn:bound=10",
+    "INC, 2^-8": "inceptionn:bound=8",
+    "INC, 2^-6": "inceptionn:bound=6",
+    "truncation of 16 bits": "truncate:bits=16",
+    "truncation of 22 bits": "truncate:bits=22",
+    "truncation of 24 bits": "truncate:bits=24",
+}
+_TASKS = ("mlp", "lenet")
+_STEPS = 40
+# How the workers and an aggregator, or the workers in a ring, exchange gradients. The aggregator
+# sends the change of its model, which the paper does not compress.
+_WAYS: dict[str, tuple[str, str]] = {
+    "WA": ("server", "raw"),
+    "WA+C": ("server", "inceptionn:bound=10/raw"),
+    "INC": ("ring", "raw"),
+    "INC+C": ("ring", "inceptionn:bound=10"),
+}
+
+
+def _arm(task: str, codec: str) -> Arm:
+    way: dict[str, Any] = (
+        {} if codec == "raw" else {"exchange": HOOK}
+    )  # uncompressed it is the same
+    return arm(task, codec, **way)
+
+
+def _table(found: Found, task: str) -> str:
+    rows = [Row(label, _arm(task, codec)) for label, codec in _CODECS.items()]
+    ratio: Column = ("ratio", lambda row: found.ratio(row.arm))
+    return accuracy_table(found, _arm(task, "raw"), rows, (), ratio)
+
+
+def _timed(task: str, way: str, bandwidth: str) -> Arm:
+    exchange, codec = _WAYS[way]
+    options: dict[str, Any] = {"workers": 4, "steps": _STEPS, "eval_every": _STEPS}
+    return arm(task, codec, timed=True, exchange=exchange, bandwidth=bandwidth, **options)
+
+
+def _times(found: Found, bandwidths: tuple[str, ...]) -> str:
+    def seconds(row: Row, bandwidth: str) -> str:
+        task, way = row.label.split(", ")
+        taken = found.seconds_a_step(_timed(task, way, bandwidth))
+        base = found.seconds_a_step(_timed(task, "WA", bandwidth))
+        return "not run" if taken is None or base is None else f"{taken:.3f} s ({taken / base:.2f})"
+
+    def column(bandwidth: str) -> Column:
+        return bandwidth, lambda row: seconds(row, bandwidth)
+
+    rows = [
+        Row(f"{task}, {way}", _timed(task, way, bandwidths[0])) for task in _TIMED for way in _WAYS
+    ]
+    return table([("model, way", lambda row: row.label), *map(column, bandwidths)], rows)
+
+
+_TIMED = ("mlp", "lenet")
+_BANDWIDTHS = ("100mbit", "1gbit")
+
+EVALUATION = Evaluation(
+    "inceptionn",
+    "INCEPTIONN: its evaluation, here",
+    "Li et al.: INCEPTIONN (MICRO 2018), section VIII. The codec in software; the paper's is in a "
+    "network card (rtl/ has it). Gradients are compressed on the way to their sum, and the average "
+    "on the way back.",
+    (
+        *(
+            Experiment(
+                f"Ratio and accuracy: {task}",
+                "The paper's perceptron of 5 layers on handwritten digits bears truncation; its "
+                "convolutional networks do not."
+                if task == "mlp"
+                else "",
+                tuple(_arm(task, codec) for codec in _CODECS.values()),
+                partial(_table, task=task),
+            )
+            for task in _TASKS
+        ),
+        Experiment(
+            "Times: WA, WA+C, INC, INC+C",
+            "Seconds of a step, and in brackets as a share of WA's, on shaped links, 4 workers. "
+            "WA: an aggregator (one server). INC: a ring. +C: gradients are compressed with bound "
+            "2^-10; in WA only on the way to the aggregator.",
+            tuple(_timed(task, way, b) for b in _BANDWIDTHS for task in _TIMED for way in _WAYS),
+            partial(_times, bandwidths=_BANDWIDTHS),
+        ),
+    ),
+)

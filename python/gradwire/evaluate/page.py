@@ -1,0 +1,80 @@
+"""The page of an evaluation: Markdown with tables and pictures, from the runs that are there."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from gradwire.evaluate.evaluation import Evaluation, Experiment
+from gradwire.evaluate.found import Found
+from gradwire.train import plots
+from gradwire.train.settings import TrainSettings
+
+_COLUMNS = 100
+
+
+def write(
+    evaluation: Evaluation, found: Found, machines: str, command: str, path: Path
+) -> list[Path]:
+    """Writes the page and its pictures, into a folder beside it; returns their paths."""
+    folder = path.parent
+    written, parts = [], [f"# {evaluation.title}", _filled(evaluation.about), _filled(machines)]
+    for experiment in evaluation.experiments:
+        there = sum(min(len(found.runs(one)), one.seeds) for one in experiment.arms)
+        wanted = sum(one.seeds for one in experiment.arms)
+        text = f"{experiment.about} {_describe(found.settings[experiment.arms[0]])}"
+        if there < wanted:
+            text += f" **{there} of {wanted} runs are there.**"
+        parts += [f"## {experiment.title}", _filled(text)]
+        if not there:
+            continue
+        if experiment.tables is not None:
+            parts.append(experiment.tables(found))
+        for picture, text in _draw(experiment, found, path):
+            written.append(picture)
+            parts.append(f"![{text}]({picture.relative_to(folder)})")
+    parts.append(f"```console\n$ {command}\n```")
+    path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    return [path, *written]
+
+
+def _describe(settings: TrainSettings) -> str:
+    return (
+        f"Here: {settings.model} on {settings.data}, {settings.workers} workers x "
+        f"{settings.batch}, {settings.steps:,} steps."
+    )
+
+
+def _draw(experiment: Experiment, found: Found, page: Path) -> Iterable[tuple[Path, str]]:
+    """The pictures of a page, in a folder of its name."""
+    folder = page.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for name, (text, draw) in experiment.figures.items():
+        (path,) = plots.save({f"{name}.png": partial(draw, found)}, folder)
+        Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
+        yield path, text
+
+
+def _filled(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, _COLUMNS, break_long_words=False, break_on_hyphens=False))
+
+
+def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
+    """Where the runs were made, and with which commits."""
+    seen = [document["machine"] for document in documents]
+    if not seen:
+        return "No run is there yet."
+    commits = sorted({str(machine["gradwire"]["commit"])[:7] for machine in seen})
+    cpus = sorted({f"{machine['cpu']}, {machine['cores']} cores" for machine in seen})
+    torch = sorted({str(machine["torch"]) for machine in seen})
+    return (
+        f"{len(seen)} runs on {'; '.join(cpus)}; gradwire {', '.join(commits)}; PyTorch "
+        f"{', '.join(torch)}. A cell of bits has two numbers, of pushes and of pulls. Several "
+        "seeds: the mean, and in brackets the lowest and the highest; a difference compares equal "
+        "seeds."
+    )

@@ -1,0 +1,67 @@
+"""QSGD's evaluation (Alistarh, Grubic, Li, Tomioka, Vojnovic; NIPS 2017), section 5."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from gradwire.evaluate.arms import HOOK, Arm, arm
+from gradwire.evaluate.evaluation import Evaluation, Experiment
+from gradwire.evaluate.found import Found, Row, accuracy_table
+
+_CODECS = {
+    "32 bit": "raw",
+    "QSGD, 8 bit, buckets of 512": "qsgd:bits=8,bucket=512",
+    "QSGD, 4 bit, buckets of 512": "qsgd:bits=4,bucket=512",
+    "QSGD, 4 bit, buckets of 8192": "qsgd:bits=4,bucket=8192",
+    "QSGD, 2 bit, buckets of 64": "qsgd:bits=2,bucket=64",
+    "1-bit SGD": "onebit",
+}
+_TASKS: dict[str, dict[str, Any]] = {
+    "resnet8": {},
+    "lstm": {},
+    "mlp": {},
+    "mlp, Adam": {"optimizer": "adam", "weight_decay": 0.0, "compress": "gradients"},
+}
+
+
+def _arm(task: str, codec: str) -> Arm:
+    way: dict[str, Any] = (
+        {} if codec == "raw" else {"exchange": HOOK}
+    )  # uncompressed it is the same
+    return arm(task.partition(",")[0], codec, **way, **_TASKS[task])
+
+
+def _table(found: Found, task: str) -> str:
+    rows = [Row(label, _arm(task, codec)) for label, codec in _CODECS.items()]
+    return accuracy_table(found, _arm(task, "raw"), rows)
+
+
+_PAPER = {
+    "resnet8": "The paper (ResNet-110 on CIFAR-10, ResNets and AlexNet on ImageNet): 8 bits with "
+    "buckets of 512 recover the accuracy of 32 bits or exceed it; 2 bits hurt convolutional layers "
+    "most. On AlexNet 2 bits with buckets of 64 lose 1.73 points, 4 bits with buckets of 8192 lose "
+    "0.68.",
+    "lstm": "The paper's LSTM (on AN4) keeps its accuracy.",
+    "mlp": "The paper's two-layer perceptron (on MNIST) keeps its accuracy.",
+    "mlp, Adam": "With Adam, which the paper does not try: it divides by squares of gradients, so "
+    "the noise of few levels makes its steps smaller.",
+}
+
+EVALUATION = Evaluation(
+    "qsgd",
+    "QSGD: its evaluation, here",
+    "Alistarh, Grubic, Li, Tomioka, Vojnovic: QSGD (NIPS 2017), section 5: table 1 and figure 3. "
+    "Gradients are compressed on the way to their sum, and the average on the way back, as with "
+    "DDP's hook. The paper broadcasts each gradient, so that only one of the two quantizations "
+    "falls on it.",
+    tuple(
+        Experiment(
+            f"Table 1 and figure 3: {task}",
+            _PAPER[task],
+            tuple(_arm(task, codec) for codec in _CODECS.values()),
+            partial(_table, task=task),
+        )
+        for task in _TASKS
+    ),
+)

@@ -1,0 +1,95 @@
+"""Makes the runs of evaluations that are not there yet."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+
+from gradwire.evaluate.arms import Arm
+from gradwire.evaluate.found import Found
+from gradwire.evaluate.store import Run, Store
+from gradwire.train.errors import TrainError
+from gradwire.train.progress import say
+from gradwire.train.report import RunResult
+from gradwire.train.run import Outputs, train_here
+
+_POLL_SECONDS = 5.0
+
+
+def runs_of(arms: Sequence[Arm]) -> list[Run]:
+    """First the seed 0 of every arm, then the others."""
+    most = max((one.seeds for one in arms), default=0)
+    return [Run(one, seed) for seed in range(most) for one in arms if seed < one.seeds]
+
+
+def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[dict[str, Any]], list[str]]:
+    """The results that are there, their files, and a line for each file that cannot be used."""
+    results: dict[Arm, dict[int, RunResult]] = {}
+    documents, unusable = [], []
+    for run in runs_of(arms):
+        try:
+            document = store.read(run)
+        except ValueError as error:
+            unusable.append(f"{store.path(run)}: {error}")
+        else:
+            if document is not None:
+                results.setdefault(run.arm, {})[run.seed] = document["result"]
+                documents.append(document)
+    settings = {one: store.settings(Run(one, 0)) for one in arms}
+    return Found(results, settings), documents, unusable
+
+
+def make(arms: Sequence[Arm], store: Store, console: Console) -> int:
+    """Trains what is missing, and waits for what other processes train in the same folder. Returns
+    the number of runs that could not be made; their errors are printed."""
+    store.folder.mkdir(parents=True, exist_ok=True)
+    wanted, failed = runs_of(arms), 0
+    pending = [run for run in wanted if not _is_there(run, store, console)]
+    say(console, f"{len(wanted) - len(pending)} of {len(wanted)} runs are there")
+    while pending:
+        elsewhere = []
+        for place, run in enumerate(pending):
+            with store.claim(run) as mine:
+                if not mine:
+                    elsewhere.append(run)
+                elif not _is_there(run, store, console):
+                    left = len(pending) - place + len(elsewhere) - 1
+                    failed += not _train(run, store, console, left)
+        pending = [run for run in elsewhere if not store.path(run).exists()]
+        if pending:
+            time.sleep(_POLL_SECONDS)
+    return failed
+
+
+def _is_there(run: Run, store: Store, console: Console) -> bool:
+    try:
+        return store.read(run) is not None
+    except ValueError as error:
+        kept = store.set_aside(run)
+        say(console, f"{store.path(run)} is run again, and kept as {kept.name}: {error}")
+        return False
+
+
+def _train(run: Run, store: Store, console: Console, left: int) -> bool:
+    settings = store.settings(run)
+    title = f"{store.path(run).relative_to(store.folder)}"
+    began = time.perf_counter()
+    try:
+        with store.quiet(run.arm.timed), TemporaryDirectory() as folder:
+            report = train_here(settings, Outputs(out=Path(folder)), Console(quiet=True))
+            (path,) = Path(folder).iterdir()
+            store.write(run, json.loads(path.read_text(encoding="utf-8")))
+    except TrainError as error:
+        say(console, f"{title}: {error}", style="bold red")
+        return False
+    (result,) = report.results
+    end = "diverged" if result.final is None else settings.metric.text(result.final)
+    seconds = time.perf_counter() - began
+    say(console, f"{title}: {end} after {seconds:.0f} s; {left} runs left")
+    return True

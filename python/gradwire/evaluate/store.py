@@ -1,0 +1,137 @@
+"""The results of an evaluation's runs: a small JSON file for each, which outlives interruptions."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import gradwire
+from gradwire.evaluate.arms import Arm, Setup
+from gradwire.train.report import RunResult
+from gradwire.train.settings import TrainSettings
+
+_KIND = "gradwire-evaluate"
+_CURVE_POINTS = 100  # of the means over steps that a file keeps
+# Settings on which the end of a training does not depend.
+_FREE = {"data_dir", "threads", "eval_every"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of an arm."""
+
+    arm: Arm
+    seed: int
+
+
+class Store:
+    """A folder of results, which several processes may fill together."""
+
+    def __init__(self, folder: Path, setup: Setup) -> None:
+        self.folder, self._setup = folder, setup
+
+    def settings(self, run: Run) -> TrainSettings:
+        return run.arm.settings(run.seed, self._setup)
+
+    def path(self, run: Run) -> Path:
+        return self.folder / run.arm.path(run.seed)
+
+    def read(self, run: Run) -> dict[str, Any] | None:
+        """The file of a run, whose "result" is a RunResult; None: there is none. Raises ValueError,
+        with the reason, if the file cannot be used."""
+        try:
+            text = self.path(run).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        try:
+            document = json.loads(text)
+            found = document["settings"]
+            version = document["machine"]["gradwire"]["version"]
+            result = RunResult.read(document["result"])
+            if document["kind"] != _KIND:
+                raise ValueError(f"its kind is {document['kind']!r}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"it is no result of gradwire evaluate ({error!r})") from error
+        if version != gradwire.__version__:
+            raise ValueError(f"it is of gradwire {version}, this is {gradwire.__version__}")
+        wanted = json.loads(json.dumps(self.settings(run).to_json()))
+        different = [
+            f"{key} {found.get(key)!r} instead of {value!r}"
+            for key, value in wanted.items()
+            if key not in _FREE and found.get(key) != value
+        ]
+        if different:
+            raise ValueError(f"it has other settings: {', '.join(different)}")
+        return {**document, "result": result}
+
+    def set_aside(self, run: Run) -> Path:
+        """Renames a file that cannot be used; returns its new name."""
+        path = self.path(run)
+        number = 1
+        while (kept := path.with_name(f"{path.name}.unusable-{number}")).exists():
+            number += 1
+        path.rename(kept)
+        return kept
+
+    def write(self, run: Run, document: dict[str, Any]) -> None:
+        """document: the report of `gradwire train` with this run alone. The whole file or none."""
+        path = self.path(run)
+        (result,) = document["results"]
+        kept = {key: value for key, value in document.items() if key != "results"}
+        text = json.dumps(kept | {"kind": _KIND, "result": shorten(result)}, allow_nan=False)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part.write_text(text + "\n", encoding="utf-8")
+        part.replace(path)
+
+    @contextmanager
+    def claim(self, run: Run) -> Iterator[bool]:
+        """Whether the run is this process's until the end of the block. The claim of a process
+        that dies is free again."""
+        path = self.path(run)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place = path.with_name(f".{path.name}.lock")
+        with place.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                place.unlink(missing_ok=True)
+
+    @contextmanager
+    def quiet(self, timed: bool) -> Iterator[None]:
+        """Inside, no run of another process is under way if this one is timed, and no timed one
+        otherwise."""
+        with (self.folder / ".timing.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX if timed else fcntl.LOCK_SH)
+            yield
+
+
+def shorten(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with at most _CURVE_POINTS means in each list over steps, and without what each
+    rank counted."""
+    curves = {name: _means(result[name]) for name in ("loss", "push_bits", "pull_bits")}
+    return result | curves | {"hook_of_rank": []}
+
+
+def _means(values: Sequence[float]) -> list[float]:
+    """Means of equally many consecutive values, to 5 digits."""
+    width = -(-len(values) // _CURVE_POINTS) or 1
+    cut = [values[i : i + width] for i in range(0, len(values), width)]
+    return [float(f"{fmean(part):.5g}") for part in cut]
+
+
+def curve(values: Sequence[float], steps: int) -> tuple[list[float], list[float]]:
+    """Steps and values of a list that `shorten` made of `steps` values."""
+    width = steps / len(values) if values else 0.0
+    return [width * (i + 0.5) for i in range(len(values))], list(values)

@@ -1,0 +1,245 @@
+"""3LC's evaluation (Lim, Andersen, Kaminsky; SysML 2019), section 4."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gradwire.evaluate.arms import TASKS, Arm, arm
+from gradwire.evaluate.evaluation import Evaluation, Experiment
+from gradwire.evaluate.found import Column, Found, Row, accuracy_table, table
+from gradwire.evaluate.store import curve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_S = ("1.00", "1.50", "1.75", "1.90")
+_BANDWIDTHS = ("10mbit", "100mbit", "1gbit")
+_TIMED_STEPS = {"10mbit": 12, "100mbit": 40, "1gbit": 40}
+_QUARTERS = (0.25, 0.5, 0.75, 1.0)
+_SEEDS = 3
+_REPEATED = ("32-bit float", "3LC (s=1.00)", "3LC (s=1.75)")  # with several seeds
+
+# Codec and changes of each design, the paper's accuracy, its difference, and the speed-ups.
+_DESIGNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "32-bit float": ("raw", {}, ("93.37", "", "1", "1", "1")),
+    "8-bit int": ("int8", {}, ("93.33", "-0.04", "3.62", "3.47", "1.51")),
+    "Stoch 3-value b-3-5": ("stoch3", {}, ("92.06", "-1.31", "12.3", "7.51", "1.53")),
+    "MQE 1-bit int": ("onebit", {}, ("93.21", "-0.16", "14.6", "7.40", "1.30")),
+    "5% sparsification": (
+        "topk:ratio=0.05",
+        {},
+        ("92.87", "-0.50", "8.98", "6.62", "1.44"),
+    ),
+    "2 local steps": ("raw", {"every": 2}, ("93.03", "-0.34", "1.92", "1.87", "1.38")),
+    "3LC (s=1.00)": ("3lc:s=1.00,coder=rice", {}, ("93.32", "-0.05", "15.9", "7.97", "1.53")),
+    "3LC (s=1.50)": ("3lc:s=1.50,coder=rice", {}, ("93.29", "-0.08", "20.9", "8.70", "1.53")),
+    "3LC (s=1.75)": ("3lc:s=1.75,coder=rice", {}, ("93.51", "+0.14", "22.8", "9.04", "1.53")),
+    "3LC (s=1.90)": ("3lc:s=1.90,coder=rice", {}, ("93.10", "-0.27", "22.8", "9.22", "1.55")),
+}
+_BASE = "32-bit float"
+_SHOWN = (_BASE, "Stoch 3-value b-3-5", "5% sparsification", "2 local steps", "3LC (s=1.00)")
+_ALL_S = tuple(f"3LC (s={s})" for s in _S)
+
+
+def _full(design: str) -> Arm:
+    codec, changes, _ = _DESIGNS[design]
+    return arm("resnet8", codec, seeds=_SEEDS if design in _REPEATED else 1, **changes)
+
+
+def _shorter(design: str, share: float) -> Arm:
+    """With a share of the standard steps, a whole number of exchanges."""
+    if share == 1.0:
+        return _full(design)
+    codec, changes, _ = _DESIGNS[design]
+    return arm("resnet8", codec, steps=_steps(share), **changes)
+
+
+def _steps(share: float) -> int:
+    return round(TASKS["resnet8"]["steps"] * share / 2) * 2
+
+
+def _with_zre(s: str) -> Arm:
+    """With the paper's coder, in a quarter of the steps. The values don't depend on the coder."""
+    coder = "coder=none" if s == _NO_ZRE else "coder=zre"
+    sent = _S[0] if s == _NO_ZRE else s
+    return arm("resnet8", f"3lc:s={sent},{coder}", steps=_steps(0.25))
+
+
+def _timed(design: str, bandwidth: str) -> Arm:
+    """On shaped links, with one server. The server exchanges in every step, so 2 local steps are
+    timed by workers that step alone between two averages."""
+    codec, changes, _ = _DESIGNS[design]
+    steps = _TIMED_STEPS[bandwidth]
+    return arm(
+        "resnet8",
+        codec.replace("coder=rice", "coder=zre"),
+        timed=True,
+        exchange="sharded" if changes else "server",
+        bandwidth=bandwidth,
+        steps=steps,
+        eval_every=steps,
+        **changes,
+    )
+
+
+def _table_1(found: Found) -> str:
+    rows = [Row(design, _full(design), theirs) for design, (_, _, theirs) in _DESIGNS.items()]
+    return accuracy_table(found, _full(_BASE), rows, ("paper: accuracy (%)", "difference"))
+
+
+def _speed_ups(found: Found) -> str:
+    def column(place: int, bandwidth: str) -> list[Column]:
+        def ours(row: Row) -> str:
+            return found.speed_up(_timed(row.label, bandwidth), _timed(_BASE, bandwidth))
+
+        return [(bandwidth, ours), ("paper", lambda row: row.theirs[2 + place])]
+
+    rows = [Row(design, _full(design), theirs) for design, (_, _, theirs) in _DESIGNS.items()]
+    columns = [one for k, bandwidth in enumerate(_BANDWIDTHS) for one in column(k, bandwidth)]
+    return table([("design", lambda row: row.label), *columns], rows)
+
+
+def _table_2(found: Found) -> str:
+    columns: list[Column] = [
+        ("s", lambda row: row.label),
+        ("ratio", lambda row: found.ratio(row.arm)),
+        ("bits pushed, pulled", lambda row: found.bits(row.arm)),
+        ("paper: ratio", lambda row: row.theirs[0]),
+        ("bits", lambda row: row.theirs[1]),
+        ("with coder=rice: bits", lambda row: found.bits(_of_s(row.label))),
+    ]
+    return table(columns, [Row(s, _with_zre(s), theirs) for s, theirs in _TABLE_2.items()])
+
+
+_NO_ZRE = "no ZRE"
+_TABLE_2 = {
+    _NO_ZRE: ("20.0x", "1.60"),
+    "1.00": ("39.4x", "0.812"),
+    "1.50": ("70.9x", "0.451"),
+    "1.75": ("107x", "0.298"),
+    "1.90": ("160x", "0.200"),
+}
+
+
+def _of_s(s: str) -> Arm:
+    return _shorter(f"3LC (s={_S[0] if s == _NO_ZRE else s})", 0.25)
+
+
+def _of_time(found: Found, designs: tuple[str, ...]) -> Figure:
+    """Accuracy over the time that the steps take at 10 Mbit/s, for each share of the steps."""
+    from gradwire.evaluate.pictures import lines
+
+    drawn = {}
+    for design in designs:
+        seconds = found.seconds_a_step(_timed(design, "10mbit"))
+        arms = [_shorter(design, share) for share in _QUARTERS]
+        ends = [(found.settings[one].steps, found.mean(one)) for one in arms]
+        points = [(steps, 100 * mean) for steps, mean in ends if mean is not None]
+        if seconds is not None and points:
+            drawn[design] = [steps * seconds / 60 for steps, _ in points], [y for _, y in points]
+    return lines(
+        drawn, "training time at 10 Mbit/s (minutes)", "test accuracy (%)",
+        logarithmic="x", markers=True,
+    )  # fmt: skip
+
+
+def _over_steps(found: Found, of_loss: bool) -> Figure:
+    from gradwire.evaluate.pictures import lines
+
+    drawn = {}
+    for design in _SHOWN:
+        runs, steps = found.runs(_full(design)), found.settings[_full(design)].steps
+        for run in runs[:1]:
+            places = [e["step"] for e in run.evaluations]
+            accuracy = places, [100 * e["value"] for e in run.evaluations]
+            drawn[design] = curve(run.loss, steps) if of_loss else accuracy
+    up = "training loss (nats)" if of_loss else "test accuracy (%)"
+    return lines(drawn, "step", up, markers=not of_loss)
+
+
+def _bits_over_steps(found: Found, s: str) -> Figure:
+    from gradwire.evaluate.pictures import lines
+
+    one, drawn = _full(f"3LC (s={s})"), {}
+    for run in found.runs(one)[:1]:
+        steps = found.settings[one].steps
+        drawn = {"push": curve(run.push_bits, steps), "pull": curve(run.pull_bits, steps)}
+    return lines(drawn, "step", "bits a value, raw tensors and headers included", title=f"s={s}")
+
+
+EVALUATION = Evaluation(
+    "3lc",
+    "3LC: its evaluation, here",
+    "Lim, Andersen, Kaminsky: 3LC (SysML 2019), section 4. The paper trains ResNet-110 on CIFAR-10 "
+    "with 10 workers x 32 images, 25,600 steps, 5 runs. The recipe here is the paper's: SGD with "
+    "momentum 0.9, weight decay 1e-4, cosine, statistics of batch normalisation from one worker. "
+    "Batch normalisation goes raw, as in the paper; here biases and tensors of fewer than 256 "
+    "values do, too. One process simulates the workers and their server, which compresses the "
+    "change of its model.",
+    (
+        Experiment(
+            "Table 1: accuracy",
+            "With all steps. 3LC's values do not depend on its coder; here it is `rice`.",
+            tuple(_full(design) for design in _DESIGNS),
+            _table_1,
+        ),
+        Experiment(
+            "Table 1: speed-up",
+            "Time of a step, against 32-bit float on the same links: real processes in network "
+            "namespaces, one server. The paper takes the time of its whole training from a few "
+            "steps in the same way. (2 local steps run without a server.)",
+            tuple(_timed(design, b) for b in _BANDWIDTHS for design in _DESIGNS),
+            _speed_ups,
+        ),
+        Experiment(
+            "Table 2: bits of a value",
+            "Average over a training of a quarter of the steps, of the compressed tensors alone.",
+            (*map(_with_zre, _TABLE_2), *map(_of_s, _S)),
+            _table_2,
+        ),
+        Experiment(
+            "Figures 3 and 5: 25, 50, 75 and 100 % of the steps",
+            "Each point is a training of its own, with its own schedule of the learning rate.",
+            tuple(_shorter(design, share) for share in _QUARTERS for design in _DESIGNS),
+            figures={
+                "figure-3": (
+                    "accuracy over training time at 10 Mbit/s, the designs",
+                    partial(_of_time, designs=tuple(d for d in _DESIGNS if d not in _ALL_S[1::2])),
+                ),
+                "figure-5": (
+                    "accuracy over training time at 10 Mbit/s, with each sparsity multiplier",
+                    partial(_of_time, designs=(_BASE, *_ALL_S)),
+                ),
+            },
+        ),
+        Experiment(
+            "Figure 4: during a training",
+            "Seed 0.",
+            tuple(_full(design) for design in _SHOWN),
+            figures={
+                "figure-4-loss": (
+                    "training loss over steps",
+                    partial(_over_steps, of_loss=True),
+                ),
+                "figure-4-accuracy": (
+                    "test accuracy over steps",
+                    partial(_over_steps, of_loss=False),
+                ),
+            },
+        ),
+        Experiment(
+            "Figure 6: bits over steps",
+            "Seed 0. The paper's counts leave out what goes raw; its pushes are the smaller ones "
+            "until the last third of the training.",
+            tuple(_full(f"3LC (s={s})") for s in ("1.00", "1.75")),
+            figures={
+                f"figure-6-s{s}": (
+                    f"bits of a value, pushed and pulled, over steps, s={s}",
+                    partial(_bits_over_steps, s=s),
+                )
+                for s in ("1.00", "1.75")
+            },
+        ),
+    ),
+)

@@ -1,0 +1,226 @@
+"""`gradwire evaluate`: its trainings, its folder of results, its pages."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import gradwire
+from cli_runner import run as run_command
+from gradwire.cli.evaluate import _EVALUATIONS
+from gradwire.evaluate import page, runner
+from gradwire.evaluate.arms import Arm, Setup, arm
+from gradwire.evaluate.found import Found
+from gradwire.evaluate.store import Run, Store, curve, shorten
+from gradwire.train.records import Evaluation, RankRecord
+from gradwire.train.report import Conditions, Report, RunResult, result_of
+
+TINY = Setup(scale=0.0005)
+MLP = arm("mlp", "raw", seeds=2)
+MACHINE = {
+    "cpu": "x",
+    "cores": 2,
+    "torch": "2",
+    "gradwire": {"version": gradwire.__version__, "commit": "0123456789"},
+}
+
+
+def made(run: Run, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
+    """The document of a run that was not trained."""
+    settings = run.arm.settings(run.seed, setup)
+    record = RankRecord(run.arm.codec, 0, 2.0, [2.0, 1.0], seed=run.seed)
+    record.evaluations = [Evaluation(settings.steps, 2.0, value)]
+    counted = dict.fromkeys(("push_bytes", "pull_bytes", "control_bytes"), 8.0)
+    counted |= {"compressed_bits_push": 4.0, "compressed_bits_pull": 2.0, "steps": 2}
+    record.hook = counted
+    links = Conditions(shaped=False, modelled=False)
+    ranks = [replace(record, rank=rank) for rank in range(settings.ranks)]
+    result = result_of(settings, 10, links, ranks)
+    return Report(settings, 10, "data", links, [result]).to_json(MACHINE)
+
+
+def stored(folder: Path, run: Run) -> Store:
+    store = Store(folder, TINY)
+    store.path(run).parent.mkdir(parents=True)
+    store.write(run, made(run))
+    return store
+
+
+@pytest.mark.parametrize("name", _EVALUATIONS)
+def test_every_training_has_settings_and_a_place_of_its_own(name: str) -> None:
+    arms = _EVALUATIONS[name].arms()
+    assert len({one.path(0) for one in arms}) == len(arms)
+    for one in arms:
+        whole, part = one.settings(0, Setup()), one.settings(1, TINY)
+        assert 0 < part.steps <= whole.steps * TINY.scale + whole.every
+        assert part.seed == 1
+
+
+def test_trainings_that_several_evaluations_need_are_shared() -> None:
+    owners = [set(evaluation.arms()) for evaluation in _EVALUATIONS.values()]
+    raw = arm("resnet8", "raw")
+    assert sum(raw in arms for arms in owners) > 2
+    both = [one for arms in owners for one in arms if one == raw]
+    assert {one.path(0) for one in both} == {raw.path(0)}
+
+
+def test_the_larger_resnets_train_as_long_as_in_the_paper() -> None:
+    one = arm("resnet8", "raw").settings(0, Setup(resnet="resnet110"))
+    assert (one.model, one.steps, one.workers) == ("resnet110", 25600, 10)
+    timed = arm("resnet8", "raw", timed=True, steps=12).settings(0, Setup(resnet="resnet110"))
+    assert timed.steps == 12
+
+
+def test_a_result_is_found_again_without_its_long_lists(tmp_path: Path) -> None:
+    run = Run(MLP, 1)
+    store = stored(tmp_path, run)
+    found, documents, unusable = runner.read([MLP], store)
+    assert found.mean(MLP) == 0.5
+    assert found.bits(MLP) == "4, 2"
+    assert [d["settings"]["seed"] for d in documents] == [1]
+    assert unusable == []
+    result = shorten({**made(run)["results"][0], "loss": [float(k) for k in range(1000)]})
+    assert result["loss"][:2] == [4.5, 14.5]
+    assert curve(result["loss"], 1000)[0][:2] == [5.0, 15.0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda text: text[:-40], "is no result of gradwire evaluate"),
+        (lambda text: text.replace('"kind": "gradwire-evaluate"', '"kind": "x"'), "kind is 'x'"),
+        (lambda text: text.replace(gradwire.__version__, "0.0.9"), "it is of gradwire 0.0.9"),
+        (lambda text: text.replace('"clip": 0.0', '"clip": 2.0'), "clip 2.0 instead of 0.0"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_and_kept(
+    tmp_path: Path, spoil: Any, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(MLP, 0)
+    store = stored(tmp_path, run)
+    path = store.path(run)
+    spoilt = spoil(path.read_text())
+    path.write_text(spoilt)
+    with pytest.raises(ValueError, match=why):
+        store.read(run)
+    assert why in runner.read([MLP], store)[2][0]
+    assert path.read_text() == spoilt, "reading leaves it"
+    assert not runner._is_there(run, store, Console())
+    assert why in capsys.readouterr().out.replace("\n", " ")
+    assert path.with_name(f"{path.name}.unusable-1").read_text() == spoilt
+    assert not path.exists()
+
+
+def test_two_calls_share_the_work(tmp_path: Path) -> None:
+    arms = [MLP, arm("mlp", "bf16")]
+    stores = [Store(tmp_path, TINY) for _ in range(2)]
+    failed: list[int] = []
+
+    def work(store: Store) -> None:
+        failed.append(runner.make(arms, store, Console(quiet=True)))
+
+    calls = [threading.Thread(target=work, args=(store,)) for store in stores]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join()
+    assert failed == [0, 0]
+    files = sorted(path.name for path in (tmp_path / "mlp").iterdir() if path.suffix == ".json")
+    assert files == ["bf16-0.json", "raw-0.json", "raw-1.json"]
+    with stores[0].claim(Run(MLP, 0)) as mine, stores[1].claim(Run(MLP, 0)) as others:
+        assert mine
+        assert not others
+
+
+def test_a_timed_run_is_alone(tmp_path: Path) -> None:
+    order: list[str] = []
+    store = Store(tmp_path, TINY)
+    with store.quiet(timed=False):
+        waiting = threading.Thread(target=lambda: _note(store, order))
+        waiting.start()
+        waiting.join(0.2)
+        order.append("untimed")
+    waiting.join()
+    assert order == ["untimed", "timed"]
+
+
+def _note(store: Store, order: list[str]) -> None:
+    with store.quiet(timed=True):
+        order.append("timed")
+
+
+def test_a_run_that_cannot_be_made_is_said_and_the_rest_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = arm("mlp", "raw", data_dir=tmp_path / "nowhere")
+    store = Store(tmp_path / "runs", TINY)
+    assert runner.make([broken, MLP], store, Console()) == 1
+    assert "nowhere" in capsys.readouterr().out
+    assert store.path(Run(MLP, 1)).exists()
+
+
+@pytest.mark.parametrize("name", _EVALUATIONS)
+def test_the_page_shows_every_result(tmp_path: Path, name: str) -> None:
+    evaluation = _EVALUATIONS[name]
+    arms, setup = evaluation.arms(), Setup()
+    results: dict[Arm, dict[int, RunResult]] = {}
+    for index, run in enumerate(runner.runs_of(arms)):
+        document = made(run, setup, 0.25 + index / 1000)
+        results.setdefault(run.arm, {})[run.seed] = RunResult.read(document["results"][0])
+    found = Found(results, {one: one.settings(0, setup) for one in arms})
+    written = page.write(evaluation, found, "machines", "the command", tmp_path / f"{name}.md")
+    text = written[0].read_text()
+    assert "not run" not in text
+    assert "runs are there" not in text
+    shown = sum(found.text(one) in text for one in arms)
+    assert shown >= 10, "the others are timed, or points of a picture"
+    pictures = [picture for e in evaluation.experiments for picture in e.figures]
+    assert len(written) == 1 + len(pictures)
+    assert all(path.stat().st_size > 5000 for path in written[1:])
+
+
+def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
+    done = run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path, "--json")
+    page_of = str(tmp_path / "qsgd.md")
+    empty = {"name": "qsgd", "page": page_of, "runs": []}
+    assert done.json == {"evaluations": [empty], "failed": 0}
+    text = (tmp_path / "qsgd.md").read_text()
+    assert "No run is there yet." in text
+    assert "**0 of " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["adam"], "valid are frontier, 3lc, terngrad, qsgd, inceptionn"),
+        (["--resnet", "vgg"], "valid are resnet8, resnet20"),
+        (["--scale", "2"], "should be less than or equal to 1"),
+        (["3lc", "--data", "cifar10"], "cifar10 needs --data-dir"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = run_command("evaluate", *arguments, "--out", tmp_path)
+    assert done.code == 2
+    assert said in " ".join(done.err.replace("│", " ").split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_numbers_of_the_runs_as_json(tmp_path: Path) -> None:
+    one = next(arm for arm in _EVALUATIONS["qsgd"].arms() if arm.task == "mlp")
+    setup = Setup(scale=0.5)
+    store = Store(tmp_path / "runs-0.5", setup)
+    store.path(Run(one, 0)).parent.mkdir(parents=True)
+    store.write(Run(one, 0), made(Run(one, 0), setup))
+    options = ("--draw-only", "--scale", "0.5", "--json", "--out", tmp_path)
+    (evaluation,) = run_command("evaluate", "qsgd", *options).json["evaluations"]
+    (run,) = evaluation["runs"]
+    assert (run["model"], run["codec"], run["final"]) == ("mlp", one.codec, 0.5)
+    assert run["push_payload_bits"] == 4.0
+    document = json.loads(store.path(Run(one, 0)).read_text())
+    assert document["result"]["hook_of_rank"] == [], "files are small"
