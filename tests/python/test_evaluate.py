@@ -31,6 +31,19 @@ MACHINE = {
 }
 
 
+SEEN = {
+    "density": [[0.5], [0.25]],
+    "error": [[0.5], [0.1]],
+    "bits": [[8.0], [8.0]],
+    "class_shares": [[{"0": 0.75, "8": 0.25, "16": 0.0, "32": 0.0}]] * 2,
+}
+OBSERVED = {
+    "steps": [1, 2],
+    "tensors": [["fc.weight", 100]],
+    "histograms": {"fc.weight": {"edges": [-1.0, 0.0, 1.0], "gradient": [0.5, 0.5]}},
+}
+
+
 def made(run: Run, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
     """The document of a run that was not trained."""
     settings = run.arm.settings(run.seed, setup)
@@ -173,7 +186,8 @@ def test_the_page_shows_every_result(tmp_path: Path, name: str) -> None:
     for index, run in enumerate(runner.runs_of(arms)):
         document = made(run, setup, 0.25 + index / 1000)
         results.setdefault(run.arm, {})[run.seed] = RunResult.read(document["results"][0])
-    found = Found(results, {one: one.settings(0, setup) for one in arms})
+    watched = {one: OBSERVED | {"codecs": dict.fromkeys(one.observed, SEEN)} for one in arms}
+    found = Found(results, {one: one.settings(0, setup) for one in arms}, watched)
     written = page.write(evaluation, found, "machines", "the command", tmp_path / f"{name}.md")
     text = written[0].read_text()
     assert "not run" not in text
@@ -224,3 +238,27 @@ def test_the_numbers_of_the_runs_as_json(tmp_path: Path) -> None:
     assert run["push_payload_bits"] == 4.0
     document = json.loads(store.path(Run(one, 0)).read_text())
     assert document["result"]["hook_of_rank"] == [], "files are small"
+
+
+def test_gradients_are_observed(tmp_path: Path) -> None:
+    one = arm("mlp", "raw", observed=("inceptionn:bound=6", "terngrad"), steps=4000, workers=2)
+    store = Store(tmp_path, TINY)
+    assert runner.make([one], store, Console(quiet=True)) == 0
+    found, _, _ = runner.read([one], store)
+    observed = found.observed[one]
+    assert observed["steps"] == [0, 1]
+    weights = [numel for _, numel in observed["tensors"]]
+    assert weights[0] == 784 * 256
+    sparse, ternary = (observed["codecs"][codec] for codec in one.observed)
+    for of_step, densities in zip(sparse["class_shares"], sparse["density"], strict=True):
+        for shares, density in zip(of_step, densities, strict=True):
+            assert sum(shares.values()) == pytest.approx(1.0, abs=1e-3)
+            assert density <= 1.0 - shares["0"] + 1e-3
+    assert all(error > 0.0 for of_step in ternary["error"] for error in of_step)
+    assert "class_shares" not in ternary
+    (drawn,) = observed["histograms"].values()
+    assert sum(drawn["gradient"]) == pytest.approx(1.0, abs=0.01)
+    clipped = [
+        share for share, edge in zip(drawn["clipped"], drawn["edges"], strict=False) if edge > 2.6
+    ]
+    assert sum(clipped) == 0.0

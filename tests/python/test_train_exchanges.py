@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradwire.train import settings
-from gradwire.train.settings import SettingsError, TrainSettings
+from gradwire.train.settings import Rule, SettingsError, TrainSettings
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,11 @@ from gradwire.train.settings import SettingsError, TrainSettings
             "--codec",
             "cannot run torch:bf16: it needs real ranks",
         ),
-        ({"exchange": "one-process", "exclude": ("fc*",)}, "--exclude", "does not go with"),
+        (
+            {"exchange": "one-process", "rules": (Rule("fc*", "int8"),)},
+            "--rules",
+            "does not go with",
+        ),
         (
             {"exchange": "one-process:pulls=model", "bandwidth": None},
             "--exchange",

@@ -229,9 +229,10 @@ COARSE_PULLS = "raw/inceptionn:bound=6,mode=strict"
 GRADIENTS = TrainSettings(workers=2, batch=6, clip=0.5, seed=3)
 
 
-def _train_with_hook(simulation: str) -> float:
+def _train_with_hook(simulation: str, exclude_last: int = 0) -> float:
     """How far the two ways are apart, as a share of how far the model moved."""
-    own, simulated = train_both(GRADIENTS, simulation, COARSE_PULLS)
+    settings = replace(GRADIENTS, exclude_last=exclude_last)
+    own, simulated = train_both(settings, simulation, COARSE_PULLS)
     start = torch.cat([w.detach().flatten() for w in lenet().parameters()])
     return float((own - simulated).norm() / (own - start).norm())
 
@@ -239,3 +240,7 @@ def _train_with_hook(simulation: str) -> float:
 def test_one_process_pulls_gradients_as_the_hook(cluster: Cluster) -> None:
     assert max(cluster.run(2, _train_with_hook, "one-process:pulls=gradients")) < 1e-3
     assert min(cluster.run(2, _train_with_hook, "one-process")) > 0.1, "a server's way is another"
+
+
+def test_one_process_excludes_the_last_layers_as_the_hook(cluster: Cluster) -> None:
+    assert max(cluster.run(2, _train_with_hook, "one-process:pulls=gradients", 2)) < 1e-3

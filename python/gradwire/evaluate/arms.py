@@ -60,13 +60,15 @@ class Setup:
 class Arm:
     """One way to train a task, with the seeds 0, 1, ...
 
-    changes: options that differ from the task's, by the names in TrainSettings. timed: its seconds
-    are wanted, so it must run alone.
+    changes: options that differ from the task's, by the names in TrainSettings. observed: codecs
+    that are tried on its gradients meanwhile (observe.py). timed: its seconds are wanted, so it
+    must run alone.
     """
 
     task: str
     codec: str
     changes: tuple[tuple[str, Any], ...] = ()
+    observed: tuple[str, ...] = ()
     seeds: int = field(default=1, compare=False)
     timed: bool = field(default=False, compare=False)
 
@@ -93,9 +95,18 @@ class Arm:
     def path(self, seed: int) -> Path:
         """The place of a run's result."""
         words = [self.codec, *(f"{name}={value}" for name, value in self.changes)]
+        words += ["observed", *self.observed] if self.observed else []
         name = re.sub(r"[^A-Za-z0-9.,=-]+", "_", ",".join(words))
         return Path(self.task) / f"{name}-{seed}.json"
 
 
-def arm(task: str, codec: str, *, seeds: int = 1, timed: bool = False, **changes: Any) -> Arm:
-    return Arm(task, codec, tuple(changes.items()), seeds, timed)
+def arm(
+    task: str,
+    codec: str,
+    *,
+    observed: tuple[str, ...] = (),
+    seeds: int = 1,
+    timed: bool = False,
+    **changes: Any,
+) -> Arm:
+    return Arm(task, codec, tuple(changes.items()), observed, seeds, timed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 from gradwire.evaluate.arms import Arm
 from gradwire.train.recipes import METRICS, Metric
@@ -17,10 +18,12 @@ MISSING = "not run"
 
 @dataclass(frozen=True)
 class Found:
-    """The results that are there, by arm and seed, and the settings of each arm."""
+    """The results that are there, by arm and seed, the settings of each arm, and what was observed
+    (observe.py)."""
 
     results: dict[Arm, dict[int, RunResult]]
     settings: dict[Arm, TrainSettings]
+    observed: dict[Arm, dict[str, Any]] = field(default_factory=dict)
 
     def metric(self, arm: Arm) -> Metric:
         return METRICS[self.settings[arm].data]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from gradwire.evaluate.arms import HOOK, Arm, arm
@@ -41,6 +42,44 @@ def _table(found: Found, task: str) -> str:
     rows = [Row(label, _arm(task, codec)) for label, codec in _CODECS.items()]
     ratio: Column = ("ratio", lambda row: found.ratio(row.arm))
     return accuracy_table(found, _arm(task, "raw"), rows, (), ratio)
+
+
+# Codecs that are tried on the gradients of an uncompressed training.
+_OBSERVED = {
+    task: arm(task, "raw", observed=tuple(_CODECS.values())[1:], steps=2000) for task in _TASKS
+}
+_CLASSES = ("0", "8", "16", "32")
+
+
+def _shares(found: Found, task: str) -> str:
+    def mean(row: Row, key: str, name: str = "") -> float | None:
+        """Over steps, and over tensors by their numbers of values."""
+        observed = found.observed.get(row.arm)
+        steps = observed["codecs"][_CODECS[row.label]].get(key) if observed else None
+        if observed is None or steps is None:
+            return None
+        numels = [numel for _, numel in observed["tensors"]]
+        values = [[one[name] if name else one for one in of_step] for of_step in steps]
+        return fmean(fmean(of_step, numels) for of_step in values)
+
+    def percent(row: Row, key: str, name: str = "") -> str:
+        share = mean(row, key, name)
+        return "" if share is None else f"{100 * share:.3g} %"
+
+    def ratio(row: Row) -> str:
+        bits = mean(row, "bits")
+        return "" if bits is None else f"{32 / bits:.3g}x"
+
+    def of_class(name: str) -> Column:
+        return f"{name} bits", lambda row: percent(row, "class_shares", name)
+
+    columns: list[Column] = [
+        ("codec", lambda row: row.label),
+        *map(of_class, _CLASSES),
+        ("ratio", ratio),
+        ("squared error", lambda row: percent(row, "error")),
+    ]
+    return table(columns, [Row(label, _OBSERVED[task]) for label in list(_CODECS)[1:]])
 
 
 def _timed(task: str, way: str, bandwidth: str) -> Arm:
@@ -84,6 +123,17 @@ EVALUATION = Evaluation(
                 else "",
                 tuple(_arm(task, codec) for codec in _CODECS.values()),
                 partial(_table, task=task),
+            )
+            for task in _TASKS
+        ),
+        *(
+            Experiment(
+                f"Shares of the classes and error: {task}",
+                "Of the gradients of an uncompressed training, at 40 steps: the share of the "
+                "values that take 0, 8, 16 and 32 bits beside their 2-bit tag, and the squared "
+                "error as a share of the squared norm.",
+                (_OBSERVED[task],),
+                partial(_shares, task=task),
             )
             for task in _TASKS
         ),

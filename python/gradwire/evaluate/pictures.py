@@ -38,3 +38,23 @@ def lines(
     if drawn:
         figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure
+
+
+def histograms(drawn: Mapping[str, Mapping[str, Sequence[float]]], across: str) -> Figure:
+    """A row for each name; in it a panel for each histogram, shares of the values between the
+    `edges`, on a logarithmic scale."""
+    width, height = plots.SIZE_INCHES
+    figure = Figure(figsize=(1.5 * width, 0.45 * height * max(len(drawn), 1)), layout="constrained")
+    for row, (name, shares) in enumerate(drawn.items()):
+        edges = shares["edges"]
+        panels = [key for key in shares if key != "edges"]
+        for column, key in enumerate(panels):
+            place = row * len(panels) + column + 1
+            axes = figure.add_subplot(len(drawn), len(panels), place)
+            axes.stairs(shares[key], edges, fill=True, color=plots.style(1)["color"])
+            axes.set_yscale("log")
+            axes.set_ylim(1e-5, 1.0)
+            axes.set_title(f"{name}: {key}", loc="left", fontsize=9)
+            axes.set_xlabel(across, fontsize=8)
+            axes.set_ylabel("share of the values" if column == 0 else "", fontsize=8)
+    return figure

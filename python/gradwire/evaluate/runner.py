@@ -18,6 +18,7 @@ from gradwire.train.errors import TrainError
 from gradwire.train.progress import say
 from gradwire.train.report import RunResult
 from gradwire.train.run import Outputs, train_here
+from gradwire.train.settings import TrainSettings
 
 _POLL_SECONDS = 5.0
 
@@ -31,7 +32,7 @@ def runs_of(arms: Sequence[Arm]) -> list[Run]:
 def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[dict[str, Any]], list[str]]:
     """The results that are there, their files, and a line for each file that cannot be used."""
     results: dict[Arm, dict[int, RunResult]] = {}
-    documents, unusable = [], []
+    observed, documents, unusable = {}, [], []
     for run in runs_of(arms):
         try:
             document = store.read(run)
@@ -41,8 +42,10 @@ def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[dict[str, Any]]
             if document is not None:
                 results.setdefault(run.arm, {})[run.seed] = document["result"]
                 documents.append(document)
+                if run.arm.observed:
+                    observed[run.arm] = document["observed"]
     settings = {one: store.settings(Run(one, 0)) for one in arms}
-    return Found(results, settings), documents, unusable
+    return Found(results, settings, observed), documents, unusable
 
 
 def make(arms: Sequence[Arm], store: Store, console: Console) -> int:
@@ -81,15 +84,26 @@ def _train(run: Run, store: Store, console: Console, left: int) -> bool:
     title = f"{store.path(run).relative_to(store.folder)}"
     began = time.perf_counter()
     try:
-        with store.quiet(run.arm.timed), TemporaryDirectory() as folder:
-            report = train_here(settings, Outputs(out=Path(folder)), Console(quiet=True))
-            (path,) = Path(folder).iterdir()
-            store.write(run, json.loads(path.read_text(encoding="utf-8")))
+        with store.quiet(run.arm.timed):
+            document = _train_or_observe(run.arm, settings)
     except TrainError as error:
         say(console, f"{title}: {error}", style="bold red")
         return False
-    (result,) = report.results
-    end = "diverged" if result.final is None else settings.metric.text(result.final)
+    store.write(run, document)
+    final = document["results"][0]["final"]
+    end = "diverged" if final is None else settings.metric.text(final)
     seconds = time.perf_counter() - began
     say(console, f"{title}: {end} after {seconds:.0f} s; {left} runs left")
     return True
+
+
+def _train_or_observe(one: Arm, settings: TrainSettings) -> dict[str, Any]:
+    if one.observed:
+        from gradwire.evaluate.observe import train_and_observe
+
+        return train_and_observe(settings, one.observed)
+    with TemporaryDirectory() as folder:
+        train_here(settings, Outputs(out=Path(folder)), Console(quiet=True))
+        (path,) = Path(folder).iterdir()
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return document

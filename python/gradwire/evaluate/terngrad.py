@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gradwire.evaluate.arms import HOOK, Arm, arm
 from gradwire.evaluate.evaluation import Evaluation, Experiment
 from gradwire.evaluate.found import Column, Found, Row, accuracy_table, table
+from gradwire.evaluate.store import curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,10 +90,12 @@ def _table_1(found: Found) -> str:
 
 
 # Table 2: dropout, clipping, and larger batches by more workers, with as many epochs.
+_LAST_RAW = "TernGrad, last layer raw"  # section 4.2 suggests it
 _ALEXNET = {
     (2, "floating", 0.5): "57.33 %",
     (2, "TernGrad", 0.2): "57.61 %",
     (2, "TernGrad, no clipping", 0.2): "54.63 %",
+    (2, _LAST_RAW, 0.2): "",
     (4, "floating", 0.5): "57.32 %",
     (4, "TernGrad", 0.2): "57.28 %",
     (8, "floating", 0.5): "56.62 %",
@@ -99,22 +103,68 @@ _ALEXNET = {
 }
 
 
-def _dropping(workers: int, codec: str, dropout: float) -> Arm:
+def _dropping(workers: int, label: str, dropout: float) -> Arm:
     steps = 16000 // workers
     options: dict[str, Any] = {"workers": workers, "dropout": dropout, "steps": steps}
-    return arm("lenet", codec, exchange=HOOK, **options)
+    if label == _LAST_RAW:
+        options["exclude_last"] = 1
+    return arm("lenet", _CODECS.get(label, "terngrad"), exchange=HOOK, **options)
 
 
 def _table_2(found: Found) -> str:
     rows = [
         Row(
             f"{label}, {workers} workers, dropout {dropout}",
-            _dropping(workers, _CODECS[label], dropout),
+            _dropping(workers, label, dropout),
             (theirs,),
         )
         for (workers, label, dropout), theirs in _ALEXNET.items()
     ]
     return accuracy_table(found, rows[0].arm, rows, ("paper: AlexNet, top 1",))
+
+
+# Figures 2 and 4.
+_OBSERVED = arm("lenet", "terngrad", observed=("terngrad",), exchange=HOOK, steps=_STEPS)
+
+
+def _figure_2(found: Found) -> Figure:
+    from gradwire.evaluate.pictures import histograms
+
+    drawn = found.observed[_OBSERVED]["histograms"] if _OBSERVED in found.observed else {}
+    titles = {"decoded": "ternary", "average": "average of the workers"}
+    named = {
+        tensor: {titles.get(key, key): values for key, values in shares.items()}
+        for tensor, shares in drawn.items()
+    }
+    return histograms(named, "standard deviations")
+
+
+def _figure_4(found: Found, what: str) -> Figure:
+    from gradwire.evaluate.pictures import lines
+
+    drawn = {}
+    for label, dropout in (("floating", 0.5), ("TernGrad", 0.2)):
+        one = _dropping(4, label, dropout)
+        for run in found.runs(one)[:1]:
+            steps = [e["step"] for e in run.evaluations]
+            accuracy = steps, [100 * e["value"] for e in run.evaluations]
+            drawn[f"{label}, dropout {dropout}"] = (
+                accuracy if what == "accuracy" else curve(run.loss, found.settings[one].steps)
+            )
+    up = "test accuracy (%)" if what == "accuracy" else "training loss (nats)"
+    return lines(drawn, "step", up, markers=what == "accuracy")
+
+
+def _density(found: Found) -> Figure:
+    from gradwire.evaluate.pictures import lines
+
+    drawn = {}
+    if (observed := found.observed.get(_OBSERVED)) is not None:
+        shares = observed["codecs"]["terngrad"]["density"]
+        for index, (tensor, numel) in enumerate(observed["tensors"]):
+            label = f"{tensor}, {numel:,} values"
+            drawn[label] = observed["steps"], [100 * of_step[index] for of_step in shares]
+    return lines(drawn, "step", "values that are not 0 (%)", logarithmic="y")
 
 
 EVALUATION = Evaluation(
@@ -143,8 +193,25 @@ EVALUATION = Evaluation(
         Experiment(
             "Table 2: dropout and clipping",
             "A batch of 32 of each worker, as many epochs in each row.",
-            tuple(_dropping(w, _CODECS[label], dropout) for w, label, dropout in _ALEXNET),
+            tuple(_dropping(w, label, dropout) for w, label, dropout in _ALEXNET),
             _table_2,
+        ),
+        Experiment(
+            "Figure 2: histograms of gradients",
+            "In the middle of the training: worker 0's gradient, clipped, ternary, and the average "
+            "of the workers' ternary gradients.",
+            (_OBSERVED,),
+            figures={"figure-2": ("histograms of the gradients of two tensors", _figure_2)},
+        ),
+        Experiment(
+            "Figure 4: during a training",
+            "Seed 0. The paper's density of fc6 of AlexNet falls to some 10 %.",
+            (_dropping(4, "floating", 0.5), _dropping(4, "TernGrad", 0.2), _OBSERVED),
+            figures={
+                "figure-4-accuracy": ("accuracy", partial(_figure_4, what="accuracy")),
+                "figure-4-loss": ("training loss", partial(_figure_4, what="loss")),
+                "figure-4-density": ("share of the values that are sent", _density),
+            },
         ),
     ),
 )

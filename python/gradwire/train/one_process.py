@@ -15,7 +15,9 @@ worker 0 (3LC, section 4.3: "make one worker responsible").
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ from gradwire.torch.optimizers.gradient_noise import (
     count_decay,
 )
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum, take_momentum
-from gradwire.torch.records.exchange_settings import RAW
+from gradwire.torch.records.exchange_settings import RAW, ExchangeSettings
 from gradwire.torch.records.optimizer_watch import describe_coarse_gradients
 from gradwire.torch.records.parameters import split_like
 from gradwire.torch.records.stats import ChosenCodec, bits
@@ -67,7 +69,10 @@ class OneProcess(Strategy):
         self._every = 1 if is_plain else settings.every
         self._sends_updates = settings.compress == UPDATES and not is_plain
         self._pulls_gradient = SIMULATED[settings.exchange] == GRADIENTS
-        self._replica = replica = FlatModel(model, settings.min_numel)
+        excluded = _match(model, settings)
+        self._replica = replica = FlatModel(
+            model, settings.min_numel, {name for names in excluded.values() for name in names}
+        )
         device = replica.weights.device
         self._gradients = replica.weights.new_zeros(self._workers, replica.weights.numel())
         self._views = [replica.views(gradient) for gradient in self._gradients]
@@ -115,10 +120,11 @@ class OneProcess(Strategy):
         self._choosers = {
             way: group.chooser for way, group in ways.items() if isinstance(group, CompressorGroup)
         }
-        self._remarks: tuple[str, ...] = ()
+        unmatched = [pattern for pattern, names in excluded.items() if not names]
+        self._remarks = tuple(f"{pattern} in exclude matches no tensor" for pattern in unmatched)
         if not self._sends_updates and settings.optimizer != SGD and sends_coarsely(texts[0]):
             name = type(self.optimizer).__name__
-            self._remarks = (describe_coarse_gradients(name, texts[0]),)
+            self._remarks += (describe_coarse_gradients(name, texts[0]),)
         self._values, self._compressed_values = sum(segments), sum(segments[:-1])
         # Row: pushed, pulled. Column: bytes of frames, bytes of the compressed tensors' payloads.
         self._last_bytes = self._sent_bytes = np.zeros((2, 2))
@@ -259,18 +265,29 @@ class OneProcess(Strategy):
         return pulled
 
 
+def _match(model: nn.Module, settings: TrainSettings) -> dict[str, list[str]]:
+    """The names that each pattern of the tensors to exclude matches."""
+    shapes = [(name, list(parameter.shape)) for name, parameter in model.named_parameters()]
+    chosen = ExchangeSettings(RAW, exclude=settings.exclude, exclude_last=settings.exclude_last)
+    patterns = chosen.with_last_excluded(shapes).exclude
+    return {p: [name for name, _ in shapes if fnmatchcase(name, p)] for p in patterns}
+
+
 class FlatModel:
     """A model whose parameters are views of one vector: the tensors to compress in their order,
-    then small matrices, then the tensors of one dimension; both go raw."""
+    then other matrices, then the tensors of one dimension; both go raw."""
 
-    def __init__(self, module: nn.Module, min_numel: int) -> None:
+    def __init__(self, module: nn.Module, min_numel: int, excluded: Container[str] = ()) -> None:
+        """Matrices of fewer values than min_numel go raw, and those whose names are excluded."""
+        names = {parameter: name for name, parameter in module.named_parameters()}
+
         def place(parameter: nn.Parameter) -> tuple[bool, bool]:
             is_vector = parameter.dim() <= 1
-            return is_vector or parameter.numel() < min_numel, is_vector
+            is_raw = parameter.numel() < min_numel or names[parameter] in excluded
+            return is_vector or is_raw, is_vector
 
         self._given = list(module.parameters())
         self._parameters = parameters = sorted(self._given, key=place)  # stable
-        names = {parameter: name for name, parameter in module.named_parameters()}
         self.names = [names[parameter] for parameter in parameters]  # those of segments() first
         self.module = module
         self.weights = torch.cat([p.detach().flatten() for p in parameters])

@@ -33,6 +33,11 @@ class Outputs:
     out: Path | None = None
 
 
+def describe_place() -> dict[str, Any]:
+    """The machine and the build that a result is made with."""
+    return describe_machine() | {"gradwire": describe_build(), "torch": version("torch")}
+
+
 def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
     """Fails now rather than after the training: TrainError if a package or the device is missing,
     OSError if a place cannot be written to."""
@@ -222,13 +227,10 @@ class _Follower:
             ]
             result = report.result_of(chosen, self._parameters, self.conditions, records, lost)
             self._results[run] = result
-            self._kept.add(self._report_of(chosen.of_run(run), [result]), self._described_machine())
+            self._kept.add(self._report_of(chosen.of_run(run), [result]), describe_place())
 
     def _report_of(self, chosen: TrainSettings, results: list[RunResult]) -> report.Report:
         return report.Report(chosen, self._parameters, self._data, self.conditions, results)
-
-    def _described_machine(self) -> dict[str, Any]:
-        return describe_machine() | {"gradwire": describe_build(), "torch": version("torch")}
 
     def report(self) -> report.Report:
         """Reports all runs."""
@@ -236,7 +238,7 @@ class _Follower:
         made, outputs = self._report_of(self._settings, results), self._outputs
         lines = report_table.footnotes(made)
         if outputs.json is not None:
-            text = json.dumps(made.to_json(self._described_machine()), indent=2, allow_nan=False)
+            text = json.dumps(made.to_json(describe_place()), indent=2, allow_nan=False)
             if outputs.json == "-":
                 print(text)
             else:

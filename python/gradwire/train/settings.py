@@ -480,13 +480,7 @@ def _check_exchange(settings: TrainSettings) -> None:
         added = [codec["name"] for codec in listed if codec["shares_scales"] or codec["lossless"]]
         codecs = (*added, *RIVALS)
     elif settings.is_simulated:
-        _refuse(
-            settings,
-            f"does not go with --exchange {ONE_PROCESS}",
-            "rules",
-            "exclude",
-            "exclude_last",
-        )
+        _refuse(settings, f"does not go with --exchange {ONE_PROCESS}", "rules")
         for codec in settings.codecs:
             if is_rival(codec) and codec != PLAIN_DDP:
                 goes = f"--exchange {ONE_PROCESS} cannot run {codec}: it needs real ranks"
