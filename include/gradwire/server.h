@@ -24,6 +24,22 @@ namespace gradwire {
 // models of server and workers differ by the server's residual. Workers at the same version hold
 // the same bits.
 //
+// With Pulls::kGradients the server has no model: it encodes the averages, and every worker steps a
+// replica of the model by what it pulls (TernGrad, section 3.1, parameter localization). Segments
+// whose push codec is terngrad then have shared scales, and the server adds trits:
+//
+//   scales  each worker sends each server the largest clipped magnitude of each of its tensors (of
+//           each group, if terngrad has groups); the server sends all workers the largest of all
+//   push    each worker draws its trits with these scales
+//   pull    the server adds them as integers and sends the sums: frames of qsgd with levels from -W
+//           to W and the unit scale / W, which decode to the average, without further quantization
+//
+// Bytes for n such values and S scales: 4 S and n * 2 / 8 (1.6 / 8 with pack=trits5) from a worker,
+// 4 S and n * ceil(log2(2 W + 1)) / 8 to it, each with its scales, 4 S, plus headers; 4 messages on
+// the longest way. A version needs the scales of all workers, so backup and staleness are 0. The
+// pull codec of these segments is terngrad too, which stands for qsgd with the bits that the sums
+// need, or qsgd with levels=W.
+//
 // A *version* is one update of a server's tensors. A worker pushes for the version after the last
 // that it pulled, or, with `staleness`, for up to that many versions later. If a push comes after
 // its version was finished, the server drops it and answers with all versions that the worker
@@ -31,12 +47,18 @@ namespace gradwire {
 // from one server than from another, its step is for the oldest, and it sends no push to the
 // servers that are ahead.
 struct ServerOptions {
+  // What a version is.
+  enum class Pulls : uint8_t {
+    kUpdates,    // the change of the server's model
+    kGradients,  // the average of the pushes
+  };
   // What happens to a worker that lacks more versions than `history` keeps.
   enum class Behind : uint8_t {
     kRefuse,  // its push is an error that names it (kLimitExceeded)
     kReport,  // behind() lists it until it is given the model: see caught_up, catch_up
   };
 
+  Pulls pulls = Pulls::kUpdates;
   uint32_t backup = 0;     // a version is finished without its last `backup` pushes
   uint64_t staleness = 0;  // versions that a worker may have pushed and not pulled when it goes on
   uint64_t history = 64;   // finished versions that are kept for late workers
@@ -92,7 +114,8 @@ using ApplyDelta =
 // this worker had sent for it go back into its residuals. Values in a push that came too late are
 // lost. retract() does nothing.
 //
-// kInvalidArgument: rank is not a worker's, or backup leaves no push to wait for.
+// kInvalidArgument: rank is not a worker's, backup leaves no push to wait for, or the options or
+// codecs do not go with trits whose scales are shared.
 GRADWIRE_EXPORT Result<std::unique_ptr<WorkerSide>> make_server_worker(
     std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
     const ServerOptions& options, ApplyDelta apply, uint64_t seed = 0);
@@ -103,9 +126,12 @@ GRADWIRE_EXPORT Result<std::unique_ptr<WorkerSide>> make_server_worker(
 // version is complete, the bucket holds the change as workers decode it, so that a server can keep
 // a copy of the workers' model.
 //
+// With Pulls::kGradients there is no `update` (kInvalidArgument), and a complete version is the
+// average.
+//
 // Without backup, a push for a complete version is an error.
 //
-// kInvalidArgument: rank is not a server's, or backup leaves no push to wait for.
+// kInvalidArgument: rank is not a server's; else as make_server_worker.
 GRADWIRE_EXPORT Result<std::unique_ptr<ServerSide>> make_server(
     std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
     const ServerOptions& options, ShardUpdate update, uint64_t seed = 0);

@@ -1,10 +1,12 @@
 // The exchange with dedicated servers.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -27,29 +29,45 @@ class PySide : public PyExchange {
 using PyServer = PySide<ServerSide>;
 using PyWorker = PySide<WorkerSide>;
 
+ServerOptions::Pulls parse_pulls(const std::string& pulls) {
+  if (pulls == "updates") return ServerOptions::Pulls::kUpdates;
+  if (pulls == "gradients") return ServerOptions::Pulls::kGradients;
+  raise(StatusCode::kInvalidArgument,
+        "pulls is '" + pulls + "'; valid are 'updates' and 'gradients'");
+}
+
 void make_server_in(PyServer* self, const PyLayout& layout, uint32_t rank,
-                    nb::typed<nb::callable, nb::object()> update, uint32_t backup,
-                    uint64_t staleness, uint64_t history, int threads, const std::string& target,
-                    uint64_t seed) {
-  const auto callback = std::make_shared<Callback>(std::move(update));
-  const ServerOptions options = {.backup = backup,
+                    std::optional<nb::typed<nb::callable, nb::object()>> update,
+                    const std::string& pulls, uint32_t backup, uint64_t staleness, uint64_t history,
+                    int threads, const std::string& target, uint64_t seed) {
+  std::shared_ptr<Callback> callback;
+  ShardUpdate step;
+  if (update) {
+    callback = std::make_shared<Callback>(std::move(*update));
+    step = [callback](std::span<float>) { return (*callback)(); };
+  }
+  const ServerOptions options = {.pulls = parse_pulls(pulls),
+                                 .backup = backup,
                                  .staleness = staleness,
                                  .history = history,
                                  .behind = ServerOptions::Behind::kReport};
-  new (self) PyServer(value_or_raise(make_server(
-                          layout.layout, rank, value_or_raise(Execution::create(target, threads)),
-                          options, [callback](std::span<float>) { return (*callback)(); }, seed)),
+  new (self) PyServer(value_or_raise(make_server(layout.layout, rank,
+                                                 value_or_raise(Execution::create(target, threads)),
+                                                 options, std::move(step), seed)),
                       callback);
 }
 
 void make_worker_in(PyWorker* self, const PyLayout& layout, uint32_t rank,
-                    nb::typed<nb::callable, nb::object(uint32_t, uint64_t)> apply, uint32_t backup,
-                    uint64_t staleness, uint64_t history, int threads, const std::string& target,
-                    uint64_t seed) {
+                    nb::typed<nb::callable, nb::object(uint32_t, uint64_t)> apply,
+                    const std::string& pulls, uint32_t backup, uint64_t staleness, uint64_t history,
+                    int threads, const std::string& target, uint64_t seed) {
   const auto callback = std::make_shared<Callback>(std::move(apply));
   new (self) PyWorker(value_or_raise(make_server_worker(
                           layout.layout, rank, value_or_raise(Execution::create(target, threads)),
-                          {.backup = backup, .staleness = staleness, .history = history},
+                          {.pulls = parse_pulls(pulls),
+                           .backup = backup,
+                           .staleness = staleness,
+                           .history = history},
                           [callback](uint32_t server, uint64_t version, std::span<const float>) {
                             return (*callback)(server, version);
                           },
@@ -65,8 +83,9 @@ nb::class_<PySide<Side>, PyExchange> bind_side(nb::module_& module, const char* 
                                                const char* callback, const char* dropped_doc) {
   return nb::class_<PySide<Side>, PyExchange>(module, name, nb::type_slots(exchange_slots), doc)
       .def("__init__", make, nb::arg("layout"), nb::arg("rank"), nb::arg(callback), nb::kw_only(),
-           nb::arg("backup") = 0, nb::arg("staleness") = 0, nb::arg("history") = 64,
-           nb::arg("threads") = 1, nb::arg("target") = "auto", nb::arg("seed") = 0)
+           nb::arg("pulls") = "updates", nb::arg("backup") = 0, nb::arg("staleness") = 0,
+           nb::arg("history") = 64, nb::arg("threads") = 1, nb::arg("target") = "auto",
+           nb::arg("seed") = 0)
       .def_prop_ro(
           "dropped_pushes", [](PySide<Side>& self) { return self.side().dropped_pushes(); },
           dropped_doc);
@@ -79,7 +98,8 @@ void bind_server_sides(nb::module_& module) {
       module, "ServerSide",
       "A server of the exchange with dedicated servers; the layout has `servers`.\n\n"
       "update: called without arguments when the bucket holds the averages of this server's "
-      "tensors, to turn them in place into the model's change.",
+      "tensors, to turn them in place into the model's change; None with pulls='gradients', where "
+      "the averages are pulled.",
       &make_server_in, "update", "The number of each worker's pushes that came too late.")
       .def_prop_ro(
           "version", [](PyServer& self) { return self.side().version(); },
@@ -102,7 +122,7 @@ void bind_server_sides(nb::module_& module) {
       module, "WorkerSide",
       "A worker of the exchange with dedicated servers; the layout has `servers`.\n\n"
       "apply: called with (server, version) when the bucket holds a change of that server's "
-      "tensors, to apply it.",
+      "tensors (with pulls='gradients': the average of their gradients), to apply it.",
       &make_worker_in, "apply",
       "By the server's rank: the number of pushes that this worker held back, because that server "
       "was ahead of another.")

@@ -58,10 +58,10 @@ class ServerCluster {
         }
         ranks_.push_back(workers_.back().get());
       } else {
+        ShardUpdate step = [this, rank](std::span<float> bucket) { return update(rank, bucket); };
+        if (setup.options.pulls == ServerOptions::Pulls::kGradients) step = {};
         servers_.push_back(
-            make_server(layout_, rank, std::move(execution), setup.options,
-                        [this, rank](std::span<float> bucket) { return update(rank, bucket); })
-                .value());
+            make_server(layout_, rank, std::move(execution), setup.options, step).value());
         EXPECT_TRUE(servers_.back()->set_version(setup.first_version).ok());
         ranks_.push_back(servers_.back().get());
       }

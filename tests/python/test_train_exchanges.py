@@ -43,6 +43,19 @@ from gradwire.train.settings import Rule, SettingsError, TrainSettings
         ),
         ({"servers": 0, "exchange": "server"}, "--servers", "valid are 1 to 100"),
         (
+            {"exchange": "server:pulls=model"},
+            "--exchange",
+            "valid are server, server:pulls=gradients, server:pulls=updates",
+        ),
+        *(
+            ({"exchange": "server:pulls=gradients", name: value}, option, "pushes of all workers")
+            for name, value, option in (
+                ("staleness", 1, "--staleness"),
+                ("backup_workers", 1, "--backup-workers"),
+                ("barrier", "tensor", "--barrier"),
+            )
+        ),
+        (
             {"exchange": "one-process", "codecs": ("ddp",)},
             "--bandwidth",
             "sends nothing; valid is none",
@@ -67,7 +80,11 @@ from gradwire.train.settings import Rule, SettingsError, TrainSettings
             "--compress",
             "goes with gradients; valid for updates is one-process",
         ),
-        ({"exchange": "server:pulls=gradients"}, "--exchange", "server has no parameters"),
+        (
+            {"exchange": "sharded-optimizer:pulls=gradients"},
+            "--exchange",
+            "sharded-optimizer has no parameters",
+        ),
     ],
 )
 def test_exchanges_that_no_run_can_have(change: dict[str, Any], option: str, said: str) -> None:

@@ -31,6 +31,7 @@ WAYS = {
     "server": ["--exchange", "server"],
     "stale server": ["--exchange", "server", "--staleness", "2"],
     "server, tensor by tensor": ["--exchange", "server", "--barrier", "tensor"],
+    "averaging server": ["--exchange", "server:pulls=gradients", "--codec", "terngrad"],
     "terngrad": ["--exchange", "terngrad", "--codec", "terngrad"],
     "sharded-optimizer": ["--exchange", "sharded-optimizer"],
     "local steps": ["--every", "4"],

@@ -11,7 +11,7 @@ import gradwire
 from gradwire._core import AutoGoal, is_goal
 from gradwire.train import rivals
 from gradwire.train.rivals import is_rival
-from gradwire.train.settings import SERVER, TrainSettings, both_ways
+from gradwire.train.settings import TrainSettings, both_ways
 
 _SAMPLE = 40960
 
@@ -33,7 +33,7 @@ def estimate_seconds(
         wire = 0.0
         if settings.bandwidth is not None:
             wire = parameters * typical_bits_per_value(codec) / settings.bandwidth
-            if is_rival(codec) or settings.exchange != SERVER:
+            if is_rival(codec) or not settings.has_servers:
                 machines = settings.workers // settings.ranks_per_machine
                 wire *= 2 * (machines - 1) / machines
             else:

@@ -36,7 +36,7 @@ from typing import Any
 from gradwire.train.network import Bytes
 from gradwire.train.records import RankRecord
 from gradwire.train.rivals import is_rival
-from gradwire.train.settings import HOOKED, SERVER, TrainSettings, format_bandwidth
+from gradwire.train.settings import HOOKED, TrainSettings, format_bandwidth
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
 def _reduced_values(settings: TrainSettings, parameters: int, codec: str) -> float:
     """How many values a worker pushes in a step; it pulls as many. Without servers, a rank does not
     push the values that it owns."""
-    if settings.is_simulated or (settings.exchange == SERVER and not is_rival(codec)):
+    if settings.is_simulated or (settings.has_servers and not is_rival(codec)):
         return parameters
     return parameters * (settings.workers - 1) / settings.workers
 

@@ -291,7 +291,7 @@ def _optimizer_text(chosen: TrainSettings) -> str:
 
 
 def _exchange_text(chosen: TrainSettings) -> str:
-    if chosen.exchange == settings.SERVER:
+    if chosen.has_servers:
         backup = f", {chosen.backup_workers} backup workers" if chosen.backup_workers else ""
         barrier = f", barrier {chosen.barrier}" if chosen.barrier != settings.STEP else ""
         return f"{chosen.exchange}, every step, servers: {chosen.servers}{backup}{barrier}"

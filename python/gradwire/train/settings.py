@@ -44,9 +44,13 @@ SCHEDULES = ("cosine", "poly", "constant")
 STEP, TENSOR = BARRIERS = ("step", "tensor")
 GRADIENTS, UPDATES = COMPRESSED = ("gradients", "updates")
 
-# The exchanges that one process simulates, and what the workers pull when they push gradients: the
-# change of a server's model, or the average gradient, which they step themselves (as the hook).
-SIMULATED = {ONE_PROCESS: UPDATES} | {f"{ONE_PROCESS}:pulls={what}": what for what in COMPRESSED}
+# The exchanges with servers, as processes or simulated by one process, and what the workers pull
+# when they push gradients: the change of a server's model, or the average gradient, which they step
+# themselves (as the hook).
+SERVED, SIMULATED = (
+    {name: UPDATES} | {f"{name}:pulls={what}": what for what in COMPRESSED}
+    for name in (SERVER, ONE_PROCESS)
+)
 
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
@@ -96,7 +100,8 @@ _EVAL_EVERY_HELP = "Steps between evaluations; default: about a tenth of all."
 _EXCHANGE_HELP = (
     f"{', '.join(EXCHANGES)}, some with parameters, such as hierarchical:ranks=2; for every codec "
     f"but ddp. With {ONE_PROCESS}, one process simulates all workers and their server, and nothing "
-    "is sent; workers pull the change of its model, or with :pulls=gradients the average gradient."
+    f"is sent. With {SERVER} and {ONE_PROCESS}, workers pull the change of the server's model, or "
+    "with :pulls=gradients the average gradient, by which each steps its own."
 )
 _EVERY_HELP = "Steps from one exchange to the next; workers step alone between."
 _SERVERS_HELP = f"With --exchange {SERVER}: processes that hold the model."
@@ -224,6 +229,11 @@ class TrainSettings:
         return self.exchange in SIMULATED
 
     @property
+    def has_servers(self) -> bool:
+        """Whether processes of their own are servers."""
+        return self.exchange in SERVED
+
+    @property
     def worker_ranks(self) -> int:
         """Number of worker processes: one for each worker, or one for all workers."""
         return 1 if self.is_simulated else self.workers
@@ -231,7 +241,7 @@ class TrainSettings:
     @property
     def ranks(self) -> int:
         """Number of processes of workers and of servers."""
-        return self.worker_ranks + (self.servers if self.exchange == SERVER else 0)
+        return self.worker_ranks + (self.servers if self.has_servers else 0)
 
     @property
     def ranks_per_machine(self) -> int:
@@ -290,7 +300,7 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     hooked = HOOKED.get(exchange.partition(":")[0], HOOKED[SHARDED])
     own = hooked["default_codec"]
     own = RECOMMENDED if own == HOOKED[SHARDED]["default_codec"] else own
-    keeps_gradients = exchange in (SERVER, SHARDED_OPTIMIZER)
+    keeps_gradients = exchange in (*SERVED, SHARDED_OPTIMIZER)
     sums_gradients = keeps_gradients or exchange in SIMULATED
     steps_gradients = keeps_gradients or SIMULATED.get(exchange) == GRADIENTS
     updates = (optimizer != SGD and not steps_gradients) or (every > 1 and not sums_gradients)
@@ -437,11 +447,12 @@ def _check_exchange(settings: TrainSettings) -> None:
             raise SettingsError(
                 "--exchange", f"{settings.workers} workers cannot be on machines of {ranks}"
             )
-    elif name == ONE_PROCESS:
-        if exchange not in SIMULATED:
-            valid = f"'{exchange}' is no exchange; valid are {', '.join(SIMULATED)}"
+    elif name in (ONE_PROCESS, SERVER):
+        known = SIMULATED if name == ONE_PROCESS else SERVED
+        if exchange not in known:
+            valid = f"'{exchange}' is no exchange; valid are {', '.join(known)}"
             raise SettingsError("--exchange", valid)
-        if SIMULATED[exchange] == GRADIENTS != settings.compress:
+        if SIMULATED.get(exchange) == GRADIENTS != settings.compress:
             goes = f"{exchange} goes with {GRADIENTS}; valid for {UPDATES} is {ONE_PROCESS}"
             raise SettingsError("--compress", goes)
     elif exchange not in EXCHANGES:
@@ -459,7 +470,7 @@ def _check_exchange(settings: TrainSettings) -> None:
     if settings.compress == UPDATES or not hooked:
         goes = f"goes only with gradients in every step, --exchange {', '.join(HOOKED)}"
         _refuse(settings, goes, "start_iter")
-    if exchange != SERVER:
+    if not settings.has_servers:
         _refuse(
             settings,
             f"goes only with --exchange {SERVER}",
@@ -468,10 +479,13 @@ def _check_exchange(settings: TrainSettings) -> None:
             "staleness",
             "barrier",
         )
+    if SERVED.get(exchange) == GRADIENTS:
+        goes = f"does not go with {exchange}, which averages the pushes of all workers in each step"
+        _refuse(settings, goes, "backup_workers", "staleness", "barrier")
     if settings.barrier == TENSOR:
         goes = f"does not go with --barrier {TENSOR}, which takes the pushes of all workers"
         _refuse(settings, goes, "backup_workers", "staleness")
-    if exchange in (SERVER, SHARDED_OPTIMIZER):
+    if exchange in (*SERVED, SHARDED_OPTIMIZER):
         goes = f"goes only with --exchange {', '.join((*HOOKED, ONE_PROCESS))}"
         _refuse(settings, goes, "clip", "compress")
     codecs: tuple[str, ...] = ()

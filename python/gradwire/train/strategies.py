@@ -24,7 +24,7 @@ from gradwire.train import optimizers, rivals
 from gradwire.train.one_process import OneProcess
 from gradwire.train.rivals import is_rival
 from gradwire.train.settings import (
-    SERVER,
+    SERVED,
     SHARDED_OPTIMIZER,
     UPDATES,
     TrainSettings,
@@ -38,7 +38,7 @@ _PATIENCE_SECONDS = 2 * 3600.0
 
 
 class _Served(Strategy):
-    """A worker of dedicated servers, which hold the model and the optimizer's state."""
+    """A worker of dedicated servers."""
 
     optimizer: ServerOptimizer
 
@@ -78,7 +78,7 @@ def choose(
     if is_rival(codec):
         return TorchDdp(model, local, rivals.parse(codec), workers, clip)
     coding = _coding(codec, settings)
-    if settings.exchange == SERVER:
+    if settings.has_servers:
         return _Served(model, _server_optimizer(model, codec, settings))
     if settings.exchange == SHARDED_OPTIMIZER:
         sharded = ShardedOptimizer(local, model, **coding)
@@ -110,6 +110,7 @@ def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> 
     return ServerOptimizer(
         _local_optimizer(model, settings),
         servers=settings.servers,
+        pulls=SERVED[settings.exchange],
         named_parameters=model.named_parameters(),
         backup_workers=settings.backup_workers,
         staleness=settings.staleness,

@@ -88,6 +88,10 @@ class HostShardCodec final : public ShardCodec {
                        execution_->kernels());
   }
   [[nodiscard]] bool has_trits(uint32_t i) const { return trits_ && trits_->has(i); }
+  // Whether the values of segment i in the bucket are of no step: a dedicated server adds trits.
+  [[nodiscard]] bool has_no_values(uint32_t i) const {
+    return has_trits(i) && !shards_->is_worker();
+  }
   // Whether segment i's NaN and Inf are sent unchanged.
   [[nodiscard]] bool carries(uint32_t i) const {
     return shards_->own_codec(i)->info().carries_non_finite &&
@@ -124,6 +128,7 @@ class HostShardCodec final : public ShardCodec {
 Result<FirstNonFinite> HostShardCodec::find_non_finite(std::span<const uint32_t> shards) {
   for (uint32_t shard : shards) {
     for (uint32_t i : shards_->segments[shard]) {
+      if (has_no_values(i)) continue;
       const Input input(values(i), {}, execution_->kernels());
       const uint32_t largest = measure_chunks(input, *execution_, measure_absmax).largest;
       if (largest >= kNonFiniteBits) return origin_in(i);
@@ -152,6 +157,7 @@ Result<FirstNonFinite> HostShardCodec::measure(std::span<const uint32_t> shards,
 
 Result<FirstNonFinite> HostShardCodec::measure_segments(std::span<const uint32_t> segments) {
   for (uint32_t i : segments) {
+    if (has_trits(i)) continue;  // they were measured for their scales
     Result<Measurement> found = shards_->own_codec(i)->measure(
         values(i), residuals_[i].view(), *execution_, std::exchange(measured_chunks_[i], {}));
     if (found.status().code() == StatusCode::kNonFinite) return origin_in(i);
@@ -279,6 +285,7 @@ AfterChunk HostShardCodec::prepare_chunks(uint32_t i, const Next& next) {
 
 void HostShardCodec::divide(uint32_t shard, float divisor) {
   for (uint32_t i : shards_->segments[shard]) {
+    if (has_no_values(i)) continue;
     execution_->kernels().divide(values(i).data(), values(i).size(), divisor);
   }
 }

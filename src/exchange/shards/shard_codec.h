@@ -97,6 +97,12 @@ class ShardCodec {
   virtual SharedScales* share_scales() { return nullptr; }
 };
 
+// Consecutive scales, in bytes.
+struct ScaleRange {
+  uint64_t begin;
+  uint64_t size;
+};
+
 // The scales of trits that all ranks share, so that trits can be added as integers (TernGrad,
 // section 3). One float32 for each group of each segment of trits.
 class SharedScales {
@@ -105,12 +111,16 @@ class SharedScales {
 
   // Bytes of all scales.
   [[nodiscard]] virtual uint64_t size() const = 0;
+  [[nodiscard]] ScaleRange all() const { return {.begin = 0, .size = size()}; }
+  // The scales of the shard's segments.
+  [[nodiscard]] virtual ScaleRange of_shard(uint32_t shard) const = 0;
   // Writes the scales of this rank's values. false: a value of the bucket is NaN or Inf.
   virtual Result<bool> measure(std::span<std::byte> scales) = 0;
-  // Sets the scales of this step, the largest of all ranks. Draws this rank's part of its own shard
-  // and begins the sums with it. ShardCodec::encode then draws pushes with these scales and encodes
-  // the sums as the pull; ShardCodec::decode adds pushes to the sums, and returns kPeerMismatch
-  // with the name of a rank that pushed with other scales.
+  // Sets the scales of this step, the largest of all ranks. Begins the sums of this rank's own
+  // shard with its draws; a dedicated server draws nothing and needs only the scales of its shard.
+  // ShardCodec::encode then draws pushes with these scales and encodes the sums as the pull;
+  // ShardCodec::decode adds pushes to the sums, and returns kPeerMismatch with the name of a rank
+  // that pushed with other scales.
   virtual Status share(std::span<const std::byte> scales, uint64_t step) = 0;
 };
 

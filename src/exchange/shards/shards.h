@@ -29,10 +29,10 @@ struct Shards {
   [[nodiscard]] Direction direction(uint32_t shard) const {
     return shard == rank ? Direction::kPull : Direction::kPush;
   }
+  // Whether this rank's values are averaged: it is no dedicated server.
+  [[nodiscard]] bool is_worker() const { return rank < layout->workers(); }
   // A dedicated server encodes its own shard alone.
-  [[nodiscard]] bool is_encoded(uint32_t shard) const {
-    return rank < layout->workers() || shard == rank;
-  }
+  [[nodiscard]] bool is_encoded(uint32_t shard) const { return is_worker() || shard == rank; }
   [[nodiscard]] const std::shared_ptr<const Codec>& codec(uint32_t i, Direction direction) const {
     return direction == Direction::kPush ? segment(i).push_codec : segment(i).pull_codec;
   }

@@ -17,16 +17,20 @@ TritSegments::TritSegments(const Shards& shards, Execution& execution)
     : shards_(shards), execution_(execution) {
   uint64_t own_size = 0;
   uint64_t scales_size = 0;
-  for (uint32_t i = 0; i < shards.layout->segments().size(); ++i) {
-    const auto* parameters = parameters_of<TernGradParameters>(push_codec(i));
-    trits_.emplace_back();
-    if (parameters == nullptr) continue;
-    const TernaryShape shape(shards.segment(i).n, parameters->coder, parameters->group_size);
-    trits_.back() = {.parameters = *parameters, .shape = shape, .scales_at = scales_size};
-    scales_size += shape.groups.count * sizeof(float);
-    if (!owns(i)) continue;
-    trits_.back()->sums = TritSums(shards.segment(i).n, shards.count());
-    own_size = std::max(own_size, shape.max_size());
+  trits_.resize(shards.layout->segments().size());
+  for (const std::vector<uint32_t>& segments : shards.segments) {
+    const uint64_t begin = scales_size;
+    for (uint32_t i : segments) {
+      const auto* parameters = parameters_of<TernGradParameters>(push_codec(i));
+      if (parameters == nullptr) continue;
+      const TernaryShape shape(shards.segment(i).n, parameters->coder, parameters->group_size);
+      trits_[i] = {.parameters = *parameters, .shape = shape, .scales_at = scales_size};
+      scales_size += shape.groups.count * sizeof(float);
+      if (!owns(i)) continue;
+      trits_[i]->sums = TritSums(shards.segment(i).n, shards.layout->workers());
+      if (shards.is_worker()) own_size = std::max(own_size, shape.max_size());
+    }
+    ranges_.push_back({.begin = begin, .size = scales_size - begin});
   }
   scales_.resize(scales_size);
   own_payload_.resize(own_size);
@@ -69,6 +73,7 @@ Status TritSegments::share(std::span<const std::byte> scales, uint64_t step) {
     if (!trits_[i] || !owns(i)) continue;
     Trits& trits = *trits_[i];
     trits.sums.clear();
+    if (!shards_.is_worker()) continue;
     const uint64_t size = draw(i, step, own_payload_);
     GW_RETURN_IF_ERROR(trits.sums.add(trits.shape, push_codec(i).info().name,
                                       std::span(own_payload_).first(size), execution_));

@@ -28,6 +28,7 @@ class TritSegments final : public SharedScales {
   Status add(uint32_t i, uint32_t source, std::span<const std::byte> payload);
 
   [[nodiscard]] uint64_t size() const override { return scales_.size(); }
+  [[nodiscard]] ScaleRange of_shard(uint32_t shard) const override { return ranges_[shard]; }
   Result<bool> measure(std::span<std::byte> scales) override;
   Status share(std::span<const std::byte> scales, uint64_t step) override;
 
@@ -55,8 +56,9 @@ class TritSegments final : public SharedScales {
   Execution& execution_;
   std::span<float> bucket_;
   std::vector<std::optional<Trits>> trits_;  // of each segment
+  std::vector<ScaleRange> ranges_;           // of each shard, in scales_
   std::vector<std::byte> scales_;
-  std::vector<std::byte> own_payload_;  // of a segment that this rank owns
+  std::vector<std::byte> own_payload_;  // this rank's draws of a segment that it owns
 };
 
 }  // namespace gradwire

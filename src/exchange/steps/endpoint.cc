@@ -86,6 +86,12 @@ uint32_t Endpoint::add_round() {
   return static_cast<uint32_t>(digests_.size() - 1);
 }
 
+uint64_t Endpoint::values_in(uint32_t shard) const {
+  uint64_t values = 0;
+  for (uint32_t i : shards_->segments[shard]) values += shards_->segment(i).n;
+  return values;
+}
+
 void Endpoint::begin(std::span<float> bucket, uint64_t step) {
   bucket_ = bucket;
   step_ = step;
@@ -120,13 +126,15 @@ Result<ReceivedPacket> Endpoint::open(uint32_t peer, std::span<const std::byte> 
                                                  "codec than " + name_of(rank()));
   }
   const auto shard = static_cast<uint32_t>(found - digests_.begin());
-  if (header.source != (header.direction == Direction::kPush ? peer : shard)) {
+  const bool of_owner = header.direction == Direction::kPull && shard < all_shards_.size();
+  if (header.source != (of_owner ? shard : peer)) {
     return unexpected(from + " handed over a message of " + name_of(header.source));
   }
   ReceivedPacket received = {
       .peer = peer, .shard = shard, .packet = std::move(parsed).value(), .message = message};
   GW_RETURN_IF_ERROR(check_frames(received));
   (received.is_push() ? stats_.push_bytes_received : stats_.pull_bytes_received) += message.size();
+  if (shard < all_shards_.size()) stats_.values_received += values_in(shard);
   return received;
 }
 
@@ -232,6 +240,11 @@ void Endpoint::send(uint32_t peer, Direction direction, std::span<const std::byt
   (direction == Direction::kPush ? stats_.push_bytes_sent : stats_.pull_bytes_sent) +=
       packet.size();
   outgoing_.push_back({.peer = peer, .bytes = packet});
+}
+
+void Endpoint::send_scales(uint32_t peer, Direction direction, std::span<const std::byte> packet) {
+  send(peer, direction, packet);
+  stats_.scale_bytes_sent += packet.size();
 }
 
 void Endpoint::send(uint32_t peer, Direction direction, const SharedBytes& packet) {

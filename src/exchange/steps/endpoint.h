@@ -89,6 +89,7 @@ class Endpoint {
   [[nodiscard]] bool is_owner(uint32_t rank) const {
     return layout().owner().value_or(rank) == rank;
   }
+  [[nodiscard]] uint64_t values_in(uint32_t shard) const;
   [[nodiscard]] ShardCodec& codec() { return *codec_; }
   [[nodiscard]] ExchangeStats& stats() { return stats_; }
   [[nodiscard]] const ExchangeStats& stats() const { return stats_; }
@@ -132,6 +133,8 @@ class Endpoint {
   [[nodiscard]] Packet encoded(uint32_t shard) const { return writers_[shard].packet(); }
   // `packet` must stay unchanged until the next step begins.
   void send(uint32_t peer, Direction direction, std::span<const std::byte> packet);
+  // The same for the scales of trits.
+  void send_scales(uint32_t peer, Direction direction, std::span<const std::byte> packet);
   // Here the outgoing message itself keeps the packet.
   void send(uint32_t peer, Direction direction, const SharedBytes& packet);
 

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "exchange/steps/endpoint.h"
 #include "exchange/steps/packet_exchange.h"
+#include "exchange/steps/scale_round.h"
 #include "gradwire/server.h"
 
 namespace gradwire {
@@ -15,10 +17,16 @@ namespace gradwire {
 std::vector<uint32_t> worker_ranks(const Layout& layout);
 std::vector<uint32_t> server_ranks(const Layout& layout);
 
-// Makes the endpoint of a rank of `side`. kInvalidArgument: the rank is of the other side, or the
-// options are invalid.
-Result<Endpoint> make_server_endpoint(const ExchangeSetup& setup, const std::vector<uint32_t>& side,
-                                      const std::string& noun, const ServerOptions& options);
+// What either side is made of.
+struct ServerEnd {
+  Endpoint endpoint;
+  std::optional<ScaleRound> scales;  // nothing: no trits have shared scales
+};
+
+// Makes the end of a rank of `side`. kInvalidArgument: the rank is of the other side, or the
+// options are invalid, or do not go with the layout's codecs.
+Result<ServerEnd> make_server_end(ExchangeSetup setup, const std::vector<uint32_t>& side,
+                                  const std::string& noun, const ServerOptions& options);
 
 // As in gradwire/server.h, for buckets in whatever memory the shard codecs support.
 Result<std::unique_ptr<WorkerSide>> make_server_worker(const ExchangeSetup& setup,

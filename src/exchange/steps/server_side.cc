@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/return_if_error.h"
@@ -11,12 +12,15 @@ namespace {
 
 class ServerExchange final : public PacketExchange<ServerSide> {
  public:
-  ServerExchange(Endpoint endpoint, const ServerOptions& options, ShardUpdate update)
-      : PacketExchange(std::move(endpoint)),
+  ServerExchange(ServerEnd end, const ServerOptions& options, ShardUpdate update)
+      : PacketExchange(std::move(end.endpoint)),
         options_(options),
         update_(std::move(update)),
         links_(layout().workers()),
-        dropped_(links_.size()) {}
+        dropped_(links_.size()),
+        scales_(std::move(end.scales)) {
+    await_scales();
+  }
 
   std::vector<uint32_t> awaiting() const override;
   bool awaits_any() const override { return true; }
@@ -45,6 +49,11 @@ class ServerExchange final : public PacketExchange<ServerSide> {
   }
   Status begin() override;
   Status take(ReceivedPacket received) override;
+  // Scales of a version are taken as soon as the version before is finished.
+  void await_scales();
+  Status take_scales(const ReceivedPacket& received);
+  // Sends all workers the largest scales.
+  Status share_scales();
   // Adds the pushes that can be added now, and finishes the version if enough have arrived.
   Status advance();
   Status add(uint32_t worker);
@@ -61,10 +70,12 @@ class ServerExchange final : public PacketExchange<ServerSide> {
   std::vector<uint64_t> dropped_;
   uint64_t version_ = 0;  // number of finished versions, and the version under way
   bool done_ = true;
-  uint32_t next_ = 0;                // the worker whose push is added next
-  uint32_t added_ = 0;               // number of pushes added to the sum
-  FirstNonFinite non_finite_;        // of the lowest rank whose push was a marker
-  std::deque<SharedBytes> history_;  // the newest pulls, up to version_
+  uint32_t next_ = 0;                 // the worker whose push is added next
+  uint32_t added_ = 0;                // number of pushes added to the sum
+  FirstNonFinite non_finite_;         // of the lowest rank whose push was a marker
+  std::deque<SharedBytes> history_;   // the newest pulls, up to version_
+  std::optional<ScaleRound> scales_;  // nothing: no trits have shared scales
+  bool scales_sent_ = false;          // of the version under way
 };
 
 Status ServerExchange::set_version(uint64_t version) {
@@ -76,6 +87,7 @@ Status ServerExchange::set_version(uint64_t version) {
 
 std::vector<uint32_t> ServerExchange::awaiting() const {
   if (done_) return {};
+  if (scales_ && !scales_->complete()) return scales_->missing();
   std::vector<uint32_t> missing = worker_ranks(layout());
   std::erase_if(missing, [&](uint32_t worker) { return has_push(worker); });
   return missing;
@@ -93,6 +105,7 @@ Status ServerExchange::begin() {
 }
 
 Status ServerExchange::take(ReceivedPacket received) {
+  if (scales_ && received.shard == scales_->number()) return take_scales(received);
   const uint32_t peer = received.peer;
   const uint64_t version = received.packet.header.step;
   const std::string which = name_of(peer) + " sent its push of version " + std::to_string(version);
@@ -106,10 +119,39 @@ Status ServerExchange::take(ReceivedPacket received) {
     return unexpected(which + ", but was sent no version above " + std::to_string(link.sent) +
                       ", and may be " + std::to_string(options_.staleness) + " ahead");
   }
+  if (scales_ && !scales_sent_) return unexpected(which + " before it was sent the scales");
   link.pushed = std::max(link.pushed, version + 1);
   received.keep();
   link.pushes.emplace(version, std::move(received));
   return done_ ? Status() : advance();
+}
+
+void ServerExchange::await_scales() {
+  scales_sent_ = false;
+  if (scales_) scales_->begin(worker_ranks(layout()), endpoint_.rank());
+}
+
+Status ServerExchange::take_scales(const ReceivedPacket& received) {
+  if (!received.is_push() || received.peer >= workers() ||
+      received.packet.header.step != version_) {
+    return unexpected(name_of(received.peer) + " sent scales of version " +
+                      std::to_string(received.packet.header.step) + ", but version " +
+                      std::to_string(version_) + " is under way");
+  }
+  const ScaleRange own = scales_->shared().of_shard(endpoint_.rank());
+  GW_RETURN_IF_ERROR(scales_->take(received, own));
+  return done_ ? Status() : advance();
+}
+
+Status ServerExchange::share_scales() {
+  scales_sent_ = true;
+  if (!scales_->non_finite()) GW_RETURN_IF_ERROR(scales_->share(endpoint_, version_));
+  GW_ASSIGN_OR_RETURN(std::span<const std::byte> packet,
+                      scales_->packet(0, endpoint_, Direction::kPull, version_));
+  for (uint32_t worker = 0; worker < workers(); ++worker) {
+    endpoint_.send_scales(worker, Direction::kPull, packet);
+  }
+  return {};
 }
 
 Status ServerExchange::drop(uint32_t worker, uint64_t version) {
@@ -125,6 +167,7 @@ Status ServerExchange::drop(uint32_t worker, uint64_t version) {
 }
 
 Status ServerExchange::advance() {
+  if (scales_ && !scales_sent_) return scales_->complete() ? share_scales() : Status();
   // Pushes are added in the order of workers. Which workers are left out is known only when the
   // version ends; until then, adding stops at the first worker whose push is missing.
   for (; next_ < workers() && has_push(next_); ++next_) GW_RETURN_IF_ERROR(add(next_));
@@ -151,6 +194,7 @@ Status ServerExchange::finish_version() {
   if (non_finite_) endpoint_.mark_non_finite(rank, *non_finite_);
   const uint64_t finished = version_++;
   done_ = true;
+  await_scales();
   for (uint32_t worker = 0; worker < workers(); ++worker) {
     links_[worker].pushes.erase(finished);
     if (links_[worker].pushed > finished) GW_RETURN_IF_ERROR(send_missing(worker));
@@ -207,6 +251,7 @@ Status ServerExchange::send_missing(uint32_t worker) {
   }
   for (uint64_t version = version_; version-- > link.sent;) {
     endpoint_.send(worker, Direction::kPull, history_[version - oldest]);
+    endpoint_.stats().values_sent += endpoint_.values_in(endpoint_.rank());
   }
   link.sent = version_;
   return {};
@@ -221,10 +266,10 @@ void ServerExchange::trim_history() {
 }  // namespace
 
 Result<std::unique_ptr<ServerSide>> make_server(ExchangeSetup setup, const ServerOptions& options) {
-  GW_ASSIGN_OR_RETURN(Endpoint endpoint,
-                      make_server_endpoint(setup, server_ranks(*setup.layout), "server", options));
-  return std::unique_ptr<ServerSide>(std::make_unique<ServerExchange>(
-      std::move(endpoint), options, std::move(setup.options.update)));
+  GW_ASSIGN_OR_RETURN(ServerEnd end,
+                      make_server_end(setup, server_ranks(*setup.layout), "server", options));
+  return std::unique_ptr<ServerSide>(
+      std::make_unique<ServerExchange>(std::move(end), options, std::move(setup.options.update)));
 }
 
 }  // namespace gradwire

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/return_if_error.h"
@@ -10,13 +11,14 @@ namespace {
 
 class WorkerExchange final : public PacketExchange<WorkerSide> {
  public:
-  WorkerExchange(Endpoint endpoint, const ServerOptions& options, ApplyDelta apply)
-      : PacketExchange(std::move(endpoint)),
+  WorkerExchange(ServerEnd end, const ServerOptions& options, ApplyDelta apply)
+      : PacketExchange(std::move(end.endpoint)),
         servers_(server_ranks(layout())),
         staleness_(options.staleness),
         apply_(std::move(apply)),
         links_(endpoint_.world_size()),
-        held_back_(endpoint_.world_size()) {}
+        held_back_(endpoint_.world_size()),
+        scales_(std::move(end.scales)) {}
 
   std::vector<uint32_t> awaiting() const override;
   std::vector<uint32_t> listening() const override { return servers_; }
@@ -47,13 +49,18 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
   }
   Status begin() override;
   Status take(ReceivedPacket received) override;
+  // Sends each server the scales of its tensors, for the version that is pushed next.
+  Status send_scales();
+  Status take_scales(const ReceivedPacket& received);
+  Status push();
   Status pull(uint32_t server, const Packet& packet);
 
   std::vector<uint32_t> servers_;
   uint64_t staleness_;
   ApplyDelta apply_;
-  std::vector<Link> links_;          // by rank; only the servers' are used
-  std::vector<uint64_t> held_back_;  // number of pushes held back, by rank
+  std::vector<Link> links_;           // by rank; only the servers' are used
+  std::vector<uint64_t> held_back_;   // number of pushes held back, by rank
+  std::optional<ScaleRound> scales_;  // nothing: no trits have shared scales
 };
 
 Status WorkerExchange::set_version(uint32_t server, uint64_t version) {
@@ -80,6 +87,7 @@ Status WorkerExchange::catch_up(uint32_t server, uint64_t version) {
 }
 
 std::vector<uint32_t> WorkerExchange::awaiting() const {
+  if (scales_ && !scales_->complete()) return scales_->missing();
   std::vector<uint32_t> awaited = servers_;
   std::erase_if(awaited, [&](uint32_t server) {
     const Link& link = links_[server];
@@ -88,7 +96,36 @@ std::vector<uint32_t> WorkerExchange::awaiting() const {
   return awaited;
 }
 
-Status WorkerExchange::begin() {
+Status WorkerExchange::begin() { return scales_ ? send_scales() : push(); }
+
+Status WorkerExchange::send_scales() {
+  scales_->begin(servers_, endpoint_.rank());
+  GW_RETURN_IF_ERROR(scales_->measure(endpoint_));
+  for (size_t i = 0; i < servers_.size(); ++i) {
+    GW_ASSIGN_OR_RETURN(
+        std::span<const std::byte> packet,
+        scales_->packet(i, endpoint_, Direction::kPush, links_[servers_[i]].next()));
+    endpoint_.send_scales(servers_[i], Direction::kPush, packet);
+  }
+  return {};
+}
+
+Status WorkerExchange::take_scales(const ReceivedPacket& received) {
+  const uint32_t server = received.peer;
+  if (received.packet.header.step != links_[server].next()) {
+    return unexpected(name_of(server) + " sent scales of version " +
+                      std::to_string(received.packet.header.step) + ", not of version " +
+                      std::to_string(links_[server].next()));
+  }
+  GW_RETURN_IF_ERROR(scales_->take(received, scales_->shared().of_shard(server)));
+  if (!scales_->complete()) return {};
+  if (!scales_->non_finite()) {
+    GW_RETURN_IF_ERROR(scales_->share(endpoint_, links_[server].next()));
+  }
+  return push();
+}
+
+Status WorkerExchange::push() {
   // A late worker may have newer versions of one server than of another. It pushes only for the
   // oldest version: a push for a newer version might wait for the other workers, while they wait
   // for this worker.
@@ -105,7 +142,10 @@ Status WorkerExchange::begin() {
   }
   // All tensors are checked, whether residuals are kept or not: a step that will be skipped must
   // not change any residual here, and NaN must not get into the servers' model.
-  GW_ASSIGN_OR_RETURN(FirstNonFinite origin, endpoint_.encode(servers, servers_));
+  FirstNonFinite origin = scales_ ? scales_->non_finite() : FirstNonFinite();
+  if (!origin) {
+    GW_ASSIGN_OR_RETURN(origin, endpoint_.encode(servers, servers_));
+  }
   if (!origin) endpoint_.sample_error_norm();
   for (uint32_t server : servers) {
     ReceivedPacket push = {.peer = server,
@@ -122,9 +162,11 @@ Status WorkerExchange::begin() {
 
 Status WorkerExchange::take(ReceivedPacket received) {
   const uint32_t peer = received.peer;
-  if (received.is_push() || !is_server(peer) || received.shard != peer) {
+  const bool of_scales = scales_ && received.shard == scales_->number();
+  if (received.is_push() || !is_server(peer) || (received.shard != peer && !of_scales)) {
     return unexpected(name_of(peer) + " sent what a worker has no use for");
   }
+  if (of_scales) return take_scales(received);
   Link& link = links_[peer];
   const uint64_t version = received.packet.header.step;
   if (endpoint_.stats().steps == 0) {
@@ -167,10 +209,10 @@ Status WorkerExchange::pull(uint32_t server, const Packet& packet) {
 Result<std::unique_ptr<WorkerSide>> make_server_worker(const ExchangeSetup& setup,
                                                        const ServerOptions& options,
                                                        ApplyDelta apply) {
-  GW_ASSIGN_OR_RETURN(Endpoint endpoint,
-                      make_server_endpoint(setup, worker_ranks(*setup.layout), "worker", options));
+  GW_ASSIGN_OR_RETURN(ServerEnd end,
+                      make_server_end(setup, worker_ranks(*setup.layout), "worker", options));
   return std::unique_ptr<WorkerSide>(
-      std::make_unique<WorkerExchange>(std::move(endpoint), options, std::move(apply)));
+      std::make_unique<WorkerExchange>(std::move(end), options, std::move(apply)));
 }
 
 }  // namespace gradwire

@@ -17,6 +17,9 @@ from gradwire.torch.link.wire import Bytes, Kind
 from gradwire.torch.records.parameters import NamedTensor, Options, copy_gradient, split_like
 from gradwire.torch.server.group_options import apply_options
 
+# What workers pull: the changes of the servers' model, or the averages of their gradients.
+UPDATES, GRADIENTS = PULLS = ("updates", "gradients")
+
 _VERSION = struct.Struct("<Q")
 
 
@@ -33,10 +36,16 @@ class ServerPart:
 
     A server turns its own parameters into float32. A worker sums the changes of a parameter of 16
     bits in float32, and rounds the sum: most changes are too small for 16 bits.
+
+    With pulls="gradients" the workers step the parameters themselves. A server has them only to
+    begin with.
     """
 
-    def __init__(self, layout: Layout, named: Sequence[NamedTensor], rank: int) -> None:
+    def __init__(
+        self, layout: Layout, named: Sequence[NamedTensor], rank: int, pulls: str = UPDATES
+    ) -> None:
         self.layout = layout
+        self._pulls_gradients = pulls == GRADIENTS
         self.bucket = np.zeros(layout.numel, dtype=np.float32)
         parts = split_like(torch.from_numpy(self.bucket), [tensor for _, tensor in named])
         self._places = {
@@ -84,16 +93,29 @@ class ServerPart:
             if total is not tensor:
                 tensor.copy_(total)
 
+    def step_replica(self, optimizer: Optimizer, servers: Sequence[int]) -> None:
+        """Steps the tensors of these servers by the averages in the bucket, which become their
+        gradients, as with DDP."""
+        places = [place for server in servers for place in self._of_server[server]]
+        for _, tensor, values in places:
+            if tensor.grad is None:
+                tensor.grad = torch.empty_like(tensor)
+            tensor.grad.copy_(values)
+        with _only(optimizer, [place.tensor for place in places]):
+            optimizer.step()
+
     @torch.no_grad()
     def load_model(self, server: int, message: Bytes) -> int:
         """Takes over the tensors of the message, from the server's `model`. Returns its version."""
         (version,) = _VERSION.unpack_from(message)
+        if message.size == _VERSION.size:
+            return int(version)  # the server has no model
         values = torch.from_numpy(message[_VERSION.size :].view(np.float32))
         places = self._of_server[server]
         parts = split_like(values, [place.tensor for place in places])
         for (name, tensor, _), part in zip(places, parts, strict=True):
             tensor.copy_(part)
-            if tensor.dtype != torch.float32:
+            if tensor.dtype != torch.float32 and not self._pulls_gradients:
                 self._wide[name] = part.to(tensor.device, copy=True)
         return int(version)
 
@@ -108,6 +130,10 @@ class ServerPart:
         self._before = [place.tensor.detach().clone() for place in self._own]
         if with_replica:
             self._replica = [tensor.cpu().clone() for tensor in self._before]
+
+    def drop_model(self) -> None:
+        """From now on this server has no model: `model` has only the version."""
+        self._own = []
 
     def model(self, version: int, kind: Kind = Kind.MODEL) -> Bytes:
         """The tensors here; with CATCH_UP, those of a worker that pulled all versions."""
@@ -127,6 +153,8 @@ class ServerPart:
             tensor.add_(place.values)
 
     def named_model(self) -> dict[str, torch.Tensor]:
+        if self._pulls_gradients:
+            return {}
         return {name: tensor.detach().clone() for name, tensor, _ in self._own}
 
     @torch.no_grad()

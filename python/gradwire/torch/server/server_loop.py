@@ -14,7 +14,7 @@ from gradwire.torch.link.errors import WorkerLostWarning
 from gradwire.torch.link.wire import Kind, LostError
 from gradwire.torch.server.buffers import BUFFERS, ModelBuffers
 from gradwire.torch.server.group_options import OptionsOfWorkers
-from gradwire.torch.server.model_parts import ServerPart
+from gradwire.torch.server.model_parts import GRADIENTS, ServerPart
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
 
@@ -30,6 +30,7 @@ class Serving(Side[ServerSide]):
         optimizer: Optimizer,
         buffers: ModelBuffers | None,
         *,
+        pulls: str,
         backup: int,
         staleness: int,
         history: int,
@@ -41,7 +42,8 @@ class Serving(Side[ServerSide]):
             return ServerSide(
                 part.layout,
                 rank,
-                lambda: self._update(number),
+                None if pulls == GRADIENTS else lambda: self._update(number),
+                pulls=pulls,
                 backup=backup,
                 staleness=staleness,
                 history=history,
@@ -51,11 +53,9 @@ class Serving(Side[ServerSide]):
         super().__init__(parts, {number: make(number, part) for number, part in parts.items()})
         self.workers = workers
         self.peers = range(workers)
-        self.values_pushed = 0  # received
-        self.values_pulled = 0  # sent; a version counts once for each worker
         self.models = 0  # sent to workers that lack versions which are no longer kept
         self.lost: set[int] = set()  # workers that are gone without having left
-        self._rank = rank
+        self._pulls_gradients = pulls == GRADIENTS
         self._optimizer = optimizer
         self._buffers = buffers if buffers is not None and buffers.keeper == rank else None
         self._backup = backup
@@ -81,6 +81,8 @@ class Serving(Side[ServerSide]):
             raise ValueError(
                 f"the state's tensors are {sorted(model)}, this server has {sorted(own)}"
             )
+        if not model:
+            return
         for part in self.parts.values():
             part.load_named(model)
 
@@ -89,10 +91,13 @@ class Serving(Side[ServerSide]):
         self.link = link
         for number, part in self.parts.items():
             self.exchanges[number].set_version(version)
-            part.keep_model(with_replica=self._backup > 0)
             model = part.model(version)
             for worker in self.peers:
                 link.wire.send(worker, Kind.MODEL, model, number)
+            if self._pulls_gradients:
+                part.drop_model()
+            else:
+                part.keep_model(with_replica=self._backup > 0)
         if self._buffers is not None:
             for worker in self.peers:
                 link.wire.send(worker, Kind.MODEL, self._buffers.pack(), BUFFERS)
@@ -111,6 +116,8 @@ class Serving(Side[ServerSide]):
                     if exchange.non_finite is None:
                         self.parts[number].follow()
                     self._help_those_behind(number)
+                if self._pulls_gradients:  # then the workers' replicas must take the same steps
+                    self._options.choose(self.version - 1, list(self.peers))
                 on_version(self.version)
         for worker in self._left:
             self.link.wire.flush(worker)
@@ -161,7 +168,6 @@ class Serving(Side[ServerSide]):
     def _take_push(self, message: Message) -> None:
         number = message.part
         exchange = self.exchanges[number]
-        self.values_pushed += self.parts[number].numel(self._rank)
         self.link.wire.flush(message.peer, self._keep_sends)
         exchange.receive(message.peer, message.payload)
         self._send_all(number)
@@ -174,7 +180,6 @@ class Serving(Side[ServerSide]):
                 continue
             try:
                 self.link.wire.send(peer, Kind.PACKET, message, number)
-                self.values_pulled += self.parts[number].numel(self._rank)
             except LostError as lost:
                 self._lose(lost)
 

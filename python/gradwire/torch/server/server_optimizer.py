@@ -30,7 +30,7 @@ from gradwire.torch.records.stats import OutgrownResidual
 from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer, require_optimizer
 from gradwire.torch.server.barrier import INSTEAD, TensorBarrier, divide
 from gradwire.torch.server.buffers import ModelBuffers
-from gradwire.torch.server.model_parts import ServerPart
+from gradwire.torch.server.model_parts import GRADIENTS, PULLS, UPDATES, ServerPart
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
 from gradwire.torch.server.server_stats import ServerStats, summarize
@@ -75,6 +75,11 @@ class ServerOptimizer(WrappingOptimizer):
                     statistics of batch normalisation; all workers get them in `connect` and
                     `close`. None: every rank keeps its own
     buffers_every   versions after which that worker sends them; it also does before it leaves
+    pulls           "updates": the servers step the model, and send its changes. "gradients": they
+                    send the average gradients, and every worker steps a replica with the wrapped
+                    optimizer (TernGrad, section 3.1); with codec="terngrad" the workers share a
+                    scale for each tensor, and the average is that of the trits, exactly. It needs
+                    backup_workers=0, staleness=0 and barrier="step"
     history         finished versions that a server keeps for workers that lack them; a worker that
                     lacks more gets the model itself
     process_group   workers and servers; None: all ranks. Ranks are counted in this group, also in
@@ -103,6 +108,7 @@ class ServerOptimizer(WrappingOptimizer):
         backup_workers: int = 0,
         staleness: int = 0,
         history: int = 64,
+        pulls: str = UPDATES,
         barrier: str = "step",
         model: nn.Module | None = None,
         buffers_from: int | None = None,
@@ -122,6 +128,7 @@ class ServerOptimizer(WrappingOptimizer):
             )
         self.workers = self.world_size - servers
         tensorwise = _check_barrier(barrier, model, backup_workers, staleness)
+        _check_pulls(pulls, self.rank, backup_workers, staleness, barrier)
         if named_parameters is None and model is not None:
             named_parameters = model.named_parameters()
         if named_parameters is None and self._settings.exclude_last:
@@ -144,16 +151,17 @@ class ServerOptimizer(WrappingOptimizer):
         self._setup = "\n".join(
             [
                 f"servers with barrier {barrier}, backup workers {backup_workers}, staleness "
-                f"{staleness}",
+                f"{staleness}, pulls of {pulls}",
                 *(layout.describe() for layout, _ in parts),
                 *([] if self._buffers is None else [self._buffers.describe()]),
             ]
         )
         here = {
-            number: ServerPart(layout, named, self.rank)
+            number: ServerPart(layout, named, self.rank, pulls)
             for number, (layout, named) in enumerate(parts)
         }
         options: dict[str, Any] = {
+            "pulls": pulls,
             "backup": backup_workers,
             "staleness": staleness,
             "history": history,
@@ -169,7 +177,8 @@ class ServerOptimizer(WrappingOptimizer):
             self._side = Serving(own, self.rank, self.workers, optimizer, self._buffers, **options)
         else:
             peers = range(self.workers, self.world_size)
-            self._side = Working(here, self.rank, peers, self._buffers, **options)
+            stepping = optimizer if pulls == GRADIENTS else None
+            self._side = Working(here, self.rank, peers, self._buffers, stepping, **options)
             if tensorwise:
                 assert model is not None
                 self._barrier = TensorBarrier(model, self._side)
@@ -178,10 +187,12 @@ class ServerOptimizer(WrappingOptimizer):
         self._steps = 0
         self._warned = False  # of values that are not finite
         self._outgrown = 0  # residuals of which it has warned
-        # A server steps the wrapped optimizer; a worker does not.
-        mine = [tensor for _, tensor in self._named] if self.is_server else []
+        # The ranks that step the wrapped optimizer: the servers, or the workers.
+        steps = self.is_server != (pulls == GRADIENTS)
         self._optimizer_watch = OptimizerWatch(
-            mine, usual_push_codec(self._layout), self.rank - self.workers
+            [tensor for _, tensor in self._named] if steps else [],
+            usual_push_codec(self._layout),
+            self.rank - self.workers if self.is_server else self.rank,
         )
 
     # What every rank has ------------------------------------------------------------------------
@@ -338,6 +349,8 @@ class ServerOptimizer(WrappingOptimizer):
     def load_state_dict(self, state_dict: checkpoint.StateDict) -> None:
         """Goes on from a saved state, before `connect`. Workers then get the servers' model.
 
+        With pulls="gradients" no state has the model: load it on every rank before `connect`.
+
         A server's residuals are not used: they are what its workers lack, and these get the whole
         model. A worker without a saved state goes on without its residuals.
         Raises ValueError for a state of another rank or world size.
@@ -400,6 +413,23 @@ class ServerOptimizer(WrappingOptimizer):
                 "residuals are kept. Further ones are only counted (skipped_versions)",
                 NonFiniteStepWarning,
                 stacklevel=3,
+            )
+
+
+def _check_pulls(pulls: str, rank: int, backup: int, staleness: int, barrier: str) -> None:
+    if pulls not in PULLS:
+        raise ValueError(f"rank {rank}: pulls is {pulls!r}; valid ones are {' and '.join(PULLS)}")
+    if pulls == UPDATES:
+        return
+    for name, value, valid in (
+        ("backup_workers", backup, 0),
+        ("staleness", staleness, 0),
+        ("barrier", barrier, "step"),
+    ):
+        if value != valid:
+            raise ValueError(
+                f"rank {rank}: pulls='gradients' averages the pushes of all workers in each "
+                f"version; {name} is {value!r}, valid is {valid!r}"
             )
 
 

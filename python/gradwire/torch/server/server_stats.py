@@ -107,11 +107,11 @@ def summarize(
     if isinstance(side, Serving):
         push_bytes, pull_bytes = counted["push_bytes_received"], counted["pull_bytes"]
         values = sum(part.numel(rank) for part in side.parts.values())
-        raw_values = side.values_pushed + side.values_pulled
+        raw_values = counted["values_received"] + counted["values_sent"]
         lost, models = tuple(sorted(side.lost)), side.models
     else:
         push_bytes, pull_bytes = counted["push_bytes"], counted["pull_bytes_received"]
-        values, raw_values = layout.numel, counted["values_pushed"] + side.values_pulled
+        values, raw_values = layout.numel, counted["values_pushed"] + counted["values_received"]
         lost, models = (), 0
     moved = push_bytes + pull_bytes
     sent = 0 if link is None else link.wire.sent_bytes

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from torch.optim import Optimizer
+
 from gradwire._core import WorkerSide
-from gradwire.torch.link.errors import CommunicationError
+from gradwire.torch.link.errors import CommunicationError, PeerMismatchError
 from gradwire.torch.link.wire import Kind, LostError
 from gradwire.torch.records.parameters import Options
 from gradwire.torch.server.buffers import BUFFERS, ModelBuffers
@@ -26,16 +28,30 @@ class Working(Side[WorkerSide]):
         rank: int,
         servers: range,
         buffers: ModelBuffers | None,
+        optimizer: Optimizer | None,
         **options: Any,
     ) -> None:
-        """`options`: further arguments of WorkerSide."""
+        """optimizer: with pulls="gradients", that which steps the model here.
+        `options`: further arguments of WorkerSide."""
+
+        def note_average(server: int, version: int) -> None:
+            self._averaged.append(server)
+
         super().__init__(
-            parts, {n: WorkerSide(p.layout, rank, p.apply, **options) for n, p in parts.items()}
+            parts,
+            {
+                n: WorkerSide(
+                    p.layout, rank, p.apply if optimizer is None else note_average, **options
+                )
+                for n, p in parts.items()
+            },
         )
+        self._rank = rank
+        self._optimizer = optimizer
+        self._averaged: list[int] = []  # servers whose averages are in the bucket
         self._buffers = buffers
         self._own_buffers = buffers if buffers is not None and buffers.sender == rank else None
         self.peers = servers
-        self.values_pulled = 0
         # When each part's last pull arrived, and when it was applied, by time.perf_counter.
         self.arrivals: dict[int, tuple[float, float]] = {}
         self._sent_options = b""
@@ -47,11 +63,18 @@ class Working(Side[WorkerSide]):
         return min(e.version(server) for e in self.exchanges.values() for server in e.servers)
 
     def begin(self, link: ServerLink, version: int) -> None:
-        """Receives the servers' model and their version; `version` is not used."""
+        """Receives the servers' model and their version. With pulls="gradients" it must be
+        `version`, else PeerMismatchError: the optimizer's state here is of that version."""
         self.link = link
 
-        def on_model(number: int, server: int, version: int) -> None:
-            self.exchanges[number].set_version(server, version)
+        def on_model(number: int, server: int, servers_version: int) -> None:
+            if self._optimizer is not None and servers_version != version:
+                raise PeerMismatchError(
+                    f"rank {server} goes on from version {servers_version}, rank {self._rank} from "
+                    f"{version}: with pulls='gradients' every rank loads the state that it saved",
+                    (server,),
+                )
+            self.exchanges[number].set_version(server, servers_version)
 
         with link.guard("waiting for the model"):
             self._receive_models(on_model)
@@ -63,6 +86,10 @@ class Working(Side[WorkerSide]):
             self.push(number, step, factor)
         self.wait(self.parts)
         self.take_arrived()
+        if self._optimizer is not None and self._averaged:
+            (part,) = self.parts.values()
+            part.step_replica(self._optimizer, self._averaged)
+            self._averaged = []
 
     def begin_step(self, groups: list[Options], version: int) -> None:
         """Sends what goes before the pushes for this version: the options, if they differ from
@@ -88,8 +115,11 @@ class Working(Side[WorkerSide]):
         part, exchange = self.parts[number], self.exchanges[number]
         part.fill_with_gradients(factor)
         exchange.start(part.bucket, step)
-        for server, push in exchange.outgoing():
-            self.link.wire.send(server, Kind.PACKET, push, number)
+        self._send_all(number)
+
+    def _send_all(self, number: int) -> None:
+        for server, message in self.exchanges[number].outgoing():
+            self.link.wire.send(server, Kind.PACKET, message, number)
 
     def wait(self, numbers: Iterable[int]) -> None:
         """Waits until the next gradients of these parts may be computed."""
@@ -154,9 +184,9 @@ class Working(Side[WorkerSide]):
             version = self.parts[number].load_model(message.peer, message.payload)
             self.exchanges[number].catch_up(message.peer, version)
         elif message.kind is Kind.PACKET and number in self.parts:
-            self.values_pulled += self.parts[number].numel(message.peer)
             exchange = self.exchanges[number]
             exchange.receive(message.peer, message.payload)
+            self._send_all(number)  # if these were scales: the push
             self.arrivals[number] = (message.at, time.perf_counter())
             self._note_non_finite(number, exchange.version(message.peer) - 1)
         else:
