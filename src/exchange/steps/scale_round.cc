@@ -73,7 +73,8 @@ Status ScaleRound::take(const ReceivedPacket& received, ScaleRange scales) {
 
 Result<std::span<const std::byte>> ScaleRound::packet(size_t i, Endpoint& endpoint,
                                                       Direction direction, uint64_t step) {
-  auto& [scales, writer] = outgoing_[i];
+  PacketWriter& writer = outgoing_[i].writer;
+  const ScaleRange scales = outgoing_[i].scales;
   writer.begin({.direction = direction,
                 .source = static_cast<uint16_t>(endpoint.rank()),
                 .step = step,
