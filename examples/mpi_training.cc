@@ -239,6 +239,7 @@ void train(const Settings& settings) {
   std::mt19937 random(static_cast<uint32_t>(1000 + rank));
   Activations activations;
   float loss = 0;  // smoothed
+  const double begin = MPI_Wtime();
   for (int step = 1; step <= settings.steps; ++step) {
     const auto place = static_cast<size_t>(step);
     Gradient& next = *gradients[place % gradients.size()];
@@ -262,6 +263,7 @@ void train(const Settings& settings) {
       std::printf("step %4d  loss %.3f\n", step, loss);
   }
 
+  const double step_seconds = (MPI_Wtime() - begin) / settings.steps;
   const bool equal = replicas_equal(parameters);
   if (rank != 0) return;
   double sent = 0;
@@ -271,6 +273,7 @@ void train(const Settings& settings) {
   const double raw = 2.0 * (size - 1) / size * kParameters * sizeof(float);
   std::printf("%d ranks, codec %s: %.0f bytes sent a step by rank 0, %.0f uncompressed\n", size,
               options.codec.c_str(), sent, raw);
+  std::printf("%.3f ms a step\n", 1000 * step_seconds);
   std::printf("after %d steps: test accuracy %.3f, replicas %s\n", settings.steps,
               accuracy(parameters, load(settings.data, "t10k")), equal ? "equal" : "DIFFER");
 }
