@@ -22,6 +22,7 @@ NB_MODULE(_core, module) {
   bind_layout(module);
   bind_exchange(module);
   bind_server_sides(module);
+  bind_simulation(module);
   module.def(
       "simd_targets", [] { return gradwire::simd_targets(); },
       "SIMD targets of this CPU, best first; 'scalar' is the definition.");

@@ -15,6 +15,7 @@ void bind_choice(nanobind::module_& module);
 void bind_layout(nanobind::module_& module);
 void bind_exchange(nanobind::module_& module);
 void bind_server_sides(nanobind::module_& module);
+void bind_simulation(nanobind::module_& module);
 
 // Makes the shard codecs of an exchange. gradwire._cuda makes objects of this class; gradwire._core
 // binds it and takes them, because both modules share one nanobind.
