@@ -53,6 +53,7 @@ PACKAGES = (
     "gradwire.torch",
     "gradwire.train",
     "gradwire.evaluate",
+    "gradwire.plan",
     "gradwire.cli",
 )
 

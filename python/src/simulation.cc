@@ -36,7 +36,7 @@ void make_simulation_in(PySimulation* self, const std::string& exchange, uint32_
                         const Buckets& buckets, ArrayLike values, double bits_per_second,
                         double latency, uint32_t ranks_per_machine, double local_bits_per_second,
                         uint32_t turn_bytes, std::optional<CostFunction> cost, double per_message,
-                        uint64_t seed) {
+                        uint64_t stride, uint64_t seed) {
   FloatInput input(values);
   SimulationOptions options;
   options.exchange = exchange;
@@ -51,6 +51,7 @@ void make_simulation_in(PySimulation* self, const std::string& exchange, uint32_
   options.network.local_bits_per_second = local_bits_per_second;
   options.network.turn_bytes = turn_bytes;
   options.per_message = per_message;
+  options.stride = stride;
   options.seed = seed;
   if (cost) {  // it is called in create alone, with the GIL
     options.cost = [&cost](const std::string& codec) {
@@ -85,8 +86,9 @@ void bind_simulation(nb::module_& module) {
       "The exchanges of all ranks in this process, on the clock of a simulated network.\n\n"
       "buckets: (layout, seconds after which each rank has the gradients), in the order in which "
       "they are exchanged; a layout is of all ranks, or of all machines for exchanges between "
-      "machines. values: float32, repeated as gradients; each rank and step begins at another "
-      "place. latency: seconds between machines. turn_bytes: after so many bytes another "
+      "machines. values: float32, repeated as gradients; rank r begins step s at "
+      "(r + s * ranks) * stride. latency: seconds between machines. turn_bytes: after so many "
+      "bytes another "
       "connection of the link sends. cost(codec) -> seconds a value of encode, decode; None: no "
       "time. per_message: seconds of CPU of the sender and of the receiver.")
       .def("__init__", &make_simulation_in, nb::arg("exchange"), nb::arg("ranks"),
@@ -94,7 +96,7 @@ void bind_simulation(nb::module_& module) {
            nb::arg("latency") = 0.0, nb::arg("ranks_per_machine") = 1,
            nb::arg("local_bits_per_second") = std::numeric_limits<double>::infinity(),
            nb::arg("turn_bytes") = 65536, nb::arg("cost") = nb::none(),
-           nb::arg("per_message") = 0.0, nb::arg("seed") = 0)
+           nb::arg("per_message") = 0.0, nb::arg("stride") = 104729, nb::arg("seed") = 0)
       .def("step", &take_step,
            "The next step: seconds until the last rank has the last bucket, codec_seconds (the "
            "largest sum of any rank), longest_way (messages that wait for each other) and ranks: "

@@ -13,15 +13,8 @@ from typer.core import TyperGroup
 from gradwire import __version__
 
 COMMANDS = (
-    "codecs",
-    "compress",
-    "decompress",
-    "inspect",
-    "bench",
-    "train",
-    "report",
-    "evaluate",
-    "info",
+    *("codecs", "compress", "decompress", "inspect", "bench", "plan", "simulate", "train"),
+    *("report", "evaluate", "info"),
 )
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 

@@ -74,7 +74,7 @@ def choose(
     """The strategy of a worker in a run of `codec`."""
     if settings.is_simulated:
         return OneProcess(model, codec, settings)
-    local, clip = _local_optimizer(model, settings), settings.clip
+    local, clip = local_optimizer(model, settings), settings.clip
     if is_rival(codec):
         return TorchDdp(model, local, rivals.parse(codec), workers, clip)
     coding = _coding(codec, settings)
@@ -108,7 +108,7 @@ def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, An
 
 def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> ServerOptimizer:
     return ServerOptimizer(
-        _local_optimizer(model, settings),
+        local_optimizer(model, settings),
         servers=settings.servers,
         pulls=SERVED[settings.exchange],
         named_parameters=model.named_parameters(),
@@ -136,7 +136,7 @@ def _coding(codec: str, settings: TrainSettings) -> dict[str, Any]:
     }
 
 
-def _local_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+def local_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
     parameters = list(model.parameters())
     matrices = [p for p in parameters if p.dim() > 1]
     return optimizers.build(settings, matrices, [p for p in parameters if p.dim() <= 1])

@@ -13,10 +13,6 @@
 namespace gradwire {
 namespace {
 
-// Places in the values at which neighbouring ranks and steps begin are this far apart: a prime, so
-// that they seldom meet.
-constexpr uint64_t kStride = 104'729;
-
 // A message that has come.
 struct Letter {
   uint32_t source;
@@ -150,7 +146,7 @@ void RunningSimulation::begin_step(uint32_t r) {
   rank.bucket = 0;
   rank.way = 0;
   rank.codec_seconds = 0;
-  uint64_t at = (r + step_ * ranks_.size()) * kStride;
+  uint64_t at = (r + step_ * ranks_.size()) * options_.stride;
   for (std::vector<float>& values : rank.values) {
     for (float& value : values) value = options_.values[at++ % options_.values.size()];
   }

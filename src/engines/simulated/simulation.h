@@ -25,9 +25,11 @@ struct SimulationOptions {
   std::string exchange = "sharded";
   uint32_t ranks = 2;
   std::vector<SimulatedBucket> buckets;  // in the order in which they are exchanged
-  // The gradients: buckets are filled with these values, over and over. Each rank and step begins
-  // at another place. Not empty, finite.
+  // The gradients: buckets are filled with these values, over and over. Not empty, finite. Rank r
+  // begins step s at values[(r + s * ranks) * stride]: the default, a prime, seldom gives two ranks
+  // the same values; the number of values of all buckets takes recorded gradients in their order.
   std::span<const float> values;
+  uint64_t stride = 104'729;
   NetworkModel network;
   CostOfCodec cost;        // empty: codecs take no time
   double per_message = 0;  // seconds of CPU for each message, of its sender and of its receiver

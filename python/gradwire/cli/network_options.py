@@ -1,0 +1,45 @@
+"""The options of a network, which `plan` and `simulate` share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from gradwire.plan.cluster import Cluster
+from gradwire.plan.profile import PlanError
+from gradwire.train.settings import parse_bandwidth
+
+BandwidthOption = Annotated[
+    str | None,
+    Option(
+        help="Rate of every machine's link, each way, such as 100mbit or 10gbit; none: no limit. "
+        "Needed.",
+    ),
+]
+LatencyOption = Annotated[
+    float, Option(help="Milliseconds that a message takes from a machine to another.")
+]
+PerMachineOption = Annotated[
+    int, Option(help="Consecutive ranks that share a machine and its link.")
+]
+LocalBandwidthOption = Annotated[
+    str, Option(help="Rate of a rank inside its machine, each way; none: no limit.")
+]
+
+
+def cluster_of(
+    ranks: int, bandwidth: str | None, latency: float, per_machine: int, local_bandwidth: str
+) -> Cluster:
+    """Raises PlanError and SettingsError, which say what is valid."""
+    if bandwidth is None:
+        raise PlanError(
+            "the bandwidth of the network is needed: --bandwidth 100mbit, or none for no limit"
+        )
+    return Cluster(
+        ranks=ranks,
+        bandwidth=parse_bandwidth(bandwidth),
+        latency=latency / 1e3,
+        ranks_per_machine=per_machine,
+        local_bandwidth=parse_bandwidth(local_bandwidth),
+    )

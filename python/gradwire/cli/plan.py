@@ -1,0 +1,132 @@
+"""``gradwire plan``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from gradwire.advice import RECOMMENDED
+from gradwire.cli.network_options import (
+    BandwidthOption,
+    LatencyOption,
+    LocalBandwidthOption,
+    PerMachineOption,
+    cluster_of,
+)
+from gradwire.cli.output import JsonOption, human_bytes, print_json, print_table
+from gradwire.plan.advise import Plan, make_plan
+from gradwire.plan.cluster import Cluster
+from gradwire.plan.profile import PlanError, Profile, read_profile
+
+# Measured for a profile unless other codecs are asked for: from the gentlest to the coarsest.
+CODECS = ("raw", "bf16", "int8", "qsgd:bits=4", RECOMMENDED, "3lc:s=1.75,coder=rice")
+
+_PROFILE_HELP = "The profile of a model: a file that --profile-out wrote."
+_MODEL_HELP = "Measure a model of `gradwire train` here instead, with --workers processes."
+_WORKERS_HELP = "Processes that compute at once while the model is measured. Default: --ranks."
+_RANKS_HELP = "Processes that train together. Default: the workers of the profile."
+_CODEC_HELP = "Codec to predict (repeatable). Default: all of the profile."
+_EXCHANGE_HELP = "Exchange to predict (repeatable). Default: those that suit the codec."
+
+
+def plan(
+    profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,
+    model: Annotated[str | None, Option(help=_MODEL_HELP)] = None,
+    workers: Annotated[int | None, Option(help=_WORKERS_HELP)] = None,
+    profile_out: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the measured profile there.")
+    ] = None,
+    profile_steps: Annotated[int, Option(min=4, help="Steps that are measured.")] = 20,
+    ranks: Annotated[int | None, Option(help=_RANKS_HELP)] = None,
+    bandwidth: BandwidthOption = None,
+    latency: LatencyOption = 0.0,
+    ranks_per_machine: PerMachineOption = 1,
+    local_bandwidth: LocalBandwidthOption = "none",
+    codec: Annotated[list[str] | None, Option("--codec", "-c", help=_CODEC_HELP)] = None,
+    exchange: Annotated[list[str] | None, Option(help=_EXCHANGE_HELP)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the time of a training step with each codec and exchange, and say which to take.
+
+    Needs a profile of the model, measured in a few steps, and the network. With --profile-out and
+    without --bandwidth, the profile is measured and nothing is predicted.
+    """
+    if (profile is None) == (model is None):
+        raise PlanError(
+            "a plan needs the profile of a model: --profile FILE, or --model NAME to measure one "
+            "here (--profile-out FILE keeps it)"
+        )
+    if bandwidth is not None:  # wrong options are found before anything is measured
+        cluster_of(ranks or workers or 2, bandwidth, latency, ranks_per_machine, local_bandwidth)
+    if profile is not None:
+        measured = read_profile(profile)
+    else:
+        assert model is not None
+        measured = _measure(model, workers or ranks or 2, codec or CODECS, profile_steps)
+    if profile_out is not None:
+        measured.write(profile_out)
+        if bandwidth is None:
+            print(f"wrote {profile_out}")
+            return
+    count = measured.workers if ranks is None else ranks
+    cluster = cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth)
+    made = make_plan(measured, cluster, codec or (), exchange or ())
+    if as_json:
+        print_json(_document(measured, cluster, made))
+    else:
+        _print(measured, cluster, made)
+
+
+def _measure(model: str, workers: int, codecs: list[str] | tuple[str, ...], steps: int) -> Profile:
+    from gradwire.plan.measure import measure_profile
+    from gradwire.train.settings import SHARDED, from_options
+
+    options = {"model": model, "workers": workers, "steps": steps, "exchange": SHARDED, "every": 1}
+    return measure_profile(from_options(options), codecs, steps)
+
+
+def _document(profile: Profile, cluster: Cluster, made: Plan) -> dict[str, Any]:
+    return {
+        "kind": "gradwire-plan",
+        "model": profile.model,
+        "values": profile.numel,
+        "compute_seconds": profile.compute_seconds,
+        "cluster": asdict(cluster),
+        "predictions": [asdict(prediction) for prediction in made.predictions],
+        "choice": asdict(made.choice),
+        "pays": made.pays,
+        "advice": made.advice(),
+    }
+
+
+def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
+    print(
+        f"{profile.model}, {profile.numel:,} values, {cluster.ranks} ranks on {cluster.machines} "
+        f"machines; a step computes {profile.compute_seconds * 1e3:.3g} ms"
+    )
+    print_table(
+        (
+            *("codec", "exchange", "step ms", "of DDP", "codec ms", "network ms", "messages ms"),
+            *("waiting ms", "bits/value", "sent by a rank"),
+        ),
+        [
+            (
+                prediction.codec,
+                prediction.exchange,
+                f"{prediction.seconds * 1e3:.1f}",
+                f"{prediction.seconds / made.baseline.seconds:.2f}",
+                f"{prediction.codec_seconds * 1e3:.2f}",
+                f"{prediction.wire_seconds * 1e3:.1f}",
+                f"{prediction.message_seconds * 1e3:.2f}",
+                f"{prediction.exposed_seconds * 1e3:.1f}",
+                f"{prediction.bits:.2f}",
+                human_bytes(round(prediction.sent_bytes)),
+            )
+            for prediction in made.predictions
+        ],
+        left=range(2),
+    )
+    print(made.advice())

@@ -1,0 +1,190 @@
+"""``gradwire simulate``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from typer import BadParameter, Option
+
+from gradwire.advice import RECOMMENDED
+from gradwire.bench_data import load_data
+from gradwire.cli.network_options import (
+    BandwidthOption,
+    LatencyOption,
+    LocalBandwidthOption,
+    PerMachineOption,
+    cluster_of,
+)
+from gradwire.cli.output import JsonOption, check_codec, human_bytes, print_json, print_table
+from gradwire.plan.predict import Bucket, cut_buckets
+from gradwire.plan.profile import Layer, PlanError, Profile, read_profile
+from gradwire.plan.simulate import Simulated, check_ranks, free_memory
+from gradwire.plan.simulate import simulate as run
+
+_MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+_MEASURED, _NONE = "measured", "none"
+_BENCH_VALUES = 200_000
+_BENCH_SECONDS = 0.1
+
+_RANKS_HELP = "Numbers of ranks, such as 2,4,8."
+_VALUES_HELP = "Values of the model, such as 270k or 25.6M, which are there at once."
+_PROFILE_HELP = "The model instead: a profile of `gradwire plan`, with its backward pass."
+_CODEC_TIME_HELP = "measured (in the profile, or else here and now) or none."
+_DATA_HELP = "Gradients, as `gradwire bench` takes them: recorded, synthetic, a file, or auto."
+_MEMORY_HELP = "Memory that it may take, such as 8G. Default: what the system has free."
+
+
+def simulate(
+    ranks: Annotated[str, Option(help=_RANKS_HELP)] = "2,4,8,16",
+    codec: Annotated[str, Option("--codec", "-c", help="Codec.")] = RECOMMENDED,
+    exchange: Annotated[str, Option(help="Exchange, with its parameters.")] = "sharded",
+    values: Annotated[str | None, Option(help=_VALUES_HELP)] = None,
+    profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,
+    bandwidth: BandwidthOption = None,
+    latency: LatencyOption = 0.0,
+    ranks_per_machine: PerMachineOption = 1,
+    local_bandwidth: LocalBandwidthOption = "none",
+    codec_time: Annotated[str, Option(metavar=f"{_MEASURED}|{_NONE}", help=_CODEC_TIME_HELP)] = (
+        _MEASURED
+    ),
+    steps: Annotated[int, Option(min=1, help="Steps; residuals grow from step to step.")] = 3,
+    data: Annotated[str, Option(help=_DATA_HELP)] = "auto",
+    memory: Annotated[str | None, Option(help=_MEMORY_HELP)] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of draws and data.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the exchanges of up to 1024 ranks in this process, on a simulated network.
+
+    The bytes are exact: they are those that the same gradients take in a training. The times follow
+    from the bandwidth, the latency and the codecs' speed.
+    """
+    check_codec(codec)
+    if (values is None) == (profile is None):
+        raise PlanError("a simulation needs the size of a model: --values 1M, or --profile FILE")
+    if codec_time not in (_MEASURED, _NONE):
+        raise BadParameter(
+            f"{codec_time} is not valid; valid are {_MEASURED}, {_NONE}", param_hint="--codec-time"
+        )
+    model = None if profile is None else read_profile(profile)
+    buckets = _one_bucket(values) if model is None else cut_buckets(model)
+    limit = free_memory() if memory is None else _number(memory, "--memory")
+    clusters = [
+        cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth)
+        for count in _parse_ranks(ranks)
+    ]
+    for cluster in clusters:
+        check_ranks(cluster, codec, exchange, buckets, limit)
+    gradients = load_data(data, seed)
+    speed = _speed_of(model, codec_time)
+    rows = [
+        run(
+            cluster,
+            codec,
+            exchange,
+            buckets,
+            gradients.period,
+            cost=speed,
+            message_seconds=0.0 if model is None else model.transport.message_seconds,
+            steps=steps,
+            memory=limit,
+            seed=seed,
+        )
+        for cluster in clusters
+    ]
+    whole = [_step_seconds(model, row) for row in rows]
+    if as_json:
+        document = {
+            "kind": "gradwire-simulation",
+            "codec": codec,
+            "exchange": exchange,
+            "values": sum(bucket.numel for bucket in buckets),
+            "cluster": asdict(clusters[0]) | {"ranks": None},
+            "data": gradients.description,
+            "results": [
+                asdict(row) | {"step_seconds": seconds}
+                for row, seconds in zip(rows, whole, strict=True)
+            ],
+        }
+        print_json(document)
+    else:
+        _print(rows, whole)
+
+
+def _one_bucket(values: str | None) -> list[Bucket]:
+    assert values is not None
+    return [Bucket((Layer("values", (_number(values, "--values"), 1), 0.0),), 0.0)]
+
+
+def _number(text: str, option: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)", text)
+    number = float(match[1]) * _MULTIPLES[match[2]] if match else 0
+    if number < 1 or number != int(number):
+        raise BadParameter(
+            f"{text} is no number from 1, such as 5000, 200k, 25.6M or 8G", param_hint=option
+        )
+    return int(number)
+
+
+def _parse_ranks(text: str) -> list[int]:
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise BadParameter(f"{text} is no list of numbers, such as 2,4,8", param_hint="--ranks")
+    return [int(count) for count in text.split(",")]
+
+
+def _speed_of(
+    model: Profile | None, codec_time: str
+) -> Callable[[str], tuple[float, float]] | None:
+    """Seconds a value of encode and decode: of the profile, else measured here."""
+    if codec_time == _NONE:
+        return None
+
+    def speed(codec: str) -> tuple[float, float]:
+        if model is not None and codec in model.codecs:
+            known = model.codecs[codec]
+            return known.encode_seconds, known.decode_seconds
+        from gradwire.bench import Case, Workload, measure
+
+        work = Workload(codec, _BENCH_VALUES, load_data("auto", 0), 0)
+        encode, decode = (
+            measure(work, Case(codec, _BENCH_VALUES, operation, "auto", 1), _BENCH_SECONDS).seconds
+            for operation in ("encode", "decode_add")
+        )
+        return encode / _BENCH_VALUES, decode / _BENCH_VALUES
+
+    return speed
+
+
+def _step_seconds(model: Profile | None, row: Simulated) -> float:
+    if model is None:
+        return row.seconds
+    backward_end = model.forward_seconds + model.backward_seconds
+    return max(row.seconds, backward_end) + model.rest_seconds
+
+
+def _print(rows: list[Simulated], whole: list[float]) -> None:
+    print_table(
+        (
+            *("ranks", "step ms", "codec ms", "longest way", "messages", "sent by a rank"),
+            *("received", "in its machine", "between machines"),
+        ),
+        [
+            (
+                row.ranks,
+                f"{seconds * 1e3:.3f}",
+                f"{row.codec_seconds * 1e3:.3f}",
+                row.longest_way,
+                f"{row.messages:,}",
+                human_bytes(round(row.bytes_sent)),
+                human_bytes(round(row.bytes_received)),
+                human_bytes(round(row.local_bytes_sent)),
+                human_bytes(round(row.bytes_of_all)),
+            )
+            for row, seconds in zip(rows, whole, strict=True)
+        ],
+        left=(),
+    )
+    print("Bytes are those of the rank that has most, a step; between machines: of all ranks.")

@@ -1,0 +1,11 @@
+"""A model of time: what a training step takes with each codec and exchange.
+
+profile.py     what a step computes, layer by layer, and what codecs and messages cost
+recorder.py    measures a model's step, for a profile
+measure.py     makes the profile of a model of `gradwire train` on this machine
+cluster.py     the network: ranks, machines, bandwidth, latency
+costs.py       messages, bytes and values of each exchange (alpha, beta, gamma)
+predict.py     the time of a step in which buckets are exchanged during the backward pass
+advise.py      all predictions, and which of them to take
+simulate.py    the exchanges themselves on a simulated network
+"""

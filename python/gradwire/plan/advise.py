@@ -1,0 +1,98 @@
+"""All predictions for a model and a network, and which of them to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradwire.plan.cluster import Cluster
+from gradwire.plan.predict import DDP, Prediction, cut_buckets, predict
+from gradwire.plan.profile import PlanError, Profile
+
+# Predictions that are closer than this count as equal: so far apart were predicted and measured
+# steps (docs/planning.md).
+MARGIN = 0.1
+
+EXCHANGES = ("sharded", "ring", "broadcast", "hierarchical")
+
+# Hops of a ring quantize growing sums; these codecs lose accuracy there (docs/exchanges.md).
+_NOT_IN_RINGS = ("3lc", "topk", "stc", "onebit")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """predictions: the fastest first; DDP without gradwire is among them. choice: the prediction to
+    take; `ddp` where compression does not pay."""
+
+    predictions: tuple[Prediction, ...]
+    choice: Prediction
+    baseline: Prediction  # DDP without gradwire
+    compute_seconds: float  # of a step that exchanges nothing
+
+    @property
+    def pays(self) -> bool:
+        return self.choice is not self.baseline
+
+    def advice(self) -> str:
+        """A sentence for the user."""
+        before, chosen = self.baseline, self.choice
+        if not self.pays:
+            fastest = self.predictions[0]
+            others = (
+                "no codec is faster"
+                if fastest is before
+                else f"the fastest, {fastest.codec} in {fastest.exchange}, takes "
+                f"{_ms(fastest.seconds)}"
+            )
+            return (
+                f"do not compress: a step of DDP takes {_ms(before.seconds)}, of which "
+                f"{_ms(before.exposed_seconds)} wait for the network; {others}, and a gain below "
+                f"{MARGIN:.0%} is within the error of the prediction"
+            )
+        return (
+            f"take codec {chosen.codec} with exchange {chosen.exchange}: "
+            f"{_ms(chosen.seconds)} a step instead of {_ms(before.seconds)} with DDP "
+            f"({before.seconds / chosen.seconds:.2f} times as fast; "
+            f"{_ms(self.compute_seconds)} without any exchange)"
+        )
+
+
+def make_plan(
+    profile: Profile,
+    cluster: Cluster,
+    codecs: Sequence[str] = (),
+    exchanges: Sequence[str] = (),
+    bucket_bytes: int | None = None,
+) -> Plan:
+    """codecs: of the profile; none: all of them. exchanges: none: all that suit the codec and the
+    network.
+
+    Of the predictions within MARGIN of the fastest, the choice has the most bits a value, because
+    it loses least; DDP loses nothing. Raises PlanError.
+    """
+    buckets = cut_buckets(profile, *([] if bucket_bytes is None else [bucket_bytes]))
+    baseline = predict(profile, cluster, DDP, DDP, buckets)
+    predictions = [baseline]
+    for codec in codecs or profile.codecs:
+        for exchange in exchanges or EXCHANGES:
+            if exchanges or _suits(codec, exchange, cluster):
+                predictions.append(predict(profile, cluster, codec, exchange, buckets))
+    if len(predictions) == 1:
+        raise PlanError(f"the profile of {profile.model} has no codecs: measure it with --codec")
+    predictions.sort(key=lambda p: p.seconds)
+    close = [p for p in predictions if p.seconds <= predictions[0].seconds * (1 + MARGIN)]
+    gentlest = max(close, key=lambda p: (p is baseline, p.bits, -p.seconds))
+    return Plan(tuple(predictions), gentlest, baseline, profile.compute_seconds)
+
+
+def _suits(codec: str, exchange: str, cluster: Cluster) -> bool:
+    """Whether a user who knows the exchanges would take it with this codec on this network."""
+    if exchange == "hierarchical":
+        return cluster.ranks_per_machine > 1 and cluster.machines > 1
+    if exchange == "ring":
+        return codec.partition(":")[0] not in _NOT_IN_RINGS
+    return True
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,69 @@
+"""The network of a training: ranks, machines, links."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gradwire.plan.profile import PlanError
+
+# TCP with time stamps over IPv4 over Ethernet: bytes of a message and of headers in a frame. The
+# simulated engine has the same numbers (src/engines/simulated/links.h).
+PAYLOAD_BYTES, HEADER_BYTES = 1448, 66
+
+# Of `gradwire simulate`; the exchanges themselves go further.
+MOST_RANKS = 1024
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Every machine has a full-duplex link to a switch without limits.
+
+    bandwidth: bits a second of a link, each way; None: no limit. latency: seconds from a machine to
+    another. ranks_per_machine: consecutive ranks, which share the link of their machine.
+    local_bandwidth: bits a second that a rank sends, and receives, inside its machine; None: no
+    limit.
+    """
+
+    ranks: int
+    bandwidth: float | None
+    latency: float = 0.0
+    ranks_per_machine: int = 1
+    local_bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises PlanError for a network on which nothing can be exchanged."""
+        if self.ranks < 2:
+            raise PlanError(
+                f"{self.ranks} rank exchanges nothing: give --ranks, the number of processes that "
+                "train together, from 2"
+            )
+        for name, rate in (
+            ("--bandwidth", self.bandwidth),
+            ("--local-bandwidth", self.local_bandwidth),
+        ):
+            if rate is not None and not (math.isfinite(rate) and rate > 0):
+                raise PlanError(
+                    f"{name} {rate:g}: a link needs more than 0 bits a second, such as 100mbit; "
+                    "none has no limit"
+                )
+        if not (math.isfinite(self.latency) and self.latency >= 0):
+            raise PlanError(f"--latency {self.latency:g}: a message takes 0 seconds or more")
+        if self.ranks_per_machine < 1 or self.ranks % self.ranks_per_machine:
+            raise PlanError(
+                f"{self.ranks} ranks cannot be {self.ranks_per_machine} on each machine: give "
+                "--ranks-per-machine a number that divides --ranks"
+            )
+
+    @property
+    def machines(self) -> int:
+        return self.ranks // self.ranks_per_machine
+
+    def link_seconds(self, payload: float) -> float:
+        """How long a link sends so many bytes of messages, with the headers of full frames."""
+        if self.bandwidth is None:
+            return 0.0
+        return payload * (1 + HEADER_BYTES / PAYLOAD_BYTES) * 8 / self.bandwidth
+
+    def local_seconds(self, payload: float) -> float:
+        return 0.0 if self.local_bandwidth is None else payload * 8 / self.local_bandwidth

@@ -1,0 +1,147 @@
+"""The time of a step in which buckets are exchanged during the backward pass.
+
+DDP collects gradients in buckets, in the order in which they come. A bucket is exchanged when its
+last gradient is there and the bucket before it is done, while the backward pass goes on:
+
+    begin(k) = max(ready(k), end(k - 1))        ready: the time of the bucket's last gradient
+    end(k)   = begin(k) + seconds(k)            seconds: costs.py
+    step     = max(end(last), end of backward) + rest of the step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradwire.plan.cluster import Cluster
+from gradwire.plan.costs import EXCHANGES, Cost, Volume, allreduce
+from gradwire.plan.profile import CodecSpeed, Layer, PlanError, Profile
+
+DDP = "ddp"  # without gradwire
+
+# DDP's sizes of the first bucket, so that an exchange begins early, and of all others.
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+_RAW_BITS = 32
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Layers that are exchanged together. ready: seconds from the beginning of the step to the last
+    of their gradients."""
+
+    layers: tuple[Layer, ...]
+    ready: float
+
+    @property
+    def numel(self) -> int:
+        return sum(layer.numel for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """seconds: of a step. codec_seconds, wire_seconds, message_seconds: of all buckets of a step.
+    exposed_seconds: of the exchange, after the backward pass has ended. sent_bytes: of a rank, to
+    other ranks."""
+
+    codec: str
+    exchange: str
+    seconds: float
+    codec_seconds: float
+    wire_seconds: float
+    message_seconds: float
+    exposed_seconds: float
+    sent_bytes: float
+    bits: float  # a value, each way
+
+
+def cut_buckets(
+    profile: Profile, bucket_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BUCKET_BYTES
+) -> list[Bucket]:
+    """As DDP cuts float32 gradients after its first step: a bucket is full when it has reached its
+    size."""
+    buckets: list[Bucket] = []
+    layers: list[Layer] = []
+    now = profile.forward_seconds
+    for layer in profile.layers:
+        now += layer.backward_seconds
+        layers.append(layer)
+        limit = bucket_bytes if buckets else min(first_bytes, bucket_bytes)
+        if 4 * sum(one.numel for one in layers) >= limit or layer is profile.layers[-1]:
+            buckets.append(Bucket(tuple(layers), now))
+            layers = []
+    return buckets
+
+
+def predict(
+    profile: Profile, cluster: Cluster, codec: str, exchange: str, buckets: Sequence[Bucket]
+) -> Prediction:
+    """The step of a codec of the profile in an exchange; DDP without gradwire has both names
+    `ddp`."""
+    speed = CodecSpeed(0.0, 0.0, _RAW_BITS) if codec == DDP else profile.codec(codec)
+    if exchange not in (DDP, "terngrad", *EXCHANGES):
+        known = ", ".join([DDP, *EXCHANGES, "terngrad"])
+        raise PlanError(f"no model of the exchange {exchange}; there are {known}")
+    end = codec_seconds = wire_seconds = message_seconds = sent = 0.0
+    for bucket in buckets:
+        cost = _cost(bucket, speed, cluster, exchange)
+        coding = cost.encoded * speed.encode_seconds + cost.decoded * speed.decode_seconds
+        wire = cluster.link_seconds(cost.link_bytes) + cluster.local_seconds(cost.local_bytes)
+        handling, stack = _transport(profile, cluster, cost, exchange)
+        wire = max(wire, stack) + cost.ways * cluster.latency
+        codec_seconds += coding
+        wire_seconds += wire
+        message_seconds += handling
+        sent += cost.rank_bytes
+        end = max(bucket.ready, end) + coding + wire + handling
+    backward_end = profile.forward_seconds + profile.backward_seconds
+    return Prediction(
+        codec=codec,
+        exchange=exchange,
+        seconds=max(end, backward_end) + profile.rest_seconds,
+        codec_seconds=codec_seconds,
+        wire_seconds=wire_seconds,
+        message_seconds=message_seconds,
+        exposed_seconds=max(0.0, end - backward_end),
+        sent_bytes=sent,
+        bits=8 * sum(_bytes(bucket, speed.bits) for bucket in buckets) / profile.numel,
+    )
+
+
+def _cost(bucket: Bucket, speed: CodecSpeed, cluster: Cluster, exchange: str) -> Cost:
+    pushed = pulled = _bytes(bucket, speed.bits)
+    if exchange == DDP:
+        return allreduce(Volume(bucket.numel, pushed, pulled), cluster)
+    if exchange == "terngrad":
+        # Sums of N trits are pulled in whole bits; before, the largest magnitudes are exchanged.
+        pulled = _bytes(bucket, (2 * cluster.ranks).bit_length())
+        cost = EXCHANGES["sharded"](Volume(bucket.numel, pushed, pulled), cluster)
+        further = cluster.ranks - 1
+        return Cost(
+            **vars(cost) | {"ways": 3, "handled": cost.handled + 2 * further},
+        )
+    return EXCHANGES[exchange](Volume(bucket.numel, pushed, pulled), cluster)
+
+
+def _bytes(bucket: Bucket, bits: float) -> float:
+    """Of the whole bucket."""
+    raw = sum(layer.numel for layer in bucket.layers if layer.goes_raw)
+    return (raw * _RAW_BITS + (bucket.numel - raw) * bits) / 8
+
+
+def _transport(
+    profile: Profile, cluster: Cluster, cost: Cost, exchange: str
+) -> tuple[float, float]:
+    """Seconds of handling messages, and of moving bytes through the system (which goes on while
+    the link sends)."""
+    transport = profile.transport
+    if exchange != DDP:
+        return (
+            cost.handled * transport.message_seconds,
+            cost.rank_bytes * transport.byte_seconds,
+        )
+    # A ring of more ranks takes more hops than that of the profile's workers.
+    hops = (cluster.ranks - 1) / max(1, profile.workers - 1)
+    return (
+        hops * transport.allreduce_seconds,
+        cost.rank_bytes * transport.allreduce_byte_seconds,
+    )

@@ -1,0 +1,157 @@
+"""What a step of a model computes, layer by layer, and what codecs and messages cost.
+
+A profile is a JSON file. Its times hold where and how they were measured: on that machine, with
+`workers` processes that computed at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any
+
+from gradwire.errors import UserError
+
+_KIND = "gradwire-profile"
+_MIN_NUMEL = 256
+
+
+class PlanError(UserError):
+    """A plan or a simulation cannot be made. The message says what it needs."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A parameter. backward_seconds: from the gradient before it (of the first: from the loss) to
+    its own."""
+
+    name: str
+    dims: tuple[int, ...]
+    backward_seconds: float
+
+    @property
+    def numel(self) -> int:
+        return prod(self.dims)
+
+    @property
+    def goes_raw(self) -> bool:
+        """Whether a layout sends it raw by default (LayoutOptions::min_numel)."""
+        return len(self.dims) < 2 or self.numel < _MIN_NUMEL
+
+
+@dataclass(frozen=True)
+class CodecSpeed:
+    """Seconds a value, and bits a value, on the model's own gradients."""
+
+    encode_seconds: float
+    decode_seconds: float
+    bits: float
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What messages cost on an unlimited network, with all workers busy.
+
+    message_seconds: of a message of the DDP hook, at its sender and at its receiver. byte_seconds:
+    of a byte that a rank sends and of one that it receives, together. allreduce_seconds: of DDP's
+    all-reduce of a single value among the profile's workers. allreduce_byte_seconds: of each
+    further byte that a rank sends.
+    """
+
+    message_seconds: float = 0.0
+    byte_seconds: float = 0.0
+    allreduce_seconds: float = 0.0
+    allreduce_byte_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """layers: in the order in which their gradients come. forward_seconds: from the beginning of
+    the step to the loss. rest_seconds: from the last gradient to the end of the step."""
+
+    model: str
+    workers: int
+    forward_seconds: float
+    rest_seconds: float
+    layers: tuple[Layer, ...]
+    codecs: Mapping[str, CodecSpeed]
+    transport: Transport = Transport()
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def backward_seconds(self) -> float:
+        return sum(layer.backward_seconds for layer in self.layers)
+
+    @property
+    def compute_seconds(self) -> float:
+        """Of a step that exchanges nothing."""
+        return self.forward_seconds + self.backward_seconds + self.rest_seconds
+
+    @property
+    def numel(self) -> int:
+        return sum(layer.numel for layer in self.layers)
+
+    def codec(self, text: str) -> CodecSpeed:
+        """Raises PlanError if the codec was not measured."""
+        if text not in self.codecs:
+            raise PlanError(
+                f"the profile of {self.model} has no codec {text}, but "
+                f"{', '.join(self.codecs) or 'none'}; measure it again with --codec {text}"
+            )
+        return self.codecs[text]
+
+    def write(self, path: Path) -> None:
+        document = {"kind": _KIND, **asdict(self)}
+        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_profile(path: Path) -> Profile:
+    """Raises PlanError for a file that is no profile or holds nonsense, OSError."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["kind"] != _KIND:
+            raise ValueError(f"its kind is {document['kind']!r}")
+        values = {name: value for name, value in document.items() if name != "kind"}
+        profile = Profile(
+            **values
+            | {
+                "layers": tuple(
+                    Layer(layer["name"], tuple(layer["dims"]), layer["backward_seconds"])
+                    for layer in values["layers"]
+                ),
+                "codecs": {name: CodecSpeed(**of) for name, of in values["codecs"].items()},
+                "transport": Transport(**values["transport"]),
+            }
+        )
+        _check(profile)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PlanError(
+            f"{path} is no profile: {error}; `gradwire plan --model NAME --profile-out FILE` "
+            "makes one"
+        ) from error
+    return profile
+
+
+def _check(profile: Profile) -> None:
+    """Raises ValueError."""
+    if not profile.layers:
+        raise ValueError("it has no layers")
+    seconds = {
+        "forward_seconds": profile.forward_seconds,
+        "rest_seconds": profile.rest_seconds,
+        **{f"backward_seconds of {layer.name}": layer.backward_seconds for layer in profile.layers},
+        **{f"transport {name}": value for name, value in asdict(profile.transport).items()},
+    }
+    for codec, speed in profile.codecs.items():
+        seconds |= {f"{codec}: {name}": value for name, value in asdict(speed).items()}
+    for name, value in seconds.items():
+        if not (isfinite(value) and value >= 0):
+            raise ValueError(f"{name} is {value}, not a number from 0")
+    if profile.compute_seconds <= 0:
+        raise ValueError("a step takes no time")
+    for layer in profile.layers:
+        if not all(isinstance(dim, int) and dim > 0 for dim in layer.dims):
+            raise ValueError(f"the dimensions of {layer.name} are {list(layer.dims)}")
