@@ -282,8 +282,9 @@ def simulate_row(
 ) -> dict[str, Any]:
     """Step time and bytes of a simulation with the gradients of the measured steps."""
     recorded = [rank["buckets"][way] for rank in ranks]
-    of_step = 1 + max(index for index, _, _ in recorded[0])
-    first = next(i for i, (_, _, _) in enumerate(recorded[0]) if i >= of_step)  # after the raw step
+    # DDP makes other buckets after the first step, which goes raw.
+    _, first, second, *_ = (i for i, (index, _, _) in enumerate(recorded[0]) if index == 0)
+    of_step = second - first
     shapes = [shapes for _, shapes, _ in recorded[0][first : first + of_step]]
     buckets = [
         Bucket(tuple(Layer(name, dims, 0.0) for name, dims in tensors), ready)

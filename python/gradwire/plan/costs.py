@@ -40,7 +40,7 @@ class Cost:
     ways: messages on the longest way between machines. link_bytes: that a machine's link carries
     each way. local_bytes: that a rank sends inside its machine. handled: messages that a rank sends
     and receives, one after the other. rank_bytes: that a rank sends to
-    others, wherever they are.
+    others, wherever they are. raw_encoded, raw_decoded: values of raw messages beside the codec's.
     """
 
     ways: float
@@ -50,6 +50,8 @@ class Cost:
     local_bytes: float = 0.0
     handled: float = 0.0
     rank_bytes: float = 0.0
+    raw_encoded: float = 0.0
+    raw_decoded: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ def hierarchical(volume: Volume, cluster: Cluster) -> Cost:
         local_bytes=local,
         handled=between.handled + 2 * (k - 1),
         rank_bytes=between.rank_bytes + local / 2,
+        raw_encoded=2 * volume.values * (k > 1),
+        raw_decoded=k * volume.values * (k > 1),
     )
 
 
@@ -172,3 +176,6 @@ EXCHANGES = {
     "broadcast": broadcast,
     "hierarchical": hierarchical,
 }
+
+# Those of the papers' models, which are no exchanges of gradwire.
+OF_PAPERS = {"tree": tree, "worker-aggregator": worker_aggregator, "gradient-ring": gradient_ring}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire.plan.cluster import Cluster
-from gradwire.plan.costs import EXCHANGES, Cost, Volume, allreduce
+from gradwire.plan.costs import EXCHANGES, OF_PAPERS, Cost, Volume, allreduce
 from gradwire.plan.profile import CodecSpeed, Layer, PlanError, Profile
 
 DDP = "ddp"  # without gradwire
@@ -78,13 +78,15 @@ def predict(
     """The step of a codec of the profile in an exchange; DDP without gradwire has both names
     `ddp`."""
     speed = CodecSpeed(0.0, 0.0, _RAW_BITS) if codec == DDP else profile.codec(codec)
-    if exchange not in (DDP, "terngrad", *EXCHANGES):
+    raw = profile.codecs.get("raw", CodecSpeed(0.0, 0.0, _RAW_BITS))
+    if exchange not in (DDP, "terngrad", *EXCHANGES, *OF_PAPERS):
         known = ", ".join([DDP, *EXCHANGES, "terngrad"])
         raise PlanError(f"no model of the exchange {exchange}; there are {known}")
     end = codec_seconds = wire_seconds = message_seconds = sent = 0.0
     for bucket in buckets:
         cost = _cost(bucket, speed, cluster, exchange)
         coding = cost.encoded * speed.encode_seconds + cost.decoded * speed.decode_seconds
+        coding += cost.raw_encoded * raw.encode_seconds + cost.raw_decoded * raw.decode_seconds
         wire = cluster.link_seconds(cost.link_bytes) + cluster.local_seconds(cost.local_bytes)
         handling, stack = _transport(profile, cluster, cost, exchange)
         wire = max(wire, stack) + cost.ways * cluster.latency
@@ -119,7 +121,7 @@ def _cost(bucket: Bucket, speed: CodecSpeed, cluster: Cluster, exchange: str) ->
         return Cost(
             **vars(cost) | {"ways": 3, "handled": cost.handled + 2 * further},
         )
-    return EXCHANGES[exchange](Volume(bucket.numel, pushed, pulled), cluster)
+    return (EXCHANGES | OF_PAPERS)[exchange](Volume(bucket.numel, pushed, pulled), cluster)
 
 
 def _bytes(bucket: Bucket, bits: float) -> float:

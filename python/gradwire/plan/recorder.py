@@ -87,8 +87,8 @@ def profile_of(name: str, model: nn.Module, steps_of_ranks: Sequence[Sequence[Ma
 
     steps_of_ranks: the steps of each rank, which began together. Every mark counts when the last
     rank has reached it, because an exchange waits for that rank; times are medians of all steps
-    but the first three. Raises PlanError if there are too few steps, or if a parameter got no gradient
-    (DDP would wait for it).
+    but the first three. Raises PlanError if there are too few steps, or if a parameter got no
+    gradient (DDP would wait for it).
     """
     together = [
         {mark: max(one[mark] for one in ranks) for mark in ranks[0]}

@@ -63,10 +63,12 @@ def simulate(
     (r + s * ranks) * stride, so a stride of the model's size takes recorded gradients. memory:
     bytes that it may take; None: those that the system has free.
 
-    Raises PlanError for more ranks than the simulation or the memory takes, GradwireError for an
-    unknown codec or exchange, or one that do not go together.
+    Raises PlanError for more ranks than the simulation or the memory takes and for gradients that
+    are not finite, GradwireError for an unknown codec or exchange, or two that do not go together.
     """
     check_ranks(cluster, codec, exchange, buckets, free_memory() if memory is None else memory)
+    if not np.isfinite(values).all():
+        raise PlanError("gradients with NaN or Inf: such steps are skipped, so they have no time")
     between = gradwire.parse_exchange(exchange)["name"] == "hierarchical"
     owners = cluster.machines if between else cluster.ranks
     bits = cluster.bandwidth

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <utility>
 
@@ -24,7 +25,7 @@ struct Letter {
 struct Rank {
   std::vector<std::unique_ptr<Exchange>> exchanges;  // of each bucket
   std::vector<std::vector<float>> values;
-  std::vector<Letter> mailbox;
+  std::deque<Letter> mailbox;
   uint32_t bucket = 0;   // the bucket under way, or the next one
   bool started = false;  // whether it is under way
   bool busy = false;     // whether the thread computes

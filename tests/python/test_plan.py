@@ -1,0 +1,238 @@
+"""`gradwire plan`: predictions, advice, and what it says about nonsense."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cli_runner
+from gradwire._core import Layout
+from gradwire.plan.advise import MARGIN, make_plan
+from gradwire.plan.cluster import Cluster
+from gradwire.plan.predict import DDP, cut_buckets, predict
+from gradwire.plan.profile import (
+    CodecSpeed,
+    Layer,
+    PlanError,
+    Profile,
+    Transport,
+    read_profile,
+)
+from gradwire.plan.simulate import simulate
+
+FREE = CodecSpeed(0.0, 0.0, 32.0)
+
+
+def profile_of(values: int = 4_000_000, layers: int = 8) -> Profile:
+    """Layers of equal size, each with 10 ms of backward pass; codecs that take no time."""
+    return Profile(
+        model="made",
+        workers=4,
+        forward_seconds=0.04,
+        rest_seconds=0.01,
+        layers=tuple(
+            Layer(f"layer{i}", (values // layers // 100, 100), 0.01) for i in range(layers)
+        ),
+        codecs={
+            "raw": FREE,
+            "bf16": replace(FREE, bits=16.0),
+            "int8": replace(FREE, bits=8.0),
+            "3lc:s=1.00,coder=rice": replace(FREE, bits=0.4),
+        },
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    profile_of().write(path)
+    return path
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    profile = replace(profile_of(), transport=Transport(1e-4, 1e-9, 2e-4, 1e-9), how={"steps": 5})
+    profile.write(tmp_path / "p.json")
+    assert read_profile(tmp_path / "p.json") == profile
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"kind": "other"}, "kind"),
+        ({"layers": []}, "no layers"),
+        ({"forward_seconds": -1}, "forward_seconds is -1"),
+        ({"rest_seconds": math.nan}, "rest_seconds is nan"),
+        ({"codecs": {"raw": {"encode_seconds": 0}}}, "decode_seconds"),
+        ({"codecs": {"raw": {"encode_seconds": 0, "decode_seconds": 0, "bits": -3}}}, "bits is -3"),
+        ({"layers": [{"name": "x", "dims": [0], "backward_seconds": 1}]}, "dimensions of x"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+def test_a_file_with_nonsense_is_no_profile(
+    file: Path, change: dict[str, object], why: str
+) -> None:
+    document = json.loads(file.read_text()) | change
+    file.write_text(json.dumps(document))
+    with pytest.raises(PlanError, match=why) as error:
+        read_profile(file)
+    assert "--profile-out" in str(error.value), "it says how to make one"
+
+
+def test_a_layer_goes_raw_where_a_layout_sends_it_raw() -> None:
+    for dims in ((256,), (16, 16), (15, 17), (1, 256), (1, 255), (10_000,), (3, 3, 64, 64)):
+        layout = Layout([("layer", list(dims))], 1, "int8")
+        assert Layer("layer", dims, 0.0).goes_raw == bool(layout.segments[0]["reason"]), dims
+
+
+def test_buckets_are_ready_with_their_last_gradient() -> None:
+    profile = profile_of(4_000_000, 8)  # 2 MB each: the first bucket of 1 MiB is full at once
+    buckets = cut_buckets(profile, bucket_bytes=3_000_000)
+    assert [len(bucket.layers) for bucket in buckets] == [1, 2, 2, 2, 1]
+    assert [bucket.ready for bucket in buckets] == pytest.approx([0.05, 0.07, 0.09, 0.11, 0.12])
+    assert len(cut_buckets(profile)) == 2, "25 MiB, DDP's size, take the rest"
+
+
+@pytest.mark.parametrize("exchange", ["sharded", "ring", "broadcast", "hierarchical"])
+@pytest.mark.parametrize("codec", ["raw", "bf16"])
+def test_the_prediction_is_that_of_the_simulation(exchange: str, codec: str) -> None:
+    """Codecs of a fixed size, of known speed: the formulas against the exchanges themselves."""
+    speed = CodecSpeed(2e-9, 1e-9, {"raw": 32.0, "bf16": 16.0}[codec])
+    profile = replace(profile_of(800_000, 2), codecs={codec: speed})
+    values = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
+    buckets = cut_buckets(profile)
+    for ranks in (2, 4):
+        per_machine = 2 if exchange == "hierarchical" else 1
+        for bandwidth in (1e8, 1e10):
+            cluster = Cluster(ranks * per_machine, bandwidth, 1e-4, per_machine)
+            predicted = predict(profile, cluster, codec, exchange, buckets)
+            simulated = simulate(
+                cluster,
+                codec,
+                exchange,
+                buckets,
+                values,
+                cost=lambda text: (2e-9, 1e-9) if text == codec else (0.0, 0.0),
+            )
+            end = max(simulated.seconds, profile.forward_seconds + profile.backward_seconds)
+            assert predicted.seconds == pytest.approx(end + profile.rest_seconds, rel=0.05)
+            if exchange != "hierarchical":  # whose ranks differ
+                assert predicted.sent_bytes == pytest.approx(simulated.bytes_sent, rel=0.01)
+
+
+def test_an_exchange_is_hidden_by_the_backward_pass() -> None:
+    """Of many small buckets, only the last is exchanged after the backward pass."""
+    profile, cluster = profile_of(), Cluster(2, 10e9)
+    one = predict(profile, cluster, "raw", "sharded", cut_buckets(profile, 2**40, 2**40))
+    many = predict(profile, cluster, "raw", "sharded", cut_buckets(profile, 2**21))
+    assert one.exposed_seconds == pytest.approx(one.wire_seconds)
+    assert many.exposed_seconds == pytest.approx(one.wire_seconds / 8, rel=0.01)
+    assert many.seconds == pytest.approx(profile.compute_seconds + many.exposed_seconds)
+
+
+def test_more_ranks_less_bandwidth_and_more_latency_never_help() -> None:
+    profile = profile_of()
+    buckets = cut_buckets(profile)
+    for codec, exchange in (
+        (DDP, DDP),
+        ("int8", "sharded"),
+        ("int8", "ring"),
+        ("raw", "broadcast"),
+    ):
+        before = 0.0
+        for ranks in (2, 4, 8, 64, 512):
+            now = predict(profile, Cluster(ranks, 1e8, 1e-4), codec, exchange, buckets).seconds
+            slow = predict(profile, Cluster(ranks, 1e7, 1e-4), codec, exchange, buckets).seconds
+            far = predict(profile, Cluster(ranks, 1e8, 1e-2), codec, exchange, buckets).seconds
+            assert before <= now < slow
+            assert now < far
+            before = now
+
+
+def test_it_says_do_not_compress_where_it_does_not_pay() -> None:
+    plan = make_plan(profile_of(), Cluster(4, 1e11))
+    assert not plan.pays
+    assert plan.advice().startswith("do not compress")
+    # bf16 halves an exchange, but that is less than the margin of the step.
+    profile = profile_of()
+    fast = next(b for b in (1e8 * 1.1**i for i in range(200)) if not _pays(profile, b))
+    assert (
+        predict(profile, Cluster(4, fast), "bf16", "sharded", cut_buckets(profile)).seconds
+        < predict(profile, Cluster(4, fast), DDP, DDP, cut_buckets(profile)).seconds
+    )
+
+
+def _pays(profile: Profile, bandwidth: float) -> bool:
+    return make_plan(profile, Cluster(4, bandwidth), ["bf16"]).pays
+
+
+def test_of_equally_fast_codecs_it_takes_the_gentlest() -> None:
+    profile = profile_of()
+    for bandwidth in (1e7, 1e8, 1e9, 3e9):
+        plan = make_plan(profile, Cluster(4, bandwidth))
+        assert plan.pays
+        assert plan.choice.seconds <= (1 + MARGIN) * plan.predictions[0].seconds
+        for other in plan.predictions:
+            if other.bits > plan.choice.bits:
+                assert other.seconds > (1 + MARGIN) * plan.predictions[0].seconds
+    choices = [make_plan(profile, Cluster(4, 1e7 * 1.3**i)).choice for i in range(36)]
+    bits = [choice.bits for choice in choices]
+    assert bits == sorted(bits), "the faster the network, the more bits"
+    assert {"3lc:s=1.00,coder=rice", "int8", DDP} <= {choice.codec for choice in choices}
+
+
+def test_a_ring_is_not_for_sparse_codecs_unless_asked_for() -> None:
+    plan = make_plan(profile_of(), Cluster(8, 1e8))
+    rings = {p.codec for p in plan.predictions if p.exchange == "ring"}
+    assert rings == {"raw", "bf16", "int8"}
+    asked = make_plan(profile_of(), Cluster(8, 1e8), ["3lc:s=1.00,coder=rice"], ["ring"])
+    assert [p.exchange for p in asked.predictions] == ["ring", DDP]
+
+
+# The command
+
+
+def test_the_command_prints_a_table_and_an_advice(file: Path) -> None:
+    result = cli_runner.run("plan", "--profile", file, "--bandwidth", "100mbit", "--ranks", 8)
+    assert result.code == 0, result.err
+    assert "take codec 3lc:s=1.00,coder=rice with exchange" in result.out
+    document = cli_runner.run(
+        *("plan", "--profile", file, "--bandwidth", "100mbit", "--ranks", 8, "--json")
+    ).json
+    seconds = [prediction["seconds"] for prediction in document["predictions"]]
+    assert seconds == sorted(seconds)
+    assert document["pays"]
+    assert document["choice"]["codec"] == "3lc:s=1.00,coder=rice"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (["--bandwidth", "1gbit"], "--profile FILE"),
+        (["--profile", "FILE"], "--bandwidth 100mbit"),
+        (["--profile", "missing.json", "--bandwidth", "1gbit"], "missing.json"),
+        (["--profile", "FILE", "--bandwidth", "0mbit"], "between 64kbit and 100gbit"),
+        (["--profile", "FILE", "--bandwidth", "1gbit", "--ranks", "1"], "from 2"),
+        (["--profile", "FILE", "--bandwidth", "1gbit", "--latency", "-1"], "0 seconds or more"),
+        (
+            [*("--profile", "FILE", "--bandwidth", "1gbit"), "--ranks=8", "--ranks-per-machine=3"],
+            "divides",
+        ),
+        (["--profile", "FILE", "--bandwidth", "1gbit", "--codec", "onebit"], "--codec onebit"),
+        (["--profile", "FILE", "--bandwidth", "1gbit", "--exchange", "star"], "hierarchical"),
+        (["--model", "lenet", "--workers", "1", "--profile-out", "x.json"], "2 workers or more"),
+    ],
+)
+def test_nonsense_is_an_error_that_says_what_it_needs(
+    file: Path, arguments: list[str], needed: str
+) -> None:
+    given = [str(file) if argument == "FILE" else argument for argument in arguments]
+    result = cli_runner.run("plan", *given)
+    assert result.code in (1, 2)
+    said = " ".join(result.err.replace("│", " ").split())
+    assert needed in said
+    assert "Traceback" not in said

@@ -1,0 +1,179 @@
+"""`gradwire simulate`: bytes, growth with the ranks, memory, and what it says about nonsense."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import cli_runner
+from gradwire._core import Exchange, GradwireError, Layout, Simulation
+from gradwire.plan.cluster import PAYLOAD_BYTES, Cluster
+from gradwire.plan.predict import Bucket
+from gradwire.plan.profile import Layer, PlanError
+from gradwire.plan.simulate import check_ranks, free_memory, needed_memory, simulate
+
+VALUES = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
+LAYERS = (Layer("a", (100, 300), 0.0), Layer("b", (300,), 0.0), Layer("c", (50, 101), 0.0))
+BUCKETS = [Bucket(LAYERS, 0.0)]
+NUMEL = BUCKETS[0].numel
+
+
+def exchanged_bytes(exchange: str, codec: str, gradients: list[np.ndarray]) -> list[int]:
+    """What each rank sends, counted by the exchanges of `Exchange`, handed over one by one."""
+    ranks = len(gradients)
+    layout = Layout([(layer.name, list(layer.dims)) for layer in LAYERS], ranks, codec)
+    made = [Exchange(layout, rank, exchange) for rank in range(ranks)]
+    sent = [0] * ranks
+    for one, gradient in zip(made, gradients, strict=True):
+        one.start(gradient.copy(), 0)
+    while not all(one.done for one in made):
+        for rank, one in enumerate(made):
+            for peer, message in one.outgoing():
+                sent[rank] += message.size
+                made[peer].receive(rank, message.copy())
+    return sent
+
+
+@pytest.mark.parametrize("exchange", ["sharded", "ring", "broadcast"])
+@pytest.mark.parametrize("codec", ["raw", "int8", "3lc:s=1,coder=rice"])
+def test_bytes_are_those_of_the_same_gradients(exchange: str, codec: str) -> None:
+    ranks = 4
+    gradients = VALUES[: ranks * NUMEL].reshape(ranks, NUMEL)
+    done = simulate(Cluster(ranks, 1e9), codec, exchange, BUCKETS, VALUES, stride=NUMEL)
+    sent = exchanged_bytes(exchange, codec, list(gradients))
+    assert done.bytes_of_all == sum(sent)
+    assert done.bytes_sent == max(sent)
+
+
+def test_a_message_takes_its_frames_and_the_latency() -> None:
+    """Two ranks, broadcast: one message each way at once, 4 bytes a value and 47 of headers."""
+    bucket = Bucket((Layer("all", (1000, 10), 0.0),), 0.0)
+    done = simulate(Cluster(2, 1e6, 0.01), "raw", "broadcast", [bucket], VALUES)
+    size = 40_000 + 47
+    frames = -(-size // PAYLOAD_BYTES)
+    assert done.bytes_sent == size
+    assert done.longest_way == 1
+    assert done.seconds == pytest.approx((size + 66 * frames) * 8 / 1e6 + 0.01)
+
+
+def test_codecs_are_asked_for_their_cost_once() -> None:
+    asked: list[str] = []
+
+    def cost(codec: str) -> tuple[float, float]:
+        asked.append(codec)
+        return 1e-6, 1e-6
+
+    done = simulate(Cluster(4, None), "int8", "sharded", BUCKETS, VALUES, cost=cost)
+    assert sorted(asked) == ["int8", "raw"], "tensors of one dimension go raw"
+    assert done.seconds == pytest.approx(done.codec_seconds, rel=0.1)
+
+
+def test_an_error_of_the_cost_function_is_raised() -> None:
+    def cost(codec: str) -> tuple[float, float]:
+        raise KeyError(codec)
+
+    with pytest.raises(KeyError, match="int8"):
+        simulate(Cluster(2, None), "int8", "sharded", BUCKETS, VALUES, cost=cost)
+
+
+def test_gradients_must_be_finite_numbers() -> None:
+    broken = VALUES.copy()
+    broken[5] = np.nan
+    with pytest.raises(PlanError, match="NaN"):
+        simulate(Cluster(2, None), "int8", "sharded", BUCKETS, broken)
+
+
+def test_more_ranks_than_the_memory_takes_are_refused_with_the_number_that_fits() -> None:
+    memory = needed_memory(100, "int8", "sharded", BUCKETS)
+    check_ranks(Cluster(100, None), "int8", "sharded", BUCKETS, memory)
+    with pytest.raises(PlanError, match="100 ranks fit"):
+        check_ranks(Cluster(101, None), "int8", "sharded", BUCKETS, memory)
+    with pytest.raises(PlanError, match="up to 1024"):
+        check_ranks(Cluster(1025, None), "int8", "sharded", BUCKETS, 10**15)
+    assert free_memory() > 10**6
+
+
+@pytest.mark.parametrize(("ranks", "values"), [(8, 2_000_000), (128, 20_000)])
+def test_a_simulation_takes_the_memory_that_was_said(ranks: int, values: int) -> None:
+    """The growth of a process is at most what was said, and at least a third of it."""
+    script = f"""
+import numpy as np
+from pathlib import Path
+from gradwire.plan.cluster import Cluster
+from gradwire.plan.predict import Bucket
+from gradwire.plan.profile import Layer
+from gradwire.plan.simulate import needed_memory, simulate
+given = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+bucket = [Bucket((Layer("all", ({values}, 1), 0.0),), 0.0)]
+peak = lambda: int(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])
+before = peak()
+simulate(Cluster({ranks}, 1e9), "3lc:s=1,coder=rice", "sharded", bucket, given)
+print(1024 * (peak() - before))
+print(needed_memory({ranks}, "3lc:s=1,coder=rice", "sharded", bucket))
+"""
+    run = [sys.executable, "-c", script]
+    taken, said = map(int, subprocess.run(run, check=True, capture_output=True).stdout.split())
+    assert said / 3 <= taken <= said
+
+
+def test_layouts_of_another_number_of_ranks_are_refused() -> None:
+    layout = Layout([("a", [100, 100])], 3, "int8")
+    with pytest.raises(GradwireError, match="the layout is of 3"):
+        Simulation("sharded", 4, [(layout, 0.0)], VALUES, bits_per_second=1e9)
+
+
+# The command
+
+RUN = ("simulate", "--codec-time", "none", "--data", "synthetic", "--steps", 1)
+
+
+def test_the_command_grows_with_the_ranks() -> None:
+    document = cli_runner.run(
+        *RUN, "--values", "20k", "--bandwidth", "100mbit", "--ranks", "2,4,8,16", "--json"
+    ).json
+    results = document["results"]
+    assert [row["ranks"] for row in results] == [2, 4, 8, 16]
+    assert all(row["longest_way"] == 2 for row in results)
+    assert [row["messages"] for row in results] == [2 * n * (n - 1) for n in (2, 4, 8, 16)]
+    seconds = [row["step_seconds"] for row in results]
+    assert seconds == sorted(seconds)
+
+
+def test_ranks_that_share_a_link_wait_for_it() -> None:
+    alone, shared = (
+        cli_runner.run(
+            *RUN, "--values", 8 * 40960, "--bandwidth", "100mbit", "--ranks", "8", "--json",
+            "--ranks-per-machine", per_machine, "--codec", "raw",
+        ).json["results"][0]
+        for per_machine in (1, 4)
+    )  # fmt: skip
+    # 4 ranks send to 4 others: 16 of 8 * 7 parts, where each link had 7.
+    assert shared["step_seconds"] / alone["step_seconds"] == pytest.approx(16 / 7, rel=0.02)
+    assert shared["local_bytes_sent"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (["--bandwidth", "1gbit"], "--values 1M"),
+        (["--values", "1k"], "--bandwidth 100mbit"),
+        (["--values", "0", "--bandwidth", "1gbit"], "number from 1"),
+        (["--values", "1k", "--bandwidth", "0"], "between 64kbit and 100gbit"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--ranks", "1"], "from 2"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--ranks", "two"], "such as 2,4,8"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--ranks", "2000"], "up to 1024"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--exchange", "star"], "sharded"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--codec", "zip"], "3lc"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--codec-time", "slow"], "measured, none"),
+        (["--values", "9M", "--bandwidth", "1gbit", "--memory", "1G", "--ranks=64"], "ranks fit"),
+    ],
+)
+def test_nonsense_is_an_error_that_says_what_it_needs(arguments: list[str], needed: str) -> None:
+    result = cli_runner.run("simulate", *arguments)
+    assert result.code in (1, 2)
+    said = " ".join(result.err.replace("│", " ").split())
+    assert needed in said
+    assert "Traceback" not in said
