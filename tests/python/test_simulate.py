@@ -49,10 +49,10 @@ def test_bytes_are_those_of_the_same_gradients(exchange: str, codec: str) -> Non
 
 
 def test_a_message_takes_its_frames_and_the_latency() -> None:
-    """Two ranks, broadcast: one message each way at once, 4 bytes a value and 47 of headers."""
+    """Two ranks, broadcast: one message each way at once, 4 bytes a value and 46 of headers."""
     bucket = Bucket((Layer("all", (1000, 10), 0.0),), 0.0)
     done = simulate(Cluster(2, 1e6, 0.01), "raw", "broadcast", [bucket], VALUES)
-    size = 40_000 + 47
+    size = 40_000 + 46
     frames = -(-size // PAYLOAD_BYTES)
     assert done.bytes_sent == size
     assert done.longest_way == 1
