@@ -90,11 +90,12 @@ def test_a_layer_goes_raw_where_a_layout_sends_it_raw() -> None:
 
 
 def test_buckets_are_ready_with_their_last_gradient() -> None:
-    profile = profile_of(4_000_000, 8)  # 2 MB each: the first bucket of 1 MiB is full at once
+    profile = profile_of(4_000_000, 8)  # 2 MB each
     buckets = cut_buckets(profile, bucket_bytes=3_000_000)
-    assert [len(bucket.layers) for bucket in buckets] == [1, 2, 2, 2, 1]
-    assert [bucket.ready for bucket in buckets] == pytest.approx([0.05, 0.07, 0.09, 0.11, 0.12])
-    assert len(cut_buckets(profile)) == 2, "25 MiB, DDP's size, take the rest"
+    assert [len(bucket.layers) for bucket in buckets] == [2, 2, 2, 2]
+    assert [bucket.ready for bucket in buckets] == pytest.approx([0.06, 0.08, 0.10, 0.12])
+    by_default = [len(bucket.layers) for bucket in cut_buckets(profile)]
+    assert by_default == [1, 7], "1 MiB, then 25 MiB"
 
 
 @pytest.mark.parametrize("exchange", ["sharded", "ring", "broadcast", "hierarchical"])
@@ -124,11 +125,27 @@ def test_the_prediction_is_that_of_the_simulation(exchange: str, codec: str) -> 
                 assert predicted.sent_bytes == pytest.approx(simulated.bytes_sent, rel=0.01)
 
 
+@pytest.mark.parametrize("exchange", ["sharded", "ring"])
+def test_uneven_shares_are_predicted(exchange: str) -> None:
+    """LeNet's tensors in 8 shares: one is twice as large as the mean."""
+    dims = [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)]
+    layers = tuple(Layer(f"layer{i}", shape, 0.0) for i, shape in enumerate(reversed(dims)))
+    profile = replace(profile_of(), layers=layers, codecs={"raw": FREE})
+    values = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
+    buckets, cluster = cut_buckets(profile), Cluster(8, 1e7)
+    predicted = predict(profile, cluster, "raw", exchange, buckets)
+    simulated = simulate(cluster, "raw", exchange, buckets, values)
+    even = 2 * 7 / 8 * 4 * profile.numel
+    assert predicted.wire_seconds > 1.3 * cluster.link_seconds(even), "else the test shows nothing"
+    whole = simulated.seconds + profile.rest_seconds
+    assert predicted.seconds == pytest.approx(whole, rel=0.1)
+
+
 def test_an_exchange_is_hidden_by_the_backward_pass() -> None:
     """Of many small buckets, only the last is exchanged after the backward pass."""
     profile, cluster = profile_of(), Cluster(2, 10e9)
-    one = predict(profile, cluster, "raw", "sharded", cut_buckets(profile, 2**40, 2**40))
-    many = predict(profile, cluster, "raw", "sharded", cut_buckets(profile, 2**21))
+    one = predict(profile, cluster, "raw", "sharded", cut_buckets(profile, 2**40))
+    many = predict(profile, cluster, "raw", "sharded", cut_buckets(profile, 2_000_000))
     assert one.exposed_seconds == pytest.approx(one.wire_seconds)
     assert many.exposed_seconds == pytest.approx(one.wire_seconds / 8, rel=0.01)
     assert many.seconds == pytest.approx(profile.compute_seconds + many.exposed_seconds)

@@ -70,7 +70,7 @@ def make_plan(
     Of the predictions within MARGIN of the fastest, the choice has the most bits a value, because
     it loses least; DDP loses nothing. Raises PlanError.
     """
-    buckets = cut_buckets(profile, *([] if bucket_bytes is None else [bucket_bytes]))
+    buckets = cut_buckets(profile, bucket_bytes)
     baseline = predict(profile, cluster, DDP, DDP, buckets)
     predictions = [baseline]
     for codec in codecs or profile.codecs:

@@ -19,7 +19,8 @@ For N ranks and a bucket of n values that take B bytes:
     worker-aggregator      1 + log2 N      (N + log2 N) * B         -           (N - 1) * n
     ring (INCEPTIONN)      2 (N - 1)       2 (N - 1) / N * B        -           (N - 1) / N * n
 
-The first rows are those of include/gradwire/exchange.h, which tests compare with the exchanges
+In (N - 1) / N, 1 / N is the share of the rank that owns most, which is larger in small models. The
+first rows are those of include/gradwire/exchange.h, which tests compare with the exchanges
 themselves. The last three are the papers' (test_plan_papers.py).
 """
 
@@ -57,38 +58,47 @@ class Cost:
 @dataclass(frozen=True)
 class Volume:
     """A bucket. values: of it all. pushed, pulled: bytes of the whole bucket as it is pushed and
-    pulled."""
+    pulled. share: of the rank that owns most; None: all own as much. Small tensors are not cut, so
+    a small model has uneven shares, and all ranks wait for the largest."""
 
     values: float
     pushed: float
     pulled: float
+    share: float | None = None
+
+    def largest(self, owners: int) -> float:
+        """The share of the rank that owns most."""
+        return 1 / owners if self.share is None else self.share
 
 
 def sharded(volume: Volume, cluster: Cluster) -> Cost:
     n, k = cluster.ranks, cluster.ranks_per_machine
-    both, packets = volume.pushed + volume.pulled, _PACKET_BYTES * 2
+    share = volume.largest(n)
+    shard = share * (volume.pushed + volume.pulled) + 2 * _PACKET_BYTES
     return Cost(
         ways=2,
-        link_bytes=k * (n - k) * (both / n + packets),
+        link_bytes=k * (n - k) * shard,
         encoded=volume.values,
-        decoded=2 * (n - 1) / n * volume.values,
-        local_bytes=(k - 1) * (both / n + packets),
+        decoded=(1 + (n - 2) * share) * volume.values,
+        local_bytes=(k - 1) * shard,
         handled=4 * (n - 1),
-        rank_bytes=(n - 1) * (both / n + packets),
+        rank_bytes=(1 - share) * volume.pushed
+        + (n - 1) * (share * volume.pulled + 2 * _PACKET_BYTES),
     )
 
 
 def ring(volume: Volume, cluster: Cluster) -> Cost:
-    n = cluster.ranks
-    sent = (n - 1) * ((volume.pushed + volume.pulled) / n + 2 * _PACKET_BYTES)
+    n, many = cluster.ranks, cluster.machines > 1
+    both, packets = volume.pushed + volume.pulled, 2 * _PACKET_BYTES
+    slowest = (n - 1) * (volume.largest(n) * both + packets)  # the largest shard takes every hop
     return Cost(
-        ways=2 * (n - 1) * (1 if cluster.machines > 1 else 0),
-        link_bytes=sent if cluster.machines > 1 else 0.0,
+        ways=2 * (n - 1) * many,
+        link_bytes=slowest * many,
         encoded=volume.values,
         decoded=2 * (n - 1) / n * volume.values,
-        local_bytes=sent if cluster.ranks_per_machine > 1 else 0.0,
+        local_bytes=slowest * (cluster.ranks_per_machine > 1),
         handled=4 * (n - 1),
-        rank_bytes=sent,
+        rank_bytes=(n - 1) * (both / n + packets),
     )
 
 

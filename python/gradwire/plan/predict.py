@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradwire._core import Layout
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.costs import EXCHANGES, OF_PAPERS, Cost, Volume, allreduce
 from gradwire.plan.profile import CodecSpeed, Layer, PlanError, Profile
 
 DDP = "ddp"  # without gradwire
 
-# DDP's sizes of the first bucket, so that an exchange begins early, and of all others.
+# DDP's default sizes of the first bucket, so that an exchange begins early, and of all others.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 _RAW_BITS = 32
+_WITH_SHARDS = ("sharded", "ring", "hierarchical", "terngrad")
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,19 @@ class Prediction:
     bits: float  # a value, each way
 
 
-def cut_buckets(
-    profile: Profile, bucket_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BUCKET_BYTES
-) -> list[Bucket]:
+def cut_buckets(profile: Profile, bucket_bytes: int | None = None) -> list[Bucket]:
     """As DDP cuts float32 gradients after its first step: a bucket is full when it has reached its
-    size."""
+    size. bucket_bytes: DDP's bucket_cap_mb; None: not given, so that the first bucket is small."""
+    first, others = (
+        (FIRST_BUCKET_BYTES, BUCKET_BYTES) if bucket_bytes is None else 2 * (bucket_bytes,)
+    )
     buckets: list[Bucket] = []
     layers: list[Layer] = []
     now = profile.forward_seconds
     for layer in profile.layers:
         now += layer.backward_seconds
         layers.append(layer)
-        limit = bucket_bytes if buckets else min(first_bytes, bucket_bytes)
+        limit = others if buckets else first
         if 4 * sum(one.numel for one in layers) >= limit or layer is profile.layers[-1]:
             buckets.append(Bucket(tuple(layers), now))
             layers = []
@@ -84,7 +87,7 @@ def predict(
         raise PlanError(f"no model of the exchange {exchange}; there are {known}")
     end = codec_seconds = wire_seconds = message_seconds = sent = 0.0
     for bucket in buckets:
-        cost = _cost(bucket, speed, cluster, exchange)
+        cost = _cost(bucket, codec, speed, cluster, exchange)
         coding = cost.encoded * speed.encode_seconds + cost.decoded * speed.decode_seconds
         coding += cost.raw_encoded * raw.encode_seconds + cost.raw_decoded * raw.decode_seconds
         wire = cluster.link_seconds(cost.link_bytes) + cluster.local_seconds(cost.local_bytes)
@@ -105,29 +108,40 @@ def predict(
         message_seconds=message_seconds,
         exposed_seconds=max(0.0, end - backward_end),
         sent_bytes=sent,
-        bits=8 * sum(_bytes(bucket, speed.bits) for bucket in buckets) / profile.numel,
+        bits=8 * sum(_bytes(bucket.layers, speed.bits) for bucket in buckets) / profile.numel,
     )
 
 
-def _cost(bucket: Bucket, speed: CodecSpeed, cluster: Cluster, exchange: str) -> Cost:
-    pushed = pulled = _bytes(bucket, speed.bits)
+def _cost(bucket: Bucket, codec: str, speed: CodecSpeed, cluster: Cluster, exchange: str) -> Cost:
+    pushed = pulled = _bytes(bucket.layers, speed.bits)
     if exchange == DDP:
         return allreduce(Volume(bucket.numel, pushed, pulled), cluster)
+    share = None
+    if exchange in _WITH_SHARDS:
+        owners = cluster.machines if exchange == "hierarchical" else cluster.ranks
+        share = _largest_share(bucket, codec, speed.bits, owners)
     if exchange == "terngrad":
         # Sums of N trits are pulled in whole bits; before, the largest magnitudes are exchanged.
-        pulled = _bytes(bucket, (2 * cluster.ranks).bit_length())
-        cost = EXCHANGES["sharded"](Volume(bucket.numel, pushed, pulled), cluster)
+        pulled = _bytes(bucket.layers, (2 * cluster.ranks).bit_length())
+        cost = EXCHANGES["sharded"](Volume(bucket.numel, pushed, pulled, share), cluster)
         further = cluster.ranks - 1
         return Cost(
             **vars(cost) | {"ways": 3, "handled": cost.handled + 2 * further},
         )
-    return (EXCHANGES | OF_PAPERS)[exchange](Volume(bucket.numel, pushed, pulled), cluster)
+    return (EXCHANGES | OF_PAPERS)[exchange](Volume(bucket.numel, pushed, pulled, share), cluster)
 
 
-def _bytes(bucket: Bucket, bits: float) -> float:
-    """Of the whole bucket."""
-    raw = sum(layer.numel for layer in bucket.layers if layer.goes_raw)
-    return (raw * _RAW_BITS + (bucket.numel - raw) * bits) / 8
+def _largest_share(bucket: Bucket, codec: str, bits: float, owners: int) -> float:
+    """Of the bucket's bytes, as the layout gives them to the owners."""
+    tensors = [(layer.name, list(layer.dims)) for layer in bucket.layers]
+    bits_of = [0.0] * owners
+    for segment in Layout(tensors, owners, codec).segments:
+        bits_of[segment["owner"]] += segment["numel"] * (_RAW_BITS if segment["reason"] else bits)
+    return max(bits_of) / sum(bits_of)
+
+
+def _bytes(layers: Sequence[Layer], bits: float) -> float:
+    return sum(layer.numel * (_RAW_BITS if layer.goes_raw else bits) for layer in layers) / 8
 
 
 def _transport(

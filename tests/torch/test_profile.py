@@ -1,0 +1,146 @@
+"""Profiles: when the gradients of a model come, and how DDP cuts them into buckets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cluster import Cluster
+from gradwire.plan.predict import cut_buckets
+from gradwire.plan.profile import PlanError, Profile, read_profile
+from gradwire.plan.recorder import StepRecorder, profile_of
+
+SLEEP = 0.03
+
+
+class _SlowBackward(torch.autograd.Function):
+    """Sleeps in the backward pass."""
+
+    @staticmethod
+    def forward(_: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: object, *gradients: torch.Tensor) -> torch.Tensor:
+        time.sleep(SLEEP)
+        return gradients[0]
+
+
+class _Slow(nn.Module):
+    """Three layers; before the gradients of the first two come, the backward pass sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(SLEEP)
+        for layer in (self.first, self.second):
+            x = _SlowBackward.apply(layer(x))
+        result: torch.Tensor = self.third(x)
+        return result
+
+
+def _record(model: nn.Module, steps: int) -> StepRecorder:
+    with StepRecorder(model) as recorder:
+        for _ in range(steps):
+            recorder.begin_step()
+            model(torch.ones(1, 8)).sum().backward()
+            time.sleep(SLEEP)
+            recorder.end_step()
+    return recorder
+
+
+def test_a_profile_says_when_each_gradient_comes() -> None:
+    model = _Slow()
+    profile = profile_of("slow", model, [_record(model, 6).steps])
+    assert [layer.name for layer in profile.layers] == [
+        "third.weight",
+        "second.weight",
+        "first.weight",
+    ]
+    seconds = [layer.backward_seconds for layer in profile.layers]
+    assert seconds[0] < SLEEP
+    for found in (profile.forward_seconds, *seconds[1:], profile.rest_seconds):
+        assert found >= SLEEP
+    assert profile.compute_seconds == pytest.approx(sum(seconds) + 2 * SLEEP, rel=0.5)
+
+
+def test_a_mark_counts_when_the_last_rank_has_reached_it() -> None:
+    model = _Slow()
+    steps = _record(model, 5).steps
+    late = [{mark: seconds + 1.0 for mark, seconds in step.items()} for step in steps]
+    alone, together = profile_of("a", model, [steps]), profile_of("b", model, [steps, late])
+    assert together.forward_seconds == pytest.approx(alone.forward_seconds + 1.0)
+    assert together.backward_seconds == pytest.approx(alone.backward_seconds)
+    assert together.workers == 2
+
+
+def test_hooks_go_with_the_block() -> None:
+    model = _Slow()
+    recorder = _record(model, 1)
+    model(torch.ones(1, 8)).sum().backward()
+    assert len(recorder.steps) == 1
+    assert not model._forward_hooks
+
+
+def test_too_few_steps_and_missing_gradients_are_errors() -> None:
+    model = _Slow()
+    with pytest.raises(PlanError, match="more than 3 steps"):
+        profile_of("few", model, [_record(model, 3).steps])
+    steps = _record(model, 5).steps
+    model.unused = nn.Linear(2, 2, bias=False)
+    with pytest.raises(PlanError, match=r"unused\.weight"):
+        profile_of("unused", model, [steps])
+
+
+def _buckets_of_ddp() -> tuple[list[int], Profile]:
+    """The sizes of DDP's buckets after its first step, and the profile of the same model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(30)))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=2)
+    sizes: list[int] = []
+
+    def note(_: object, bucket):  # type: ignore[no-untyped-def]
+        if bucket.index() == 0:
+            sizes.clear()
+        sizes.append(bucket.buffer().numel())
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    ddp.register_comm_hook(None, note)
+    with StepRecorder(model) as recorder:
+        for _ in range(5):
+            recorder.begin_step()
+            ddp(torch.ones(1, 300)).sum().backward()
+            recorder.end_step()
+    return sizes, profile_of("deep", model, [recorder.steps])
+
+
+def test_buckets_are_those_of_ddp(cluster: Cluster) -> None:
+    for sizes, profile in cluster.run(2, _buckets_of_ddp):
+        cut = cut_buckets(profile, bucket_bytes=2 * 2**20)
+        assert [bucket.numel for bucket in cut] == sizes
+        assert len(sizes) > 4
+
+
+def test_the_command_measures_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "mlp.json"
+    command = ["plan", "--model", "mlp", "--workers", "2", "--profile-steps", "5"]
+    command += ["--codec", "int8", "--profile-out", str(file)]
+    script = "import sys; from gradwire import cli; cli.main(sys.argv[1:])"
+    run = [sys.executable, "-c", script, *command]
+    subprocess.run(run, check=True, capture_output=True, timeout=300)
+    profile = read_profile(file)
+    assert profile.workers == 2
+    assert profile.numel == 28 * 28 * 256 + 256 + 3 * (256 * 256 + 256) + 256 * 10 + 10
+    assert profile.codecs["int8"].bits == pytest.approx(8, abs=0.1)
+    assert profile.transport.message_seconds > 0
