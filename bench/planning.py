@@ -4,9 +4,9 @@
     bench/planning.py results [--model lenet] [--workers 2 --workers 4] [--bandwidth 10mbit]
     bench/planning.py results --render
 
-Workers in network namespaces, each behind a rate-limited link, train one model with several codecs,
-in blocks of steps that take turns; one of them, `alone`, exchanges nothing and gives the profile.
-So all of them, and the profile, see the same contention: the workers share the cores of this
+Workers in network namespaces, each behind a rate-limited link, train one model in several ways, in
+blocks of steps that take turns. One of them, `alone`, is DDP that exchanges nothing, and gives the
+profile. So the profile sees the same contention as the others: all workers share the cores of this
 machine, with whatever else runs there. A step lasts from a barrier of all workers to the end of the
 last worker's step; figures are medians. Each combination leaves a file in the folder and is not
 repeated.
@@ -157,7 +157,7 @@ def measure(settings: TrainSettings, rank: int, rounds: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from gradwire.plan.recorder import StepRecorder
+    from gradwire.plan.recorder import StepRecorder, without_exchange
     from gradwire.torch import GradwireState, gradwire_hook
     from gradwire.train import data, models
     from gradwire.train.strategies import local_optimizer
@@ -178,7 +178,8 @@ def measure(settings: TrainSettings, rank: int, rounds: int) -> dict[str, Any]:
 
     def make(way: str) -> Strategy:
         if way == ALONE:
-            return Strategy(alone, local_optimizer(alone, settings))
+            optimizer = local_optimizer(alone, settings)
+            return Strategy(alone, optimizer, forward=without_exchange(alone))
         model = build()
         optimizer = local_optimizer(model, settings)
         forward = distribute(model)

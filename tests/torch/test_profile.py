@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster import Cluster
 from gradwire.plan.predict import cut_buckets
 from gradwire.plan.profile import PlanError, Profile, read_profile
-from gradwire.plan.recorder import StepRecorder, profile_of
+from gradwire.plan.recorder import StepRecorder, profile_of, without_exchange
 
 SLEEP = 0.03
 
@@ -43,7 +44,7 @@ class _Slow(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(SLEEP)
         for layer in (self.first, self.second):
-            x = _SlowBackward.apply(layer(x))
+            x = _SlowBackward.apply(layer(x))  # type: ignore[no-untyped-call]
         result: torch.Tensor = self.third(x)
         return result
 
@@ -130,6 +131,23 @@ def test_buckets_are_those_of_ddp(cluster: Cluster) -> None:
         cut = cut_buckets(profile, bucket_bytes=2 * 2**20)
         assert [bucket.numel for bucket in cut] == sizes
         assert len(sizes) > 4
+
+
+def _gradients_without_exchange() -> torch.Tensor:
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(4, 4, bias=False)
+    ddp = without_exchange(model)
+    dist.barrier()
+    for parameter in model.parameters():
+        parameter.grad = None
+    ddp(torch.full((1, 4), float(dist.get_rank() + 1))).sum().backward()
+    assert model.weight.grad is not None
+    return model.weight.grad
+
+
+def test_steps_without_exchange_keep_each_ranks_gradient(cluster: Cluster) -> None:
+    for rank, gradient in enumerate(cluster.run(2, _gradients_without_exchange)):
+        assert torch.equal(gradient, torch.full((4, 4), float(rank + 1)))
 
 
 def test_the_command_measures_a_model(tmp_path: Path) -> None:

@@ -146,10 +146,10 @@ def _work(
 def _compute(
     settings: TrainSettings, rank: int, steps: int, barrier: Callable[[], object]
 ) -> tuple[list[Marks], list[Gradients]]:
-    """Steps of the training loop that exchange nothing; the last of them keep their gradients."""
+    """Steps of DDP that exchange nothing; the last of them keep their gradients."""
     import torch
 
-    from gradwire.plan.recorder import StepRecorder
+    from gradwire.plan.recorder import StepRecorder, without_exchange
     from gradwire.train import data, models
     from gradwire.train.strategies import local_optimizer
     from gradwire.train.strategy import Strategy
@@ -162,7 +162,8 @@ def _compute(
         width=settings.width,
         dropout=settings.dropout,
     )
-    strategy = Strategy(model, local_optimizer(model, settings), clip=settings.clip)
+    optimizer = local_optimizer(model, settings)
+    strategy = Strategy(model, optimizer, forward=without_exchange(model), clip=settings.clip)
     batches = images.batches(settings.batch, settings.workers, rank, settings.seed)
     gradients: list[Gradients] = []
     with StepRecorder(model) as recorder:
