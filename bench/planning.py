@@ -322,36 +322,24 @@ def simulate_row(
 
 
 def render(folder: Path) -> None:
-    """Prints the table of all files."""
-    print(
-        "| model | workers | link | codec | computes ms | measured ms | predicted | simulated |",
-        end="",
-    )
-    print(" bytes of all ranks | simulated bytes | load |")
-    print("| --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for file in sorted(folder.glob("*.json")):
-        found = json.loads(file.read_text(encoding="utf-8"))
-        for row in found["rows"]:
-            measured = row["measured_ms"]
-            cells = [
-                found["model"],
-                found["workers"],
-                found["bandwidth"],
-                f"`{row['way']}`",
-                f"{row['compute_ms']:.0f}",
-                f"{measured:.0f}",
-                f"{row['predicted_ms'] / measured:.2f}",
-                f"{row['simulated_ms'] / measured:.2f}" if "simulated_ms" in row else "",
-                f"{row['sent_bytes']:.0f}" if "sent_bytes" in row else "",
-                same(row),
-                f"{max(found['load']):.0f}",
-            ]
-            print(f"| {' | '.join(map(str, cells))} |")
+    """Prints the table of all files: measured ms, and predicted and simulated as shares of it."""
+    print(f"| model, workers, link | {' | '.join(f'`{way}`' for way in WAYS)} | bytes | load |")
+    print(f"| --- | {' | '.join('---:' for _ in WAYS)} | ---: | ---: |")
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
+    for one in sorted(found, key=lambda f: (f["model"], f["workers"], f["bandwidth"])):
+        cells = [f"{one['model']}, {one['workers']}, {one['bandwidth']}"]
+        cells.append(f"{one['rows'][0]['compute_ms']:.0f}")
+        for row in one["rows"]:
+            times = [row[name] for name in ("predicted_ms", "simulated_ms") if name in row]
+            shares = "; ".join(f"{time / row['measured_ms']:.2f}" for time in times)
+            cells.append(f"{row['measured_ms']:.0f} ({shares})")
+        cells.append(", ".join(sorted({same(row) for row in one["rows"] if "sent_bytes" in row})))
+        cells.append(f"{max(one['load']):.0f}")
+        print(f"| {' | '.join(cells)} |")
 
 
 def same(row: dict[str, Any]) -> str:
-    if "simulated_bytes" not in row:
-        return ""
+    """The simulated bytes of all ranks and steps, next to the sent bytes."""
     difference = row["simulated_bytes"] - row["sent_bytes"]
     return "the same" if difference == 0 else f"{difference:+.0f}"
 

@@ -9,8 +9,8 @@ from gradwire.plan.cluster import Cluster
 from gradwire.plan.predict import DDP, Prediction, cut_buckets, predict
 from gradwire.plan.profile import PlanError, Profile
 
-# Predictions that are closer than this count as equal: so far apart were predicted and measured
-# steps (docs/planning.md).
+# Predictions that are closer than this count as equal: most steps that are not very short were
+# measured as close to their prediction (docs/planning.md).
 MARGIN = 0.1
 
 EXCHANGES = ("sharded", "ring", "broadcast", "hierarchical")

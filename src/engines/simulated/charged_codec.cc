@@ -79,8 +79,8 @@ class ChargedCodec final : public ShardCodec {
 }  // namespace
 
 ShardCodecFactory charge(ShardCodecFactory codecs, CostOfCodec cost, double* seconds) {
-  return [codecs = std::move(codecs), cost = std::move(cost),
-          seconds](std::shared_ptr<const Shards> shards) -> Result<std::unique_ptr<ShardCodec>> {
+  return [codecs = std::move(codecs), cost = std::move(cost), seconds](
+             const std::shared_ptr<const Shards>& shards) -> Result<std::unique_ptr<ShardCodec>> {
     GW_ASSIGN_OR_RETURN(std::unique_ptr<ShardCodec> codec, codecs(shards));
     return std::unique_ptr<ShardCodec>(
         std::make_unique<ChargedCodec>(std::move(codec), *shards, cost, seconds));
