@@ -117,7 +117,7 @@ def draw(row: dict[str, Any], path: Path) -> None:
     axes.set_xlabel("seconds since the first gradient of the step")
     axes.set_ylabel("parts of the model, in the order of their pushes")
     axes.set_title(f"{row['model']}, {row['codec']}, {row['bandwidth']}: one step of worker 0")
-    axes.legend(loc="upper left")
+    figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=110)
 
 

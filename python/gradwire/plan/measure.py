@@ -278,7 +278,7 @@ class TransportMeter:
         tensors = [("values", [bucket.numel()])]
         job = BucketJob(step=self._step, index=index, tensors=tensors, values=bucket)
         self._step += 1
-        self._session.submit(job).wait()
+        self._session.submit(job).result()
 
 
 def _time_together(call: Callable[[], object]) -> float:
