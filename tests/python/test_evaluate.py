@@ -18,6 +18,7 @@ from gradwire.evaluate import page, runner
 from gradwire.evaluate.arms import Arm, Setup, arm
 from gradwire.evaluate.found import Found
 from gradwire.evaluate.store import Run, Store, curve, shorten
+from gradwire.train import network
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.report import Conditions, Report, RunResult, result_of
 
@@ -52,6 +53,7 @@ def made(run: Run, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
     counted = dict.fromkeys(("push_bytes", "pull_bytes", "control_bytes"), 8.0)
     counted |= {"compressed_bits_push": 4.0, "compressed_bits_pull": 2.0, "steps": 2}
     record.hook = counted
+    record.push_bytes, record.pull_bytes = [8.0, 8.0], [4.0, 4.0]
     links = Conditions(shaped=False, modelled=False)
     ranks = [replace(record, rank=rank) for rank in range(settings.ranks)]
     result = result_of(settings, 10, links, ranks)
@@ -70,6 +72,7 @@ def test_every_training_has_settings_and_a_place_of_its_own(name: str) -> None:
     arms = _EVALUATIONS[name].arms()
     assert len({one.path(0) for one in arms}) == len(arms)
     for one in arms:
+        assert one.settings(0, Setup(device="cuda")).device == ("cpu" if one.timed else "cuda")
         whole, part = one.settings(0, Setup()), one.settings(1, TINY)
         assert 0 < part.steps <= whole.steps * TINY.scale + whole.every
         assert part.seed == 1
@@ -107,9 +110,14 @@ def test_a_result_is_found_again_without_its_long_lists(tmp_path: Path) -> None:
     ("spoil", "why"),
     [
         (lambda text: text[:-40], "is no result of gradwire evaluate"),
-        (lambda text: text.replace('"kind": "gradwire-evaluate"', '"kind": "x"'), "kind is 'x'"),
+        (
+            lambda text: text.replace('"kind": "gradwire-evaluate"', '"kind": "x"'),
+            "kind 'x' instead of",
+        ),
         (lambda text: text.replace(gradwire.__version__, "0.0.9"), "it is of gradwire 0.0.9"),
         (lambda text: text.replace('"clip": 0.0', '"clip": 2.0'), "clip 2.0 instead of 0.0"),
+        (lambda text: json.dumps(json.loads(text) | {"settings": []}), "is no result"),
+        (lambda text: text.replace('"final": 0.5', '"final": "y"'), "is no result"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_and_kept(
@@ -154,18 +162,39 @@ def test_two_calls_share_the_work(tmp_path: Path) -> None:
 def test_a_timed_run_is_alone(tmp_path: Path) -> None:
     order: list[str] = []
     store = Store(tmp_path, TINY)
-    with store.quiet(timed=False):
+    with store.quiet(False, order.clear):
         waiting = threading.Thread(target=lambda: _note(store, order))
         waiting.start()
         waiting.join(0.2)
         order.append("untimed")
     waiting.join()
-    assert order == ["untimed", "timed"]
+    assert order == ["waits", "untimed", "timed"]
 
 
 def _note(store: Store, order: list[str]) -> None:
-    with store.quiet(timed=True):
+    with store.quiet(True, lambda: order.append("waits")):
         order.append("timed")
+
+
+def test_a_timed_run_needs_shaped_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = arm("mlp", "raw", timed=True, exchange="ring", bandwidth="100mbit", steps=2)
+    run, store = Run(one, 0), Store(tmp_path, Setup())
+    monkeypatch.setattr(network, "why_not_shaped", lambda: "no links today")
+    assert runner.make([one], store, Console()) == 1
+    assert "no links today" in capsys.readouterr().out
+    store.path(run).parent.mkdir(parents=True, exist_ok=True)
+    store.write(run, made(run, Setup()))
+    with pytest.raises(ValueError, match="links that were not shaped"):
+        store.read(run)
+
+
+def test_missing_data_are_said_before_the_start(tmp_path: Path) -> None:
+    done = run_command("evaluate", "qsgd", "--data-dir", tmp_path / "none", "--out", tmp_path / "o")
+    assert done.code != 0
+    assert "none" in done.err
+    assert not list(tmp_path.glob("o/runs/*"))
 
 
 def test_a_run_that_cannot_be_made_is_said_and_the_rest_goes_on(
@@ -191,7 +220,7 @@ def test_the_page_shows_every_result(tmp_path: Path, name: str) -> None:
     written = page.write(evaluation, found, "machines", "the command", tmp_path / f"{name}.md")
     text = written[0].read_text()
     assert "not run" not in text
-    assert "runs are there" not in text
+    assert "are there.**" not in text
     shown = sum(found.text(one) in text for one in arms)
     assert shown >= 10, "the others are timed, or points of a picture"
     pictures = [picture for e in evaluation.experiments for picture in e.figures]
@@ -206,7 +235,7 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
     assert done.json == {"evaluations": [empty], "failed": 0}
     text = (tmp_path / "qsgd.md").read_text()
     assert "No run is there yet." in text
-    assert "**0 of " in text
+    assert ", 0 are there.**" in text
 
 
 @pytest.mark.parametrize(
@@ -214,6 +243,7 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
     [
         (["adam"], "valid are frontier, 3lc, terngrad, qsgd, inceptionn"),
         (["--resnet", "vgg"], "valid are resnet8, resnet20"),
+        (["--data", "mnist"], "valid are fashion-mnist, cifar10"),
         (["--scale", "2"], "should be less than or equal to 1"),
         (["3lc", "--data", "cifar10"], "cifar10 needs --data-dir"),
     ],

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import finite_sums
-from gradwire.torch import QSVRG
+from gradwire.torch import QSVRG, CommunicationError
 
 
 def minimize(problem: str, epochs: int, steps: int) -> tuple[list[float], list[Any], int]:
@@ -43,3 +43,22 @@ def differ(what: str) -> None:
         convexity=chosen.convexity,
     )
     optimizer.epoch()
+
+
+def go_on_after_close() -> str:
+    chosen = finite_sums.least_squares()
+    weight = torch.nn.Parameter(torch.zeros(finite_sums.N))
+    optimizer = QSVRG(
+        [weight],
+        lambda j: chosen.loss(weight, j),
+        10,
+        smoothness=chosen.smoothness,
+        convexity=chosen.convexity,
+    )
+    optimizer.epoch()
+    optimizer.close()
+    try:
+        optimizer.epoch()
+    except CommunicationError as error:
+        return str(error)
+    return "it went on"

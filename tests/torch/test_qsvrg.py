@@ -101,6 +101,11 @@ def test_ranks_compute_the_bits_of_one_process(cluster: Cluster) -> None:
         optimizer.stats()
 
 
+def test_a_closed_one_takes_no_further_epoch(cluster: Cluster) -> None:
+    for said in cluster.run(2, qsvrg_jobs.go_on_after_close):
+        assert "it was closed" in said
+
+
 def test_a_lone_worker_sends_nothing(cluster: Cluster) -> None:
     ((values, epochs, pushed),) = cluster.run(1, qsvrg_jobs.minimize, "least squares", 1, 20)
     assert epochs == [QSVRGEpoch(20, 0, 0, 0)]

@@ -14,6 +14,7 @@ from typer import Argument, BadParameter, Option
 from gradwire.cli.output import JsonOption, print_json
 from gradwire.evaluate import frontier, inceptionn, qsgd, terngrad, three_lc
 from gradwire.evaluate.arms import RESNETS, Setup
+from gradwire.train.recipes import IMAGES
 
 _EVALUATIONS = {
     module.EVALUATION.name: module.EVALUATION
@@ -34,7 +35,7 @@ def evaluate(
         float, Option(help="So many of the steps, for a trial.", min=0.0001, max=1.0)
     ] = 1.0,
     resnet: Annotated[str, Option(help=_RESNET_HELP)] = RESNETS[0],
-    data: Annotated[str, Option(help="Images: fashion-mnist, cifar10.")] = "fashion-mnist",
+    data: Annotated[str, Option(help=f"{', '.join(IMAGES)}.")] = "fashion-mnist",
     data_dir: Annotated[Path | None, Option(help="Folder of the images.")] = None,
     device: Annotated[str, Option(help="cpu, cuda, cuda:K.")] = "cpu",
     threads: Annotated[int, Option(help="Threads of a training.", min=1, max=256)] = 1,
@@ -48,6 +49,7 @@ def evaluate(
     """
     from gradwire.evaluate import page, runner
     from gradwire.evaluate.store import Store
+    from gradwire.train import data as data_sets
     from gradwire.train import run
     from gradwire.train.settings import TrainSettings
 
@@ -55,12 +57,15 @@ def evaluate(
     for name in chosen:
         if name not in _EVALUATIONS:
             raise BadParameter(f"'{name}' is no evaluation; valid are {', '.join(_EVALUATIONS)}")
-    if resnet not in RESNETS:
-        raise BadParameter(f"'{resnet}' is no ResNet; valid are {', '.join(RESNETS)}")
+    for value, valid in ((resnet, RESNETS), (data, IMAGES)):
+        if value not in valid:
+            raise BadParameter(f"unknown value '{value}'; valid are {', '.join(valid)}")
     setup = Setup(scale, resnet, data, data_dir, device, threads)
-    for name in chosen:
-        for one in _EVALUATIONS[name].arms():
-            one.settings(0, setup)  # raises for options that do not go together
+    arms = [one for name in chosen for one in _EVALUATIONS[name].arms()]
+    settings = [one.settings(0, setup) for one in arms]  # raises for what does not go together
+    if not draw_only:
+        for given in {(one.data, one.data_dir) for one in settings}:
+            data_sets.locate(*given)
     run.prepare(TrainSettings(device=device), run.Outputs(plots=out))
     store = Store(out / f"runs{setup.suffix}", setup)
     console, failed, described = Console(stderr=as_json), 0, []

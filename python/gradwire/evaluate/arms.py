@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.train import settings
 from gradwire.train.recipes import IMAGES, MODELS
-from gradwire.train.settings import GRADIENTS, ONE_PROCESS, SERVER, SHARDED, TrainSettings
+from gradwire.train.settings import GRADIENTS, ONE_PROCESS, TrainSettings
 
 HOOK = f"{ONE_PROCESS}:pulls={GRADIENTS}"  # the average gradient is pulled, as with DDP's hook
 
@@ -75,16 +75,15 @@ class Arm:
     def settings(self, seed: int, setup: Setup) -> TrainSettings:
         """Those of a run. Raises SettingsError for what does not go together."""
         options: dict[str, Any] = {"exchange": ONE_PROCESS, "threads": setup.threads}
-        options |= {"device": setup.device, "data_dir": setup.data_dir}
         options |= TASKS[self.task] | dict(self.changes)
+        if not self.timed:  # processes on shaped links compute on the CPU
+            options["device"] = setup.device
         scale = setup.scale
         if self.task == _RESNET != setup.resnet:
             options["model"] = setup.resnet
             scale *= 1.0 if self.timed else _RESNET_STEPS / TASKS[_RESNET]["steps"]
         if MODELS[options["model"]].data == IMAGES:
-            options["data"] = setup.data
-        if settings.is_cuda(setup.device) and options["exchange"] == SERVER:
-            options["exchange"] = SHARDED  # servers step on the CPU alone
+            options = {"data": setup.data, "data_dir": setup.data_dir} | options
         every = options.setdefault("every", 1)
         steps = options["steps"] = max(round(options["steps"] * scale / every), 1) * every
         if "warmup" in options:

@@ -18,14 +18,16 @@ class Experiment:
     """A table or a figure of a paper.
 
     about: Markdown. tables: Markdown, from what was found. figures: by name, drawn from what was
-    found; the text describes it for those who don't see it.
+    found (None: nothing); the text describes it for those who don't see it.
     """
 
     title: str
     about: str
     arms: tuple[Arm, ...]
     tables: Callable[[Found], str] | None = None
-    figures: Mapping[str, tuple[str, Callable[[Found], Figure]]] = field(default_factory=dict)
+    figures: Mapping[str, tuple[str, Callable[[Found], Figure | None]]] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)

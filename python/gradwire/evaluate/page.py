@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ def write(
     for experiment in evaluation.experiments:
         there = sum(min(len(found.runs(one)), one.seeds) for one in experiment.arms)
         wanted = sum(one.seeds for one in experiment.arms)
-        text = f"{experiment.about} {_describe(found.settings[experiment.arms[0]])}"
+        text = f"{experiment.about} {_describe([found.settings[one] for one in experiment.arms])}"
         if there < wanted:
-            text += f" **{there} of {wanted} runs are there.**"
+            text += f" **Of {wanted} runs, {there} are there.**"
         parts += [f"## {experiment.title}", _filled(text)]
         if not there:
             continue
@@ -43,25 +43,31 @@ def write(
     return [path, *written]
 
 
-def _describe(settings: TrainSettings) -> str:
-    return (
-        f"Here: {settings.model} on {settings.data}, {settings.workers} workers x "
-        f"{settings.batch}, {settings.steps:,} steps."
-    )
+def _describe(settings: Sequence[TrainSettings]) -> str:
+    models = ", ".join(sorted({f"{one.model} on {one.data}" for one in settings}))
+    workers = _span([one.workers for one in settings])
+    batch, steps = (_span([getattr(one, name) for one in settings]) for name in ("batch", "steps"))
+    return f"Here: {models}, {workers} workers x {batch}, {steps} steps."
+
+
+def _span(values: Sequence[int]) -> str:
+    least, most = min(values), max(values)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _draw(experiment: Experiment, found: Found, page: Path) -> Iterable[tuple[Path, str]]:
-    """The pictures of a page, in a folder of its name."""
+    """The pictures of which there is something to draw, in a folder of the page's name."""
     folder = page.with_suffix("")
-    folder.mkdir(exist_ok=True)
     for name, (text, draw) in experiment.figures.items():
-        (path,) = plots.save({f"{name}.png": partial(draw, found)}, folder)
-        Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
-        yield path, text
+        for path in plots.save({f"{name}.png": partial(draw, found)}, folder):
+            Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
+            yield path, text
 
 
 def _filled(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, _COLUMNS, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(
+        textwrap.wrap(text.strip(), _COLUMNS, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
@@ -73,7 +79,7 @@ def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
     cpus = sorted({f"{machine['cpu']}, {machine['cores']} cores" for machine in seen})
     torch = sorted({str(machine["torch"]) for machine in seen})
     return (
-        f"{len(seen)} runs on {'; '.join(cpus)}; gradwire {', '.join(commits)}; PyTorch "
+        f"Runs made: {len(seen)}, on {'; '.join(cpus)}; gradwire {', '.join(commits)}; PyTorch "
         f"{', '.join(torch)}. A cell of bits has two numbers, of pushes and of pulls. Several "
         "seeds: the mean, and in brackets the lowest and the highest; a difference compares equal "
         "seeds."

@@ -19,8 +19,10 @@ def lines(
     logarithmic: str = "",
     markers: bool = False,
     title: str = "",
-) -> Figure:
-    """A line for each name. logarithmic: the axes that are: "x", "y", "xy"."""
+) -> Figure | None:
+    """A line for each name. logarithmic: the axes that are: "x", "y", "xy". None: no line."""
+    if not any(len(xs) for xs, _ in drawn.values()):
+        return None
     figure = Figure(figsize=plots.SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     for index, (name, (xs, ys)) in enumerate(drawn.items()):
@@ -35,16 +37,17 @@ def lines(
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.set_title(title, loc="left", fontsize=11)
-    if drawn:
-        figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure
 
 
-def histograms(drawn: Mapping[str, Mapping[str, Sequence[float]]], across: str) -> Figure:
+def histograms(drawn: Mapping[str, Mapping[str, Sequence[float]]], across: str) -> Figure | None:
     """A row for each name; in it a panel for each histogram, shares of the values between the
     `edges`, on a logarithmic scale."""
+    if not drawn:
+        return None
     width, height = plots.SIZE_INCHES
-    figure = Figure(figsize=(1.5 * width, 0.45 * height * max(len(drawn), 1)), layout="constrained")
+    figure = Figure(figsize=(1.5 * width, 0.45 * height * len(drawn)), layout="constrained")
     for row, (name, shares) in enumerate(drawn.items()):
         edges = shares["edges"]
         panels = [key for key in shares if key != "edges"]

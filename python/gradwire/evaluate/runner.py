@@ -14,6 +14,7 @@ from rich.console import Console
 from gradwire.evaluate.arms import Arm
 from gradwire.evaluate.found import Found
 from gradwire.evaluate.store import Run, Store
+from gradwire.train import network
 from gradwire.train.errors import TrainError
 from gradwire.train.progress import say
 from gradwire.train.report import RunResult
@@ -24,9 +25,10 @@ _POLL_SECONDS = 5.0
 
 
 def runs_of(arms: Sequence[Arm]) -> list[Run]:
-    """First the seed 0 of every arm, then the others."""
+    """First the seed 0 of every arm, then the others; last those that must be alone."""
     most = max((one.seeds for one in arms), default=0)
-    return [Run(one, seed) for seed in range(most) for one in arms if seed < one.seeds]
+    runs = [Run(one, seed) for seed in range(most) for one in arms if seed < one.seeds]
+    return sorted(runs, key=lambda run: run.arm.timed)
 
 
 def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[dict[str, Any]], list[str]]:
@@ -53,7 +55,7 @@ def make(arms: Sequence[Arm], store: Store, console: Console) -> int:
     the number of runs that could not be made; their errors are printed."""
     store.folder.mkdir(parents=True, exist_ok=True)
     wanted, failed = runs_of(arms), 0
-    pending = [run for run in wanted if not _is_there(run, store, console)]
+    pending = [run for run in wanted if not _can_be_read(run, store)]
     say(console, f"{len(wanted) - len(pending)} of {len(wanted)} runs are there")
     while pending:
         elsewhere = []
@@ -64,10 +66,17 @@ def make(arms: Sequence[Arm], store: Store, console: Console) -> int:
                 elif not _is_there(run, store, console):
                     left = len(pending) - place + len(elsewhere) - 1
                     failed += not _train(run, store, console, left)
-        pending = [run for run in elsewhere if not store.path(run).exists()]
+        pending = [run for run in elsewhere if not _can_be_read(run, store)]
         if pending:
             time.sleep(_POLL_SECONDS)
     return failed
+
+
+def _can_be_read(run: Run, store: Store) -> bool:
+    try:
+        return store.read(run) is not None
+    except ValueError:
+        return False
 
 
 def _is_there(run: Run, store: Store, console: Console) -> bool:
@@ -81,10 +90,14 @@ def _is_there(run: Run, store: Store, console: Console) -> bool:
 
 def _train(run: Run, store: Store, console: Console, left: int) -> bool:
     settings = store.settings(run)
+    if run.arm.timed and (reason := network.why_not_shaped()) is not None:
+        say(console, f"{store.path(run).relative_to(store.folder)}: {reason}", style="bold red")
+        return False
     title = f"{store.path(run).relative_to(store.folder)}"
     began = time.perf_counter()
     try:
-        with store.quiet(run.arm.timed):
+        others = "the other runs end" if run.arm.timed else "the timed run ends"
+        with store.quiet(run.arm.timed, lambda: say(console, f"{title} waits until {others}")):
             document = _train_or_observe(run.arm, settings)
     except TrainError as error:
         say(console, f"{title}: {error}", style="bold red")

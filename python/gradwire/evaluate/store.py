@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,26 +50,38 @@ class Store:
             text = self.path(run).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise ValueError(str(error)) from error
         try:
             document = json.loads(text)
-            found = document["settings"]
             version = document["machine"]["gradwire"]["version"]
             result = RunResult.read(document["result"])
-            if document["kind"] != _KIND:
-                raise ValueError(f"its kind is {document['kind']!r}")
-        except (ValueError, KeyError, TypeError) as error:
+            if result.final is not None:
+                float(result.final)
+            different = self._compare(run, document)
+            if run.arm.observed:
+                document["observed"]["codecs"], document["observed"]["steps"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"it is no result of gradwire evaluate ({error!r})") from error
         if version != gradwire.__version__:
             raise ValueError(f"it is of gradwire {version}, this is {gradwire.__version__}")
-        wanted = json.loads(json.dumps(self.settings(run).to_json()))
-        different = [
-            f"{key} {found.get(key)!r} instead of {value!r}"
-            for key, value in wanted.items()
-            if key not in _FREE and found.get(key) != value
-        ]
         if different:
             raise ValueError(f"it has other settings: {', '.join(different)}")
         return {**document, "result": result}
+
+    def _compare(self, run: Run, document: dict[str, Any]) -> list[str]:
+        """How the settings and links of a file differ from those of the run."""
+        wanted = json.loads(json.dumps(self.settings(run).to_json())) | {"kind": _KIND}
+        found = document["settings"] | {"kind": document["kind"]}
+        free = _FREE - ({"threads"} if run.arm.timed else set())
+        different = [
+            f"{key} {found.get(key)!r} instead of {value!r}"
+            for key, value in wanted.items()
+            if key not in free and found.get(key) != value
+        ]
+        if run.arm.timed and not document["links"]["shaped"]:
+            different.append(f"links that were not shaped ({document['links']['note']})")
+        return different
 
     def set_aside(self, run: Run) -> Path:
         """Renames a file that cannot be used; returns its new name."""
@@ -109,11 +121,16 @@ class Store:
                 place.unlink(missing_ok=True)
 
     @contextmanager
-    def quiet(self, timed: bool) -> Iterator[None]:
+    def quiet(self, timed: bool, on_wait: Callable[[], None]) -> Iterator[None]:
         """Inside, no run of another process is under way if this one is timed, and no timed one
-        otherwise."""
+        otherwise. on_wait: called if it has to wait for that."""
+        kind = fcntl.LOCK_EX if timed else fcntl.LOCK_SH
         with (self.folder / ".timing.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX if timed else fcntl.LOCK_SH)
+            try:
+                fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(lock, kind)
             yield
 
 

@@ -126,7 +126,7 @@ def _of_s(s: str) -> Arm:
     return _shorter(f"3LC (s={_S[0] if s == _NO_ZRE else s})", 0.25)
 
 
-def _of_time(found: Found, designs: tuple[str, ...]) -> Figure:
+def _of_time(found: Found, designs: tuple[str, ...]) -> Figure | None:
     """Accuracy over the time that the steps take at 10 Mbit/s, for each share of the steps."""
     from gradwire.evaluate.pictures import lines
 
@@ -144,7 +144,7 @@ def _of_time(found: Found, designs: tuple[str, ...]) -> Figure:
     )  # fmt: skip
 
 
-def _over_steps(found: Found, of_loss: bool) -> Figure:
+def _over_steps(found: Found, of_loss: bool) -> Figure | None:
     from gradwire.evaluate.pictures import lines
 
     drawn = {}
@@ -158,7 +158,7 @@ def _over_steps(found: Found, of_loss: bool) -> Figure:
     return lines(drawn, "step", up, markers=not of_loss)
 
 
-def _bits_over_steps(found: Found, s: str) -> Figure:
+def _bits_over_steps(found: Found, s: str) -> Figure | None:
     from gradwire.evaluate.pictures import lines
 
     one, drawn = _full(f"3LC (s={s})"), {}
@@ -201,7 +201,10 @@ EVALUATION = Evaluation(
         Experiment(
             "Figures 3 and 5: 25, 50, 75 and 100 % of the steps",
             "Each point is a training of its own, with its own schedule of the learning rate.",
-            tuple(_shorter(design, share) for share in _QUARTERS for design in _DESIGNS),
+            (
+                *(_shorter(design, share) for share in _QUARTERS for design in _DESIGNS),
+                *(_timed(design, "10mbit") for design in _DESIGNS),
+            ),
             figures={
                 "figure-3": (
                     "accuracy over training time at 10 Mbit/s, the designs",

@@ -58,11 +58,17 @@ def write_frontiers(tasks: Sequence[Task], folder: Path) -> list[Path]:
     return save(figures, folder)
 
 
-def save(figures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[Path]:
+def save(figures: Mapping[str, Callable[[], Figure | None]], folder: Path) -> list[Path]:
+    """Draws and writes the figures, by their files' names, and returns the paths. None: there is
+    nothing to draw."""
+    written = []
     with mpl.rc_context({"font.size": 11, "axes.grid": True, "grid.alpha": 0.3}):
         for name, draw in figures.items():
-            draw().savefig(folder / name, dpi=_DPI)
-    return [folder / name for name in figures]
+            if (figure := draw()) is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                figure.savefig(folder / name, dpi=_DPI)
+                written.append(folder / name)
+    return written
 
 
 def draw_metric(report: Report) -> Figure:

@@ -52,6 +52,7 @@ class Connection:
         self._board = FailureBoard(group.get_group_store(), self.rank, self.world_size)
         self._group: dist.ProcessGroup | None = group
         self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._finalizing = threading.Lock()  # held while one finalizer takes the other's place
         self._stop: Callable[[], bool] = lambda: True
 
     def finish_with(
@@ -59,16 +60,18 @@ class Connection:
     ) -> None:
         """Calls `finish` when `owner` is dropped, or at exit.
 
-        After an error `stop` is called instead, which ends the threads and returns whether they
-        ended: the error keeps the frames that it came through, and one of them the owner, which
-        would never be dropped if the finalizer kept the error. So `stop` must not know this object.
+        After an error, instead, all waits end, and then `stop` ends the threads and returns whether
+        they ended. The error keeps the frames that it came through, and one of them the owner,
+        which would never be dropped if the finalizer kept the error. So `stop` must know neither
+        this connection nor the owner.
         """
         self._finalizer = weakref.finalize(owner, finish)
         self._stop = stop
 
     def forget_owner(self) -> bool:
         """Nothing is called when the owner is dropped. False: it has been called already."""
-        return self._finalizer is None or self._finalizer.detach() is not None
+        with self._finalizing:
+            return self._finalizer is None or self._finalizer.detach() is not None
 
     @contextlib.contextmanager
     def guard(self, doing: str) -> Iterator[None]:
@@ -141,9 +144,10 @@ class Connection:
 
     def _end(self, error: T) -> T:
         self.error = error
-        alive = self._finalizer.detach() if self._finalizer is not None else None
-        if alive is not None:
-            self._finalizer = weakref.finalize(alive[0], self._board.finish, self._stop)
+        with self._finalizing:
+            alive = self._finalizer.detach() if self._finalizer is not None else None
+            if alive is not None:
+                self._finalizer = weakref.finalize(alive[0], self._board.finish, self._stop)
         # After the report: a rank that sees the connection close must find it in the store.
         self.disconnect()
         self._board.linger(frozenset(error.ranks if isinstance(error, CommunicationError) else ()))

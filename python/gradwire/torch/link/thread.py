@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+_LOOK_SECONDS = 0.2  # between two looks whether the thread is alive
 ABORT_SECONDS = 8.0  # for a thread whose connections were closed: it may wait 5 s for the store
 
 
@@ -38,11 +39,16 @@ class CommunicationThread:
 
     def drain(self, seconds: float) -> bool:
         """Waits until every job submitted so far has run; False if that takes longer."""
-        if not self._thread.is_alive():
-            return True
         done = threading.Event()
         self._jobs.put(done.set)
-        return done.wait(seconds)
+        end = time.monotonic() + seconds
+        while self._thread.is_alive():  # it may have been stopped before it comes to `done`
+            left = end - time.monotonic()
+            if done.wait(max(0.0, min(left, _LOOK_SECONDS))):
+                return True
+            if left <= 0.0:
+                return False
+        return True
 
     def stop(self, seconds: float) -> bool:
         """Ends the thread after the jobs in the queue; False if they take longer than `seconds`."""

@@ -97,11 +97,14 @@ class Session:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[queue.device] if queue and queue.device.type == "cuda" else None
         )
+        self._check()
         self._thread.submit(lambda: self._run(*self._work_of(job), future, job.ready))
         return future
 
     def start(self, work: Callable[[Wire], torch.Tensor], doing: str) -> Future[torch.Tensor]:
-        """Runs `work` after all earlier jobs. Its error ends the session; `doing` describes it."""
+        """Runs `work` after all earlier jobs. Its error ends the session; `doing` describes it.
+        Raises the session's error if it has ended."""
+        self._check()
         future: Future[torch.Tensor] = Future()
         self._thread.submit(lambda: self._run(work, doing, future))
         return future
@@ -145,6 +148,10 @@ class Session:
             self._connection.error = closed
         self._connection.warn_of_threads(stopped)
         return stopped
+
+    def _check(self) -> None:
+        if self.error is not None:  # the thread may be gone, and would never come to the work
+            raise self.error.with_traceback(None)
 
     def _work_of(self, job: BucketJob) -> tuple[Callable[[Wire], torch.Tensor], str]:
         def work(wire: Wire) -> torch.Tensor:
