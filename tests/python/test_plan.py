@@ -210,6 +210,15 @@ def test_a_ring_is_not_for_sparse_codecs_unless_asked_for() -> None:
     assert [p.exchange for p in asked.predictions] == ["ring", DDP]
 
 
+def test_the_exchange_terngrad_takes_its_codec_alone() -> None:
+    profile = profile_of()
+    profile = replace(profile, codecs={"bf16": FREE, "terngrad": replace(FREE, bits=2.0)})
+    plan = make_plan(profile, Cluster(8, 1e8), exchanges=["terngrad", "sharded"])
+    found = {(p.codec, p.exchange) for p in plan.predictions}
+    pairs = {("terngrad", "terngrad"), ("terngrad", "sharded"), ("bf16", "sharded"), (DDP, DDP)}
+    assert found == pairs
+
+
 # The command
 
 
@@ -241,6 +250,13 @@ def test_the_command_prints_a_table_and_an_advice(file: Path) -> None:
         ),
         (["--profile", "FILE", "--bandwidth", "1gbit", "--codec", "onebit"], "--codec onebit"),
         (["--profile", "FILE", "--bandwidth", "1gbit", "--exchange", "star"], "hierarchical"),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=tree", "-c", "bf16"], "sharded"),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=ddp", "-c", "bf16"], "sharded"),
+        (
+            ["--profile", "FILE", "--bandwidth=1gbit", "--exchange=terngrad", "-c", "bf16"],
+            "takes the codec terngrad, not bf16",
+        ),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=terngrad"], "--codec terngrad"),
         (["--model", "lenet", "--workers", "1", "--profile-out", "x.json"], "2 workers or more"),
     ],
 )

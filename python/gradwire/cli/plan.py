@@ -17,7 +17,7 @@ from gradwire.cli.network_options import (
     cluster_of,
 )
 from gradwire.cli.output import JsonOption, human_bytes, print_json, print_table
-from gradwire.plan.advise import Plan, make_plan
+from gradwire.plan.advise import Plan, check_exchanges, make_plan
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.profile import PlanError, Profile, read_profile
 
@@ -59,7 +59,8 @@ def plan(
             "a plan needs the profile of a model: --profile FILE, or --model NAME to measure one "
             "here (--profile-out FILE keeps it)"
         )
-    if bandwidth is not None:  # wrong options are found before anything is measured
+    check_exchanges(codec or (), exchange or ())  # wrong options are found before anything is
+    if bandwidth is not None:  # measured
         cluster_of(ranks or workers or 2, bandwidth, latency, ranks_per_machine, local_bandwidth)
     if profile is not None:
         measured = read_profile(profile)
