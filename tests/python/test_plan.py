@@ -98,47 +98,77 @@ def test_buckets_are_ready_with_their_last_gradient() -> None:
     assert by_default == [1, 7], "1 MiB, then 25 MiB"
 
 
+VALUES = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
+
+
+@pytest.mark.parametrize("per_machine", [1, 2, 4])
 @pytest.mark.parametrize("exchange", ["sharded", "ring", "broadcast", "hierarchical"])
 @pytest.mark.parametrize("codec", ["raw", "bf16"])
-def test_the_prediction_is_that_of_the_simulation(exchange: str, codec: str) -> None:
+def test_the_prediction_is_that_of_the_simulation(
+    exchange: str, codec: str, per_machine: int
+) -> None:
     """Codecs of a fixed size, of known speed: the formulas against the exchanges themselves."""
     speed = CodecSpeed(2e-9, 1e-9, {"raw": 32.0, "bf16": 16.0}[codec])
     profile = replace(profile_of(800_000, 2), codecs={codec: speed})
-    values = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
-    buckets = cut_buckets(profile)
-    for ranks in (2, 4):
-        per_machine = 2 if exchange == "hierarchical" else 1
-        for bandwidth in (1e8, 1e10):
-            cluster = Cluster(ranks * per_machine, bandwidth, 1e-4, per_machine)
+    for machines in (2, 4):
+        for bandwidth, latency, local in ((1e8, 1e-4, 1e9), (1e10, 1e-4, None), (1e8, 0.1, None)):
+            # A rank that is done begins the next bucket, which plan does not know.
+            buckets = cut_buckets(profile, 2**40 if latency == 0.1 else None)
+            cluster = Cluster(machines * per_machine, bandwidth, latency, per_machine, local)
             predicted = predict(profile, cluster, codec, exchange, buckets)
             simulated = simulate(
                 cluster,
                 codec,
                 exchange,
                 buckets,
-                values,
+                VALUES,
                 cost=lambda text: (2e-9, 1e-9) if text == codec else (0.0, 0.0),
             )
             end = max(simulated.seconds, profile.forward_seconds + profile.backward_seconds)
             assert predicted.seconds == pytest.approx(end + profile.rest_seconds, rel=0.05)
-            if exchange != "hierarchical":  # whose ranks differ
+            if per_machine == 1 and exchange != "hierarchical":  # else ranks differ
                 assert predicted.sent_bytes == pytest.approx(simulated.bytes_sent, rel=0.01)
 
 
+@pytest.mark.parametrize("per_machine", [1, 2, 4])
+def test_ddp_is_a_ring_of_raw_values(per_machine: int) -> None:
+    profile = replace(profile_of(800_000, 2), codecs={})
+    buckets = cut_buckets(profile, 2**40)
+    for latency, local in ((0.0, 1e9), (0.1, None)):
+        cluster = Cluster(4 * per_machine, 1e8, latency, per_machine, local)
+        predicted = predict(profile, cluster, DDP, DDP, buckets)
+        simulated = simulate(cluster, "raw", "ring", buckets, VALUES)
+        whole = simulated.seconds + profile.rest_seconds
+        assert predicted.seconds == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize("exchange", ["sharded", "ring", "broadcast", "hierarchical"])
+def test_ranks_of_one_machine_do_not_wait_for_the_network(exchange: str) -> None:
+    profile = profile_of()
+    near, far = (
+        predict(profile, Cluster(4, 1e8, latency, 4), "raw", exchange, cut_buckets(profile))
+        for latency in (0.0, 1.0)
+    )
+    assert near == far
+
+
+@pytest.mark.parametrize(("ranks", "per_machine"), [(8, 1), (8, 2), (16, 4)])
 @pytest.mark.parametrize("exchange", ["sharded", "ring"])
-def test_uneven_shares_are_predicted(exchange: str) -> None:
+def test_uneven_shares_are_predicted(exchange: str, ranks: int, per_machine: int) -> None:
     """LeNet's tensors in 8 shares: one is twice as large as the mean."""
     dims = [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)]
     layers = tuple(Layer(f"layer{i}", shape, 0.0) for i, shape in enumerate(reversed(dims)))
     profile = replace(profile_of(), layers=layers, codecs={"raw": FREE})
-    values = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
-    buckets, cluster = cut_buckets(profile), Cluster(8, 1e7)
+    buckets, cluster = cut_buckets(profile), Cluster(ranks, 1e7, 0.0, per_machine, 1e9)
     predicted = predict(profile, cluster, "raw", exchange, buckets)
-    simulated = simulate(cluster, "raw", exchange, buckets, values)
-    even = 2 * 7 / 8 * 4 * profile.numel
-    assert predicted.wire_seconds > 1.3 * cluster.link_seconds(even), "else the test shows nothing"
+    simulated = simulate(cluster, "raw", exchange, buckets, VALUES)
+    if per_machine == 1:
+        even = 2 * 7 / 8 * 4 * profile.numel
+        assert predicted.wire_seconds > 1.3 * cluster.link_seconds(even), "shares are uneven"
     whole = simulated.seconds + profile.rest_seconds
-    assert predicted.seconds == pytest.approx(whole, rel=0.1)
+    # Pulls of small shards delay the pushes of the largest.
+    within = 0.2 if (exchange, per_machine) == ("sharded", 4) else 0.1
+    assert predicted.seconds == pytest.approx(whole, rel=within)
 
 
 def test_an_exchange_is_hidden_by_the_backward_pass() -> None:
