@@ -21,8 +21,9 @@ For N ranks and a bucket of n values that take B bytes:
 
 In (N - 1) / N, 1 / N is the share of the rank that owns most, which is larger in small models. With
 k ranks on a machine, a ring's messages leave it in one of k hops; its link carries what k ranks
-send in `sharded` and `broadcast`. The first rows are those of include/gradwire/exchange.h, which tests compare with the exchanges
-themselves. The last three are the papers' (test_plan_papers.py).
+send in `sharded` and `broadcast`. The first rows are those of include/gradwire/exchange.h, which
+tests compare with the exchanges themselves. The last three are the papers'
+(test_plan_papers.py).
 """
 
 from __future__ import annotations
