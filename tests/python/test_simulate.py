@@ -10,6 +10,7 @@ import pytest
 
 import cli_runner
 from gradwire._core import Exchange, GradwireError, Layout, Simulation
+from gradwire.cli.simulate import _number
 from gradwire.plan.cluster import PAYLOAD_BYTES, Cluster
 from gradwire.plan.predict import Bucket
 from gradwire.plan.profile import Layer, PlanError
@@ -153,6 +154,14 @@ def test_ranks_that_share_a_link_wait_for_it() -> None:
     # 4 ranks send to 4 others: 16 of 8 * 7 parts, where each link had 7.
     assert shared["step_seconds"] / alone["step_seconds"] == pytest.approx(16 / 7, rel=0.02)
     assert shared["local_bytes_sent"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [("8.2M", 8_200_000), ("2.01M", 2_010_000), ("1.001M", 1_001_000), ("0.5k", 500), ("7", 7)],
+)
+def test_a_number_of_values_is_exact(text: str, values: int) -> None:
+    assert _number(text, "--values") == values
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
@@ -121,7 +122,7 @@ def _one_bucket(values: str | None) -> list[Bucket]:
 
 def _number(text: str, option: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)", text)
-    number = float(match[1]) * _MULTIPLES[match[2]] if match else 0
+    number = Decimal(match[1]) * _MULTIPLES[match[2]] if match else Decimal(0)
     if number < 1 or number != int(number):
         raise BadParameter(
             f"{text} is no number from 1, such as 5000, 200k, 25.6M or 8G", param_hint=option
