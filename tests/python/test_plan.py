@@ -70,6 +70,9 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"codecs": {"raw": {"encode_seconds": 0}}}, "decode_seconds"),
         ({"codecs": {"raw": {"encode_seconds": 0, "decode_seconds": 0, "bits": -3}}}, "bits is -3"),
         ({"layers": [{"name": "x", "dims": [0], "backward_seconds": 1}]}, "dimensions of x"),
+        ({"codecs": {"raw": {"encode_seconds": 0, "decode_seconds": 0, "bits": 0}}}, "bits is 0"),
+        ({"workers": "x"}, "workers is 'x'"),
+        ({"workers": 0}, "workers is 0"),
         ({"unknown": 1}, "unknown"),
     ],
 )
@@ -287,7 +290,7 @@ def test_the_command_prints_a_table_and_an_advice(file: Path) -> None:
             "takes the codec terngrad, not bf16",
         ),
         (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=terngrad"], "--codec terngrad"),
-        (["--model", "lenet", "--workers", "1", "--profile-out", "x.json"], "2 workers or more"),
+        (["--model", "lenet", "--workers", "1", "--bandwidth", "1gbit"], "give --ranks"),
     ],
 )
 def test_nonsense_is_an_error_that_says_what_it_needs(
