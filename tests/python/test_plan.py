@@ -207,6 +207,9 @@ def test_it_says_do_not_compress_where_it_does_not_pay() -> None:
     plan = make_plan(profile_of(), Cluster(4, 1e11))
     assert not plan.pays
     assert plan.advice().startswith("do not compress")
+    slow = {"bf16": CodecSpeed(1e-6, 1e-6, 16.0)}
+    advice = make_plan(replace(profile_of(), codecs=slow), Cluster(4, 1e11)).advice()
+    assert advice.endswith("no codec is faster")
     # bf16 halves an exchange, but that is less than the margin of the step.
     profile = profile_of()
     fast = next(b for b in (1e8 * 1.1**i for i in range(200)) if not _pays(profile, b))
@@ -214,6 +217,13 @@ def test_it_says_do_not_compress_where_it_does_not_pay() -> None:
         predict(profile, Cluster(4, fast), "bf16", "sharded", cut_buckets(profile)).seconds
         < predict(profile, Cluster(4, fast), DDP, DDP, cut_buckets(profile)).seconds
     )
+
+
+def test_it_names_a_gain_that_is_too_small() -> None:
+    plan = make_plan(profile_of(), Cluster(4, 2.5e10), ["bf16"])
+    assert plan.predictions[0] is not plan.baseline
+    assert "bf16 in" in plan.advice()
+    assert "a gain below 10%" in plan.advice()
 
 
 def _pays(profile: Profile, bandwidth: float) -> bool:

@@ -43,12 +43,12 @@ class Plan:
                 "no codec is faster"
                 if fastest is before
                 else f"the fastest, {fastest.codec} in {fastest.exchange}, takes "
-                f"{_ms(fastest.seconds)}"
+                f"{_ms(fastest.seconds)}, and a gain below {MARGIN:.0%} is within the error of the "
+                "prediction"
             )
             return (
                 f"do not compress: a step of DDP takes {_ms(before.seconds)}, of which "
-                f"{_ms(before.exposed_seconds)} wait for the network; {others}, and a gain below "
-                f"{MARGIN:.0%} is within the error of the prediction"
+                f"{_ms(before.exposed_seconds)} wait for the network; {others}"
             )
         return (
             f"take codec {chosen.codec} with exchange {chosen.exchange}: "
