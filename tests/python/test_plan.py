@@ -286,13 +286,18 @@ def test_the_command_prints_a_table_and_an_advice(file: Path) -> None:
         (["--profile", "missing.json", "--bandwidth", "1gbit"], "missing.json"),
         (["--profile", "FILE", "--bandwidth", "0mbit"], "between 64kbit and 100gbit"),
         (["--profile", "FILE", "--bandwidth", "1gbit", "--ranks", "1"], "from 2"),
-        (["--profile", "FILE", "--bandwidth", "1gbit", "--latency", "-1"], "0 seconds or more"),
+        (
+            ["--profile", "FILE", "--bandwidth", "1gbit", "--latency", "-1"],
+            "--latency -1: a message takes 0 m",
+        ),
         (
             [*("--profile", "FILE", "--bandwidth", "1gbit"), "--ranks=8", "--ranks-per-machine=3"],
             "divides",
         ),
         (["--profile", "FILE", "--bandwidth", "1gbit", "--codec", "onebit"], "--codec onebit"),
         (["--profile", "FILE", "--bandwidth", "1gbit", "--exchange", "star"], "hierarchical"),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--local-bandwidth=9"], "--local-bandwidth"),
+        (["--model", "lenet", "--profile-out", "no/folder/x.json"], "no/folder/x.json"),
         (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=tree", "-c", "bf16"], "sharded"),
         (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=ddp", "-c", "bf16"], "sharded"),
         (

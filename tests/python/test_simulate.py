@@ -178,6 +178,7 @@ def test_a_number_of_values_is_exact(text: str, values: int) -> None:
         (["--values", "1k", "--bandwidth", "1gbit", "--codec", "zip"], "3lc"),
         (["--values", "1k", "--bandwidth", "1gbit", "--codec-time", "slow"], "measured, none"),
         (["--values", "9M", "--bandwidth", "1gbit", "--memory", "1G", "--ranks=64"], "ranks fit"),
+        (["--values", "10G", "--bandwidth", "1gbit", "--memory", "1G"], "not even 2 ranks fit"),
     ],
 )
 def test_nonsense_is_an_error_that_says_what_it_needs(arguments: list[str], needed: str) -> None:
