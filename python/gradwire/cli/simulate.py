@@ -169,8 +169,8 @@ def _step_seconds(model: Profile | None, row: Simulated) -> float:
 def _print(rows: list[Simulated], whole: list[float]) -> None:
     print_table(
         (
-            *("ranks", "step ms", "codec ms", "longest way", "messages", "sent by a rank"),
-            *("received", "in its machine", "between machines"),
+            *("ranks", "step ms", "codec ms", "longest way", "messages", "to other machines"),
+            *("from other machines", "in its machine", "of all ranks"),
         ),
         [
             (
@@ -188,4 +188,7 @@ def _print(rows: list[Simulated], whole: list[float]) -> None:
         ],
         left=(),
     )
-    print("Bytes are those of the rank that has most, a step; between machines: of all ranks.")
+    print(
+        "Bytes a step: of the rank that sends most to other machines, receives most from them, and "
+        "sends most in its machine; of all ranks: sent between machines."
+    )
