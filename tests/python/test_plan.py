@@ -246,7 +246,9 @@ def test_of_equally_fast_codecs_it_takes_the_gentlest() -> None:
 
 
 def test_a_ring_is_not_for_sparse_codecs_unless_asked_for() -> None:
-    plan = make_plan(profile_of(), Cluster(8, 1e8))
+    profile = profile_of()
+    profile = replace(profile, codecs={**profile.codecs, "qgd": replace(FREE, bits=0.1)})
+    plan = make_plan(profile, Cluster(8, 1e8))
     rings = {p.codec for p in plan.predictions if p.exchange == "ring"}
     assert rings == {"raw", "bf16", "int8"}
     asked = make_plan(profile_of(), Cluster(8, 1e8), ["3lc:s=1.00,coder=rice"], ["ring"])
