@@ -70,6 +70,9 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"codecs": {"raw": {"encode_seconds": 0}}}, "decode_seconds"),
         ({"codecs": {"raw": {"encode_seconds": 0, "decode_seconds": 0, "bits": -3}}}, "bits is -3"),
         ({"layers": [{"name": "x", "dims": [0], "backward_seconds": 1}]}, "dimensions of x"),
+        ({"codecs": {"raw": {"encode_seconds": 0, "decode_seconds": 0, "bits": 0}}}, "bits is 0"),
+        ({"workers": "x"}, "workers is 'x'"),
+        ({"workers": 0}, "workers is 0"),
         ({"unknown": 1}, "unknown"),
     ],
 )
@@ -98,47 +101,77 @@ def test_buckets_are_ready_with_their_last_gradient() -> None:
     assert by_default == [1, 7], "1 MiB, then 25 MiB"
 
 
+VALUES = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
+
+
+@pytest.mark.parametrize("per_machine", [1, 2, 4])
 @pytest.mark.parametrize("exchange", ["sharded", "ring", "broadcast", "hierarchical"])
 @pytest.mark.parametrize("codec", ["raw", "bf16"])
-def test_the_prediction_is_that_of_the_simulation(exchange: str, codec: str) -> None:
+def test_the_prediction_is_that_of_the_simulation(
+    exchange: str, codec: str, per_machine: int
+) -> None:
     """Codecs of a fixed size, of known speed: the formulas against the exchanges themselves."""
     speed = CodecSpeed(2e-9, 1e-9, {"raw": 32.0, "bf16": 16.0}[codec])
     profile = replace(profile_of(800_000, 2), codecs={codec: speed})
-    values = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
-    buckets = cut_buckets(profile)
-    for ranks in (2, 4):
-        per_machine = 2 if exchange == "hierarchical" else 1
-        for bandwidth in (1e8, 1e10):
-            cluster = Cluster(ranks * per_machine, bandwidth, 1e-4, per_machine)
+    for machines in (2, 4):
+        for bandwidth, latency, local in ((1e8, 1e-4, 1e9), (1e10, 1e-4, None), (1e8, 0.1, None)):
+            # A rank that is done begins the next bucket, which plan does not know.
+            buckets = cut_buckets(profile, 2**40 if latency == 0.1 else None)
+            cluster = Cluster(machines * per_machine, bandwidth, latency, per_machine, local)
             predicted = predict(profile, cluster, codec, exchange, buckets)
             simulated = simulate(
                 cluster,
                 codec,
                 exchange,
                 buckets,
-                values,
+                VALUES,
                 cost=lambda text: (2e-9, 1e-9) if text == codec else (0.0, 0.0),
             )
             end = max(simulated.seconds, profile.forward_seconds + profile.backward_seconds)
             assert predicted.seconds == pytest.approx(end + profile.rest_seconds, rel=0.05)
-            if exchange != "hierarchical":  # whose ranks differ
+            if per_machine == 1 and exchange != "hierarchical":  # else ranks differ
                 assert predicted.sent_bytes == pytest.approx(simulated.bytes_sent, rel=0.01)
 
 
+@pytest.mark.parametrize("per_machine", [1, 2, 4])
+def test_ddp_is_a_ring_of_raw_values(per_machine: int) -> None:
+    profile = replace(profile_of(800_000, 2), codecs={})
+    buckets = cut_buckets(profile, 2**40)
+    for latency, local in ((0.0, 1e9), (0.1, None)):
+        cluster = Cluster(4 * per_machine, 1e8, latency, per_machine, local)
+        predicted = predict(profile, cluster, DDP, DDP, buckets)
+        simulated = simulate(cluster, "raw", "ring", buckets, VALUES)
+        whole = simulated.seconds + profile.rest_seconds
+        assert predicted.seconds == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize("exchange", ["sharded", "ring", "broadcast", "hierarchical"])
+def test_ranks_of_one_machine_do_not_wait_for_the_network(exchange: str) -> None:
+    profile = profile_of()
+    near, far = (
+        predict(profile, Cluster(4, 1e8, latency, 4), "raw", exchange, cut_buckets(profile))
+        for latency in (0.0, 1.0)
+    )
+    assert near == far
+
+
+@pytest.mark.parametrize(("ranks", "per_machine"), [(8, 1), (8, 2), (16, 4)])
 @pytest.mark.parametrize("exchange", ["sharded", "ring"])
-def test_uneven_shares_are_predicted(exchange: str) -> None:
+def test_uneven_shares_are_predicted(exchange: str, ranks: int, per_machine: int) -> None:
     """LeNet's tensors in 8 shares: one is twice as large as the mean."""
     dims = [(6, 1, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)]
     layers = tuple(Layer(f"layer{i}", shape, 0.0) for i, shape in enumerate(reversed(dims)))
     profile = replace(profile_of(), layers=layers, codecs={"raw": FREE})
-    values = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
-    buckets, cluster = cut_buckets(profile), Cluster(8, 1e7)
+    buckets, cluster = cut_buckets(profile), Cluster(ranks, 1e7, 0.0, per_machine, 1e9)
     predicted = predict(profile, cluster, "raw", exchange, buckets)
-    simulated = simulate(cluster, "raw", exchange, buckets, values)
-    even = 2 * 7 / 8 * 4 * profile.numel
-    assert predicted.wire_seconds > 1.3 * cluster.link_seconds(even), "else the test shows nothing"
+    simulated = simulate(cluster, "raw", exchange, buckets, VALUES)
+    if per_machine == 1:
+        even = 2 * 7 / 8 * 4 * profile.numel
+        assert predicted.wire_seconds > 1.3 * cluster.link_seconds(even), "shares are uneven"
     whole = simulated.seconds + profile.rest_seconds
-    assert predicted.seconds == pytest.approx(whole, rel=0.1)
+    # Pulls of small shards delay the pushes of the largest.
+    within = 0.2 if (exchange, per_machine) == ("sharded", 4) else 0.1
+    assert predicted.seconds == pytest.approx(whole, rel=within)
 
 
 def test_an_exchange_is_hidden_by_the_backward_pass() -> None:
@@ -174,6 +207,9 @@ def test_it_says_do_not_compress_where_it_does_not_pay() -> None:
     plan = make_plan(profile_of(), Cluster(4, 1e11))
     assert not plan.pays
     assert plan.advice().startswith("do not compress")
+    slow = {"bf16": CodecSpeed(1e-6, 1e-6, 16.0)}
+    advice = make_plan(replace(profile_of(), codecs=slow), Cluster(4, 1e11)).advice()
+    assert advice.endswith("no codec is faster")
     # bf16 halves an exchange, but that is less than the margin of the step.
     profile = profile_of()
     fast = next(b for b in (1e8 * 1.1**i for i in range(200)) if not _pays(profile, b))
@@ -181,6 +217,13 @@ def test_it_says_do_not_compress_where_it_does_not_pay() -> None:
         predict(profile, Cluster(4, fast), "bf16", "sharded", cut_buckets(profile)).seconds
         < predict(profile, Cluster(4, fast), DDP, DDP, cut_buckets(profile)).seconds
     )
+
+
+def test_it_names_a_gain_that_is_too_small() -> None:
+    plan = make_plan(profile_of(), Cluster(4, 2.5e10), ["bf16"])
+    assert plan.predictions[0] is not plan.baseline
+    assert "bf16 in" in plan.advice()
+    assert "a gain below 10%" in plan.advice()
 
 
 def _pays(profile: Profile, bandwidth: float) -> bool:
@@ -203,11 +246,22 @@ def test_of_equally_fast_codecs_it_takes_the_gentlest() -> None:
 
 
 def test_a_ring_is_not_for_sparse_codecs_unless_asked_for() -> None:
-    plan = make_plan(profile_of(), Cluster(8, 1e8))
+    profile = profile_of()
+    profile = replace(profile, codecs={**profile.codecs, "qgd": replace(FREE, bits=0.1)})
+    plan = make_plan(profile, Cluster(8, 1e8))
     rings = {p.codec for p in plan.predictions if p.exchange == "ring"}
     assert rings == {"raw", "bf16", "int8"}
     asked = make_plan(profile_of(), Cluster(8, 1e8), ["3lc:s=1.00,coder=rice"], ["ring"])
     assert [p.exchange for p in asked.predictions] == ["ring", DDP]
+
+
+def test_the_exchange_terngrad_takes_its_codec_alone() -> None:
+    profile = profile_of()
+    profile = replace(profile, codecs={"bf16": FREE, "terngrad": replace(FREE, bits=2.0)})
+    plan = make_plan(profile, Cluster(8, 1e8), exchanges=["terngrad", "sharded"])
+    found = {(p.codec, p.exchange) for p in plan.predictions}
+    pairs = {("terngrad", "terngrad"), ("terngrad", "sharded"), ("bf16", "sharded"), (DDP, DDP)}
+    assert found == pairs
 
 
 # The command
@@ -234,14 +288,26 @@ def test_the_command_prints_a_table_and_an_advice(file: Path) -> None:
         (["--profile", "missing.json", "--bandwidth", "1gbit"], "missing.json"),
         (["--profile", "FILE", "--bandwidth", "0mbit"], "between 64kbit and 100gbit"),
         (["--profile", "FILE", "--bandwidth", "1gbit", "--ranks", "1"], "from 2"),
-        (["--profile", "FILE", "--bandwidth", "1gbit", "--latency", "-1"], "0 seconds or more"),
+        (
+            ["--profile", "FILE", "--bandwidth", "1gbit", "--latency", "-1"],
+            "--latency -1: a message takes 0 m",
+        ),
         (
             [*("--profile", "FILE", "--bandwidth", "1gbit"), "--ranks=8", "--ranks-per-machine=3"],
             "divides",
         ),
         (["--profile", "FILE", "--bandwidth", "1gbit", "--codec", "onebit"], "--codec onebit"),
         (["--profile", "FILE", "--bandwidth", "1gbit", "--exchange", "star"], "hierarchical"),
-        (["--model", "lenet", "--workers", "1", "--profile-out", "x.json"], "2 workers or more"),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--local-bandwidth=9"], "--local-bandwidth"),
+        (["--model", "lenet", "--profile-out", "no/folder/x.json"], "no/folder/x.json"),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=tree", "-c", "bf16"], "sharded"),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=ddp", "-c", "bf16"], "sharded"),
+        (
+            ["--profile", "FILE", "--bandwidth=1gbit", "--exchange=terngrad", "-c", "bf16"],
+            "takes the codec terngrad, not bf16",
+        ),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=terngrad"], "--codec terngrad"),
+        (["--model", "lenet", "--workers", "1", "--bandwidth", "1gbit"], "give --ranks"),
     ],
 )
 def test_nonsense_is_an_error_that_says_what_it_needs(

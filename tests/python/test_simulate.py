@@ -10,6 +10,7 @@ import pytest
 
 import cli_runner
 from gradwire._core import Exchange, GradwireError, Layout, Simulation
+from gradwire.cli.simulate import _number
 from gradwire.plan.cluster import PAYLOAD_BYTES, Cluster
 from gradwire.plan.predict import Bucket
 from gradwire.plan.profile import Layer, PlanError
@@ -156,6 +157,14 @@ def test_ranks_that_share_a_link_wait_for_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "values"),
+    [("8.2M", 8_200_000), ("2.01M", 2_010_000), ("1.001M", 1_001_000), ("0.5k", 500), ("7", 7)],
+)
+def test_a_number_of_values_is_exact(text: str, values: int) -> None:
+    assert _number(text, "--values") == values
+
+
+@pytest.mark.parametrize(
     ("arguments", "needed"),
     [
         (["--bandwidth", "1gbit"], "--values 1M"),
@@ -169,6 +178,7 @@ def test_ranks_that_share_a_link_wait_for_it() -> None:
         (["--values", "1k", "--bandwidth", "1gbit", "--codec", "zip"], "3lc"),
         (["--values", "1k", "--bandwidth", "1gbit", "--codec-time", "slow"], "measured, none"),
         (["--values", "9M", "--bandwidth", "1gbit", "--memory", "1G", "--ranks=64"], "ranks fit"),
+        (["--values", "10G", "--bandwidth", "1gbit", "--memory", "1G"], "not even 2 ranks fit"),
     ],
 )
 def test_nonsense_is_an_error_that_says_what_it_needs(arguments: list[str], needed: str) -> None:

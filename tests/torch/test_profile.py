@@ -150,15 +150,17 @@ def test_steps_without_exchange_keep_each_ranks_gradient(cluster: Cluster) -> No
         assert torch.equal(gradient, torch.full((4, 4), float(rank + 1)))
 
 
-def test_the_command_measures_a_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_command_measures_a_model(tmp_path: Path, workers: int) -> None:
     file = tmp_path / "mlp.json"
-    command = ["plan", "--model", "mlp", "--workers", "2", "--profile-steps", "5"]
+    command = ["plan", "--model", "mlp", "--workers", str(workers), "--profile-steps", "5"]
     command += ["--codec", "int8", "--profile-out", str(file)]
     script = "import sys; from gradwire import cli; cli.main(sys.argv[1:])"
     run = [sys.executable, "-c", script, *command]
     subprocess.run(run, check=True, capture_output=True, timeout=300)
     profile = read_profile(file)
-    assert profile.workers == 2
+    assert profile.workers == workers
     assert profile.numel == 28 * 28 * 256 + 256 + 3 * (256 * 256 + 256) + 256 * 10 + 10
     assert profile.codecs["int8"].bits == pytest.approx(8, abs=0.1)
     assert profile.transport.message_seconds > 0
+    assert profile.transport.allreduce_seconds > 0

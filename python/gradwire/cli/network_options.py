@@ -8,7 +8,7 @@ from typer import Option
 
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.profile import PlanError
-from gradwire.train.settings import parse_bandwidth
+from gradwire.train.settings import SettingsError, parse_bandwidth
 
 BandwidthOption = Annotated[
     str | None,
@@ -41,5 +41,13 @@ def cluster_of(
         bandwidth=parse_bandwidth(bandwidth),
         latency=latency / 1e3,
         ranks_per_machine=per_machine,
-        local_bandwidth=parse_bandwidth(local_bandwidth),
+        local_bandwidth=_local(local_bandwidth),
     )
+
+
+def _local(text: str) -> int | None:
+    """Bits a second. The error of parse_bandwidth names --bandwidth."""
+    try:
+        return parse_bandwidth(text)
+    except SettingsError as error:
+        raise SettingsError("--local-bandwidth", error.message) from error

@@ -17,7 +17,7 @@ from gradwire.cli.network_options import (
     cluster_of,
 )
 from gradwire.cli.output import JsonOption, human_bytes, print_json, print_table
-from gradwire.plan.advise import Plan, make_plan
+from gradwire.plan.advise import Plan, check_exchanges, make_plan
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.profile import PlanError, Profile, read_profile
 
@@ -26,7 +26,10 @@ CODECS = ("raw", "bf16", "int8", "qsgd:bits=4", RECOMMENDED, "3lc:s=1.75,coder=r
 
 _PROFILE_HELP = "The profile of a model: a file that --profile-out wrote."
 _MODEL_HELP = "Measure a model of `gradwire train` here instead, with --workers processes."
-_WORKERS_HELP = "Processes that compute at once while the model is measured. Default: --ranks."
+_WORKERS_HELP = (
+    "Processes that compute at once while the model is measured: as many as share a machine in the "
+    "training that is planned. Default: --ranks."
+)
 _RANKS_HELP = "Processes that train together. Default: the workers of the profile."
 _CODEC_HELP = "Codec to predict (repeatable). Default: all of the profile."
 _EXCHANGE_HELP = "Exchange to predict (repeatable). Default: those that suit the codec."
@@ -59,8 +62,11 @@ def plan(
             "a plan needs the profile of a model: --profile FILE, or --model NAME to measure one "
             "here (--profile-out FILE keeps it)"
         )
-    if bandwidth is not None:  # wrong options are found before anything is measured
+    check_exchanges(codec or (), exchange or ())  # wrong options are found before anything is
+    if bandwidth is not None:  # measured
         cluster_of(ranks or workers or 2, bandwidth, latency, ranks_per_machine, local_bandwidth)
+    if profile_out is not None:
+        _check_writable(profile_out)
     if profile is not None:
         measured = read_profile(profile)
     else:
@@ -78,6 +84,14 @@ def plan(
         print_json(_document(measured, cluster, made))
     else:
         _print(measured, cluster, made)
+
+
+def _check_writable(file: Path) -> None:
+    """Raises OSError. Leaves no new file, because the measurement may fail."""
+    is_new = not file.exists()
+    file.open("a").close()
+    if is_new:
+        file.unlink()
 
 
 def _measure(model: str, workers: int, codecs: list[str] | tuple[str, ...], steps: int) -> Profile:
@@ -102,15 +116,24 @@ def _document(profile: Profile, cluster: Cluster, made: Plan) -> dict[str, Any]:
     }
 
 
+def _workers(profile: Profile) -> str:
+    """How many processes computed at once, and on how many cores if the profile says it."""
+    machine = profile.how.get("machine")
+    cores = machine.get("cores") if isinstance(machine, dict) else None
+    processes = "1 process" if profile.workers == 1 else f"{profile.workers} processes"
+    return f"{processes} computed at once" + ("" if cores is None else f" on {cores} cores")
+
+
 def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
     print(
         f"{profile.model}, {profile.numel:,} values, {cluster.ranks} ranks on {cluster.machines} "
-        f"machines; a step computes {profile.compute_seconds * 1e3:.3g} ms"
+        f"machines; a step computes {profile.compute_seconds * 1e3:.3g} ms\n"
+        f"profile: {_workers(profile)}"
     )
     print_table(
         (
             *("codec", "exchange", "step ms", "of DDP", "codec ms", "network ms", "messages ms"),
-            *("waiting ms", "bits/value", "sent by a rank"),
+            *("waiting ms", "bits/value", "sent to all ranks"),
         ),
         [
             (

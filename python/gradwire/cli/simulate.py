@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
@@ -121,7 +122,7 @@ def _one_bucket(values: str | None) -> list[Bucket]:
 
 def _number(text: str, option: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)", text)
-    number = float(match[1]) * _MULTIPLES[match[2]] if match else 0
+    number = Decimal(match[1]) * _MULTIPLES[match[2]] if match else Decimal(0)
     if number < 1 or number != int(number):
         raise BadParameter(
             f"{text} is no number from 1, such as 5000, 200k, 25.6M or 8G", param_hint=option
@@ -168,8 +169,8 @@ def _step_seconds(model: Profile | None, row: Simulated) -> float:
 def _print(rows: list[Simulated], whole: list[float]) -> None:
     print_table(
         (
-            *("ranks", "step ms", "codec ms", "longest way", "messages", "sent by a rank"),
-            *("received", "in its machine", "between machines"),
+            *("ranks", "step ms", "codec ms", "longest way", "messages", "to other machines"),
+            *("from other machines", "in its machine", "of all ranks"),
         ),
         [
             (
@@ -187,4 +188,7 @@ def _print(rows: list[Simulated], whole: list[float]) -> None:
         ],
         left=(),
     )
-    print("Bytes are those of the rank that has most, a step; between machines: of all ranks.")
+    print(
+        "Bytes a step: of the rank that sends most to other machines, receives most from them, and "
+        "sends most in its machine; of all ranks: sent between machines."
+    )

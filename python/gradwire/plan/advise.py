@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire.plan.cluster import Cluster
+from gradwire.plan.costs import EXCHANGES
 from gradwire.plan.predict import DDP, Prediction, cut_buckets, predict
 from gradwire.plan.profile import PlanError, Profile
 
@@ -13,10 +14,10 @@ from gradwire.plan.profile import PlanError, Profile
 # measured as close to their prediction (docs/planning.md).
 MARGIN = 0.1
 
-EXCHANGES = ("sharded", "ring", "broadcast", "hierarchical")
+TERNGRAD = "terngrad"  # an exchange of the codec of this name alone
 
 # Hops of a ring quantize growing sums; these codecs lose accuracy there (docs/exchanges.md).
-_NOT_IN_RINGS = ("3lc", "topk", "stc", "onebit")
+_NOT_IN_RINGS = ("3lc", "topk", "stc", "qgd", "onebit")
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,12 @@ class Plan:
                 "no codec is faster"
                 if fastest is before
                 else f"the fastest, {fastest.codec} in {fastest.exchange}, takes "
-                f"{_ms(fastest.seconds)}"
+                f"{_ms(fastest.seconds)}, and a gain below {MARGIN:.0%} is within the error of the "
+                "prediction"
             )
             return (
                 f"do not compress: a step of DDP takes {_ms(before.seconds)}, of which "
-                f"{_ms(before.exposed_seconds)} wait for the network; {others}, and a gain below "
-                f"{MARGIN:.0%} is within the error of the prediction"
+                f"{_ms(before.exposed_seconds)} wait for the network; {others}"
             )
         return (
             f"take codec {chosen.codec} with exchange {chosen.exchange}: "
@@ -70,19 +71,44 @@ def make_plan(
     Of the predictions within MARGIN of the fastest, the choice has the most bits a value, because
     it loses least; DDP loses nothing. Raises PlanError.
     """
+    check_exchanges(codecs, exchanges)
     buckets = cut_buckets(profile, bucket_bytes)
     baseline = predict(profile, cluster, DDP, DDP, buckets)
     predictions = [baseline]
     for codec in codecs or profile.codecs:
         for exchange in exchanges or EXCHANGES:
-            if exchanges or _suits(codec, exchange, cluster):
+            if _takes(exchange, codec) and (exchanges or _suits(codec, exchange, cluster)):
                 predictions.append(predict(profile, cluster, codec, exchange, buckets))
     if len(predictions) == 1:
-        raise PlanError(f"the profile of {profile.model} has no codecs: measure it with --codec")
+        needed = TERNGRAD if TERNGRAD in exchanges else "NAME"
+        raise PlanError(
+            f"the profile of {profile.model} has no codec to predict, but "
+            f"{', '.join(profile.codecs) or 'none'}: measure it with --codec {needed}"
+        )
     predictions.sort(key=lambda p: p.seconds)
     close = [p for p in predictions if p.seconds <= predictions[0].seconds * (1 + MARGIN)]
     gentlest = max(close, key=lambda p: (p is baseline, p.bits, -p.seconds))
     return Plan(tuple(predictions), gentlest, baseline, profile.compute_seconds)
+
+
+def check_exchanges(codecs: Sequence[str], exchanges: Sequence[str]) -> None:
+    """Raises PlanError for an exchange that gradwire does not have, or not with such a codec."""
+    for exchange in exchanges:
+        if exchange not in (*EXCHANGES, TERNGRAD):
+            raise PlanError(
+                f"--exchange {exchange}: valid are {', '.join(EXCHANGES)} and, with the codec "
+                f"{TERNGRAD}, {TERNGRAD}"
+            )
+        for codec in codecs:
+            if not _takes(exchange, codec):
+                raise PlanError(
+                    f"--exchange {exchange} takes the codec {TERNGRAD}, not {codec}: give --codec "
+                    f"{TERNGRAD}, or --exchange sharded"
+                )
+
+
+def _takes(exchange: str, codec: str) -> bool:
+    return exchange != TERNGRAD or codec.partition(":")[0] == TERNGRAD
 
 
 def _suits(codec: str, exchange: str, cluster: Cluster) -> bool:

@@ -48,7 +48,9 @@ class Cluster:
                     "none has no limit"
                 )
         if not (math.isfinite(self.latency) and self.latency >= 0):
-            raise PlanError(f"--latency {self.latency:g}: a message takes 0 seconds or more")
+            raise PlanError(
+                f"--latency {self.latency * 1e3:g}: a message takes 0 milliseconds or more"
+            )
         if self.ranks_per_machine < 1 or self.ranks % self.ranks_per_machine:
             raise PlanError(
                 f"{self.ranks} ranks cannot be {self.ranks_per_machine} on each machine: give "

@@ -19,9 +19,11 @@ For N ranks and a bucket of n values that take B bytes:
     worker-aggregator      1 + log2 N      (N + log2 N) * B         -           (N - 1) * n
     ring (INCEPTIONN)      2 (N - 1)       2 (N - 1) / N * B        -           (N - 1) / N * n
 
-In (N - 1) / N, 1 / N is the share of the rank that owns most, which is larger in small models. The
-first rows are those of include/gradwire/exchange.h, which tests compare with the exchanges
-themselves. The last three are the papers' (test_plan_papers.py).
+In (N - 1) / N, 1 / N is the share of the rank that owns most, which is larger in small models. With
+k ranks on a machine, a ring's messages leave it in one of k hops; its link carries what k ranks
+send in `sharded` and `broadcast`. The first rows are those of include/gradwire/exchange.h, which
+tests compare with the exchanges themselves. The last three are the papers'
+(test_plan_papers.py).
 """
 
 from __future__ import annotations
@@ -38,17 +40,21 @@ _PACKET_BYTES = 47  # of headers, in a packet of one segment
 class Cost:
     """Of one bucket, for the rank or the link that has most to do.
 
-    ways: messages on the longest way between machines. link_bytes: that a machine's link carries
-    each way. local_bytes: that a rank sends inside its machine. handled: messages that a rank sends
-    and receives, one after the other. rank_bytes: that a rank sends to
-    others, wherever they are. raw_encoded, raw_decoded: values of raw messages beside the codec's.
+    ways, way_bytes, way_local_bytes: what comes one after the other on the longest way: messages
+    between machines, bytes that links carry between machines, bytes inside machines. link_bytes,
+    local_bytes: that the busiest link carries each way, and the busiest rank inside its machine,
+    meanwhile; link_bytes is 0 where way_bytes has all of them. handled: messages that a rank sends
+    and receives, one after the other. rank_bytes: that a rank sends to others, wherever they are.
+    raw_encoded, raw_decoded: values of raw messages beside the codec's.
     """
 
     ways: float
-    link_bytes: float
+    way_bytes: float
+    way_local_bytes: float = 0.0
+    link_bytes: float = 0.0
+    local_bytes: float = 0.0
     encoded: float = 0.0
     decoded: float = 0.0
-    local_bytes: float = 0.0
     handled: float = 0.0
     rank_bytes: float = 0.0
     raw_encoded: float = 0.0
@@ -58,29 +64,30 @@ class Cost:
 @dataclass(frozen=True)
 class Volume:
     """A bucket. values: of it all. pushed, pulled: bytes of the whole bucket as it is pushed and
-    pulled. share: of the rank that owns most; None: all own as much. Small tensors are not cut, so
-    a small model has uneven shares, and all ranks wait for the largest."""
+    pulled. shares: of each owner, which together are 1; None: all own as much. Small tensors are
+    not cut, so a small model has uneven shares, and all ranks wait for the largest."""
 
     values: float
     pushed: float
     pulled: float
-    share: float | None = None
+    shares: tuple[float, ...] | None = None
 
-    def largest(self, owners: int) -> float:
-        """The share of the rank that owns most."""
-        return 1 / owners if self.share is None else self.share
+    def shares_of(self, owners: int) -> tuple[float, ...]:
+        return (1 / owners,) * owners if self.shares is None else self.shares
 
 
 def sharded(volume: Volume, cluster: Cluster) -> Cost:
-    n, k = cluster.ranks, cluster.ranks_per_machine
-    share = volume.largest(n)
-    shard = share * (volume.pushed + volume.pulled) + 2 * _PACKET_BYTES
+    n, k, many = cluster.ranks, cluster.ranks_per_machine, cluster.machines > 1
+    shares = volume.shares_of(n)
+    share = max(shares)
+    of_machine = max(sum(shares[first : first + k]) for first in range(0, n, k))
+    both = volume.pushed + volume.pulled
     return Cost(
-        ways=2,
-        link_bytes=k * (n - k) * shard,
+        ways=2 * many,
+        way_bytes=(n - k) * (of_machine * both + k * 2 * _PACKET_BYTES),
+        local_bytes=(k - 1) * (share * both + 2 * _PACKET_BYTES),
         encoded=volume.values,
         decoded=(1 + (n - 2) * share) * volume.values,
-        local_bytes=(k - 1) * shard,
         handled=4 * (n - 1),
         rank_bytes=(1 - share) * volume.pushed
         + (n - 1) * (share * volume.pulled + 2 * _PACKET_BYTES),
@@ -88,29 +95,49 @@ def sharded(volume: Volume, cluster: Cluster) -> Cost:
 
 
 def ring(volume: Volume, cluster: Cluster) -> Cost:
-    n, many = cluster.ranks, cluster.machines > 1
-    both, packets = volume.pushed + volume.pulled, 2 * _PACKET_BYTES
-    slowest = (n - 1) * (volume.largest(n) * both + packets)  # the largest shard takes every hop
+    n, k, many = cluster.ranks, cluster.ranks_per_machine, cluster.machines > 1
+    shares = volume.shares_of(n)
+    both, packets = volume.pushed + volume.pulled, 2 * (n - 1) * _PACKET_BYTES
+    # From rank r to the next come the pushes of all shards but r's, and the pulls of all but the
+    # next rank's.
+    sent = [
+        (1 - shares[r]) * volume.pushed + (1 - shares[(r + 1) % n]) * volume.pulled + packets
+        for r in range(n)
+    ]
+    hops = 2 * (n - 1)  # of each shard
+    between, after = _between_machines(hops, cluster)
+    hop_bytes = max(shares) * both / 2 + _PACKET_BYTES  # of the largest shard
     return Cost(
-        ways=2 * (n - 1) * many,
-        link_bytes=slowest * many,
+        ways=between,
+        way_bytes=(between + after) * hop_bytes,
+        way_local_bytes=(hops - between) * hop_bytes,
+        link_bytes=max(sent[k - 1 :: k]) * many,
+        local_bytes=max(sent) * (k > 1),
         encoded=volume.values,
         decoded=2 * (n - 1) / n * volume.values,
-        local_bytes=slowest * (cluster.ranks_per_machine > 1),
         handled=4 * (n - 1),
-        rank_bytes=(n - 1) * (both / n + packets),
+        rank_bytes=(n - 1) * both / n + packets,
     )
+
+
+def _between_machines(hops: int, cluster: Cluster) -> tuple[int, int]:
+    """Of a ring's consecutive hops, those that leave a machine: one of ranks_per_machine. And the
+    shards that share the link with the last of these hops and go before it."""
+    if cluster.machines == 1:
+        return 0, 0
+    k = cluster.ranks_per_machine
+    return -(-hops // k), (hops - 1) % k
 
 
 def broadcast(volume: Volume, cluster: Cluster) -> Cost:
     n, k = cluster.ranks, cluster.ranks_per_machine
     each = volume.pushed + _PACKET_BYTES
     return Cost(
-        ways=1,
-        link_bytes=k * (n - k) * each,
+        ways=1 * (cluster.machines > 1),
+        way_bytes=k * (n - k) * each,
+        local_bytes=(k - 1) * each,
         encoded=volume.values,
         decoded=n * volume.values,
-        local_bytes=(k - 1) * each,
         handled=2 * (n - 1),
         rank_bytes=(n - 1) * each,
     )
@@ -126,10 +153,10 @@ def hierarchical(volume: Volume, cluster: Cluster) -> Cost:
     local = 2 * (k - 1) * (4 * volume.values + _PACKET_BYTES)
     return Cost(
         ways=between.ways,
-        link_bytes=between.link_bytes,
+        way_bytes=between.way_bytes,
+        way_local_bytes=local,
         encoded=between.encoded,
         decoded=between.decoded,
-        local_bytes=local,
         handled=between.handled + 2 * (k - 1),
         rank_bytes=between.rank_bytes + local / 2,
         raw_encoded=2 * volume.values * (k > 1),
@@ -139,11 +166,14 @@ def hierarchical(volume: Volume, cluster: Cluster) -> Cost:
 
 def allreduce(volume: Volume, cluster: Cluster) -> Cost:
     """DDP's, a ring of Gloo; its bytes are `pushed`, uncompressed."""
-    n = cluster.ranks
-    sent = 2 * (n - 1) / n * volume.pushed
-    many = cluster.machines > 1
+    n, many = cluster.ranks, cluster.machines > 1
+    hops = 2 * (n - 1)
+    between, after = _between_machines(hops, cluster)
+    sent = hops / n * volume.pushed
     return Cost(
-        ways=2 * (n - 1) * many,
+        ways=between,
+        way_bytes=(between + after) / n * volume.pushed,
+        way_local_bytes=(hops - between) / n * volume.pushed,
         link_bytes=sent * many,
         local_bytes=sent * (cluster.ranks_per_machine > 1),
         rank_bytes=sent,
@@ -155,7 +185,7 @@ def tree(volume: Volume, cluster: Cluster) -> Cost:
     machine over the local links first, then the machines over theirs."""
     between, inside = log2(cluster.machines), log2(cluster.ranks_per_machine)
     return Cost(
-        ways=between, link_bytes=between * volume.pushed, local_bytes=inside * volume.pushed
+        ways=between, way_bytes=between * volume.pushed, way_local_bytes=inside * volume.pushed
     )
 
 
@@ -165,7 +195,7 @@ def worker_aggregator(volume: Volume, cluster: Cluster) -> Cost:
     n = cluster.ranks
     return Cost(
         ways=1 + log2(n),
-        link_bytes=n * volume.pushed + log2(n) * volume.pulled,
+        way_bytes=n * volume.pushed + log2(n) * volume.pulled,
         decoded=(n - 1) * volume.values,
     )
 
@@ -175,7 +205,7 @@ def gradient_ring(volume: Volume, cluster: Cluster) -> Cost:
     n = cluster.ranks
     return Cost(
         ways=2 * (n - 1),
-        link_bytes=(n - 1) / n * (volume.pushed + volume.pulled),
+        way_bytes=(n - 1) / n * (volume.pushed + volume.pulled),
         decoded=(n - 1) / n * volume.values,
     )
 

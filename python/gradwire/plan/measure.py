@@ -2,7 +2,8 @@
 
 As many workers as the training has compute at once, each in a process with one thread, so that
 they share cores, caches and memory as in the training. All begin each step together. Messages go
-over loopback, which no bandwidth limits.
+over loopback, which no bandwidth limits, between two processes at least: beside a single worker,
+one that only exchanges messages.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ import gradwire
 from gradwire.machine import describe_build, describe_machine
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.costs import Volume, allreduce, sharded
-from gradwire.plan.profile import CodecSpeed, Layer, PlanError, Profile, Transport
+from gradwire.plan.profile import CodecSpeed, Layer, Profile, Transport
 from gradwire.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
     from gradwire.plan.recorder import Marks
 
@@ -49,7 +51,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "GLOO_SOCK
 
 @dataclass(frozen=True)
 class _Measured:
-    """By one worker."""
+    """By one process. steps, codecs: empty where it only exchanges messages."""
 
     steps: list[Marks]
     codecs: dict[str, CodecSpeed]
@@ -59,30 +61,30 @@ class _Measured:
 def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) -> Profile:
     """Takes `steps` steps of the settings' model with settings.workers processes.
 
-    Raises PlanError, TrainError (no data), GradwireError (an unknown codec).
+    Raises TrainError (no data), GradwireError (an unknown codec).
     """
     from gradwire.plan.recorder import profile_of
     from gradwire.train import data, models
 
-    if settings.workers < 2:
-        raise PlanError("--workers 1 exchanges nothing: a profile needs 2 workers or more")
+    processes = max(2, settings.workers)
     images = data.load(settings.data, settings.data_dir)  # here, so that an error is seen once
     for codec in codecs:
         gradwire.max_encoded_size(codec, 0)
     with tempfile.TemporaryDirectory() as folder, _environment():
         store = str(Path(folder) / "store")
-        with ProcessPoolExecutor(settings.workers, get_context("spawn")) as pool:
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
             waiting = [
-                pool.submit(_work, settings, rank, store, tuple(codecs), steps)
-                for rank in range(settings.workers)
+                pool.submit(_work, settings, rank, processes, store, tuple(codecs), steps)
+                for rank in range(processes)
             ]
-            workers = [work.result() for work in waiting]
+            measured = [work.result() for work in waiting]
+    workers = measured[: settings.workers]
     model = models.build(settings.model, *images.shape, seed=0, width=settings.width, dropout=0.0)
     profile = profile_of(settings.model, model, [worker.steps for worker in workers])
     return replace(
         profile,
         codecs={codec: _mean([worker.codecs[codec] for worker in workers]) for codec in codecs},
-        transport=_mean([worker.transport for worker in workers]),
+        transport=_mean([process.transport for process in measured]),
         how={
             "machine": describe_machine(),
             "build": describe_build(),
@@ -115,9 +117,14 @@ def _environment() -> Iterator[None]:
 
 
 def _work(
-    settings: TrainSettings, rank: int, store: str, codecs: tuple[str, ...], steps: int
+    settings: TrainSettings,
+    rank: int,
+    processes: int,
+    store: str,
+    codecs: tuple[str, ...],
+    steps: int,
 ) -> _Measured:
-    """A worker's process."""
+    """One of the processes; the first settings.workers of them compute."""
     import torch
     import torch.distributed as dist
 
@@ -126,16 +133,21 @@ def _work(
         "gloo",
         init_method=f"file://{store}",
         rank=rank,
-        world_size=settings.workers,
+        world_size=processes,
         timeout=_PATIENCE,
     )
-    marks, gradients = _compute(settings, rank, steps, dist.barrier)
-    speeds = {}
-    for codec in codecs:
-        dist.barrier()
-        speeds[codec] = measure_codec(codec, gradients)
-    values = sum(gradient.size for gradient in gradients[0].values())
-    meter = TransportMeter([1, values])
+    workers = dist.new_group(list(range(settings.workers)))
+    marks: list[Marks] = []
+    speeds: dict[str, CodecSpeed] = {}
+    values = torch.zeros(1, dtype=torch.int64)
+    if rank < settings.workers:
+        marks, gradients = _compute(settings, rank, steps, workers)
+        for codec in codecs:
+            dist.barrier(workers)
+            speeds[codec] = measure_codec(codec, gradients)
+        values[0] = sum(gradient.size for gradient in gradients[0].values())
+    dist.broadcast(values, 0)
+    meter = TransportMeter([1, int(values)])
     for _ in range(_TRANSPORT_ROUNDS):
         meter.measure()
     transport = meter.close()
@@ -144,10 +156,11 @@ def _work(
 
 
 def _compute(
-    settings: TrainSettings, rank: int, steps: int, barrier: Callable[[], object]
+    settings: TrainSettings, rank: int, steps: int, workers: dist.ProcessGroup
 ) -> tuple[list[Marks], list[Gradients]]:
     """Steps of DDP that exchange nothing; the last of them keep their gradients."""
     import torch
+    import torch.distributed as dist
 
     from gradwire.plan.recorder import StepRecorder, without_exchange
     from gradwire.train import data, models
@@ -163,12 +176,14 @@ def _compute(
         dropout=settings.dropout,
     )
     optimizer = local_optimizer(model, settings)
-    strategy = Strategy(model, optimizer, forward=without_exchange(model), clip=settings.clip)
+    strategy = Strategy(
+        model, optimizer, forward=without_exchange(model, workers), clip=settings.clip
+    )
     batches = images.batches(settings.batch, settings.workers, rank, settings.seed)
     gradients: list[Gradients] = []
     with StepRecorder(model) as recorder:
         for step in range(steps):
-            barrier()
+            dist.barrier(workers)
             recorder.begin_step()
             inputs, targets = (torch.from_numpy(array) for array in batches.at(step))
             strategy.take_step(inputs, targets).item()

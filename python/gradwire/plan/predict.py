@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gradwire._core import Layout
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.costs import EXCHANGES, OF_PAPERS, Cost, Volume, allreduce
-from gradwire.plan.profile import CodecSpeed, Layer, PlanError, Profile
+from gradwire.plan.profile import CodecSpeed, Layer, Profile
 
 DDP = "ddp"  # without gradwire
 
@@ -78,21 +78,17 @@ def cut_buckets(profile: Profile, bucket_bytes: int | None = None) -> list[Bucke
 def predict(
     profile: Profile, cluster: Cluster, codec: str, exchange: str, buckets: Sequence[Bucket]
 ) -> Prediction:
-    """The step of a codec of the profile in an exchange; DDP without gradwire has both names
-    `ddp`."""
+    """The step of a codec of the profile in an exchange: one of costs.EXCHANGES or OF_PAPERS,
+    `terngrad`, or `ddp`, which with the codec `ddp` is DDP without gradwire."""
     speed = CodecSpeed(0.0, 0.0, _RAW_BITS) if codec == DDP else profile.codec(codec)
     raw = profile.codecs.get("raw", CodecSpeed(0.0, 0.0, _RAW_BITS))
-    if exchange not in (DDP, "terngrad", *EXCHANGES, *OF_PAPERS):
-        known = ", ".join([DDP, *EXCHANGES, "terngrad"])
-        raise PlanError(f"no model of the exchange {exchange}; there are {known}")
     end = codec_seconds = wire_seconds = message_seconds = sent = 0.0
     for bucket in buckets:
         cost = _cost(bucket, codec, speed, cluster, exchange)
         coding = cost.encoded * speed.encode_seconds + cost.decoded * speed.decode_seconds
         coding += cost.raw_encoded * raw.encode_seconds + cost.raw_decoded * raw.decode_seconds
-        wire = cluster.link_seconds(cost.link_bytes) + cluster.local_seconds(cost.local_bytes)
         handling, stack = _transport(profile, cluster, cost, exchange)
-        wire = max(wire, stack) + cost.ways * cluster.latency
+        wire = _wire_seconds(cluster, cost, stack)
         codec_seconds += coding
         wire_seconds += wire
         message_seconds += handling
@@ -112,32 +108,42 @@ def predict(
     )
 
 
+def _wire_seconds(cluster: Cluster, cost: Cost, stack: float) -> float:
+    """The longest way, unless a link, a rank's local messages or the system (stack: its seconds)
+    are busy for longer."""
+    way = cluster.link_seconds(cost.way_bytes) + cluster.local_seconds(cost.way_local_bytes)
+    link = cluster.link_seconds(cost.link_bytes) + min(1.0, cost.ways) * cluster.latency
+    return max(
+        max(way, stack) + cost.ways * cluster.latency, link, cluster.local_seconds(cost.local_bytes)
+    )
+
+
 def _cost(bucket: Bucket, codec: str, speed: CodecSpeed, cluster: Cluster, exchange: str) -> Cost:
     pushed = pulled = _bytes(bucket.layers, speed.bits)
     if exchange == DDP:
         return allreduce(Volume(bucket.numel, pushed, pulled), cluster)
-    share = None
+    shares = None
     if exchange in _WITH_SHARDS:
         owners = cluster.machines if exchange == "hierarchical" else cluster.ranks
-        share = _largest_share(bucket, codec, speed.bits, owners)
+        shares = _shares(bucket, codec, speed.bits, owners)
     if exchange == "terngrad":
         # Sums of N trits are pulled in whole bits; before, the largest magnitudes are exchanged.
         pulled = _bytes(bucket.layers, (2 * cluster.ranks).bit_length())
-        cost = EXCHANGES["sharded"](Volume(bucket.numel, pushed, pulled, share), cluster)
+        cost = EXCHANGES["sharded"](Volume(bucket.numel, pushed, pulled, shares), cluster)
         further = cluster.ranks - 1
         return Cost(
-            **vars(cost) | {"ways": 3, "handled": cost.handled + 2 * further},
+            **vars(cost) | {"ways": cost.ways * 3 / 2, "handled": cost.handled + 2 * further},
         )
-    return (EXCHANGES | OF_PAPERS)[exchange](Volume(bucket.numel, pushed, pulled, share), cluster)
+    return (EXCHANGES | OF_PAPERS)[exchange](Volume(bucket.numel, pushed, pulled, shares), cluster)
 
 
-def _largest_share(bucket: Bucket, codec: str, bits: float, owners: int) -> float:
+def _shares(bucket: Bucket, codec: str, bits: float, owners: int) -> tuple[float, ...]:
     """Of the bucket's bytes, as the layout gives them to the owners."""
     tensors = [(layer.name, list(layer.dims)) for layer in bucket.layers]
     bits_of = [0.0] * owners
     for segment in Layout(tensors, owners, codec).segments:
         bits_of[segment["owner"]] += segment["numel"] * (_RAW_BITS if segment["reason"] else bits)
-    return max(bits_of) / sum(bits_of)
+    return tuple(bits / sum(bits_of) for bits in bits_of)
 
 
 def _bytes(layers: Sequence[Layer], bits: float) -> float:

@@ -57,8 +57,8 @@ class Transport:
 
     message_seconds: of a message of the DDP hook, at its sender and at its receiver. byte_seconds:
     of a byte that a rank sends and of one that it receives, together. allreduce_seconds: of DDP's
-    all-reduce of a single value among the profile's workers. allreduce_byte_seconds: of each
-    further byte that a rank sends.
+    all-reduce of a single value among the profile's workers, or 2 processes for a lone worker.
+    allreduce_byte_seconds: of each further byte that a rank sends.
     """
 
     message_seconds: float = 0.0
@@ -139,6 +139,11 @@ def _check(profile: Profile) -> None:
     """Raises ValueError."""
     if not profile.layers:
         raise ValueError("it has no layers")
+    if not (isinstance(profile.workers, int) and profile.workers >= 1):
+        raise ValueError(f"workers is {profile.workers!r}, not a number from 1")
+    for codec, speed in profile.codecs.items():
+        if speed.bits == 0:
+            raise ValueError(f"{codec}: bits is 0, and no codec takes none")
     seconds = {
         "forward_seconds": profile.forward_seconds,
         "rest_seconds": profile.rest_seconds,

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -83,12 +84,14 @@ class StepRecorder:
         self._marks.append((name, event))
 
 
-def without_exchange(model: nn.Module) -> DistributedDataParallel:
+def without_exchange(
+    model: nn.Module, group: dist.ProcessGroup | None = None
+) -> DistributedDataParallel:
     """DDP around the model, with a hook that hands back every bucket as it is: a step takes what
-    it would take on a network without limits. Needs a process group."""
+    it would take on a network without limits. Needs a process group; group: None: the default."""
     # DDP refuses annotations that are strings.
     return_bucket = lambda _, bucket: _done(bucket.buffer())  # noqa: E731
-    ddp = DistributedDataParallel(model)
+    ddp = DistributedDataParallel(model, process_group=group)
     ddp.register_comm_hook(None, return_bucket)
     return ddp
 

@@ -135,9 +135,14 @@ def check_ranks(
         default=0,
     )
     values = sum(bucket.numel for bucket in buckets)
+    advice = (
+        "not even 2 ranks fit; take fewer --values"
+        if fitting < 2
+        else f"{fitting} ranks fit; take fewer ranks or --values"
+    )
     raise PlanError(
         f"{cluster.ranks} ranks of {values:,} values need about {needed / 1e9:.3g} GB of memory, "
-        f"and {memory / 1e9:.3g} GB are free: {fitting} ranks fit; take fewer ranks or --values"
+        f"and {memory / 1e9:.3g} GB are free: {advice}"
     )
 
 
