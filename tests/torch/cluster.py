@@ -129,6 +129,8 @@ def _serve(connection: Connection, fragile: bool) -> None:
                 world_size=world_size,
                 timeout=timedelta(seconds=60),
             )
+            # A rank that left the group before all are connected would fail the others.
+            dist.barrier()
             answer = job(*args)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
