@@ -159,6 +159,15 @@ def test_two_calls_share_the_work(tmp_path: Path) -> None:
         assert not others
 
 
+def test_a_run_that_did_not_end_is_no_number(tmp_path: Path) -> None:
+    result = RunResult.read(made(Run(MLP, 0))["results"][0])
+    settings = {MLP: MLP.settings(0, TINY)}
+    for failed, said in (("", "diverged"), ("no budget", "stopped")):
+        ended = replace(result, final=None, failed=failed)
+        assert Found({MLP: {0: ended}}, settings).text(MLP) == said
+        assert Found({MLP: {0: ended, 1: result}}, settings).text(MLP) == f"1 of 2 {said}"
+
+
 def test_a_timed_run_is_alone(tmp_path: Path) -> None:
     order: list[str] = []
     store = Store(tmp_path, TINY)

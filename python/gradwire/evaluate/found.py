@@ -40,13 +40,14 @@ class Found:
         return fmean(finals) if finals else None
 
     def text(self, arm: Arm) -> str:
-        """The metric at the end, and in brackets the lowest and the highest run."""
+        """The metric at the end, and in brackets the lowest and the highest run. *stopped*: a run
+        could not go on, such as one of `auto` whose budget can't be kept."""
         runs, finals = self.runs(arm), self.series(arm, "").finals
         if not runs:
             return MISSING
         if len(finals) < len(runs):
-            ended = f"{len(runs) - len(finals)} of {len(runs)} diverged"
-            return ended if len(runs) > 1 else "diverged"
+            why = "stopped" if any(run.failed for run in runs) else "diverged"
+            return f"{len(runs) - len(finals)} of {len(runs)} {why}" if len(runs) > 1 else why
         text = self.metric(arm).text
         spread = f" ({text(min(finals))} to {text(max(finals))})" if len(finals) > 1 else ""
         return text(fmean(finals)) + spread

@@ -82,5 +82,6 @@ def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
         f"Runs made: {len(seen)}, on {'; '.join(cpus)}; gradwire {', '.join(commits)}; PyTorch "
         f"{', '.join(torch)}. A cell of bits has two numbers, of pushes and of pulls. Several "
         "seeds: the mean, and in brackets the lowest and the highest; a difference compares equal "
-        "seeds."
+        "seeds. *stopped*: the run ended with an error, such as one of `auto` whose budget can't "
+        "be kept."
     )
