@@ -378,20 +378,20 @@ def test_a_run_goes_on_without_a_backup_worker_that_dies(
 
     monkeypatch.setattr(launcher._Worker, "next_event", kill_once)
     options = ["--data-dir", str(folder), "--workers", "3", "--bandwidth", "none", "--batch", "4"]
-    options += ["--steps", "40", "--eval-every", "20", "--codec", "raw", "--codec", "3lc:s=1.00"]
+    options += ["--steps", "200", "--eval-every", "100", "--codec", "raw", "--codec", "3lc:s=1.00"]
     options += ["--exchange", "server", "--backup-workers", "1"]
     result = run("train", *options, "--json", "-")
     first, second = result.json["results"]
     (why,) = first["lost_workers"]
     assert why.startswith("worker 1 was killed by signal 9 (SIGKILL) in the run of raw, after step")
     assert f"raw: {why}; the run went on without it." in " ".join(result.err.split())
-    assert [evaluation["step"] for evaluation in first["evaluations"]] == [20, 40]
+    assert [evaluation["step"] for evaluation in first["evaluations"]] == [100, 200]
     assert first["replicas_identical"]
     assert first["hook_of_rank"][1] is None
     assert first["hook_of_rank"][3]["lost_workers"] == [1]
     assert second["lost_workers"] == []
     assert None not in second["hook_of_rank"]
-    assert len(second["loss"]) == 40
+    assert len(second["loss"]) == 200
 
 
 def test_more_dead_workers_than_backups_end_the_run(
@@ -407,7 +407,7 @@ def test_more_dead_workers_than_backups_end_the_run(
 
     monkeypatch.setattr(launcher._Worker, "next_event", kill)
     options = ["--data-dir", str(folder), "--workers", "3", "--bandwidth", "none", "--batch", "4"]
-    options += ["--steps", "40", "--eval-every", "20", "--codec", "raw"]
+    options += ["--steps", "10000", "--eval-every", "10000", "--codec", "raw"]
     options += ["--exchange", "server", "--backup-workers", "1"]
     result = run("train", *options)
     assert result.code == 1
