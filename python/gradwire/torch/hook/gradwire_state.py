@@ -130,8 +130,7 @@ class GradwireState(SessionOwner):
         and the first error of the communication again if there was an error.
         """
         queued, cpu = time.perf_counter(), time.thread_time()
-        if self.error is not None:
-            raise self.error
+        self._check_session()
         values = bucket.buffer()
         if device_queue.is_capturing(values):
             raise RuntimeError(

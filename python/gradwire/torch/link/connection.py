@@ -73,14 +73,18 @@ class Connection:
         with self._finalizing:
             return self._finalizer is None or self._finalizer.detach() is not None
 
+    def check(self) -> None:
+        """Raises the error that ended the connection, if one did."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)  # it would grow with each raise
+
     @contextlib.contextmanager
     def guard(self, doing: str) -> Iterator[None]:
         """An exception inside ends the connection; a LostError becomes an error that names a rank.
 
         Raises the connection's error, also if the connection ended earlier.
         """
-        if self.error is not None:
-            raise self.error.with_traceback(None)
+        self.check()
         try:
             yield
         except Exception as raised:

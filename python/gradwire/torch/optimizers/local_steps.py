@@ -215,7 +215,7 @@ class LocalSteps(ReplicaOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
-        self._check_step()
+        self._check_session()
         if self._momentum is not None:
             check_taken(self.param_groups)
         scale, not_finite = self._scaler_says()

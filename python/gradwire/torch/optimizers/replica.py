@@ -137,11 +137,6 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         scale, found = (vars(self).get(name) for name in ("grad_scale", "found_inf"))
         return None if scale is None else float(scale), found is not None and bool(found)
 
-    def _check_step(self) -> None:
-        """Raises the session's error."""
-        if self.error is not None:
-            raise self.error
-
     def _check_state(self, state: checkpoint.StateDict) -> None:
         """Raises ValueError for a state of another rank, world size or codec."""
         session = self._session

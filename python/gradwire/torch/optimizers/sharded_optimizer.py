@@ -105,7 +105,7 @@ class ShardedOptimizer(ReplicaOptimizer):
                 "ShardedOptimizer takes no GradScaler, which would skip steps on single ranks: "
                 "train in float32 or bfloat16"
             )
-        self._check_step()
+        self._check_session()
         loss = self._evaluate(closure)
         self._hand_over_options()
         for place in zip(self._names, self._parameters, self._parts, strict=True):

@@ -57,6 +57,10 @@ class Session:
         """The error that ended the session; after it no step can be taken."""
         return self._connection.error
 
+    def check(self) -> None:
+        """Raises the session's error if it has ended: its thread would never come to new work."""
+        self._connection.check()
+
     def stats(self) -> Stats:
         return summarize(
             self.runner.totals,
@@ -97,14 +101,14 @@ class Session:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[queue.device] if queue and queue.device.type == "cuda" else None
         )
-        self._check()
+        self.check()
         self._thread.submit(lambda: self._run(*self._work_of(job), future, job.ready))
         return future
 
     def start(self, work: Callable[[Wire], torch.Tensor], doing: str) -> Future[torch.Tensor]:
         """Runs `work` after all earlier jobs. Its error ends the session; `doing` describes it.
         Raises the session's error if it has ended."""
-        self._check()
+        self.check()
         future: Future[torch.Tensor] = Future()
         self._thread.submit(lambda: self._run(work, doing, future))
         return future
@@ -148,10 +152,6 @@ class Session:
             self._connection.error = closed
         self._connection.warn_of_threads(stopped)
         return stopped
-
-    def _check(self) -> None:
-        if self.error is not None:  # the thread may be gone, and would never come to the work
-            raise self.error.with_traceback(None)
 
     def _work_of(self, job: BucketJob) -> tuple[Callable[[Wire], torch.Tensor], str]:
         def work(wire: Wire) -> torch.Tensor:
@@ -209,6 +209,11 @@ class SessionOwner:
     def error(self) -> Exception | None:
         """The error that ended the communication; after it no step can be taken."""
         return None if self._session is None else self._session.error
+
+    def _check_session(self) -> None:
+        """Raises the error that ended the communication."""
+        if self._session is not None:
+            self._session.check()
 
     def last_step(self) -> dict[str, Any]:
         """This rank's last complete step: bytes, bits a value (None: no value) and timings."""
