@@ -138,6 +138,15 @@ def test_a_file_that_cannot_be_used_is_named_and_kept(
     assert not path.exists()
 
 
+def test_a_setting_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> None:
+    run = Run(MLP, 0)
+    store = stored(tmp_path, run)
+    document = json.loads(store.path(run).read_text())
+    del document["settings"]["barrier"]
+    store.path(run).write_text(json.dumps(document))
+    assert store.read(run) is not None
+
+
 def test_two_calls_share_the_work(tmp_path: Path) -> None:
     arms = [MLP, arm("mlp", "bf16")]
     stores = [Store(tmp_path, TINY) for _ in range(2)]

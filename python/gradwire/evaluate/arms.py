@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gradwire.train import settings
 from gradwire.train.recipes import IMAGES, MODELS
+from gradwire.train.results import file_name
 from gradwire.train.settings import GRADIENTS, ONE_PROCESS, TrainSettings
 
 HOOK = f"{ONE_PROCESS}:pulls={GRADIENTS}"  # the average gradient is pulled, as with DDP's hook
@@ -95,8 +95,7 @@ class Arm:
         """The place of a run's result."""
         words = [self.codec, *(f"{name}={value}" for name, value in self.changes)]
         words += ["observed", *self.observed] if self.observed else []
-        name = re.sub(r"[^A-Za-z0-9.,=-]+", "_", ",".join(words))
-        return Path(self.task) / f"{name}-{seed}.json"
+        return Path(self.task) / file_name(",".join(words), seed)
 
 
 def arm(

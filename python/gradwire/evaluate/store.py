@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import gradwire
 from gradwire.evaluate.arms import Arm, Setup
 from gradwire.train.report import RunResult
+from gradwire.train.results import settings_of, write_whole
 from gradwire.train.settings import TrainSettings
 
 _KIND = "gradwire-evaluate"
@@ -72,12 +72,12 @@ class Store:
     def _compare(self, run: Run, document: dict[str, Any]) -> list[str]:
         """How the settings and links of a file differ from those of the run."""
         wanted = json.loads(json.dumps(self.settings(run).to_json())) | {"kind": _KIND}
-        found = document["settings"] | {"kind": document["kind"]}
+        found = settings_of(document) | {"kind": document["kind"]}
         free = _FREE - ({"threads"} if run.arm.timed else set())
         different = [
             f"{key} {found.get(key)!r} instead of {value!r}"
             for key, value in wanted.items()
-            if key not in free and found.get(key) != value
+            if key not in free and found[key] != value
         ]
         if run.arm.timed and not document["links"]["shaped"]:
             different.append(f"links that were not shaped ({document['links']['note']})")
@@ -94,13 +94,10 @@ class Store:
 
     def write(self, run: Run, document: dict[str, Any]) -> None:
         """document: the report of `gradwire train` with this run alone. The whole file or none."""
-        path = self.path(run)
         (result,) = document["results"]
         kept = {key: value for key, value in document.items() if key != "results"}
         text = json.dumps(kept | {"kind": _KIND, "result": shorten(result)}, allow_nan=False)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        part.write_text(text + "\n", encoding="utf-8")
-        part.replace(path)
+        write_whole(self.path(run), text)
 
     @contextmanager
     def claim(self, run: Run) -> Iterator[bool]:

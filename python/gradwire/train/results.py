@@ -53,14 +53,23 @@ class Results:
         if self._folder is None:
             return
         text = json.dumps(report.to_json(machine), indent=1, allow_nan=False)
-        path = self._path(Run(report.results[0].codec, report.results[0].seed))
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        part.write_text(text + "\n", encoding="utf-8")
-        part.replace(path)
+        write_whole(self._path(Run(report.results[0].codec, report.results[0].seed)), text)
 
     def _path(self, run: Run) -> Path:
         assert self._folder is not None
-        return self._folder / f"{re.sub(r'[^A-Za-z0-9.,=-]+', '_', run.codec)}-{run.seed}.json"
+        return self._folder / file_name(run.codec, run.seed)
+
+
+def file_name(text: str, seed: int) -> str:
+    """The name of a run's file. text: what distinguishes it from the others of its folder."""
+    return f"{re.sub(r'[^A-Za-z0-9.,=-]+', '_', text)}-{seed}.json"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes the whole file or nothing."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 @dataclass(frozen=True)
@@ -117,10 +126,10 @@ def read_tasks(folders: Sequence[Path]) -> list[Task]:
                 f"the runs of {model} on {data} can't be compared, because their data differ: "
                 f"{'; '.join(sorted(texts))}"
             )
-        varied = _varied([_settings(document) for document in own])
+        varied = _varied([settings_of(document) for document in own])
         runs: dict[str, dict[int, RunResult]] = {}
         for document in own:
-            differing = [f"{key} {_settings(document)[key]}" for key in varied]
+            differing = [f"{key} {settings_of(document)[key]}" for key in varied]
             for result in map(RunResult.read, document["results"]):
                 label = ", ".join([result.codec, *differing])
                 runs.setdefault(label, {})[result.seed] = result
@@ -139,7 +148,7 @@ def _varied(found: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _settings(document: dict[str, Any]) -> dict[str, Any]:
+def settings_of(document: dict[str, Any]) -> dict[str, Any]:
     """Those of a file; settings that are newer than the file have their defaults."""
     known: dict[str, Any] = json.loads(json.dumps(TrainSettings().to_json()))
     return {key: document["settings"].get(key, default) for key, default in known.items()}
@@ -157,7 +166,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_same(path: Path, document: dict[str, Any], wanted: Report) -> None:
-    found, asked = _settings(document), json.loads(json.dumps(wanted.settings.to_json()))
+    found, asked = settings_of(document), json.loads(json.dumps(wanted.settings.to_json()))
     different = [k for k in asked if k not in _FREE and found[k] != asked[k]]
     different += [k for k in ("codecs", "seed") if found[k] != asked[k]]
     named = [f"{k} {found[k]} instead of {asked[k]}" for k in different]
