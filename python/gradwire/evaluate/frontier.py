@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _S1 = "3lc:s=1.00,coder=rice"
 _GROUPS = "3lc:s=1.00,bucket=500,coder=rice"
+_AUTO = "auto:bits=0.5"
 _SEEDS = 3
 
 _ALL = (
@@ -23,13 +24,12 @@ _ALL = (
     "terngrad",
     "stoch3",
     "onebit",
-    "auto:bits=0.5",
     "topk:ratio=0.01,values=bf16,index=rice",
     "stc:density=0.01",
 )
 # Without error feedback. Used for gradients where these can be pulled; LocalSteps (gpt, lstm) pulls
 # changes.
-_FOR_GRADIENTS = ("terngrad", "stoch3", "inceptionn:bound=10")
+_FOR_GRADIENTS = ("qsgd:bits=4", "terngrad", "stoch3", "inceptionn:bound=10")
 
 _UPDATES: dict[str, Any] = {"compress": "updates"}  # of the workers' optimizers: LocalSteps
 _TITLES = {
@@ -51,10 +51,11 @@ _ABOUT = {
 }
 
 
-def _images(task: str, *more: tuple[str, Arm]) -> dict[str, Arm]:
+def _images(task: str, *more: tuple[str, Arm], auto: str = _AUTO) -> dict[str, Arm]:
     arms = {"uncompressed": arm(task, "raw", seeds=_SEEDS)}
     arms[_S1] = arm(task, _S1, seeds=_SEEDS)
     arms |= dict(more)
+    arms[auto] = arm(task, auto)
     for codec in (*_ALL, "inceptionn:bound=10"):
         changes: dict[str, Any] = {"exchange": HOOK} if codec in _FOR_GRADIENTS else {}
         arms[codec + (" (the hook)" if changes else "")] = arm(task, codec, **changes)
@@ -67,12 +68,14 @@ _ARMS: dict[str, dict[str, Arm]] = {
         _S1: arm("gpt", _S1, seeds=_SEEDS),
         f"every=2, {_S1}": arm("gpt", _S1, seeds=_SEEDS, every=2),
         _GROUPS: arm("gpt", _GROUPS),
+        _AUTO: arm("gpt", _AUTO),
         **{codec: arm("gpt", codec) for codec in _ALL},
     },
     "resnet8": _images(
         "resnet8",
         ("3lc:s=1.75,coder=rice", arm("resnet8", "3lc:s=1.75,coder=rice", seeds=_SEEDS)),
         (f"every=4, {_S1}", arm("resnet8", _S1, seeds=_SEEDS, every=4, **_UPDATES)),
+        auto="auto:bits=0.7",  # 3lc:s=1 sends more than half a bit of its pulls
     ),
     "lenet": _images(
         "lenet",
@@ -85,6 +88,7 @@ _ARMS: dict[str, dict[str, Arm]] = {
         "uncompressed": arm("lstm", "raw", seeds=_SEEDS),
         _S1: arm("lstm", _S1, seeds=_SEEDS, **_UPDATES),
         _GROUPS: arm("lstm", _GROUPS, **_UPDATES),
+        _AUTO: arm("lstm", _AUTO, **_UPDATES),
         **{codec: arm("lstm", codec, **_UPDATES) for codec in _ALL},
     },
 }
