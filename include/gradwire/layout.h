@@ -13,7 +13,7 @@
 
 namespace gradwire {
 
-// A tensor of a bucket; tensors lie one after the other.
+// A tensor of a bucket; tensors lie one after the other, unless LayoutOptions::cut says otherwise.
 struct GRADWIRE_EXPORT TensorInfo {
   std::string name;
   std::vector<uint64_t> dims;
@@ -26,6 +26,16 @@ struct LayoutRule {
   std::string pattern;
   std::string codec;
   std::optional<Direction> direction = {};  // nothing: both
+};
+
+// How a bucket is shared among ranks that each own a part of it.
+enum class Cut : uint8_t {
+  // Shards of about equal size, whose ends lie anywhere in a tensor.
+  kEvenly,
+  // Every tensor is cut along its first dimension into equal pieces, as FSDP2 shards it: of d rows,
+  // rank r owns those from r * ceil(d / N) on. The bucket holds one shard after the other, and in a
+  // shard one piece after the other, each padded to ceil(d / N) rows. No segment has the padding.
+  kRows,
 };
 
 // The codec that was chosen for a tensor whose codec is a goal such as "auto:bits=0.5".
@@ -48,6 +58,7 @@ struct LayoutOptions {
   // balanced by size. The ranks before them are workers. 0: every rank owns a piece, and all pieces
   // are about equally large.
   uint32_t servers = 0;
+  Cut cut = Cut::kEvenly;  // kRows: without servers and owner; every tensor has a dimension
   // If set, this rank owns everything. With `servers` it is one of them, and the exchange leaves
   // the others out: so a part of a model has an exchange of its own.
   std::optional<uint32_t> owner = {};
@@ -92,11 +103,13 @@ class GRADWIRE_EXPORT Layout {
   [[nodiscard]] uint32_t servers() const noexcept { return servers_; }
   // LayoutOptions::owner: the rank or server that owns everything; nothing: each has a share.
   [[nodiscard]] std::optional<uint32_t> owner() const noexcept { return owner_; }
+  [[nodiscard]] Cut cut() const noexcept { return cut_; }
   // The number of shards. A shard holds the segments of one owner, so that the owner is its number;
   // without owners, all segments are in the last of world_size() + 1 shards.
   [[nodiscard]] uint32_t shards() const noexcept { return shards_; }
   // The number of ranks whose values are averaged.
   [[nodiscard]] uint32_t workers() const noexcept { return world_size_ - servers_; }
+  // Values of the bucket, with padding.
   [[nodiscard]] uint64_t numel() const noexcept { return numel_; }
   [[nodiscard]] const std::string& raw_codec() const noexcept { return raw_codec_; }
 
@@ -116,6 +129,7 @@ class GRADWIRE_EXPORT Layout {
   uint32_t world_size_ = 0;
   uint32_t servers_ = 0;
   std::optional<uint32_t> owner_;
+  Cut cut_ = Cut::kEvenly;
   uint32_t shards_ = 0;
   uint64_t numel_ = 0;
   std::string raw_codec_;

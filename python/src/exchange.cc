@@ -39,6 +39,28 @@ int clear_exchange(PyObject* self) {
   return 0;
 }
 
+ShardCodecFactory shard_codecs_of(const std::optional<ShardCodecs>& shard_codecs, int threads,
+                                  const std::string& target) {
+  return shard_codecs ? shard_codecs->make
+                      : host_shard_codecs(value_or_raise(Execution::create(target, threads)));
+}
+
+PyExchange::Place place_of(const std::optional<ShardCodecs>& shard_codecs) {
+  return shard_codecs ? PyExchange::Place::kDevice : PyExchange::Place::kHost;
+}
+
+// Makes an exchange that is only a leg of the sharded one.
+template <Result<std::unique_ptr<Exchange>> (*kMake)(ExchangeSetup)>
+PyExchange* make_leg(const PyLayout& layout, uint32_t rank, int threads, const std::string& target,
+                     uint64_t seed, const std::optional<ShardCodecs>& shard_codecs) {
+  ExchangeSetup setup = {.layout = layout.layout,
+                         .rank = rank,
+                         .codecs = shard_codecs_of(shard_codecs, threads, target),
+                         .options = {}};
+  setup.options.seed = seed;
+  return new PyExchange(value_or_raise(kMake(std::move(setup))), nullptr, place_of(shard_codecs));
+}
+
 using UpdateFunction = nb::typed<nb::callable, nb::object()>;
 
 void make_exchange_in(PyExchange* self, const PyLayout& layout, uint32_t rank,
@@ -46,10 +68,10 @@ void make_exchange_in(PyExchange* self, const PyLayout& layout, uint32_t rank,
                       std::optional<std::vector<uint32_t>> machine_of_rank, int threads,
                       const std::string& target, uint64_t seed,
                       const std::optional<ShardCodecs>& shard_codecs) {
-  ExchangeSetup setup = {.layout = layout.layout, .rank = rank, .codecs = {}, .options = {}};
-  setup.codecs = shard_codecs
-                     ? shard_codecs->make
-                     : host_shard_codecs(value_or_raise(Execution::create(target, threads)));
+  ExchangeSetup setup = {.layout = layout.layout,
+                         .rank = rank,
+                         .codecs = shard_codecs_of(shard_codecs, threads, target),
+                         .options = {}};
   setup.options.seed = seed;
   if (machine_of_rank) setup.options.machine_of_rank = std::move(*machine_of_rank);
   std::shared_ptr<Callback> callback;
@@ -58,7 +80,7 @@ void make_exchange_in(PyExchange* self, const PyLayout& layout, uint32_t rank,
     setup.options.update = [callback](std::span<float>) { return (*callback)(); };
   }
   new (self) PyExchange(value_or_raise(make_exchange(kind, std::move(setup))), callback,
-                        shard_codecs ? PyExchange::Place::kDevice : PyExchange::Place::kHost);
+                        place_of(shard_codecs));
 }
 
 DictList list_exchanges() {
@@ -189,6 +211,18 @@ void bind_exchange(nb::module_& module) {
            nb::arg("kind") = "sharded", nb::kw_only(), nb::arg("update") = nb::none(),
            nb::arg("machine_of_rank") = nb::none(), nb::arg("threads") = 1,
            nb::arg("target") = "auto", nb::arg("seed") = 0, nb::arg("shard_codecs") = nb::none())
+      .def_static("reduce_scatter", &make_leg<make_reduce_scatter_exchange>, nb::arg("layout"),
+                  nb::arg("rank"), nb::kw_only(), nb::arg("threads") = 1,
+                  nb::arg("target") = "auto", nb::arg("seed") = 0,
+                  nb::arg("shard_codecs") = nb::none(),
+                  "The push of the sharded exchange alone: the segments that this rank owns end "
+                  "with their averages, the others with unspecified values.")
+      .def_static("allgather", &make_leg<make_allgather_exchange>, nb::arg("layout"),
+                  nb::arg("rank"), nb::kw_only(), nb::arg("threads") = 1,
+                  nb::arg("target") = "auto", nb::arg("seed") = 0,
+                  nb::arg("shard_codecs") = nb::none(),
+                  "Its pull alone: all ranks, the owner included, end with the values that are "
+                  "decoded from the owner's packet.")
       .def("describe", [](PyExchange& self) { return self.exchange().describe(); })
       .def("start", &PyExchange::start, nb::arg("bucket"), nb::arg("step"),
            "Begins a step: encodes the pushes. bucket: float32 [layout.numel], which changes until "

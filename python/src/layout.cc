@@ -36,7 +36,8 @@ void make_layout_in(PyLayout* self, const Tensors& tensors, uint32_t world_size,
                     std::optional<std::string> pull_codec,
                     const std::vector<std::vector<std::string>>& rules,
                     std::vector<std::string> exclude, uint64_t min_numel, std::string raw_codec,
-                    uint32_t servers, std::optional<uint32_t> owner, std::optional<Chosen> chosen) {
+                    uint32_t servers, std::optional<uint32_t> owner, std::optional<Chosen> chosen,
+                    bool rows) {
   std::vector<TensorInfo> infos;
   for (const auto& [name, dims] : tensors) infos.push_back({.name = name, .dims = dims});
   LayoutOptions options = {.codec = std::move(codec),
@@ -45,6 +46,7 @@ void make_layout_in(PyLayout* self, const Tensors& tensors, uint32_t world_size,
                            .min_numel = min_numel,
                            .raw_codec = std::move(raw_codec),
                            .servers = servers,
+                           .cut = rows ? Cut::kRows : Cut::kEvenly,
                            .owner = owner};
   for (const std::vector<std::string>& rule : rules) {
     if (rule.size() < 2 || rule.size() > 3) {
@@ -91,12 +93,14 @@ void bind_layout(nb::module_& module) {
       "tensors: (name, dims) in the order in which they lie in the bucket. raw_codec: the codec of "
       "raw tensors, 'bf16' or 'fp16' if the values are of these types. owner: if given, the one of "
       "the `servers` that owns everything. chosen: if given, codecs may be goals "
-      "('auto:bits=0.5'); (direction, tensor, codec) says what was chosen so far.")
+      "('auto:bits=0.5'); (direction, tensor, codec) says what was chosen so far. rows: every "
+      "tensor is cut into rows as FSDP2 shards it, and the "
+      "bucket holds the padded shards one after the other.")
       .def("__init__", &make_layout_in, nb::arg("tensors"), nb::arg("world_size"), nb::arg("codec"),
            nb::kw_only(), nb::arg("pull_codec") = nb::none(), nb::arg("rules") = nb::tuple(),
            nb::arg("exclude") = nb::tuple(), nb::arg("min_numel") = 256,
            nb::arg("raw_codec") = "raw", nb::arg("servers") = 0, nb::arg("owner") = nb::none(),
-           nb::arg("chosen") = nb::none())
+           nb::arg("chosen") = nb::none(), nb::arg("rows") = false)
       .def_prop_ro("segments", &list_segments)
       .def_prop_ro(
           "unmatched", [](const PyLayout& self) { return self.layout->unmatched(); },

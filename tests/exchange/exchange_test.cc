@@ -635,6 +635,57 @@ TEST(ReduceScatter, EveryOwnerEndsWithItsBlock) {
   }
 }
 
+TEST(ReduceScatter, RowsWithPadding) {
+  const MakeExchange make = [](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
+    return make_reduce_scatter_exchange(layout, rank, Execution::create().value()).value();
+  };
+  const LayoutOptions options = {.codec = "3lc", .min_numel = 1, .cut = Cut::kRows};
+  for (uint32_t world : {1u, 2u, 3u, 7u}) {
+    Cluster cluster(make, world, options, {{"a", {5, 300}}, {"b", {11}}, {"c", {64, 8}}});
+    std::vector<double> given(cluster.numel());
+    std::vector<double> received(cluster.numel());
+    for (uint64_t step = 0; step < 30; ++step) {
+      Buckets buckets = random_buckets(world, cluster.numel(), step);
+      for (const auto& bucket : buckets) {
+        for (size_t i = 0; i < bucket.size(); ++i) given[i] += double{bucket[i]} / world;
+      }
+      ASSERT_TRUE(cluster.step(buckets, step).ok());
+      for (const Segment& segment : cluster.layout().segments()) {
+        const std::vector<float>& bucket = buckets[segment.owner];
+        for (uint64_t k = 0; k < segment.n; ++k) {
+          received[segment.bucket_offset + k] += double{bucket[segment.bucket_offset + k]};
+        }
+      }
+    }
+    // What was not received is owed, by the rank that has a residual of it.
+    std::vector<double> owed(cluster.numel());
+    for (uint32_t r = 0; r < world; ++r) {
+      for (const ResidualPiece& piece : cluster.rank(r).export_residuals()) {
+        for (const Segment& segment : cluster.layout().segments()) {
+          if (cluster.layout().tensors()[segment.tensor].name != piece.tensor) continue;
+          if (segment.tensor_offset != piece.offset || piece.direction != Direction::kPush)
+            continue;
+          for (uint64_t k = 0; k < segment.n; ++k) {
+            owed[segment.bucket_offset + k] += double{piece.values[k]} / world;
+          }
+        }
+      }
+    }
+    for (const Segment& segment : cluster.layout().segments()) {
+      for (uint64_t k = 0; k < segment.n; ++k) {
+        const uint64_t i = segment.bucket_offset + k;
+        ASSERT_NEAR(received[i] + owed[i], given[i], 1e-4);
+      }
+    }
+  }
+  const auto layout =
+      std::make_shared<const Layout>(Layout::create({{"a", {5, 300}}}, 2, options).value());
+  for (const char* other : {"broadcast", "hierarchical:ranks=2"}) {
+    EXPECT_EQ(make_exchange(other, layout, 0, Execution::create().value()).status().code(),
+              StatusCode::kInvalidArgument);
+  }
+}
+
 TEST(Allgather, EveryoneEndsWithTheBitsThatWereSent) {
   const MakeExchange make = [](const std::shared_ptr<const Layout>& layout, uint32_t rank) {
     return make_allgather_exchange(layout, rank, Execution::create().value()).value();

@@ -47,6 +47,49 @@ TEST(Layout, SharesAreBalancedAndSmallTensorsWhole) {
   }
 }
 
+TEST(Layout, RowsAreCutAsFsdpShardsThem) {
+  for (uint32_t world : {1u, 2u, 3u, 4u, 7u, 1000u}) {
+    const Layout layout = make(world, {.cut = Cut::kRows});
+    uint64_t shard = 0;  // values of a shard, with padding
+    for (const TensorInfo& tensor : kTensors) {
+      const uint64_t rows = (tensor.dims[0] + world - 1) / world;
+      shard += tensor.dims[0] == 0 ? 0 : rows * (tensor.numel() / tensor.dims[0]);
+    }
+    EXPECT_EQ(layout.numel(), world * shard);
+    std::vector<uint64_t> covered(kTensors.size());
+    for (const Segment& segment : layout.segments()) {
+      const TensorInfo& tensor = kTensors[segment.tensor];
+      const uint64_t row = tensor.numel() / tensor.dims[0];
+      EXPECT_EQ(segment.bucket_offset / shard, segment.owner);
+      EXPECT_EQ(segment.tensor_offset,
+                segment.owner * ((tensor.dims[0] + world - 1) / world) * row);
+      covered[segment.tensor] += segment.n;
+    }
+    for (size_t t = 0; t < kTensors.size(); ++t) EXPECT_EQ(covered[t], kTensors[t].numel());
+  }
+  // The padding of 5 rows on 2 ranks is at the end of the piece of rank 1.
+  const Layout layout = Layout::create({{"a", {5, 2}}, {"b", {2}}}, 2, {.cut = Cut::kRows}).value();
+  ASSERT_EQ(layout.segments().size(), 4u);
+  const uint64_t places[][3] = {{0, 6, 0}, {6, 1, 0}, {7, 4, 1}, {13, 1, 1}};
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(layout.segments()[i].bucket_offset, places[i][0]);
+    EXPECT_EQ(layout.segments()[i].n, places[i][1]);
+    EXPECT_EQ(layout.segments()[i].owner, places[i][2]);
+  }
+  EXPECT_NE(make(2).describe(), make(2, {.cut = Cut::kRows}).describe());
+}
+
+TEST(Layout, RowsNeedADimensionAndNoServers) {
+  const auto code = [](const std::vector<TensorInfo>& tensors, const LayoutOptions& options) {
+    return Layout::create(tensors, 4, options).status().code();
+  };
+  EXPECT_EQ(code({{"scalar", {}}}, {.cut = Cut::kRows}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(kTensors, {.servers = 1, .cut = Cut::kRows}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(kTensors, {.cut = Cut::kRows, .owner = 1}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({{"huge", {uint64_t{1} << 63, 2}}}, {.cut = Cut::kRows}),
+            StatusCode::kLimitExceeded);
+}
+
 TEST(Layout, WithoutOwnersTensorsAreWholeAndOneShard) {
   for (uint32_t world : {1u, 2u, 4u}) {
     const Layout owned = make(world);

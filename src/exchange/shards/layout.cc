@@ -118,15 +118,67 @@ uint64_t find_cut(const std::vector<TensorInfo>& tensors, uint64_t wanted) {
   return begin;
 }
 
-// Ends of the shards of all ranks, for shards of equal size.
-std::vector<uint64_t> cut_evenly(const std::vector<TensorInfo>& tensors, uint64_t numel,
-                                 uint32_t world_size) {
-  std::vector<uint64_t> cuts;
+// The place of a segment, and its owner.
+struct Piece {
+  uint32_t tensor;
+  uint64_t tensor_offset;
+  uint64_t bucket_offset;
+  uint64_t n;
+  uint32_t owner;
+};
+
+std::vector<Piece> cut_evenly(const std::vector<TensorInfo>& tensors, uint64_t numel,
+                              uint32_t world_size) {
+  std::vector<uint64_t> cuts;  // ends of the shards
   for (uint64_t rank = 1; rank <= world_size; ++rank) {
     const uint64_t wanted = numel / world_size * rank + numel % world_size * rank / world_size;
     cuts.push_back(rank == world_size ? numel : find_cut(tensors, wanted));
   }
-  return cuts;
+  std::vector<Piece> pieces;
+  uint64_t position = 0;
+  uint32_t owner = 0;
+  for (uint32_t t = 0; t < tensors.size(); ++t) {
+    const uint64_t begin = position;
+    const uint64_t end = begin + tensors[t].numel();
+    while (position < end) {
+      while (cuts[owner] <= position) ++owner;
+      const uint64_t stop = std::min(end, cuts[owner]);
+      pieces.push_back({t, position - begin, position, stop - position, owner});
+      position = stop;
+    }
+  }
+  return pieces;
+}
+
+std::vector<Piece> cut_rows(const std::vector<TensorInfo>& tensors, uint32_t world_size) {
+  std::vector<Piece> pieces;
+  uint64_t position = 0;
+  for (uint32_t rank = 0; rank < world_size; ++rank) {
+    for (uint32_t t = 0; t < tensors.size(); ++t) {
+      const uint64_t rows = tensors[t].dims[0];
+      if (tensors[t].numel() == 0) continue;
+      const uint64_t row = tensors[t].numel() / rows;
+      const uint64_t most = (rows + world_size - 1) / world_size;
+      const uint64_t first = std::min(rows, rank * most);
+      const uint64_t n = std::min(rows - first, most) * row;
+      if (n > 0) pieces.push_back({t, first * row, position, n, rank});
+      position += most * row;
+    }
+  }
+  return pieces;
+}
+
+// Every tensor is whole, and of its owner.
+std::vector<Piece> keep_whole(const std::vector<TensorInfo>& tensors,
+                              const std::vector<uint32_t>& owners) {
+  std::vector<Piece> pieces;
+  uint64_t position = 0;
+  for (uint32_t t = 0; t < tensors.size(); ++t) {
+    const uint64_t n = tensors[t].numel();
+    if (n > 0) pieces.push_back({t, 0, position, n, owners[t]});
+    position += n;
+  }
+  return pieces;
 }
 
 // The server of each tensor: in order of size, the largest first, each tensor goes to the server
@@ -144,6 +196,36 @@ std::vector<uint32_t> assign_whole(const std::vector<TensorInfo>& tensors, uint3
     owners[t] = first_server + static_cast<uint32_t>(least - shares.begin());
   }
   return owners;
+}
+
+std::vector<Piece> cut_bucket(const std::vector<TensorInfo>& tensors, uint64_t numel,
+                              uint32_t world_size, const LayoutOptions& options) {
+  if (options.owner) {
+    return keep_whole(tensors, std::vector<uint32_t>(tensors.size(), *options.owner));
+  }
+  if (options.servers > 0) {
+    const uint32_t workers = world_size - options.servers;
+    return keep_whole(tensors, assign_whole(tensors, workers, options.servers));
+  }
+  if (options.cut == Cut::kRows) return cut_rows(tensors, world_size);
+  return cut_evenly(tensors, numel, world_size);
+}
+
+// With the padding.
+Result<uint64_t> numel_in_bucket(const TensorInfo& tensor, uint32_t world_size, Cut cut) {
+  std::vector<uint64_t> dims = tensor.dims;
+  if (cut == Cut::kRows) {
+    if (dims.empty()) {
+      return Status(StatusCode::kInvalidArgument,
+                    "tensor '" + tensor.name + "' has no dimension, so it has no rows");
+    }
+    dims[0] = (dims[0] / world_size + (dims[0] % world_size != 0)) * world_size;
+  }
+  uint64_t numel = 1;
+  for (uint64_t dim : dims) {
+    if (__builtin_mul_overflow(numel, dim, &numel)) numel = kMaxNumel + 1;
+  }
+  return numel;
 }
 
 std::string dims_text(const TensorInfo& tensor) {
@@ -186,6 +268,10 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
                       std::to_string(world_size - options.servers) + " to " +
                       std::to_string(world_size - 1) + " are servers");
   }
+  if (options.cut != Cut::kEvenly && (options.servers > 0 || options.owner)) {
+    return Status(StatusCode::kInvalidArgument,
+                  "servers and an owner take whole tensors, which are not cut into rows");
+  }
   // An unused codec must be valid, too: otherwise a typo would be found only with other models.
   for (const std::string& codec : {options.codec, options.pull_codec, options.raw_codec}) {
     if (!codec.empty()) GW_RETURN_IF_ERROR(check_codec(codec, options));
@@ -199,43 +285,28 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
   layout.raw_codec_ = options.raw_codec;
   layout.servers_ = options.servers;
   layout.owner_ = options.owner;
+  layout.cut_ = options.cut;
   layout.shards_ = world_size;
   for (const TensorInfo& tensor : tensors) {
-    uint64_t numel = 1;
-    for (uint64_t dim : tensor.dims) {
-      if (__builtin_mul_overflow(numel, dim, &numel)) numel = kMaxNumel + 1;
-    }
+    GW_ASSIGN_OR_RETURN(const uint64_t numel, numel_in_bucket(tensor, world_size, options.cut));
     if (numel > kMaxNumel - layout.numel_) {
       return Status(StatusCode::kLimitExceeded,
                     "tensor '" + tensor.name + "' takes the bucket over the limit of 2^40 values");
     }
     layout.numel_ += numel;
   }
-  const bool whole = options.servers > 0 || options.owner;
-  const std::vector<uint64_t> cuts =
-      whole ? std::vector<uint64_t>() : cut_evenly(tensors, layout.numel_, world_size);
-  std::vector<uint32_t> owners;
-  if (options.servers > 0) owners = assign_whole(tensors, layout.workers(), options.servers);
-  if (options.owner) owners.assign(tensors.size(), *options.owner);
-
-  uint64_t position = 0;
-  uint32_t owner = 0;
-  for (uint32_t t = 0; t < tensors.size(); ++t) {
-    GW_ASSIGN_OR_RETURN(Segment segment, choose_codecs(tensors[t], options));
-    segment.tensor = t;
-    const uint64_t begin = position;
-    const uint64_t end = begin + tensors[t].numel();
-    while (position < end) {
-      if (whole) owner = owners[t];
-      while (!whole && cuts[owner] <= position) ++owner;
-      const uint64_t stop = whole ? end : std::min(end, cuts[owner]);
-      segment.tensor_offset = position - begin;
-      segment.bucket_offset = position;
-      segment.n = stop - position;
-      segment.owner = owner;
-      layout.segments_.push_back(segment);
-      position = stop;
-    }
+  std::vector<Segment> codecs;  // of each tensor
+  for (const TensorInfo& tensor : tensors) {
+    GW_ASSIGN_OR_RETURN(Segment chosen, choose_codecs(tensor, options));
+    codecs.push_back(std::move(chosen));
+  }
+  for (const Piece& piece : cut_bucket(tensors, layout.numel_, world_size, options)) {
+    Segment& segment = layout.segments_.emplace_back(codecs[piece.tensor]);
+    segment.tensor = piece.tensor;
+    segment.tensor_offset = piece.tensor_offset;
+    segment.bucket_offset = piece.bucket_offset;
+    segment.n = piece.n;
+    segment.owner = piece.owner;
   }
   layout.unmatched_ = unmatched_patterns(tensors, options);
   layout.tensors_ = std::move(tensors);
@@ -266,6 +337,7 @@ std::string Layout::describe() const {
                      std::to_string(numel_) + "\ntensors " + std::to_string(tensors_.size()) + "\n";
   // Stated even if no tensor is raw, so that ranks whose gradients differ in type find out.
   if (raw_codec_ != "raw") text += "raw is " + raw_codec_ + "\n";
+  if (cut_ == Cut::kRows) text += "cut into rows\n";
   if (servers_ > 0) text += "servers " + std::to_string(servers_) + "\n";
   for (const Segment& segment : segments_) {
     const TensorInfo& tensor = tensors_[segment.tensor];

@@ -106,6 +106,7 @@ Status check_codecs(const Layout& layout) {
 
 Result<std::unique_ptr<Exchange>> make(const ExchangeChoice&, ExchangeSetup& setup) {
   GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));
+  GW_RETURN_IF_ERROR(check_not_padded(*setup.layout));
   GW_RETURN_IF_ERROR(check_codecs(*setup.layout));
   setup.layout = std::make_shared<const Layout>(setup.layout->without_owners());
   GW_ASSIGN_OR_RETURN(Endpoint endpoint,

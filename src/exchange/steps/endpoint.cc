@@ -38,6 +38,13 @@ Status check_rank(const Layout& layout, uint32_t rank) {
           name_of(rank) + " is not below the world size " + std::to_string(layout.world_size())};
 }
 
+Status check_not_padded(const Layout& layout) {
+  if (layout.cut() == Cut::kEvenly) return {};
+  return {StatusCode::kInvalidArgument,
+          "tensors that are cut into rows are for exchanges in which each shard has one owner: "
+          "sharded, ring, reduce-scatter, allgather"};
+}
+
 void ReceivedPacket::keep() {
   if (kept || message.empty()) return;
   kept = std::make_shared<const std::vector<std::byte>>(message.begin(), message.end());

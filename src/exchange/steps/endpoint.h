@@ -25,6 +25,9 @@ namespace gradwire {
 // kInvalidArgument: rank is not below the layout's world size, or the layout leaves all to servers.
 Status check_rank(const Layout& layout, uint32_t rank);
 
+// kInvalidArgument: the layout's bucket has padding, and the exchange knows whole tensors.
+Status check_not_padded(const Layout& layout);
+
 // The description of an exchange. `name` includes everything else that must be equal on all ranks.
 [[nodiscard]] std::string describe_exchange(const ExchangeSetup& setup, const std::string& name);
 

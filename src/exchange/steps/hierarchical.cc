@@ -395,6 +395,7 @@ std::string describe(const ExchangeChoice& choice, const ExchangeSetup& setup,
 }
 
 Result<std::unique_ptr<Exchange>> make(const ExchangeChoice& choice, ExchangeSetup& setup) {
+  GW_RETURN_IF_ERROR(check_not_padded(*setup.layout));
   GW_ASSIGN_OR_RETURN(const std::vector<uint32_t> machine_of_rank, machines_of(choice, setup));
   Plan plan = {.layout = setup.layout,
                .machines = Machines::create(machine_of_rank, setup.rank),
