@@ -17,10 +17,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,9 +27,9 @@ from typing import Any
 
 from gradwire.machine import describe_build, describe_machine
 from gradwire.train import network
+from ranks import join, run_ranks
 
 RANKS = 2
-PORT = 29500
 LAYERS, WIDTH, BATCH = 8, 768, 128
 BUCKET_MB = 2.5
 WARM_UP, BLOCK = 4, 5
@@ -52,34 +50,30 @@ def main() -> None:
     if arguments.rank is not None:
         arguments.result.write_text(json.dumps(measure(arguments)))
         return
-    result = run_ranks(arguments)
+    result = run_all(arguments)
     print(json.dumps(result, indent=2))
     print(in_words(result))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def run_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Starts the ranks, waits for them, and adds the machine's description to rank 0's numbers."""
+def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Runs the ranks, and adds the machine's description to rank 0's numbers."""
     rate = RATES[arguments.bandwidth]
     reason = "not asked for" if rate is None else network.why_not_shaped()
     shaped = reason is None
     with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        ranks = [start_rank(arguments, rank, result, shaped) for rank in range(RANKS)]
-        try:
-            if shaped:
-                assert rate is not None
-                with network.shaped_network(rate) as attach:
-                    for rank, process in enumerate(ranks):
-                        attach(rank, process)
-                    finish(ranks)
-            else:
-                finish(ranks)
-            measured = json.loads(result.read_text())
-        finally:
-            for process in ranks:
-                process.kill()
+
+        def command(rank: int) -> list[str]:
+            own = ["--rank", str(rank), "--result", f"{folder}/{rank}.json"]
+            own += ["--codec", arguments.codec, "--blocks", str(arguments.blocks)]
+            own += ["--device", arguments.device]
+            if arguments.trace is not None and rank == 0:
+                own += ["--trace", str(arguments.trace)]
+            return own
+
+        run_ranks(command, RANKS, rate if shaped else None)
+        measured = json.loads(Path(folder, "0.json").read_text())
     return {
         "command": shlex.join(["python", *sys.argv]),
         "build": describe_build(),
@@ -90,36 +84,6 @@ def run_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
         "ranks": RANKS,
         **measured,
     }
-
-
-def start_rank(
-    arguments: argparse.Namespace, rank: int, result: Path, shaped: bool
-) -> subprocess.Popen[bytes]:
-    """Starts a rank, which waits for its standard input until its network is ready."""
-    own = result if rank == 0 else result.with_name(f"rank{rank}.json")
-    command = [sys.executable, __file__, "--rank", str(rank), "--result", str(own)]
-    command += ["--codec", arguments.codec, "--blocks", str(arguments.blocks)]
-    command += ["--device", arguments.device]
-    if arguments.trace is not None and rank == 0:
-        command += ["--trace", str(arguments.trace)]
-    environment = os.environ | {
-        "MASTER_ADDR": network.address(0) if shaped else "127.0.0.1",
-        "MASTER_PORT": str(PORT),
-        "GLOO_SOCKET_IFNAME": network.INTERFACE if shaped else "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = network.in_own_namespace(command) if shaped else command
-    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-
-
-def finish(ranks: list[subprocess.Popen[bytes]]) -> None:
-    for process in ranks:
-        assert process.stdin is not None
-        process.stdin.write(b"go\n")
-        process.stdin.close()
-    codes = [process.wait() for process in ranks]
-    if any(codes):
-        raise SystemExit(f"the ranks ended with {codes}")
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -184,8 +148,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             content = b"".join(v.tobytes() for v in values)
             return hashlib.sha256(content).hexdigest()
 
-    sys.stdin.readline()
-    dist.init_process_group("gloo", rank=arguments.rank, world_size=RANKS)
+    join(arguments.rank, RANKS)
     trainings = {overlap: Training(overlap) for overlap in Overlap}
     for training in trainings.values():
         training.run(WARM_UP)

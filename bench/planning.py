@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,12 +39,12 @@ from gradwire.plan.profile import CodecSpeed, Layer, Profile, Transport
 from gradwire.plan.simulate import simulate
 from gradwire.train import network
 from gradwire.train.settings import SHARDED, TrainSettings, from_options, parse_bandwidth
+from ranks import join, run_ranks
 
 ALONE = "alone"
 CODECS = ("raw", "bf16", "3lc:s=1,coder=rice")
 WAYS = (ALONE, DDP, *CODECS)
 BLOCK = 2
-PORT = 29510
 
 
 def main() -> None:
@@ -93,24 +92,13 @@ def check(model: str, workers: int, bandwidth: str, rounds: int) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         results = [Path(folder) / f"{rank}.pickle" for rank in range(workers)]
         arguments = ["--model", model, "--workers", str(workers), "--rounds", str(rounds)]
-        ranks = [
-            start_rank([folder, *arguments, "--rank", str(rank), "--result", str(result)])
-            for rank, result in enumerate(results)
-        ]
-        try:
-            rate = parse_bandwidth(bandwidth)
-            assert rate is not None
-            with network.shaped_network(rate) as attach:
-                for rank, process in enumerate(ranks):
-                    attach(rank, process)
-                for process in ranks:
-                    assert process.stdin is not None
-                    process.stdin.close()  # go
-                if any(process.wait() for process in ranks):
-                    raise SystemExit(f"{model}, {workers} workers, {bandwidth}: a rank failed")
-        finally:
-            for process in ranks:
-                process.kill()
+
+        def command(rank: int) -> list[str]:
+            return [folder, *arguments, "--rank", str(rank), "--result", str(results[rank])]
+
+        rate = parse_bandwidth(bandwidth)
+        assert rate is not None
+        run_ranks(command, workers, rate)
         measured = [pickle.loads(result.read_bytes()) for result in results]
     rows = compare(model, Cluster(workers, rate), measured)
     return {
@@ -125,29 +113,12 @@ def check(model: str, workers: int, bandwidth: str, rounds: int) -> dict[str, An
     }
 
 
-def start_rank(arguments: list[str]) -> subprocess.Popen[bytes]:
-    """Starts a rank, which waits for the end of its standard input until its network is ready."""
-    environment = os.environ | {
-        "MASTER_ADDR": network.address(0),
-        "MASTER_PORT": str(PORT),
-        "GLOO_SOCKET_IFNAME": network.INTERFACE,
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "passive",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    command = network.in_own_namespace([sys.executable, __file__, *arguments])
-    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-
-
 def run_rank(arguments: argparse.Namespace) -> None:
     """Measures, and pickles a dict: what `measure` returns."""
-    import torch
     import torch.distributed as dist
 
     settings, rank = settings_of(arguments.model[0], arguments.workers[0]), arguments.rank
-    torch.set_num_threads(1)
-    sys.stdin.read()
-    dist.init_process_group("gloo", rank=rank, world_size=settings.workers)
+    join(rank, settings.workers)
     arguments.result.write_bytes(pickle.dumps(measure(settings, rank, arguments.rounds)))
     dist.barrier()
     dist.destroy_process_group()
