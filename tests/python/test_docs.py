@@ -19,7 +19,8 @@ def test_the_program_in_c_is_the_example() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "example"), [("pytorch", "ddp"), ("training", "adamw"), ("qsvrg", "qsvrg")]
+    ("page", "example"),
+    [("pytorch", "ddp"), ("training", "adamw"), ("qsvrg", "qsvrg"), ("fsdp", "fsdp")],
 )
 def test_the_programs_in_pytorch_are_the_examples(page: str, example: str) -> None:
     """tests/torch runs the examples themselves."""

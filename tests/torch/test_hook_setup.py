@@ -84,10 +84,15 @@ def test_wrong_arguments_are_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    ("example", "codec"), [("ddp", "3lc:s=1.00,coder=rice"), ("adamw", "3lc:s=1.00,coder=rice")]
+    ("example", "codec", "ranks"),
+    [
+        ("ddp", "3lc:s=1.00,coder=rice", 2),
+        ("adamw", "3lc:s=1.00,coder=rice", 2),
+        ("fsdp", "int8", 4),
+    ],
 )
-def test_the_examples_run_under_torchrun(example: str, codec: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+def test_the_examples_run_under_torchrun(example: str, codec: str, ranks: int) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
     rendezvous = ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
     result = subprocess.run(
         [*command, *rendezvous, str(REPOSITORY / f"examples/{example}.py")],

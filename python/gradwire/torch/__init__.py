@@ -8,6 +8,8 @@ print(state.stats())
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import torch as _torch  # noqa: F401
     import torch.distributed as _distributed
@@ -47,11 +49,15 @@ from gradwire.torch.records.stats import BucketTiming, OutgrownResidual, RawTens
 from gradwire.torch.server.server_optimizer import ServerOptimizer
 from gradwire.torch.server.server_stats import ServerStats
 
+if TYPE_CHECKING:
+    from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
+
 __all__ = [
     "QSVRG",
     "BucketTiming",
     "CoarseGradientsWarning",
     "CommunicationError",
+    "FullyShardComm",
     "GradwireState",
     "GrowingScalesWarning",
     "LimitError",
@@ -80,3 +86,12 @@ __all__ = [
     "outer_nesterov",
     "reshard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Importing FSDP2 takes half a second, and earlier versions of PyTorch lack it.
+    if name == "FullyShardComm":
+        from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
+
+        return FullyShardComm
+    raise AttributeError(f"module 'gradwire.torch' has no attribute {name!r}")

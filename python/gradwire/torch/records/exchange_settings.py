@@ -106,6 +106,7 @@ class CodecSettings:
         raw_codec: str = RAW,
         servers: int = 0,
         owner: int | None = None,
+        rows: bool = False,
     ) -> Layout:
         return Layout(
             tensors,
@@ -119,6 +120,7 @@ class CodecSettings:
             servers=servers,
             owner=owner,
             chosen=self.chosen,
+            rows=rows,
         )
 
     @property
@@ -134,6 +136,8 @@ class ExchangeSettings(CodecSettings):
 
     `ranks_per_machine` (of exchanges between machines): None until the ranks have agreed on it.
     `remedy`: what else can be done if the budget of an `auto` codec can't be kept (Chooser).
+    `leg`: "reduce_scatter" or "allgather": only this leg of the sharded exchange, for buckets that
+    FSDP2 made (Layout, rows).
     `update` (of exchanges with updates): called by each owner when the bucket holds its shard's
     averages, to turn them in place into the values that every rank gets.
     """
@@ -141,6 +145,7 @@ class ExchangeSettings(CodecSettings):
     exchange: str = "sharded"
     ranks_per_machine: int | None = None
     remedy: str = ""
+    leg: str | None = None
     update: Callable[[], None] | None = None
     chosen: Sequence[tuple[str, str, str]] | None = ()
 
@@ -216,10 +221,10 @@ class ExchangeSettings(CodecSettings):
         raw_codec: str = RAW,
         raw: bool = False,
     ) -> Layout:
-        machines = self.machines(world_size)
+        machines, rows = self.machines(world_size), self.leg is not None
         if raw:
-            return Layout(tensors, machines, RAW, raw_codec=raw_codec)
-        return self.layout(tensors, machines, raw_codec)
+            return Layout(tensors, machines, RAW, raw_codec=raw_codec, rows=rows)
+        return self.layout(tensors, machines, raw_codec, rows=rows)
 
     @property
     def within_info(self) -> dict[str, Any] | None:
@@ -234,6 +239,17 @@ class ExchangeSettings(CodecSettings):
         raw: bool = False,
     ) -> Exchange:
         """`layout`, `raw`: of bucket_layout. `shard_codecs`: for buckets on a device."""
+        if self.leg is not None:
+            make = getattr(Exchange, self.leg)
+            leg: Exchange = make(
+                layout,
+                rank,
+                threads=self.threads,
+                target=self.target,
+                seed=self.seed,
+                shard_codecs=shard_codecs,
+            )
+            return leg
         machine_of_rank = None
         if self.info["between_machines"]:
             assert self.ranks_per_machine is not None, "its layout was made with it"

@@ -42,13 +42,18 @@ def usual_push_codec(layout: Layout) -> str:
     return sent.most_common(1)[0][0]
 
 
-def describe_coarse_gradients(optimizer: str, codec: str) -> str:
+def describe_coarse_gradients(optimizer: str, codec: str, local_steps: bool = True) -> str:
     """What an adaptive optimizer makes of the gradients that a coarse codec sends, and the lines to
-    write instead."""
-    instead = codec if is_goal(codec) else RECOMMENDED
-    return (
+    write instead. local_steps: whether LocalSteps can take the place."""
+    found = (
         f"{optimizer} learns several times too slowly from gradients compressed with {codec} "
-        "(docs/training.md). Write instead: from gradwire.torch import LocalSteps; optimizer = "
+        "(docs/training.md). "
+    )
+    if not local_steps:
+        return found + "Take codec='int8'"
+    instead = codec if is_goal(codec) else RECOMMENDED
+    return found + (
+        "Write instead: from gradwire.torch import LocalSteps; optimizer = "
         f"LocalSteps({optimizer}(...), model, codec='{instead}'), without DDP and with clip_norm= "
         "in place of clip_grad_norm_. Or take codec='int8'"
     )
@@ -62,9 +67,16 @@ class OptimizerWatch:
     It is stopped when it is dropped.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], codec: str, rank: int) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor],
+        codec: str,
+        rank: int,
+        local_steps: bool = True,
+    ) -> None:
+        """local_steps: see describe_coarse_gradients."""
         self.remarks: tuple[str, ...] = ()  # the warning, if there was one
-        self._codec, self._rank = codec, rank
+        self._codec, self._rank, self._local_steps = codec, rank, local_steps
         self._watched = {id(parameter) for parameter in parameters}
         if not sends_coarsely(codec):
             return
@@ -88,7 +100,7 @@ class OptimizerWatch:
                 self._stop()
             return
         self._stop()
-        remark = describe_coarse_gradients(type(optimizer).__name__, self._codec)
+        remark = describe_coarse_gradients(type(optimizer).__name__, self._codec, self._local_steps)
         self.remarks = (remark,)
         if self._rank == 0:
             warnings.warn(remark, CoarseGradientsWarning, stacklevel=_level_of_user())

@@ -106,7 +106,7 @@ class BucketRunner:
             step.skipped = True
             self._warn_of_skipped(what)
         if job.last:
-            self._end_step()
+            self.end_step()
 
     def residuals(self) -> list[Residual]:
         """All residuals of this rank."""
@@ -194,7 +194,8 @@ class BucketRunner:
         self._decides = self._auto is not None and not job.raw and self._auto.is_due()
         self._sent_before = self._wire.sent_bytes
 
-    def _end_step(self) -> None:
+    def end_step(self) -> None:
+        """Counts the step under way. For a caller whose jobs are never the last of their step."""
         step = self._step
         if self._auto is not None and not step.raw:
             started = time.perf_counter()

@@ -1,0 +1,364 @@
+"""Compressed gradients and weights for a model that `fully_shard` (FSDP2) has sharded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Unpack
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
+
+from gradwire.torch.device import device_queue
+from gradwire.torch.fsdp.comms import Gathering, Op, ShardedAllGather, ShardedReduceScatter
+from gradwire.torch.fsdp.settings import all_gather_settings, reduce_scatter_settings
+from gradwire.torch.fsdp.units import Unit, find_units, name_parameters
+from gradwire.torch.hook.gradwire_state import LossScaler
+from gradwire.torch.link.engine import agree
+from gradwire.torch.link.wire import Wire
+from gradwire.torch.records import checkpoint
+from gradwire.torch.records.exchange_settings import (
+    RAW_CODECS,
+    ExchangeArguments,
+    ExchangeSettings,
+)
+from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
+from gradwire.torch.records.parameters import NamedShape
+from gradwire.torch.records.stats import Stats
+from gradwire.torch.session.bucket import BucketJob
+from gradwire.torch.session.session import Session, SessionOwner
+
+_CODEC = "int8"  # keeps the accuracy of Adam, too (docs/training.md)
+_SHARDS_IN_FLIGHT = 2  # buffers of whole gradients; they take the memory that sharding saves
+_CALLBACK = -1  # autograd's number of a backward pass whose callbacks run
+_OPS = (dist.ReduceOp.AVG, dist.ReduceOp.SUM)
+
+
+@dataclass
+class _Flight:
+    """An exchange whose result `deliver` puts where PyTorch expects it."""
+
+    future: torch.futures.Future[torch.Tensor]
+    deliver: Callable[[], None]
+
+    def land(self) -> None:
+        self.future.wait()
+        self.deliver()
+
+
+class FullyShardComm(SessionOwner):
+    """Compresses what a model sends that `torch.distributed.fsdp.fully_shard` has sharded.
+
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        comm = FullyShardComm(model, codec="int8")
+
+    What is compressed depends on the mesh.
+
+    one dimension (FSDP)    the reduce-scatter of gradients. Every rank encodes each shard for its
+                            owner, with a residual, and the owner adds them up
+    two dimensions (HSDP)   the all-reduce of gradients between the replicas, both ways, with
+                            residuals. The reduce-scatter inside a replica stays PyTorch's own. All
+                            replicas get the same bits
+
+    `weights` compresses the all-gather of parameters among the shards, in forward and backward.
+
+    Every rank must be given the same arguments, after the last call of `fully_shard` and before the
+    first forward; the ranks compare them. Gradient accumulation (`set_requires_gradient_sync`),
+    mixed precision, `reshard_after_forward`, activation checkpointing and `clip_grad_norm_` need no
+    change. Unused parameters count as gradients of zeros (`set_reduce_scatter_unused_params`).
+
+    codec        of gradients, as text. An adaptive optimizer needs one that sends every value, such
+                 as the default "int8"; see docs/training.md
+    weights      the codec of weights, such as "bf16" or "int8:bucket=256"; it takes no error
+                 feedback. The ranks compute with the decoded weights, and the optimizer steps the
+                 exact ones. None: PyTorch's own all-gather
+    start_iter   number of first iterations whose gradients go raw
+    scaler       the GradScaler, if gradients are scaled: residuals follow its scale
+    overlap      gradients are exchanged while `backward()` goes on, where nothing reads them before
+                 it ends. False: each unit waits for its result, to measure what overlap saves
+    settings     as in GradwireState: pull_codec (HSDP), rules, exclude, exclude_last, min_numel,
+                 exchange and ranks_per_machine (HSDP), threads, target, seed, timeout. Rules of
+                 direction "push" and "pull" are those of gradients; those of weights have the
+                 direction "both" in `weights_rules`
+    weights_rules   as rules, for weights
+
+    Raises TypeError for a model that is not sharded, ValueError for settings that do not fit its
+    mesh, GradwireError for an unknown codec, PeerMismatchError for ranks that differ.
+
+    Sources: Zhao et al. 2023 (PyTorch FSDP, arXiv:2304.11277) for sharding, section 3.2 for hybrid
+    sharding; Wang et al. 2023 (ZeRO++, arXiv:2306.10209), section 4.1 for quantized weights.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        codec: str = _CODEC,
+        *,
+        weights: str | None = None,
+        weights_rules: Sequence[tuple[str, str]] = (),
+        start_iter: int = 2,
+        scaler: LossScaler | None = None,
+        overlap: bool = True,
+        **settings: Unpack[ExchangeArguments],
+    ) -> None:
+        if start_iter < 0:
+            raise ValueError(f"start_iter is {start_iter}; it must not be negative")
+        if settings.get("process_group") is not None:
+            raise ValueError("process_group comes from the mesh of the model; leave it out")
+        self._units = find_units(model)
+        self._start_iter, self._scaler, self._overlap = start_iter, scaler, overlap
+        _check_meshes(self._units)
+        shards, replicas = self._units[0].shards, self._units[0].replicas
+        self._hybrid = replicas is not None
+        chosen = ExchangeSettings.of(codec, settings)
+        if not self._hybrid:
+            chosen = reduce_scatter_settings(chosen)
+        chosen = replace(chosen, process_group=replicas or shards)
+        shapes = dict(tensor for unit in self._units for tensor in unit.gradients())
+        tensors = [(n, shapes[n]) for n, _ in name_parameters(model) if n in shapes]
+        self._settings = chosen.with_last_excluded(tensors)
+        leg = None
+        if weights is not None:
+            leg = all_gather_settings(self._settings, weights, weights_rules, shards)
+        self._flights: deque[_Flight] = deque()
+        self._iterations = 0  # backward passes whose gradients were reduced
+        self._backward: int | None = None  # autograd's number of the one under way
+        self._weights_step = 0  # the same in a forward and its backward, so that draws are the same
+        self._gathers = False  # whether weights were gathered since the last end of a step
+        self._loss_scale: float | None = None
+        device = self._units[0].device
+        self._session = Session(self._settings, device)
+        self._session.close_with(self)
+        self._weights_session: Session | None = None
+        lines = [f"start_iter {start_iter}, weights {weights} {list(weights_rules)}"]
+        for unit in self._units:
+            lines += [f"unit {unit.index} {name} {shape}" for name, shape in unit.weights()]
+        self._session.start(partial(_agree, "\n".join(lines)), "comparing the model").result()
+        if leg is not None:
+            self._weights_session = Session(leg, device)
+            self._weights_session.close_with(self)
+        layout = self._settings.layout(tensors, world_size=1)
+        parameters = [p for unit in self._units for p in unit.parameters]
+        push = usual_push_codec(layout)
+        self._watch = OptimizerWatch(parameters, push, dist.get_rank(), local_steps=False)
+        for unit in self._units:
+            self._take_over(unit)
+
+    # Statistics and checkpoints ----------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """Sums over all complete steps of this rank, of gradients, and which tensors go raw and
+        why."""
+        stats = self._running().stats()
+        return replace(stats, remarks=stats.remarks + self._watch.remarks)
+
+    def weights_stats(self) -> Stats | None:
+        """The same of the all-gathers of weights; None if they are PyTorch's own."""
+        return None if self._weights_session is None else self._weights_session.stats()
+
+    def state_dict(self) -> checkpoint.StateDict:
+        """This rank's residuals and its count of iterations; every rank saves its own."""
+        return self._running().state_dict(self._iterations) | {"shard": self._shard()}
+
+    def load_state_dict(self, state: checkpoint.StateDict) -> None:
+        """Goes on from a saved state, bit for bit; every rank must load its own.
+
+        Raises ValueError for a state of another rank, another mesh or another codec.
+        """
+        session = self._running()
+        checkpoint.check_place(state, session.rank, session.world_size, self._settings.text())
+        if state.get("shard") != self._shard():
+            raise ValueError(f"the state is of shard {state.get('shard')}, this is {self._shard()}")
+        session.load_state_dict(state)
+        self._iterations = int(state["iterations"])
+
+    def close(self) -> None:
+        """Ends the communication threads and their process groups. The model can't be used after
+        it; statistics and residuals stay."""
+        super().close()
+        if self._weights_session is not None:
+            self._weights_session.close()
+
+    # Construction ------------------------------------------------------------------------------
+
+    def _running(self) -> Session:
+        assert self._session is not None, "the constructor makes it"
+        return self._session
+
+    def _shard(self) -> str:
+        """This rank's place among the shards, which `rank` of a state does not say in HSDP."""
+        shards = self._units[0].shards
+        return f"{shards.rank()} of {shards.size()}"
+
+    def _compare_replicas(self) -> None:
+        """Averages of gradients keep replicas equal that began equal."""
+
+        def work(wire: Wire) -> torch.Tensor:
+            lines = []
+            for unit in self._units:
+                for (name, _), parameter in zip(unit.gradients(), unit.parameters, strict=True):
+                    assert isinstance(parameter, DTensor), "fully_shard makes it one"
+                    values = parameter.to_local().detach().contiguous().view(torch.uint8)
+                    lines.append(f"{name} {hashlib.sha256(values.cpu().numpy()).hexdigest()}")
+            return _agree("\n".join(lines), wire)
+
+        self._running().start(work, "comparing the replicas' parameters").result()
+
+    def _take_over(self, unit: Unit) -> None:
+        """Replaces the unit's communication."""
+        unit.take_unused()
+        if self._hybrid:
+            unit.reduce_inside()
+            unit.module.set_all_reduce_hook(partial(self._average_replicas, unit))
+        else:
+            reduce = ShardedReduceScatter(partial(self._reduce_scatter, unit))
+            unit.module.set_custom_reduce_scatter(reduce)
+        if self._weights_session is not None:
+            gather = ShardedAllGather(partial(self._all_gather, unit), unit.shards.size())
+            unit.module.set_custom_all_gather(gather)
+
+    # Gradients ---------------------------------------------------------------------------------
+
+    def _average_replicas(self, unit: Unit, reduced: torch.Tensor) -> None:
+        if unit.accumulates_shards():
+            raise RuntimeError(
+                "set_requires_all_reduce(False) adds up shards between two all-reduces, which "
+                "FullyShardComm replaces: accumulate with set_requires_gradient_sync(False)"
+            )
+        self._exchange(unit, unit.pieces(), reduced, reduced, lambda: None)
+
+    def _reduce_scatter(
+        self, unit: Unit, output: torch.Tensor, given: torch.Tensor, op: Op
+    ) -> None:
+        """Fills `output` with this rank's shard of the average or the sum, at the latest when
+        `backward()` ends. `given` is changed."""
+        if op not in _OPS:
+            raise ValueError(
+                f"the gradients are reduced with {op}, because set_gradient_divide_factor was "
+                "called: call set_force_sum_reduction_for_comms(True), too"
+            )
+        size, rank = unit.shards.size(), unit.shards.rank()
+        factor = size if op == dist.ReduceOp.SUM else 1
+
+        def deliver() -> None:
+            torch.mul(given.view(size, -1)[rank], factor, out=output)
+
+        self._exchange(unit, unit.gradients(), given, output, deliver)
+
+    def _exchange(
+        self,
+        unit: Unit,
+        tensors: list[NamedShape],
+        values: torch.Tensor,
+        reduced: torch.Tensor,
+        deliver: Callable[[], None],
+    ) -> None:
+        self._check_session()
+        if values.dtype not in RAW_CODECS:
+            raise TypeError(
+                "float32, bfloat16 and float16 gradients are exchanged; those of "
+                f"{unit.names()} are reduced as {values.dtype}"
+            )
+        backward = torch._C._current_graph_task_id()  # -1 in the callbacks at its end
+        if self._backward is None or backward not in (self._backward, _CALLBACK):
+            self._begin_step(backward)
+        later = self._overlap and unit.takes_result_later(reduced)
+        if not later:
+            self._land(0)  # what PyTorch does next may read earlier results
+        job = BucketJob(
+            step=self._iterations - 1,
+            index=unit.index,
+            last=False,
+            raw=self._iterations <= self._start_iter,
+            tensors=tensors,
+            values=values,
+            loss_scale=self._loss_scale,
+            ready=device_queue.mark_ready(values),
+        )
+        if not self._hybrid:
+            self._land(_SHARDS_IN_FLIGHT - 1)
+        self._flights.append(_Flight(self._running().submit_for_ddp(job), deliver))
+        if not later:
+            self._land(0)
+
+    def _begin_step(self, backward: int) -> None:
+        self._land(0)  # there are flights if the last backward() ended with an error
+        if self._hybrid and self._iterations == 0:
+            self._compare_replicas()
+        self._backward = backward
+        self._iterations += 1
+        self._loss_scale = None if self._scaler is None else self._scaler.get_scale()
+        # PyTorch calls it when all units are done, before backward() returns.
+        Variable._execution_engine.queue_callback(self._end_step)
+
+    def _end_step(self) -> None:
+        self._backward = None
+        self._land(0)
+        session = self._running()
+        session.start(partial(_end_step, session), "ending a step").result()
+        weights = self._weights_session
+        if weights is not None and self._gathers:
+            self._gathers = False
+            self._weights_step += 1
+            weights.start(partial(_end_step, weights), "ending a step").result()
+
+    def _land(self, left: int) -> None:
+        """Waits for exchanges, the oldest first, until so many are under way."""
+        while len(self._flights) > left:
+            self._flights.popleft().land()
+
+    # Weights -----------------------------------------------------------------------------------
+
+    def _all_gather(self, unit: Unit, output: torch.Tensor) -> Gathering:
+        """Replaces `output`, in which this rank's shard is, by the decoded shards of all ranks."""
+        session = self._weights_session
+        assert session is not None, "the unit's all-gather was replaced"
+        session.check()
+        if output.dtype not in RAW_CODECS:
+            raise TypeError(
+                f"{unit.names()} are gathered as {output.dtype}, because their dtypes differ or a "
+                "tensor subclass encodes them: give weights=None, or the unit one dtype"
+            )
+        self._gathers = True
+        job = BucketJob(
+            step=self._weights_step,
+            index=unit.index,
+            last=False,
+            tensors=unit.weights(),
+            values=output,
+            ready=device_queue.mark_ready(output),
+        )
+        return Gathering(session.submit_for_ddp(job))
+
+
+def _check_meshes(units: Sequence[Unit]) -> None:
+    """Raises ValueError unless all units have the same mesh."""
+
+    def ranks(group: dist.ProcessGroup | None) -> str:
+        return "none" if group is None else str(dist.get_process_group_ranks(group))
+
+    meshes = [f"shards {ranks(unit.shards)}, replicas {ranks(unit.replicas)}" for unit in units]
+    for unit, mesh in zip(units, meshes, strict=True):
+        if mesh != meshes[0]:
+            raise ValueError(
+                f"{units[0].names()} have the mesh of {meshes[0]}, and {unit.names()} that of "
+                f"{mesh}: give every call of fully_shard the same mesh"
+            )
+
+
+def _agree(text: str, wire: Wire) -> torch.Tensor:
+    agree(text, wire)
+    return torch.empty(0)
+
+
+def _end_step(session: Session, wire: Wire) -> torch.Tensor:
+    session.runner.end_step()
+    return torch.empty(0)

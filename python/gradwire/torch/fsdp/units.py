@@ -1,0 +1,186 @@
+"""The units of a sharded model: the parameters that FSDP2 gathers and reduces together.
+
+PyTorch has setters for a unit's communication (`set_custom_reduce_scatter` and others), but does
+not say which parameters are in it, and in which order. That stands in its private FSDPParamGroup,
+and this is the only file that reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gradwire.torch.records.parameters import NamedShape
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+
+    _use_zeros = FSDPModule.set_reduce_scatter_unused_params
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"FullyShardComm needs the fully_shard of PyTorch 2.13; this is {torch.__version__}"
+    ) from error
+
+__all__ = ["AllGather", "ReduceScatter", "Unit", "find_units", "name_parameters"]
+
+# Modules that wrap another one for activation checkpointing and torch.compile. They are no part of
+# the names in a state_dict of FSDP2.
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+class Unit:
+    """A module (or a list of modules) that was given to one call of `fully_shard`.
+
+    index      its place in the model, the same on every rank
+    module     takes the setters of its communication
+    replicas   the process group of the ranks that have the same shard (HSDP); None: there are none
+    """
+
+    def __init__(self, index: int, module: FSDPModule, group: Any, names: dict[int, str]) -> None:
+        self.index = index
+        self.module = module
+        self._group = group
+        self._names = {id(p): names[id(p.sharded_param)] for p in group.fsdp_params}
+        mesh = group.mesh_info
+        self.replicas = mesh.replicate_process_group if isinstance(mesh, HSDPMeshInfo) else None
+
+    def names(self) -> str:
+        """For messages."""
+        first, *others = (name for name, _ in self.weights())
+        return f"{first} and {len(others)} others" if others else first
+
+    @property
+    def shards(self) -> dist.ProcessGroup:
+        """The ranks among which the parameters are sharded."""
+        return self._group.mesh_info.shard_process_group
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self._group.device
+        return device
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The sharded parameters that require a gradient, in the order of the reduced buffer."""
+        return [p.sharded_param for p in self._trainable()]
+
+    def gradients(self) -> list[NamedShape]:
+        """The whole tensors of the reduce-scatter, which FSDP2 cuts into rows: name and shape. A
+        parameter that is sharded along another dimension than the first lies in it transposed."""
+        size = self.shards.size()
+        return [_whole(self._name(p), p, size) for p in self._trainable()]
+
+    def weights(self) -> list[NamedShape]:
+        """The same for the all-gather, in which all parameters take part."""
+        size = self.shards.size()
+        return [_whole(self._name(p), p, size) for p in self._group.fsdp_params]
+
+    def pieces(self) -> list[NamedShape]:
+        """This rank's part of `gradients()`, padded as on every rank."""
+        return [(self._name(p), list(p.padded_sharded_param_size)) for p in self._trainable()]
+
+    def take_unused(self) -> None:
+        """A parameter that no loss depends on takes part with zeros, as on the ranks that use
+        it."""
+        _use_zeros(self.module, True, recurse=False)
+
+    def reduce_inside(self) -> None:
+        """From now on PyTorch reduces gradients over `shards` alone, and not over `replicas`."""
+        group, info = self._group, self._group.mesh_info
+        inside = FSDPMeshInfo(
+            **{f.name: getattr(info, f.name) for f in dataclasses.fields(info) if f.init}
+        )
+        if group.post_forward_mesh_info is info:
+            group.post_forward_mesh_info = inside
+        group.mesh_info = inside
+
+    def accumulates_shards(self) -> bool:
+        """Whether `set_requires_all_reduce(False)` is in effect."""
+        return not self._group.all_reduce_grads
+
+    def takes_result_later(self, reduced: torch.Tensor) -> bool:
+        """Whether `reduced` itself becomes the gradients, and nothing reads it before the end of
+        `backward()`: it is neither divided, cast, copied to the CPU nor added to a gradient, and no
+        optimizer steps in `backward()`."""
+        if self._group.force_sum_reduction_for_comms or reduced.dtype == torch.float16:
+            return False
+        return all(
+            p.grad is None
+            and p.dtype == reduced.dtype
+            and p.device == reduced.device
+            and not getattr(p, "_post_accumulate_grad_hooks", None)
+            for p in self.parameters
+        )
+
+    def _trainable(self) -> list[Any]:
+        return [p for p in self._group.fsdp_params if p.sharded_param.requires_grad]
+
+    def _name(self, parameter: Any) -> str:
+        return self._names[id(parameter)]
+
+
+def name_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """As model.named_parameters(), with the names that a state_dict has."""
+    return [(_clean(name), parameter) for name, parameter in model.named_parameters()]
+
+
+def find_units(model: nn.Module) -> list[Unit]:
+    """The units of the model, those around others first. Raises TypeError for a model that is not
+    sharded as a whole, ValueError for a unit with several meshes or without shards."""
+    if not isinstance(model, FSDPModule):
+        inner = any(isinstance(module, FSDPModule) for module in model.modules())
+        raise TypeError(
+            f"{type(model).__name__} is not sharded: "
+            + (
+                "some of its modules are, so shard the whole model last (fully_shard(model))"
+                if inner
+                else "call fully_shard (torch.distributed.fsdp) for its layers and then for the "
+                "model itself, before FullyShardComm(model)"
+            )
+        )
+    names = {id(p): name for name, p in name_parameters(model)}
+    units: list[Unit] = []
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        state = module._get_fsdp_state()
+        if id(state) in seen:
+            continue
+        seen.add(id(state))
+        groups = state._fsdp_param_groups
+        if len(groups) > 1:
+            raise ValueError(
+                f"the parameters of {_clean(name) or 'the model'} are sharded on "
+                f"{len(groups)} meshes (shard_placement_fn), and its communication can be replaced "
+                "for one mesh only: call fully_shard for each mesh's modules"
+            )
+        # A module has no parameters of its own if all are in units below it.
+        if not groups or not groups[0].fsdp_params:
+            continue
+        if not isinstance(groups[0].mesh_info, FSDPMeshInfo):
+            raise ValueError(
+                f"{_clean(name) or 'the model'} is replicated and not sharded: DDP with "
+                "gradwire_hook compresses that"
+            )
+        units.append(Unit(len(units), module, groups[0], names))
+    return units
+
+
+def _clean(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _whole(name: str, parameter: Any, world_size: int) -> NamedShape:
+    if parameter.fsdp_placement.dim == 0:
+        return name, list(parameter._orig_size)
+    rows, *rest = parameter.padded_sharded_param_size
+    return name, [rows * world_size, *rest]
