@@ -50,6 +50,7 @@ from gradwire.torch.server.server_optimizer import ServerOptimizer
 from gradwire.torch.server.server_stats import ServerStats
 
 if TYPE_CHECKING:
+    from gradwire.torch.backend.process_group import register_backend
     from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
 
 __all__ = [
@@ -84,14 +85,19 @@ __all__ = [
     "WorkerLostWarning",
     "gradwire_hook",
     "outer_nesterov",
+    "register_backend",
     "reshard",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # Importing FSDP2 takes half a second, and earlier versions of PyTorch lack it.
+    # They need parts of PyTorch that take time to import, and that earlier versions lack.
     if name == "FullyShardComm":
         from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
 
         return FullyShardComm
+    if name == "register_backend":
+        from gradwire.torch.backend.process_group import register_backend
+
+        return register_backend
     raise AttributeError(f"module 'gradwire.torch' has no attribute {name!r}")

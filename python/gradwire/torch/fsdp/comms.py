@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from gradwire.torch.fsdp.units import AllGather, ReduceScatter
+from gradwire.torch.session.work import ExchangeWork
 
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType
-
-
-class Gathering(dist.Work):
-    """An all-gather under way. (PyTorch's own Work of a future does not raise its error.)"""
-
-    def __init__(self, future: torch.futures.Future[torch.Tensor]) -> None:
-        super().__init__()
-        self._future = future
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        self._future.wait()
-        return True
 
 
 class _Allocates:
@@ -52,7 +40,7 @@ class ShardedReduceScatter(_Allocates, ReduceScatter):
 class ShardedAllGather(_Allocates, AllGather):
     """`gather(output)` begins to fill the output, in which this rank's input is already."""
 
-    def __init__(self, gather: Callable[[torch.Tensor], Gathering], world_size: int) -> None:
+    def __init__(self, gather: Callable[[torch.Tensor], ExchangeWork], world_size: int) -> None:
         self._gather = gather
         self._world_size = world_size
 

@@ -16,7 +16,7 @@ from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 
 from gradwire.torch.device import device_queue
-from gradwire.torch.fsdp.comms import Gathering, Op, ShardedAllGather, ShardedReduceScatter
+from gradwire.torch.fsdp.comms import Op, ShardedAllGather, ShardedReduceScatter
 from gradwire.torch.fsdp.settings import all_gather_settings, reduce_scatter_settings
 from gradwire.torch.fsdp.units import Unit, find_units, name_parameters
 from gradwire.torch.hook.gradwire_state import LossScaler
@@ -33,6 +33,7 @@ from gradwire.torch.records.parameters import NamedShape
 from gradwire.torch.records.stats import Stats
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.session import Session, SessionOwner
+from gradwire.torch.session.work import ExchangeWork
 
 _CODEC = "int8"  # keeps the accuracy of Adam, too (docs/training.md)
 _SHARDS_IN_FLIGHT = 2  # buffers of whole gradients; they take the memory that sharding saves
@@ -317,7 +318,7 @@ class FullyShardComm(SessionOwner):
 
     # Weights -----------------------------------------------------------------------------------
 
-    def _all_gather(self, unit: Unit, output: torch.Tensor) -> Gathering:
+    def _all_gather(self, unit: Unit, output: torch.Tensor) -> ExchangeWork:
         """Replaces `output`, in which this rank's shard is, by the decoded shards of all ranks."""
         session = self._weights_session
         assert session is not None, "the unit's all-gather was replaced"
@@ -336,7 +337,7 @@ class FullyShardComm(SessionOwner):
             values=output,
             ready=device_queue.mark_ready(output),
         )
-        return Gathering(session.submit_for_ddp(job))
+        return ExchangeWork(session.submit_for_ddp(job), [output])
 
 
 def _check_meshes(units: Sequence[Unit]) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from gradwire import codecs
-from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.records.exchange_settings import ExchangeSettings, without_feedback
+
+_WEIGHTS = "weights are sent anew each time"
 
 
 def reduce_scatter_settings(settings: ExchangeSettings) -> ExchangeSettings:
@@ -40,9 +41,9 @@ def all_gather_settings(
     one with error feedback."""
     weights = replace(
         settings,
-        codec=_without_feedback(codec),
+        codec=without_feedback(codec, _WEIGHTS),
         pull_codec=None,
-        rules=[(pattern, _without_feedback(rule)) for pattern, rule in rules],
+        rules=[(pattern, without_feedback(rule, _WEIGHTS)) for pattern, rule in rules],
         exchange="sharded",
         ranks_per_machine=None,
         leg="allgather",
@@ -51,15 +52,3 @@ def all_gather_settings(
     )
     weights.check()
     return weights
-
-
-def _without_feedback(codec: str) -> str:
-    """Weights are sent anew each time, so nothing is owed."""
-    name, _, given = codec.partition(":")
-    parameters = [text for text in given.split(",") if text]
-    if "ef=on" in parameters:
-        raise ValueError(f"weights are sent anew each time, so '{codec}' can't have ef=on")
-    info = next((info for info in codecs() if info["name"] == name), None)
-    if info is None or not info["error_feedback"] or "ef=off" in parameters:
-        return codec
-    return f"{name}:{','.join([*parameters, 'ef=off'])}"

@@ -289,3 +289,16 @@ def check_machines(ranks_per_machine: int, world_size: int, origin: str) -> None
             f"{origin} is {ranks_per_machine}; {world_size} ranks can be on machines of "
             f"{', '.join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)}"
         )
+
+
+def without_feedback(codec: str, why: str) -> str:
+    """The codec without error feedback, for values that no later step completes. `why`: begins the
+    ValueError for a codec with ef=on."""
+    name, _, given = codec.partition(":")
+    parameters = [text for text in given.split(",") if text]
+    if "ef=on" in parameters:
+        raise ValueError(f"{why}, so '{codec}' can't have ef=on")
+    info = next((info for info in codecs() if info["name"] == name), None)
+    if info is None or not info["error_feedback"] or "ef=off" in parameters:
+        return codec
+    return f"{name}:{','.join([*parameters, 'ef=off'])}"

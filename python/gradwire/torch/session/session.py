@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,13 +40,14 @@ class Session:
 
         `device`: the device that the buckets are on.
         """
-        self._settings = settings
         self._connection = Connection(settings.process_group, settings.timeout)
+        # Nothing needs the group from here on, and it may be the owner, which must not be kept.
+        self._settings = settings = replace(settings, process_group=None)
         self.rank = self._connection.rank
         self.world_size = self._connection.world_size
-        self._queue = DeviceQueue(device) if has_kernels(device) else None
+        self.queue = DeviceQueue(device) if has_kernels(device) else None
         self._thread = CommunicationThread()
-        self.runner = BucketRunner(settings, self._connection.wire, self._queue)
+        self.runner = BucketRunner(settings, self._connection.wire, self.queue)
 
     def close_with(self, owner: object) -> None:
         """Closes the session at exit, or when `owner` is dropped."""
@@ -97,12 +99,19 @@ class Session:
     def submit_for_ddp(self, job: BucketJob) -> torch.futures.Future[torch.Tensor]:
         """As `submit`. On a GPU, the work that is queued there runs after `job.ready`, and the
         future includes it."""
-        queue = self._queue
+        return self.start_for_torch(*self._work_of(job), job.ready)
+
+    def start_for_torch(
+        self, work: Callable[[Wire], torch.Tensor], doing: str, ready: torch.cuda.Event | None
+    ) -> torch.futures.Future[torch.Tensor]:
+        """As `start`. On a GPU, the work that is queued there runs after `ready`, and the future
+        includes it."""
+        queue = self.queue
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[queue.device] if queue and queue.device.type == "cuda" else None
         )
         self.check()
-        self._thread.submit(lambda: self._run(*self._work_of(job), future, job.ready))
+        self._thread.submit(lambda: self._run(work, doing, future, ready))
         return future
 
     def start(self, work: Callable[[Wire], torch.Tensor], doing: str) -> Future[torch.Tensor]:
@@ -187,7 +196,7 @@ class Session:
             raise RuntimeError("a step is under way; residuals can be had between two steps only")
 
     def _beside(self, ready: torch.cuda.Event | None) -> AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._queue is None else self._queue.after(ready)
+        return contextlib.nullcontext() if self.queue is None else self.queue.after(ready)
 
 
 def _finish(session: Session) -> None:

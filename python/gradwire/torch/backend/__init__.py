@@ -1,0 +1,1 @@
+"""A backend of torch.distributed that compresses collectives of any program."""

@@ -1,0 +1,303 @@
+"""The backend "gradwire" of torch.distributed: it compresses large sums, and passes all else on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, TypedDict, Unpack
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from gradwire.torch.backend.rules import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules
+from gradwire.torch.device import device_queue
+from gradwire.torch.link.engine import agree
+from gradwire.torch.link.wire import Wire
+from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.records.stats import StepCounters
+from gradwire.torch.session.bucket import Bucket, BucketJob
+from gradwire.torch.session.session import Session, SessionOwner
+from gradwire.torch.session.work import ExchangeWork
+
+NAME = "gradwire"
+CODEC = "int8:bucket=256"
+# What the base class answers itself; all else that is not compressed is passed on.
+_OWN = {"rank", "size", "name", "boxed", "unbox", "BackendType"}
+
+
+class BackendArguments(TypedDict, total=False):
+    """Further arguments of register_backend; see GradwireState."""
+
+    threads: int
+    target: str
+    seed: int
+
+
+@dataclass
+class OperationStats:
+    """How often an operation was compressed on this rank, and what that saved."""
+
+    codec: str | None
+    compressed: int = 0
+    passed_on: int = 0
+    sent_bytes: int = 0  # by the compressed ones
+    raw_bytes: int = 0  # what they would have sent uncompressed, in the values' own dtype
+
+
+class GradwireGroup(SessionOwner, dist.ProcessGroup):
+    """A process group that sends what it does not compress through another one."""
+
+    def __init__(self, inner: dist.ProcessGroup, rules: Rules, timeout: timedelta) -> None:
+        dist.ProcessGroup.__init__(self, inner.rank(), inner.size())  # type: ignore[call-arg]
+        self._inner = inner
+        # PyTorch 2.13 renamed these.
+        self._inner_reduce_scatter = getattr(
+            inner, "reduce_scatter_single", inner._reduce_scatter_base
+        )
+        self._inner_all_gather = getattr(inner, "all_gather_single", inner._allgather_base)
+        self._rules = rules
+        self._seconds = timeout.total_seconds()
+        self._group_name = ""
+        self._buckets: dict[tuple[str, torch.dtype, int], Bucket] = {}
+        self._counts = {op: OperationStats(codec) for op, codec in rules.codecs.items()}
+        self._calls = 0
+
+    # What is compressed ------------------------------------------------------------------------
+
+    def allreduce(  # type: ignore[override] # as c10d calls it
+        self, tensors: Any, options: Any = None
+    ) -> dist.Work:
+        options = dist.AllreduceOptions() if options is None else options
+        several = isinstance(tensors, Sequence)
+        values = tensors[0] if several else tensors
+        alone = not several or len(tensors) == 1
+        if not alone or not self._takes(ALL_REDUCE, values, options.reduceOp):
+            return self._inner.allreduce(tensors, options)
+
+        def finish(averaged: torch.Tensor) -> None:
+            if options.reduceOp == dist.ReduceOp.SUM:
+                averaged.mul_(self.size())
+
+        return self._exchange(ALL_REDUCE, values.view(-1), finish, [values])
+
+    def reduce_scatter_single(self, output: Any, given: Any, options: Any = None) -> dist.Work:
+        options = dist.ReduceScatterOptions() if options is None else options
+        if not self._takes(REDUCE_SCATTER, given, options.reduceOp):
+            return self._inner_reduce_scatter(output, given, options)
+
+        def finish(averaged: torch.Tensor) -> None:
+            scale = self.size() if options.reduceOp == dist.ReduceOp.SUM else 1
+            own = averaged.view(self.size(), -1)[self.rank()]
+            torch.mul(own, scale, out=output.view(-1))
+
+        # The exchange works in its bucket, and the caller's input must stay as it is.
+        return self._exchange(REDUCE_SCATTER, given.reshape(-1).clone(), finish, [output])
+
+    def all_gather_single(self, output: Any, given: Any, options: Any = None) -> dist.Work:
+        options = AllgatherOptions() if options is None else options
+        if not self._takes(ALL_GATHER, output):
+            return self._inner_all_gather(output, given, options)
+        output.view(self.size(), -1)[self.rank()].copy_(given.reshape(-1))
+        return self._exchange(ALL_GATHER, output.view(-1), lambda values: None, [output])
+
+    # Names that earlier versions of PyTorch call, and the lists of functional collectives.
+    _reduce_scatter_base: Any = reduce_scatter_single
+    _allgather_base: Any = all_gather_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, options: Any = None
+    ) -> dist.Work:
+        return self._one_by_one(self.reduce_scatter_single, outputs, inputs, options)
+
+    def all_gather_single_coalesced(
+        self, outputs: Any, inputs: Any, options: Any = None
+    ) -> dist.Work:
+        return self._one_by_one(self.all_gather_single, outputs, inputs, options)
+
+    reduce_scatter_tensor_coalesced: Any = reduce_scatter_single_coalesced
+    allgather_into_tensor_coalesced: Any = all_gather_single_coalesced
+
+    # What a group is asked for -----------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802 - PyTorch calls it
+        return NAME
+
+    def _set_group_name(self, name: Any) -> None:
+        self._group_name = name
+        self._inner._set_group_name(name)
+
+    @property
+    def group_name(self) -> Any:
+        return self._group_name
+
+    def shutdown(self) -> None:
+        self.close()
+        self._inner.shutdown()
+
+    def abort(self) -> None:
+        self.close()
+        self._inner.abort()
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """OperationStats of each operation, as dictionaries."""
+        return {op: asdict(counts) for op, counts in self._counts.items()}
+
+    # -------------------------------------------------------------------------------------------
+
+    def _takes(self, op: str, values: torch.Tensor, reduction: Any = None) -> bool:
+        takes = self.size() > 1 and self._rules.takes(op, values, reduction)
+        if not takes:
+            self._counts[op].passed_on += 1
+        return takes
+
+    def _one_by_one(
+        self, run: Callable[..., dist.Work], outputs: Any, inputs: Any, options: Any
+    ) -> dist.Work:
+        works = [run(o, i, options) for o, i in zip(outputs, inputs, strict=True)]
+        for work in works[:-1]:
+            work.wait()
+        return works[-1]
+
+    def _exchange(
+        self,
+        op: str,
+        values: torch.Tensor,
+        finish: Callable[[torch.Tensor], None],
+        outputs: list[torch.Tensor],
+    ) -> dist.Work:
+        """`values` (flat) are the exchange's bucket."""
+        self._check_session()
+        if self._session is None:
+            self._session = self._connect(values.device)
+        session = self._session
+        self._calls += 1
+        rows = 1 if op == ALL_REDUCE else self.size()  # each rank owns a row
+        shape = [rows, values.numel() // rows]
+        job = BucketJob(step=self._calls, tensors=[("values", shape)], values=values)
+
+        def work(wire: Wire) -> torch.Tensor:
+            bucket = self._bucket_for(op, job, session, wire)
+            bucket.average(job, wire)
+            finish(values)
+            self._count(op, bucket)
+            return values
+
+        ready = device_queue.mark_ready(values)
+        future = session.start_for_torch(work, f"{op} of {values.numel()} values", ready)
+        return ExchangeWork(future, outputs)
+
+    def _bucket_for(self, op: str, job: BucketJob, session: Session, wire: Wire) -> Bucket:
+        key = op, job.values.dtype, job.values.numel()
+        if key not in self._buckets:
+            bucket = Bucket(job, self._rules.settings_of(op), wire, session.queue)
+            agree(f"{op}\n{bucket.describe()}", wire)
+            self._buckets[key] = bucket
+        return self._buckets[key]
+
+    def _count(self, op: str, bucket: Bucket) -> None:
+        step = StepCounters()
+        bucket.count_into(step)
+        counts = self._counts[op]
+        counts.compressed += 1
+        counts.sent_bytes += step.push_bytes + step.pull_bytes
+        counts.raw_bytes += step.raw_bytes
+
+    def _connect(self, device: torch.device) -> Session:
+        if self.rank() == 0:
+            print(self._rules.describe(), file=sys.stderr)
+        settings = ExchangeSettings(
+            **(vars(self._rules.settings) | {"process_group": self, "timeout": self._seconds})
+        )
+        session = Session(settings, device)
+        session.close_with(self)
+        return session
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    def call(self: GradwireGroup, *args: Any, **options: Any) -> Any:
+        return getattr(self._inner, name)(*args, **options)
+
+    call.__name__ = name
+    return call
+
+
+for _name in dir(dist.ProcessGroup):
+    _is_ours = _name in _OWN or _name in vars(GradwireGroup) or _name.startswith("__")
+    if not _is_ours and callable(getattr(dist.ProcessGroup, _name)):
+        setattr(GradwireGroup, _name, _passed_on(_name))
+
+
+def register_backend(
+    all_reduce: str | None = CODEC,
+    reduce_scatter: str | None = CODEC,
+    all_gather: str | None = None,
+    *,
+    min_numel: int = 65536,
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16),
+    name: str = NAME,
+    **settings: Unpack[BackendArguments],
+) -> None:
+    """Makes a backend of torch.distributed that compresses large sums.
+
+        gradwire.torch.register_backend()
+        dist.init_process_group("cpu:gradwire,cuda:gradwire")
+
+    Every group of this backend (also those of dist.new_group and of a DeviceMesh) compresses the
+    operations that have a codec, and sends the rest over Gloo on the CPU and NCCL on CUDA. What it
+    compresses, it says on stderr of the group's first rank. DDP, FSDP2 and DTensor call these
+    operations. A group knows values alone, and not whose they are, so it keeps no residuals:
+    gradwire_hook, FullyShardComm and LocalSteps, which do, need fewer bits.
+
+    all_reduce       codec of sums and averages, both ways; None: not compressed
+    reduce_scatter   codec of sums and averages of tensors (reduce_scatter_tensor)
+    all_gather       codec of gathered tensors (all_gather_into_tensor). It is exact by default,
+                     because a program may gather more than weights
+    min_numel        operations with fewer values are not compressed (of reduce-scatter and
+                     all-gather the larger tensor counts), nor those of other dtypes
+    dtypes           float32, bfloat16 and float16, or some of them
+    name             another name, for a second backend with other codecs
+    settings         as in GradwireState: threads, target, seed
+
+    Every rank must register the same. The groups compare what they exchange; ranks that differ get
+    an error that names both. Raises GradwireError for an unknown codec, ValueError for other
+    arguments.
+    """
+    codecs = {ALL_REDUCE: all_reduce, REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather}
+    rules = Rules.of(codecs, min_numel, dtypes, ExchangeSettings(**settings))
+
+    def make(
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+    ) -> GradwireGroup:
+        return GradwireGroup(_uncompressed(store, rank, size, timeout), rules, timeout)
+
+    dist.Backend.register_backend(name, make, devices=["cpu", "cuda"])
+
+
+def _uncompressed(
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+) -> dist.ProcessGroup:
+    kinds = dist.ProcessGroup.BackendType
+    group = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(kinds.GLOO)
+    gloo = ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, timeout)
+    gloo._set_sequence_number_for_group()
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        from torch.distributed.distributed_c10d import ProcessGroupNCCL
+
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        nccl = ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)
+        nccl._set_sequence_number_for_group()
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+    return group

@@ -1,0 +1,78 @@
+"""Which collectives a process group compresses, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.torch.records.exchange_settings import (
+    RAW_CODECS,
+    ExchangeSettings,
+    without_feedback,
+)
+
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"
+_LEGS = {ALL_REDUCE: None, REDUCE_SCATTER: "reduce_scatter", ALL_GATHER: "allgather"}
+_REDUCTIONS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """See register_backend."""
+
+    codecs: dict[str, str | None]  # of each operation; None: not compressed
+    min_numel: int
+    dtypes: Sequence[torch.dtype]
+    settings: ExchangeSettings
+
+    @staticmethod
+    def of(
+        codecs: dict[str, str | None],
+        min_numel: int,
+        dtypes: Sequence[torch.dtype],
+        settings: ExchangeSettings,
+    ) -> Rules:
+        """Raises ValueError or GradwireError for what can't be."""
+        if min_numel < 1:
+            raise ValueError(f"min_numel is {min_numel}; it is a number of values, at least 1")
+        if unknown := [str(dtype) for dtype in dtypes if dtype not in RAW_CODECS]:
+            valid = ", ".join(str(dtype) for dtype in RAW_CODECS)
+            raise ValueError(f"dtypes has {', '.join(unknown)}; valid ones are {valid}")
+        why = "a process group does not know whose values it gets"
+        plain = {op: codec and without_feedback(codec, why) for op, codec in codecs.items()}
+        rules = Rules(plain, min_numel, tuple(dtypes), settings)
+        for op, codec in plain.items():
+            if codec is not None:
+                rules.settings_of(op).check()
+        return rules
+
+    def settings_of(self, op: str) -> ExchangeSettings:
+        """Of the exchange that takes the operation's place."""
+        codec = self.codecs[op]
+        assert codec is not None, "the operation is not compressed"
+        values = {"codec": codec, "leg": _LEGS[op], "min_numel": 1, "chosen": None}
+        return ExchangeSettings(**(vars(self.settings) | values))
+
+    def takes(self, op: str, values: torch.Tensor, reduction: Any = None) -> bool:
+        """Whether this operation on these values (the larger of its two tensors) is compressed."""
+        return (
+            self.codecs[op] is not None
+            and values.dtype in self.dtypes
+            and values.numel() >= self.min_numel
+            and values.is_contiguous()
+            and values.layout == torch.strided
+            and (reduction is None or any(reduction == valid for valid in _REDUCTIONS))
+        )
+
+    def describe(self) -> str:
+        """What a user reads when the first group begins to compress."""
+        ways = [f"{op} with {codec}" for op, codec in self.codecs.items() if codec is not None]
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+        return (
+            f"gradwire compresses {', '.join(ways) or 'nothing'} (sums and averages of "
+            f"{self.min_numel:,} values or more of {names}); all else is as before"
+        )

@@ -1,0 +1,156 @@
+"""Functions that a test cluster runs over the backend "gradwire". Each makes its own group."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.nn.parallel import DistributedDataParallel
+
+from cluster import free_port
+from gradwire.torch import register_backend
+from training import batch, make_model, make_optimizer
+
+NUMEL = 4096
+
+
+def over_backend(job: str, options: dict[str, Any]) -> Any:
+    """Runs the job, over groups of the backend, in the place of the cluster's own group."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ports: list[Any] = [free_port()]
+    dist.broadcast_object_list(ports, 0)
+    dist.barrier()
+    dist.destroy_process_group()
+    register_backend(**options)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        dist.init_process_group(
+            "cpu:gradwire,cuda:gradwire",
+            init_method=f"tcp://127.0.0.1:{ports[0]}",
+            rank=rank,
+            world_size=size,
+        )
+        try:
+            return _JOBS[job](), said.getvalue()
+        finally:
+            dist.destroy_process_group()
+
+
+def _values(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(NUMEL, generator=generator).to(dtype)
+
+
+def _collectives() -> dict[str, Any]:
+    """Each collective's result, and the exact one."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    given = [_values(r).double() for r in range(size)]
+    total, own = torch.stack(given).sum(0), slice(rank * NUMEL // size, (rank + 1) * NUMEL // size)
+    found: dict[str, tuple[torch.Tensor, Any]] = {}
+
+    summed = _values(rank)
+    dist.all_reduce(summed)
+    found["sum"] = summed, total
+    averaged = _values(rank).view(64, -1)
+    dist.all_reduce(averaged, dist.ReduceOp.AVG, async_op=True).wait()
+    found["average"] = averaged.view(-1), total / size
+    narrow = _values(rank, torch.bfloat16)
+    dist.all_reduce(narrow)
+    found["bfloat16"] = narrow, total
+    largest = _values(rank)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    found["max"] = largest, torch.stack(given).amax(0)
+    few = _values(rank)[:100]
+    dist.all_reduce(few)
+    found["few"] = few, total[:100]
+    whole = torch.arange(NUMEL) + rank
+    dist.all_reduce(whole)
+    found["integers"] = whole, sum(torch.arange(NUMEL) + r for r in range(size))
+    strided = _values(rank).view(64, 64).t()
+    dist.all_reduce(strided.contiguous(), group=dist.new_group(backend="gloo"))
+    for op, expected in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.AVG, total / size)):
+        shard, before = torch.empty(NUMEL // size), _values(rank)
+        dist.reduce_scatter_single(shard, before, op)
+        found[f"reduce_scatter {op}"] = shard, expected[own]
+        assert torch.equal(before, _values(rank)), "the input must stay as it is"
+    gathered = torch.empty(size * NUMEL)
+    dist.all_gather_single(gathered, _values(rank))
+    found["all_gather"] = gathered, torch.cat(given)
+    group = dist.group.WORLD
+    assert group is not None
+    found["functional sum"] = functional.all_reduce(_values(rank), "sum", group), total
+    scattered = functional.reduce_scatter_tensor(_values(rank), "sum", 0, group)
+    found["functional reduce_scatter"] = scattered, total[own]
+    mesh = init_device_mesh("cpu", (size,))
+    partial = DTensor.from_local(_values(rank), mesh, [Partial()])
+    found["DTensor"] = partial.redistribute(mesh, [Replicate()]).to_local(), total
+    dist.broadcast(few, 0)
+    dist.barrier()
+    answer = {
+        name: (torch.as_tensor(ours).double().numpy(), torch.as_tensor(exact).double().numpy())
+        for name, (ours, exact) in found.items()
+    }
+    return {"found": answer, "stats": group.stats()}  # type: ignore[attr-defined]
+
+
+def train(way: str) -> tuple[list[float], bytes, dict[str, Any]]:
+    """Losses, parameters and statistics of a training, over whatever group is the default one."""
+    model: Any = make_model()
+    group: Any = dist.group.WORLD
+    if way == "fsdp":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        group = mesh.get_group()
+        fully_shard(model.first, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = make_optimizer(model)
+    forward = DistributedDataParallel(model) if way == "ddp" else model
+    losses = []
+    for step in range(8):
+        inputs, labels = batch(dist.get_rank(), step)
+        loss = nn.functional.cross_entropy(forward(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    whole = [p.full_tensor() if way == "fsdp" else p for p in model.parameters()]
+    values = b"".join(p.detach().numpy().tobytes() for p in whole)
+    return losses, values, group.stats() if hasattr(group, "stats") else {}
+
+
+def _lose_a_rank() -> str:
+    values = _values(0)
+    dist.all_reduce(values)
+    if dist.get_rank() == 2:
+        os._exit(3)
+    try:
+        for _ in range(2):
+            dist.all_reduce(values)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def _unlike_sizes() -> str:
+    try:
+        dist.all_reduce(torch.ones(NUMEL + 64 * dist.get_rank()))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+_JOBS = {
+    "collectives": _collectives,
+    "ddp": lambda: train("ddp"),
+    "fsdp": lambda: train("fsdp"),
+    "lose a rank": _lose_a_rank,
+    "unlike sizes": _unlike_sizes,
+}

@@ -1,0 +1,144 @@
+"""The backend "gradwire": what it compresses is near the exact result, all else is exact."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import backend_jobs
+from cluster import Cluster
+from gradwire import GradwireError
+from gradwire.torch import register_backend
+
+SCRIPT = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import sys
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(256, 300))
+model(torch.randn(4, 256)).square().mean().backward()
+print(dist.get_backend(), sys.argv[1], dist.group.WORLD.stats()["all_reduce"]["compressed"])
+dist.destroy_process_group()
+"""
+# Results of at most this error relative to the largest value; 0: exact.
+EXPECTED = {
+    **dict.fromkeys(("sum", "average", "functional sum", "DTensor"), 0.01),
+    **{f"reduce_scatter {op}": 0.01 for op in ("RedOpType.SUM", "RedOpType.AVG")},
+    "functional reduce_scatter": 0.01,
+    "bfloat16": 0.02,
+    **dict.fromkeys(("max", "few", "integers", "all_gather"), 0.0),
+}
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_large_sums_are_compressed_and_all_else_is_exact(cluster: Cluster, world: int) -> None:
+    options = {"min_numel": 1000}
+    ranks = cluster.run(world, backend_jobs.over_backend, "collectives", options)
+    first = ranks[0][0]["found"]
+    for rank, (answer, said) in enumerate(ranks):
+        assert answer["found"].keys() == EXPECTED.keys()
+        for name, (ours, exact) in answer["found"].items():
+            error = np.abs(ours - exact).max() / np.abs(exact).max()
+            if EXPECTED[name] == 0.0 or (world == 1 and name != "bfloat16"):
+                assert error < 1e-6, name
+            else:
+                assert 1e-5 < error < EXPECTED[name] or world == 1, name
+            if "reduce_scatter" not in name:
+                np.testing.assert_array_equal(ours, first[name][0], "all ranks get the same bits")
+        stats = answer["stats"]
+        if world > 1:
+            assert stats["all_reduce"]["compressed"] == 5
+            assert stats["all_reduce"]["passed_on"] >= 3
+            assert (
+                stats["reduce_scatter"]["raw_bytes"] > 3.5 * stats["reduce_scatter"]["sent_bytes"]
+            )
+            assert ("gradwire compresses" in said) == (rank == 0)
+
+
+def test_gathers_are_compressed_on_request(cluster: Cluster) -> None:
+    options = {"all_reduce": None, "reduce_scatter": None, "all_gather": "bf16", "min_numel": 1000}
+    for answer, _ in cluster.run(2, backend_jobs.over_backend, "collectives", options):
+        ours, exact = answer["found"]["all_gather"]
+        np.testing.assert_array_equal(ours, torch.from_numpy(exact).bfloat16().double().numpy())
+        ours, exact = answer["found"]["sum"]
+        np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_trainings_run_over_it(cluster: Cluster, way: str) -> None:
+    exact = cluster.run(4, backend_jobs.train, way)
+    ranks = cluster.run(4, backend_jobs.over_backend, way, {"min_numel": 1000})
+    for (_, values, stats), _ in ranks:
+        assert values == ranks[0][0][1]
+        assert sum(op["compressed"] for op in stats.values()) >= 8
+    for rank, plain in zip(ranks, exact, strict=True):
+        np.testing.assert_allclose(rank[0][0], plain[0], rtol=0.02)
+        assert rank[0][1] != plain[1], "something must have been compressed"
+
+
+def test_a_lost_rank_is_named(fragile_cluster: Cluster) -> None:
+    fragile_cluster.start(3, backend_jobs.over_backend, "lose a rank", {"min_numel": 1000})
+    for answer in fragile_cluster.collect(range(2), 120.0).values():
+        assert "rank 2" in answer[0]
+
+
+def test_ranks_with_other_sizes_are_named(cluster: Cluster) -> None:
+    for message, _ in cluster.run(2, backend_jobs.over_backend, "unlike sizes", {"min_numel": 9}):
+        assert "rank 0 has" in message
+        assert "rank 1 has" in message
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="min_numel is 0"):
+        register_backend(min_numel=0)
+    with pytest.raises(ValueError, match=r"dtypes has torch.float64; valid ones are torch.float32"):
+        register_backend(dtypes=[torch.float64])
+    with pytest.raises(ValueError, match="does not know whose values"):
+        register_backend("3lc:ef=on")
+    with pytest.raises(GradwireError, match="int9"):
+        register_backend("int9")
+
+
+def _torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    return subprocess.run(
+        [*command, "-m", "gradwire.torch.run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )
+
+
+def test_an_unchanged_script_runs_over_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    result = _torchrun("--codec", "bf16", str(script), "own-argument")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("own-argument 1") == 2
+    assert "cpu:gradwire,cuda:gradwire" in result.stdout
+    assert result.stderr.count("gradwire compresses all_reduce with bf16") == 1
+
+
+def test_the_launcher_refuses_what_cannot_be(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gradwire.torch.run"]
+    script = tmp_path / "train.py"
+    script.write_text("import torch.distributed as d; d.init_process_group('mpi')")
+    for arguments, said in (
+        (["missing.py"], "there is no script missing.py"),
+        (["--codec", "int9", str(script)], "int9"),
+        ([str(script)], "takes the place of gloo and nccl"),
+    ):
+        result = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+        assert result.returncode != 0
+        assert said in result.stderr
