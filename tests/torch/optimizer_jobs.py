@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,19 @@ def average_by_hand(options: Wrapped, every: int, outer: bool) -> dict[str, np.n
     return {name: p.detach().numpy().copy() for name, p in models[0].named_parameters()}
 
 
+STREAMING_REFUSALS: dict[str, dict[str, Any]] = {
+    "no fragment": {"fragments": 0},
+    "layers": {"every": 9, "fragments": 6},
+    "steps": {"every": 2, "fragments": 3},
+    "long delay": {"every": 2, "delay": 3},
+    "all mixed": {"every": 2, "mix": 1.0},
+    "back to back": {"every": 2, "delay": 2, "mix": 0.5},
+    "mixed momentum": {"every": 2, "delay": 1, "mix": 0.5, "late_momentum": True},
+    "mixed gains": {"every": 2, "delay": 1, "mix": 0.5, "correct_noise": True},
+    "auto": {"every": 2, "fragments": 2, "codec": "auto:bits=1"},
+}
+
+
 def refusals_of_local_steps() -> dict[str, str]:
     said: dict[str, str] = {}
     model = make_model()
@@ -317,6 +331,15 @@ def refusals_of_local_steps() -> dict[str, str]:
     adam = LOCAL["adam"](model.parameters())
     cycled = LocalSteps(adam, model)
     adam.param_groups[0]["betas"] = (0.85, 0.99)
+    (part,) = plain.state_dict()["fragments"]
+
+    def altered(entry: str, **values: Any) -> dict[str, Any]:
+        state = plain.state_dict()
+        return {**state, entry: {**state[entry], **values}}
+
+    def streaming(**options: Any) -> LocalSteps:
+        return LocalSteps(LOCAL["adamw"](model.parameters()), model, **options)
+
     calls: dict[str, Callable[[], Any]] = {
         "momentum": lambda: LocalSteps(LOCAL["sgd"](model.parameters()), model, late_momentum=True),
         "betas": cycled.step,
@@ -328,9 +351,12 @@ def refusals_of_local_steps() -> dict[str, str]:
         "rank": lambda: optimizer.load_state_dict(state | {"rank": 5}),
         "outer": lambda: plain.load_state_dict(state),
         "saved every": lambda: often.load_state_dict(state),
-        "overlap": lambda: plain.load_state_dict(plain.state_dict() | {"overlap": True}),
+        "delay": lambda: plain.load_state_dict(altered("schedule", delay=1)),
         "lbfgs": lambda: LocalSteps(torch.optim.LBFGS(model.parameters()), model, clip_norm=1.0),
-        "noise": lambda: clipped.load_state_dict(plain.state_dict() | {"every": 1, "momentum": {}}),
+        "noise": lambda: clipped.load_state_dict(
+            {**altered("schedule", every=1), "fragments": [{**part, "momentum": {}}]}
+        ),
+        **{name: partial(streaming, **options) for name, options in STREAMING_REFUSALS.items()},
     }
     for what, call in calls.items():
         try:
@@ -351,8 +377,9 @@ def models_after_steps(
     optimizer: Any = inner
     if options is not None:
         optimizer = LocalSteps(inner, model, codec="raw", **options)
-        if optimizer._noise is not None:
-            optimizer._noise.gains = lambda: [gain] * len(list(model.parameters()))
+        (fragment,) = optimizer._fragments
+        if fragment.noise is not None:
+            fragment.noise.gains = lambda: [gain] * len(list(model.parameters()))
     after = []
     for step in range(steps):
         inputs, labels = batch(0, step)
@@ -379,8 +406,9 @@ def step_and_freeze(gain: float) -> tuple[np.ndarray, np.ndarray]:
     model = make_model()
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, betas=(0.0, 0.99))
     optimizer = LocalSteps(inner, model, codec="raw")
-    assert optimizer._noise is not None
-    optimizer._noise.gains = lambda: [gain] * len(list(model.parameters()))  # type: ignore[method-assign]
+    (fragment,) = optimizer._fragments
+    assert fragment.noise is not None
+    fragment.noise.gains = lambda: [gain] * len(list(model.parameters()))  # type: ignore[method-assign]
     after = []
     for step in range(4):
         take_step(model, optimizer, step, use_branch=step == 0)

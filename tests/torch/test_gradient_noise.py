@@ -10,7 +10,11 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from gradwire.torch.optimizers.gradient_noise import GradientNoise, count_decay
+from gradwire.torch.optimizers.gradient_noise import (
+    GradientNoise,
+    average_norm,
+    count_decay,
+)
 
 NUMELS = [1003, 64, 3, 1]
 
@@ -49,10 +53,10 @@ def test_gains_are_between_one_and_the_root_of_the_ranks(ranks: int) -> None:
 def test_average_norm_is_that_of_the_average() -> None:
     gradients = [torch.ones(n) for n in NUMELS]
     own = sum(NUMELS) ** 0.5
-    assert GradientNoise(NUMELS, 4).average_norm(gradients) == pytest.approx(own)
+    assert average_norm([GradientNoise(NUMELS, 4)], gradients) == pytest.approx(own)
     noisy = train(4, common=0.0, noise=1.0)[0]
-    assert noisy.average_norm(gradients) == pytest.approx(own / 2, rel=0.1)
-    assert noisy.average_norm([None] * len(NUMELS)) == 0.0
+    assert average_norm([noisy], gradients) == pytest.approx(own / 2, rel=0.1)
+    assert average_norm([noisy], [None] * len(NUMELS)) == 0.0
 
 
 def test_a_tensor_without_gradient_has_gain_one() -> None:

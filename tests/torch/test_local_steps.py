@@ -29,10 +29,10 @@ RUNS = {
     "scheduled": Wrapped("local", options=RAW, scheduled=True),
     "every step": Wrapped("local", options={"codec": "raw", "every": 1}),
     "corrected": Wrapped("local", "adamw", options={"codec": "3lc:s=1", "every": 1}),
-    "late": Wrapped("local", "adamw", {"codec": "3lc:s=1", "every": 1, "overlap": True}),
+    "late": Wrapped("local", "adamw", {"codec": "3lc:s=1", "every": 1, "delay": 1}),
     "late momentum": Wrapped("local", "adamw", {"codec": "3lc:s=1", "every": 3}),
-    "late both": Wrapped("local", "adamw", {"codec": "3lc:s=1", "every": 2, "overlap": True}),
-    "late outer": Wrapped("slow", options={"codec": "3lc:s=1", "every": 2, "overlap": True}),
+    "late both": Wrapped("local", "adamw", {"codec": "3lc:s=1", "every": 2, "delay": 2}),
+    "late outer": Wrapped("slow", options={"codec": "3lc:s=1", "every": 2, "delay": 2}),
     "scaled": Wrapped("local", options={"codec": "raw", "every": 1}, scale=2.0**8),
     "called": Wrapped("local", options={"codec": "3lc", "every": 4}, synchronize_at=5),
 }
@@ -110,14 +110,14 @@ def test_a_change_that_is_not_finite_is_undone(cluster: Cluster, codec: str) -> 
         ("local", "sgd", {}),
         ("slow", "sgd", {}),
         ("local", "adamw", {"clip_norm": 0.5}),
-        ("local", "adamw", {"overlap": True}),
+        ("local", "adamw", {"delay": 3, "clip_norm": 0.5}),
         ("local", "adamw", {"every": 1}),
     ],
 )
 def test_a_restart_equals_the_uninterrupted_run(
     cluster: Cluster, make: str, local: str, chosen: dict[str, Any]
 ) -> None:
-    """The state is saved between two exchanges, when the ranks differ. With overlap, an exchange is
+    """The state is saved between two exchanges, when the ranks differ. With a delay, an exchange is
     under way then."""
 
     def options(steps: int, **restart: Any) -> Wrapped:
@@ -133,12 +133,12 @@ def test_a_restart_equals_the_uninterrupted_run(
 
 
 @pytest.mark.parametrize("saved_after", [0, 2])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("delay", [0, 1])
 def test_an_earlier_state_can_be_loaded_during_a_training(
-    cluster: Cluster, saved_after: int, overlap: bool
+    cluster: Cluster, saved_after: int, delay: int
 ) -> None:
-    """With overlap, an exchange is under way at that time; it is given up."""
-    options = Wrapped("local", "adamw", {"codec": "3lc", "overlap": overlap}, steps=5)
+    """With a delay, an exchange is under way at that time; it is given up."""
+    options = Wrapped("local", "adamw", {"codec": "3lc", "delay": delay}, steps=5)
     ranks = cluster.run(2, optimizer_jobs.roll_back, options, saved_after)
     for before, again in ranks:
         assert before == again == ranks[0][0]
@@ -191,7 +191,17 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
         "rank": "ValueError: the state is that of rank 5 of 1",
         "outer": "ValueError: an outer optimizer: the state has True, this rank has False",
         "saved every": "ValueError: every: the state has 2, this rank has 1",
-        "overlap": "ValueError: overlap: the state has True, this rank has False",
+        "delay": "ValueError: delay: the state has 1, this rank has 0",
+        "no fragment": "ValueError: fragments is 0; 1 or more are needed",
+        "layers": "ValueError: fragments is 6, but the model has 5 layers, and a layer is not cut: "
+        "take fragments=5 or fewer",
+        "steps": "every is 2: take fragments=2 or fewer, or every=3 or more",
+        "long delay": "ValueError: delay is 3; 0 to every=2 steps are possible",
+        "all mixed": "ValueError: mix is 1.0; a share from 0 to below 1 is needed",
+        "back to back": "mix=0.5 with delay=every=2 would send some changes twice: take delay=1 or",
+        "mixed momentum": "correct_noise and late_momentum need whole changes",
+        "mixed gains": "correct_noise and late_momentum need whole changes",
+        "auto": "chooses codecs for the tensors of a whole model, which fragments exchange apart",
         "lbfgs": "ValueError: LBFGS computes several gradients in a step",
         "noise": "ValueError: the gradient's noise: the state has False, this rank has True",
     }
@@ -215,13 +225,13 @@ def test_a_scale_of_a_grad_scaler_changes_nothing(ranks: list[dict[str, Run]]) -
         assert rank["scaled"].digests == rank["every step"].digests
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_rank_whose_scaler_finds_infinity_leaves_out_its_own_step(
-    cluster: Cluster, every: int, overlap: bool
+    cluster: Cluster, every: int, is_late: bool
 ) -> None:
     """With every=3, in the second of the steps between two exchanges."""
-    chosen = {"every": every, "overlap": overlap}
+    chosen = {"every": every, "delay": every if is_late else 0}
     options = Wrapped("local", "adamw", chosen, steps=9, infinite_step=4, scale=4.0)
     ranks = [rank[0] for rank in cluster.run(3, optimizer_jobs.run_each, [options])]
     assert [rank.stats["left_out"] for rank in ranks] == [0, 0, 1]
@@ -243,9 +253,9 @@ def test_clip_norm_of_one_rank_is_that_of_clip_grad_norm(cluster: Cluster) -> No
 
 
 def test_a_step_is_applied_late_or_by_synchronize(cluster: Cluster) -> None:
-    late = Wrapped("local", options={"codec": "raw", "every": 1, "overlap": True}, steps=1)
+    late = Wrapped("local", options={"codec": "raw", "every": 1, "delay": 1}, steps=1)
     flushed = Wrapped(
-        "local", options={"codec": "raw", "every": 1, "overlap": True}, steps=1, synchronize_at=0
+        "local", options={"codec": "raw", "every": 1, "delay": 1}, steps=1, synchronize_at=0
     )
     at_once = Wrapped("local", options={"codec": "raw", "every": 1}, steps=1)
     for first, then, usual in cluster.run(3, optimizer_jobs.run_each, [late, flushed, at_once]):

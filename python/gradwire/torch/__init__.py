@@ -41,7 +41,8 @@ from gradwire.torch.link.errors import (
     UnmatchedPatternWarning,
     WorkerLostWarning,
 )
-from gradwire.torch.optimizers.local_steps import LocalStats, LocalSteps, outer_nesterov
+from gradwire.torch.optimizers.local_stats import LocalStats
+from gradwire.torch.optimizers.local_steps import LocalSteps, outer_nesterov
 from gradwire.torch.optimizers.qsvrg import QSVRG, QSVRGEpoch
 from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
 from gradwire.torch.records.checkpoint import reshard

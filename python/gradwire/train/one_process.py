@@ -33,6 +33,7 @@ from gradwire.auto_compressor import AutoCompressor, CompressorGroup
 from gradwire.torch.device.kernels import has_kernels, require_kernels, stream_of
 from gradwire.torch.optimizers.gradient_noise import (
     GradientNoise,
+    average_norm,
     correct_changes,
     count_decay,
 )
@@ -186,7 +187,7 @@ class OneProcess(Strategy):
         """Each worker steps its model by its own gradient, clipped by the norm of the average."""
         if self._clip > 0.0:
             for noise, gradient in zip(self._noises, self._views, strict=True):
-                optimizers.clip(gradient, noise.average_norm(gradient), self._clip)
+                optimizers.clip(gradient, average_norm([noise], gradient), self._clip)
         before = [] if self._local is None else self._local.copy_parameters()
         self.optimizer.step()
         if self._local is not None:

@@ -37,21 +37,23 @@ class GradientNoise:
     """The powers of the gradients of some tensors, as averages over the last exchanges.
 
     Every rank must be given the same tensors and seed, and call `sketch` and `update` alike.
+
+    power   f64 (2, tensors): of the rank's own gradient, and of the average gradient
     """
 
     def __init__(self, numels: Sequence[int], world_size: int, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         length = max((-(-numel // SUMS) for numel in numels), default=0) * SUMS + _OFFSETS
         self._signs = torch.randint(2, (length,), generator=generator).mul_(2).sub_(1).float()
-        self._world_size = world_size
+        self.world_size = world_size
         self._updates = 0
-        self._power = torch.zeros(2, len(numels), dtype=torch.float64)  # own, of the average
+        self.power = torch.zeros(2, len(numels), dtype=torch.float64)
         self._own = torch.zeros(len(numels), dtype=torch.float64)  # at the last `sketch`
 
     @property
     def numel(self) -> int:
         """The length of a sketch."""
-        return SUMS * self._power.shape[1]
+        return SUMS * self.power.shape[1]
 
     @torch.no_grad()
     def sketch(self, gradients: Gradients, sketch: torch.Tensor) -> None:
@@ -75,36 +77,39 @@ class GradientNoise:
     def update(self, average: torch.Tensor) -> None:
         """Takes in the average of all ranks' sketches, f32 (numel,), after each `sketch`."""
         seen = torch.stack([self._own, average.double().view(-1, SUMS).square().sum(dim=1)])
-        self._power.mul_(_MEMORY).add_(seen, alpha=1.0 - _MEMORY)
+        self.power.mul_(_MEMORY).add_(seen, alpha=1.0 - _MEMORY)
         self._updates += 1
 
     def gains(self) -> list[float]:
         """One for each tensor, from 1 to the root of the number of ranks; 1 before any update."""
-        own, average = self._power
+        own, average = self.power
         ratio = torch.where(average > 0, own / average, 1.0)
-        gains: list[float] = ratio.clamp_(1.0, self._world_size).sqrt_().tolist()
+        gains: list[float] = ratio.clamp_(1.0, self.world_size).sqrt_().tolist()
         return gains
 
-    def average_norm(self, gradients: Gradients) -> float:
-        """The norm of the average gradient, estimated from this rank's own gradient: its norm now,
-        and by how much the average was smaller in the last exchanges."""
-        own, average = self._power.sum(dim=1).tolist()
-        share = average / own if own > 0 else 1.0
-        power = sum(_power(gradient) for gradient in gradients)
-        return math.sqrt(power * min(max(share, 1.0 / self._world_size), 1.0))
-
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self._updates, "power": self._power.clone()}
+        return {"updates": self._updates, "power": self.power.clone(), "own": self._own.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ValueError for a state of other tensors."""
-        if state["power"].shape != self._power.shape:
+        if state["power"].shape != self.power.shape:
             raise ValueError(
                 f"gradient noise: the state has {state['power'].shape[1]} tensors, this rank has "
-                f"{self._power.shape[1]}"
+                f"{self.power.shape[1]}"
             )
         self._updates = int(state["updates"])
-        self._power.copy_(state["power"])
+        self.power.copy_(state["power"])
+        self._own.copy_(state["own"])
+
+
+def average_norm(noises: Sequence[GradientNoise], gradients: Gradients) -> float:
+    """The norm of the average gradient, estimated from this rank's own gradient: its norm now, and
+    by how much the average was smaller in the last exchanges. noises: of all the tensors."""
+    powers = torch.stack([noise.power.sum(dim=1) for noise in noises])
+    own, average = powers.sum(dim=0).tolist()
+    share = average / own if own > 0 else 1.0
+    power = sum(_power(gradient) for gradient in gradients)
+    return math.sqrt(power * min(max(share, 1.0 / noises[0].world_size), 1.0))
 
 
 def count_decay(optimizer: Optimizer, kept: list[float]) -> None:

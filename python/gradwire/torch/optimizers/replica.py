@@ -1,15 +1,13 @@
 """The base of ShardedOptimizer and LocalSteps: it keeps a model equal on all ranks, without DDP.
 
 The ranks compare their settings and tensors, take over rank 0's parameters and buffers, and
-exchange one bucket with a value for each value of the parameters.
+exchange buckets with a value for each value of the parameters.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -28,53 +26,64 @@ from gradwire.torch.records.parameters import (
     split_like,
 )
 from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
-from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.session import Session, SessionOwner
 
 BESIDE = "(statistics of the gradient)"
+
+
+class ReplicaBucket:
+    """What is exchanged for some parameters, f32 and flat.
+
+    values   of the parameters, one after the other, and then `beside` further values, which are
+             averaged too, and go raw if `BESIDE` is excluded
+    parts    views of the values, shaped as the parameters
+    beside   view of the further values
+    tensors  names and shapes of all
+    """
+
+    def __init__(self, named: Sequence[NamedTensor], beside: int = 0) -> None:
+        self.tensors = shapes_of(named)
+        if beside:
+            self.tensors.append((BESIDE, [beside]))
+        parameters = [parameter for _, parameter in named]
+        numel = sum(parameter.numel() for parameter in parameters)
+        self.values = torch.zeros(numel + beside)
+        self.beside = self.values[numel:]
+        self.parts = split_like(self.values[:numel], parameters)
+
+    def find_non_finite(self) -> str | None:
+        """Where the first NaN or Inf of the parameters is, as text; None if there is none."""
+        for (name, _), part in zip(self.tensors, self.parts, strict=False):
+            finite = torch.isfinite(part.reshape(-1))
+            if not bool(finite.all()):
+                element = int(finite.logical_not().nonzero()[0])
+                return f"not finite at element {element} of {name}"
+        return None
 
 
 class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
     """Wraps an optimizer of a plain module, and keeps the module equal on all ranks.
 
     _names, _parameters   of the optimizer, in the order of its groups
-    _bucket               f32, flat: the values of all parameters, one after the other, and then
-                          `beside` further values that are averaged too, and go raw
-    _parts                views of the bucket, shaped as the parameters
-    _beside               view of the further values
     """
 
     # A rank alone must not leave out a step. So a GradScaler calls `step` even if gradients are not
     # finite; meanwhile this object has attributes `found_inf` and `grad_scale`, see _scaler_says.
     _step_supports_amp_scaling = True
     _session: Session
-    _under_way: Future[torch.Tensor]
 
-    def __init__(
-        self, optimizer: Optimizer, model: nn.Module, settings: ExchangeSettings, beside: int = 0
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, model: nn.Module, settings: ExchangeSettings) -> None:
         """Raises ValueError for a model in DDP, and for a parameter that the model lacks or that
         gets no gradient; TypeError for a parameter that is not dense float32 on the CPU.
         """
         super().__init__(optimizer)
-        named = _name_trainable(optimizer, model)
+        named = name_trainable(optimizer, model)
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
-        self._tensors = shapes_of(named)
-        settings = settings.with_last_excluded(self._tensors)
-        if beside:
-            self._tensors.append((BESIDE, [beside]))
-            settings = replace(settings, exclude=[*settings.exclude, BESIDE])
-        self._numel = sum(parameter.numel() for parameter in self._parameters)
-        self._use_bucket(torch.zeros(self._numel + beside))
-        self._settings = settings
+        self._settings = settings.with_last_excluded(shapes_of(named))
         self._model = model
-        self._session = Session(settings)
+        self._session = Session(self._settings)
         self._session.close_with(self)
-
-    def _use_bucket(self, bucket: torch.Tensor) -> None:
-        self._bucket, self._beside = bucket, bucket[self._numel :]
-        self._parts = split_like(bucket[: self._numel], self._parameters)
 
     def _follow_rank_0(self, settings: Sequence[str]) -> None:
         """Compares `settings` and the model's tensors on all ranks, then takes rank 0's values.
@@ -86,50 +95,14 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         lines = [f"exchange {self._settings.exchange}"]
         lines += [f"{kind} {name} {list(t.shape)} {t.dtype}" for kind, name, t in tensors]
 
-        def work(wire: Wire) -> torch.Tensor:
+        def work(wire: Wire) -> None:
             agree("\n".join([*settings, *lines]), wire)
             self._session.runner.find_machines()
             values = _broadcast([tensor for _, _, tensor in tensors], wire)
             digest = hashlib.sha256(values).hexdigest()
             agree(f"values {digest} after the broadcast", wire)
-            return self._bucket
 
         self._session.start(work, "comparing and broadcasting the model").result()
-
-    def _find_non_finite(self) -> str | None:
-        """Where the first NaN or Inf of the bucket is, as text; None if there is none."""
-        for name, part in zip(self._names, self._parts, strict=True):
-            finite = torch.isfinite(part.reshape(-1))
-            if not bool(finite.all()):
-                element = int(finite.logical_not().nonzero()[0])
-                return f"not finite at element {element} of {name}"
-        return None
-
-    def _exchange_bucket(self, step: int, fault: str | None = None) -> bool:
-        """Turns the bucket into the exchange's result, the same bits on every rank.
-
-        `fault`: says where this rank's values are not finite, if known. (An exchange whose codec
-        keeps a residual finds NaN and Inf itself; any other exchange passes them through.)
-        Returns False if the result is not finite: the step counts as skipped; no rank may apply it.
-        """
-        self._start_exchange(step)
-        return self._finish_exchange(self._bucket, fault)
-
-    def _start_exchange(self, step: int) -> None:
-        """`step` of the bucket begins; the bucket must not be used before _finish_exchange."""
-        self._under_way = self._session.submit(BucketJob(step, self._tensors, self._bucket))
-
-    def _finish_exchange(self, bucket: torch.Tensor, fault: str | None) -> bool:
-        """As _exchange_bucket, for the bucket that was started last."""
-        self._under_way.result()
-        runner = self._session.runner
-        if not runner.last_step.skipped and not bool(torch.isfinite(bucket).all()):
-            runner.skip_last_step(
-                f"the gradient of rank {self._session.rank} is {fault}"
-                if fault
-                else "the gradient of another rank is not finite, or the sum of all"
-            )
-        return not runner.last_step.skipped
 
     def _scaler_says(self) -> tuple[float | None, bool]:
         """If a torch.amp.GradScaler called `step`: the scale of the gradients (None: they are not
@@ -143,7 +116,8 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         checkpoint.check_place(state, session.rank, session.world_size, self._settings.text())
 
 
-def _name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]:
+def name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]:
+    """The optimizer's parameters with their names; raises as ReplicaOptimizer does."""
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
             "the model is in DistributedDataParallel, which averages gradients itself: give the "

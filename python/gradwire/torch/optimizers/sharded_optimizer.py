@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.torch.optimizers.replica import ReplicaOptimizer
+from gradwire.torch.optimizers.replica import ReplicaBucket, ReplicaOptimizer
 from gradwire.torch.optimizers.shard import Shard, check_optimizer
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
@@ -32,6 +32,7 @@ from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_co
 from gradwire.torch.records.parameters import copy_gradient, options_of
 from gradwire.torch.records.stats import Stats
 from gradwire.torch.records.wrapping_optimizer import require_optimizer
+from gradwire.torch.session.bucket import BucketJob
 
 
 class ShardedOptimizer(ReplicaOptimizer):
@@ -82,14 +83,15 @@ class ShardedOptimizer(ReplicaOptimizer):
         exchange_settings.check()
         super().__init__(optimizer, model, exchange_settings)
         self._shard = shard
+        self._bucket = ReplicaBucket(list(zip(self._names, self._parameters, strict=True)))
         options = [f"group {options}" for options in options_of(self.param_groups)]
         self._follow_rank_0([f"sharded {type(optimizer).__name__}", *options])
         rank = self._session.rank
-        layout = self._settings.bucket_layout(self._tensors, self._session.world_size)
+        layout = self._settings.bucket_layout(self._bucket.tensors, self._session.world_size)
         exchange = self._settings.make_exchange(layout, rank)
         self._marks_non_finite = exchange.keeps_residuals
         parameters = dict(zip(self._names, self._parameters, strict=True))
-        shard.take(parameters, layout, exchange, self._bucket, rank)
+        shard.take(parameters, layout, exchange, self._bucket.values, rank)
         mine = [piece.values for piece in shard.pieces]
         self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(layout), rank)
         self.state = optimizer.state
@@ -108,15 +110,17 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._check_session()
         loss = self._evaluate(closure)
         self._hand_over_options()
-        for place in zip(self._names, self._parameters, self._parts, strict=True):
+        bucket = self._bucket
+        for place in zip(self._names, self._parameters, bucket.parts, strict=True):
             copy_gradient(*place)
-        fault = None if self._marks_non_finite else self._find_non_finite()
+        fault = None if self._marks_non_finite else bucket.find_non_finite()
         if fault is not None:
-            self._bucket.fill_(torch.nan)  # in every shard, so that no owner steps
-        finite = self._exchange_bucket(self._steps, fault)
+            bucket.values.fill_(torch.nan)  # in every shard, so that no owner steps
+        job = BucketJob(self._steps, bucket.tensors, bucket.values)
+        counters = self._session.average(job, fault).result()
         self._steps += 1
-        if finite:
-            for parameter, part in zip(self._parameters, self._parts, strict=True):
+        if not counters.skipped:
+            for parameter, part in zip(self._parameters, bucket.parts, strict=True):
                 parameter.add_(part)
         self._shard.follow()
         return loss

@@ -27,6 +27,8 @@ class BucketJob:
     """A bucket to average in place. `tensors` lie one after the other in `values`, which is flat.
 
     `values` are float32, bfloat16 or float16. On a GPU they are complete after the event `ready`.
+    `parts`: buckets that together hold the model and take turns, each in steps of its own; 1: every
+    step has all buckets.
     """
 
     step: int
@@ -34,6 +36,7 @@ class BucketJob:
     values: torch.Tensor
     index: int = 0
     last: bool = True  # of its step
+    parts: int = 1
     raw: bool = False
     loss_scale: float | None = None
     queued: float = field(default_factory=time.perf_counter)

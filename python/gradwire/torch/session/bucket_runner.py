@@ -106,7 +106,7 @@ class BucketRunner:
             step.skipped = True
             self._warn_of_skipped(what)
         if job.last:
-            self.end_step()
+            self.end_step(job.parts)
 
     def residuals(self) -> list[Residual]:
         """All residuals of this rank."""
@@ -194,8 +194,9 @@ class BucketRunner:
         self._decides = self._auto is not None and not job.raw and self._auto.is_due()
         self._sent_before = self._wire.sent_bytes
 
-    def end_step(self) -> None:
-        """Counts the step under way. For a caller whose jobs are never the last of their step."""
+    def end_step(self, parts: int = 1) -> None:
+        """Counts the step under way. For a caller whose jobs are never the last of their step.
+        parts: see BucketJob."""
         step = self._step
         if self._auto is not None and not step.raw:
             started = time.perf_counter()
@@ -207,12 +208,13 @@ class BucketRunner:
         step.control_bytes = sent - step.push_bytes - step.pull_bytes - step.local_bytes
         self.totals.add(step)
         self.last_step = step
-        if not step.raw and UnmatchedPatternWarning not in self._warned:
+        is_complete = len(self._buckets) >= parts
+        if is_complete and not step.raw and UnmatchedPatternWarning not in self._warned:
             self._warned.add(UnmatchedPatternWarning)
             self._warn_of_unmatched()
 
     def _warn_of_unmatched(self) -> None:
-        layouts = [self._buckets[index].layout for index in self._done]
+        layouts = [bucket.layout for bucket in self._buckets.values()]
         for pattern in layouts[0].unmatched:
             if all(pattern in layout.unmatched for layout in layouts):
                 warnings.warn(
@@ -258,7 +260,8 @@ class BucketRunner:
         if bucket is not None and bucket.fits(job) and job.index not in self._stale:
             return bucket
         # DDP made new buckets: the old ones, which this step has not used, are released.
-        for index in self._buckets.keys() - set(self._done):
+        old = {job.index} if job.parts > 1 else set(self._buckets)
+        for index in self._buckets.keys() & old - set(self._done):
             self._unplaced += residuals_in(self._buckets.pop(index).exchange)
         self.find_machines()
         self._stale.discard(job.index)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ from gradwire.torch.session.bucket_runner import BucketRunner
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
 _LEAVE_SECONDS = 1.0  # for the thread to end by itself; after that its waits are broken off
 _CPU = torch.device("cpu")
+_T = TypeVar("_T")
 
 
 class Session:
@@ -114,11 +115,34 @@ class Session:
         self._thread.submit(lambda: self._run(work, doing, future, ready))
         return future
 
-    def start(self, work: Callable[[Wire], torch.Tensor], doing: str) -> Future[torch.Tensor]:
+    def average(self, job: BucketJob, fault: str | None) -> Future[StepCounters]:
+        """Turns `job.values`, the only bucket of its step, into the average, which is the same bits
+        on every rank. Returns a future of the step's counters.
+
+        If they are `skipped`, some value is not finite, and no rank may apply the average; the
+        residuals stay as they were. fault: says where this rank's values are not finite, if known.
+        (An exchange whose codec keeps a residual finds NaN and Inf itself; any other exchange
+        passes them through.)
+        """
+
+        def work(wire: Wire) -> StepCounters:
+            self.runner.run(job)
+            counters = self.runner.last_step
+            if not counters.skipped and not bool(torch.isfinite(job.values).all()):
+                self.runner.skip_last_step(
+                    f"the gradient of rank {self.rank} is {fault}"
+                    if fault
+                    else "the gradient of another rank is not finite, or the sum of all"
+                )
+            return counters
+
+        return self.start(work, _describe(job))
+
+    def start(self, work: Callable[[Wire], _T], doing: str) -> Future[_T]:
         """Runs `work` after all earlier jobs. Its error ends the session; `doing` describes it.
         Raises the session's error if it has ended."""
         self.check()
-        future: Future[torch.Tensor] = Future()
+        future: Future[_T] = Future()
         self._thread.submit(lambda: self._run(work, doing, future))
         return future
 
@@ -165,21 +189,21 @@ class Session:
     def _work_of(self, job: BucketJob) -> tuple[Callable[[Wire], torch.Tensor], str]:
         def work(wire: Wire) -> torch.Tensor:
             self.runner.run(job)
+            device_queue.mark_ready(job.values)  # an error of the device's work is raised here
             return job.values
 
-        return work, f"step {job.step}, bucket {job.index}"
+        return work, _describe(job)
 
     def _run(
         self,
-        work: Callable[[Wire], torch.Tensor],
+        work: Callable[[Wire], _T],
         doing: str,
-        future: Future[torch.Tensor] | torch.futures.Future[torch.Tensor],
+        future: Future[_T] | torch.futures.Future[_T],
         ready: torch.cuda.Event | None = None,
     ) -> None:
         try:
             with self._connection.guard(doing), self._beside(ready):
                 result = work(self._connection.wire)
-                device_queue.mark_ready(result)  # an error of the device's work is raised here
         except Exception as error:
             if isinstance(error, CommunicationError):
                 # The earlier exceptions would keep the connection and its tensors until exit.
@@ -197,6 +221,10 @@ class Session:
 
     def _beside(self, ready: torch.cuda.Event | None) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self.queue is None else self.queue.after(ready)
+
+
+def _describe(job: BucketJob) -> str:
+    return f"step {job.step}, bucket {job.index}"
 
 
 def _finish(session: Session) -> None:

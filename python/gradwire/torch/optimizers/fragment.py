@@ -1,0 +1,231 @@
+"""A fragment of a model: layers that are exchanged together, and what is kept for them.
+
+Streaming DiLoCo (Douillard et al. 2025, arXiv:2501.18512) cuts a model into fragments whose
+exchanges take turns (section 2.2), travel while the next steps are computed, and are mixed with the
+values that the rank has by then (section 2.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
+from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
+from gradwire.torch.optimizers.replica import ReplicaBucket
+from gradwire.torch.records.parameters import NamedTensor
+from gradwire.torch.records.stats import StepCounters
+
+OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def deal_layers(named: Sequence[NamedTensor], fragments: int) -> list[list[int]]:
+    """The places of each fragment's parameters in `named`.
+
+    A layer is a module with parameters of its own. The largest layers are dealt first, each to the
+    fragment with the fewest values so far. So fragments are about equally large; and where layers
+    are, too, this is the strided pattern of Streaming DiLoCo.
+    Raises ValueError if there are fewer layers than fragments.
+    """
+    layers: dict[str, list[int]] = {}
+    for place, (name, _) in enumerate(named):
+        layers.setdefault(name.rpartition(".")[0], []).append(place)
+    if fragments > len(layers):
+        raise ValueError(
+            f"fragments is {fragments}, but the model has {len(layers)} layers, and a layer is not "
+            f"cut: take fragments={len(layers)} or fewer"
+        )
+    sized = [(sum(named[place][1].numel() for place in layer), layer) for layer in layers.values()]
+    dealt: list[tuple[int, list[int]]] = [(0, [])] * fragments
+    for numel, layer in sorted(sized, key=lambda each: -each[0]):
+        fewest = min(range(fragments), key=lambda index: (dealt[index][0], len(dealt[index][1])))
+        before, places = dealt[fewest]
+        dealt[fewest] = (before + numel, sorted(places + layer))
+    return [places for _, places in dealt]
+
+
+@dataclass
+class Flight:
+    """An exchange that has begun, and whose result is not applied yet."""
+
+    bucket: ReplicaBucket
+    steps: int  # whose changes it holds
+    due: int  # the step in which its result is applied
+    result: Future[StepCounters]
+    arrived: StepCounters | None = None
+
+
+class Fragment:
+    """Some parameters of a model, the anchors from which they depart, and the exchange under way.
+
+    places   of the parameters among all of the optimizer
+    anchors  the values on which all ranks agreed last
+    steps    since the parameters had the values of the anchors
+    bucket   free for the next exchange
+    flight   the exchange under way, if there is one
+    noise, momentum, local, outer   None where the settings don't ask for them
+    """
+
+    def __init__(
+        self,
+        named: Sequence[NamedTensor],
+        places: Sequence[int],
+        *,
+        world_size: int,
+        has_noise: bool,
+        betas: Sequence[float],
+        outer: OuterFactory | None,
+        is_back_to_back: bool,
+        exchanges_each_step: bool,
+    ) -> None:
+        """betas: the momentum of each parameter in `named`, to be applied late; empty: none."""
+        mine = [named[place] for place in places]
+        self.places = list(places)
+        self.parameters = [parameter for _, parameter in mine]
+        self.anchors = [nn.Parameter(torch.empty_like(p)) for p in self.parameters]
+        numels = [parameter.numel() for parameter in self.parameters]
+        self.noise = GradientNoise(numels, world_size) if has_noise else None
+        beside = SUMS * len(mine) if has_noise else 0
+        self.bucket = ReplicaBucket(mine, beside)
+        self._spare = ReplicaBucket(mine, beside) if is_back_to_back else self.bucket
+        self.outer = None if outer is None else outer(self.anchors)
+        self.momentum: LateMomentum | None = None
+        self.local: LocalMomentum | None = None
+        if betas:
+            self.momentum = LateMomentum([betas[place] for place in places], self.anchors)
+            if not exchanges_each_step:
+                self.local = LocalMomentum(self.momentum, self.parameters)
+        self.steps = 0
+        self.flight: Flight | None = None
+
+    @property
+    def numel(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    @torch.no_grad()
+    def set_anchors(self) -> None:
+        """Makes the parameters' values the anchors."""
+        for anchor, parameter in zip(self.anchors, self.parameters, strict=True):
+            anchor.copy_(parameter)
+
+    @torch.no_grad()
+    def write_changes(self) -> None:
+        """Writes what this rank has changed since the parameters were the anchors to the bucket."""
+        if self.local is not None:
+            torch._foreach_copy_(self.bucket.parts, self.local.sums)
+            return
+        places = zip(self.parameters, self.anchors, self.bucket.parts, strict=True)
+        for parameter, anchor, part in places:
+            torch.sub(anchor, parameter, out=part)
+
+    def take_off(self, result: Future[StepCounters], steps: int, due: int) -> None:
+        """The bucket, with the changes of so many steps, is now under way."""
+        self.flight = Flight(self.bucket, steps, due, result)
+        self.bucket, self._spare = self._spare, self.bucket
+
+    def arrive(self) -> StepCounters:
+        """Waits for the result under way, which the noise takes in; `apply` must follow."""
+        assert self.flight is not None
+        if self.flight.arrived is None:
+            self.flight.arrived = self.flight.result.result()
+            if not self.flight.arrived.skipped and self.noise is not None:
+                self.noise.update(self.flight.bucket.beside)
+        return self.flight.arrived
+
+    @torch.no_grad()
+    def apply(self, mix: float) -> None:
+        """Applies the result under way, if there is one, to the anchors. The parameters become
+        mix * parameters + (1 - mix) * anchors; or the anchors, if the result is not finite."""
+        arrived = None if self.flight is None else self.arrive()
+        flight, self.flight = self.flight, None
+        if flight is None or arrived is None or arrived.skipped:
+            mix = 0.0
+        else:
+            self._step_anchors(flight)
+        if mix > 0:
+            for parameter, anchor in zip(self.parameters, self.anchors, strict=True):
+                parameter.lerp_(anchor, 1.0 - mix)
+        else:
+            self.go_back()
+            self.steps = 0
+
+    @torch.no_grad()
+    def go_back(self) -> None:
+        """Makes the anchors' values the parameters."""
+        for parameter, anchor in zip(self.parameters, self.anchors, strict=True):
+            parameter.copy_(anchor)
+        if self.local is not None:
+            self.local.restart()
+
+    def _step_anchors(self, flight: Flight) -> None:
+        averages = flight.bucket.parts
+        if self.momentum is not None:
+            self.momentum.smooth(averages, flight.steps)
+        for anchor, average in zip(self.anchors, averages, strict=True):
+            if self.outer is None:
+                anchor.sub_(average)
+            else:
+                anchor.grad = average
+        if self.outer is not None:
+            self.outer.step()
+            for anchor in self.anchors:
+                anchor.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Waits for the exchange under way, whose result is saved, too."""
+        flight = self.flight
+        return {
+            "steps": self.steps,
+            "noise": None if self.noise is None else self.noise.state_dict(),
+            "momentum": None if self.momentum is None else self.momentum.state_dict(),
+            "local_momentum": None if self.local is None else self.local.state_dict(),
+            "outer": None if self.outer is None else self.outer.state_dict(),
+            "anchors": [anchor.detach().clone() for anchor in self.anchors],
+            "under_way": flight
+            and {
+                "finite": not flight.result.result().skipped,
+                "values": flight.bucket.values.clone(),
+                "steps": flight.steps,
+                "due": flight.due,
+            },
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raises ValueError for the state of another fragment, or of other settings."""
+        shapes = [list(anchor.shape) for anchor in self.anchors]
+        for what, saved, here in (
+            ("an outer optimizer", state["outer"] is not None, self.outer is not None),
+            ("late momentum", state["momentum"] is not None, self.momentum is not None),
+            ("the gradient's noise", state["noise"] is not None, self.noise is not None),
+            ("parameters of the shapes", [list(a.shape) for a in state["anchors"]], shapes),
+        ):
+            if saved != here:
+                raise ValueError(f"{what}: the state has {saved}, this rank has {here}")
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Gives up the exchange under way. The session must be idle."""
+        for anchor, values in zip(self.anchors, state["anchors"], strict=True):
+            anchor.copy_(values)
+        self.steps = int(state["steps"])
+        if self.outer is not None:
+            self.outer.load_state_dict(state["outer"])
+        if self.noise is not None:
+            self.noise.load_state_dict(state["noise"])
+        if self.momentum is not None:
+            self.momentum.load_state_dict(state["momentum"])
+        if self.local is not None:
+            self.local.load_state_dict(state["local_momentum"])
+        self.flight = None
+        if (saved := state["under_way"]) is not None:
+            result: Future[StepCounters] = Future()
+            result.set_result(StepCounters(skipped=not saved["finite"]))
+            self._spare.values.copy_(saved["values"])
+            steps, due = int(saved["steps"]), int(saved["due"])
+            self.flight = Flight(self._spare, steps, due, result)

@@ -1,0 +1,66 @@
+"""When the fragments of a model are exchanged, and when the results are applied."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The settings of LocalSteps with these names. Steps are counted from 1."""
+
+    every: int = 1
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for settings that don't fit together."""
+        every, fragments, delay, mix = self.every, self.fragments, self.delay, self.mix
+        if every < 1:
+            raise ValueError(f"every is {every}; an exchange every 1 step or more is needed")
+        if fragments < 1:
+            raise ValueError(f"fragments is {fragments}; 1 or more are needed")
+        if fragments > every:
+            raise ValueError(
+                f"fragments is {fragments}, but each begins its exchange in a step of its own, and "
+                f"every is {every}: take fragments={every} or fewer, or every={fragments} or more"
+            )
+        if not 0 <= delay <= every:
+            raise ValueError(
+                f"delay is {delay}; 0 to every={every} steps are possible, because the next "
+                "exchange begins then"
+            )
+        if not 0 <= mix < 1:
+            raise ValueError(f"mix is {mix}; a share from 0 to below 1 is needed")
+        if mix > 0 and self.is_back_to_back:
+            raise ValueError(
+                f"mix={mix} with delay=every={every} would send some changes twice: take "
+                f"delay={every - 1} or less, or mix=0"
+            )
+
+    @property
+    def is_back_to_back(self) -> bool:
+        """Whether a fragment's exchange ends when its next one begins."""
+        return self.delay == self.every
+
+    def begins(self, fragment: int, step: int) -> bool:
+        """Whether the exchange of fragment 0, 1, ... begins after this step."""
+        turn = (fragment + 1) * self.every // self.fragments
+        return step >= turn and (step - turn) % self.every == 0
+
+    def describe(self) -> list[str]:
+        return [
+            f"local steps, exchanged every {self.every}",
+            f"fragments {self.fragments}, applied {self.delay} steps later, mix {self.mix}",
+        ]
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raises ValueError for the state of another schedule."""
+        for name, here in self.state_dict().items():
+            if state[name] != here:
+                raise ValueError(f"{name}: the state has {state[name]}, this rank has {here}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
