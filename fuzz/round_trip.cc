@@ -41,6 +41,7 @@ constexpr const char* kVariants[] = {
     "stoch3:coder=rice",
     "stoch3:coder=zre,bucket=320",
     "stc:density=0.2",
+    "topk2bit:density=0.2",
     "stc:density=0.05,coder=zre",
     "qsgd:bits=2,coder=elias",
     "qsgd:bits=8",

@@ -99,8 +99,13 @@ def threshold(values: list[float], fraction: float) -> float:
         abs(values[edges[i] + (word * (edges[i + 1] - edges[i]) >> 32)])
         for i, word in enumerate(Draws().words(count))
     ]
-    rank = min(max(math.floor(f32(fraction * count) + 0.5), 1), count)
+    rank = count_sent(fraction, count)
     return max(sorted(samples, reverse=True)[rank - 1], 2.0**-149)
+
+
+def count_sent(fraction: float, count: int) -> int:
+    """The number of values that is nearest to a fraction of `count`, but at least one."""
+    return min(max(math.floor(f32(fraction * count) + 0.5), 1), count)
 
 
 def encode(values: list[float], options: Options, draws: Draws) -> bytes:

@@ -58,12 +58,13 @@ std::vector<std::string> variants() {
       }
     }
   }
-  for (const char* text : {"3lc:s=1.99,coder=rice", "terngrad:clip=0", "terngrad:clip=0.5",
-                           "topk:ratio=0.9,index=rice", "stc:density=0.9", "qsgd:bits=2",
-                           "qsgd:levels=127,coder=elias", "qsgd:levels=127,coder=elias-dense",
-                           "qsgd:levels=127,norm=l2,bucket=50000", "qsgd:levels=1000,norm=l2",
-                           "qsgd:bits=14,coder=elias-dense", "inceptionn:bound=6,ef=on",
-                           "truncate:bits=22", "truncate:bits=24,ef=on"}) {
+  for (const char* text :
+       {"3lc:s=1.99,coder=rice", "terngrad:clip=0", "terngrad:clip=0.5",
+        "topk:ratio=0.9,index=rice", "topk2bit:density=0.9", "stc:density=0.9", "qsgd:bits=2",
+        "qsgd:levels=127,coder=elias", "qsgd:levels=127,coder=elias-dense",
+        "qsgd:levels=127,norm=l2,bucket=50000", "qsgd:levels=1000,norm=l2",
+        "qsgd:bits=14,coder=elias-dense", "inceptionn:bound=6,ef=on", "truncate:bits=22",
+        "truncate:bits=24,ef=on"}) {
     all.emplace_back(text);
   }
   return all;

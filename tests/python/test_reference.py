@@ -74,6 +74,7 @@ sparse = [
     "topk:index=rice",
     "stc:density=0.2",
     "stc:coder=zre",
+    "topk2bit:density=0.3",
 ]
 clipped = ["inceptionn", "inceptionn:bound=8", "inceptionn:bound=6", "inceptionn:mode=strict"]
 codecs = st.one_of(
@@ -139,6 +140,7 @@ def test_encode_and_decode(tensor: bytes, codec: str, target: str) -> None:
         "stoch3:coder=zre",
         "topk",
         "topk:index=rice,values=bf16",
+        "topk2bit",
         "stc",
         "inceptionn",
         "inceptionn:bound=8,mode=strict",
@@ -171,6 +173,7 @@ def three_tensors(draw: st.DrawFn) -> list[bytes]:
             [
                 "topk:ratio=0.2",
                 "topk:values=bf16",
+                "topk2bit:density=0.3",
                 "stc:density=0.2",
                 "inceptionn:ef=on",
                 "truncate:bits=22,ef=on",
