@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +13,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradwire.torch import LocalSteps, outer_nesterov
-from gradwire.torch.optimizers.fragment import deal_layers
+import gradwire
+from gradwire.torch import LocalSteps, outer_nesterov, sparse_loco
+from gradwire.torch.optimizers.fragment import OuterFactory, deal_layers
 from optimizer_jobs import LOCAL, take_step
 from training import batch, load, make_model, save
 
 WIDTH, CLASSES = 16, 5
-OUTERS = {"none": None, "diloco": outer_nesterov(), "slow": outer_nesterov(0.1)}
+OUTERS: dict[str, OuterFactory | None] = {
+    "none": None,
+    "diloco": outer_nesterov(),
+    "slow": outer_nesterov(0.1),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+}
+
+
+Parameters = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -101,18 +111,24 @@ def train(run: Streamed) -> Course:
     return course
 
 
-def stream_by_hand(run: Streamed, world_size: int) -> list[dict[str, np.ndarray]]:
-    """Streaming DiLoCo (arXiv:2501.18512, algorithm 2) in one process, with float32 averages and
-    Nesterov momentum by its formula. The parameters of each rank at the end."""
-    every, delay, mix = (run.options[key] for key in ("every", "delay", "mix"))
+Change = Callable[[str, list[torch.Tensor]], torch.Tensor]
+Step = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def run_by_hand(run: Streamed, world_size: int, average: Change, outer: Step) -> list[Parameters]:
+    """Streaming DiLoCo (arXiv:2501.18512, algorithm 2) in one process. The parameters of each rank
+    at the end.
+
+    average   of the ranks' changes of a parameter
+    outer     what is subtracted from a parameter's anchor, given the average
+    """
+    every = run.options["every"]
+    count, delay, mix = (run.options.get(key, 0) for key in ("fragments", "delay", "mix"))
     models = [make_model() for _ in range(world_size)]
     optimizers = [LOCAL[run.local](model.parameters()) for model in models]
     named = list(models[0].named_parameters())
-    fragments = [
-        [named[p][0] for p in places] for places in deal_layers(named, run.options["fragments"])
-    ]
+    fragments = [[named[p][0] for p in places] for places in deal_layers(named, count or 1)]
     anchor = {name: values.detach().clone() for name, values in named}
-    velocity = {name: torch.zeros_like(values) for name, values in anchor.items()}
     under_way: dict[int, list[tuple[str, torch.Tensor]]] = {}  # by the step that applies them
     for step in range(1, run.steps + 1):
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
@@ -124,16 +140,11 @@ def stream_by_hand(run: Streamed, world_size: int) -> list[dict[str, np.ndarray]
             for index, names in enumerate(fragments):
                 if step % every == (index + 1) * every // len(fragments) % every:
                     under_way[step + delay] = [
-                        (
-                            n,
-                            torch.stack([anchor[n] - m.get_parameter(n) for m in models]).sum(0)
-                            / world_size,
-                        )
+                        (n, average(n, [anchor[n] - m.get_parameter(n) for m in models]))
                         for n in names
                     ]
             for name, change in under_way.pop(step, []):
-                velocity[name] = 0.9 * velocity[name] + change
-                anchor[name] -= 0.7 * (change + 0.9 * velocity[name])
+                anchor[name] -= outer(name, change)
                 for model in models:
                     mine = model.get_parameter(name)
                     mine.copy_(mix * mine + (1 - mix) * anchor[name])
@@ -141,6 +152,54 @@ def stream_by_hand(run: Streamed, world_size: int) -> list[dict[str, np.ndarray]
         {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
         for model in models
     ]
+
+
+def stream_by_hand(run: Streamed, world_size: int) -> list[Parameters]:
+    """With float32 averages and Nesterov momentum by its formula."""
+    velocity: dict[str, torch.Tensor] = {}
+
+    def outer(name: str, change: torch.Tensor) -> torch.Tensor:
+        velocity[name] = 0.9 * velocity.get(name, torch.zeros_like(change)) + change
+        return 0.7 * (change + 0.9 * velocity[name])
+
+    return run_by_hand(run, world_size, lambda _, changes: torch.stack(changes).mean(0), outer)
+
+
+def sparse_loco_by_hand(run: Streamed, world_size: int) -> list[Parameters]:
+    """Every rank's changes go through the codec, with a residual that decays (arXiv:2508.15706)."""
+    owed: dict[tuple[str, int], np.ndarray] = {}
+    codec = run.options["codec"] + ",ef=off"
+
+    def average(name: str, changes: list[torch.Tensor]) -> torch.Tensor:
+        decoded = []
+        for rank, change in enumerate(changes):
+            values = change.numpy().ravel()
+            if change.dim() > 1:  # others go raw
+                values = values + owed.get((name, rank), 0.0)
+                sent = gradwire.decode(gradwire.encode(values.astype(np.float32), codec))
+                owed[name, rank] = run.options["residual_decay"] * (values - sent)
+                values = sent
+            decoded.append(torch.tensor(values).view_as(change))
+        return torch.stack(decoded).mean(0)
+
+    return run_by_hand(run, world_size, average, lambda _, change: change)
+
+
+def residuals(saved: bytes) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = load(saved)["optimizer"]["residuals"]
+    return entries
+
+
+def refusals(all_options: list[dict[str, Any]]) -> list[str]:
+    said = []
+    for options in all_options:
+        model = make_model()
+        try:
+            LocalSteps(LOCAL["sgd"](model.parameters()), model, **options)
+            said.append("nothing")
+        except ValueError as error:
+            said.append(str(error))
+    return said
 
 
 def step_before_the_peer() -> list[bool]:
@@ -176,8 +235,13 @@ def push_bytes_of_layers(layers: int, options: dict[str, Any], steps: int) -> li
     return pushed
 
 
-def learn(outer: str, options: dict[str, Any], steps: int) -> float:
-    """The loss on data of no rank, after a training on what a fixed network says."""
+def learn_sparsely(density: float, steps: int) -> tuple[float, int]:
+    return learn("none", {"every": 8, **sparse_loco(density)}, steps)
+
+
+def learn(outer: str, options: dict[str, Any], steps: int) -> tuple[float, int]:
+    """The loss on data of no rank, after a training on what a fixed network says; the bytes that
+    this rank has pushed and pulled."""
     torch.manual_seed(0)
     teacher = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, CLASSES))
     model = nn.Sequential(
@@ -185,7 +249,7 @@ def learn(outer: str, options: dict[str, Any], steps: int) -> float:
         *(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, CLASSES)),
     )
     adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    optimizer = LocalSteps(adamw, model, outer=OUTERS[outer], **options)
+    optimizer = LocalSteps(adamw, model, **{"outer": OUTERS[outer], **options})
 
     def loss_on(seed: int, samples: int) -> torch.Tensor:
         inputs = torch.randn(samples, WIDTH, generator=torch.Generator().manual_seed(seed))
@@ -198,5 +262,6 @@ def learn(outer: str, options: dict[str, Any], steps: int) -> float:
         loss_on(1000 * (1 + dist.get_rank()) + step, 32).backward()
         optimizer.step()
     optimizer.synchronize()
+    stats = optimizer.stats().as_dict()
     optimizer.close()
-    return loss_on(7, 2048).item()
+    return loss_on(7, 2048).item(), stats["push_bytes"] + stats["pull_bytes"]

@@ -155,7 +155,7 @@ def test_streaming_learns_as_plain_local_steps_do(cluster: Cluster) -> None:
     ]
 
     def learn(outer: str, options: dict[str, Any], steps: int = 400) -> float:
-        return cluster.run(2, streaming_jobs.learn, outer, options, steps)[0]
+        return cluster.run(2, streaming_jobs.learn, outer, options, steps)[0][0]
 
     first, usual = learn("diloco", plain, 0), learn("diloco", plain)
     assert usual < 0.6 * first

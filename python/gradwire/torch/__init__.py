@@ -42,7 +42,8 @@ from gradwire.torch.link.errors import (
     WorkerLostWarning,
 )
 from gradwire.torch.optimizers.local_stats import LocalStats
-from gradwire.torch.optimizers.local_steps import LocalSteps, outer_nesterov
+from gradwire.torch.optimizers.local_steps import LocalSteps
+from gradwire.torch.optimizers.presets import outer_nesterov, sparse_loco
 from gradwire.torch.optimizers.qsvrg import QSVRG, QSVRGEpoch
 from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
 from gradwire.torch.records.checkpoint import reshard
@@ -88,6 +89,7 @@ __all__ = [
     "outer_nesterov",
     "register_backend",
     "reshard",
+    "sparse_loco",
 ]
 
 

@@ -5,8 +5,7 @@ The *anchor* is the model on which all ranks agreed last. Each rank sends its ch
 ranks is applied to the anchor, in one of two ways.
 
 plain   the average is subtracted from the anchor: local SGD.
-outer   the average is the gradient of an outer optimizer, as in DiLoCo (Douillard et al. 2023,
-        arXiv:2311.08105): SGD with Nesterov momentum, see `outer_nesterov`.
+outer   the average is the gradient of an outer optimizer, as in DiLoCo (presets.py).
 
 The model may be cut into fragments, each with an anchor and exchanges of its own, as in Streaming
 DiLoCo (Douillard et al. 2025, arXiv:2501.18512). An exchange may be applied some steps after its
@@ -25,8 +24,9 @@ from typing import Any, Unpack
 
 import torch
 from torch import nn
-from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, Adam, AdamW, Optimizer
 
+from gradwire._core import Compressor, is_goal
 from gradwire.torch.optimizers.fragment import Fragment, OuterFactory, deal_layers
 from gradwire.torch.optimizers.gradient_noise import average_norm, correct_changes, count_decay
 from gradwire.torch.optimizers.late_momentum import check_taken, take_momentum
@@ -49,11 +49,6 @@ _OF_SECOND_MOMENTS = (
     torch.optim.RMSprop,
     torch.optim.Adagrad,
 )
-
-
-def outer_nesterov(lr: float = 0.7, momentum: float = 0.9) -> OuterFactory:
-    """DiLoCo's outer optimizer, with the values that its authors found best."""
-    return lambda parameters: SGD(parameters, lr=lr, momentum=momentum, nesterov=True)
 
 
 class LocalSteps(ReplicaOptimizer):
@@ -96,6 +91,8 @@ class LocalSteps(ReplicaOptimizer):
                    all ranks (late_momentum.py). It smooths the error of the codec, too. A new
                    learning rate takes effect over the next 1 / (1 - momentum) steps. None: for
                    these optimizers, without `outer` and `mix`
+    residual_decay  by which residuals are multiplied after each exchange, in (0, 1]: what is left
+                   out fades, as in SparseLoCo. For codecs with error feedback
     codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
                    exchange, ranks_per_machine, process_group, threads, target, seed, timeout
 
@@ -125,6 +122,7 @@ class LocalSteps(ReplicaOptimizer):
         clip_norm: float | None = None,
         correct_noise: bool | None = None,
         late_momentum: bool | None = None,
+        residual_decay: float = 1.0,
         codec: str | None = None,
         **settings: Unpack[ExchangeArguments],
     ) -> None:
@@ -159,6 +157,7 @@ class LocalSteps(ReplicaOptimizer):
                 f"{exchange_settings.goals[0]} chooses codecs for the tensors of a whole model, "
                 "which fragments exchange apart: give another codec, or fragments=1"
             )
+        _check_decay(residual_decay, exchange_settings)
         if needs_gradients:
             exclude = [*exchange_settings.exclude, BESIDE]
             exchange_settings = replace(exchange_settings, exclude=exclude)
@@ -166,6 +165,7 @@ class LocalSteps(ReplicaOptimizer):
         self.every = every
         self._schedule = schedule
         self._clip_norm = clip_norm
+        self._residual_decay = residual_decay
         self._corrects = correct_noise
         self._momentum_is_late = late_momentum
         betas = take_momentum(optimizer) if late_momentum else []
@@ -195,6 +195,7 @@ class LocalSteps(ReplicaOptimizer):
             f"gradients {clipped}, changes {'corrected' if correct_noise else 'not corrected'} for "
             "noise",
             f"late momentum {betas or 'of none'}",
+            f"residuals multiplied by {residual_decay}",
         ]
         self._follow_rank_0([*follows, *self._outer_text()])
         self._share_groups()
@@ -304,7 +305,7 @@ class LocalSteps(ReplicaOptimizer):
             index=self._fragments.index(fragment),
             parts=len(self._fragments),
         )
-        result = self._session.average(job, fault)
+        result = self._session.average(job, fault, self._residual_decay)
         fragment.take_off(result, steps, self._clock + self._schedule.delay)
         self._exchanges += 1
 
@@ -391,3 +392,16 @@ class LocalSteps(ReplicaOptimizer):
             return ["plain average"]
         name = type(outer).__name__
         return [f"outer {name} {options}" for options in options_of(outer.param_groups)]
+
+
+def _check_decay(decay: float, settings: ExchangeSettings) -> None:
+    """Raises ValueError if it is out of range, or if no codec keeps a residual."""
+    if not 0 < decay <= 1:
+        raise ValueError(f"residual_decay is {decay}; a factor above 0, and at most 1, is needed")
+    codecs = [settings.codec, settings.pull_codec or settings.codec]
+    keeps = [is_goal(codec) or Compressor(codec, 1).residual is not None for codec in codecs]
+    if decay < 1 and not any(keeps):
+        raise ValueError(
+            f"{settings.codec} keeps no residual that residual_decay could multiply: take a codec "
+            "with error feedback, such as topk2bit, or leave residual_decay out"
+        )

@@ -318,6 +318,10 @@ class BucketRunner:
             return ""
         return f"the average of {', '.join(name for name, _ in bucket.tensors)} is not finite"
 
+    def scale_residuals(self, bucket: int, factor: float) -> None:
+        """Multiplies all residuals of a bucket, which has been averaged."""
+        self._buckets[bucket].exchange.scale_residuals(factor)
+
     def skip_last_step(self, why: str) -> None:
         """For a caller that will not apply the result: the sent values go back to the residuals."""
         self._step.skipped = True

@@ -115,7 +115,9 @@ class Session:
         self._thread.submit(lambda: self._run(work, doing, future, ready))
         return future
 
-    def average(self, job: BucketJob, fault: str | None) -> Future[StepCounters]:
+    def average(
+        self, job: BucketJob, fault: str | None, residual_decay: float = 1.0
+    ) -> Future[StepCounters]:
         """Turns `job.values`, the only bucket of its step, into the average, which is the same bits
         on every rank. Returns a future of the step's counters.
 
@@ -123,6 +125,7 @@ class Session:
         residuals stay as they were. fault: says where this rank's values are not finite, if known.
         (An exchange whose codec keeps a residual finds NaN and Inf itself; any other exchange
         passes them through.)
+        residual_decay: by which the bucket's residuals are multiplied after a step that counts.
         """
 
         def work(wire: Wire) -> StepCounters:
@@ -134,6 +137,8 @@ class Session:
                     if fault
                     else "the gradient of another rank is not finite, or the sum of all"
                 )
+            if not counters.skipped and residual_decay != 1.0:
+                self.runner.scale_residuals(job.index, residual_decay)
             return counters
 
         return self.start(work, _describe(job))
