@@ -123,11 +123,13 @@ def test_synchronize_ends_all_exchanges_and_mixes_nothing(cluster: Cluster) -> N
 
 
 @pytest.mark.parametrize("codec", ["3lc:s=1", "raw"])
-@pytest.mark.parametrize("delay", [0, 3, 6])
-def test_a_change_that_is_not_finite_is_undone(cluster: Cluster, codec: str, delay: int) -> None:
+@pytest.mark.parametrize(("delay", "mix"), [(0, 0.0), (3, 0.0), (3, 0.5), (6, 0.0)])
+def test_a_change_that_is_not_finite_is_undone(
+    cluster: Cluster, codec: str, delay: int, mix: float
+) -> None:
     """A rank's whole model becomes NaN. It goes back to all anchors when it takes part in the next
     exchange, which is skipped; exchanges of other fragments go on."""
-    options = THREE | {"codec": codec, "delay": delay}
+    options = THREE | {"codec": codec, "delay": delay, "mix": mix}
     run = Streamed(options, "adam", steps=18, infinite_step=8)
     plain = replace(run, infinite_step=None)
     ranks = cluster.run(3, streaming_jobs.train_each, [run, plain])

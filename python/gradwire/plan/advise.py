@@ -17,7 +17,7 @@ MARGIN = 0.1
 TERNGRAD = "terngrad"  # an exchange of the codec of this name alone
 
 # Hops of a ring quantize growing sums; these codecs lose accuracy there (docs/exchanges.md).
-_NOT_IN_RINGS = ("3lc", "topk", "stc", "qgd", "onebit")
+_NOT_IN_RINGS = ("3lc", "topk", "topk2bit", "stc", "qgd", "onebit")
 
 
 @dataclass(frozen=True)
