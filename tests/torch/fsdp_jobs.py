@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from gradwire import decode, encode
-from gradwire.torch import FullyShardComm
+from gradwire.torch import FullyShardComm, LocalSteps, ShardedOptimizer
 from jobs import Owed, owed_in
 from training import batch, load, make_model, make_optimizer, save
 
@@ -357,3 +357,79 @@ def lose_a_rank() -> str:
     if "Error" in found and comm.error is None:
         found = str(comm.explain(RuntimeError(found)))
     return found
+
+
+# Local steps of sharded replicas ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """LocalSteps of two replicas, each of two ranks. sharded: by fully_shard; otherwise the two
+    ranks of a replica are one, with both batches."""
+
+    options: dict[str, Any]
+    sharded: bool = True
+    steps: int = 8
+    start: int = 0
+    saved: list[bytes] | None = None
+
+
+def local_steps(case: Replicas) -> tuple[list[float], dict[str, np.ndarray], bytes, str]:
+    """Losses, whole parameters, this rank's state, and the report."""
+    model: Any = make_model()
+    group = None
+    if case.sharded:
+        mesh = mesh_of(True)
+        for module in (model.first, model):
+            fully_shard(module, mesh=mesh["shards"])
+        group = mesh["replicas"].get_group()
+    rank = dist.get_rank()
+    adamw = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
+    optimizer = LocalSteps(adamw, model, process_group=group, **case.options)
+    if case.saved is not None:
+        state = load(case.saved[rank])
+        optimizer.load_state_dict(state["optimizer"])
+        with torch.no_grad():
+            for parameter, values in zip(model.parameters(), state["model"], strict=True):
+                _local(parameter).copy_(values)
+    losses = []
+    for step in range(case.start, case.start + case.steps):
+        batches = [
+            batch(part, step) for part in ([rank] if case.sharded else [2 * rank, 2 * rank + 1])
+        ]
+        inputs, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    whole = {
+        n: _whole(p) if case.sharded else p.detach().numpy().copy()
+        for n, p in zip(NAMES, model.parameters(), strict=True)
+    }
+    local = [p.to_local().detach().clone() if case.sharded else p for p in model.parameters()]
+    saved = save({"optimizer": optimizer.state_dict(), "model": local})
+    report = str(optimizer.stats())
+    optimizer.close()
+    return losses, whole, saved, report
+
+
+def local_steps_each(cases: list[Replicas]) -> list[Any]:
+    return [local_steps(case) for case in cases]
+
+
+def misuse_of_local_steps() -> dict[str, str]:
+    def wrap(model: Any, **options: Any) -> str:
+        adamw = torch.optim.AdamW(model.parameters())
+        return raised_by(lambda: LocalSteps(adamw, model, **options))
+
+    partly = make_model()
+    fully_shard(partly.first, mesh=mesh_of(False))
+    model = shard(make_model(), Sharded())
+    sharded = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        "partly": wrap(partly),
+        "hybrid mesh": wrap(shard(make_model(), Sharded(hybrid=True))),
+        "all ranks": wrap(shard(make_model(), Sharded())),
+        "sharded optimizer": raised_by(lambda: ShardedOptimizer(sharded, model)),
+    }

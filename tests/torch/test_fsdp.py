@@ -10,7 +10,7 @@ import torch
 
 import fsdp_jobs
 from cluster import Cluster, Failed
-from fsdp_jobs import Run, Sharded
+from fsdp_jobs import Replicas, Run, Sharded
 
 BF16 = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
 NARROW = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16}
@@ -181,3 +181,56 @@ def test_a_lost_rank_is_named(fragile_cluster: Cluster) -> None:
     for rank, answer in fragile_cluster.collect(range(2), 120.0).items():
         assert not isinstance(answer, Failed), answer
         assert "rank 2" in answer, (rank, answer)
+
+
+PLAIN = {"codec": "raw", "correct_noise": False}
+LOCAL = {
+    "every step": PLAIN,
+    "every second": {**PLAIN, "every": 2},
+    "two fragments": {**PLAIN, "every": 2, "fragments": 2, "delay": 1},
+}
+COARSE = {"codec": "3lc:s=1.00,coder=rice", "clip_norm": 1.0}
+
+
+@pytest.mark.parametrize("way", LOCAL)
+def test_local_steps_of_sharded_replicas_are_those_of_whole_ones(
+    cluster: Cluster, way: str
+) -> None:
+    whole = cluster.run(2, fsdp_jobs.local_steps, Replicas(LOCAL[way], sharded=False))
+    sharded = cluster.run(4, fsdp_jobs.local_steps, Replicas(LOCAL[way]))
+    for rank, (losses, parameters, _, _) in enumerate(sharded):
+        for name, values in whole[rank // 2][1].items():
+            np.testing.assert_allclose(parameters[name], values, rtol=1e-3, atol=2e-5)
+        pair = [losses, sharded[rank ^ 1][0]]
+        np.testing.assert_allclose(np.mean(pair, 0), whole[rank // 2][0], rtol=1e-3)
+
+
+def test_local_steps_of_sharded_replicas_compress_and_resume(cluster: Cluster) -> None:
+    case = Replicas(COARSE)
+    straight = cluster.run(4, fsdp_jobs.local_steps, case)
+    half = cluster.run(4, fsdp_jobs.local_steps, replace(case, steps=4))
+    saved = [state for _, _, state, _ in half]
+    resumed = cluster.run(4, fsdp_jobs.local_steps, replace(case, steps=4, start=4, saved=saved))
+    for rank, (losses, parameters, _, report) in enumerate(straight):
+        assert losses[4:] == resumed[rank][0]
+        for name, values in parameters.items():
+            np.testing.assert_array_equal(values, straight[0][1][name])
+            np.testing.assert_array_equal(values, resumed[rank][1][name])
+        assert "x less than raw" in report
+    swapped = replace(case, saved=[saved[rank ^ 1] for rank in range(4)])
+    cluster.start(4, fsdp_jobs.local_steps, swapped)
+    for answer in cluster.collect(range(4)).values():
+        assert isinstance(answer, Failed)
+        assert "the state is of shard" in answer.message
+
+
+def test_mistakes_with_local_steps_are_named(cluster: Cluster) -> None:
+    expected = {
+        "partly": "is not: call fully_shard for all",
+        "hybrid mesh": "mesh=mesh['shard']",
+        "all ranks": "PeerMismatchError",
+        "sharded optimizer": "FullyShardComm compresses what FSDP2 sends",
+    }
+    for rank in cluster.run(4, fsdp_jobs.misuse_of_local_steps):
+        for mistake, text in expected.items():
+            assert text in rank[mistake], rank[mistake]

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import AdamW, Optimizer
 
 SUMS = 4  # signed sums of a tensor in a step; more than the memory makes up for
@@ -102,13 +103,21 @@ class GradientNoise:
         self._own.copy_(state["own"])
 
 
-def average_norm(noises: Sequence[GradientNoise], gradients: Gradients) -> float:
+def average_norm(
+    noises: Sequence[GradientNoise],
+    gradients: Gradients,
+    shards: dist.ProcessGroup | None = None,
+) -> float:
     """The norm of the average gradient, estimated from this rank's own gradient: its norm now, and
-    by how much the average was smaller in the last exchanges. noises: of all the tensors."""
-    powers = torch.stack([noise.power.sum(dim=1) for noise in noises])
-    own, average = powers.sum(dim=0).tolist()
+    by how much the average was smaller in the last exchanges. noises: of all the tensors. shards:
+    the ranks that have the other parts of the tensors; all of them must call this."""
+    now = torch.tensor([sum(_power(gradient) for gradient in gradients)], dtype=torch.float64)
+    powers = torch.stack([noise.power.sum(dim=1) for noise in noises]).sum(dim=0).double()
+    sums = torch.cat([now, powers])
+    if shards is not None:
+        dist.all_reduce(sums, group=shards)
+    power, own, average = sums.tolist()
     share = average / own if own > 0 else 1.0
-    power = sum(_power(gradient) for gradient in gradients)
     return math.sqrt(power * min(max(share, 1.0 / noises[0].world_size), 1.0))
 
 

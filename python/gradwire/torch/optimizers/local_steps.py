@@ -18,7 +18,7 @@ sum every second step. In gradwire that is gradient accumulation, with the hook 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -36,6 +36,7 @@ from gradwire.torch.optimizers.schedule import Schedule
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
 from gradwire.torch.records.parameters import options_of, require_dense
+from gradwire.torch.records.shards import local_of
 from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.records.wrapping_optimizer import require_optimizer
 from gradwire.torch.session.bucket import BucketJob
@@ -103,6 +104,11 @@ class LocalSteps(ReplicaOptimizer):
     Sparse gradients may be used if the wrapped optimizer takes them, without clip_norm and
     correct_noise: only changes of parameters are sent.
 
+    A model that `fully_shard` (FSDP2) has sharded inside a machine, on a mesh of one dimension, may
+    have replicas on other machines: process_group is the group of the ranks with the same shard,
+    and all ranks must step together. Then each replica takes the place of a rank above, and shards
+    go back to their anchors one by one.
+
     A torch.amp.GradScaler works as with any optimizer. Each rank has its own; where it finds a
     gradient that is not finite, this rank takes no step, and takes part in the exchange.
 
@@ -169,9 +175,10 @@ class LocalSteps(ReplicaOptimizer):
         self._corrects = correct_noise
         self._momentum_is_late = late_momentum
         betas = take_momentum(optimizer) if late_momentum else []
+        self._locals = [(name, local_of(parameter)) for name, parameter in named]
         self._fragments = [
             Fragment(
-                named,
+                self._locals,
                 places,
                 world_size=self._session.world_size,
                 has_noise=needs_gradients,
@@ -205,6 +212,7 @@ class LocalSteps(ReplicaOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
         self._check_session()
+        self._check_shards()
         if self._momentum_is_late:
             check_taken(self.param_groups)
         scale, not_finite = self._scaler_says()
@@ -261,9 +269,23 @@ class LocalSteps(ReplicaOptimizer):
     def _has_noise(self) -> bool:
         return self._fragments[0].noise is not None
 
+    def _gradients(self, places: Iterable[int]) -> list[torch.Tensor | None]:
+        """Of the parameters with these places, as far as this rank has them."""
+        gradients = (self._parameters[place].grad for place in places)
+        return [None if gradient is None else local_of(gradient) for gradient in gradients]
+
+    def _check_shards(self) -> None:
+        """Raises RuntimeError if the model no longer has the memory that this object changes."""
+        for (name, local), parameter in zip(self._locals, self._parameters, strict=True):
+            if local is not parameter and local.data_ptr() != local_of(parameter).data_ptr():
+                raise RuntimeError(
+                    f"{name} was replaced after LocalSteps was made, such as by "
+                    "load_state_dict(assign=True): load first, then make a new LocalSteps"
+                )
+
     def _scale_gradients(self, scale: float | None) -> None:
         """Divides them by the GradScaler's scale and clips them."""
-        gradients = [parameter.grad for parameter in self._parameters]
+        gradients = self._gradients(range(len(self._parameters)))
         factor = 1.0 if scale is None else 1.0 / scale
         if self._has_noise():
             for name, gradient in zip(self._names, gradients, strict=True):
@@ -271,7 +293,7 @@ class LocalSteps(ReplicaOptimizer):
                     require_dense(name, gradient)
         if self._clip_norm is not None:
             noises = [fragment.noise for fragment in self._fragments if fragment.noise is not None]
-            norm = factor * average_norm(noises, gradients)
+            norm = factor * average_norm(noises, gradients, self._shards)
             if norm > self._clip_norm:
                 factor *= self._clip_norm / norm
         if factor != 1.0:
@@ -289,8 +311,8 @@ class LocalSteps(ReplicaOptimizer):
         if fragment.flight is not None:
             fragment.arrive()  # the noise takes in that exchange before this one
         if fragment.noise is not None:
-            counted = self._gradients_count
-            gradients = [p.grad if counted else None for p in fragment.parameters]
+            none: list[torch.Tensor | None] = [None] * len(fragment.places)
+            gradients = self._gradients(fragment.places) if self._gradients_count else none
             fragment.noise.sketch(gradients, bucket.beside)
             if self._corrects and fault is None:
                 kept = [self._kept[place] for place in fragment.places]
@@ -362,15 +384,19 @@ class LocalSteps(ReplicaOptimizer):
             "kept": list(self._kept),
             "optimizer": self._optimizer.state_dict(),
             "fragments": fragments,
+            "shard": self._shard_text(),
         }
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Goes on from a saved state; every rank must load its own, and its model's parameters.
 
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
-        another rank, world size, codec, model, `every`, `fragments`, `delay`, `mix` or `outer`.
+        another rank, world size, shard, codec, model, `every`, `fragments`, `delay`, `mix` or
+        `outer`.
         """
         self._check_state(state)
+        if state["shard"] != self._shard_text():
+            raise ValueError(f"the state is of shard {state['shard']}, not {self._shard_text()}")
         self._schedule.check_state(state["schedule"])
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.check_state(saved)

@@ -25,6 +25,7 @@ from gradwire.torch.records.parameters import (
     shapes_of,
     split_like,
 )
+from gradwire.torch.records.shards import group_of_shards, local_of
 from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
 from gradwire.torch.session.session import Session, SessionOwner
 
@@ -65,6 +66,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
     """Wraps an optimizer of a plain module, and keeps the module equal on all ranks.
 
     _names, _parameters   of the optimizer, in the order of its groups
+    _shards               the ranks among which FSDP2 has sharded the parameters; None: it has not
     """
 
     # A rank alone must not leave out a step. So a GradScaler calls `step` even if gradients are not
@@ -78,6 +80,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         """
         super().__init__(optimizer)
         named = name_trainable(optimizer, model)
+        self._shards = group_of_shards(named)
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._settings = settings.with_last_excluded(shapes_of(named))
@@ -90,9 +93,9 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
 
         Raises PeerMismatchError naming the first difference between two ranks.
         """
-        named = [("parameter", n, p.detach()) for n, p in self._model.named_parameters()]
+        named = [("parameter", n, local_of(p).detach()) for n, p in self._model.named_parameters()]
         tensors = named + [("buffer", n, b) for n, b in self._model.named_buffers()]
-        lines = [f"exchange {self._settings.exchange}"]
+        lines = [f"exchange {self._settings.exchange}", f"shard {self._shard_text()}"]
         lines += [f"{kind} {name} {list(t.shape)} {t.dtype}" for kind, name, t in tensors]
 
         def work(wire: Wire) -> None:
@@ -103,6 +106,12 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
             agree(f"values {digest} after the broadcast", wire)
 
         self._session.start(work, "comparing and broadcasting the model").result()
+
+    def _shard_text(self) -> str:
+        """This rank's place among those that share the model (FSDP2)."""
+        return (
+            "0 of 1" if self._shards is None else f"{self._shards.rank()} of {self._shards.size()}"
+        )
 
     def _scaler_says(self) -> tuple[float | None, bool]:
         """If a torch.amp.GradScaler called `step`: the scale of the gradients (None: they are not

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire.torch.optimizers.replica import ReplicaBucket, ReplicaOptimizer
+from gradwire.torch.optimizers.replica import ReplicaBucket, ReplicaOptimizer, name_trainable
 from gradwire.torch.optimizers.shard import Shard, check_optimizer
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
@@ -30,6 +30,7 @@ from gradwire.torch.records.exchange_settings import (
 )
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import copy_gradient, options_of
+from gradwire.torch.records.shards import group_of_shards
 from gradwire.torch.records.stats import Stats
 from gradwire.torch.records.wrapping_optimizer import require_optimizer
 from gradwire.torch.session.bucket import BucketJob
@@ -81,6 +82,11 @@ class ShardedOptimizer(ReplicaOptimizer):
         # `update` is the shard's: the session would keep this object alive through its own method.
         exchange_settings = ExchangeSettings(codec, **settings, update=shard.update)
         exchange_settings.check()
+        if group_of_shards(name_trainable(optimizer, model)) is not None:
+            raise TypeError(
+                "the model is sharded by fully_shard, so its optimizer steps shards already: "
+                "FullyShardComm compresses what FSDP2 sends"
+            )
         super().__init__(optimizer, model, exchange_settings)
         self._shard = shard
         self._bucket = ReplicaBucket(list(zip(self._names, self._parameters, strict=True)))
