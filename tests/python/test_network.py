@@ -154,13 +154,13 @@ def test_without_the_right_it_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "run as root" in reason
 
 
-def measure_rate(rate: int, senders: int) -> float:
+def measure_rate(rate: int, senders: int, latency: float = 0.0) -> float:
     """Bits per second of payload that reach one process from others, over about a second."""
     receiver = start(RECEIVER, senders)
     sending = [start(SENDER, network.address(0), rate // 8 // senders) for _ in range(senders)]
     assert receiver.stdout is not None
     try:
-        with network.shaped_network(rate) as attach:
+        with network.shaped_network(rate, latency) as attach:
             for rank, process in enumerate([receiver, *sending]):
                 attach(rank, process)
             assert receiver.stdout.readline() == b"listening\n"
@@ -188,6 +188,83 @@ def test_links_have_the_rate(rate: int, senders: int) -> None:
         if fastest >= 0.85 * PAYLOAD * rate:
             break
     assert 0.85 * PAYLOAD * rate <= fastest <= 1.03 * PAYLOAD * rate
+
+
+# Answers every byte. PINGER prints the seconds of each of five round trips.
+ECHO = """
+import socket
+connection = socket.create_server(("0.0.0.0", 5000))
+print("listening", flush=True)
+connection = connection.accept()[0]
+while data := connection.recv(1): connection.sendall(data)
+"""
+PINGER = """
+import socket, sys, time
+sys.stdin.readline()
+connection = socket.create_connection((sys.argv[1], 5000))
+for _ in range(5):
+    start = time.perf_counter()
+    connection.sendall(b"x"); connection.recv(1)
+    print(time.perf_counter() - start, flush=True)
+"""
+why_no_latency = network.why_not_shaped(True) if sys.platform == "linux" else "Linux only"
+needs_taps = pytest.mark.skipif(
+    why_no_latency is not None, reason=f"LATENCY NOT TESTED: {why_no_latency}"
+)
+
+
+@needs_taps
+def test_links_have_the_latency() -> None:
+    """The least of several round trips: a busy machine makes them longer, never shorter."""
+    echo, pinger = start(ECHO), start(PINGER, network.address(0))
+    assert echo.stdout is not None
+    assert pinger.stdout is not None
+    assert pinger.stdin is not None
+    try:
+        with network.shaped_network(10_000_000, 0.05) as attach:
+            attach(0, echo)
+            attach(1, pinger)
+            assert echo.stdout.readline() == b"listening\n"
+            pinger.stdin.write(b"go\n")
+            pinger.stdin.flush()
+            trips = [float(pinger.stdout.readline()) for _ in range(5)]
+    finally:
+        for process in (echo, pinger):
+            process.kill()
+            process.communicate()
+    assert 0.1 <= min(trips) < 0.2
+
+
+@needs_taps
+@pytest.mark.parametrize("senders", [1, 2])
+def test_long_links_have_the_rate(senders: int) -> None:
+    """Frames of 9000 bytes leave 99 % for TCP's payload. TCP needs some round trips to find the
+    rate, and so does each try; more than the rate never arrives."""
+    rate, fastest = 50_000_000, 0.0
+    for _ in range(4):
+        fastest = max(fastest, measure_rate(rate, senders, 0.005))
+        if fastest >= 0.7 * rate:
+            break
+    assert 0.7 * rate <= fastest <= 1.03 * rate
+
+
+@needs_taps
+def test_the_relay_ends_with_its_maker() -> None:
+    program = """
+import sys, time
+from gradwire.train import network
+with network.shaped_network(10**7, 0.01):
+    print("made", flush=True)
+    time.sleep(60)
+"""
+    maker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert maker.stdout is not None
+    assert maker.stdout.readline() == b"made\n"
+    relays = Path(f"/proc/{maker.pid}/task/{maker.pid}/children").read_text().split()
+    assert relays
+    maker.kill()
+    maker.communicate()
+    assert wait_until(lambda: not any(Path(f"/proc/{relay}").exists() for relay in relays))
 
 
 @needs_namespaces

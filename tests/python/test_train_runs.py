@@ -150,6 +150,18 @@ def report_of(command: list[str], environment: dict[str, str] | None = None) -> 
     return json.loads(result.stdout), result.stderr
 
 
+@pytest.mark.skipif(network.why_not_shaped(True) is not None, reason="LATENCY NOT TESTED")
+def test_a_run_over_long_links_takes_as_long(folder: Path) -> None:
+    """A step has a push and a pull, each of which travels 30 ms."""
+    links = ["--bandwidth", "100mbit", "--latency", "30"]
+    report, said = report_of([*_training(folder), *links, *EIGHT_STEPS])
+    assert report["links"]["latency_ms"] == 30
+    assert "100mbit and 30 ms each way" in said
+    for result in report["results"]:
+        assert result["replicas_identical"]
+        assert result["seconds"] > 8 * 2 * 0.03
+
+
 @needs_namespaces
 def test_a_shaped_run_counts_what_its_links_count(shaped: tuple[Any, str, Path]) -> None:
     report, said, plots = shaped
@@ -157,6 +169,7 @@ def test_a_shaped_run_counts_what_its_links_count(shaped: tuple[Any, str, Path])
     assert report["times"] == "measured"
     assert report["links"] == {
         "bandwidth": "100mbit",
+        "latency_ms": 0.0,
         "shaped": True,
         "modelled": False,
         "note": "",

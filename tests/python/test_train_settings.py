@@ -113,6 +113,14 @@ def parsed(**given: Any) -> TrainSettings:
     return settings.from_options(usual | given)
 
 
+def test_only_links_with_a_bandwidth_have_a_latency() -> None:
+    with pytest.raises(SettingsError) as caught:
+        parsed(bandwidth="none", latency=5.0)
+    assert caught.value.option == "--latency"
+    chosen = parsed(bandwidth="10mbit", latency=5.0)
+    assert chosen.links == "10mbit and 5 ms"
+
+
 def test_defaults_follow_from_the_model_and_the_optimizer() -> None:
     usual = parsed()
     assert (usual.data, usual.batch, usual.optimizer) == ("fashion-mnist", 32, "sgd")

@@ -30,7 +30,16 @@ _PANELS = {
         *("dropout", "ema"),
     ),
     "Network and exchange": (
-        *("workers", "bandwidth", "exchange", "every", "compress", "start_iter", "rules"),
+        *(
+            "workers",
+            "bandwidth",
+            "latency",
+            "exchange",
+            "every",
+            "compress",
+            "start_iter",
+            "rules",
+        ),
         *("exclude", "exclude_last", "min_numel", "threads"),
         *("servers", "backup_workers", "staleness", "barrier"),
     ),

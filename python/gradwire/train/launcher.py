@@ -55,7 +55,8 @@ def run_workers(
             cleanup.callback(workers[rank].end)
         if shaped:
             assert settings.bandwidth is not None
-            attach = cleanup.enter_context(network.shaped_network(settings.bandwidth))
+            shaped_links = network.shaped_network(settings.bandwidth, settings.latency / 1e3)
+            attach = cleanup.enter_context(shaped_links)
             for worker in workers[:: settings.ranks_per_machine]:
                 attach(worker.rank, worker.process)
         for worker in workers:

@@ -10,6 +10,9 @@ each exists as long as a process is in it: when the processes end, however they 
 removes namespaces, links, addresses and queues. Nothing is ever configured in the namespace of the
 machine itself.
 
+A link with a latency is another kind: the kernel's `netem` is rarely there, so a process of ours
+carries the frames (relay.py).
+
 Rates: a token bucket (`tbf`) on both ends of every link limits what a worker sends *and* what it
 receives. The bucket holds one millisecond of the rate, at least three full Ethernet frames: enough
 for the whole rate on a busy machine (measured at 1 Gbit/s with both cores busy: 954 Mbit/s of TCP
@@ -30,7 +33,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,9 +43,10 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
+from gradwire.train import relay
 from gradwire.train.errors import TrainError
 
-INTERFACE = "eth0"  # a worker's end of its link, in its namespace
+INTERFACE = relay.INTERFACE  # a worker's end of its link, in its namespace
 TOOLS = ("ip", "tc", "unshare", "nsenter")
 _ETHERNET_FRAME = 1514
 _QUEUED_BYTES = "/proc/sys/net/ipv4/tcp_limit_output_bytes"  # of one connection, below TCP
@@ -82,9 +88,10 @@ def share_bytes(bits_per_second: int) -> int:
     return min(max(bits_per_second // 8 // 4000, 2 * _ETHERNET_FRAME), 65536)
 
 
-def why_not_shaped() -> str | None:
+def why_not_shaped(has_latency: bool = False) -> str | None:
     """None if this process may build a shaped network, else the reason and the remedy. To find out,
-    it makes a veth pair with a queue, in a namespace that ends with the trial."""
+    it makes a veth pair with a queue, or a TAP device for a latency, in a namespace that ends with
+    the trial."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return (
@@ -96,6 +103,8 @@ def why_not_shaped() -> str | None:
         "tc qdisc add dev port0 root tbf rate 1mbit burst 5000 limit 10000 && "
         f"ip link set dev port0 gso_max_size 5000 && echo 5000 > {_QUEUED_BYTES}"
     )
+    if has_latency:
+        trial = "ip tuntap add dev port0 mode tap"
     result = subprocess.run(
         ["unshare", "--net", "sh", "-c", trial], capture_output=True, text=True, check=False
     )
@@ -131,12 +140,16 @@ def read_interface_bytes(interface: str) -> Bytes:
 
 
 @contextmanager
-def shaped_network(bits_per_second: int) -> Iterator[Attach]:
-    """Makes a switch, whose links vanish with it.
+def shaped_network(bits_per_second: int, latency: float = 0.0) -> Iterator[Attach]:
+    """Makes a switch, whose links vanish with it. latency: seconds that a frame travels.
 
     Gives a function (rank, process) that gives a worker, started with in_own_namespace, its link:
     INTERFACE with address(rank).
     """
+    if latency > 0.0:
+        with _relayed_network(bits_per_second, latency) as attach:
+            yield attach
+        return
     # `cat` keeps the switch's namespace. It ends whenever this process ends, because no other
     # process has the other end of its input.
     command, pipe = in_own_namespace(["cat"]), subprocess.PIPE
@@ -147,6 +160,42 @@ def shaped_network(bits_per_second: int) -> Iterator[Attach]:
         lines = ["link add br0 type bridge", "link set dev br0 addrgenmode none up"]
         _run_in(namespace, "ip", lines)
         yield partial(_attach, namespace, bits_per_second)
+
+
+@contextmanager
+def _relayed_network(rate: int, latency: float) -> Iterator[Attach]:
+    """A switch in user space (relay.py), which ends with this process, and with it the links."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, relay.__file__, "switch", str(theirs.fileno())]
+        with subprocess.Popen(
+            [*command, str(rate), str(latency)], pass_fds=(theirs.fileno(),), process_group=0
+        ) as switch:
+            theirs.close()
+            try:
+                yield partial(_attach_to_relay, ours)
+            finally:
+                ours.close()
+                switch.wait()
+
+
+def _attach_to_relay(switch: socket.socket, rank: int, worker: subprocess.Popen[bytes]) -> None:
+    ours, theirs = socket.socketpair()
+    with namespace_of(worker) as namespace, ours, theirs:
+        make = [sys.executable, relay.__file__, "tap", str(theirs.fileno())]
+        _enter(namespace, make, "", theirs.fileno())
+        _, taps, _, _ = socket.recv_fds(ours, 1, 1)
+        socket.send_fds(switch, [b"t"], taps)
+        for tap in taps:
+            os.close(tap)
+        if switch.recv(1) != b"k":
+            raise TrainError("the relay between the workers ended")
+        lines = [
+            "link set dev lo up",
+            f"address add {address(rank)}/{_SUBNET_BITS} dev {INTERFACE}",
+            f"link set dev {INTERFACE} mtu {relay.MTU} addrgenmode none up",
+        ]
+        _run_in(namespace, "ip", lines)
 
 
 def _attach(switch: int, rate: int, rank: int, worker: subprocess.Popen[bytes]) -> None:

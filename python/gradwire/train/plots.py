@@ -18,7 +18,6 @@ from matplotlib.ticker import LogLocator
 from gradwire.train.report import Report, RunResult, mean_of
 from gradwire.train.results import Series, Task
 from gradwire.train.rivals import is_rival
-from gradwire.train.settings import format_bandwidth
 
 # Okabe and Ito's palette, whose colours differ for colour-blind people too.
 _COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#999999")
@@ -207,6 +206,6 @@ def _title(report: Report) -> str:
     settings = report.settings
     links = "unshaped links"
     if report.conditions.shaped or report.conditions.modelled:
-        links = f"{format_bandwidth(settings.bandwidth)} links"
+        links = f"{settings.links} links"
     modelled = " (modelled)" if report.conditions.modelled else ""
     return f"{settings.model} on {settings.data}, {settings.workers} workers, {links}{modelled}"

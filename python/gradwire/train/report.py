@@ -136,7 +136,8 @@ class Report:
     @property
     def links(self) -> dict[str, Any]:
         bandwidth = format_bandwidth(self.settings.bandwidth)
-        return {"bandwidth": bandwidth, **asdict(self.conditions)}
+        latency = {"latency_ms": self.settings.latency}
+        return {"bandwidth": bandwidth, **latency, **asdict(self.conditions)}
 
     def to_json(self, machine: dict[str, Any]) -> dict[str, Any]:
         """Plain values. machine: a description of the machine and of the build."""

@@ -91,7 +91,8 @@ def train_under_torchrun(
     try:
         if chosen.is_simulated:
             raise settings.SettingsError("--exchange", f"{chosen.exchange} goes without torchrun")
-        chosen = replace(chosen, workers=world - (chosen.ranks - chosen.workers), bandwidth=None)
+        workers = world - (chosen.ranks - chosen.workers)
+        chosen = replace(chosen, workers=workers, bandwidth=None, latency=0.0)
         settings.check(chosen)
     except settings.SettingsError as error:
         raise TrainError(f"{world} ranks of torchrun: {error.option}: {error}") from error
@@ -115,7 +116,9 @@ def _conditions(chosen: TrainSettings) -> report.Conditions:
         note = "none: nothing is sent, times are those of the computation"
     elif chosen.bandwidth is None:
         note = "loopback, no limit asked for"
-    elif (reason := network.why_not_shaped()) is not None:
+    elif (reason := network.why_not_shaped(chosen.latency > 0)) is not None:
+        if chosen.latency > 0:
+            raise TrainError(f"the links cannot have a latency: {reason}")
         return report.Conditions(shaped=False, modelled=True, note=reason)
     else:
         return report.Conditions(shaped=True, modelled=False)
@@ -164,7 +167,7 @@ class _Follower:
         links = self.conditions.note
         if self.conditions.shaped:
             each = "worker" if chosen.ranks_per_machine == 1 else "machine"
-            links = f"{bandwidth} each way, every {each} behind a link of its own"
+            links = f"{chosen.links} each way, every {each} behind a link of its own"
         elif self.conditions.modelled:
             links = f"NOT SHAPED; times for {bandwidth} will be modelled"
             warning = (

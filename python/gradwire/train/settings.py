@@ -66,6 +66,7 @@ _BANDWIDTH_HELP = (
     f"Rate of every worker's link (of every machine's with hierarchical:ranks=k), each way: "
     f"{', '.join(BANDWIDTHS)}; default 10mbit."
 )
+_LATENCY_HELP = "Milliseconds that a packet travels from link to link, as over a long distance."
 _LEARNING_RATE_HELP = (
     "Highest learning rate; with sgd it is that of one worker, and multiplied by their number. "
     "Default with sgd or adam: "
@@ -151,13 +152,15 @@ class TrainSettings:
     """All settings of a run's computation and measurement. Each setting is an option of the command
     line, which option_name names.
 
-    bandwidth: bits a second each way; None: no limit. Rivals (rivals.py) exchange in every step,
-    whatever `exchange` and `every` are. Servers are the ranks after the workers, on equal links.
+    bandwidth: bits a second each way; None: no limit. latency: milliseconds, one way. Rivals
+    (rivals.py) exchange in every step, whatever `exchange` and `every` are. Servers are the ranks
+    after the workers, on equal links.
     """
 
     codecs: Annotated[tuple[str, ...], Option(help=_CODEC_HELP)] = DEFAULT_CODECS
     workers: Annotated[int, Option(help="Processes on this machine.", min=1, max=250)] = 4
     bandwidth: Annotated[int | None, Option(help=_BANDWIDTH_HELP)] = 10_000_000
+    latency: Annotated[float, Option(help=_LATENCY_HELP, min=0, max=1000)] = 0.0
     model: Annotated[str, Option(help=", ".join(MODELS))] = "lenet"
     width: Annotated[int | None, Option(help=_WIDTH_HELP, min=1, max=10**4)] = None
     dropout: Annotated[float, Option(help="Share of values dropped.", min=0, max=0.9)] = 0.0
@@ -242,6 +245,12 @@ class TrainSettings:
     def ranks(self) -> int:
         """Number of processes of workers and of servers."""
         return self.worker_ranks + (self.servers if self.has_servers else 0)
+
+    @property
+    def links(self) -> str:
+        """Bandwidth and latency, as text."""
+        travels = f" and {self.latency:g} ms" if self.latency else ""
+        return format_bandwidth(self.bandwidth) + travels
 
     @property
     def ranks_per_machine(self) -> int:
@@ -501,6 +510,8 @@ def _check_exchange(settings: TrainSettings) -> None:
                 raise SettingsError("--codec", goes)
         if settings.bandwidth is not None:
             raise SettingsError("--bandwidth", f"{exchange} sends nothing; valid is none")
+    if settings.latency and settings.bandwidth is None:
+        raise SettingsError("--latency", "only links with a --bandwidth have one")
     chosen = [part for codec in settings.codecs for part in codec.split("/", 1)]
     chosen += [rule.codec for rule in settings.rules]
     if name not in CHOOSING and any(map(is_goal, chosen)):
