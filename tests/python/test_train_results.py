@@ -12,6 +12,7 @@ import pytest
 from cli_runner import run as run_command
 from gradwire.train import report
 from gradwire.train.errors import TrainError
+from gradwire.train.recipes import ACCURACY, LOSS
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.report import Conditions, Report
 from gradwire.train.results import Results, read_tasks
@@ -152,3 +153,12 @@ def test_the_command(tmp_path: Path) -> None:
     (task,) = run_command("report", str(folder), "--json").json["tasks"]
     assert [one["mean"] for one in task["series"]] == [0.5, 0.625]
     assert run_command("report", str(tmp_path / "none")).code == 1
+
+
+def test_a_series_that_broke_down_does_not_press_the_others_together() -> None:
+    plots = pytest.importorskip("gradwire.train.plots", exc_type=ImportError)
+    accuracies = [90.0, 89.5, 89.0, 10.0]
+    assert plots._worst_shown(accuracies, ACCURACY) == 87.0
+    assert plots._worst_shown(accuracies[:3], ACCURACY) == 89.0
+    losses = [1.4, 1.5, 1.6, 9.0]
+    assert plots._worst_shown(losses, LOSS) == pytest.approx(2.0)

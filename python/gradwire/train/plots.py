@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from gradwire.train.recipes import Metric
 from gradwire.train.report import Report, RunResult, mean_of
 from gradwire.train.results import Series, Task
 from gradwire.train.rivals import is_rival
@@ -108,22 +109,29 @@ def _draw_metric(report: Report, place: str, across: str) -> Figure:
 
 def draw_frontier(task: Task) -> Figure:
     """Bits a value and the metric at the end of each series: the mean, and a bar from the lowest
-    run to the highest."""
+    run to the highest. Series that are far worse than most are at the edge, with their means."""
     found = [(s.bits, s) for s in task.series if s.finals and s.bits is not None]
     drawn = sorted(found, key=lambda one: one[0])
     height = SIZE_INCHES[1] + _LEGEND_LINE_INCHES * len(drawn)
     figure = Figure(figsize=(SIZE_INCHES[0], height), layout="constrained")
     axes, metric = figure.subplots(), task.metric
+    worst = _worst_shown([metric.scale * fmean(s.finals) for _, s in drawn], metric)
     for index, (bits, series) in enumerate(drawn):
         values = [metric.scale * value for value in series.finals]
         mean = fmean(values)
         spread = [[mean - min(values)], [max(values) - mean]]
+        if not metric.reached(mean, worst):
+            mean, spread = worst, [[0.0], [0.0]]
+            text = metric.text(fmean(series.finals))
+            axes.annotate(text, (bits, mean), (8, 0), textcoords="offset points", va="center")
         look: dict[str, Any] = {
             "color": _COLOURS[index % len(_COLOURS)],
             "fmt": MARKERS[index % len(MARKERS)],
         }
         label = f"{series.label} ({metric.text(fmean(series.finals))})"
         axes.errorbar([bits], [mean], spread, label=label, capsize=3, **look)
+    if any(not metric.reached(metric.scale * fmean(s.finals), worst) for _, s in drawn):
+        axes.axhline(worst, color="0.5", linewidth=1, linestyle=":")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
     axes.set_xlabel("bits a value of the compressed tensors, mean of push and pull")
@@ -131,6 +139,17 @@ def draw_frontier(task: Task) -> Figure:
     axes.set_title(f"{task.model} on {task.data}", loc="left", fontsize=11)
     figure.legend(loc="outside lower left", fontsize=9)
     return figure
+
+
+def _worst_shown(means: Sequence[float], metric: Metric) -> float:
+    """The worst value that is drawn in its place: three times as far from the best as the third
+    quartile of all means, so that one that broke down does not press the others together."""
+    ordered = sorted(means, reverse=metric.higher_is_better)
+    if not ordered:
+        return 0.0
+    best, quartile, worst = ordered[0], ordered[3 * (len(ordered) - 1) // 4], ordered[-1]
+    limit = best + 3.0 * (quartile - best)
+    return worst if metric.reached(worst, limit) else limit
 
 
 def draw_loss(report: Report) -> Figure:
