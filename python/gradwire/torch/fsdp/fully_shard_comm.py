@@ -86,10 +86,9 @@ class FullyShardComm(SessionOwner):
     overlap      gradients are exchanged while `backward()` goes on, where nothing reads them before
                  it ends. False: each unit waits for its result, to measure what overlap saves
     settings     as in GradwireState: pull_codec (HSDP), rules, exclude, exclude_last, min_numel,
-                 exchange and ranks_per_machine (HSDP), threads, target, seed, timeout. Rules of
-                 direction "push" and "pull" are those of gradients; those of weights have the
-                 direction "both" in `weights_rules`
-    weights_rules   as rules, for weights
+                 exchange and ranks_per_machine (HSDP), threads, target, seed, timeout. `rules` are
+                 those of gradients
+    weights_rules   (pattern, codec) for weights
 
     Raises TypeError for a model that is not sharded, ValueError for settings that do not fit its
     mesh, GradwireError for an unknown codec, PeerMismatchError for ranks that differ.
@@ -142,7 +141,7 @@ class FullyShardComm(SessionOwner):
         lines = [f"start_iter {start_iter}, weights {weights} {list(weights_rules)}"]
         for unit in self._units:
             lines += [f"unit {unit.index} {name} {shape}" for name, shape in unit.weights()]
-        self._session.start(partial(_agree, "\n".join(lines)), "comparing the model").result()
+        self._session.start(partial(agree, "\n".join(lines)), "comparing the model").result()
         if leg is not None:
             self._weights_session = Session(leg, device)
             self._weights_session.close_with(self)
@@ -202,14 +201,14 @@ class FullyShardComm(SessionOwner):
     def _compare_replicas(self) -> None:
         """Averages of gradients keep replicas equal that began equal."""
 
-        def work(wire: Wire) -> torch.Tensor:
+        def work(wire: Wire) -> None:
             lines = []
             for unit in self._units:
                 for (name, _), parameter in zip(unit.gradients(), unit.parameters, strict=True):
                     assert isinstance(parameter, DTensor), "fully_shard makes it one"
                     values = parameter.to_local().detach().contiguous().view(torch.uint8)
                     lines.append(f"{name} {hashlib.sha256(values.cpu().numpy()).hexdigest()}")
-            return _agree("\n".join(lines), wire)
+            agree("\n".join(lines), wire)
 
         self._running().start(work, "comparing the replicas' parameters").result()
 
@@ -355,11 +354,5 @@ def _check_meshes(units: Sequence[Unit]) -> None:
             )
 
 
-def _agree(text: str, wire: Wire) -> torch.Tensor:
-    agree(text, wire)
-    return torch.empty(0)
-
-
-def _end_step(session: Session, wire: Wire) -> torch.Tensor:
+def _end_step(session: Session, wire: Wire) -> None:
     session.runner.end_step()
-    return torch.empty(0)
