@@ -28,6 +28,7 @@ on_request=(
   "clang     build with clang++ without sanitizers, warnings are errors; ctest"
   "tsan      ThreadSanitizer; ctest"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
+  "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; docs/recipes.md runs"
 )
 
 venv=$PWD/.venv
@@ -78,6 +79,20 @@ stage_pytest() {
   cmake --build --preset gcc --target _cuda_on_host -j "$(nproc)"
   # Two processes share the files in order, because the tests wait for ranks half of the time.
   "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 tests
+}
+
+# The frameworks get an environment of their own, which sees .venv: that keeps its versions.
+stage_recipes() {
+  scripts/setup.sh
+  local environment=build/recipes/venv
+  [[ -x $environment/bin/python ]] || "$venv/bin/python" -m venv --without-pip "$environment"
+  "$venv/bin/python" -m pip --disable-pip-version-check --no-input \
+    --python "$environment" install -q --no-deps -r constraints-recipes.txt
+  local packages
+  packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  echo "import site; site.addsitedir('$packages')" \
+    >"${packages/#$venv/$environment}/packages-of-the-repository.pth"
+  HF_HUB_OFFLINE=1 "$environment/bin/python" -m pytest -s --durations=0 tests/recipes
 }
 
 # The wheel must work without the source tree and without PyTorch.

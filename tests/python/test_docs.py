@@ -18,6 +18,14 @@ def test_the_program_in_c_is_the_example() -> None:
     assert program == (ROOT / "examples" / "c" / "compress.c").read_text(encoding="utf-8")
 
 
+def test_the_recipes_are_the_examples() -> None:
+    """tests/recipes runs the examples themselves."""
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    examples = [path.read_text("utf-8") for path in (ROOT / "examples" / "recipes").glob("*.py")]
+    assert sorted(programs) == sorted(examples)
+
+
 @pytest.mark.parametrize(
     ("page", "example"),
     [("pytorch", "ddp"), ("training", "adamw"), ("qsvrg", "qsvrg"), ("fsdp", "fsdp")],

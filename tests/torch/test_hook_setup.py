@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import gradwire
 import gradwire.torch
 import jobs
 from cluster import Cluster, Failed
+from torchrun import run_program
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -92,19 +90,9 @@ def test_wrong_arguments_are_refused_at_once(
     ],
 )
 def test_the_examples_run_under_torchrun(example: str, codec: str, ranks: int) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    rendezvous = ["--master-port=0", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-    result = subprocess.run(
-        [*command, *rendezvous, str(REPOSITORY / f"examples/{example}.py")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )
-    assert result.returncode == 0, result.stderr
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", result.stdout)]
+    printed, errors = run_program(REPOSITORY / f"examples/{example}.py", ranks)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
     assert losses[-1] < 0.7 * losses[0]
-    assert codec in result.stdout
-    assert "x less than raw" in result.stdout
-    assert "leaked" not in result.stderr
+    assert codec in printed
+    assert "x less than raw" in printed
+    assert "leaked" not in errors

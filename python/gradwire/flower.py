@@ -1,0 +1,268 @@
+"""Compressed messages for Flower (flwr): models to the clients, updates from them.
+
+    app = ClientApp(mods=[CompressionMod("3lc:s=1.00,coder=rice")])  # each client
+    strategy.start(CompressedGrid(grid, "int8:bucket=256,ef=off"), arrays)  # the server
+
+Strategies, and the functions of the ClientApp, see whole models in both directions.
+
+A round: the server encodes the model x, without a residual, because a client may have missed any
+round before. The client decodes it to y, trains it to z, adds its residual to the update z - y,
+and sends that. It keeps the codec's error as its residual in `context.state`, which stays on the
+client. The server decodes the update u and gives x + u to the strategy: the model itself never
+takes the error of its encoding.
+
+Both ends are needed. float32 arrays of at least `min_numel` values are compressed; all others,
+and the metrics, travel as they are. A frame is the data of an `Array` whose stype is "gradwire".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import gradwire
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+    from flwr.serverapp import Grid
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "gradwire.flower needs Flower: pip install flwr", name=error.name
+    ) from error
+
+STYPE = "gradwire"
+RESIDUALS = "gradwire.residuals"
+STEPS = "gradwire.steps"  # of this client, from which codecs that draw take their numbers
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class CompressionMod:
+    """A mod of a ClientApp: decodes the models that come, and encodes the updates that leave.
+
+    codec      the codec of updates, as text; its residual is kept in `context.state`
+    min_numel  arrays with fewer values go raw
+
+    Raises GradwireError for an unknown codec, and in a call for a corrupt frame; ValueError in a
+    call for a message or reply with more than one ArrayRecord, or a reply whose arrays have other
+    names or shapes than the model.
+    """
+
+    def __init__(self, codec: str = "3lc:s=1.00,coder=rice", *, min_numel: int = 256) -> None:
+        self.codec = gradwire.Compressor(codec, 1).codec
+        self.min_numel = min_numel
+
+    def __call__(
+        self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    ) -> Message:
+        name = _name_of_arrays(message)
+        if name is None:
+            return call_next(message, context)
+        model = _decode(message.content[name])
+        message.content = _with_arrays(message, name, _plain(model))
+        reply = call_next(message, context)
+        name = _name_of_arrays(reply)
+        if name is not None:
+            update = _subtract(_decode(reply.content[name]), model)
+            reply.content = _with_arrays(reply, name, self._encode(update, context))
+        return reply
+
+    def _encode(self, update: Arrays, context: Context) -> ArrayRecord:
+        kept = context.state.array_records.get(RESIDUALS, {})
+        step = context.state.config_records.get(STEPS, {"step": 0})["step"]
+        record, residuals = ArrayRecord(), ArrayRecord()
+        for stream, (name, values) in enumerate(update.items()):
+            if not _is_compressed(values, self.min_numel):
+                record[name] = Array(values)
+                continue
+            seed = context.node_id % 2**64  # clients draw different numbers
+            compressor = gradwire.Compressor(self.codec, values.size, seed=seed, stream=stream)
+            if name in kept:
+                state = compressor.state_dict()
+                compressor.load_state_dict({**state, "residual": kept[name].numpy()})
+            record[name] = _frame(compressor.encode(values, step), values.shape)
+            if compressor.residual is not None:
+                residuals[name] = Array(compressor.residual)
+        context.state[RESIDUALS] = residuals
+        context.state[STEPS] = ConfigRecord({"step": step + 1})
+        return record
+
+
+@dataclass
+class Traffic:
+    """Bytes of arrays in messages one way, as sent and without compression. Without names, shapes
+    and metrics, which Flower adds in both cases."""
+
+    sent: int = 0
+    raw: int = 0
+
+    def count(self, record: ArrayRecord) -> None:
+        for array in record.values():
+            self.sent += len(array.data)
+            self.raw += math.prod(array.shape) * np.dtype(array.dtype).itemsize
+
+    @property
+    def ratio(self) -> float:
+        return self.raw / max(self.sent, 1)
+
+
+class CompressedGrid(Grid):
+    """A Grid that encodes the models that a strategy sends, and decodes the clients' updates.
+
+    The clients of `grid` must have a `CompressionMod`.
+
+    codec      the codec of models, as text. It must send every value, without error feedback:
+               "int8:bucket=256,ef=off", "bf16" or "qsgd:bits=8"
+    min_numel  arrays with fewer values go raw
+
+    `to_clients` and `from_clients` count bytes. Raises GradwireError for an unknown codec and for
+    a corrupt frame, ValueError for a codec with error feedback and for an update that does not fit
+    the model.
+    """
+
+    def __init__(
+        self, grid: Grid, codec: str = "int8:bucket=256,ef=off", *, min_numel: int = 256
+    ) -> None:
+        self._grid = grid
+        compressor = gradwire.Compressor(codec, 1)
+        if compressor.residual is not None:
+            raise ValueError(
+                f"codec {codec!r} owes a part of the model to the next round, which a client may "
+                "miss: take one without error feedback, as int8:bucket=256,ef=off, bf16, qsgd"
+            )
+        self._codec = compressor.codec
+        self._min_numel = min_numel
+        self._rounds = 0
+        self.to_clients = Traffic()
+        self.from_clients = Traffic()
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    def create_message(self, *args: Any, **options: Any) -> Message:
+        return self._grid.create_message(*args, **options)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError("CompressedGrid has send_and_receive, which strategies call")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError("CompressedGrid has send_and_receive, which strategies call")
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        messages = list(messages)
+        models: dict[int, Arrays] = {}  # node -> what it was sent, exactly
+        encoded: dict[int, ArrayRecord] = {}  # a strategy sends one model to many nodes
+        for message in messages:
+            name = _name_of_arrays(message)
+            if name is None:
+                continue
+            record = message.content[name]
+            node = message.metadata.dst_node_id
+            if node in models:
+                raise ValueError(f"two models for node {node} at once; a reply would fit either")
+            models[node] = _decode(record)
+            if id(record) not in encoded:
+                encoded[id(record)] = self._encode(models[node])
+            message.content = _with_arrays(message, name, encoded[id(record)])
+            self.to_clients.count(message.content[name])
+        self._rounds += 1
+        replies = list(self._grid.send_and_receive(messages, timeout=timeout))
+        for reply in replies:
+            name = _name_of_arrays(reply)
+            if name is not None:
+                self.from_clients.count(reply.content[name])
+                model = models[reply.metadata.src_node_id]
+                trained = _add(_decode(reply.content[name]), model)
+                reply.content = _with_arrays(reply, name, _plain(trained))
+        return replies
+
+    def _encode(self, model: Arrays) -> ArrayRecord:
+        record = ArrayRecord()
+        for stream, (name, values) in enumerate(model.items()):
+            if _is_compressed(values, self._min_numel):
+                frame = gradwire.encode(values, self._codec, step=self._rounds, stream=stream)
+                record[name] = _frame(frame, values.shape)
+            else:
+                record[name] = Array(values)
+        return record
+
+
+def _name_of_arrays(message: Message) -> str | None:
+    """Name of the message's ArrayRecord; None if it has none."""
+    if not message.has_content():
+        return None
+    names = list(message.content.array_records)
+    if len(names) > 1:
+        raise ValueError(f"gradwire.flower takes one ArrayRecord a message, not {names}")
+    return names[0] if names else None
+
+
+def _with_arrays(message: Message, name: str, arrays: ArrayRecord) -> RecordDict:
+    # A new dictionary: a strategy may share the records of its messages.
+    return RecordDict({**message.content, name: arrays})
+
+
+def _is_compressed(values: np.ndarray[Any, Any], min_numel: int) -> bool:
+    return values.dtype == np.float32 and values.size >= min_numel
+
+
+def _frame(frame: bytes, shape: tuple[int, ...]) -> Array:
+    return Array(dtype="float32", shape=shape, stype=STYPE, data=frame)
+
+
+def _plain(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({name: Array(values) for name, values in arrays.items()})
+
+
+def _decode(record: ArrayRecord) -> Arrays:
+    return {name: _decode_array(array) for name, array in record.items()}
+
+
+def _decode_array(array: Array) -> np.ndarray[Any, Any]:
+    if array.stype != STYPE:
+        return np.ascontiguousarray(array.numpy()).reshape(array.shape)
+    values = np.asarray(gradwire.decode(array.data, max_numel=math.prod(array.shape)))
+    return values.reshape(array.shape)
+
+
+def _require_same_layout(arrays: Arrays, model: Arrays) -> None:
+    found = {name: (values.shape, values.dtype) for name, values in arrays.items()}
+    wanted = {name: (values.shape, values.dtype) for name, values in model.items()}
+    if found != wanted:
+        raise ValueError(
+            "the reply must have the arrays of the model; they differ in "
+            f"{sorted({name for name, _ in set(found.items()) ^ set(wanted.items())})}"
+        )
+
+
+def _subtract(trained: Arrays, model: Arrays) -> Arrays:
+    """Changes of floating-point arrays; the others as they are."""
+    _require_same_layout(trained, model)
+    return {
+        name: values - model[name] if _is_float(values) else values
+        for name, values in trained.items()
+    }
+
+
+def _add(update: Arrays, model: Arrays) -> Arrays:
+    _require_same_layout(update, model)
+    return {
+        name: model[name] + values if _is_float(values) else values
+        for name, values in update.items()
+    }
+
+
+def _is_float(values: np.ndarray[Any, Any]) -> bool:
+    return bool(np.issubdtype(values.dtype, np.floating))

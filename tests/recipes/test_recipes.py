@@ -1,0 +1,54 @@
+"""The programs of docs/recipes.md learn, and send fewer bytes, in their frameworks."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from torchrun import run_program
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "recipes"
+
+
+def require(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: scripts/test.sh recipes installs it")
+
+
+@pytest.mark.parametrize(
+    ("package", "example", "ranks", "ratios"),
+    [
+        ("lightning", "lightning_ddp", 0, [20.0]),
+        ("accelerate", "accelerate_ddp", 2, [20.0]),
+        ("accelerate", "accelerate_adamw", 2, [20.0]),
+        ("transformers", "transformers_trainer", 2, [6.0]),
+        ("flwr", "flower_fedavg", 0, [3.7, 25.0]),
+        ("torchft", "torchft_ddp", 0, [3.7]),
+    ],
+)
+def test_the_recipe_learns_and_compresses(
+    package: str, example: str, ranks: int, ratios: list[float]
+) -> None:
+    """`ratios`: the least of each line that tells one."""
+    require(package)
+    printed, _ = run_program(EXAMPLES / f"{example}.py", ranks)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
+    assert losses[-1] < 0.5 * losses[0], printed
+    found = [float(ratio) for ratio in re.findall(r"([\d.]+) x less than raw", printed)]
+    print(f"{example}: loss {losses[0]} to {losses[-1]}, {found} x less than raw")
+    assert len(found) == len(ratios), printed
+    assert all(ratio > least for ratio, least in zip(found, ratios, strict=True)), printed
+
+
+def test_lightning_registers_hooks_of_its_strategy_on_gpus_alone() -> None:
+    """If this changes, the page may recommend DDPStrategy(ddp_comm_hook=...) on CPUs too."""
+    require("lightning")
+    import inspect
+
+    from lightning.pytorch.strategies import DDPStrategy
+
+    source = inspect.getsource(DDPStrategy._register_ddp_hooks)
+    assert 'if self.root_device.type == "cuda"' in source
