@@ -152,6 +152,9 @@ class CompressedGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return self._grid.get_node_ids()
 
+    def get_nodes(self) -> Iterable[Any]:
+        return self._grid.get_nodes()
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         raise NotImplementedError("CompressedGrid has send_and_receive, which strategies call")
 
