@@ -42,17 +42,17 @@ Execution& execution_for(const std::string& target, int threads) {
 }
 
 // Makes a bytes object of at most `room` bytes; fill(span) fills it and returns the size that it
-// used.
+// used. The stable ABI cannot shrink a bytes object, so that fewer bytes are copied; a codec whose
+// frames have one size fills all of the room.
 template <typename Fill>
 nb::bytes make_bytes(uint64_t room, const Fill& fill) {
   PyObject* bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(room));
   if (bytes == nullptr) throw nb::python_error();
-  nb::object holder = nb::steal(bytes);
-  const uint64_t size = fill(
-      std::span(reinterpret_cast<std::byte*>(PyBytes_AS_STRING(bytes)), static_cast<size_t>(room)));
-  bytes = holder.release().ptr();
-  if (_PyBytes_Resize(&bytes, static_cast<Py_ssize_t>(size)) != 0) throw nb::python_error();
-  return nb::steal<nb::bytes>(bytes);
+  nb::bytes all = nb::steal<nb::bytes>(bytes);
+  char* data = PyBytes_AsString(bytes);
+  const uint64_t size =
+      fill(std::span(reinterpret_cast<std::byte*>(data), static_cast<size_t>(room)));
+  return size == room ? all : nb::bytes(data, static_cast<size_t>(size));
 }
 
 constexpr const char* kDtypeNames[] = {"float32", "bfloat16", "float16"};

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "commit.h"
+#include "cpu.h"
 #include "errors.h"
 #include "gradwire/execution.h"
 
@@ -12,6 +13,7 @@ namespace nb = nanobind;
 
 NB_MODULE(_core, module) {
   using namespace gradwire::python;
+  require_cpu();
   // Users may keep objects until the interpreter ends, which is not a leak.
   nb::set_leak_warnings(false);
   module.doc() = "The compiled core of gradwire.";
