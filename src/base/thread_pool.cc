@@ -1,6 +1,15 @@
 #include "base/thread_pool.h"
 
+#include <chrono>
+
 namespace gradwire {
+namespace {
+
+// condition_variable::wait() would need the libstdc++ of GCC 12 where gradwire runs; waiting for
+// this time, which never comes, needs none that new.
+constexpr auto kNever = std::chrono::steady_clock::time_point::max();
+
+}  // namespace
 
 ThreadPool::ThreadPool(int threads) {
   try {
@@ -38,7 +47,7 @@ void ThreadPool::for_each(size_t count, const std::function<void(size_t)>& body)
   start_.notify_all();
   take_indices();
   std::unique_lock lock(mutex_);
-  finish_.wait(lock, [this] { return busy_ == 0; });
+  finish_.wait_until(lock, kNever, [this] { return busy_ == 0; });
   body_ = nullptr;
 }
 
@@ -50,7 +59,7 @@ void ThreadPool::work() {
   size_t seen = 0;
   std::unique_lock lock(mutex_);
   while (true) {
-    start_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+    start_.wait_until(lock, kNever, [&] { return stopping_ || generation_ != seen; });
     if (stopping_) return;
     seen = generation_;
     lock.unlock();
