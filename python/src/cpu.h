@@ -1,7 +1,6 @@
 #pragma once
+#include <stdexcept>
 #include <string>
-
-#include "module.h"
 
 namespace gradwire::python {
 
@@ -41,16 +40,15 @@ inline std::string missing_instructions() {
   return "";
 }
 
-// Raises ImportError if missing_instructions() names any. Called before anything else.
+// Throws if missing_instructions() names any, which the import of the module raises as ImportError.
+// Called before anything else.
 inline void require_cpu() {
   const std::string missing = missing_instructions();
   if (missing.empty()) return;
-  const std::string message =
+  throw std::runtime_error(
       "this build of gradwire was compiled for a CPU with " + missing +
       ", which this CPU lacks; install a wheel of gradwire, or build it again without -march or -m "
-      "options in CXXFLAGS";
-  PyErr_SetString(PyExc_ImportError, message.c_str());
-  throw nanobind::python_error();
+      "options in CXXFLAGS");
 }
 
 }  // namespace gradwire::python
