@@ -54,7 +54,8 @@ for tag in 17 26 27 28; do tags+=(--platform "manylinux_2_${tag}_aarch64"); done
 rm -rf "$site"
 python -m pip install -q --target "$site" --only-binary :all: --python-version 3.11 \
   --implementation cp --abi cp311 --abi abi3 --abi none "${tags[@]}" \
-  --platform manylinux2014_aarch64 -c constraints.txt numpy typer rich nanobind-backend pytest xxhash
+  --platform manylinux2014_aarch64 -c constraints.txt \
+  numpy typer rich nanobind-backend pytest xxhash
 cp -r python/gradwire "$site/"
 rm -f "$site"/gradwire/_core*.so
 cp "$build/python/_core.abi3.so" "$site/gradwire/"
