@@ -30,16 +30,8 @@ _PANELS = {
         *("dropout", "ema"),
     ),
     "Network and exchange": (
-        *(
-            "workers",
-            "bandwidth",
-            "latency",
-            "exchange",
-            "every",
-            "compress",
-            "start_iter",
-            "rules",
-        ),
+        *("workers", "bandwidth", "latency"),
+        *("exchange", "every", "compress", "start_iter", "rules"),
         *("exclude", "exclude_last", "min_numel", "threads"),
         *("servers", "backup_workers", "staleness", "barrier"),
     ),
