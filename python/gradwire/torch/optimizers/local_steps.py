@@ -167,7 +167,7 @@ class LocalSteps(ReplicaOptimizer):
         if needs_gradients:
             exclude = [*exchange_settings.exclude, BESIDE]
             exchange_settings = replace(exchange_settings, exclude=exclude)
-        super().__init__(optimizer, model, exchange_settings)
+        super().__init__(optimizer, model, named, exchange_settings)
         self.every = every
         self._schedule = schedule
         self._clip_norm = clip_norm

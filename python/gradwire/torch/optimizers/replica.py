@@ -74,12 +74,15 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
     _step_supports_amp_scaling = True
     _session: Session
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module, settings: ExchangeSettings) -> None:
-        """Raises ValueError for a model in DDP, and for a parameter that the model lacks or that
-        gets no gradient; TypeError for a parameter that is not dense float32 on the CPU.
-        """
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        named: Sequence[NamedTensor],
+        settings: ExchangeSettings,
+    ) -> None:
+        """named: the optimizer's parameters, as name_trainable gives them."""
         super().__init__(optimizer)
-        named = name_trainable(optimizer, model)
         self._shards = group_of_shards(named)
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
@@ -126,7 +129,11 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
 
 
 def name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]:
-    """The optimizer's parameters with their names; raises as ReplicaOptimizer does."""
+    """The optimizer's parameters with their names, in the order of its groups.
+
+    Raises ValueError for a model in DDP, and for a parameter that the model lacks or that gets no
+    gradient; TypeError for a parameter that is not dense float32 on the CPU.
+    """
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
             "the model is in DistributedDataParallel, which averages gradients itself: give the "

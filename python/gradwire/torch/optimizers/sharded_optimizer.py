@@ -82,12 +82,13 @@ class ShardedOptimizer(ReplicaOptimizer):
         # `update` is the shard's: the session would keep this object alive through its own method.
         exchange_settings = ExchangeSettings(codec, **settings, update=shard.update)
         exchange_settings.check()
-        if group_of_shards(name_trainable(optimizer, model)) is not None:
+        named = name_trainable(optimizer, model)
+        if group_of_shards(named) is not None:
             raise TypeError(
                 "the model is sharded by fully_shard, so its optimizer steps shards already: "
                 "FullyShardComm compresses what FSDP2 sends"
             )
-        super().__init__(optimizer, model, exchange_settings)
+        super().__init__(optimizer, model, named, exchange_settings)
         self._shard = shard
         self._bucket = ReplicaBucket(list(zip(self._names, self._parameters, strict=True)))
         options = [f"group {options}" for options in options_of(self.param_groups)]
