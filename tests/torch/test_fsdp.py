@@ -112,7 +112,8 @@ def test_resharding_to_a_machine_gathers_there_uncompressed(cluster: Cluster) ->
 
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_resumed_is_never_interrupted(cluster: Cluster, hybrid: bool) -> None:
-    whole = Sharded({"codec": "3lc:s=1.5", "start_iter": 1}, hybrid=hybrid, steps=6)
+    options = {"codec": "3lc:s=1.5", "weights": "qsgd:bits=8", "start_iter": 1}
+    whole = Sharded(options, hybrid=hybrid, steps=6)
     straight = cluster.run(4, fsdp_jobs.run, whole)
     first = cluster.run(4, fsdp_jobs.run, replace(whole, steps=3))
     saved = [rank.saved for rank in first]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
@@ -17,9 +17,10 @@ from gradwire.torch.backend.rules import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER,
 from gradwire.torch.device import device_queue
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.wire import Wire
-from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.session.bucket import Bucket, BucketJob
+from gradwire.torch.session.reduction import factor_of, write_shard
 from gradwire.torch.session.session import Session, SessionOwner
 from gradwire.torch.session.work import ExchangeWork
 
@@ -55,10 +56,8 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         dist.ProcessGroup.__init__(self, inner.rank(), inner.size())  # type: ignore[call-arg]
         self._inner = inner
         # PyTorch 2.13 renamed these.
-        self._inner_reduce_scatter = getattr(
-            inner, "reduce_scatter_single", inner._reduce_scatter_base
-        )
-        self._inner_all_gather = getattr(inner, "all_gather_single", inner._allgather_base)
+        self._inner_reduce_scatter = _either(inner, "reduce_scatter_single", "_reduce_scatter_base")
+        self._inner_all_gather = _either(inner, "all_gather_single", "_allgather_base")
         self._rules = rules
         self._seconds = timeout.total_seconds()
         self._group_name = ""
@@ -79,8 +78,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             return self._inner.allreduce(tensors, options)
 
         def finish(averaged: torch.Tensor) -> None:
-            if options.reduceOp == dist.ReduceOp.SUM:
-                averaged.mul_(self.size())
+            averaged.mul_(factor_of(options.reduceOp, self.size()))
 
         return self._exchange(ALL_REDUCE, values.view(-1), finish, [values])
 
@@ -90,9 +88,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             return self._inner_reduce_scatter(output, given, options)
 
         def finish(averaged: torch.Tensor) -> None:
-            scale = self.size() if options.reduceOp == dist.ReduceOp.SUM else 1
-            own = averaged.view(self.size(), -1)[self.rank()]
-            torch.mul(own, scale, out=output.view(-1))
+            write_shard(averaged, output, self.rank(), self.size(), options.reduceOp)
 
         # The exchange works in its bucket, and the caller's input must stay as it is.
         return self._exchange(REDUCE_SCATTER, given.reshape(-1).clone(), finish, [output])
@@ -209,12 +205,15 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     def _connect(self, device: torch.device) -> Session:
         if self.rank() == 0:
             print(self._rules.describe(), file=sys.stderr)
-        settings = ExchangeSettings(
-            **(vars(self._rules.settings) | {"process_group": self, "timeout": self._seconds})
-        )
+        settings = replace(self._rules.settings, process_group=self, timeout=self._seconds)
         session = Session(settings, device)
         session.close_with(self)
         return session
+
+
+def _either(inner: dist.ProcessGroup, new: str, old: str) -> Callable[..., dist.Work]:
+    found: Callable[..., dist.Work] = getattr(inner, new if hasattr(inner, new) else old)
+    return found
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
@@ -237,7 +236,7 @@ def register_backend(
     all_gather: str | None = None,
     *,
     min_numel: int = 65536,
-    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16),
+    dtypes: Sequence[torch.dtype] = tuple(RAW_CODECS),
     name: str = NAME,
     **settings: Unpack[BackendArguments],
 ) -> None:
@@ -258,7 +257,7 @@ def register_backend(
                      because a program may gather more than weights
     min_numel        operations with fewer values are not compressed (of reduce-scatter and
                      all-gather the larger tensor counts), nor those of other dtypes
-    dtypes           float32, bfloat16 and float16, or some of them
+    dtypes           some of float32, bfloat16 and float16; by default all
     name             another name, for a second backend with other codecs
     settings         as in GradwireState: threads, target, seed
 
@@ -269,23 +268,13 @@ def register_backend(
     codecs = {ALL_REDUCE: all_reduce, REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather}
     rules = Rules.of(codecs, min_numel, dtypes, ExchangeSettings(**settings))
 
-    def make(
-        store: Store,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-    ) -> GradwireGroup:
+    def make(store: Store, rank: int, size: int, timeout: timedelta) -> GradwireGroup:
         return GradwireGroup(_uncompressed(store, rank, size, timeout), rules, timeout)
 
     dist.Backend.register_backend(name, make, devices=["cpu", "cuda"])
 
 
-def _uncompressed(
-    store: Store,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-) -> dist.ProcessGroup:
+def _uncompressed(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
     kinds = dist.ProcessGroup.BackendType
     group = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(kinds.GLOO)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 
 from gradwire.torch.records.exchange_settings import (
     RAW_CODECS,
     ExchangeSettings,
     without_feedback,
 )
+from gradwire.torch.session.reduction import Op, is_reduction
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"
 _LEGS = {ALL_REDUCE: None, REDUCE_SCATTER: "reduce_scatter", ALL_GATHER: "allgather"}
-_REDUCTIONS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,9 @@ class Rules:
         """Of the exchange that takes the operation's place."""
         codec = self.codecs[op]
         assert codec is not None, "the operation is not compressed"
-        values = {"codec": codec, "leg": _LEGS[op], "min_numel": 1, "chosen": None}
-        return ExchangeSettings(**(vars(self.settings) | values))
+        return replace(self.settings, codec=codec, leg=_LEGS[op], min_numel=1, chosen=None)
 
-    def takes(self, op: str, values: torch.Tensor, reduction: Any = None) -> bool:
+    def takes(self, op: str, values: torch.Tensor, reduction: Op | None = None) -> bool:
         """Whether this operation on these values (the larger of its two tensors) is compressed."""
         return (
             self.codecs[op] is not None
@@ -65,7 +62,7 @@ class Rules:
             and values.numel() >= self.min_numel
             and values.is_contiguous()
             and values.layout == torch.strided
-            and (reduction is None or any(reduction == valid for valid in _REDUCTIONS))
+            and (reduction is None or is_reduction(reduction))
         )
 
     def describe(self) -> str:

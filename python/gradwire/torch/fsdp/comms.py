@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from gradwire.torch.fsdp.units import AllGather, ReduceScatter
+from gradwire.torch.fsdp.units import DefaultAllGather, DefaultReduceScatter
+from gradwire.torch.session.reduction import Op
 from gradwire.torch.session.work import ExchangeWork
 
-Op = dist.ReduceOp | dist.ReduceOp.RedOpType
 
-
-class _Allocates:
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class ShardedReduceScatter(_Allocates, ReduceScatter):
+class ShardedReduceScatter(DefaultReduceScatter):
     """`reduce(output, input, op)` fills the output."""
 
     def __init__(self, reduce: Callable[[torch.Tensor, torch.Tensor, Op], None]) -> None:
         self._reduce = reduce
 
-    def __call__(
+    def __call__(  # type: ignore[override] # FSDP2 uses no result
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
@@ -37,7 +29,7 @@ class ShardedReduceScatter(_Allocates, ReduceScatter):
         self._reduce(output_tensor, input_tensor, op)
 
 
-class ShardedAllGather(_Allocates, AllGather):
+class ShardedAllGather(DefaultAllGather):
     """`gather(output)` begins to fill the output, in which this rank's input is already."""
 
     def __init__(self, gather: Callable[[torch.Tensor], ExchangeWork], world_size: int) -> None:
@@ -53,5 +45,5 @@ class ShardedAllGather(_Allocates, AllGather):
     ) -> dist.Work | None:
         if group.size() != self._world_size:
             # reshard_after_forward is a number: in backward so many ranks of a machine gather.
-            return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+            return super().__call__(output_tensor, input_tensor, group, async_op)
         return self._gather(output_tensor)

@@ -16,7 +16,7 @@ from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 
 from gradwire.torch.device import device_queue
-from gradwire.torch.fsdp.comms import Op, ShardedAllGather, ShardedReduceScatter
+from gradwire.torch.fsdp.comms import ShardedAllGather, ShardedReduceScatter
 from gradwire.torch.fsdp.settings import all_gather_settings, reduce_scatter_settings
 from gradwire.torch.fsdp.units import Unit, find_units, name_parameters
 from gradwire.torch.hook.gradwire_state import LossScaler
@@ -32,13 +32,13 @@ from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_co
 from gradwire.torch.records.parameters import NamedShape
 from gradwire.torch.records.stats import Stats
 from gradwire.torch.session.bucket import BucketJob
+from gradwire.torch.session.reduction import Op, is_reduction, write_shard
 from gradwire.torch.session.session import Session, SessionOwner
 from gradwire.torch.session.work import ExchangeWork
 
 _CODEC = "int8"  # keeps the accuracy of Adam, too (docs/training.md)
 _SHARDS_IN_FLIGHT = 2  # buffers of whole gradients; they take the memory that sharding saves
 _CALLBACK = -1  # autograd's number of a backward pass whose callbacks run
-_OPS = (dist.ReduceOp.AVG, dist.ReduceOp.SUM)
 
 
 @dataclass
@@ -129,9 +129,10 @@ class FullyShardComm(SessionOwner):
         if weights is not None:
             leg = all_gather_settings(self._settings, weights, weights_rules, shards)
         self._flights: deque[_Flight] = deque()
-        self._iterations = 0  # backward passes whose gradients were reduced
+        # Backward passes whose gradients were reduced. It numbers the steps, so that a forward and
+        # its backward draw alike for weights, also after a restart.
+        self._iterations = 0
         self._backward: int | None = None  # autograd's number of the one under way
-        self._weights_step = 0  # the same in a forward and its backward, so that draws are the same
         self._gathers = False  # whether weights were gathered since the last end of a step
         self._loss_scale: float | None = None
         device = self._units[0].device
@@ -240,17 +241,13 @@ class FullyShardComm(SessionOwner):
     ) -> None:
         """Fills `output` with this rank's shard of the average or the sum, at the latest when
         `backward()` ends. `given` is changed."""
-        if op not in _OPS:
+        if not is_reduction(op):
             raise ValueError(
                 f"the gradients are reduced with {op}, because set_gradient_divide_factor was "
                 "called: call set_force_sum_reduction_for_comms(True), too"
             )
         size, rank = unit.shards.size(), unit.shards.rank()
-        factor = size if op == dist.ReduceOp.SUM else 1
-
-        def deliver() -> None:
-            torch.mul(given.view(size, -1)[rank], factor, out=output)
-
+        deliver = partial(write_shard, given, output, rank, size, op)
         self._exchange(unit, unit.gradients(), given, output, deliver)
 
     def _exchange(
@@ -274,10 +271,10 @@ class FullyShardComm(SessionOwner):
         if not later:
             self._land(0)  # what PyTorch does next may read earlier results
         job = BucketJob(
-            step=self._iterations - 1,
+            step=self._iterations,
             index=unit.index,
             last=False,
-            raw=self._iterations <= self._start_iter,
+            raw=self._iterations < self._start_iter,
             tensors=tensors,
             values=values,
             loss_scale=self._loss_scale,
@@ -294,7 +291,6 @@ class FullyShardComm(SessionOwner):
         if self._hybrid and self._iterations == 0:
             self._compare_replicas()
         self._backward = backward
-        self._iterations += 1
         self._loss_scale = None if self._scaler is None else self._scaler.get_scale()
         # PyTorch calls it when all units are done, before backward() returns.
         Variable._execution_engine.queue_callback(self._end_step)
@@ -302,12 +298,12 @@ class FullyShardComm(SessionOwner):
     def _end_step(self) -> None:
         self._backward = None
         self._land(0)
+        self._iterations += 1
         session = self._running()
         session.start(partial(_end_step, session), "ending a step").result()
         weights = self._weights_session
         if weights is not None and self._gathers:
             self._gathers = False
-            self._weights_step += 1
             weights.start(partial(_end_step, weights), "ending a step").result()
 
     def _land(self, left: int) -> None:
@@ -329,7 +325,7 @@ class FullyShardComm(SessionOwner):
             )
         self._gathers = True
         job = BucketJob(
-            step=self._weights_step,
+            step=self._iterations,
             index=unit.index,
             last=False,
             tensors=unit.weights(),

@@ -18,7 +18,10 @@ from gradwire.torch.records.parameters import NamedShape
 
 try:
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+        DefaultAllGather,
+        DefaultReduceScatter,
+    )
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
     _use_zeros = FSDPModule.set_reduce_scatter_unused_params
@@ -27,7 +30,13 @@ except (ImportError, AttributeError) as error:
         f"FullyShardComm needs the fully_shard of PyTorch 2.13; this is {torch.__version__}"
     ) from error
 
-__all__ = ["AllGather", "ReduceScatter", "Unit", "find_units", "name_parameters"]
+__all__ = [
+    "DefaultAllGather",
+    "DefaultReduceScatter",
+    "Unit",
+    "find_units",
+    "name_parameters",
+]
 
 # Modules that wrap another one for activation checkpointing and torch.compile. They are no part of
 # the names in a state_dict of FSDP2.

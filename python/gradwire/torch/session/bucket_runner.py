@@ -93,7 +93,8 @@ class BucketRunner:
         waited = self._wire.waited_seconds - waited
 
         step = self._step
-        self._done.append(job.index)
+        if job.index not in self._done:  # a step may have a bucket more than once
+            self._done.append(job.index)
         bucket.count_into(step)
         for found in bucket.exchange.outgrown_residuals:
             self._note_outgrown(OutgrownResidual(**found))
