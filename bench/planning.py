@@ -38,7 +38,8 @@ from gradwire.plan.predict import DDP, Bucket, cut_buckets, predict
 from gradwire.plan.profile import CodecSpeed, Layer, Profile, Transport
 from gradwire.plan.simulate import simulate
 from gradwire.train import network
-from gradwire.train.settings import SHARDED, TrainSettings, from_options, parse_bandwidth
+from gradwire.train.options import from_options
+from gradwire.train.settings import SHARDED, TrainSettings, parse_bandwidth
 from ranks import join, run_ranks
 
 ALONE = "alone"

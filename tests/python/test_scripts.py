@@ -320,12 +320,13 @@ def test_the_demo_installs_what_it_imports_and_no_tools() -> None:
 def test_the_demo_trains_with_valid_options() -> None:
     from gradwire.cli.app import make_command
     from gradwire.train import rivals, settings
+    from gradwire.train.options import from_options
 
     script = (ROOT / "scripts" / "demo.sh").read_text(encoding="utf-8")
     _, _, options = script.partition("exec .venv/bin/gradwire train ")
     words = shlex.split(options.replace("\\\n", "").replace('"$@"', ""))
     given = make_command("train").make_context("train", words).params
-    chosen = settings.from_options({k: v for k, v in given.items() if k in settings.options()})
+    chosen = from_options({k: v for k, v in given.items() if k in settings.options()})
     assert chosen.codecs[0] == rivals.PLAIN_DDP, "the goal is that of the first codec"
     assert chosen.steps // chosen.eval_every >= 10, "else the time to the goal is not known"
     # The folder that README and the script's head name.

@@ -15,7 +15,7 @@ import torch
 
 from cli_runner import run
 from gradwire.torch.device import kernels
-from gradwire.train import devices, report, report_table, settings
+from gradwire.train import checks, devices, report, report_table
 from gradwire.train.errors import TrainError
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.settings import SettingsError, TrainSettings
@@ -31,13 +31,13 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:12"])
 def test_devices_by_name(device: str) -> None:
-    settings.check(replace(TrainSettings(), device=device))
+    checks.check(replace(TrainSettings(), device=device))
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:1 ", "cudax"])
 def test_another_name_is_an_error_that_lists_the_valid(device: str) -> None:
     with pytest.raises(SettingsError, match="valid are cpu, cuda, cuda:K") as caught:
-        settings.check(replace(TrainSettings(), device=device))
+        checks.check(replace(TrainSettings(), device=device))
     assert caught.value.option == "--device"
 
 
@@ -56,10 +56,10 @@ def test_another_name_is_an_error_that_lists_the_valid(device: str) -> None:
     ],
 )
 def test_what_does_not_go_with_cuda(change: dict[str, Any], option: str, said: str) -> None:
-    settings.check(replace(TrainSettings(), **change))
-    settings.check(CUDA)
+    checks.check(replace(TrainSettings(), **change))
+    checks.check(CUDA)
     with pytest.raises(SettingsError, match=said) as caught:
-        settings.check(replace(CUDA, **change))
+        checks.check(replace(CUDA, **change))
     assert caught.value.option == option
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.train import settings
+from gradwire.train import checks, options, settings
 from gradwire.train.settings import Rule, SettingsError, TrainSettings
 
 
@@ -89,11 +89,11 @@ from gradwire.train.settings import Rule, SettingsError, TrainSettings
 )
 def test_exchanges_that_no_run_can_have(change: dict[str, Any], option: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said) as caught:
-        settings.check(replace(TrainSettings(), **change))
+        checks.check(replace(TrainSettings(), **change))
     assert caught.value.option == option
 
 
 def test_evaluations_fall_on_exchanges() -> None:
-    assert settings.default_eval_every(400, 1) == 40
-    assert settings.default_eval_every(400, 16) == 48
-    assert settings.default_eval_every(5, 1) == 1
+    assert options.default_eval_every(400, 1) == 40
+    assert options.default_eval_every(400, 16) == 48
+    assert options.default_eval_every(5, 1) == 1

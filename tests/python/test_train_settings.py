@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gradwire.cli import train
-from gradwire.train import rivals, settings
+from gradwire.train import checks, options, rivals, settings
 from gradwire.train.schedule import learning_rate
 from gradwire.train.settings import Rule, Run, SettingsError, TrainSettings
 
@@ -51,13 +51,13 @@ def test_another_bandwidth_is_an_error_that_lists_the_valid(text: str) -> None:
     ],
 )
 def test_rules(text: str, rule: Rule) -> None:
-    assert settings.parse_rule(text) == rule
+    assert options.parse_rule(text) == rule
 
 
 @pytest.mark.parametrize("text", ["", "fc", "=raw", "fc=", "fc=raw@", "fc=raw@both"])
 def test_a_rule_that_cannot_be_read(text: str) -> None:
     with pytest.raises(SettingsError, match="PATTERN=CODEC@pull"):
-        settings.parse_rule(text)
+        options.parse_rule(text)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +101,16 @@ def test_a_rule_that_cannot_be_read(text: str) -> None:
     ],
 )
 def test_values_that_no_run_can_have(change: dict[str, Any], option: str, said: str) -> None:
-    settings.check(TrainSettings())
+    checks.check(TrainSettings())
     with pytest.raises(SettingsError, match=said) as caught:
-        settings.check(replace(TrainSettings(), **change))
+        checks.check(replace(TrainSettings(), **change))
     assert caught.value.option == option
 
 
 def parsed(**given: Any) -> TrainSettings:
     """The settings of a command line with these options."""
     usual = {"model": "lenet", "exchange": "sharded", "every": 1, "steps": 400}
-    return settings.from_options(usual | given)
+    return options.from_options(usual | given)
 
 
 def test_only_links_with_a_bandwidth_have_a_latency() -> None:
@@ -172,21 +172,21 @@ def test_runs_are_all_codecs_with_each_seed() -> None:
 def test_a_codec_for_each_way() -> None:
     assert settings.both_ways("3lc:s=1.5/int8") == ("3lc:s=1.5", "int8")
     assert settings.both_ways("raw") == ("raw", "raw")
-    settings.check(replace(TrainSettings(), codecs=("3lc/int8",)))
+    checks.check(replace(TrainSettings(), codecs=("3lc/int8",)))
     for bad in ("raw/", "/raw", "raw/4lc", "raw/raw/raw"):
         with pytest.raises(SettingsError, match="valid"):
-            settings.check_codec(bad)
+            checks.check_codec(bad)
 
 
 def test_codecs_are_checked_by_the_core() -> None:
     for codec in (*settings.DEFAULT_CODECS, *rivals.RIVALS, "torch:powersgd"):
-        settings.check_codec(codec)
+        checks.check_codec(codec)
     with pytest.raises(SettingsError, match=r"3lc.*, auto .*ddp"):
-        settings.check_codec("4lc")
+        checks.check_codec("4lc")
     with pytest.raises(SettingsError, match="s"):
-        settings.check_codec("3lc:s=2.5")
+        checks.check_codec("3lc:s=2.5")
     with pytest.raises(SettingsError) as caught:
-        settings.check_codec("ddp", "--rules")  # ddp names a whole run, not the codec of a tensor
+        checks.check_codec("ddp", "--rules")  # ddp names a whole run, not the codec of a tensor
     assert caught.value.option == "--rules"
 
 
@@ -196,14 +196,14 @@ def test_codecs_are_checked_by_the_core() -> None:
 )
 def test_another_rival_is_an_error_that_lists_the_valid(codec: str) -> None:
     with pytest.raises(SettingsError, match="valid are ddp, torch:bf16, torch:fp16, torch:powersg"):
-        settings.check_codec(codec)
+        checks.check_codec(codec)
 
 
 def test_options_of_powersgd() -> None:
     assert rivals.parse("torch:powersgd:start=3,rank=2") == rivals.Rival("torch:powersgd", 2, 3)
     for bad in ("rank=0", "start=1"):
         with pytest.raises(SettingsError, match="a rank from 1 and a start from 2"):
-            settings.check_codec(f"torch:powersgd:{bad}")
+            checks.check_codec(f"torch:powersgd:{bad}")
 
 
 def test_settings_are_written_as_plain_values() -> None:

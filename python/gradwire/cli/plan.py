@@ -96,7 +96,8 @@ def _check_writable(file: Path) -> None:
 
 def _measure(model: str, workers: int, codecs: list[str] | tuple[str, ...], steps: int) -> Profile:
     from gradwire.plan.measure import measure_profile
-    from gradwire.train.settings import SHARDED, from_options
+    from gradwire.train.options import from_options
+    from gradwire.train.settings import SHARDED
 
     options = {"model": model, "workers": workers, "steps": steps, "exchange": SHARDED, "every": 1}
     return measure_profile(from_options(options), codecs, steps)

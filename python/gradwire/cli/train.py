@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from rich.console import Console
 from typer import Context, Option
 
-from gradwire.train import run, settings, worker
+from gradwire.train import options, run, settings, worker
 from gradwire.train.settings import TrainSettings
 
 _WIDTH_WITHOUT_TERMINAL = 120
@@ -37,7 +37,7 @@ _PANELS = {
     ),
     "Evaluation and output": ("eval_every", "until"),
 }
-# Options whose defaults follow from other options (settings.from_options), and their types on the
+# Options whose defaults follow from other options (options.from_options), and their types on the
 # command line.
 _WITHOUT_DEFAULT: dict[str, Any] = {
     "bandwidth": str,
@@ -70,7 +70,7 @@ def train(
     given bandwidth (needs root; otherwise times are modelled). Under torchrun it joins the ranks
     that are there, on the network that is there.
     """
-    chosen = settings.from_options(given)
+    chosen = options.from_options(given)
     console = Console(stderr=json_path == "-")
     if not console.is_terminal:
         console.width = _WIDTH_WITHOUT_TERMINAL

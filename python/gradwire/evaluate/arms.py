@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradwire.train import settings
+from gradwire.train.options import from_options
 from gradwire.train.recipes import IMAGES, MODELS
 from gradwire.train.results import file_name
 from gradwire.train.settings import GRADIENTS, ONE_PROCESS, TrainSettings
@@ -32,7 +32,7 @@ TASKS: dict[str, dict[str, Any]] = {
 RESNETS = tuple(name for name in MODELS if name.startswith("resnet"))
 _RESNET = RESNETS[0]
 _RESNET_STEPS = 25600  # of the larger ResNets, as in 3LC
-# What settings.from_options takes from the command line.
+# What from_options takes from the command line.
 _NEEDED = ("model", "exchange", "every", "steps")
 
 
@@ -89,7 +89,7 @@ class Arm:
         if "warmup" in options:
             options["warmup"] = min(options["warmup"], steps)
         needed = {name: getattr(TrainSettings, name) for name in _NEEDED}
-        return settings.from_options(needed | options | {"codecs": [self.codec], "seed": seed})
+        return from_options(needed | options | {"codecs": [self.codec], "seed": seed})
 
     def path(self, seed: int) -> Path:
         """The place of a run's result."""

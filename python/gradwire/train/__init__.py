@@ -1,6 +1,8 @@
 """Data-parallel training under a limited bandwidth: what `gradwire train` runs.
 
-    settings    the options of the command, checked
+    settings    the options of the command
+    options     the settings that a command line asks for, with the defaults that follow
+    checks      what settings no run can have
     recipes     the data sets and models, their metrics and defaults
     errors      the error that ends a training
     schedule    the learning rate of a step

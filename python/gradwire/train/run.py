@@ -13,14 +13,24 @@ from typing import Any
 from rich.console import Console
 
 from gradwire.machine import describe_build, describe_machine
-from gradwire.train import data, launcher, network, report, report_table, schedule, settings, worker
+from gradwire.train import (
+    checks,
+    data,
+    launcher,
+    network,
+    report,
+    report_table,
+    schedule,
+    settings,
+    worker,
+)
 from gradwire.train.errors import TrainError
 from gradwire.train.estimate import estimate_seconds
 from gradwire.train.progress import Display, say
 from gradwire.train.records import RankRecord
 from gradwire.train.report import RunResult
 from gradwire.train.results import Results
-from gradwire.train.settings import Run, TrainSettings, format_bandwidth
+from gradwire.train.settings import Run, SettingsError, TrainSettings, format_bandwidth
 
 
 @dataclass(frozen=True)
@@ -90,11 +100,11 @@ def train_under_torchrun(
 
     try:
         if chosen.is_simulated:
-            raise settings.SettingsError("--exchange", f"{chosen.exchange} goes without torchrun")
+            raise SettingsError("--exchange", f"{chosen.exchange} goes without torchrun")
         workers = world - (chosen.ranks - chosen.workers)
         chosen = replace(chosen, workers=workers, bandwidth=None, latency=0.0)
-        settings.check(chosen)
-    except settings.SettingsError as error:
+        checks.check(chosen)
+    except SettingsError as error:
         raise TrainError(f"{world} ranks of torchrun: {error.option}: {error}") from error
     note = "the network between torchrun's ranks, as it is"
     conditions = report.Conditions(shaped=False, modelled=False, note=note)
