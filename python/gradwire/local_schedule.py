@@ -1,4 +1,4 @@
-"""When the fragments of a model are exchanged, and when the results are applied."""
+"""When LocalSteps exchanges the fragments of a model, and when the results are applied."""
 
 from __future__ import annotations
 

@@ -60,6 +60,9 @@ def test_a_rule_that_cannot_be_read(text: str) -> None:
         options.parse_rule(text)
 
 
+LOCAL: dict[str, Any] = {"compress": "updates", "every": 4}
+
+
 @pytest.mark.parametrize(
     ("change", "option", "said"),
     [
@@ -83,6 +86,14 @@ def test_a_rule_that_cannot_be_read(text: str) -> None:
         ({"ema": 1.0}, "--ema", "valid are 0 to 0.99999"),
         ({"clip": math.nan}, "--clip", "valid are 0 to"),
         ({"every": 2}, "--compress", "local steps exchange updates"),
+        ({"fragments": 2}, "--fragments", "goes only with --compress updates and --exchange shar"),
+        (LOCAL | {"fragments": 5}, "--fragments", "take fragments=4 or fewer"),
+        (LOCAL | {"delay": 5}, "--delay", "valid are 0 to 4"),
+        (LOCAL | {"delay": 4, "mix": 0.5}, "--mix", "take delay=3 or less, or mix=0"),
+        (LOCAL | {"outer": "adam"}, "--outer", "valid are average, sgd, nesterov"),
+        (LOCAL | {"outer_lr": 0.5}, "--outer-lr", "goes only with --outer sgd or nesterov"),
+        (LOCAL | {"outer": "sgd", "outer_lr": 0}, "--outer-lr", "the model would not change"),
+        (LOCAL | {"residual_decay": 0}, "--residual-decay", "valid are 0.01 to 1"),
         ({"exchange": "server", "clip": 1.0}, "--clip", "goes only with"),
         ({"exchange": "sharded-optimizer", "compress": "updates"}, "--compress", "goes only"),
         ({"until": -0.5}, "--until", "valid are 0 to 1000"),

@@ -51,7 +51,7 @@ class Course:
     """The results of one rank, with an entry for each step."""
 
     tensors: list[dict[str, str]] = field(default_factory=list)  # a digest of each parameter
-    anchors: list[str] = field(default_factory=list)
+    anchors: list[dict[str, str]] = field(default_factory=list)
     push_bytes: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     parameters: dict[str, np.ndarray] = field(default_factory=dict)  # at the end
@@ -99,8 +99,8 @@ def train(run: Streamed) -> Course:
             course.losses.append(loss.item())
             course.push_bytes.append(optimizer.last_step()["push_bytes"])
             course.tensors.append({n: _digest(p) for n, p in model.named_parameters()})
-            anchors = [anchor for f in optimizer._fragments for anchor in f.anchors]
-            course.anchors.append("".join(_digest(anchor) for anchor in anchors))
+            anchors = {name: _digest(anchor) for name, anchor in optimizer.anchors().items()}
+            course.anchors.append(anchors)
     course.layouts = len(optimizer._session.runner._buckets)
     course.warnings = [str(warning.message) for warning in caught]
     course.saved = save({"model": model.state_dict(), "optimizer": optimizer.state_dict()})

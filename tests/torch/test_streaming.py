@@ -116,6 +116,7 @@ def test_synchronize_ends_all_exchanges_and_mixes_nothing(cluster: Cluster) -> N
         run = replace(RUNS[name], synchronize_at=7, steps=11)
         ranks = [rank[0] for rank in cluster.run(3, streaming_jobs.train_each, [run])]
         assert ranks[0].tensors[7] == ranks[1].tensors[7] == ranks[2].tensors[7]
+        assert ranks[0].tensors[7] == ranks[0].anchors[7]
         assert ranks[0].tensors[8] != ranks[1].tensors[8]
         state = load(ranks[0].saved)["optimizer"]
         assert state["clock"] == 3

@@ -109,6 +109,38 @@ def test_workers_learn_and_agree(way: str, folder: Path, cluster: Cluster) -> No
         assert 0 < trained[f"{leg}_payload_bits"] < 8.1
 
 
+STREAMED = {
+    "streaming": (
+        *("--exchange", "sharded", "--codec", "3lc:s=1.0", "--fragments", "2", "--delay", "3"),
+        *("--mix", "0.5", "--outer", "nesterov", "--outer-lr", "0.3"),
+    ),
+    "SparseLoCo": (
+        *("--exchange", "broadcast", "--codec", "topk2bit:density=0.1"),
+        *("--outer", "sgd", "--residual-decay", "0.9"),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", STREAMED)
+def test_streaming_workers_agree_at_the_end(way: str, folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "16", "--data-dir", str(folder), "--steps", "20", "--every", "4"]
+    result = train_in(cluster, 3, [*options, "--eval-every", "12", *STREAMED[way]])
+    (trained,) = result.json["results"]
+    assert trained["replicas_identical"]
+    assert sum(trained["loss"][-4:]) < 0.99 * sum(trained["loss"][:4])
+    turns = [[bits > 0 for bits in trained["push_bits"][step : step + 4]] for step in (8, 12)]
+    # A fragment whose turn is after 2 or 4 steps is applied 3 steps later.
+    assert turns == [[step in (0, 2) if way == "streaming" else step == 3 for step in range(4)]] * 2
+    exchanges = trained["hook_of_rank"][0]["steps"]
+    assert exchanges == (12 if way == "streaming" else 5), "synchronize exchanges what is left"
+    said = {
+        "streaming": "every 4 steps, local ones between, of updates, 2 fragments, applied 3 steps "
+        "later, mix 0.5, outer nesterov, learning rate 0.3",
+        "SparseLoCo": "outer sgd, learning rate 1, residuals decay by 0.9",
+    }
+    assert said[way] in result.err
+
+
 @pytest.mark.parametrize("way", ["sharded", "sharded-optimizer", "server", "local steps"])
 def test_the_last_layer_goes_raw(way: str, folder: Path, cluster: Cluster) -> None:
     options = ["--batch", "2", "--data-dir", str(folder), "--steps", "4", "--eval-every", "4"]

@@ -32,6 +32,7 @@ _PANELS = {
     "Network and exchange": (
         *("workers", "bandwidth", "latency"),
         *("exchange", "every", "compress", "start_iter", "rules"),
+        *("fragments", "delay", "mix", "outer", "outer_lr", "residual_decay"),
         *("exclude", "exclude_last", "min_numel", "threads"),
         *("servers", "backup_workers", "staleness", "barrier"),
     ),
@@ -50,6 +51,7 @@ _WITHOUT_DEFAULT: dict[str, Any] = {
     "weight_decay": float,
     "warmup": int,
     "clip": float,
+    "outer_lr": float,
     "threads": int,
     "eval_every": int,
 }

@@ -6,10 +6,12 @@ import re
 
 import gradwire
 from gradwire._core import Layout, is_goal
+from gradwire.local_schedule import Schedule
 from gradwire.train import rivals
 from gradwire.train.recipes import MODELS
 from gradwire.train.rivals import PLAIN_DDP, RIVALS, is_rival
 from gradwire.train.settings import (
+    AVERAGE,
     BARRIERS,
     CHOOSING,
     COMPRESSED,
@@ -21,6 +23,7 @@ from gradwire.train.settings import (
     ON_DEVICE,
     ONE_PROCESS,
     OPTIMIZERS,
+    OUTERS,
     SCHEDULES,
     SERVED,
     SERVER,
@@ -45,6 +48,7 @@ def check(settings: TrainSettings) -> None:
         ("--compress", settings.compress, COMPRESSED),
         ("--schedule", settings.schedule, SCHEDULES),
         ("--barrier", settings.barrier, BARRIERS),
+        ("--outer", settings.outer, tuple(OUTERS)),
         ("--exchange", settings.exchange.partition(":")[0], EXCHANGES),
     ):
         if value not in valid:
@@ -52,6 +56,7 @@ def check(settings: TrainSettings) -> None:
     last = {
         "every": settings.steps,
         "warmup": settings.steps,
+        "delay": settings.every,
         "backup_workers": settings.workers - 1,
     }
     for name, option in options().items():
@@ -131,6 +136,7 @@ def _check_exchange(settings: TrainSettings) -> None:
     if settings.compress == UPDATES or not hooked:
         goes = f"goes only with gradients in every step, --exchange {', '.join(HOOKED)}"
         _refuse(settings, goes, "start_iter")
+    _check_local_steps(settings)
     if not settings.has_servers:
         _refuse(
             settings,
@@ -175,6 +181,24 @@ def _check_exchange(settings: TrainSettings) -> None:
             valid = f"{', '.join(codecs[:-1])} and {codecs[-1]}"
             goes = f"--exchange {exchange} goes with {valid}, not with {codec}"
             raise SettingsError("--codec", goes)
+
+
+def _check_local_steps(settings: TrainSettings) -> None:
+    if not settings.takes_local_steps:
+        goes = f"goes only with --compress {UPDATES} and --exchange {', '.join(HOOKED)}"
+        names = ("fragments", "delay", "mix", "outer", "outer_lr", "residual_decay")
+        _refuse(settings, goes, *names)
+        return
+    try:
+        Schedule(settings.every, settings.fragments, settings.delay, settings.mix)
+    except ValueError as error:
+        setting = re.match("[a-z]+", str(error))
+        raise SettingsError(option_name(setting[0] if setting else "every"), str(error)) from error
+    if settings.outer == AVERAGE:
+        others = " or ".join(name for name in OUTERS if name != AVERAGE)
+        _refuse(settings, f"goes only with --outer {others}", "outer_lr")
+    elif settings.outer_lr == 0:
+        raise SettingsError("--outer-lr", "0 is not valid: the model would not change")
 
 
 def _check_device(settings: TrainSettings) -> None:

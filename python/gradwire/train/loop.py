@@ -201,6 +201,8 @@ class Trainer:
                 last_event = clock.seconds
                 on_event(self._step_event(record, clock.seconds))
             is_over = done == settings.steps or (record.diverged and settings.worker_ranks == 1)
+            if done == settings.steps:
+                strategy.finish()
             if is_over or step // settings.eval_every < done // settings.eval_every:
                 clock.stop()
                 record.diverged = meeting.first(record.diverged)
@@ -221,7 +223,8 @@ class Trainer:
                     clock.start()
         record.seconds = clock.seconds
         record.link = clock.link
-        strategy.settle()
+        if not record.failed:
+            strategy.finish()
         record.hook = strategy.stats()
         meeting.wait()  # no rank leaves before rank 0 has evaluated
         # One server may be a version ahead of another until close, and of a stale worker.

@@ -10,10 +10,12 @@ from gradwire.train.checks import check
 from gradwire.train.recipes import MODELS
 from gradwire.train.rivals import BF16, PLAIN_DDP
 from gradwire.train.settings import (
+    AVERAGE,
     BANDWIDTHS,
     DIRECTIONS,
     GRADIENTS,
     HOOKED,
+    OUTERS,
     SERVED,
     SGD,
     SHARDED,
@@ -67,6 +69,7 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
         "weight_decay": WEIGHT_DECAY.get(optimizer, 0.0),
         "warmup": max(steps // 20, min(recipe.warmup, steps // 4)),
         "clip": 0.0 if keeps_gradients else recipe.clip,
+        "outer_lr": OUTERS.get(values.get("outer", AVERAGE), 1.0),
         "threads": len(os.sched_getaffinity(0)) if exchange in SIMULATED else 1,
         "eval_every": default_eval_every(steps, every),
     }

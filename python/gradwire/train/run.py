@@ -308,12 +308,27 @@ def _exchange_text(chosen: TrainSettings) -> str:
         backup = f", {chosen.backup_workers} backup workers" if chosen.backup_workers else ""
         barrier = f", barrier {chosen.barrier}" if chosen.barrier != settings.STEP else ""
         return f"{chosen.exchange}, every step, servers: {chosen.servers}{backup}{barrier}"
+    if chosen.takes_local_steps:
+        return f"{chosen.exchange}, {_local_steps_text(chosen)}"
     if chosen.every == 1:
         return f"{chosen.exchange}, every step, of {chosen.compress}"
     between = "local ones between"
     if chosen.compress == settings.GRADIENTS:
         between = "gradients are summed between"
     return f"{chosen.exchange}, every {chosen.every} steps, {between}"
+
+
+def _local_steps_text(chosen: TrainSettings) -> str:
+    outer = f"outer {chosen.outer}, learning rate {chosen.outer_lr:g}"
+    every = f"every {chosen.every} steps, local ones between" if chosen.every > 1 else "every step"
+    differing = {
+        f"{chosen.fragments} fragments": chosen.fragments > 1,
+        f"applied {chosen.delay} steps later": chosen.delay > 0,
+        f"mix {chosen.mix:g}": chosen.mix > 0,
+        outer: chosen.outer != settings.AVERAGE,
+        f"residuals decay by {chosen.residual_decay:g}": chosen.residual_decay < 1,
+    }
+    return ", ".join([f"{every}, of updates", *(text for text, said in differing.items() if said)])
 
 
 def _duration(seconds: float) -> str:

@@ -40,6 +40,10 @@ WEIGHT_DECAY = {SGD: 1e-4, ADAM: 0.0, ADAMW: 0.1}
 SCHEDULES = ("cosine", "poly", "constant")
 STEP, TENSOR = BARRIERS = ("step", "tensor")
 GRADIENTS, UPDATES = COMPRESSED = ("gradients", "updates")
+# What local steps do with the average change of the workers: subtract it, or step an optimizer by
+# it, as SparseLoCo and DiLoCo do. Their learning rates are those of the papers.
+AVERAGE, NESTEROV = "average", "nesterov"
+OUTERS = {AVERAGE: 1.0, "sgd": 1.0, NESTEROV: 0.7}
 
 # The exchanges with servers, as processes or simulated by one process, and what the workers pull
 # when they push gradients: the change of a server's model, or the average gradient, which they step
@@ -102,6 +106,16 @@ _EXCHANGE_HELP = (
     "with :pulls=gradients the average gradient, by which each steps its own."
 )
 _EVERY_HELP = "Steps from one exchange to the next; workers step alone between."
+_LOCAL = "Local steps (--compress updates): "
+_FRAGMENTS_HELP = _LOCAL + "parts of the model, whose exchanges take turns within --every steps."
+_DELAY_HELP = _LOCAL + "steps that an exchange may travel while the next ones compute."
+_MIX_HELP = _LOCAL + "share of a worker's own values that it keeps after an exchange, below 1."
+_OUTER_HELP = (
+    _LOCAL + "the workers subtract the average change, or step an outer optimizer by it: "
+    "sgd as in SparseLoCo, nesterov (momentum 0.9) as in DiLoCo."
+)
+_OUTER_LR_HELP = "The outer optimizer's learning rate. Default 0.7 for nesterov, 1 for sgd."
+_RESIDUAL_DECAY_HELP = _LOCAL + "residuals are multiplied by it after each exchange."
 _SERVERS_HELP = f"With --exchange {SERVER}: processes that hold the model."
 _BACKUP_WORKERS_HELP = f"With --exchange {SERVER}: workers that a step does not wait for."
 _STALENESS_HELP = f"With --exchange {SERVER}: steps that a worker may be ahead of what it pulled."
@@ -197,6 +211,12 @@ class TrainSettings:
     min_numel: Annotated[int, Option(help="Smaller tensors go raw.", min=0, max=10**9)] = 256
     exchange: Annotated[str, Option(help=_EXCHANGE_HELP)] = SHARDED
     every: Annotated[int, Option(help=_EVERY_HELP, min=1)] = 1
+    fragments: Annotated[int, Option(help=_FRAGMENTS_HELP, min=1, max=1000)] = 1
+    delay: Annotated[int, Option(help=_DELAY_HELP, min=0)] = 0
+    mix: Annotated[float, Option(help=_MIX_HELP, min=0, max=0.999)] = 0.0
+    outer: Annotated[str, Option(help=_OUTER_HELP, metavar="|".join(OUTERS))] = AVERAGE
+    outer_lr: Annotated[float, Option(help=_OUTER_LR_HELP, min=0, max=100)] = OUTERS[AVERAGE]
+    residual_decay: Annotated[float, Option(help=_RESIDUAL_DECAY_HELP, min=0.01, max=1)] = 1.0
     servers: Annotated[int, Option(help=_SERVERS_HELP, min=1, max=100)] = 1
     backup_workers: Annotated[int, Option(help=_BACKUP_WORKERS_HELP, min=0)] = 0
     staleness: Annotated[int, Option(help=_STALENESS_HELP, min=0, max=1000)] = 0
@@ -227,6 +247,11 @@ class TrainSettings:
     def is_simulated(self) -> bool:
         """Whether one process simulates all workers."""
         return self.exchange in SIMULATED
+
+    @property
+    def takes_local_steps(self) -> bool:
+        """Whether every worker is a process that steps a model of its own (LocalSteps)."""
+        return self.compress == UPDATES and self.exchange.partition(":")[0] in HOOKED
 
     @property
     def has_servers(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from gradwire.torch import (
     GradwireState,
@@ -19,14 +19,17 @@ from gradwire.torch import (
     ServerOptimizer,
     ShardedOptimizer,
     gradwire_hook,
+    outer_nesterov,
 )
 from gradwire.train import optimizers, rivals
 from gradwire.train.one_process import OneProcess
 from gradwire.train.rivals import is_rival
 from gradwire.train.settings import (
+    AVERAGE,
+    NESTEROV,
     SERVED,
+    SGD,
     SHARDED_OPTIMIZER,
-    UPDATES,
     TrainSettings,
     both_ways,
 )
@@ -35,6 +38,23 @@ from gradwire.train.torch_ddp import TorchDdp, distribute
 
 # A server receives nothing while rank 0 evaluates, which may take long on a slow machine.
 _PATIENCE_SECONDS = 2 * 3600.0
+
+
+class _Local(Strategy):
+    """A worker that steps a model of its own between exchanges."""
+
+    optimizer: LocalSteps
+
+    def __init__(self, model: nn.Module, optimizer: LocalSteps) -> None:
+        super().__init__(model, optimizer, optimizer)
+
+    def weights(self) -> list[Tensor]:
+        """On which all workers agreed last."""
+        anchors = self.optimizer.anchors()
+        return [anchors[name] for name, _ in self._model.named_parameters()]
+
+    def finish(self) -> None:
+        self.optimizer.synchronize()
 
 
 class _Served(Strategy):
@@ -84,13 +104,33 @@ def choose(
         sharded = ShardedOptimizer(local, model, **coding)
         return Strategy(model, sharded, sharded)
     coding["exchange"] = settings.exchange
-    if settings.compress == UPDATES:
-        norm = clip if clip > 0.0 else None
-        stepping = LocalSteps(local, model, every=settings.every, clip_norm=norm, **coding)
-        return Strategy(model, stepping, stepping)
+    if settings.takes_local_steps:
+        return _Local(model, _local_steps(model, local, settings, coding))
     state, forward = GradwireState(start_iter=settings.start_iter, **coding), distribute(model)
     forward.register_comm_hook(state, gradwire_hook)
     return Strategy(model, local, state, forward, clip)
+
+
+def _local_steps(
+    model: nn.Module, local: torch.optim.Optimizer, settings: TrainSettings, coding: dict[str, Any]
+) -> LocalSteps:
+    outer = {
+        AVERAGE: None,
+        SGD: lambda parameters: torch.optim.SGD(parameters, settings.outer_lr),
+        NESTEROV: outer_nesterov(settings.outer_lr),
+    }
+    return LocalSteps(
+        local,
+        model,
+        every=settings.every,
+        fragments=settings.fragments,
+        delay=settings.delay,
+        mix=settings.mix,
+        outer=outer[settings.outer],
+        residual_decay=settings.residual_decay,
+        clip_norm=settings.clip or None,
+        **coding,
+    )
 
 
 def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, Any] | None:

@@ -73,6 +73,10 @@ class Strategy:
     def settle(self) -> None:
         """Waits until the model has all changes of the last step."""
 
+    def finish(self) -> None:
+        """Brings the workers' models together after their last step. All call it, maybe twice."""
+        self.settle()
+
     def weights(self) -> list[Tensor]:
         """The parameters to evaluate, in the order of the model's."""
         self.settle()

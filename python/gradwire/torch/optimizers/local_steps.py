@@ -27,12 +27,12 @@ from torch import nn
 from torch.optim import LBFGS, Adam, AdamW, Optimizer
 
 from gradwire._core import Compressor, is_goal
+from gradwire.local_schedule import Schedule
 from gradwire.torch.optimizers.fragment import Fragment, OuterFactory, deal_layers
 from gradwire.torch.optimizers.gradient_noise import average_norm, correct_changes, count_decay
 from gradwire.torch.optimizers.late_momentum import check_taken, take_momentum
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.optimizers.replica import BESIDE, ReplicaOptimizer, name_trainable
-from gradwire.torch.optimizers.schedule import Schedule
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
 from gradwire.torch.records.parameters import options_of, require_dense
@@ -256,6 +256,15 @@ class LocalSteps(ReplicaOptimizer):
             if fragment.flight is not None:
                 self._apply(fragment, 0.0)
         self._clock = 0
+
+    def anchors(self) -> dict[str, torch.Tensor]:
+        """The values on which all ranks agreed last, by the parameters' names: the model to
+        evaluate while the ranks' own differ. This object goes on to change them."""
+        named: dict[str, torch.Tensor] = {}
+        for fragment in self._fragments:
+            names = (self._names[place] for place in fragment.places)
+            named |= zip(names, (anchor.detach() for anchor in fragment.anchors), strict=True)
+        return {name: named[name] for name in self._names}
 
     def _exchange(self) -> None:
         """Begins the exchanges whose turn it is, and applies those that are due."""
