@@ -27,6 +27,7 @@ stages=(
 on_request=(
   "clang     build with clang++ without sanitizers, warnings are errors; ctest"
   "tsan      ThreadSanitizer; ctest"
+  "mpich     the MPI engine and its tests with MPICH; the other stages have Open MPI"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
   "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; docs/recipes.md runs"
   "aarch64   cross-built for 64-bit Arm; tests of the kernels and golden files with NEON and SVE, in qemu-user"
@@ -72,6 +73,18 @@ stage_install() { scripts/check_install.sh; }
 stage_rtl() {
   scripts/setup.sh # the tests compare with the module of the current sources
   make -C rtl
+}
+stage_mpich() {
+  if [[ ! -x /usr/bin/mpicxx.mpich ]]; then
+    if ((EUID != 0)); then
+      echo "as root: apt-get install -y mpich libmpich-dev" >&2
+      return 1
+    fi
+    apt-get -q update
+    DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 install -y \
+      --no-install-recommends mpich libmpich-dev
+  fi
+  build_and_ctest mpich
 }
 stage_tsan() { build_and_ctest tsan; }
 stage_pytest() {
