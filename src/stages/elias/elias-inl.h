@@ -105,7 +105,8 @@ HWY_INLINE bool any_beyond(const int8_t* levels, size_t n, int32_t s) {
     most = hn::Max(most, v);
     least = hn::Min(least, v);
   }
-  bool beyond = !hn::AllFalse(d, hn::Or(hn::Gt(most, high), hn::Lt(least, low)));
+  // g++ 12 compiles Or of these two masks wrongly for SVE of 256 bits.
+  bool beyond = !hn::AllFalse(d, hn::Gt(most, high)) || !hn::AllFalse(d, hn::Lt(least, low));
   for (; i < n; ++i) beyond |= levels[i] > s || levels[i] < -s;
   return beyond;
 }
