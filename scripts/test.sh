@@ -31,6 +31,8 @@ on_request=(
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
   "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; docs/recipes.md runs"
   "aarch64   cross-built for 64-bit Arm; tests of the kernels and golden files with NEON and SVE, in qemu-user"
+  "debian    Debian packages, checked by lintian and used (scripts/debian.sh)"
+
   "release   what a release consists of, each part checked in an empty environment (scripts/release.sh)"
 )
 
@@ -122,6 +124,7 @@ stage_wheel() {
   venv/bin/gradwire codecs --json
 }
 stage_aarch64() { scripts/check_aarch64.sh; }
+stage_debian() { scripts/debian.sh; }
 stage_release() { scripts/release.sh; }
 
 chosen=()
