@@ -192,8 +192,8 @@ def measure(settings: TrainSettings, rank: int, rounds: int) -> dict[str, Any]:
                     strategy.take_step(inputs, targets).item()
                 seconds[way].append(time.perf_counter() - began)
                 if way in sent:
-                    push, pull = strategy.sent_bytes() or (0.0, 0.0)
-                    sent[way].append(push + pull)
+                    costs = strategy.last_costs()
+                    sent[way].append(costs.push_bytes + costs.pull_bytes if costs else 0.0)
                 step += 1
     gradients = {n: p.grad.numpy() for n, p in alone.named_parameters() if p.grad is not None}
     speeds = {}

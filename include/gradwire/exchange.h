@@ -48,6 +48,15 @@ struct OutgrownResidual {
 };
 inline constexpr double kMostInputs = 1000;
 
+// What this rank has encoded of a tensor so far: values, and the bytes of their frames' payloads,
+// without headers. As in ExchangeStats, a pull counts once, whoever gets it.
+struct TensorTraffic {
+  uint64_t values_pushed = 0;
+  uint64_t push_payload_bytes = 0;
+  uint64_t values_pulled = 0;
+  uint64_t pull_payload_bytes = 0;
+};
+
 // A piece of a residual with its place, for checkpoints.
 struct ResidualPiece {
   Direction direction;
@@ -110,6 +119,8 @@ class GRADWIRE_EXPORT Exchange {
   // order in which they were found. Every 16th step is examined. The input that counts is the
   // largest of the last steps; an input of 1024 steps ago counts half.
   [[nodiscard]] virtual std::vector<OutgrownResidual> outgrown_residuals() const = 0;
+  // Of every tensor, in the layout's order.
+  [[nodiscard]] virtual std::vector<TensorTraffic> tensor_traffic() const = 0;
   // Call it after a step whose result no rank applied: the values that the step sent go back into
   // the residuals of the ranks that sent them. Values that an owner had averaged go into the
   // owner's residual. At most once after each step, when it is done.

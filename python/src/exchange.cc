@@ -13,6 +13,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "exchange.h"
@@ -151,6 +152,19 @@ DictList outgrown_residuals(PyExchange& self) {
                   });
 }
 
+// (values pushed, payload bytes pushed, values pulled, payload bytes pulled) of each tensor.
+// Engines ask for it in every step, so it has no names.
+using Traffic = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;
+
+std::vector<Traffic> tensor_traffic(PyExchange& self) {
+  std::vector<Traffic> listed;
+  for (const TensorTraffic& of : self.exchange().tensor_traffic()) {
+    listed.emplace_back(of.values_pushed, of.push_payload_bytes, of.values_pulled,
+                        of.pull_payload_bytes);
+  }
+  return listed;
+}
+
 DictList export_residuals(PyExchange& self) {
   const auto describe = [](nb::dict& entry, const ResidualPiece& piece) {
     entry["kind"] = direction_name(piece.direction);
@@ -256,7 +270,10 @@ void bind_exchange(nb::module_& module) {
       .def("export_residuals", &export_residuals)
       .def("import_residual", &import_residual, nb::arg("kind"), nb::arg("name"), nb::arg("offset"),
            nb::arg("values"))
-      .def("stats", &stats);
+      .def("stats", &stats)
+      .def("tensor_traffic", &tensor_traffic,
+           "[(values pushed, payload bytes, values pulled, payload bytes)]: what this rank has "
+           "encoded of each tensor of the layout so far; a pull counts once.");
 
   module.attr("MOST_INPUTS") = kMostInputs;
   module.def("exchanges", &list_exchanges, "All exchanges with parameters and sources.");

@@ -132,6 +132,16 @@ TEST_P(Exchanges, CountsPayloadsOfCompressedTensorsAlone) {
     EXPECT_EQ(stats.pull_payload_bytes, 2 * stats.values_pulled_compressed);
     EXPECT_EQ(stats.values_pushed_compressed + stats.values_pulled_compressed, 128u * 128u);
     pushed += stats.values_pushed_compressed;
+    const std::vector<TensorTraffic> tensors = cluster.rank(r).tensor_traffic();
+    ASSERT_EQ(tensors.size(), 2u);
+    EXPECT_EQ(tensors[0].values_pushed, stats.values_pushed_compressed);
+    EXPECT_EQ(tensors[0].push_payload_bytes, stats.push_payload_bytes);
+    EXPECT_EQ(tensors[0].values_pulled, stats.values_pulled_compressed);
+    EXPECT_EQ(tensors[0].pull_payload_bytes, stats.pull_payload_bytes);
+    EXPECT_EQ(tensors[0].values_pushed + tensors[1].values_pushed, stats.values_pushed);
+    EXPECT_EQ(tensors[1].push_payload_bytes, 4 * tensors[1].values_pushed);
+    EXPECT_EQ(tensors[1].pull_payload_bytes, 4 * tensors[1].values_pulled);
+    EXPECT_EQ(tensors[1].values_pushed + tensors[1].values_pulled, 128u);
   }
   EXPECT_EQ(pushed, (GetParam()->has_owners ? 1u : 2u) * 128u * 128u);
 }

@@ -15,7 +15,7 @@ from gradwire.train.errors import TrainError
 from gradwire.train.recipes import ACCURACY, LOSS
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.report import Conditions, Report
-from gradwire.train.results import Results, read_tasks
+from gradwire.train.results import Results, read_documents, tasks_of
 from gradwire.train.settings import Run, TrainSettings
 
 SETTINGS = TrainSettings(codecs=("raw/int8", "3lc:s=1.5"), workers=1, steps=2, seeds=2, seed=4)
@@ -94,7 +94,7 @@ def test_a_setting_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> 
     del document["settings"]["staleness"]
     (tmp_path / "raw_int8-4.json").write_text(json.dumps(document))
     assert kept(tmp_path).found()
-    (task,) = read_tasks([tmp_path])
+    (task,) = tasks_of(read_documents([tmp_path]))
     assert [one.label for one in task.series] == ["raw/int8"]
 
 
@@ -111,7 +111,7 @@ def fill(folder: Path, **change: Any) -> Path:
 def test_tasks_of_several_folders(tmp_path: Path) -> None:
     folders = [fill(tmp_path / "a"), fill(tmp_path / "b", clip=1.0)]
     folders.append(fill(tmp_path / "c", model="gpt", data="text"))
-    images, text = read_tasks(folders)
+    images, text = tasks_of(read_documents(folders))
     assert [one.label for one in images.series] == [
         f"{codec}, clip {clip}" for clip in (0.0, 1.0) for codec in sorted(SETTINGS.codecs)
     ]
@@ -124,7 +124,7 @@ def test_tasks_of_several_folders(tmp_path: Path) -> None:
     compressed = replace(everything, push_payload_bits=0.1, pull_payload_bits=0.3)
     assert replace(one, runs=[compressed]).bits == pytest.approx(0.2)
     with pytest.raises(TrainError, match="holds no result"):
-        read_tasks([tmp_path])
+        tasks_of(read_documents([tmp_path]))
 
 
 def test_tasks_on_other_data_are_not_compared(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_tasks_on_other_data_are_not_compared(tmp_path: Path) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"data": "another text"}))
     said = "lenet on fashion-mnist can't be compared, because their data differ: another text; data"
     with pytest.raises(TrainError, match=said):
-        read_tasks(folders)
+        tasks_of(read_documents(folders))
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -81,6 +81,29 @@ def test_what_goes_raw_is_listed_with_the_reason(ranks: list[list[Counted]]) -> 
     assert raw.trained.stats["raw_tensors"] == ()
 
 
+def test_what_is_encoded_of_each_tensor_adds_up(ranks: list[list[Counted]]) -> None:
+    """Compressed tensors together have the bits of a compressed value, and raw ones 32. In a step
+    that is not raw, all ranks but the owner push a value, and the owner pulls it."""
+    raw = {tensor["name"] for tensor in ranks[0][0].trained.stats["raw_tensors"]}
+    for compressed, uncompressed in ranks:
+        tensors = compressed.trained.stats["tensors"]
+        assert {t["name"] for t in tensors} == set(compressed.trained.parameters)
+        for leg in ("push", "pull"):
+            parts = [t for t in tensors if t["name"] not in raw]
+            values = sum(t[f"values_{leg}ed"] for t in parts)
+            found = 8 * sum(t[f"{leg}_payload_bytes"] for t in parts) / values
+            assert found == pytest.approx(compressed.trained.stats[f"compressed_bits_{leg}"])
+            for tensor in tensors:
+                if tensor["name"] in raw:
+                    assert tensor[f"{leg}_payload_bytes"] == 4 * tensor[f"values_{leg}ed"]
+        assert len(uncompressed.trained.stats["tensors"]) == len(tensors)
+    of_all = [rank[0].trained.stats["tensors"] for rank in ranks]
+    for of_ranks in zip(*of_all, strict=True):
+        numel = of_ranks[0]["numel"]
+        assert sum(t["values_pushed"] for t in of_ranks) == (WORLD - 1) * (STEPS - 2) * numel
+        assert sum(t["values_pulled"] for t in of_ranks) == (STEPS - 2) * numel
+
+
 def test_the_last_layers_go_raw_by_a_setting(cluster: Cluster) -> None:
     options = {"codec": "int8", "start_iter": 0}
     runs = [Options(2, {**options, "exclude_last": last}) for last in (0, 1, 2)]

@@ -9,30 +9,46 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from gradwire.cli.output import JsonOption, print_json, print_table, significant
+from gradwire.train import page
 from gradwire.train.report import mean_of
-from gradwire.train.results import Series, Task, read_tasks
+from gradwire.train.results import Series, Task, read_documents, reports_of, tasks_of
+
+_PLACES_HELP = "Results of `gradwire train`: files, and folders with a file of each run."
+_PAGE_HELP = (
+    "Write a web page there, with a section for each group of runs with the same settings: one "
+    "file with interactive pictures that needs no network."
+)
 
 
 def report(
-    folders: Annotated[list[Path], Argument(help="Folders with results of `gradwire train`.")],
+    places: Annotated[list[Path], Argument(metavar="PATH...", help=_PLACES_HELP)],
+    page_path: Annotated[Path | None, Option("--html", metavar="PATH", help=_PAGE_HELP)] = None,
     plots: Annotated[
         Path | None, Option(metavar="DIR", help="Write the frontier of each task there (PNG).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare finished trainings: bits a value and the metric at the end, over all seeds."""
-    tasks = read_tasks(folders)
+    if page_path is not None:
+        page.check(page_path)
+    documents = read_documents(places)
+    tasks = tasks_of(documents)
     if as_json:
         print_json({"tasks": [_described(task) for task in tasks]})
     else:
         for task in tasks:
             _print(task)
+    written = []
+    if page_path is not None:
+        machines = [document["machine"] for document in documents]
+        page.write(reports_of(documents), machines, page_path)
+        written.append(page_path)
     if plots is not None:
         from gradwire.train.plots import write_frontiers
 
-        written = write_frontiers(tasks, plots)
-        if not as_json:
-            print("\n".join(f"wrote {path}" for path in written))
+        written += write_frontiers(tasks, plots)
+    if written and not as_json:
+        print("\n".join(f"wrote {path}" for path in written))
 
 
 def _described(task: Task) -> dict[str, Any]:

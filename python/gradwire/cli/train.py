@@ -18,8 +18,9 @@ _OUT_HELP = (
     "Write a JSON file of each run there as soon as it ends, and don't repeat the runs that are "
     "there."
 )
+_PAGE_HELP = "Write a web page with interactive pictures there: one file that needs no network."
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
-# The groups of the options in the help; `_signature` adds the three of `train` to the last.
+# The groups of the options in the help; `_signature` adds the four of `train` to the last.
 _PANELS = {
     "What to train and compare": (
         *("codecs", "model", "width", "data", "data_dir", "steps", "seed", "seeds"),
@@ -63,6 +64,7 @@ def train(
         str | None, Option("--json", metavar="PATH", help="Write the report there; - for stdout.")
     ] = None,
     plots: Annotated[Path | None, Option(metavar="DIR", help="Write PNG files there.")] = None,
+    page: Annotated[Path | None, Option("--report", metavar="PATH", help=_PAGE_HELP)] = None,
     out: Annotated[Path | None, Option(metavar="DIR", help=_OUT_HELP)] = None,
     **given: Any,
 ) -> None:
@@ -76,7 +78,7 @@ def train(
     console = Console(stderr=json_path == "-")
     if not console.is_terminal:
         console.width = _WIDTH_WITHOUT_TERMINAL
-    outputs = run.Outputs(json_path, plots, out)
+    outputs = run.Outputs(json_path, plots, out, page)
     place = worker.world_of_torchrun()
     if place is None:
         run.train_here(chosen, outputs, console)

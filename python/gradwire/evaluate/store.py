@@ -132,10 +132,11 @@ class Store:
 
 
 def shorten(result: dict[str, Any]) -> dict[str, Any]:
-    """The result with at most _CURVE_POINTS means in each list over steps, and without what each
-    rank counted."""
+    """The result with at most _CURVE_POINTS means in the lists of losses and bits over steps, and
+    without times of steps and what each rank counted."""
     curves = {name: _means(result[name]) for name in ("loss", "push_bits", "pull_bits")}
-    return result | curves | {"hook_of_rank": []}
+    dropped = ("hook_of_rank", "step_ends", "wire_seconds", "own_seconds")
+    return result | curves | {name: [] for name in dropped}
 
 
 def _means(values: Sequence[float]) -> list[float]:

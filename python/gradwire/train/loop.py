@@ -196,7 +196,7 @@ class Trainer:
             if average is not None and self._rank == 0:
                 average.add(strategy.weights())
             done = strategy.steps_done(step)
-            record.note(loss, strategy.sent_bytes(), left_out=done - step - 1)
+            record.note(loss, clock.seconds, strategy.last_costs(), left_out=done - step - 1)
             if clock.seconds - last_event >= _SECONDS_BETWEEN_STEP_EVENTS:
                 last_event = clock.seconds
                 on_event(self._step_event(record, clock.seconds))

@@ -43,6 +43,7 @@ from gradwire.torch.records.optimizer_watch import describe_coarse_gradients
 from gradwire.torch.records.parameters import split_like
 from gradwire.torch.records.stats import ChosenCodec, bits
 from gradwire.train import optimizers
+from gradwire.train.records import StepCosts
 from gradwire.train.rivals import PLAIN_DDP
 from gradwire.train.settings import (
     GRADIENTS,
@@ -152,10 +153,9 @@ class OneProcess(Strategy):
         self._step += 1
         return torch.stack(losses).mean()
 
-    def sent_bytes(self) -> tuple[float, float]:
+    def last_costs(self) -> StepCosts:
         """Bytes that a worker pushes (mean over the workers), and bytes that each worker pulls."""
-        pushed, pulled = self._last_bytes[:, 0].tolist()
-        return pushed, pulled
+        return StepCosts(*self._last_bytes[:, 0].tolist())
 
     def stats(self) -> dict[str, Any]:
         (pushed, push_payloads), (pulled, pull_payloads) = self._sent_bytes.tolist()

@@ -38,6 +38,8 @@ from gradwire.train.records import RankRecord
 from gradwire.train.rivals import is_rival
 from gradwire.train.settings import HOOKED, TrainSettings, format_bandwidth
 
+_PLACES = 6  # of seconds in a file: a microsecond
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -78,6 +80,11 @@ class RunResult:
     device_of_worker: list[str]
     failed: str = ""
     lost_workers: list[str] = field(default_factory=list)  # without which it went on, and why
+    # Of each step; empty where nobody measured it, and in older files. The end is what the training
+    # clock shows, in `seconds`; the others are measured, whatever the links.
+    step_ends: list[float] = field(default_factory=list)
+    wire_seconds: list[float] = field(default_factory=list)
+    own_seconds: list[float] = field(default_factory=list)
 
     @staticmethod
     def read(values: dict[str, Any]) -> RunResult:
@@ -96,6 +103,18 @@ class Report:
     data: str
     conditions: Conditions
     results: list[RunResult]
+
+    @staticmethod
+    def read(document: dict[str, Any]) -> Report:
+        """The report that was written as plain values. Raises TypeError, KeyError."""
+        links = {known.name: document["links"][known.name] for known in fields(Conditions)}
+        return Report(
+            TrainSettings.read(document["settings"]),
+            document["parameters"],
+            document["data"],
+            Conditions(**links),
+            [RunResult.read(result) for result in document["results"]],
+        )
 
     def by_codec(self) -> dict[str, list[RunResult]]:
         """The results of each codec, a seed after the other."""
@@ -264,6 +283,12 @@ def result_of(
         device_of_worker=[record.device for record in workers],
         failed=failed,
         lost_workers=list(lost),
+        step_ends=[
+            round(end * seconds / measured, _PLACES)
+            for end in _means_of_steps([record.step_ends for record in workers])
+        ],
+        wire_seconds=_seconds_of_steps([record.wire_seconds for record in workers]),
+        own_seconds=_seconds_of_steps([record.own_seconds for record in workers]),
     )
 
 
@@ -283,6 +308,10 @@ def _means_of_steps(ranks: Sequence[Sequence[float | None]]) -> list[float]:
     """The mean of each step over the ranks that took it, up to a step that has no value."""
     steps = ([v for v in step if v is not None] for step in zip(*ranks, strict=True))
     return [fmean(values) for values in takewhile(bool, steps)]
+
+
+def _seconds_of_steps(ranks: Sequence[Sequence[float | None]]) -> list[float]:
+    return [round(mean, _PLACES) for mean in _means_of_steps(ranks)]
 
 
 def _bits_of_steps(ranks: Sequence[Sequence[float | None]], values: float) -> list[float]:

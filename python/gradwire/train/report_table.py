@@ -28,14 +28,14 @@ Results = Sequence[RunResult]  # of one codec
 _WIDTH_OF_CODEC = 14
 
 
-def table(report: Report) -> Table:
-    """Fits into 80 columns. Bytes in megabytes (10^6)."""
+def columns(report: Report) -> dict[str, Callable[[Results], str]]:
+    """The text of a codec's cell in each column. Bytes in megabytes (10^6)."""
     metric = report.settings.metric
 
     def mean(text: Callable[[float | None], str], number: Any) -> Callable[[Results], str]:
         return lambda results: text(mean_of(results, number))
 
-    columns: dict[str, Callable[[Results], str]] = {
+    cells: dict[str, Callable[[Results], str]] = {
         "codec": lambda results: _broken(results[0].codec),
         metric.title.replace(" ", "\n"): lambda results: (
             ("failed" if results[0].failed else "diverged")
@@ -44,31 +44,37 @@ def table(report: Report) -> Table:
         ),
     }
     if report.settings.seeds > 1:
-        columns["\n±"] = lambda results: _spread(metric, results)
-    columns |= {
+        cells["\n±"] = lambda results: _spread(metric, results)
+    cells |= {
         f"{'modelled' if report.conditions.modelled else 'wall'}\nseconds": mean(
             lambda seconds: "-" if seconds is None else f"{seconds:.1f}", lambda r: r.seconds
         ),
         "speed-\nup": lambda results: _ratio(report.speedup(results[0].codec)),
     }
     if (goal := report.goal) is not None:
-        columns[f"s to\n{metric.text(goal)}"] = lambda results: _time_to_goal(report, results)
-    columns |= {
+        cells[f"s to\n{metric.text(goal)}"] = lambda results: _time_to_goal(report, results)
+    cells |= {
         "\nMB": mean(_megabytes, _sent_bytes),
         "bits\npush": mean(_number, lambda r: r.push_bits_per_value),
         "bits\npull": mean(_number, lambda r: r.pull_bits_per_value),
         "\nratio": mean(_number, lambda r: r.ratio),
     }
     if _has_links(report):
-        columns["link\nMB"] = mean(_megabytes, lambda r: r.link.sent if r.link else None)
+        cells["link\nMB"] = mean(_megabytes, lambda r: r.link.sent if r.link else None)
+    return cells
+
+
+def table(report: Report) -> Table:
+    """Fits into 80 columns."""
+    cells = columns(report)
     shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for title in columns:
+    for title in cells:
         if title == "codec":
             shown.add_column(title, overflow="fold")
         else:
             shown.add_column(title, justify="right", no_wrap=True)
     for results in report.by_codec().values():
-        shown.add_row(*(Text(cell(results)) for cell in columns.values()))
+        shown.add_row(*(Text(cell(results)) for cell in cells.values()))
     return shown
 
 

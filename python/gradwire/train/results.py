@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,7 +14,10 @@ from typing import Any
 from gradwire.train.errors import TrainError
 from gradwire.train.recipes import METRICS, Metric
 from gradwire.train.report import Conditions, Report, RunResult, mean_of
+from gradwire.train.rivals import PLAIN_DDP
 from gradwire.train.settings import Run, TrainSettings
+
+RAW = "raw"  # the codec
 
 # Settings in which the runs of a folder may differ. The result of a run does not depend on them,
 # or its file names them.
@@ -109,15 +112,45 @@ class Task:
         return METRICS[self.data]
 
 
-def read_tasks(folders: Sequence[Path]) -> list[Task]:
-    """The runs in the files of some folders. A series is named by its codec, and by the settings in
-    which the runs of its task differ. Raises TrainError, also if the data of a task differ."""
+def read_documents(places: Sequence[Path]) -> list[dict[str, Any]]:
+    """The reports in some files, which `train --json` or `--out` wrote, and in all files of some
+    folders. Raises TrainError."""
     documents = []
-    for folder in folders:
-        files = sorted(folder.glob("*.json"))
+    for place in places:
+        files = [place] if place.is_file() else sorted(place.glob("*.json"))
         if not files:
-            raise TrainError(f"{folder} holds no result of gradwire train --out: no *.json")
+            raise TrainError(f"{place} holds no result of gradwire train --out: no *.json")
         documents += [_read(file) for file in files]
+    return documents
+
+
+def reports_of(documents: Sequence[dict[str, Any]]) -> list[Report]:
+    """A report for all runs with the same settings, links and data; of equal runs the last. A
+    report of several documents begins with the uncompressed runs."""
+    alike: dict[str, list[Report]] = {}
+    for document in documents:
+        settings = {k: v for k, v in settings_of(document).items() if k not in _FREE}
+        key = json.dumps([settings, document["links"], document["data"]], sort_keys=True)
+        alike.setdefault(key, []).append(Report.read(document))
+    return [reports[0] if len(reports) == 1 else _merged(reports) for reports in alike.values()]
+
+
+def _merged(reports: Sequence[Report]) -> Report:
+    runs = {(run.codec, run.seed): run for report in reports for run in report.results}
+    order = sorted(runs, key=lambda run: run[0] not in (PLAIN_DDP, RAW))
+    seeds = sorted({seed for _, seed in order})
+    settings = replace(
+        reports[0].settings,
+        codecs=tuple(dict.fromkeys(codec for codec, _ in order)),
+        seed=seeds[0],
+        seeds=len(seeds),
+    )
+    return replace(reports[0], settings=settings, results=[runs[run] for run in order])
+
+
+def tasks_of(documents: Sequence[dict[str, Any]]) -> list[Task]:
+    """The runs of some documents. A series is named by its codec, and by the settings in which the
+    runs of its task differ. Raises TrainError if the data of a task differ."""
     tasks = []
     for model, data in dict.fromkeys(_task(document) for document in documents):
         own = [document for document in documents if _task(document) == (model, data)]
@@ -156,10 +189,12 @@ def settings_of(document: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        RunResult.read(document["results"][0])
-        METRICS[document["settings"]["data"]], document["settings"]["model"]
-        document["times"], document["links"], document["data"]
+        text = path.read_text(encoding="utf-8")
+        if not text.rstrip().endswith("}"):
+            raise TrainError(f"{path} is no result of gradwire train, or its end is missing")
+        document: dict[str, Any] = json.loads(text)
+        Report.read(document), document["results"][0]
+        METRICS[document["settings"]["data"]], document["settings"]["model"], document["times"]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise TrainError(f"{path} is no result of gradwire train: {error!r}") from error
     return document

@@ -18,6 +18,7 @@ from gradwire.train import (
     data,
     launcher,
     network,
+    page,
     report,
     report_table,
     schedule,
@@ -36,11 +37,12 @@ from gradwire.train.settings import Run, SettingsError, TrainSettings, format_ba
 @dataclass(frozen=True)
 class Outputs:
     """Where results go besides the table. json: a path, `-` for stdout. out: a folder for a file of
-    each run; runs that it holds are not repeated."""
+    each run; runs that it holds are not repeated. page: of a web page, in a folder that exists."""
 
     json: str | None = None
     plots: Path | None = None
     out: Path | None = None
+    page: Path | None = None
 
 
 def describe_place() -> dict[str, Any]:
@@ -61,6 +63,8 @@ def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
         from gradwire.train import devices
 
         devices.check_usable(chosen)
+    if outputs.page is not None:
+        page.check(outputs.page)
     for folder in (outputs.plots, outputs.out):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -261,6 +265,9 @@ class _Follower:
             from gradwire.train import plots
 
             lines += [f"wrote {path}" for path in plots.write(made, outputs.plots)]
+        if outputs.page is not None:
+            page.write([made], [describe_place()], outputs.page)
+            lines.append(f"wrote {outputs.page}")
         self._console.print(report_table.table(made))
         say(self._console, "\n".join(lines))
         return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -294,6 +294,18 @@ class TrainSettings:
     def to_json(self) -> dict[str, Any]:
         """Plain values, by the names of the settings."""
         return {**asdict(self), "data_dir": None if self.data_dir is None else str(self.data_dir)}
+
+    @staticmethod
+    def read(values: dict[str, Any]) -> TrainSettings:
+        """The settings that to_json wrote; what is newer than the file has its default. Raises
+        TypeError for values of another kind."""
+        names = {known.name for known in fields(TrainSettings)}
+        chosen = {name: value for name, value in values.items() if name in names}
+        for name in ("codecs", "exclude"):
+            chosen[name] = tuple(chosen.get(name, getattr(TrainSettings, name)))
+        chosen["rules"] = tuple(Rule(**rule) for rule in chosen.get("rules", ()))
+        folder = chosen.get("data_dir")
+        return TrainSettings(**chosen | {"data_dir": None if folder is None else Path(folder)})
 
 
 def options() -> dict[str, Any]:

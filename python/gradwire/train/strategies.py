@@ -23,6 +23,7 @@ from gradwire.torch import (
 )
 from gradwire.train import optimizers, rivals
 from gradwire.train.one_process import OneProcess
+from gradwire.train.records import StepCosts
 from gradwire.train.rivals import is_rival
 from gradwire.train.settings import (
     AVERAGE,
@@ -65,15 +66,17 @@ class _Served(Strategy):
     def __init__(self, model: nn.Module, optimizer: ServerOptimizer) -> None:
         super().__init__(model, optimizer)
         optimizer.connect()
-        self._before = (0, 0)
+        self._before = StepCosts(0, 0, 0.0, 0.0)
 
     def steps_done(self, step: int) -> int:
         return max(step + 1, self.optimizer.version)  # with staleness, versions come later
 
-    def sent_bytes(self) -> tuple[float, float]:
-        before, stats = self._before, self.optimizer.stats()
-        self._before = (stats.push_bytes, stats.pull_bytes)
-        return stats.push_bytes - before[0], stats.pull_bytes - before[1]
+    def last_costs(self) -> StepCosts:
+        before, stats = astuple(self._before), self.optimizer.stats()
+        own = stats.encode_seconds + stats.decode_seconds
+        self._before = StepCosts(stats.push_bytes, stats.pull_bytes, stats.wire_seconds, own)
+        grown = zip(astuple(self._before), before, strict=True)
+        return StepCosts(*(now - earlier for now, earlier in grown))
 
     def stats(self) -> dict[str, Any]:
         return self.optimizer.stats().as_dict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradwire.errors import LimitError
+from gradwire.train.records import StepCosts
 
 if TYPE_CHECKING:
     from gradwire.torch import GradwireState, LocalSteps, ShardedOptimizer
@@ -59,12 +61,12 @@ class Strategy:
         other ranks went on without it, this is more than step + 1."""
         return step + 1
 
-    def sent_bytes(self) -> tuple[float, float] | None:
-        """Bytes pushed and pulled in the last step; None where they are unknown."""
+    def last_costs(self) -> StepCosts | None:
+        """Of the last step; None where they are unknown."""
         if self._source is None:
             return None
         step = self._source.last_step()
-        return step["push_bytes"], step["pull_bytes"]
+        return StepCosts(**{cost.name: step[cost.name] for cost in fields(StepCosts)})
 
     def stats(self) -> dict[str, Any] | None:
         """Sums over all steps, named as in gradwire.torch.Stats; None where they are unknown."""

@@ -19,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.train.models import parameter_count
+from gradwire.train.records import StepCosts
 from gradwire.train.rivals import BF16, FP16, POWERSGD, Rival
 from gradwire.train.strategy import Strategy
 
@@ -82,8 +83,8 @@ class TorchDdp(Strategy):
         self._steps += 1
         return loss
 
-    def sent_bytes(self) -> tuple[float, float]:
-        return self._last_bytes, self._last_bytes
+    def last_costs(self) -> StepCosts:
+        return StepCosts(self._last_bytes, self._last_bytes)
 
     def stats(self) -> dict[str, Any]:
         return {

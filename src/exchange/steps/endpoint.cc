@@ -67,6 +67,7 @@ Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, std::string descri
   endpoint.description_ = std::move(description);
   endpoint.reduction_ = options.reduction;
   endpoint.keeps_residuals_ = any_residuals(*shards.layout);
+  endpoint.traffic_.resize(shards.layout->tensors().size());
   endpoint.everyone_.resize(shards.count());
   std::iota(endpoint.everyone_.begin(), endpoint.everyone_.end(), 0u);
   std::ranges::copy_if(endpoint.everyone_, std::back_inserter(endpoint.peers_),
@@ -187,11 +188,15 @@ Result<FirstNonFinite> Endpoint::encode(std::span<const uint32_t> shards,
     const uint64_t copies = shard == world_size() ? peers_.size() : 1;
     for (size_t k = 0; k < packet.frames.size(); ++k) {
       const uint64_t n = copies * packet.frames[k].n;
+      const uint64_t bytes = copies * packet.frames[k].payload.size();
+      const uint32_t segment = shards_->segments[shard][k];
+      TensorTraffic& tensor = traffic_[shards_->segment(segment).tensor];
+      (pull ? tensor.values_pulled : tensor.values_pushed) += n;
+      (pull ? tensor.pull_payload_bytes : tensor.push_payload_bytes) += bytes;
       (pull ? stats_.values_pulled : stats_.values_pushed) += n;
-      if (!shards_->compressed[shards_->segments[shard][k]]) continue;
+      if (!shards_->compressed[segment]) continue;
       (pull ? stats_.values_pulled_compressed : stats_.values_pushed_compressed) += n;
-      (pull ? stats_.pull_payload_bytes : stats_.push_payload_bytes) +=
-          copies * packet.frames[k].payload.size();
+      (pull ? stats_.pull_payload_bytes : stats_.push_payload_bytes) += bytes;
     }
   }
   return origin;

@@ -152,6 +152,7 @@ class Endpoint {
     return keeps_residuals_ ? shards : std::span<const uint32_t>();
   }
   [[nodiscard]] const std::vector<OutgrownResidual>& outgrown() const { return watch_.outgrown(); }
+  [[nodiscard]] const std::vector<TensorTraffic>& traffic() const { return traffic_; }
   // Adds the residuals that a lone rank took over from other ranks to its bucket, and drops them.
   // false: the bucket is not finite, so the residuals stay. Without residuals nothing is checked.
   Result<bool> pay_residuals();
@@ -182,6 +183,7 @@ class Endpoint {
   std::vector<OutgoingMessage> outgoing_;
   ResidualWatch watch_;
   ExchangeStats stats_;
+  std::vector<TensorTraffic> traffic_;  // of each tensor
 };
 
 }  // namespace gradwire

@@ -90,6 +90,10 @@ class HierarchicalExchange final : public Exchange {
   std::vector<OutgrownResidual> outgrown_residuals() const override {
     return between() ? between()->outgrown_residuals() : std::vector<OutgrownResidual>();
   }
+  std::vector<TensorTraffic> tensor_traffic() const override {
+    return between() ? between()->tensor_traffic()
+                     : std::vector<TensorTraffic>(layout().tensors().size());
+  }
   void retract() override {
     if (between()) between()->retract();
   }

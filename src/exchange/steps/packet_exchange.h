@@ -36,6 +36,7 @@ class PacketExchange : public Interface {
   const std::optional<NonFiniteInput>& non_finite() const final { return endpoint_.non_finite(); }
 
   std::vector<OutgrownResidual> outgrown_residuals() const final { return endpoint_.outgrown(); }
+  std::vector<TensorTraffic> tensor_traffic() const final { return endpoint_.traffic(); }
   bool keeps_residuals() const noexcept final { return endpoint_.keeps_residuals(); }
   void scale_residuals(float factor) final { endpoint_.codec().scale_residuals(factor); }
   std::vector<ResidualPiece> export_residuals() const final { return endpoint_.export_residuals(); }

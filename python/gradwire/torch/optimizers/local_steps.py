@@ -367,7 +367,8 @@ class LocalSteps(ReplicaOptimizer):
                     gains[place] = gain
         exchanges = self._session.stats()
         raw = tuple(tensor for tensor in exchanges.raw_tensors if tensor.name != BESIDE)
-        exchanges = replace(exchanges, raw_tensors=raw)
+        tensors = tuple(tensor for tensor in exchanges.tensors if tensor.name != BESIDE)
+        exchanges = replace(exchanges, raw_tensors=raw, tensors=tensors)
         sizes = tuple(fragment.numel for fragment in self._fragments)
         counts = self._local_steps, self._left_out
         return LocalStats(self.every, sizes, *counts, tuple(gains), exchanges)

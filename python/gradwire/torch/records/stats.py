@@ -21,6 +21,7 @@ from typing import Any
 
 from gradwire._core import MOST_INPUTS, Layout
 from gradwire.choice import Chooser
+from gradwire.torch.records.traffic import TensorTraffic
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ class Stats:
     outgrown_residuals: tuple[OutgrownResidual, ...]  # each tensor once, when it was found
     remarks: tuple[str, ...]
     chosen: tuple[ChosenCodec, ...] = ()  # of `auto` codecs
+    tensors: tuple[TensorTraffic, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -298,6 +300,7 @@ def summarize(
     world_size: int,
     raw_tensors: tuple[RawTensor, ...],
     chosen: tuple[ChosenCodec, ...] = (),
+    tensors: tuple[TensorTraffic, ...] = (),
     remarks: tuple[str, ...] = (),
 ) -> Stats:
     """`remarks`: beside those that follow from the counters."""
@@ -318,6 +321,7 @@ def summarize(
         raw_tensors=raw_tensors,
         remarks=(*_remarks(totals), *remarks),
         chosen=chosen,
+        tensors=tensors,
     )
 
 

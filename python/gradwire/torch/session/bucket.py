@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 
@@ -19,6 +20,7 @@ from gradwire.torch.records.checkpoint import Residual, residuals_in
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.parameters import NamedShape
 from gradwire.torch.records.stats import StepCounters
+from gradwire.torch.records.traffic import TensorTraffic
 from gradwire.torch.session.auto_codecs import AutoCodecs
 
 
@@ -62,6 +64,7 @@ class Bucket:
         )
         self._pullers = settings.machines(wire.world_size) - 1  # of each pull packet
         self._counted = self.exchange.stats()
+        self._traffic = [(0, 0, 0, 0)] * len(job.tensors)
 
     def describe(self) -> str:
         """The exchange's description and the dtype, which decides how averages are rounded."""
@@ -112,3 +115,13 @@ class Bucket:
         step.raw_bytes += self.dtype.itemsize * values
         step.values += self.layout.numel
         step.dtypes.add(str(self.dtype).removeprefix("torch."))
+        self._traffic = self.exchange.tensor_traffic()
+
+    def traffic(self) -> tuple[TensorTraffic, ...]:
+        """Of the steps that were counted; nothing of a bucket that goes raw as a whole."""
+        if self.raw:
+            return ()
+        return tuple(
+            TensorTraffic(name, prod(shape), *counted)
+            for (name, shape), counted in zip(self.tensors, self._traffic, strict=True)
+        )

@@ -42,6 +42,7 @@ from gradwire.torch.records.stats import (
     Totals,
     raw_tensors_of,
 )
+from gradwire.torch.records.traffic import TensorTraffic, sum_by_name
 from gradwire.torch.session.auto_codecs import AutoCodecs
 from gradwire.torch.session.bucket import Bucket, BucketJob
 from gradwire.torch.session.machines import agree_on_machines
@@ -78,6 +79,7 @@ class BucketRunner:
         self.loss_scale: float | None = None
         self._warned: set[type[Warning]] = set()
         self._released: tuple[RawTensor, ...] | None = None  # `raw_tensors`, after `release`
+        self._traffic: tuple[TensorTraffic, ...] = ()  # of buckets that are no more
 
     def run(self, job: BucketJob) -> None:
         """Averages the bucket in place. After this it holds the same bits on every rank."""
@@ -125,6 +127,7 @@ class BucketRunner:
         self._unplaced_machines = ranks_per_machine_of(state) if residuals else None
         if self._found_machines:
             self._check_machines()
+        self._traffic = self.traffic()
         self._buckets.clear()
         self._done.clear()
         self._unplaced = residuals
@@ -146,6 +149,7 @@ class BucketRunner:
     def release(self) -> None:
         """Releases all exchanges. Residuals and counters stay, but no step can be taken."""
         self._released, self._unplaced = self.raw_tensors(), self.residuals()
+        self._traffic = self.traffic()
         self._buckets.clear()
 
     @property
@@ -186,6 +190,11 @@ class BucketRunner:
         if self._released is not None:
             return self._released
         return raw_tensors_of([bucket.layout for bucket in list(self._buckets.values())])
+
+    def traffic(self) -> tuple[TensorTraffic, ...]:
+        """What this rank has encoded of each tensor."""
+        there = [part for bucket in list(self._buckets.values()) for part in bucket.traffic()]
+        return sum_by_name([*self._traffic, *there])
 
     def _begin_step(self, job: BucketJob) -> None:
         self._settle()
@@ -263,7 +272,9 @@ class BucketRunner:
         # DDP made new buckets: the old ones, which this step has not used, are released.
         old = {job.index} if job.parts > 1 else set(self._buckets)
         for index in self._buckets.keys() & old - set(self._done):
-            self._unplaced += residuals_in(self._buckets.pop(index).exchange)
+            gone = self._buckets.pop(index)
+            self._unplaced += residuals_in(gone.exchange)
+            self._traffic = sum_by_name([*self._traffic, *gone.traffic()])
         self.find_machines()
         self._stale.discard(job.index)
         if self._auto is not None and not job.raw:

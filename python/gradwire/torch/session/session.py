@@ -71,6 +71,7 @@ class Session:
             world_size=self.world_size,
             raw_tensors=self.runner.raw_tensors(),
             chosen=self.runner.chosen_codecs(),
+            tensors=self.runner.traffic(),
             remarks=self.runner.auto_remarks(),
         )
 
