@@ -28,6 +28,7 @@ from gradwire.torch.records.exchange_settings import (
     ExchangeArguments,
     ExchangeSettings,
 )
+from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import NamedShape
 from gradwire.torch.records.stats import Stats
@@ -164,6 +165,13 @@ class FullyShardComm(SessionOwner):
     def weights_stats(self) -> Stats | None:
         """The same of the all-gathers of weights; None if they are PyTorch's own."""
         return None if self._weights_session is None else self._weights_session.stats()
+
+    def scalars(self) -> dict[str, float]:
+        weights = self._weights_session
+        if weights is None:
+            return super().scalars()
+        gathered = scalars_of(weights.runner.last_step, weights.runner.totals, "weights_")
+        return super().scalars() | gathered
 
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's residuals and its count of iterations; every rank saves its own."""
@@ -305,6 +313,7 @@ class FullyShardComm(SessionOwner):
         if weights is not None and self._gathers:
             self._gathers = False
             weights.start(partial(_end_step, weights), "ending a step").result()
+        self._log(self._iterations - 1)
 
     def _land(self, left: int) -> None:
         """Waits for exchanges, the oldest first, until so many are under way."""

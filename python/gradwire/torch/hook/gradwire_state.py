@@ -151,6 +151,7 @@ class GradwireState(SessionOwner):
             self._session = self._connect(values.device)
             queued, cpu = time.perf_counter(), time.thread_time()
         if bucket.index() == 0:
+            self._log(self._last_counters().step)  # DDP has waited for all of its buckets
             self._iterations += 1
             # On a GPU this waits for all work that is queued there, so it is done once a step.
             self._loss_scale = None if self._scaler is None else self._scaler.get_scale()
@@ -183,6 +184,10 @@ class GradwireState(SessionOwner):
         stats = self._session.stats()
         watch = self._optimizer_watch
         return stats if watch is None else replace(stats, remarks=stats.remarks + watch.remarks)
+
+    def close(self) -> None:
+        super().close()
+        self._log(self._last_counters().step)  # the next backward pass would have
 
     # Checkpoint --------------------------------------------------------------------------------
 

@@ -237,6 +237,7 @@ class LocalSteps(ReplicaOptimizer):
         self._clock += 1
         self._arrived = StepCounters()
         self._exchange()
+        self._log(self._local_steps - 1)
         return loss
 
     def synchronize(self) -> None:
@@ -376,7 +377,10 @@ class LocalSteps(ReplicaOptimizer):
     def last_step(self) -> dict[str, Any]:
         """The exchange that the last step applied, as GradwireState.last_step(). Its "step" is -1
         if there is none."""
-        return self._arrived.summary()
+        return super().last_step()
+
+    def _last_counters(self) -> StepCounters:
+        return self._arrived
 
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's optimizer, the anchors, the outer optimizers, and residuals.

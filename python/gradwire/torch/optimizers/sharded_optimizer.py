@@ -130,6 +130,7 @@ class ShardedOptimizer(ReplicaOptimizer):
             for parameter, part in zip(self._parameters, bucket.parts, strict=True):
                 parameter.add_(part)
         self._shard.follow()
+        self._log(self._steps - 1)
         return loss
 
     def stats(self) -> Stats:

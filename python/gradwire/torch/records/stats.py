@@ -325,7 +325,7 @@ def summarize(
     )
 
 
-def bits(num_bytes: float, values: int) -> float | None:
+def bits(num_bytes: float, values: float) -> float | None:
     """Bits a value, or None where there was no value."""
     return 8 * num_bytes / values if values else None
 

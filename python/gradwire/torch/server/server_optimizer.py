@@ -24,6 +24,7 @@ from gradwire.torch.records.exchange_settings import (
     CodecArguments,
     CodecSettings,
 )
+from gradwire.torch.records.live import LiveScalars, as_scalars
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import NamedTensor, name_parameters, shapes_of
 from gradwire.torch.records.stats import OutgrownResidual
@@ -33,11 +34,11 @@ from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.model_parts import GRADIENTS, PULLS, UPDATES, ServerPart
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
-from gradwire.torch.server.server_stats import ServerStats, summarize
+from gradwire.torch.server.server_stats import ServerStats, scalars_between, summarize
 from gradwire.torch.server.worker_loop import Working
 
 
-class ServerOptimizer(WrappingOptimizer):
+class ServerOptimizer(WrappingOptimizer, LiveScalars):
     """Wraps a local optimizer of the same parameters on every rank (3LC, section 4.1).
 
         optimizer = ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -183,6 +184,8 @@ class ServerOptimizer(WrappingOptimizer):
                 assert model is not None
                 self._barrier = TensorBarrier(model, self._side)
         self._link: ServerLink | None = None
+        # At the ends of the last two steps.
+        self._counted: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self._loaded_version = 0
         self._steps = 0
         self._warned = False  # of values that are not finite
@@ -243,6 +246,10 @@ class ServerOptimizer(WrappingOptimizer):
             remarks=self._optimizer_watch.remarks,
         )
 
+    def scalars(self) -> dict[str, float]:
+        found = scalars_between(*self._counted, self.is_server)
+        return as_scalars(found | {"version": self.version})
+
     # A worker ----------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -272,6 +279,8 @@ class ServerOptimizer(WrappingOptimizer):
             else:
                 self._barrier.finish()
         self._warn()
+        self._count()
+        self._log(step)
         return loss
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -317,6 +326,8 @@ class ServerOptimizer(WrappingOptimizer):
 
         def end_version(version: int) -> None:
             self._warn()
+            self._count()
+            self._log(version)
             if on_version is not None:
                 on_version(version)
 
@@ -397,6 +408,11 @@ class ServerOptimizer(WrappingOptimizer):
                 "the servers' model differs from that for which this gradient was computed: call "
                 "connect() on every rank before the first forward"
             )
+
+    def _count(self) -> None:
+        """Called at the end of a step or a version, for `scalars`."""
+        wire = {"wire_seconds": self._side.link.wire_seconds}
+        self._counted = self._counted[1], self._side.counters() | wire
 
     def _warn(self) -> None:
         found = self._side.outgrown_residuals

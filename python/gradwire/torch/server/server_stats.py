@@ -145,3 +145,28 @@ def summarize(
         outgrown_residuals=outgrown,
         remarks=(*(found.describe() for found in outgrown), *remarks),
     )
+
+
+def scalars_between(
+    before: dict[str, Any], now: dict[str, Any], is_server: bool
+) -> dict[str, float | None]:
+    """The names and numbers of LiveScalars.scalars for a step that began with the counters `before`
+    and ended with `now`; empty counters are zeros."""
+    push, pull, pulled = "push_bytes", "pull_bytes_received", "values_received"
+    pushed = "values_pushed"
+    if is_server:
+        push, pull, pushed, pulled = "push_bytes_received", "pull_bytes", pulled, "values_sent"
+
+    def of_step(name: str) -> float:
+        return now.get(name, 0) - before.get(name, 0)
+
+    moved = now.get(push, 0) + now.get(pull, 0)
+    return {
+        "push_bits": bits(of_step(push), of_step(pushed)),
+        "pull_bits": bits(of_step(pull), of_step(pulled)),
+        "push_bytes": of_step(push),
+        "pull_bytes": of_step(pull),
+        **{f"{what}_seconds": of_step(f"{what}_seconds") for what in ("encode", "decode", "wire")},
+        "skipped_steps_total": now.get("non_finite_steps", 0),
+        "ratio": 4 * (now.get(pushed, 0) + now.get(pulled, 0)) / moved if moved else None,
+    }

@@ -23,7 +23,8 @@ from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.stats import Stats, StepCounters, summarize
+from gradwire.torch.records.live import LiveScalars, scalars_of
+from gradwire.torch.records.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.bucket_runner import BucketRunner
 
@@ -243,7 +244,7 @@ def _finish(session: Session) -> None:
     session._end()
 
 
-class SessionOwner:
+class SessionOwner(LiveScalars):
     """Owns a session, which may begin later than the owner: the hook's state, an optimizer."""
 
     _session: Session | None = None
@@ -260,7 +261,15 @@ class SessionOwner:
 
     def last_step(self) -> dict[str, Any]:
         """This rank's last complete step: bytes, bits a value (None: no value) and timings."""
-        return (self._session.runner.last_step if self._session else StepCounters()).summary()
+        return self._last_counters().summary()
+
+    def scalars(self) -> dict[str, float]:
+        totals = self._session.runner.totals if self._session else Totals()
+        return scalars_of(self._last_counters(), totals)
+
+    def _last_counters(self) -> StepCounters:
+        """Of this rank's last complete step."""
+        return self._session.runner.last_step if self._session else StepCounters()
 
     def explain(self, error: BaseException) -> BaseException:
         """An error that names the ranks that are gone; `error` itself if no rank is.

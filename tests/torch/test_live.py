@@ -1,0 +1,98 @@
+"""What a running training tells: names, units, steps, and that the numbers are those of stats()."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import live_jobs
+from cluster import Cluster
+from gradwire.torch import GradwireState
+from live_jobs import STEPS, Logged, Writer
+
+PAGE = Path(__file__).parents[2] / "docs" / "live.md"
+
+
+def by_name(logged: Logged, name: str) -> dict[int, float]:
+    return {step: value for tag, value, step in logged.written if tag == f"gradwire/{name}"}
+
+
+def test_the_hook_logs_each_complete_step(cluster: Cluster) -> None:
+    for logged in cluster.run(2, live_jobs.log_hook, 1):
+        pushed = by_name(logged, "push_bytes")
+        assert list(pushed) == list(range(STEPS))
+        assert sum(pushed.values()) == logged.stats["push_bytes"]
+        assert sum(by_name(logged, "wire_seconds").values()) == pytest.approx(
+            logged.stats["wire_seconds"]
+        )
+        bits = by_name(logged, "push_bits")
+        assert 32 < bits[0] < 33, "the first iteration goes raw"
+        assert all(0.1 < bits[step] < 3 for step in range(1, STEPS))
+        assert by_name(logged, "ratio")[STEPS - 1] == pytest.approx(logged.stats["ratio"])
+        assert logged.last["gradwire/push_bytes"] == pushed[STEPS - 1]
+        assert logged.before["gradwire/sent_bytes_total"] == 0
+        assert "gradwire/push_bits" not in logged.before
+        assert {type(value) for _, value, _ in logged.written} == {float}
+        assert {type(value) for value in logged.last.values()} == {float}
+
+
+def test_some_steps_are_left_out(cluster: Cluster) -> None:
+    for logged in cluster.run(2, live_jobs.log_hook, 2):
+        assert list(by_name(logged, "push_bytes")) == [0, 2, 4]
+
+
+def test_a_sharded_optimizer_logs_each_step(cluster: Cluster) -> None:
+    for logged in cluster.run(2, live_jobs.log_sharded):
+        pushed = by_name(logged, "push_bytes")
+        assert list(pushed) == list(range(STEPS))
+        assert sum(pushed.values()) == logged.stats["push_bytes"]
+
+
+def test_local_steps_send_nothing_between_exchanges(cluster: Cluster) -> None:
+    for logged in cluster.run(2, live_jobs.log_local_steps):
+        pushed = by_name(logged, "push_bytes")
+        assert [step for step, sent in pushed.items() if sent] == [1, 3]
+        assert list(by_name(logged, "push_bits")) == [1, 3]
+        assert sum(pushed.values()) == logged.stats["push_bytes"]
+
+
+def test_workers_and_servers_log(cluster: Cluster) -> None:
+    *workers, server = cluster.run(3, live_jobs.log_server)
+    for logged in workers:
+        assert logged.before["gradwire/push_bytes"] == 0
+        assert "gradwire/ratio" not in logged.before
+        pushed = by_name(logged, "push_bytes")
+        assert list(pushed) == list(range(STEPS))
+        assert sum(pushed.values()) == logged.stats["push_bytes"]
+        assert sum(by_name(logged, "pull_bytes").values()) == logged.stats["pull_bytes"]
+        assert 8 < by_name(logged, "push_bits")[2] < 10
+        assert by_name(logged, "version")[STEPS - 1] == STEPS
+        assert by_name(logged, "ratio")[STEPS - 1] == pytest.approx(logged.stats["ratio"])
+    received = by_name(server, "push_bytes")
+    assert len(received) == STEPS
+    assert sum(received.values()) == sum(w.stats["push_bytes"] for w in workers)
+
+
+def test_fully_shard_logs_gradients_and_weights(cluster: Cluster) -> None:
+    for logged in cluster.run(2, live_jobs.log_fully_shard):
+        assert list(by_name(logged, "push_bytes")) == list(range(STEPS))
+        assert sum(by_name(logged, "push_bytes").values()) == logged.stats["push_bytes"]
+        assert 16 < by_name(logged, "weights_pull_bits")[2] < 18
+        total = sum(by_name(logged, "weights_pull_bytes").values())
+        assert total == logged.stats["weights"]["pull_bytes"]
+
+
+def test_the_page_names_every_scalar(cluster: Cluster) -> None:
+    page = set(re.findall(r"`(gradwire/\w+)`", PAGE.read_text(encoding="utf-8")))
+    late = {"gradwire/error_norm", "gradwire/weights_pull_bits"}  # of more steps, of fully_shard
+    hook, server = cluster.run(2, live_jobs.log_hook, 1)[0], cluster.run(2, live_jobs.log_server)[0]
+    assert set(hook.last) | set(server.last) | late == page
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(TypeError, match=r"a method add_scalar; this is a dict\. wandb\.log and ml"):
+        GradwireState().log_to({})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="every is 0; valid are 1 and more"):
+        GradwireState().log_to(Writer(), every=0)
