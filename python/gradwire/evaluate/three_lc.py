@@ -187,10 +187,11 @@ EVALUATION = Evaluation(
     (
         Experiment(
             "Table 1: accuracy",
-            "With all steps. 3LC's values do not depend on its coder; here it is `rice`. Stochastic "
-            "3-value quantization keeps no residual, so what it changes in the pulls is never made "
-            "good: the workers' model drifts from the server's. How the paper's pulls avoid that "
-            "is not in its text; the last row pulls the average gradient instead, as TernGrad.",
+            "With all steps. 3LC's values do not depend on its coder; here it is `rice`. The "
+            "design with stochastic 3-value quantization keeps no residual, so what it changes "
+            "in pulls is never made good: the workers' model drifts from the server's. How the "
+            "paper's pulls avoid it is not in its text; the last row pulls the average gradient "
+            "instead, as TernGrad.",
             (*(_full(design) for design in _DESIGNS), _GRADIENTS_PULLED.arm),
             _table_1,
         ),
