@@ -13,6 +13,7 @@ import pytest
 from cli_runner import run as run_command
 from gradwire.train import page, report
 from gradwire.train.errors import TrainError
+from gradwire.train.page.figure import line, log_axis
 from gradwire.train.page.html_file import draw
 from gradwire.train.records import RankRecord, StepCosts
 from gradwire.train.report import Report
@@ -234,3 +235,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_training(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(TrainError, match=r"plotly not installed; .pip install 'gradwire\[report"):
         page.check(tmp_path / "run.html")
+
+
+def test_a_narrow_range_gets_a_linear_axis_with_ticks() -> None:
+    wide, narrow = ([line(0, "a", True, [1, 2], bits)] for bits in ([0.1, 4.0], [0.021, 0.024]))
+    assert log_axis("bits", wide, "y")["type"] == "log"
+    assert "type" not in log_axis("bits", narrow, "y")

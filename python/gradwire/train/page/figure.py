@@ -60,9 +60,13 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}} | more
 
 
-def log_axis(title: str) -> dict[str, Any]:
-    """Logarithmic, with ticks at 1, 2 and 5 of each decade."""
+def log_axis(title: str, traces: Sequence[Trace], which: str) -> dict[str, Any]:
+    """Logarithmic, with ticks at 1, 2 and 5 of each decade; linear if the values that the traces
+    have for this axis ("x" or "y") lie between fewer than two ticks."""
     ticks = [float(f"{digit}e{power}") for power in range(-4, 7) for digit in (1, 2, 5)]
+    values = [value for trace in traces for value in trace[which] if value]
+    if values and sum(min(values) <= tick <= max(values) for tick in ticks) < 2:
+        return axis(title)
     texts = [f"{tick:g}" for tick in ticks]
     return axis(f"{title}, logarithmic", type="log", tickvals=ticks, ticktext=texts)
 

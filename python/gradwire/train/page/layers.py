@@ -71,7 +71,7 @@ def _draw(report: Report, result: RunResult, layers: dict[str, LayerTraffic]) ->
         _describe(layers, is_counted=bool(traces)),
         traces,
         {
-            "xaxis": log_axis("bits a value"),
+            "xaxis": log_axis("bits a value", traces, "x"),
             "yaxis": {"autorange": "reversed", "showticklabels": named, "dtick": 1},
             "height": 150 + (22 if named else 8) * len(names),
         },

@@ -35,7 +35,7 @@ def draw_metric(report: Report) -> Figure:
         ]
         said.append(f"{label_of(report, result)}: {_end(report, result)}")
     layout: dict[str, Any] = {
-        "xaxis": log_axis(f"training time, {report.times} (s)"),
+        "xaxis": log_axis(f"training time, {report.times} (s)", traces, "x"),
         "yaxis": axis(f"{metric.title} ({metric.unit})"),
     }
     if report.goal is not None:
@@ -110,7 +110,7 @@ def draw_bits(report: Report, direction: str) -> Figure | None:
         traces,
         {
             "xaxis": axis("step"),
-            "yaxis": log_axis("bits a value"),
+            "yaxis": log_axis("bits a value", traces, "y"),
         },
         ("codec", "seed", "step", "bits a value"),
         rows,
@@ -140,7 +140,7 @@ def draw_frontier(report: Report) -> Figure | None:
         "Bits of the compressed tensors, mean of push and pull. " + ". ".join(said) + ".",
         traces,
         {
-            "xaxis": log_axis("bits a value"),
+            "xaxis": log_axis("bits a value", traces, "x"),
             "yaxis": axis(f"{metric.title} ({metric.unit})"),
         },
         ("codec", "runs", "bits a value", metric.title),
