@@ -68,7 +68,7 @@ def log_axis(title: str, traces: Sequence[Trace], which: str) -> dict[str, Any]:
     if values and sum(min(values) <= tick <= max(values) for tick in ticks) < 2:
         return axis(title)
     texts = [f"{tick:g}" for tick in ticks]
-    return axis(f"{title}, logarithmic", type="log", tickvals=ticks, ticktext=texts)
+    return axis(f"{title}, log scale", type="log", tickvals=ticks, ticktext=texts)
 
 
 def group_size(steps: int, most: int = MOST_POINTS) -> int:
