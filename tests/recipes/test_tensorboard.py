@@ -20,8 +20,8 @@ class Counting(LiveScalars):
     def __init__(self) -> None:
         self.step = 0
 
-    def scalars(self) -> dict[str, float]:
-        return {"gradwire/push_bytes": 100.0 * self.step, "gradwire/ratio": 25.5}
+    def _find_scalars(self) -> dict[str, float | None]:
+        return {"push_bytes": 100 * self.step, "ratio": 25.5, "error_norm": None}
 
     def run(self, steps: int) -> None:
         for self.step in range(steps):

@@ -166,12 +166,12 @@ class FullyShardComm(SessionOwner):
         """The same of the all-gathers of weights; None if they are PyTorch's own."""
         return None if self._weights_session is None else self._weights_session.stats()
 
-    def scalars(self) -> dict[str, float]:
-        weights = self._weights_session
-        if weights is None:
-            return super().scalars()
-        gathered = scalars_of(weights.runner.last_step, weights.runner.totals, "weights_")
-        return super().scalars() | gathered
+    def _find_scalars(self) -> dict[str, float | None]:
+        found, weights = super()._find_scalars(), self._weights_session
+        if weights is not None:
+            gathered = scalars_of(weights.runner.last_step, weights.runner.totals)
+            found |= {f"weights_{name}": number for name, number in gathered.items()}
+        return found
 
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's residuals and its count of iterations; every rank saves its own."""

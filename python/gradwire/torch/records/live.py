@@ -36,7 +36,7 @@ class LiveScalars:
         docs/live.md lists the names with their units. A number that does not exist, such as bits of
         a step that sent nothing, is left out.
         """
-        raise NotImplementedError
+        return as_scalars(self._find_scalars())
 
     def log_to(self, writer: ScalarWriter, *, every: int = 10) -> None:
         """Writes `scalars()` of each `every`-th step to a SummaryWriter, counted from 0.
@@ -56,6 +56,10 @@ class LiveScalars:
             raise ValueError(f"every is {every}; valid are 1 and more")
         self._writer, self._log_every = writer, every
 
+    def _find_scalars(self) -> dict[str, float | None]:
+        """By their names without the prefix; None: there is no such number."""
+        raise NotImplementedError
+
     def _log(self, step: int) -> None:
         """Called when a step is complete; steps that were logged are left out."""
         if self._writer is None or step <= self._last_logged or step % self._log_every:
@@ -65,9 +69,9 @@ class LiveScalars:
             self._writer.add_scalar(name, value, step)
 
 
-def scalars_of(step: StepCounters, totals: Totals, kind: str = "") -> dict[str, float]:
-    """kind: comes after the prefix in each name."""
-    found: dict[str, float | None] = {
+def scalars_of(step: StepCounters, totals: Totals) -> dict[str, float | None]:
+    """What everything with a session tells."""
+    return {
         "push_bits": bits(step.push_bytes, step.values_pushed),
         "pull_bits": bits(step.pull_packet_bytes, step.values_pulled),
         **{name: getattr(step, name) for name in _OF_STEP},
@@ -76,9 +80,8 @@ def scalars_of(step: StepCounters, totals: Totals, kind: str = "") -> dict[str, 
         "ratio": totals.raw_bytes / totals.sent_bytes if totals.raw_bytes else None,
         "error_norm": totals.error_norm,
     }
-    return as_scalars(found, kind)
 
 
-def as_scalars(found: dict[str, float | None], kind: str = "") -> dict[str, float]:
+def as_scalars(found: dict[str, float | None]) -> dict[str, float]:
     """Names with the prefix, and floats; what is None is left out."""
-    return {f"{PREFIX}{kind}{n}": float(value) for n, value in found.items() if value is not None}
+    return {f"{PREFIX}{name}": float(value) for name, value in found.items() if value is not None}

@@ -24,7 +24,7 @@ from gradwire.torch.records.exchange_settings import (
     CodecArguments,
     CodecSettings,
 )
-from gradwire.torch.records.live import LiveScalars, as_scalars
+from gradwire.torch.records.live import LiveScalars
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import NamedTensor, name_parameters, shapes_of
 from gradwire.torch.records.stats import OutgrownResidual
@@ -246,9 +246,8 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
             remarks=self._optimizer_watch.remarks,
         )
 
-    def scalars(self) -> dict[str, float]:
-        found = scalars_between(*self._counted, self.is_server)
-        return as_scalars(found | {"version": self.version})
+    def _find_scalars(self) -> dict[str, float | None]:
+        return scalars_between(*self._counted, self.is_server) | {"version": self.version}
 
     # A worker ----------------------------------------------------------------------------------
 

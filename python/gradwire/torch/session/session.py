@@ -263,7 +263,7 @@ class SessionOwner(LiveScalars):
         """This rank's last complete step: bytes, bits a value (None: no value) and timings."""
         return self._last_counters().summary()
 
-    def scalars(self) -> dict[str, float]:
+    def _find_scalars(self) -> dict[str, float | None]:
         totals = self._session.runner.totals if self._session else Totals()
         return scalars_of(self._last_counters(), totals)
 
