@@ -11,11 +11,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
-def test_the_program_in_c_is_the_example() -> None:
-    """ctest and the install stage compile and run the example itself."""
-    text = (ROOT / "docs" / "c.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("page", "example"), [("c", "c/compress"), ("mpi", "mpi/average")])
+def test_the_programs_in_c_are_the_examples(page: str, example: str) -> None:
+    """ctest compiles and runs the examples themselves."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```c\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    assert program == (ROOT / "examples" / "c" / "compress.c").read_text(encoding="utf-8")
+    assert program == (ROOT / "examples" / f"{example}.c").read_text(encoding="utf-8")
 
 
 def test_the_recipes_are_the_examples() -> None:
@@ -28,7 +29,13 @@ def test_the_recipes_are_the_examples() -> None:
 
 @pytest.mark.parametrize(
     ("page", "example"),
-    [("pytorch", "ddp"), ("training", "adamw"), ("qsvrg", "qsvrg"), ("fsdp", "fsdp")],
+    [
+        ("pytorch", "ddp"),
+        ("training", "adamw"),
+        ("qsvrg", "qsvrg"),
+        ("fsdp", "fsdp"),
+        ("diloco", "diloco"),
+    ],
 )
 def test_the_programs_in_pytorch_are_the_examples(page: str, example: str) -> None:
     """tests/torch runs the examples themselves."""
