@@ -30,6 +30,7 @@ on_request=(
   "mpich     the MPI engine and its tests with MPICH; the other stages have Open MPI"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
   "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; docs/recipes.md runs"
+  "site      the documentation site; every warning is an error (scripts/docs.sh)"
   "aarch64   cross-built for 64-bit Arm; tests of the kernels and golden files with NEON and SVE, in qemu-user"
   "debian    Debian packages, checked by lintian and used (scripts/debian.sh)"
 
@@ -122,6 +123,10 @@ stage_wheel() {
   cd build/wheel
   venv/bin/python -P ../../scripts/check_package.py
   venv/bin/gradwire codecs --json
+}
+stage_site() {
+  scripts/setup.sh
+  scripts/docs.sh
 }
 stage_aarch64() { scripts/check_aarch64.sh; }
 stage_debian() { scripts/debian.sh; }

@@ -1,9 +1,11 @@
 """Compressed gradient exchange for PyTorch's DistributedDataParallel.
 
-state = GradwireState(codec="3lc:s=1.00,coder=rice")
-model.register_comm_hook(state, gradwire_hook)
-...
-print(state.stats())
+    state = GradwireState(codec="3lc:s=1.00,coder=rice")
+    model.register_comm_hook(state, gradwire_hook)
+    ...
+    print(state.stats())
+
+`LocalSteps` is for Adam and its kin, `FullyShardComm` for FSDP2.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What scripts/make_site.py makes the pages of the site from."""
