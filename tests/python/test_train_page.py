@@ -22,6 +22,7 @@ from test_train_report import MODELLED, PARAMETERS, SETTINGS, SHAPED, assemble, 
 STEP_SECONDS = (0.25, 0.5, 0.75, 2.0)  # when the steps end
 LAYER = {"name": "<fc>.weight", "numel": 900, "values_pushed": 450, "push_payload_bytes": 450}
 LAYERS = [LAYER | {"values_pulled": 450, "pull_payload_bytes": 225}]
+COUNTED = {"push_bytes": 8000, "pull_bytes": 8000, "control_bytes": 0}
 RAW = [{"name": "fc.bias", "numel": 100, "reason": "fewer than two dimensions"}]
 
 
@@ -130,6 +131,18 @@ def test_modelled_times_are_marked() -> None:
     assert "Use of the links" in figures
     assert "shapes" not in figures["Use of the links"].layout
     assert figures["Test accuracy over time"].layout["xaxis"]["title"]["text"].count("modelled")
+
+
+def test_a_rival_has_a_bar_that_is_not_divided() -> None:
+    rival, small = records()
+    rival = [replace(r, codec="torch:bf16", hook={"computed": True} | COUNTED) for r in rival]
+    settings = replace(SETTINGS, codecs=("torch:bf16", "3lc"))
+    shown = assemble(settings, PARAMETERS, SHAPED, [rival, [timed(record) for record in small]])
+    (figure,) = [one for one in draw(shown) if one.title == "Where the time of a step went"]
+    (bar,) = [trace for trace in figure.traces if trace["name"].startswith("not divided")]
+    assert (bar["x"], bar["y"]) == ([2000.0], ["torch:bf16"])
+    assert figure.layout["yaxis"]["categoryarray"] == ["torch:bf16", "3lc"]
+    assert "torch:bf16: 2000.0 ms, not divided" in figure.text
 
 
 def test_runs_without_bytes_and_runs_that_diverged_have_a_page(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ _NAMES = {
     "other": "gradwire's other work",
     "wire": "waiting for messages",
 }
+_GREY = 7  # among the colours of page.js
 _POINTS = 60
 _BESIDE = (
     "Where the exchange runs beside the backward pass (the DDP hook), its parts together may be "
@@ -74,7 +75,7 @@ def draw_time(report: Report) -> Figure | None:
     times = {label: time for label, time in found.items() if time is not None}
     if not times:
         return None
-    labels = list(times)
+    labels, order = list(times), list(found)
     traces: list[Trace] = [
         {
             "type": "bar",
@@ -86,6 +87,14 @@ def draw_time(report: Report) -> Figure | None:
         }
         for index, (name, title) in enumerate(_NAMES.items())
     ]
+    without = {
+        label: 1e3 * result.seconds / len(result.loss)
+        for result in report.results
+        if (label := label_of(report, result)) not in times and result.loss
+    }
+    if without:
+        bar = {"type": "bar", "orientation": "h", "name": "not divided", "meta": _GREY}
+        traces.append(bar | {"x": [*without.values()], "y": [*without]})
     whole: Trace = {"type": "scatter", "mode": "markers", "name": "the whole step", "meta": "ink"}
     whole |= {"marker": {"symbol": "diamond", "size": 10}, "y": labels}
     traces.append(whole | {"x": [times[label].whole for label in labels]})
@@ -94,18 +103,18 @@ def draw_time(report: Report) -> Figure | None:
         f"{time.encode + time.decode + time.other:.1f} ms are gradwire's own work"
         for label, time in times.items()
     ]
-    without = [label for label in found if label not in times]
-    more = f" Not divided: {', '.join(without)}, of which nobody measured parts." * bool(without)
+    said += [f"{label}: {length:.1f} ms, not divided" for label, length in without.items()]
     rows = [(label, *(f"{part:.2f}" for part in astuple(time))) for label, time in times.items()]
+    rows += [(label, *"-----", f"{length:.2f}") for label, length in without.items()]
     return Figure(
         "Where the time of a step went",
-        f"Means of all steps and workers, {report.times}. {'. '.join(said)}. {_BESIDE}{more}",
+        f"Means of all steps and workers, {report.times}. {'. '.join(said)}. {_BESIDE}",
         traces,
         {
             "barmode": "stack",
             "xaxis": axis("milliseconds a step"),
-            "yaxis": {"autorange": "reversed"},
-            "height": 190 + 46 * len(labels),
+            "yaxis": {"autorange": "reversed", "categoryorder": "array", "categoryarray": order},
+            "height": 190 + 46 * len(order),
         },
         ("codec", *(part.name for part in fields(StepTime))),
         rows,

@@ -60,7 +60,7 @@ def _draw(report: Report, result: RunResult, layers: dict[str, LayerTraffic]) ->
         if any(value is not None for value in bits):
             marks = ["raw" if layer.reason else "" for layer in layers.values()]
             dots = {"type": "scatter", "mode": "markers+text", "name": way, "meta": index}
-            dots |= {"text": marks, "textposition": "middle right", "x": bits, "y": names}
+            dots |= {"text": marks, "textposition": "middle left", "x": bits, "y": names}
             traces.append(dots | {"marker": {"symbol": symbol, "size": 9}})
     rows = [
         (name, f"{layer.numel:,}", _bits(layer.push_bits), _bits(layer.pull_bits), layer.reason)

@@ -31,12 +31,14 @@ function draw(place) {
   const ink = style.getPropertyValue("--ink");
   const shapes = (layout.shapes || []).map((shape) => ({ ...shape, line: { color: ink, width: 1, dash: "dot" } }));
   const whole = {
-    height: 380, ...layout, shapes,
+    ...layout, shapes,
+    // On a narrow screen the legend has a line for each name.
+    height: (layout.height || 380) + (place.clientWidth < 500 ? 15 * traces.length : 0),
     xaxis: axis(layout.xaxis, style), yaxis: axis(layout.yaxis, style),
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
     hoverlabel: { namelength: -1 },
-    legend: { orientation: "h", x: 0, y: 1, xanchor: "left", yanchor: "bottom" },
+    legend: { traceorder: "normal", orientation: "h", x: 0, y: 1, xanchor: "left", yanchor: "bottom" },
     margin: { l: 40, r: 10, t: 10, b: 40 },
     // A finger scrolls the page; it would zoom otherwise.
     dragmode: touch.matches ? false : "zoom",
