@@ -26,7 +26,6 @@ def require(package: str) -> None:
         ("accelerate", "accelerate_adamw", 2, [20.0]),
         ("transformers", "transformers_trainer", 2, [6.0]),
         ("flwr", "flower_fedavg", 0, [3.7, 25.0]),
-        ("torchft", "torchft_ddp", 0, [3.7]),
     ],
 )
 def test_the_recipe_learns_and_compresses(
@@ -41,6 +40,22 @@ def test_the_recipe_learns_and_compresses(
     print(f"{example}: loss {losses[0]} to {losses[-1]}, {found} x less than raw")
     assert len(found) == len(ratios), printed
     assert all(ratio > least for ratio, least in zip(found, ratios, strict=True)), printed
+
+
+def test_a_replica_of_torchft_dies_and_comes_back() -> None:
+    """The other one goes on alone, and both end with the same model."""
+    require("torchft")
+    printed, said = run_program(EXAMPLES / "torchft_ddp.py")
+    lines = re.findall(r"step (\d+), (\d) of 2 replicas: loss ([\d.]+)", printed)
+    assert [count for _, count, _ in lines] == ["2", "2", "1", "2", "2", "2"], printed
+    assert float(lines[-1][2]) < 0.5 * float(lines[0][2]), printed
+    models = dict(re.findall(r"replica (\d) ends with model (\w+)", printed))
+    assert models["0"] == models["1"], printed
+    ratio = re.search(r"([\d.]+) x less than raw", printed)
+    assert ratio is not None, printed
+    print(f"torchft_ddp: loss {lines[0][2]} to {lines[-1][2]}, {ratio.group()}")
+    assert float(ratio.group(1)) > 20
+    assert "residuals of this replica are dropped, 18,696 values" in said
 
 
 def test_lightning_registers_hooks_of_its_strategy_on_gpus_alone() -> None:

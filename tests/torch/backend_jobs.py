@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate
@@ -18,6 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cluster import free_port
 from gradwire.torch import register_backend
+from gradwire.torch.backend.process_group import GradwireGroup
+from gradwire.torch.backend.rules import Rules
+from gradwire.torch.records.checkpoint import residuals_in
+from gradwire.torch.records.exchange_settings import ExchangeSettings
 from training import batch, make_model, make_optimizer
 
 NUMEL = 4096
@@ -145,6 +151,32 @@ def _unlike_sizes() -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+def reduce_without_a_world(port: int, steps: int) -> dict[str, Any]:
+    """The sums of two tensors over several steps, and what the ranks owe at the end."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    codecs = {"all_reduce": "3lc:s=1.5", "reduce_scatter": None, "all_gather": None}
+    rules = Rules.of(codecs, 1000, [torch.float32], ExchangeSettings(), keeps_residuals=True)
+    group = GradwireGroup(store, rank, size, rules, timedelta(seconds=60))
+    tensors = [torch.empty(NUMEL), torch.empty(NUMEL)]
+    given, summed = torch.zeros(2, 2, NUMEL, dtype=torch.float64)
+    for step in range(steps):
+        for place, values in enumerate(tensors):
+            values.copy_((place + 1) * _values(2 * step + rank))
+            given[place] += values
+            group.allreduce([values], dist.AllreduceOptions()).wait()
+            summed[place] += values
+    owed = torch.zeros(2, NUMEL, dtype=torch.float64)
+    buckets = list(group._buckets.values())
+    for place, bucket in enumerate(buckets):
+        for residual in residuals_in(bucket.exchange):
+            part = owed[place, residual.offset : residual.offset + residual.values.size]
+            part += torch.from_numpy(residual.values) * (size if residual.kind == "pull" else 1)
+    group.abort()
+    return {"given": given.numpy(), "summed": summed.numpy(), "owed": owed.numpy()}
 
 
 _JOBS = {

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
 import backend_jobs
 from cluster import Cluster
 from gradwire import GradwireError
 from gradwire.torch import register_backend
+from gradwire.torch.backend.memories import Memories
 
 SCRIPT = """
 import torch, torch.distributed as dist
@@ -105,6 +107,28 @@ def test_bad_arguments_are_refused() -> None:
         register_backend("3lc:ef=on")
     with pytest.raises(GradwireError, match="int9"):
         register_backend("int9")
+
+
+def test_a_group_outside_a_world_keeps_a_residual_for_each_memory(cluster: Cluster) -> None:
+    """What the ranks gave is what they got and what they still owe, for each of two tensors."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = cluster.run(2, backend_jobs.reduce_without_a_world, store.port, 5)
+    given, owed = (sum(rank[name] for rank in ranks) for name in ("given", "owed"))
+    assert np.abs(owed).max() > 0.1
+    for rank in ranks:
+        np.testing.assert_array_equal(rank["summed"], ranks[0]["summed"])
+        np.testing.assert_allclose(rank["summed"] + owed, given, atol=1e-4)
+
+
+def test_memory_is_known_again_until_it_is_released() -> None:
+    memories = Memories()
+    whole = torch.zeros(10)
+    assert [memories.number_of(t) for t in (whole, whole[5:], whole.view(2, 5))] == [0, 1, 0]
+    for number in range(2, 50):
+        assert memories.number_of(torch.zeros(10)) == number, "an address was taken for a tensor"
+    assert memories.forget_released() == list(range(2, 50))
+    assert memories.forget_released() == []
+    assert memories.number_of(whole) == 0
 
 
 def _torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -11,11 +12,14 @@ from typing import Any, TypedDict, Unpack
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
-from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from gradwire.torch.backend.memories import Memories
 from gradwire.torch.backend.rules import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules
 from gradwire.torch.device import device_queue
 from gradwire.torch.link.engine import agree
+from gradwire.torch.link.errors import ResidualDroppedWarning
+from gradwire.torch.link.meeting import Meeting, add_gloo
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.stats import StepCounters
@@ -50,18 +54,25 @@ class OperationStats:
 
 
 class GradwireGroup(SessionOwner, dist.ProcessGroup):
-    """A process group that sends what it does not compress through another one."""
+    """A process group that sends what it does not compress through another one.
 
-    def __init__(self, inner: dist.ProcessGroup, rules: Rules, timeout: timedelta) -> None:
-        dist.ProcessGroup.__init__(self, inner.rank(), inner.size())  # type: ignore[call-arg]
-        self._inner = inner
+    It needs no world of torch.distributed. Every rank of the store must make it.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, rules: Rules, timeout: timedelta
+    ) -> None:
+        dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]
+        self._inner = inner = _uncompressed(store, rank, size, timeout)
+        self._store = PrefixStore("gradwire/", store)
         # PyTorch 2.13 renamed these.
         self._inner_reduce_scatter = _either(inner, "reduce_scatter_single", "_reduce_scatter_base")
         self._inner_all_gather = _either(inner, "all_gather_single", "_allgather_base")
         self._rules = rules
         self._seconds = timeout.total_seconds()
         self._group_name = ""
-        self._buckets: dict[tuple[str, torch.dtype, int], Bucket] = {}
+        self._buckets: dict[tuple[str, torch.dtype, int, int], Bucket] = {}
+        self._memories = Memories()
         self._counts = {op: OperationStats(codec) for op, codec in rules.codecs.items()}
         self._calls = 0
 
@@ -138,6 +149,11 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         self.close()
         self._inner.abort()
 
+    @property
+    def kept_values(self) -> int:
+        """Of this rank's residuals."""
+        return sum(bucket.kept_values for bucket in self._buckets.values())
+
     def stats(self) -> dict[str, dict[str, Any]]:
         """OperationStats of each operation, as dictionaries."""
         return {op: asdict(counts) for op, counts in self._counts.items()}
@@ -175,8 +191,11 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         shape = [rows, values.numel() // rows]
         job = BucketJob(step=self._calls, tensors=[("values", shape)], values=values)
 
+        number, released = self._find_residual(values)
+
         def work(wire: Wire) -> torch.Tensor:
-            bucket = self._bucket_for(op, job, session, wire)
+            self._drop(released)
+            bucket = self._bucket_for(op, number, job, session, wire)
             bucket.average(job, wire)
             finish(values)
             self._count(op, bucket)
@@ -186,8 +205,25 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         future = session.start_for_torch(work, f"{op} of {values.numel()} values", ready)
         return ExchangeWork(future, outputs)
 
-    def _bucket_for(self, op: str, job: BucketJob, session: Session, wire: Wire) -> Bucket:
-        key = op, job.values.dtype, job.values.numel()
+    def _find_residual(self, values: torch.Tensor) -> tuple[int, list[int]]:
+        """The number of the residual that belongs to the tensor (0 where none is kept), and those
+        of the residuals whose tensors are no more."""
+        if not self._rules.keeps_residuals:
+            return 0, []
+        return self._memories.number_of(values), self._memories.forget_released()
+
+    def _drop(self, numbers: list[int]) -> None:
+        for key in [key for key in self._buckets if key[-1] in numbers]:
+            _warn_of_dropped(
+                self._buckets.pop(key).kept_values,
+                "the memory of the tensor was released. Reduce the same memory in each step, as "
+                "DDP does with its buckets",
+            )
+
+    def _bucket_for(
+        self, op: str, number: int, job: BucketJob, session: Session, wire: Wire
+    ) -> Bucket:
+        key = op, job.values.dtype, job.values.numel(), number
         if key not in self._buckets:
             bucket = Bucket(job, self._rules.settings_of(op), wire, session.queue)
             agree(f"{op}\n{bucket.describe()}", wire)
@@ -205,10 +241,27 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     def _connect(self, device: torch.device) -> Session:
         if self.rank() == 0:
             print(self._rules.describe(), file=sys.stderr)
-        settings = replace(self._rules.settings, process_group=self, timeout=self._seconds)
-        session = Session(settings, device)
+        settings = replace(self._rules.settings, timeout=self._seconds)
+        meeting = Meeting(self._store, self.rank(), self.size(), self._ranks_in_world())
+        session = Session(settings, device, meeting)
         session.close_with(self)
         return session
+
+    def _ranks_in_world(self) -> list[int]:
+        """Empty if the group was made outside a world."""
+        try:
+            return dist.get_process_group_ranks(self)
+        except KeyError:
+            return []
+
+
+def _warn_of_dropped(values: int, why: str) -> None:
+    if values > 0:
+        warnings.warn(
+            f"a residual of {values:,} values is dropped, because {why}",
+            ResidualDroppedWarning,
+            stacklevel=2,
+        )
 
 
 def _either(inner: dist.ProcessGroup, new: str, old: str) -> Callable[..., dist.Work]:
@@ -269,18 +322,14 @@ def register_backend(
     rules = Rules.of(codecs, min_numel, dtypes, ExchangeSettings(**settings))
 
     def make(store: Store, rank: int, size: int, timeout: timedelta) -> GradwireGroup:
-        return GradwireGroup(_uncompressed(store, rank, size, timeout), rules, timeout)
+        return GradwireGroup(store, rank, size, rules, timeout)
 
     dist.Backend.register_backend(name, make, devices=["cpu", "cuda"])
 
 
 def _uncompressed(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-    kinds = dist.ProcessGroup.BackendType
     group = dist.ProcessGroup(store, rank, size)
-    group._set_default_backend(kinds.GLOO)
-    gloo = ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, timeout)
-    gloo._set_sequence_number_for_group()
-    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    add_gloo(group, PrefixStore("cpu/", store), timeout)
     if torch.cuda.is_available() and dist.is_nccl_available():
         from torch.distributed.distributed_c10d import ProcessGroupNCCL
 
@@ -288,5 +337,6 @@ def _uncompressed(store: Store, rank: int, size: int, timeout: timedelta) -> dis
         options._timeout = timeout
         nccl = ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)
         nccl._set_sequence_number_for_group()
-        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+        kind = dist.ProcessGroup.BackendType.NCCL
+        group._register_backend(torch.device("cuda"), kind, nccl)
     return group

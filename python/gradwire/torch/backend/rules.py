@@ -26,6 +26,7 @@ class Rules:
     min_numel: int
     dtypes: Sequence[torch.dtype]
     settings: ExchangeSettings
+    keeps_residuals: bool = False  # for tensors in memory that is used again and again
 
     @staticmethod
     def of(
@@ -33,6 +34,7 @@ class Rules:
         min_numel: int,
         dtypes: Sequence[torch.dtype],
         settings: ExchangeSettings,
+        keeps_residuals: bool = False,
     ) -> Rules:
         """Raises ValueError or GradwireError for what can't be."""
         if min_numel < 1:
@@ -40,10 +42,11 @@ class Rules:
         if unknown := [str(dtype) for dtype in dtypes if dtype not in RAW_CODECS]:
             valid = ", ".join(str(dtype) for dtype in RAW_CODECS)
             raise ValueError(f"dtypes has {', '.join(unknown)}; valid ones are {valid}")
-        why = "a process group does not know whose values it gets"
-        plain = {op: codec and without_feedback(codec, why) for op, codec in codecs.items()}
-        rules = Rules(plain, min_numel, tuple(dtypes), settings)
-        for op, codec in plain.items():
+        if not keeps_residuals:
+            why = "a process group does not know whose values it gets"
+            codecs = {op: codec and without_feedback(codec, why) for op, codec in codecs.items()}
+        rules = Rules(codecs, min_numel, tuple(dtypes), settings, keeps_residuals)
+        for op, codec in codecs.items():
             if codec is not None:
                 rules.settings_of(op).check()
         return rules

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.failure import FailureBoard
+from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 from gradwire.torch.link.wire import LostError, Wire
 
@@ -24,32 +25,28 @@ class Connection:
 
     def __init__(
         self,
-        process_group: dist.ProcessGroup | None,
+        process_group: dist.ProcessGroup | Meeting | None,
         timeout: float,
         connect_seconds: float = 0.0,
     ) -> None:
-        """Every rank of `process_group` must call this, in the same order.
+        """Every rank of `process_group` must call this, in the same order. None: of the world.
 
         `connect_seconds`: the least timeout for the first messages. The owner then sets
         `wire.timeout`.
         """
         patience = max(timeout, connect_seconds)
-        self._ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-        group = dist.new_group(
-            self._ranks,
-            timeout=timedelta(seconds=patience),
-            backend="gloo",
-            # If the group is a part of the world, only its members call this.
-            use_local_synchronization=len(self._ranks) < dist.get_world_size(),
-            group_desc="gradwire",
-            sort_ranks=False,
-        )
+        if isinstance(process_group, Meeting):
+            group, store = process_group.connect(patience), process_group.store
+            self._names = list(process_group.names)
+        else:
+            group, self._names = _new_group(process_group, patience)
+            store = group.get_group_store()
         self.rank = group.rank()
         self.world_size = group.size()
         self.error: Exception | None = None
         self.wire = Wire(group, patience)
         self.readers: list[threading.Thread] = []  # threads that wait for messages
-        self._board = FailureBoard(group.get_group_store(), self.rank, self.world_size)
+        self._board = FailureBoard(store, self.rank, self.world_size)
         self._group: dist.ProcessGroup | None = group
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._finalizing = threading.Lock()  # held while one finalizer takes the other's place
@@ -141,8 +138,8 @@ class Connection:
 
     def _diagnose(self, lost: LostError, doing: str) -> CommunicationError:
         when = f"rank {self.rank}, {doing}: {lost}"
-        if dist.is_initialized() and len(self._ranks) != dist.get_world_size():
-            when += f" (ranks are places in the process group {self._ranks})"
+        if self._names not in ([], list(range(self.world_size))):
+            when += f" (ranks are places in the process group {self._names})"
         closed = () if lost.silent else self.wire.closed_peers()
         return self._board.diagnose(lost.peers, lost.silent, when, closed)
 
@@ -156,3 +153,20 @@ class Connection:
         self.disconnect()
         self._board.linger(frozenset(error.ranks if isinstance(error, CommunicationError) else ()))
         return error
+
+
+def _new_group(
+    process_group: dist.ProcessGroup | None, timeout: float
+) -> tuple[dist.ProcessGroup, list[int]]:
+    """A Gloo group of the same ranks, and their numbers in the world."""
+    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    group = dist.new_group(
+        ranks,
+        timeout=timedelta(seconds=timeout),
+        backend="gloo",
+        # If the group is a part of the world, only its members call this.
+        use_local_synchronization=len(ranks) < dist.get_world_size(),
+        group_desc="gradwire",
+        sort_ranks=False,
+    )
+    return group, ranks

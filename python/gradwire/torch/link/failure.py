@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -25,17 +22,14 @@ from gradwire.torch.link.errors import (
     PeerSilentError,
     PeerStoppedError,
 )
-from gradwire.torch.link.thread import ABORT_SECONDS, join
+from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 
 GRACE_SECONDS = 1.0  # for the reports of ranks that fail at the same moment
-STORE_SECONDS = 5.0  # a store that takes longer counts as unreachable
 LINGER_SECONDS = 10.0  # how long rank 0, which may host the store, waits for readers
 
 # Keys of the store, for each rank.
 _STOPPED = "gradwire/stopped/{}"
 _LEFT = "gradwire/left/{}"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,10 +39,6 @@ class Report:
     waited_for: Sequence[int] = ()
     silent: bool = False
     error: str = ""
-
-
-class StoreUnreachableError(Exception):
-    """The group's store does not answer."""
 
 
 class FailureBoard:
@@ -63,9 +53,8 @@ class FailureBoard:
         self._store = store
         self._rank = rank
         self._ranks = range(world_size)
-        self._may_host_store = dist.get_rank() == 0
-        self._unanswered: list[threading.Thread] = []
-        self._leaving = threading.Event()
+        self._may_host_store = dist.is_initialized() and dist.get_rank() == 0
+        self._access = StoreAccess()
 
     def announce(self, error: BaseException) -> None:
         """Leaves a report of this rank's own error, if the store can be reached."""
@@ -84,7 +73,7 @@ class FailureBoard:
         """
         try:
             self._write(Report(waited_for=lost, silent=silent))
-            self._leaving.wait(GRACE_SECONDS)
+            self._access.pause(GRACE_SECONDS)
             reports = self._read()
         except StoreUnreachableError as error:
             if 0 in closed and not silent:
@@ -96,7 +85,7 @@ class FailureBoard:
     def leave(self) -> None:
         """Tells rank 0 that this rank needs the store no more."""
         with contextlib.suppress(StoreUnreachableError):
-            self._ask(lambda: self._store.set(_LEFT.format(self._rank), ""))
+            self._access.ask(lambda: self._store.set(_LEFT.format(self._rank), ""))
 
     def linger(self, culprits: frozenset[int]) -> None:
         """Keeps the store alive: rank 0, which may host it, waits until all but the culprits left.
@@ -108,8 +97,8 @@ class FailureBoard:
         end = time.monotonic() + LINGER_SECONDS
         keys = [_LEFT.format(rank) for rank in self._ranks if rank not in culprits]
         with contextlib.suppress(StoreUnreachableError):  # then no other rank can read it either
-            while time.monotonic() < end and not self._ask(lambda: self._store.check(keys)):
-                self._leaving.wait(0.1)
+            while time.monotonic() < end and not self._access.ask(lambda: self._store.check(keys)):
+                self._access.pause(0.1)
 
     def _without_store(
         self, lost: tuple[int, ...], silent: bool, when: str, why: str
@@ -128,7 +117,8 @@ class FailureBoard:
         )
 
     def _write(self, report: Report) -> None:
-        self._ask(lambda: self._store.set(_STOPPED.format(self._rank), json.dumps(asdict(report))))
+        text = json.dumps(asdict(report))
+        self._access.ask(lambda: self._store.set(_STOPPED.format(self._rank), text))
 
     def _read(self) -> dict[int, Report]:
         def collect() -> dict[int, Report]:
@@ -136,33 +126,11 @@ class FailureBoard:
             present = {rank: key for rank, key in keys.items() if self._store.check([key])}
             return {rank: Report(**json.loads(self._store.get(k))) for rank, k in present.items()}
 
-        return self._ask(collect)
-
-    def _ask(self, call: Callable[[], T]) -> T:
-        """Runs `call` in its own thread, because a store on a stopped machine never answers."""
-        if self._leaving.is_set():
-            raise StoreUnreachableError("this rank is leaving")
-        answer: list[T] = []
-        failure: list[str] = ["no answer"]
-
-        def run() -> None:
-            try:
-                answer.append(call())
-            except RuntimeError as error:
-                failure[0] = str(error).splitlines()[0]
-
-        thread = threading.Thread(target=run, name="gradwire-store", daemon=True)
-        thread.start()
-        thread.join(STORE_SECONDS)
-        if thread.is_alive():
-            self._unanswered.append(thread)
-        if not answer:
-            raise StoreUnreachableError(failure[0])
-        return answer[0]
+        return self._access.ask(collect)
 
     def hurry(self) -> None:
         """Ends all waits for the store and for other ranks, because the program exits."""
-        self._leaving.set()
+        self._access.hurry()
 
     def finish(self, stop: Callable[[], bool]) -> None:
         """Ends all waits, and calls `stop`, which ends the owner's threads."""
@@ -171,13 +139,7 @@ class FailureBoard:
 
     def warn_of_threads(self, ended: bool) -> None:
         """Says on stderr if a thread still waits. `ended`: whether the owner's threads ended."""
-        if not (join(self._unanswered, ABORT_SECONDS) and ended):
-            print(
-                f"gradwire: rank {self._rank}: a thread still waits for another rank or for the "
-                "store, though its connections are closed; if the wait ends while Python exits, "
-                "this process aborts",
-                file=sys.stderr,
-            )
+        self._access.warn_of_threads(self._rank, ended)
 
 
 def _judge(reports: dict[int, Report], lost: tuple[int, ...], when: str) -> CommunicationError:

@@ -92,6 +92,11 @@ class Bucket:
         if wide is not job.values:
             job.values.copy_(wide)
 
+    @property
+    def kept_values(self) -> int:
+        """Of this rank's residuals."""
+        return sum(residual.values.size for residual in residuals_in(self.exchange))
+
     def adopt(self, residuals: list[Residual]) -> None:
         """Takes over the residuals that another exchange kept for these tensors."""
         for residual in residuals:

@@ -23,7 +23,8 @@ def agree_on_machines(settings: ExchangeSettings, wire: Wire) -> int:
     if the ranks of a host are not consecutive.
     """
     origin, given = "ranks_per_machine", settings.ranks_per_machine
-    whole = wire.world_size == dist.get_world_size()  # torchrun counts all ranks
+    # torchrun counts all ranks
+    whole = dist.is_initialized() and wire.world_size == dist.get_world_size()
     if given is None and whole and LOCAL_WORLD_SIZE in os.environ:
         origin, given = f"{LOCAL_WORLD_SIZE} of torchrun", int(os.environ[LOCAL_WORLD_SIZE])
     size = "found by host names" if given is None else given

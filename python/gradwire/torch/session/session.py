@@ -19,6 +19,7 @@ from gradwire.torch.device.device_queue import DeviceQueue
 from gradwire.torch.device.kernels import has_kernels
 from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.errors import CommunicationError
+from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records import checkpoint
@@ -37,12 +38,18 @@ _T = TypeVar("_T")
 class Session:
     """Lasts from the first bucket to `close`, or to the first error, which ends the session."""
 
-    def __init__(self, settings: ExchangeSettings, device: torch.device = _CPU) -> None:
+    def __init__(
+        self,
+        settings: ExchangeSettings,
+        device: torch.device = _CPU,
+        meeting: Meeting | None = None,
+    ) -> None:
         """Makes a Gloo group of its own. Every rank must call this, in the same order.
 
-        `device`: the device that the buckets are on.
+        `device`: the device that the buckets are on. `meeting`: takes the place of the settings'
+        process group.
         """
-        self._connection = Connection(settings.process_group, settings.timeout)
+        self._connection = Connection(meeting or settings.process_group, settings.timeout)
         # Nothing needs the group from here on, and it may be the owner, which must not be kept.
         self._settings = settings = replace(settings, process_group=None)
         self.rank = self._connection.rank

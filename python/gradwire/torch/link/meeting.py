@@ -1,0 +1,55 @@
+"""Ranks that meet over a store, without a world of torch.distributed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
+
+from gradwire.torch.link.errors import PeerLostError
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where `world_size` ranks meet, and which of them this one is.
+
+    store   of these ranks alone (a PrefixStore), and of no earlier meeting
+    names   by which the program knows the ranks; empty: by their places, from 0 on
+    connect_seconds   the most that a connection may take, if the group's timeout is longer
+    """
+
+    store: Store
+    rank: int
+    world_size: int
+    names: Sequence[int] = ()
+    connect_seconds: float = math.inf
+
+    def connect(self, timeout: float) -> dist.ProcessGroup:
+        """A Gloo group. Every rank must call this.
+
+        Raises PeerLostError if a rank does not come within `timeout` or `connect_seconds`.
+        """
+        timeout = min(timeout, self.connect_seconds)
+        group = dist.ProcessGroup(self.store, self.rank, self.world_size)
+        try:
+            add_gloo(group, self.store, timedelta(seconds=timeout))
+        except RuntimeError as error:
+            raise PeerLostError(
+                f"rank {self.rank}: the {self.world_size} ranks did not connect to each other "
+                f"within {timeout:g} s: {str(error).splitlines()[0]}"
+            ) from error
+        return group
+
+
+def add_gloo(group: dist.ProcessGroup, store: Store, timeout: timedelta) -> None:
+    """Gives a new group its backend for tensors on the CPU. Every rank must call this."""
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    gloo = ProcessGroupGloo(store, group.rank(), group.size(), timeout)
+    gloo._set_sequence_number_for_group()
+    group._register_backend(torch.device("cpu"), kind, gloo)

@@ -1,0 +1,66 @@
+"""Calls of a store that may be on a machine that is gone or stopped."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from gradwire.torch.link.thread import ABORT_SECONDS, join
+
+STORE_SECONDS = 5.0  # a store that takes longer counts as unreachable
+
+T = TypeVar("T")
+
+
+class StoreUnreachableError(Exception):
+    """The store does not answer."""
+
+
+class StoreAccess:
+    """Runs each call in a thread of its own, because a store on a stopped machine never answers."""
+
+    def __init__(self) -> None:
+        self._unanswered: list[threading.Thread] = []
+        self._leaving = threading.Event()
+
+    def ask(self, call: Callable[[], T]) -> T:
+        """The answer. Raises StoreUnreachableError if there is none."""
+        if self._leaving.is_set():
+            raise StoreUnreachableError("this rank is leaving")
+        answer: list[T] = []
+        failure: list[str] = ["no answer"]
+
+        def run() -> None:
+            try:
+                answer.append(call())
+            except RuntimeError as error:
+                failure[0] = str(error).splitlines()[0]
+
+        thread = threading.Thread(target=run, name="gradwire-store", daemon=True)
+        thread.start()
+        thread.join(STORE_SECONDS)
+        if thread.is_alive():
+            self._unanswered.append(thread)
+        if not answer:
+            raise StoreUnreachableError(failure[0])
+        return answer[0]
+
+    def pause(self, seconds: float) -> None:
+        """Waits so long, or until `hurry`."""
+        self._leaving.wait(seconds)
+
+    def hurry(self) -> None:
+        """Ends all pauses; no call is begun any more, because the program exits."""
+        self._leaving.set()
+
+    def warn_of_threads(self, rank: int, ended: bool) -> None:
+        """Says on stderr if a thread still waits. `ended`: whether the owner's threads ended."""
+        if not (join(self._unanswered, ABORT_SECONDS) and ended):
+            print(
+                f"gradwire: rank {rank}: a thread still waits for another rank or for the "
+                "store, though its connections are closed; if the wait ends while Python exits, "
+                "this process aborts",
+                file=sys.stderr,
+            )

@@ -1,0 +1,124 @@
+"""Compressed sums between the replicas of torchft, which come and go.
+
+    group = ProcessGroupGradwire("3lc:s=1.00,coder=rice")
+    manager = torchft.Manager(pg=group, ...)
+    model = DistributedDataParallel(manager, model)
+
+The manager finds out which replicas take part in a step, and gives them a new group whenever they
+change. The group keeps a residual for each tensor in memory that is reduced again and again, such
+as DDP's buckets.
+"""
+
+# No annotations from __future__: DDP looks at those of a hook.
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Unpack
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.futures import Future
+
+try:
+    import torchft
+    from torchft.process_group import ProcessGroupWrapper
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "gradwire.torch.torchft needs torchft: pip install torchft", name=error.name
+    ) from error
+
+from gradwire.torch.backend.process_group import NAME, BackendArguments, GradwireGroup
+from gradwire.torch.backend.rules import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules
+from gradwire.torch.link.errors import ResidualDroppedWarning
+from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
+
+
+class ProcessGroupGradwire(ProcessGroupWrapper):
+    """A process group for torchft's Manager that compresses large sums and averages.
+
+    codec      of all_reduce, both ways. A codec with error feedback, such as 3lc, keeps a residual
+               for each tensor that comes again in the same memory
+    min_numel  operations with fewer values are not compressed, nor those of other dtypes
+    dtypes     some of float32, bfloat16 and float16; by default all
+    timeout    for connecting, and for a replica that is connected but silent
+    settings   as in GradwireState: threads, target, seed
+
+    All else goes over Gloo on the CPU and NCCL on CUDA. When the replicas change, residuals are
+    dropped on all of them, with a ResidualDroppedWarning; they hold the gradients of a few steps.
+    Where the connection to a replica breaks, torchft leaves out the step, and the replicas that
+    are left go on. Raises GradwireError for an unknown codec, ValueError for other arguments.
+    """
+
+    def __init__(
+        self,
+        codec: str = "int8:bucket=256",
+        *,
+        min_numel: int = 65536,
+        dtypes: Sequence[torch.dtype] = tuple(RAW_CODECS),
+        timeout: timedelta = timedelta(seconds=60),
+        **settings: Unpack[BackendArguments],
+    ) -> None:
+        super().__init__(timeout)
+        self._rules = Rules.of(
+            {ALL_REDUCE: codec, REDUCE_SCATTER: None, ALL_GATHER: None},
+            min_numel,
+            dtypes,
+            ExchangeSettings(**settings),
+            keeps_residuals=True,
+        )
+        self.sent_bytes = 0  # by compressed sums of earlier groups
+        self.raw_bytes = 0  # what they would have sent uncompressed
+
+    def getBackendName(self) -> str:  # noqa: N802 - torchft calls it
+        return NAME
+
+    def errored(self) -> Exception | None:
+        """The error that ended the present group; the manager then asks for a new one."""
+        group = self._pg
+        return group.error if isinstance(group, GradwireGroup) else None
+
+    def abort(self, errored: bool = True) -> None:
+        group = self._pg
+        super().abort(errored)
+        if isinstance(group, GradwireGroup):
+            self._account_for(group)
+
+    def ratio(self) -> float | None:
+        """Bytes without compression / bytes sent, of all compressed sums; None: there were none."""
+        stats = self._pg.stats()[ALL_REDUCE] if isinstance(self._pg, GradwireGroup) else {}
+        sent = self.sent_bytes + stats.get("sent_bytes", 0)
+        return (self.raw_bytes + stats.get("raw_bytes", 0)) / sent if sent else None
+
+    def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
+        return GradwireGroup(store, rank, world_size, self._rules, self._timeout)
+
+    def _account_for(self, group: GradwireGroup) -> None:
+        stats = group.stats()[ALL_REDUCE]
+        self.sent_bytes += stats["sent_bytes"]
+        self.raw_bytes += stats["raw_bytes"]
+        if values := group.kept_values:
+            warnings.warn(
+                f"quorum {self._quorum_id}: the replicas change, so the residuals of this replica "
+                f"are dropped, {values:,} values",
+                ResidualDroppedWarning,
+                stacklevel=2,
+            )
+
+
+class DistributedDataParallel(torchft.DistributedDataParallel):
+    """torchft's, but after an error it gives DDP the bucket as it is, and does not raise.
+
+    (torchft 0.2 raises an AttributeError for every bucket after one that failed. The manager knows
+    of the error by then, and `should_commit` leaves out the step.)
+    """
+
+    @staticmethod
+    def _comm_hook(
+        state: Any,
+        bucket: dist.GradBucket,  # type: ignore[name-defined] # PyTorch hides it from checkers
+    ) -> Future[torch.Tensor]:
+        state.allreduce(bucket.buffer()).wait()
+        done: Future[torch.Tensor] = Future()
+        done.set_result(bucket.buffer())
+        return done
