@@ -44,6 +44,7 @@ SUFFIXES = {".h", ".hpp", ".inl", ".inc", ".def", ".c", ".cc", ".cpp", ".cxx", "
 PACKAGES = (
     "gradwire",
     "gradwire.torch.link",
+    "gradwire.torch.members",
     "gradwire.torch.records",
     "gradwire.torch.device",
     "gradwire.torch.session",

@@ -32,6 +32,14 @@ class PeerMismatchError(CommunicationError):
     """Two ranks differ, in their codec or another setting; the message names both ranks."""
 
 
+class StoreLostError(CommunicationError):
+    """The store where ranks meet does not answer (LocalSteps, on_lost)."""
+
+
+class ExpelledError(CommunicationError):
+    """The others took this rank for dead, and went on without it (LocalSteps, on_lost)."""
+
+
 class NonFiniteStepWarning(RuntimeWarning):
     """A gradient or an average held NaN or Inf, so the step is skipped; residuals are kept."""
 
@@ -58,6 +66,10 @@ class OneMachineWarning(UserWarning):
 
 class ResidualDroppedWarning(RuntimeWarning):
     """A residual is dropped, because the new configuration has no place for it."""
+
+
+class RankLostWarning(RuntimeWarning):
+    """A rank is gone, and the others go on without it (LocalSteps, on_lost)."""
 
 
 class WorkerLostWarning(RuntimeWarning):

@@ -16,12 +16,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
 from gradwire.torch.optimizers.replica import ReplicaBucket
 from gradwire.torch.records.parameters import NamedTensor
 from gradwire.torch.records.stats import StepCounters
 
+_NOTES = 2  # values
 OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 
@@ -55,6 +57,7 @@ class Flight:
     """An exchange that has begun, and whose result is not applied yet."""
 
     bucket: ReplicaBucket
+    job: int  # exchanges that began before
     steps: int  # whose changes it holds
     due: int  # the step in which its result is applied
     result: Future[StepCounters]
@@ -77,21 +80,24 @@ class Fragment:
         named: Sequence[NamedTensor],
         places: Sequence[int],
         *,
-        world_size: int,
         has_noise: bool,
+        takes_notes: bool,
         betas: Sequence[float],
         outer: OuterFactory | None,
         is_back_to_back: bool,
         exchanges_each_step: bool,
     ) -> None:
-        """betas: the momentum of each parameter in `named`, to be applied late; empty: none."""
+        """betas: the momentum of each parameter in `named`, to be applied late; empty: none.
+        takes_notes: whether write_notes is called before each exchange."""
         mine = [named[place] for place in places]
         self.places = list(places)
         self.parameters = [parameter for _, parameter in mine]
         self.anchors = [nn.Parameter(torch.empty_like(p)) for p in self.parameters]
         numels = [parameter.numel() for parameter in self.parameters]
-        self.noise = GradientNoise(numels, world_size) if has_noise else None
-        beside = SUMS * len(mine) if has_noise else 0
+        self.noise = GradientNoise(numels, world_size=1) if has_noise else None
+        self._sketch_numel = SUMS * len(mine) if has_noise else 0
+        self._takes_notes = takes_notes
+        beside = self._sketch_numel + (_NOTES if takes_notes else 0)
         self.bucket = ReplicaBucket(mine, beside)
         self._spare = ReplicaBucket(mine, beside) if is_back_to_back else self.bucket
         self.outer = None if outer is None else outer(self.anchors)
@@ -103,10 +109,22 @@ class Fragment:
                 self.local = LocalMomentum(self.momentum, self.parameters)
         self.steps = 0
         self.flight: Flight | None = None
+        self.is_asked = False  # whether a rank said so in the last exchange
 
     @property
     def numel(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters)
+
+    @property
+    def sketch(self) -> torch.Tensor:
+        """The part of the bucket that the noise writes."""
+        return self.bucket.beside[: self._sketch_numel]
+
+    def write_notes(self, is_asked: bool) -> None:
+        """Writes to the bucket whether a process asks this rank to let it join, and the number of
+        steps since the last exchange."""
+        notes = [float(is_asked), float(self.steps)]
+        self.bucket.beside[self._sketch_numel :] = torch.tensor(notes)
 
     @torch.no_grad()
     def set_anchors(self) -> None:
@@ -124,9 +142,9 @@ class Fragment:
         for parameter, anchor, part in places:
             torch.sub(anchor, parameter, out=part)
 
-    def take_off(self, result: Future[StepCounters], steps: int, due: int) -> None:
+    def take_off(self, result: Future[StepCounters], job: int, steps: int, due: int) -> None:
         """The bucket, with the changes of so many steps, is now under way."""
-        self.flight = Flight(self.bucket, steps, due, result)
+        self.flight = Flight(self.bucket, job, steps, due, result)
         self.bucket, self._spare = self._spare, self.bucket
 
     def arrive(self) -> StepCounters:
@@ -134,9 +152,22 @@ class Fragment:
         assert self.flight is not None
         if self.flight.arrived is None:
             self.flight.arrived = self.flight.result.result()
+            beside = self.flight.bucket.beside
             if not self.flight.arrived.skipped and self.noise is not None:
-                self.noise.update(self.flight.bucket.beside)
+                self.noise.update(beside[: self._sketch_numel])
+            if self._takes_notes and not self.flight.arrived.skipped:
+                self._read_notes(beside[self._sketch_numel :], self.flight.steps)
         return self.flight.arrived
+
+    def _read_notes(self, averages: torch.Tensor, steps: int) -> None:
+        asked, average_steps = averages.tolist()
+        self.is_asked = asked > 0
+        if abs(average_steps - steps) > 1e-3:
+            raise PeerMismatchError(
+                f"this rank exchanges the changes of {steps} local steps, the average of all ranks "
+                f"is {average_steps:g}: call step, and synchronize, equally often on all ranks, "
+                "such as while optimizer.local_steps < N"
+            )
 
     @torch.no_grad()
     def apply(self, mix: float) -> None:
@@ -148,6 +179,11 @@ class Fragment:
             mix = 0.0
         else:
             self._step_anchors(flight)
+        self.follow_anchors(mix)
+
+    @torch.no_grad()
+    def follow_anchors(self, mix: float) -> None:
+        """After the anchors changed. mix: as in `apply`."""
         if mix > 0:
             for parameter, anchor in zip(self.parameters, self.anchors, strict=True):
                 parameter.lerp_(anchor, 1.0 - mix)
@@ -181,12 +217,9 @@ class Fragment:
         """Waits for the exchange under way, whose result is saved, too."""
         flight = self.flight
         return {
+            **self.shared_state(),
             "steps": self.steps,
-            "noise": None if self.noise is None else self.noise.state_dict(),
-            "momentum": None if self.momentum is None else self.momentum.state_dict(),
             "local_momentum": None if self.local is None else self.local.state_dict(),
-            "outer": None if self.outer is None else self.outer.state_dict(),
-            "anchors": [anchor.detach().clone() for anchor in self.anchors],
             "under_way": flight
             and {
                 "finite": not flight.result.result().skipped,
@@ -194,6 +227,16 @@ class Fragment:
                 "steps": flight.steps,
                 "due": flight.due,
             },
+        }
+
+    def shared_state(self) -> dict[str, Any]:
+        """What is equal on all ranks when no exchange is under way (of the noise: the power of the
+        average gradient)."""
+        return {
+            "noise": None if self.noise is None else self.noise.state_dict(),
+            "momentum": None if self.momentum is None else self.momentum.state_dict(),
+            "outer": None if self.outer is None else self.outer.state_dict(),
+            "anchors": [anchor.detach().clone() for anchor in self.anchors],
         }
 
     def check_state(self, state: dict[str, Any]) -> None:
@@ -211,15 +254,10 @@ class Fragment:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Gives up the exchange under way. The session must be idle."""
-        for anchor, values in zip(self.anchors, state["anchors"], strict=True):
-            anchor.copy_(values)
-        self.steps = int(state["steps"])
-        if self.outer is not None:
-            self.outer.load_state_dict(state["outer"])
+        self.load_shared_state(state)
         if self.noise is not None:
             self.noise.load_state_dict(state["noise"])
-        if self.momentum is not None:
-            self.momentum.load_state_dict(state["momentum"])
+        self.steps = int(state["steps"])
         if self.local is not None:
             self.local.load_state_dict(state["local_momentum"])
         self.flight = None
@@ -228,4 +266,14 @@ class Fragment:
             result.set_result(StepCounters(skipped=not saved["finite"]))
             self._spare.values.copy_(saved["values"])
             steps, due = int(saved["steps"]), int(saved["due"])
-            self.flight = Flight(self._spare, steps, due, result)
+            self.flight = Flight(self._spare, 0, steps, due, result)
+
+    @torch.no_grad()
+    def load_shared_state(self, state: dict[str, Any]) -> None:
+        """All of shared_state() but the noise."""
+        for anchor, values in zip(self.anchors, state["anchors"], strict=True):
+            anchor.copy_(values)
+        if self.outer is not None:
+            self.outer.load_state_dict(state["outer"])
+        if self.momentum is not None:
+            self.momentum.load_state_dict(state["momentum"])

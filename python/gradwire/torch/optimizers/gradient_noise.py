@@ -81,6 +81,15 @@ class GradientNoise:
         self.power.mul_(_MEMORY).add_(seen, alpha=1.0 - _MEMORY)
         self._updates += 1
 
+    @torch.no_grad()
+    def follow(self, other: dict[str, Any]) -> None:
+        """Does what `update` did on another rank, whose state afterwards is `other`."""
+        if int(other["updates"]) == self._updates:
+            return
+        self._updates = int(other["updates"])
+        self.power[0].mul_(_MEMORY).add_(self._own, alpha=1.0 - _MEMORY)
+        self.power[1].copy_(other["power"][1])
+
     def gains(self) -> list[float]:
         """One for each tensor, from 1 to the root of the number of ranks; 1 before any update."""
         own, average = self.power

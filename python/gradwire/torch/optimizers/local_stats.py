@@ -18,11 +18,22 @@ class LocalStats:
     left_out: int  # local steps that a GradScaler left out on this rank
     gains: tuple[float, ...]  # of the parameters, by which changes are multiplied; empty: by 1
     exchanges: Stats
+    # Of on_lost="continue":
+    generation: int = 0  # how often the members have changed
+    members: tuple[int, ...] = ()  # now, by their numbers
+    lost_members: tuple[int, ...] = ()  # as far as this rank was there
 
     def as_dict(self) -> dict[str, Any]:
         own = {"every": self.every, "local_steps": self.local_steps, "left_out": self.left_out}
         lists = {"fragments": list(self.fragments), "gains": list(self.gains)}
-        return {**self.exchanges.as_dict(), **own, **lists}
+        members = {"members": list(self.members), "lost_members": list(self.lost_members)}
+        return {
+            **self.exchanges.as_dict(),
+            **own,
+            **lists,
+            **members,
+            "generation": self.generation,
+        }
 
     def report(self) -> str:
         """A table as text, which counts each exchange as a step."""
@@ -35,6 +46,13 @@ class LocalStats:
         if self.gains:
             least_gain, *_, most_gain = sorted([*self.gains, *self.gains])
             lines.append(f"gains      {least_gain:.2f} to {most_gain:.2f} for the gradient's noise")
+        if self.members:
+            lost = f", lost {_list(self.lost_members)}" if self.lost_members else ""
+            lines.append(f"members    {_list(self.members)} in generation {self.generation}{lost}")
         return "\n".join([*lines, self.exchanges.report()])
 
     __str__ = report
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))

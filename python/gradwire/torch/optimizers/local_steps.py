@@ -24,15 +24,19 @@ from typing import Any, Unpack
 
 import torch
 from torch import nn
+from torch.distributed.distributed_c10d import Store
 from torch.optim import LBFGS, Adam, AdamW, Optimizer
 
 from gradwire._core import Compressor, is_goal
 from gradwire.local_schedule import Schedule
+from gradwire.torch.members.membership import MemberSettings
+from gradwire.torch.optimizers.elastic_replica import ElasticReplica
+from gradwire.torch.optimizers.elastic_settings import check_elastic
 from gradwire.torch.optimizers.fragment import Fragment, OuterFactory, deal_layers
 from gradwire.torch.optimizers.gradient_noise import average_norm, correct_changes, count_decay
 from gradwire.torch.optimizers.late_momentum import check_taken, take_momentum
 from gradwire.torch.optimizers.local_stats import LocalStats
-from gradwire.torch.optimizers.replica import BESIDE, ReplicaOptimizer, name_trainable
+from gradwire.torch.optimizers.replica import BESIDE, name_trainable
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
 from gradwire.torch.records.parameters import options_of, require_dense
@@ -52,7 +56,7 @@ _OF_SECOND_MOMENTS = (
 )
 
 
-class LocalSteps(ReplicaOptimizer):
+class LocalSteps(ElasticReplica):
     """Wraps an optimizer of one process and keeps its interface.
 
         optimizer = LocalSteps(torch.optim.AdamW(model.parameters(), lr=3e-4), model)
@@ -94,6 +98,17 @@ class LocalSteps(ReplicaOptimizer):
                    these optimizers, without `outer` and `mix`
     residual_decay  by which residuals are multiplied after each exchange, in (0, 1]: what is left
                    out fades, as in SparseLoCo. For codecs with error feedback
+    on_lost        "stop": an error on every rank when one is lost. "continue": the others go on,
+                   and processes may join later; `store`, `ranks`, `min_ranks` and `lost_after` are
+                   for this alone, and process_group is not
+    store          where the processes meet, without a world of torch.distributed: a store whose
+                   host outlives them, such as TCPStore(host, port) of a process of its own. It
+                   serves one LocalSteps; another one needs a PrefixStore
+    ranks          so many processes begin; the constructor waits for them. Whoever comes later
+                   joins after an exchange: it takes over model, buffers, states of the optimizers
+                   and counters from a member, and begins without residual
+    min_ranks      with fewer ranks left, a PeerLostError ends the training on all of them
+    lost_after     seconds without a heartbeat after which a rank counts as lost
     codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
                    exchange, ranks_per_machine, process_group, threads, target, seed, timeout
 
@@ -112,6 +127,11 @@ class LocalSteps(ReplicaOptimizer):
     A torch.amp.GradScaler works as with any optimizer. Each rank has its own; where it finds a
     gradient that is not finite, this rank takes no step, and takes part in the exchange.
 
+    When ranks are lost, `step` gives a RankLostWarning and goes on; docs/exchanges.md says what is
+    kept. It raises ExpelledError on a rank that the others took for dead, and StoreLostError if the
+    store is gone. The constructor raises PeerMismatchError on a process with other settings or
+    another model than the members have, and PeerSilentError if `timeout` passes before it is in.
+
     `step` raises the errors of GradwireState; after an error no step can be taken.
     """
 
@@ -129,6 +149,11 @@ class LocalSteps(ReplicaOptimizer):
         correct_noise: bool | None = None,
         late_momentum: bool | None = None,
         residual_decay: float = 1.0,
+        on_lost: str = "stop",
+        store: Store | None = None,
+        ranks: int | None = None,
+        min_ranks: int = 1,
+        lost_after: float = 30.0,
         codec: str | None = None,
         **settings: Unpack[ExchangeArguments],
     ) -> None:
@@ -164,7 +189,11 @@ class LocalSteps(ReplicaOptimizer):
                 "which fragments exchange apart: give another codec, or fragments=1"
             )
         _check_decay(residual_decay, exchange_settings)
-        if needs_gradients:
+        members = None
+        if on_lost != "stop":
+            check_elastic(on_lost, store, ranks, named, schedule, exchange_settings)
+            members = MemberSettings(ranks or 0, min_ranks, lost_after, exchange_settings.timeout)
+        if needs_gradients or members is not None:
             exclude = [*exchange_settings.exclude, BESIDE]
             exchange_settings = replace(exchange_settings, exclude=exclude)
         super().__init__(optimizer, model, named, exchange_settings)
@@ -180,8 +209,8 @@ class LocalSteps(ReplicaOptimizer):
             Fragment(
                 self._locals,
                 places,
-                world_size=self._session.world_size,
                 has_noise=needs_gradients,
+                takes_notes=members is not None,
                 betas=betas,
                 outer=outer,
                 is_back_to_back=schedule.is_back_to_back,
@@ -204,8 +233,15 @@ class LocalSteps(ReplicaOptimizer):
             f"late momentum {betas or 'of none'}",
             f"residuals multiplied by {residual_decay}",
         ]
-        self._follow_rank_0([*follows, *self._outer_text()])
+        follows += self._outer_text()
         self._share_groups()
+        self._last_skipped = False
+        if members is not None and store is not None:
+            self._join(store, members, self._describe([*follows, *self._bucket_texts()]))
+            return
+        self._connect()
+        self._set_world_size(self._session.world_size)
+        self._follow_rank_0(follows)
         for fragment in self._fragments:
             fragment.set_anchors()
 
@@ -236,7 +272,7 @@ class LocalSteps(ReplicaOptimizer):
         self._local_steps += 1
         self._clock += 1
         self._arrived = StepCounters()
-        self._exchange()
+        self._go_on(self._exchange)
         self._log(self._local_steps - 1)
         return loss
 
@@ -246,6 +282,10 @@ class LocalSteps(ReplicaOptimizer):
         For the end of a training: after it the ranks' models are equal. The exchanges are then
         spread over the next steps as at the beginning. Every rank must call it at the same step.
         """
+        self._check_session()
+        self._go_on(self._exchange_all)
+
+    def _exchange_all(self) -> None:
         under_way = [fragment for fragment in self._fragments if fragment.flight is not None]
         if not self._schedule.is_back_to_back:
             for fragment in under_way:
@@ -323,10 +363,12 @@ class LocalSteps(ReplicaOptimizer):
         if fragment.noise is not None:
             none: list[torch.Tensor | None] = [None] * len(fragment.places)
             gradients = self._gradients(fragment.places) if self._gradients_count else none
-            fragment.noise.sketch(gradients, bucket.beside)
+            fragment.noise.sketch(gradients, fragment.sketch)
             if self._corrects and fault is None:
                 kept = [self._kept[place] for place in fragment.places]
                 correct_changes(bucket.parts, fragment.anchors, fragment.noise.gains(), kept)
+        if self._members is not None:
+            fragment.write_notes(bool(self._members.asking()))
         steps = fragment.steps
         if self._schedule.is_back_to_back:
             self._apply(fragment, 0.0)
@@ -338,13 +380,14 @@ class LocalSteps(ReplicaOptimizer):
             parts=len(self._fragments),
         )
         result = self._session.average(job, fault, self._residual_decay)
-        fragment.take_off(result, steps, self._clock + self._schedule.delay)
+        fragment.take_off(result, self._exchanges, steps, self._clock + self._schedule.delay)
         self._exchanges += 1
 
     def _apply(self, fragment: Fragment, mix: float) -> None:
         """Waits for the fragment's exchange, if there is one, and applies it."""
         if fragment.flight is not None:
             self._arrived = fragment.arrive()
+            self._last_skipped = self._arrived.skipped
         fragment.apply(mix)
         self._forget_decay(fragment)
 
@@ -359,6 +402,12 @@ class LocalSteps(ReplicaOptimizer):
         for place in fragment.places:
             self._kept[place] = 1.0
 
+    @property
+    def local_steps(self) -> int:
+        """How far the training is. Equal on all ranks at the same step, also where they come and
+        go: a rank then takes over the number of another one, as it does with the model."""
+        return self._local_steps
+
     def stats(self) -> LocalStats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
         gains = [1.0] * len(self._parameters) if self._corrects else []
@@ -371,8 +420,18 @@ class LocalSteps(ReplicaOptimizer):
         tensors = tuple(tensor for tensor in exchanges.tensors if tensor.name != BESIDE)
         exchanges = replace(exchanges, raw_tensors=raw, tensors=tensors)
         sizes = tuple(fragment.numel for fragment in self._fragments)
-        counts = self._local_steps, self._left_out
-        return LocalStats(self.every, sizes, *counts, tuple(gains), exchanges)
+        roster = self._members.roster if self._members is not None else None
+        return LocalStats(
+            self.every,
+            sizes,
+            self._local_steps,
+            self._left_out,
+            tuple(gains),
+            exchanges,
+            generation=roster.generation if roster else 0,
+            members=roster.members if roster else (),
+            lost_members=tuple(self._lost) if roster else (),
+        )
 
     def last_step(self) -> dict[str, Any]:
         """The exchange that the last step applied, as GradwireState.last_step(). Its "step" is -1

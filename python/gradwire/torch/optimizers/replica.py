@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.torch.link.engine import agree, receive
+from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.wire import Bytes, Kind, Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
@@ -88,23 +89,34 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         self._parameters = [parameter for _, parameter in named]
         self._settings = settings.with_last_excluded(shapes_of(named))
         self._model = model
-        self._session = Session(self._settings)
+
+    def _connect(self, meeting: Meeting | None = None) -> None:
+        """Begins a session with the ranks of the process group, or with those of `meeting`."""
+        self._session = Session(self._settings, meeting=meeting)
         self._session.close_with(self)
+
+    def _model_tensors(self) -> list[tuple[str, str, torch.Tensor]]:
+        """Kind, name and values of all tensors that ranks have in common at the beginning."""
+        named = [("parameter", n, local_of(p).detach()) for n, p in self._model.named_parameters()]
+        return named + [("buffer", n, b) for n, b in self._model.named_buffers()]
+
+    def _describe(self, settings: Sequence[str]) -> str:
+        """What must be equal on all ranks: `settings`, exchange and tensors, a line for each."""
+        lines = [f"exchange {self._settings.exchange}", f"shard {self._shard_text()}"]
+        tensors = self._model_tensors()
+        lines += [f"{kind} {name} {list(t.shape)} {t.dtype}" for kind, name, t in tensors]
+        return "\n".join([*settings, *lines])
 
     def _follow_rank_0(self, settings: Sequence[str]) -> None:
         """Compares `settings` and the model's tensors on all ranks, then takes rank 0's values.
 
         Raises PeerMismatchError naming the first difference between two ranks.
         """
-        named = [("parameter", n, local_of(p).detach()) for n, p in self._model.named_parameters()]
-        tensors = named + [("buffer", n, b) for n, b in self._model.named_buffers()]
-        lines = [f"exchange {self._settings.exchange}", f"shard {self._shard_text()}"]
-        lines += [f"{kind} {name} {list(t.shape)} {t.dtype}" for kind, name, t in tensors]
 
         def work(wire: Wire) -> None:
-            agree("\n".join([*settings, *lines]), wire)
+            agree(self._describe(settings), wire)
             self._session.runner.find_machines()
-            values = _broadcast([tensor for _, _, tensor in tensors], wire)
+            values = _broadcast([tensor for _, _, tensor in self._model_tensors()], wire)
             digest = hashlib.sha256(values).hexdigest()
             agree(f"values {digest} after the broadcast", wire)
 

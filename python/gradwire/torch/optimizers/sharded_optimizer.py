@@ -89,6 +89,7 @@ class ShardedOptimizer(ReplicaOptimizer):
                 "FullyShardComm compresses what FSDP2 sends"
             )
         super().__init__(optimizer, model, named, exchange_settings)
+        self._connect()
         self._shard = shard
         self._bucket = ReplicaBucket(list(zip(self._names, self._parameters, strict=True)))
         options = [f"group {options}" for options in options_of(self.param_groups)]

@@ -78,6 +78,8 @@ class BucketRunner:
         self._sent_before = 0
         self.loss_scale: float | None = None
         self._warned: set[type[Warning]] = set()
+        self._keeps_undo = False
+        self._undo: tuple[int, list[Residual]] | None = None  # see keep_undo
         self._released: tuple[RawTensor, ...] | None = None  # `raw_tensors`, after `release`
         self._traffic: tuple[TensorTraffic, ...] = ()  # of buckets that are no more
 
@@ -87,6 +89,8 @@ class BucketRunner:
         if job.step != self._step.step:
             self._begin_step(job)
         bucket = self._bucket_for(job)
+        if self._keeps_undo:
+            self._undo = job.index, residuals_in(bucket.exchange)
         ready = time.perf_counter()
         waited, cpu = self._wire.waited_seconds, time.thread_time()
         with torch.profiler.record_function(f"gradwire bucket {job.index}"):
@@ -116,6 +120,39 @@ class BucketRunner:
         self._settle()
         placed = [r for bucket in self._buckets.values() for r in residuals_in(bucket.exchange)]
         return placed + self._unplaced
+
+    def keep_undo(self) -> None:
+        """From now on a copy of the residuals is kept while a bucket is averaged, so that an
+        exchange that is broken off can be undone."""
+        self._keeps_undo = True
+
+    def confirm(self) -> None:
+        """The bucket is averaged, and nothing will be undone."""
+        self._undo = None
+
+    @property
+    def unfinished(self) -> int | None:
+        """The index of the bucket whose exchange was broken off, if there is one (keep_undo)."""
+        return None if self._undo is None else self._undo[0]
+
+    def residuals_before(self) -> list[Residual]:
+        """As `residuals`, but those of the unfinished bucket as they were before its exchange."""
+        if self._undo is None:
+            return self.residuals()
+        index, before = self._undo
+        others = [b for i, b in self._buckets.items() if i != index]
+        placed = [r for bucket in others for r in residuals_in(bucket.exchange)]
+        return before + placed + self._unplaced
+
+    def go_on_from(self, other: BucketRunner) -> None:
+        """Counts on where the runner of earlier peers stopped; its residuals are left out."""
+        self.totals, self.last_step = other.totals, other.last_step
+        self._warned = other._warned
+
+    def adopt(self, residuals: list[Residual]) -> None:
+        """Residuals of an exchange with other ranks. Each rank keeps what it owes itself; what it
+        owed as the owner of a part is scaled so that it still counts once."""
+        self._unplaced += residuals
 
     def replace_residuals(self, state: StateDict) -> None:
         """Replaces all residuals by those of a saved state.

@@ -148,6 +148,7 @@ class Session:
                 )
             if not counters.skipped and residual_decay != 1.0:
                 self.runner.scale_residuals(job.index, residual_decay)
+            self.runner.confirm()
             return counters
 
         return self.start(work, _describe(job))
@@ -159,6 +160,10 @@ class Session:
         future: Future[_T] = Future()
         self._thread.submit(lambda: self._run(work, doing, future))
         return future
+
+    def break_off(self) -> None:
+        """Ends a wait for peers with an error, which ends the session. For another thread."""
+        self._connection.wire.abort()
 
     def drain(self) -> None:
         """Waits until every job submitted so far has run."""

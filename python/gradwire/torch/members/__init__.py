@@ -1,0 +1,1 @@
+"""Who takes part in a training whose processes come and go. Nothing here knows a model."""

@@ -1,0 +1,163 @@
+"""A counter in the store that shows that this process lives, and a watch on those of the others.
+
+A process counts as gone when its counter has stood still for `lost_after` seconds. The observer
+measures them by its own clock, and adds up at most two intervals from one look to the next. So it
+takes nobody for dead because it slept itself, or because the store did not answer for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch.distributed.distributed_c10d import Store
+
+from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.link.thread import ABORT_SECONDS, join
+
+_MOST_INTERVAL = 1.0  # seconds between two beats
+_BEATS = 20  # in `lost_after`
+_IDS = "ids"
+_BEAT = "beat/{}"
+
+
+class State(StrEnum):
+    ASKING = "asking"  # to join
+    MEMBER = "member"
+    LEFT = "left"
+
+
+@dataclass
+class _Seen:
+    """What an observer knows of another process."""
+
+    text: bytes
+    still_seconds: float = 0.0
+
+    @property
+    def state(self) -> State:
+        return State(self.text.decode().partition(" ")[0])
+
+
+class Heartbeat:
+    """Beats in a thread of its own until `stop`."""
+
+    def __init__(self, store: Store, lost_after: float) -> None:
+        """Takes an id. `store`: a client that no other thread uses for long calls.
+
+        Raises StoreUnreachableError.
+        """
+        self.lost_after = lost_after
+        self._store = store
+        self._access = StoreAccess()
+        self._interval = min(_MOST_INTERVAL, lost_after / _BEATS)
+        self.id = self._access.ask(lambda: store.add(_IDS, 1)) - 1
+        self._state = State.ASKING
+        self._count = 0
+        self._seen: dict[int, _Seen] = {}
+        self._seen_lock = threading.Lock()
+        self._beating = threading.Lock()
+        self._watched: Collection[int] = ()
+        self._on_silence: Callable[[], None] | None = None
+        self.store_error = ""  # why the store counts as gone
+        self._stopping = threading.Event()
+        self.say(State.ASKING)
+        self._thread = threading.Thread(target=self._run, name="gradwire-heartbeat", daemon=True)
+        self._thread.start()
+
+    def say(self, state: State) -> None:
+        """Tells the others. Raises StoreUnreachableError."""
+        with self._beating:
+            self._state = state
+            self._beat()
+
+    def is_gone(self, member: int) -> bool:
+        """Whether it left, or its counter stands still."""
+        with self._seen_lock:
+            seen = self._seen.get(member)
+        return seen is not None and (seen.state is State.LEFT or self._is_silent(seen))
+
+    def asking(self) -> list[int]:
+        """The processes that live and ask to join, this one among them if it does."""
+        with self._seen_lock:
+            others = dict(self._seen)
+        found = [
+            member
+            for member, seen in others.items()
+            if seen.state is State.ASKING and not self._is_silent(seen)
+        ]
+        return found + ([self.id] if self._state is State.ASKING else [])
+
+    def watch(self, members: Collection[int], on_silence: Callable[[], None]) -> None:
+        """Calls `on_silence` once, in the thread, when one of `members` falls silent, or if the
+        store is gone. (Nothing is called for a member that leaves: what it sent still arrives.)"""
+        self._watched, self._on_silence = [m for m in members if m != self.id], on_silence
+
+    def stop(self) -> bool:
+        """Says that this process leaves, and ends the thread. Returns whether it has ended."""
+        self._stopping.set()
+        self._on_silence = None
+        ended = join([self._thread], ABORT_SECONDS)
+        if ended and not self.store_error:
+            with contextlib.suppress(StoreUnreachableError):
+                self.say(State.LEFT)
+        self._access.hurry()
+        self._access.warn_of_threads(self.id, ended)
+        return ended
+
+    def _run(self) -> None:
+        before = answered = time.monotonic()
+        while not self._stopping.wait(self._interval):
+            # The clock first: if this process sleeps after it, the counters are read afterwards.
+            now = time.monotonic()
+            elapsed, before = min(now - before, 2 * self._interval), now
+            try:
+                with self._beating:
+                    self._beat()
+                self._look(elapsed)
+                answered = time.monotonic()
+            except StoreUnreachableError as error:
+                if time.monotonic() - answered > self.lost_after:
+                    self.store_error = str(error)
+            if self.store_error or any(self._fell_silent(member) for member in self._watched):
+                tell, self._on_silence = self._on_silence, None
+                if tell is not None:
+                    tell()
+
+    def _beat(self) -> None:
+        self._count += 1
+        text = f"{self._state} {self._count}"
+        self._access.ask(lambda: self._store.set(_BEAT.format(self.id), text))
+
+    def _look(self, elapsed: float) -> None:
+        """Reads the counters of all others."""
+
+        def read() -> dict[int, bytes]:
+            count = self._store.add(_IDS, 0)
+            keys = {member: _BEAT.format(member) for member in range(count) if member != self.id}
+            there = {m: key for m, key in keys.items() if m in self._seen or self._has(key)}
+            texts = self._store.multi_get(list(there.values())) if there else []
+            return dict(zip(there, texts, strict=True))
+
+        for member, text in self._access.ask(read).items():
+            with self._seen_lock:
+                seen = self._seen.get(member)
+                if seen is None or seen.text != text:
+                    self._seen[member] = _Seen(text)
+                else:
+                    seen.still_seconds += elapsed
+
+    def _has(self, key: str) -> bool:
+        return self._store.check([key])
+
+    def _is_silent(self, seen: _Seen) -> bool:
+        return seen.still_seconds > self.lost_after
+
+    def _fell_silent(self, member: int) -> bool:
+        with self._seen_lock:
+            seen = self._seen.get(member)
+        return seen is not None and seen.state is not State.LEFT and self._is_silent(seen)

@@ -1,0 +1,263 @@
+"""This process among the members of a training: it joins, meets the others again, and leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TypeVar
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from gradwire.torch.link.errors import (
+    CommunicationError,
+    ExpelledError,
+    PeerLostError,
+    PeerMismatchError,
+    PeerSilentError,
+    StoreLostError,
+)
+from gradwire.torch.link.meeting import Meeting
+from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.members.heartbeat import Heartbeat, State
+from gradwire.torch.members.roster import Report, Roster, follow, found_training
+
+_LOOK_SECONDS = 0.05  # between two looks at the store
+_CONNECT_SECONDS = 30.0  # all come at the same time, when the generation is decided
+_TERMS = "terms"
+_ROSTER = "roster/{}"
+_REPORT = "report/{}/{}"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """See LocalSteps. `patience`: seconds to wait for members that live but do not come."""
+
+    ranks: int
+    min_ranks: int
+    lost_after: float
+    patience: float
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what can't be."""
+        if not 1 <= self.min_ranks <= self.ranks:
+            raise ValueError(
+                f"ranks is {self.ranks} and min_ranks {self.min_ranks}: at least one rank must go "
+                "on, and no more can be asked for than begin"
+            )
+        if not (math.isfinite(self.lost_after) and self.lost_after > 0):
+            raise ValueError(f"lost_after is {self.lost_after}; it is a number of seconds")
+
+
+class Membership:
+    """Lasts until `leave`, or until an error ends it."""
+
+    def __init__(self, store: Store, settings: MemberSettings, terms: str) -> None:
+        """Compares `terms`, the settings that all members must share, with those in the store.
+
+        Raises PeerMismatchError if they differ, and StoreLostError if the store is gone. The
+        members do not notice.
+        """
+        self._settings = settings
+        self._access = StoreAccess()
+        self._store = PrefixStore("gradwire/members/", store)
+        self._compare(terms)
+        with _reaching_store():
+            self._heartbeat = Heartbeat(_clone(self._store), settings.lost_after)
+        self._roster: Roster | None = None
+        self._error: Exception | None = None
+
+    @property
+    def id(self) -> int:
+        return self._heartbeat.id
+
+    @property
+    def roster(self) -> Roster:
+        assert self._roster is not None, "join comes first"
+        return self._roster
+
+    def check(self) -> None:
+        """Raises the error that ended the membership."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def join(self) -> Roster:
+        """Waits until this process is in a generation, the first or a later one.
+
+        Raises PeerLostError if the members that once were are all gone, PeerSilentError if they do
+        not let it in, or not enough come.
+        """
+        end = time.monotonic() + self._settings.patience
+        while True:
+            latest = self._latest()
+            if latest is not None and self.id in latest.members:
+                return self._accept(latest)
+            asking = self._heartbeat.asking()
+            if latest is None and len(asking) >= self._settings.ranks:
+                self._propose(found_training(asking))
+                continue
+            if latest is not None and all(map(self._heartbeat.is_gone, latest.members)):
+                self._fail(
+                    PeerLostError(
+                        f"member {self.id} can't join: the members {list(latest.members)} of this "
+                        "store are gone. Start again from a checkpoint, with a new store, or "
+                        "PrefixStore('a new name', store)"
+                    )
+                )
+            if time.monotonic() > end:
+                self._fail(PeerSilentError(self._describe_wait(latest, asking)))
+            self._access.pause(_LOOK_SECONDS)
+
+    def meet(self, report: Report) -> Roster:
+        """Ends the generation, and waits until the next one is decided.
+
+        Raises ExpelledError if the others went on without this process, PeerLostError if too few
+        are left.
+        """
+        before, number = self.roster, self.roster.generation + 1
+        self._ask(lambda: self._store.set(_REPORT.format(number, self.id), report.to_text()))
+        end = time.monotonic() + self._settings.patience
+        while (after := self._read_roster(number)) is None:
+            reports = self._ask(lambda: self._reports(before, number))
+            late = [m for m in before.members if m not in reports]
+            if time.monotonic() > end or all(map(self._heartbeat.is_gone, late)):
+                self._propose(follow(before, reports))
+            else:
+                self._access.pause(_LOOK_SECONDS)
+        self._check_goes_on(before, after)
+        return self._accept(after)
+
+    def meeting(self) -> Meeting:
+        """Where the generation's members connect."""
+        roster = self.roster
+        store = PrefixStore(f"generation/{roster.generation}/", self._store)
+        place = roster.members.index(self.id)
+        seconds = max(_CONNECT_SECONDS, 2 * self._settings.lost_after)
+        return Meeting(store, place, len(roster.members), roster.members, seconds)
+
+    def watch(self, on_silence: Callable[[], None]) -> None:
+        """Calls it, in another thread, when a member of the generation falls silent."""
+        self._heartbeat.watch(self.roster.members, on_silence)
+
+    def asking(self) -> tuple[int, ...]:
+        """The processes that ask to join."""
+        # A member that was let in a moment ago may still seem to ask.
+        return tuple(sorted(set(self._heartbeat.asking()) - set(self.roster.members)))
+
+    def leave(self) -> None:
+        """Tells the others, who need not wait for this process then."""
+        if self._error is None:
+            self._error = CommunicationError("it was closed, and can take no further step")
+        self._heartbeat.stop()
+        self._access.hurry()
+
+    def _compare(self, terms: str) -> None:
+        there = self._ask(lambda: self._store.compare_set(_TERMS, "", terms)).decode()
+        for theirs, mine in zip_longest(there.split("\n"), terms.split("\n"), fillvalue="nothing"):
+            if mine != theirs:
+                raise PeerMismatchError(
+                    f"this process can't join: it has '{mine}', the members have '{theirs}'. Give "
+                    "it the same settings and the same model"
+                )
+
+    def _latest(self) -> Roster | None:
+        """The last generation that was decided."""
+        latest = self._roster
+        while found := self._read_roster(0 if latest is None else latest.generation + 1):
+            latest = self._roster = found
+        return latest
+
+    def _read_roster(self, generation: int) -> Roster | None:
+        key = _ROSTER.format(generation)
+        text = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return None if text is None else Roster.of_text(text)
+
+    def _propose(self, roster: Roster) -> None:
+        """The first roster of a generation that reaches the store is valid."""
+        key = _ROSTER.format(roster.generation)
+        self._ask(lambda: self._store.compare_set(key, "", roster.to_text()))
+
+    def _reports(self, roster: Roster, number: int) -> dict[int, Report]:
+        keys = {member: _REPORT.format(number, member) for member in roster.members}
+        there = {member: key for member, key in keys.items() if self._store.check([key])}
+        return {member: Report.of_text(self._store.get(key)) for member, key in there.items()}
+
+    def _accept(self, roster: Roster) -> Roster:
+        self._roster = roster
+        with _reaching_store():
+            self._heartbeat.say(State.MEMBER)
+        return roster
+
+    def _check_goes_on(self, before: Roster, after: Roster) -> None:
+        if after.is_over:
+            self._fail(
+                PeerLostError(
+                    "the members that had the model are gone: start again from a checkpoint, with "
+                    "a new store"
+                )
+            )
+        if self.id not in after.members:
+            self._fail(
+                ExpelledError(
+                    f"member {self.id} was taken for dead, because it was silent for more than "
+                    f"{self._settings.lost_after:g} s, and members {list(after.members)} went on "
+                    "without it. Make a new LocalSteps, which joins them and takes over their "
+                    "model; what this process changed since its last exchange is lost",
+                    (self.id,),
+                )
+            )
+        if len(after.members) < self._settings.min_ranks:
+            lost = tuple(sorted(set(before.members) - set(after.members)))
+            self._fail(
+                PeerLostError(
+                    f"members {list(lost)} are gone, and {len(after.members)} are left, fewer "
+                    f"than min_ranks={self._settings.min_ranks}: start again from a checkpoint, "
+                    "with a new store",
+                    lost,
+                )
+            )
+
+    def _describe_wait(self, latest: Roster | None, asking: list[int]) -> str:
+        waited = f"member {self.id} waited {self._settings.patience:g} s (timeout=)"
+        if latest is None:
+            return f"{waited}: {len(asking)} of {self._settings.ranks} ranks came to begin"
+        return (
+            f"{waited}, and members {list(latest.members)} did not let it in, which they do after "
+            "an exchange: give a longer timeout than they need from one exchange to the next"
+        )
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        with _reaching_store():
+            return self._access.ask(call)
+
+    def _fail(self, error: CommunicationError) -> None:
+        self._error = error
+        self.leave()
+        raise error
+
+
+@contextlib.contextmanager
+def _reaching_store() -> Iterator[None]:
+    try:
+        yield
+    except StoreUnreachableError as error:
+        raise StoreLostError(
+            f"the store where the members meet does not answer ({error}), and without it the "
+            "training can't go on: start again from a checkpoint, with a new store"
+        ) from error
+
+
+def _clone(store: Store) -> Store:
+    """A client that waits for no call of another thread."""
+    if not hasattr(store, "clone"):
+        raise TypeError(
+            "on_lost='continue' needs a store with clone(), which those of PyTorch 2.9 and later "
+            "have"
+        )
+    clone: Store = store.clone()
+    return clone

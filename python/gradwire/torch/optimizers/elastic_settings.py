@@ -1,0 +1,55 @@
+"""Which settings of LocalSteps let ranks come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.distributed.distributed_c10d import Store
+
+from gradwire.local_schedule import Schedule
+from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.records.parameters import NamedTensor
+from gradwire.torch.records.shards import group_of_shards
+
+
+def check_elastic(
+    on_lost: str,
+    store: Store | None,
+    ranks: int | None,
+    named: Sequence[NamedTensor],
+    schedule: Schedule,
+    settings: ExchangeSettings,
+) -> None:
+    """Raises ValueError for settings with which ranks can't come and go."""
+    if on_lost != "continue":
+        raise ValueError(f"on_lost is '{on_lost}'; valid are 'stop' and 'continue'")
+    if store is None or ranks is None:
+        raise ValueError(
+            "on_lost='continue' needs store=, where ranks meet although any of them may die, such "
+            "as torch.distributed.TCPStore(host, port) of a process of its own, and ranks=, the "
+            "number with which the training begins"
+        )
+    if settings.process_group is not None:
+        raise ValueError(
+            "on_lost='continue' makes groups of its own over store=: leave out process_group"
+        )
+    if group_of_shards(named) is not None:
+        raise ValueError(
+            "on_lost='continue' does not go with a model that fully_shard has sharded: the ranks "
+            "of a replica would have to come and go together"
+        )
+    if schedule.is_back_to_back:
+        raise ValueError(
+            f"on_lost='continue' needs a delay below every={schedule.every}: with delay=every the "
+            "changes leave the model when they are sent, and would be lost with an exchange"
+        )
+    if settings.info["between_machines"]:
+        raise ValueError(
+            f"on_lost='continue' does not go with exchange='{settings.exchange}', which needs the "
+            "same number of ranks on every machine"
+        )
+    if settings.goals:
+        raise ValueError(
+            f"on_lost='continue' does not go with {settings.goals[0]}: a newcomer does not know "
+            "what the others measured. Give a codec"
+        )

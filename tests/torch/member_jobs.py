@@ -1,0 +1,294 @@
+"""Processes that train with LocalSteps(on_lost="continue"), and come and go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
+
+from gradwire.torch import LocalSteps, RankLostWarning
+from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.optimizers.fragment import Fragment
+from gradwire.torch.records.checkpoint import Residual
+from optimizer_jobs import LOCAL, WRAPPERS
+from training import batch, digest, make_model
+
+SETTINGS = {"on_lost": "continue", "lost_after": 6.0, "timeout": 120.0}
+PLAIN = {"codec": "3lc:s=1.5", "every": 2, "correct_noise": False, "late_momentum": False}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a process does.
+
+    until    it stops when generation until[0] has finished until[1] exchanges
+    deed     what happens to it in exchange `at` (counted from 0): "kill", "kill in push", "kill in
+             pull" (when the second of two other ranks lacks its packet), "stop"; None: nothing
+    folder   gets a file for each exchange, if the exchange is kept account of
+    """
+
+    until: tuple[int, int]
+    local: str = "sgd"
+    wrapper: str = "local"
+    options: dict[str, Any] = field(default_factory=lambda: dict(PLAIN))
+    ranks: int = 3
+    min_ranks: int = 1
+    at: int = -1
+    deed: str | None = None
+    folder: str | None = None
+    pause: float = 0.0  # seconds in each step
+
+
+@dataclass
+class Ended:
+    """How a process ended. `error`: the exception's type and text, if it raised one."""
+
+    digest: str = ""
+    error: str = ""
+    members: tuple[int, ...] = ()
+    generation: int = 0
+    lost: tuple[int, ...] = ()
+    exchanges: int = 0
+    warnings: list[str] = field(default_factory=list)
+    report: str = ""
+    caught_up: int = 0  # how often it took over the result of an exchange from another rank
+
+
+class AccountingSteps(LocalSteps):
+    """Writes what each exchange took and gave to a file.
+
+    given      the changes of this rank since its last exchange, in the order of the parameters
+    applied    by how much the anchors changed
+    push, pull   this rank's residuals after the exchange
+    """
+
+    folder: Path
+    given: list[torch.Tensor]
+    caught_up = 0
+
+    def take_account(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self._begin_account()
+        inner = self._optimizer.step
+
+        def step(*args: Any) -> Any:
+            before = [p.detach().clone() for p in self._parameters]
+            result = inner(*args)
+            for total, old, new in zip(self.given, before, self._parameters, strict=True):
+                total += old - new.detach()
+            return result
+
+        self._optimizer.step = step  # type: ignore
+
+    def _begin_account(self) -> None:
+        self.given = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
+
+    def _apply(self, fragment: Fragment, mix: float) -> None:
+        before = [anchor.detach().clone() for anchor in fragment.anchors]
+        had_begun = fragment.flight is not None
+        super()._apply(fragment, mix)
+        if had_begun:
+            self._write(before, self._session.runner.residuals())
+
+    def _catch_up(self, state: dict[str, Any], unfinished: int) -> bool:
+        before = [anchor.detach().clone() for anchor in self._fragments[unfinished].anchors]
+        skipped = super()._catch_up(state, unfinished)
+        self.caught_up += 1
+        assert self._settled is not None
+        self._write(before, self._settled.after)
+        return skipped
+
+    def _write(self, before: list[torch.Tensor], residuals: list[Residual]) -> None:
+        if not hasattr(self, "folder"):
+            return
+        assert self._members is not None
+        names = dict(zip(self._names, self._parameters, strict=True))
+        owed = {
+            kind: {n: np.zeros(p.numel()) for n, p in names.items()} for kind in ("push", "pull")
+        }
+        for r in residuals:
+            if r.name in names:
+                owed[r.kind][r.name][r.offset : r.offset + r.values.size] += r.values
+        anchors = self._fragments[0].anchors
+        entry: dict[str, Any] = {
+            "applied": _flat([b - a.detach() for b, a in zip(before, anchors, strict=True)]),
+            "given": _flat(self.given),
+            **{kind: np.concatenate(list(values.values())) for kind, values in owed.items()},
+        }
+        path = self.folder / f"{self._exchanges - 1}-{self._members.id}.npz"
+        np.savez(path.with_suffix(".part.npz"), **entry)
+        path.with_suffix(".part.npz").rename(path)
+        self._begin_account()
+
+
+def _flat(tensors: list[torch.Tensor]) -> np.ndarray:
+    return torch.cat([tensor.double().reshape(-1) for tensor in tensors]).numpy()
+
+
+def train(port: int, number: int, plan: Plan) -> Ended:
+    """`number`: of the process, which decides its data; its number as a member may differ."""
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    model = make_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * number)
+    ended = Ended()
+    arguments = {**SETTINGS, "ranks": plan.ranks, "min_ranks": plan.min_ranks, **plan.options}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer = None
+        try:
+            inner = LOCAL[plan.local](model.parameters())
+            make = AccountingSteps if plan.wrapper == "local" else WRAPPERS[plan.wrapper]
+            optimizer = make(inner, model, store=store, **arguments)
+            if plan.folder is not None:
+                optimizer.take_account(plan.folder)
+            _train(optimizer, model, number, plan)
+            ended.digest = digest(model)
+        except Exception as error:
+            ended.error = f"{type(error).__name__}: {error}"
+    ended.warnings = [str(w.message) for w in caught if w.category is RankLostWarning]
+    if optimizer is not None:
+        stats = optimizer.stats()
+        ended.members, ended.lost = stats.members, stats.lost_members
+        ended.generation, ended.exchanges = stats.generation, optimizer._exchanges
+        ended.report = stats.report()
+        ended.caught_up = getattr(optimizer, "caught_up", 0)
+        optimizer.close()
+    return ended
+
+
+def _train(optimizer: LocalSteps, model: nn.Module, number: int, plan: Plan) -> None:
+    generation, exchanges = plan.until
+    step = 0
+    while True:
+        assert optimizer._members is not None
+        roster = optimizer._members.roster
+        if roster.generation >= generation and optimizer._exchanges >= roster.done + exchanges:
+            break
+        if plan.deed is not None and optimizer._exchanges == plan.at:
+            _do(plan.deed)
+            plan = Plan(plan.until)
+        inputs, labels = batch(number, step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        step += 1
+        time.sleep(plan.pause)
+    optimizer.synchronize()
+
+
+def _do(deed: str) -> None:
+    if deed == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if deed == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
+    packets = {"kill in push": 1, "kill in pull": 3}[deed]
+    send, sent = Wire.send, 0
+
+    def send_and_die(self: Wire, peer: int, kind: Kind, *args: Any) -> None:
+        nonlocal sent
+        if kind is Kind.PACKET and sent == packets:
+            self.flush()
+            time.sleep(2.0)  # the other rank finishes its exchange, if it can
+            os.kill(os.getpid(), signal.SIGKILL)
+        sent += kind is Kind.PACKET
+        send(self, peer, kind, *args)
+
+    Wire.send = send_and_die  # type: ignore
+
+
+def train_unevenly(port: int, number: int, plan: Plan) -> Ended:
+    """Process 1 takes a step fewer before the exchange."""
+    model = make_model()
+    inner = LOCAL[plan.local](model.parameters())
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    arguments: dict[str, Any] = {**PLAIN, **SETTINGS, "ranks": plan.ranks}
+    optimizer = LocalSteps(inner, model, store=store, **arguments)
+    ended = Ended()
+    try:
+        for step in range(2 - number):
+            inputs, labels = batch(number, step)
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        if number == 1:
+            optimizer.synchronize()
+    except Exception as error:
+        ended.error = f"{type(error).__name__}: {error}"
+    optimizer.close()
+    return ended
+
+
+def host_store(port: int, number: int, plan: Plan) -> Ended:
+    """Until the process is killed."""
+    store = TCPStore("127.0.0.1", number, is_master=True, wait_for_workers=False)
+    while True:
+        time.sleep(1.0)
+        assert store.port == number
+
+
+class Fleet:
+    """Processes that meet in a store of this process, or at `port`."""
+
+    def __init__(self, port: int | None = None) -> None:
+        if port is None:
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._port = self._store.port if port is None else port
+        self._context = mp.get_context("forkserver")
+        self._context.set_forkserver_preload(["gradwire.torch", "torch._dynamo"])
+        self._started: dict[int, tuple[Any, Connection]] = {}
+
+    def start(self, number: int, plan: Plan, job: Callable[..., Ended] = train) -> None:
+        here, there = self._context.Pipe()
+        process = self._context.Process(
+            target=_serve, args=(there, job, self._port, number, plan), daemon=True
+        )
+        process.start()
+        there.close()
+        self._started[number] = process, here
+
+    def pid(self, number: int) -> int:
+        return int(self._started[number][0].pid)
+
+    def collect(self, *numbers: int, seconds: float = 240.0) -> list[Ended]:
+        return [self._wait(number, seconds) for number in numbers]
+
+    def wait_killed(self, number: int, seconds: float = 240.0) -> None:
+        process, _ = self._started[number]
+        process.join(seconds)
+        assert process.exitcode == -signal.SIGKILL, process.exitcode
+
+    def close(self) -> None:
+        for process, _ in self._started.values():
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _wait(self, number: int, seconds: float) -> Ended:
+        process, connection = self._started[number]
+        assert connection.poll(seconds), f"process {number} gave no answer"
+        answer: Ended = connection.recv()
+        process.join(60)
+        assert process.exitcode == 0, f"process {number} exits with {process.exitcode}"
+        return answer
+
+
+def _serve(
+    connection: Connection, job: Callable[..., Ended], port: int, number: int, plan: Plan
+) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    connection.send(job(port, number, plan))

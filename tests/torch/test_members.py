@@ -1,0 +1,280 @@
+"""LocalSteps(on_lost="continue"): ranks die, fall silent and join, and the others go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch hides it
+
+from cluster import free_port
+from gradwire.torch import LocalSteps
+from gradwire.torch.members.roster import Report, Roster, follow, found_training
+from member_jobs import PLAIN, Ended, Fleet, Plan, host_store, train_unevenly
+from optimizer_jobs import LOCAL
+from training import make_model
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    processes = Fleet()
+    yield processes
+    processes.close()
+
+
+def check_accounts(folder: Path, but: int | None = None) -> dict[int, int]:
+    """In each exchange, what is applied is the average of what its ranks gave and owed before,
+    without what they owe after it. Returns how many ranks took part in each. `but`: an exchange of
+    which a part is not known."""
+    accounts: defaultdict[int, dict[int, Any]] = defaultdict(dict)
+    for path in folder.glob("*.npz"):
+        exchange, member = map(int, path.stem.split("-"))
+        accounts[exchange][member] = np.load(path)
+    for exchange, ranks in sorted(accounts.items()):
+        applied = next(iter(ranks.values()))["applied"]
+        due = np.zeros_like(applied)
+        for member, entry in ranks.items():
+            np.testing.assert_array_equal(entry["applied"], applied)
+            before = accounts.get(exchange - 1, {}).get(member)
+            due += (entry["given"] - entry["push"]) / len(ranks) - entry["pull"]
+            if before is not None:
+                due += before["push"] / len(ranks) + before["pull"]
+        if exchange != but:
+            np.testing.assert_allclose(due, applied, atol=2e-6, err_msg=f"exchange {exchange}")
+        assert np.abs(applied).max() > 1e-4
+    return {exchange: len(ranks) for exchange, ranks in sorted(accounts.items())}
+
+
+def check_equal(ended: list[Ended], members: tuple[int, ...], lost: int) -> None:
+    for each in ended:
+        assert each.error == ""
+        assert each.digest == ended[0].digest
+        assert (each.exchanges, each.generation) == (ended[0].exchanges, ended[0].generation)
+        assert each.members == members
+        assert len(each.lost) == lost
+        assert len(each.warnings) == (lost > 0)
+
+
+@pytest.mark.parametrize("deed", ["kill", "kill in push", "kill in pull"])
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_rank_dies_and_the_others_go_on(
+    fleet: Fleet, tmp_path: Path, deed: str, number: int
+) -> None:
+    """If it dies in a pull, one rank has finished the exchange, and another one has not."""
+    plan = Plan((1, 4), folder=str(tmp_path))
+    for each in range(3):
+        fleet.start(each, replace(plan, at=3, deed=deed) if each == number else plan)
+    fleet.wait_killed(number)
+    ended = fleet.collect(*({0, 1, 2} - {number}))
+    (gone,) = ended[0].lost
+    check_equal(ended, tuple(sorted({0, 1, 2} - {gone})), lost=1)
+    text = f"generation 1: member {gone} is gone, with residual and unsent changes; 2 go on"
+    assert text in ended[0].warnings[0]
+    assert f"in generation 1, lost {gone}" in ended[0].report
+    assert sum(each.caught_up for each in ended) == (deed == "kill in pull")
+    if deed == "kill in pull":  # what the dead rank gave to the last exchange is unknown
+        assert [len(list(tmp_path.glob(f"{n}-*.npz"))) for n in range(5)] == [3, 3, 3, 2, 2]
+        check_accounts(tmp_path, but=3)
+    else:
+        assert list(check_accounts(tmp_path).values()) == [3, 3, 3, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("local", "wrapper", "options"),
+    [
+        ("adamw", "local", {"codec": "3lc:s=1", "every": 2, "clip_norm": 1.0}),
+        ("adamw", "local", {"codec": "3lc:s=1", "every": 4, "delay": 2}),
+        ("sgd", "diloco", {"codec": "raw", "every": 4, "fragments": 2, "delay": 1, "mix": 0.5}),
+        ("sgd", "local", {"exchange": "terngrad", "every": 2}),
+        ("sgd", "local", {"exchange": "ring", "codec": "3lc:s=1", "every": 1}),
+        ("sgd", "local", {"exchange": "broadcast", "codec": "topk:ratio=0.1", "every": 2}),
+    ],
+    ids=["adamw", "delay", "streaming", "terngrad", "ring", "broadcast"],
+)
+def test_all_ways_to_exchange_go_on(
+    fleet: Fleet, local: str, wrapper: str, options: dict[str, Any]
+) -> None:
+    plan = Plan((2, 3), local, wrapper, options)
+    for each in range(3):
+        fleet.start(each, replace(plan, at=3, deed="kill in push") if each == 1 else plan)
+    fleet.wait_killed(1)
+    fleet.start(3, plan)
+    ended = fleet.collect(0, 2, 3)
+    for rank in ended:
+        assert (rank.error, rank.digest) == ("", ended[0].digest)
+        assert rank.members == ended[0].members
+    assert len(ended[0].members) == 3
+    assert 3 in ended[0].members
+
+
+def test_two_of_four_die_at_once(fleet: Fleet, tmp_path: Path) -> None:
+    plan = Plan((1, 3), ranks=4, folder=str(tmp_path))
+    for each in range(4):
+        fleet.start(each, replace(plan, at=2, deed="kill") if each in (0, 3) else plan)
+    ended = fleet.collect(1, 2)
+    check_equal(ended, ended[0].members, lost=2)
+    assert list(check_accounts(tmp_path).values()) == [4, 4, 2, 2, 2]
+
+
+def test_a_stopped_rank_is_left_and_told_so(fleet: Fleet) -> None:
+    plan = Plan((1, 3))
+    for each in range(3):
+        fleet.start(each, replace(plan, at=2, deed="stop") if each == 1 else plan)
+    ended = fleet.collect(0, 2)
+    check_equal(ended, ended[0].members, lost=1)
+    os.kill(fleet.pid(1), signal.SIGCONT)
+    (awake,) = fleet.collect(1)
+    assert awake.error.startswith("ExpelledError: member")
+    assert "silent for more than 6 s" in awake.error
+    assert "Make a new LocalSteps" in awake.error
+
+
+def test_a_rank_that_computes_for_long_is_waited_for(fleet: Fleet) -> None:
+    plan = Plan((0, 2), options={**PLAIN, "every": 1, "lost_after": 2.0})
+    fleet.start(0, plan)
+    fleet.start(1, plan)
+    fleet.start(2, replace(plan, pause=5.0))
+    check_equal(fleet.collect(0, 1, 2), (0, 1, 2), lost=0)
+
+
+def test_a_process_joins_without_a_loss(fleet: Fleet, tmp_path: Path) -> None:
+    plan = Plan((1, 3), ranks=2, folder=str(tmp_path), pause=0.05)
+    fleet.start(0, plan)
+    fleet.start(1, plan)
+    while not list(tmp_path.glob("1-*.npz")):
+        time.sleep(0.1)
+    fleet.start(2, plan)
+    ended = fleet.collect(0, 1, 2)
+    check_equal(ended, (0, 1, 2), lost=0)
+    counts = list(check_accounts(tmp_path).values())
+    assert counts == sorted(counts)
+    assert counts[-3:] == [3, 3, 3]
+
+
+def test_a_rank_dies_and_another_process_takes_its_place(fleet: Fleet, tmp_path: Path) -> None:
+    plan = Plan((2, 3), folder=str(tmp_path))
+    for each in range(3):
+        fleet.start(each, replace(plan, at=2, deed="kill") if each == 0 else plan)
+    fleet.wait_killed(0)
+    fleet.start(3, plan)
+    ended = fleet.collect(1, 2, 3)
+    assert len({each.digest for each in ended}) == 1
+    assert {3} < set(ended[0].members)
+    assert len(ended[0].members) == 3
+    counts = list(check_accounts(tmp_path).values())
+    assert (counts[0], min(counts), counts[-1]) == (3, 2, 3)
+
+
+def test_a_process_with_other_settings_is_refused_alone(fleet: Fleet, tmp_path: Path) -> None:
+    plan = Plan((0, 8), ranks=2, folder=str(tmp_path), pause=0.2)
+    fleet.start(0, plan)
+    fleet.start(1, plan)
+    while not list(tmp_path.glob("0-*.npz")):
+        time.sleep(0.1)
+    fleet.start(2, replace(plan, options={**PLAIN, "codec": "3lc:s=1"}))
+    (refused,) = fleet.collect(2)
+    assert refused.error.startswith("PeerMismatchError: this process can't join: it has '")
+    assert "push 3lc:s=1" in refused.error
+    assert "the members have '" in refused.error
+    ended = fleet.collect(0, 1)
+    check_equal(ended, (0, 1), lost=0)
+    assert ended[0].generation == 0
+
+
+def test_too_few_ranks_stop(fleet: Fleet) -> None:
+    plan = Plan((9, 9), min_ranks=3)
+    for each in range(3):
+        fleet.start(each, replace(plan, at=2, deed="kill") if each == 1 else plan)
+    for ended in fleet.collect(0, 2):
+        assert re.match(r"PeerLostError: members \[\d\] are gone, and 2 are left", ended.error)
+        assert "min_ranks=3: start again from a checkpoint" in ended.error
+
+
+def test_ranks_that_step_unequally_often_are_told_so(fleet: Fleet) -> None:
+    for number in range(2):
+        fleet.start(number, Plan((0, 1), ranks=2), train_unevenly)
+    for number, ended in enumerate(fleet.collect(0, 1)):
+        assert ended.error.startswith("PeerMismatchError: this rank exchanges the changes of ")
+        assert f"of {2 - number} local steps, the average of all ranks is 1.5" in ended.error
+
+
+def test_the_end_of_the_store_is_named() -> None:
+    port = free_port()
+    fleet = Fleet(port)
+    try:
+        fleet.start(port, Plan((9, 9)), host_store)
+        plan = Plan((9, 9), ranks=2, at=2, deed="stop")
+        fleet.start(0, plan)
+        fleet.start(1, plan)
+        for number in (0, 1):
+            _wait_until_stopped(fleet.pid(number))
+        os.kill(fleet.pid(port), signal.SIGKILL)
+        for number in (0, 1):
+            os.kill(fleet.pid(number), signal.SIGCONT)
+        for ended in fleet.collect(0, 1):
+            assert "StoreLostError: the store where the members meet" in ended.error
+            assert "start again from a checkpoint, with a new store" in ended.error
+    finally:
+        fleet.close()
+
+
+def _wait_until_stopped(pid: int) -> None:
+    end = time.monotonic() + 120
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
+        assert time.monotonic() < end, f"process {pid} did not stop"
+        time.sleep(0.1)
+
+
+def test_a_process_that_comes_too_late_is_told_so(fleet: Fleet) -> None:
+    plan = Plan((0, 2), ranks=1)
+    fleet.start(0, plan)
+    fleet.collect(0)
+    fleet.start(1, plan)
+    (late,) = fleet.collect(1)
+    assert "PeerLostError: member 1 can't join: the members [0] of this store are gone" in (
+        late.error
+    )
+
+
+def test_who_goes_on_follows_from_the_reports() -> None:
+    begun = replace(found_training({4, 2, 7}), done=5)
+    assert found_training({4, 2, 7}) == Roster(0, (2, 4, 7), 2, (4, 7), 0, 0, ())
+    ahead, behind, idle = Report(6, 13, (1, 0)), Report(5, 12, (2, 2)), Report(6, 12, (0, 0))
+    asking = (9,)
+    # A rank that has finished more gives its model to one that has finished fewer.
+    assert follow(begun, {2: behind, 4: ahead, 7: ahead}) == Roster(
+        1, (2, 4, 7), 4, (2,), 6, 13, (1, 0)
+    )
+    # Newcomers wait while someone has unsent changes.
+    assert follow(begun, {4: replace(ahead, asking=asking), 7: idle}).members == (4, 7)
+    idle = replace(idle, asking=asking)
+    assert follow(begun, {2: behind, 7: idle}) == Roster(1, (2, 7, 9), 7, (2, 9), 6, 12, (0, 0))
+    # A newcomer alone does not know the model, unless nobody ever did more than begin.
+    assert follow(begun, {2: Report(None, asking=asking)}).is_over
+    assert follow(found_training({1, 2}), {2: Report(None, 0, (0,), asking)}).source == 2
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    model = make_model()
+
+    def refuse(said: str, **options: Any) -> None:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            LocalSteps(LOCAL["sgd"](model.parameters()), model, **options)
+
+    elastic: dict[str, Any] = {"on_lost": "continue", "store": HashStore(), "ranks": 2}
+    refuse("on_lost is 'go on'; valid are 'stop' and 'continue'", on_lost="go on")
+    refuse("needs store=, where ranks meet although any of them may die", on_lost="continue")
+    refuse("ranks is 2 and min_ranks 3", **elastic, min_ranks=3)
+    refuse("lost_after is 0; it is a number of seconds", **elastic, lost_after=0)
+    refuse("needs a delay below every=2", **elastic, every=2, delay=2)
+    refuse("the same number of ranks on every machine", **elastic, exchange="hierarchical")
+    refuse("does not go with auto:bits=1: a newcomer", **elastic, codec="auto:bits=1")
