@@ -81,6 +81,10 @@ class GRADWIRE_EXPORT ServerSide : public Exchange {
   [[nodiscard]] virtual std::vector<uint32_t> behind() const = 0;
   // Says that this worker was given that model. kInvalidArgument: it was not in behind().
   virtual Status caught_up(uint32_t worker) = 0;
+  // Goes on without this worker, beside those in `backup`: no version waits for it. Its push of the
+  // version under way counts if it has arrived; nothing of it may be received any more.
+  // kInvalidArgument: it is no worker, or trits have shared scales, which need all workers.
+  virtual Status lose(uint32_t worker) = 0;
 };
 
 // A worker's side. `server` is a server's rank in all functions; kInvalidArgument: it is not.

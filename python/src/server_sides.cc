@@ -116,7 +116,12 @@ void bind_server_sides(nb::module_& module) {
       .def(
           "caught_up",
           [](PyServer& self, uint32_t worker) { raise_if_error(self.side().caught_up(worker)); },
-          nb::arg("worker"), "Notes that the worker is sent the model of this version.");
+          nb::arg("worker"), "Notes that the worker is sent the model of this version.")
+      .def(
+          "lose", [](PyServer& self, uint32_t worker) { raise_if_error(self.side().lose(worker)); },
+          nb::arg("worker"),
+          "Goes on without the worker. Its push of the version under way counts if it has "
+          "arrived; nothing of it may be received any more.");
 
   bind_side<WorkerSide>(
       module, "WorkerSide",

@@ -328,6 +328,54 @@ TEST_F(ServerMessages, ALateWorkerGetsTheNewestVersionFirstAndGoesOnWithAll) {
   EXPECT_EQ(parse_packet(step(cluster, 2, 1)[0].bytes).value().header.step, 3u);
 }
 
+TEST_F(ServerMessages, AVersionWaitsForNoWorkerThatIsLost) {
+  ServerCluster cluster({.workers = 3, .codec = "raw", .rate = -1.0f, .momentum = 0.0f});
+  ServerSide& server = cluster.server_side(3);
+  const auto push = [&](uint32_t worker, uint64_t version) {
+    const auto message = step(cluster, worker, version);
+    EXPECT_TRUE(server.receive(worker, message[0].bytes).ok());
+  };
+  const auto pull = [&](std::vector<uint32_t> expected) {
+    std::vector<uint32_t> peers;
+    for (const OutgoingMessage& message : server.take_outgoing()) {
+      peers.push_back(message.peer);
+      EXPECT_TRUE(cluster.rank(message.peer).receive(3, message.bytes).ok());
+    }
+    EXPECT_EQ(peers, expected);
+  };
+  // The last push of the version was missing.
+  step(cluster, 3, 0);
+  push(0, 0);
+  push(1, 0);
+  EXPECT_FALSE(server.done());
+  ASSERT_TRUE(server.lose(2).ok());
+  EXPECT_TRUE(server.done());
+  pull({0, 1});
+  // A push that has arrived counts, although its worker is lost.
+  step(cluster, 3, 1);
+  push(1, 1);
+  ASSERT_TRUE(server.lose(1).ok());
+  EXPECT_EQ(server.awaiting(), std::vector<uint32_t>{0});
+  EXPECT_FALSE(server.done());
+  push(0, 1);
+  pull({0});
+  step(cluster, 3, 2);
+  push(0, 2);
+  pull({0});
+  std::vector<float> model(cluster.layout().numel());
+  for (uint64_t version = 0; version < 3; ++version) {
+    const std::vector<float> a = cluster.gradient(0, version);
+    const std::vector<float> b = cluster.gradient(1, version);
+    for (size_t i = 0; i < model.size(); ++i) model[i] += version < 2 ? (a[i] + b[i]) / 2 : a[i];
+  }
+  EXPECT_TRUE(same_bits(cluster.worker_model(0), model));
+  // No version is finished by nobody.
+  step(cluster, 3, 3);
+  ASSERT_TRUE(server.lose(0).ok());
+  EXPECT_FALSE(server.done());
+  EXPECT_EQ(server.lose(3).message(), "rank 3 is no worker");
+}
+
 TEST_F(ServerMessages, WhatNoPlaceIsForIsRefused) {
   ServerCluster cluster({.workers = 2});
   ServerSide& server = cluster.server_side(2);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,39 @@ def test_a_dead_worker_is_done_without_where_one_is_a_backup(fragile_cluster: Cl
         assert answer.version >= 12
     assert answers[SERVER].stats["lost_workers"] == (1,)
     assert any("training goes on without it" in text for text in answers[SERVER].warnings)
+
+
+@pytest.mark.parametrize("barrier", ["step", "tensor"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_training_goes_on_without_a_dead_worker(
+    fragile_cluster: Cluster, victim: int, barrier: str
+) -> None:
+    """The model is then that of a training with the other worker alone."""
+    arguments = {"on_lost": "continue", "codec": "raw", "barrier": barrier}
+    job = Job(versions=12, victim=victim, arguments=arguments)
+    fragile_cluster.start(3, run, job)
+    answers = fragile_cluster.collect([1 - victim, SERVER], seconds=60)
+    worker, server = answers[1 - victim], answers[SERVER]
+    for answer in (worker, server):
+        assert isinstance(answer, Served), answer.trace
+        assert answer.version == 12
+    assert server.stats["lost_workers"] == (victim,)
+    assert any("goes on without it, as on_lost='continue' allows" in w for w in server.warnings)
+    assert len(set(worker.digests.values())) == 12
+    torch.testing.assert_close(worker.model, server.model)
+
+
+def test_no_worker_is_left(fragile_cluster: Cluster) -> None:
+    job = Job(versions=1000, victim=0, arguments={"on_lost": "continue"})
+    fragile_cluster.start(3, run_and_lose_both, job)
+    (answer,) = fragile_cluster.collect([SERVER], seconds=60).values()
+    assert isinstance(answer, Failed)
+    assert answer.message.startswith("PeerLostError: rank"), answer.trace
+    assert "gone" in answer.message  # rank 0 hosts the store, where the others look for the first
+
+
+def run_and_lose_both(job: Job) -> Served:
+    return run(replace(job, victim=dist.get_rank() if dist.get_rank() != SERVER else -1))
 
 
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {

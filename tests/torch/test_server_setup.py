@@ -25,6 +25,12 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"codec": "3cl"}, gradwire.GradwireError, "3lc"),
     ({"servers": 0}, ValueError, "servers is 0; a world of 3 ranks has 1 to 2 servers"),
     ({"servers": 3}, ValueError, "servers is 3"),
+    ({"on_lost": "wait"}, ValueError, "on_lost is 'wait'; valid are 'stop' and 'continue'"),
+    (
+        {"on_lost": "continue", "pulls": "gradients"},
+        ValueError,
+        "on_lost='continue' needs pulls='updates'",
+    ),
     ({"backup_workers": 2}, gradwire.GradwireError, "2 backup workers of 2 workers"),
     ({"staleness": 64}, gradwire.GradwireError, "a history of 64 versions is too short"),
     ({"timeout": 0.0}, ValueError, "timeout is 0"),

@@ -33,6 +33,7 @@ class ServerExchange final : public PacketExchange<ServerSide> {
   const std::vector<uint64_t>& dropped_pushes() const override { return dropped_; }
   std::vector<uint32_t> behind() const override;
   Status caught_up(uint32_t worker) override;
+  Status lose(uint32_t worker) override;
 
  private:
   // The progress of one worker.
@@ -40,6 +41,7 @@ class ServerExchange final : public PacketExchange<ServerSide> {
     uint64_t pushed = 0;                        // one above the newest version it pushed
     uint64_t sent = 0;                          // number of versions sent to it
     bool behind = false;                        // history_ has dropped versions that it lacks
+    bool lost = false;                          // no version waits for it
     std::map<uint64_t, ReceivedPacket> pushes;  // for versions that are not finished
   };
 
@@ -89,7 +91,7 @@ std::vector<uint32_t> ServerExchange::awaiting() const {
   if (done_) return {};
   if (scales_ && !scales_->complete()) return scales_->missing();
   std::vector<uint32_t> missing = worker_ranks(layout());
-  std::erase_if(missing, [&](uint32_t worker) { return has_push(worker); });
+  std::erase_if(missing, [&](uint32_t worker) { return has_push(worker) || links_[worker].lost; });
   return missing;
 }
 
@@ -172,8 +174,12 @@ Status ServerExchange::advance() {
   // version ends; until then, adding stops at the first worker whose push is missing.
   for (; next_ < workers() && has_push(next_); ++next_) GW_RETURN_IF_ERROR(add(next_));
   uint32_t here = 0;
-  for (uint32_t worker = 0; worker < workers(); ++worker) here += has_push(worker) ? 1 : 0;
-  return here < workers() - options_.backup ? Status() : finish_version();
+  uint32_t expected = 0;
+  for (uint32_t worker = 0; worker < workers(); ++worker) {
+    here += has_push(worker) ? 1 : 0;
+    expected += has_push(worker) || !links_[worker].lost ? 1 : 0;
+  }
+  return here == 0 || here + options_.backup < expected ? Status() : finish_version();
 }
 
 Status ServerExchange::add(uint32_t worker) {
@@ -236,8 +242,24 @@ Status ServerExchange::caught_up(uint32_t worker) {
   return {};
 }
 
+Status ServerExchange::lose(uint32_t worker) {
+  if (worker >= workers()) {
+    return {StatusCode::kInvalidArgument, name_of(worker) + " is no worker"};
+  }
+  if (scales_) {
+    return {StatusCode::kInvalidArgument,
+            name_of(worker) + " can't be left out: trits with shared scales need all workers"};
+  }
+  Link& link = links_[worker];
+  link.lost = true;
+  link.behind = false;
+  std::erase_if(link.pushes, [&](const auto& push) { return push.first > version_; });
+  return done_ ? Status() : advance();
+}
+
 Status ServerExchange::send_missing(uint32_t worker) {
   Link& link = links_[worker];
+  if (link.lost) return {};
   const uint64_t oldest = version_ - history_.size();
   if (link.sent < oldest) {
     if (options_.behind == ServerOptions::Behind::kReport) {
@@ -259,7 +281,9 @@ Status ServerExchange::send_missing(uint32_t worker) {
 
 void ServerExchange::trim_history() {
   uint64_t needed = version_;
-  for (const Link& link : links_) needed = std::min(needed, link.sent);
+  for (const Link& link : links_) {
+    if (!link.lost) needed = std::min(needed, link.sent);
+  }
   while (history_.size() > std::min(version_ - needed, options_.history)) history_.pop_front();
 }
 

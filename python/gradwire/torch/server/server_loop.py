@@ -34,9 +34,11 @@ class Serving(Side[ServerSide]):
         backup: int,
         staleness: int,
         history: int,
+        goes_on: bool,
         **options: Any,
     ) -> None:
-        """`options`: further arguments of ServerSide."""
+        """goes_on: without any worker that is lost, beside the backup workers. `options`: further
+        arguments of ServerSide."""
 
         def make(number: int, part: ServerPart) -> ServerSide:
             return ServerSide(
@@ -59,6 +61,7 @@ class Serving(Side[ServerSide]):
         self._optimizer = optimizer
         self._buffers = buffers if buffers is not None and buffers.keeper == rank else None
         self._backup = backup
+        self._goes_on = goes_on
         # Transfers to a worker that may still be under way when it pushes.
         self._keep_sends = 2 * history if staleness else 3 * (len(parts) - 1)
         # Without backup and staleness no worker is ahead of another.
@@ -126,14 +129,23 @@ class Serving(Side[ServerSide]):
         """Steps the optimizer, as the part's bucket holds the averages of this server's tensors."""
         exchange = self.exchanges[number]
         missing = set(exchange.awaiting())
-        taken = [worker for worker in self.peers if worker not in missing]
+        taken = [w for w in self.peers if w not in missing | self._excused]
         self.parts[number].step(self._optimizer, self._options.choose(exchange.version, taken))
+
+    @property
+    def _allowing(self) -> str:
+        return "on_lost='continue'" if self._goes_on else f"backup_workers={self._backup}"
 
     def _done(self) -> bool:
         return all(exchange.done for exchange in self.exchanges.values())
 
     def _ended(self) -> bool:
         return len(self._left | self.lost) == self.workers
+
+    @property
+    def _excused(self) -> set[int]:
+        """Workers for which no version waits, beside `backup` of the others."""
+        return self.lost if self._goes_on else set()
 
     def _active(self) -> list[int]:
         return [w for w in self.peers if w not in self._left | self.lost]
@@ -153,6 +165,8 @@ class Serving(Side[ServerSide]):
             self._lose(lost)
             self._end_if_over()
             return
+        if message.peer in self._excused:
+            return  # it was silent for the timeout, and finds its connection closed in the end
         if message.kind is Kind.OPTIONS:
             self._options.take(message.peer, message.payload)
         elif message.kind is Kind.LEAVE:
@@ -175,13 +189,16 @@ class Serving(Side[ServerSide]):
             self._help_those_behind(number)
 
     def _send_all(self, number: int) -> None:
+        lost: list[LostError] = []
         for peer, message in self.exchanges[number].outgoing():
             if peer in self.lost:
                 continue
             try:
                 self.link.wire.send(peer, Kind.PACKET, message, number)
-            except LostError as lost:
-                self._lose(lost)
+            except LostError as error:
+                lost.append(error)
+        for each in lost:  # after all were sent: this may finish a version
+            self._lose(each)
 
     def _help_those_behind(self, number: int) -> None:
         """Sends the part itself to workers that lack versions of it which are no longer kept."""
@@ -195,18 +212,23 @@ class Serving(Side[ServerSide]):
 
     def _lose(self, gone: LostError) -> None:
         """Goes on without these workers, unless they have left or are too many."""
-        workers = set(gone.peers) - self._left
+        workers = set(gone.peers) - self._left - self.lost
         self.lost |= workers
-        if len(self.lost) > self._backup:
+        if len(self.lost) > (self.workers - 1 if self._goes_on else self._backup):
             hint = "" if gone.silent else " (a worker leaves by calling optimizer.close())"
             raise LostError(tuple(sorted(self.lost)), gone.silent, f"{gone}{hint}")
         for worker in sorted(workers):
             warnings.warn(
                 f"rank {worker} {'sent nothing' if gone.silent else 'is gone'} ({gone}); training "
-                f"goes on without it, as backup_workers={self._backup} allows",
+                f"goes on without it, as {self._allowing} allows",
                 WorkerLostWarning,
                 stacklevel=2,
             )
+        if self._goes_on:
+            for number, exchange in self.exchanges.items():
+                for worker in sorted(workers):
+                    exchange.lose(worker)
+                self._send_all(number)
 
     def _end_if_over(self) -> None:
         """Tells workers that this version is the last if too few of them are left for another."""
@@ -214,7 +236,9 @@ class Serving(Side[ServerSide]):
             return
         missing = set(self._awaiting())
         to_come = [worker for worker in self._active() if worker in missing]
-        if self.workers - len(missing) + len(to_come) >= self.workers - self._backup:
+        excused = self._excused
+        here = [w for w in self.peers if w not in missing | excused]
+        if len(here) + len(to_come) >= self.workers - len(excused) - self._backup:
             return
         for worker in self._active():
             # A worker that has pushed may wait for this version. The others push, get the versions

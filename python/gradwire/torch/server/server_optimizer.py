@@ -64,6 +64,9 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
     named_parameters   the names of the parameters, which rules and errors mention; without them
                     those of `model`, and without a model a name is "group.place"
     backup_workers  each version is finished without this number of pushes; late ones are dropped
+    on_lost         "stop": a worker that is lost, beside the backup workers, ends the training on
+                    all ranks. "continue": versions no longer wait for it, until no worker is left.
+                    It needs pulls="updates"
     staleness       a worker goes on while at most this number of its pushed versions are not yet
                     pulled
     barrier         "step": step() pushes all gradients and waits for all pulls. "tensor":
@@ -107,6 +110,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         codec: str = DEFAULT_CODEC,
         named_parameters: Iterable[NamedTensor] | None = None,
         backup_workers: int = 0,
+        on_lost: str = "stop",
         staleness: int = 0,
         history: int = 64,
         pulls: str = UPDATES,
@@ -130,6 +134,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         self.workers = self.world_size - servers
         tensorwise = _check_barrier(barrier, model, backup_workers, staleness)
         _check_pulls(pulls, self.rank, backup_workers, staleness, barrier)
+        _check_on_lost(on_lost, pulls)
         if named_parameters is None and model is not None:
             named_parameters = model.named_parameters()
         if named_parameters is None and self._settings.exclude_last:
@@ -152,7 +157,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         self._setup = "\n".join(
             [
                 f"servers with barrier {barrier}, backup workers {backup_workers}, staleness "
-                f"{staleness}, pulls of {pulls}",
+                f"{staleness}, pulls of {pulls}, on_lost {on_lost}",
                 *(layout.describe() for layout, _ in parts),
                 *([] if self._buffers is None else [self._buffers.describe()]),
             ]
@@ -175,6 +180,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         self._side: Serving | Working
         if self.is_server:
             own = {n: p for n, p in here.items() if not tensorwise or p.numel(self.rank)}
+            options["goes_on"] = on_lost == "continue"
             self._side = Serving(own, self.rank, self.workers, optimizer, self._buffers, **options)
         else:
             peers = range(self.workers, self.world_size)
@@ -446,6 +452,16 @@ def _check_pulls(pulls: str, rank: int, backup: int, staleness: int, barrier: st
                 f"rank {rank}: pulls='gradients' averages the pushes of all workers in each "
                 f"version; {name} is {value!r}, valid is {valid!r}"
             )
+
+
+def _check_on_lost(on_lost: str, pulls: str) -> None:
+    if on_lost not in ("stop", "continue"):
+        raise ValueError(f"on_lost is '{on_lost}'; valid are 'stop' and 'continue'")
+    if on_lost == "continue" and pulls == GRADIENTS:
+        raise ValueError(
+            "on_lost='continue' needs pulls='updates': with pulls='gradients' every version is "
+            "the average of all workers"
+        )
 
 
 def _check_barrier(barrier: str, model: nn.Module | None, backup: int, staleness: int) -> bool:
