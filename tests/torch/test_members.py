@@ -19,7 +19,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch 
 from cluster import free_port
 from gradwire.torch import LocalSteps
 from gradwire.torch.members.roster import Report, Roster, follow, found_training
-from member_jobs import PLAIN, Ended, Fleet, Plan, host_store, train_unevenly
+from member_jobs import PLAIN, Ended, Fleet, Plan, host_store, save_or_resume, train_unevenly
 from optimizer_jobs import LOCAL
 from training import make_model
 
@@ -232,6 +232,23 @@ def _wait_until_stopped(pid: int) -> None:
     while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
         assert time.monotonic() < end, f"process {pid} did not stop"
         time.sleep(0.1)
+
+
+def test_a_checkpoint_goes_on_where_as_many_ranks_begin_again(tmp_path: Path) -> None:
+    """The state is saved between two exchanges; the last 4 steps are taken again, with a new
+    store."""
+    plan = Plan((0, 0), "adamw", options={"every": 2}, ranks=2, folder=str(tmp_path))
+    digests = []
+    for steps in (9, 4):
+        fleet = Fleet()
+        for number in range(2):
+            fleet.start(number, plan, save_or_resume)
+        ended = fleet.collect(0, 1)
+        fleet.close()
+        assert [(each.steps, each.exchanges) for each in ended] == [(steps, 4)] * 2
+        digests.append({each.digest for each in ended})
+    assert len(digests[0]) == 2
+    assert digests[0] == digests[1]
 
 
 def test_a_process_that_comes_too_late_is_told_so(fleet: Fleet) -> None:

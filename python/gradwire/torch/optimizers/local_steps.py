@@ -403,6 +403,12 @@ class LocalSteps(ElasticReplica):
             self._kept[place] = 1.0
 
     @property
+    def rank(self) -> int:
+        """The place of this rank among those with which it exchanges now. It may change where
+        ranks come and go."""
+        return self._session.rank
+
+    @property
     def local_steps(self) -> int:
         """How far the training is. Equal on all ranks at the same step, also where they come and
         go: a rank then takes over the number of another one, as it does with the model."""
