@@ -290,8 +290,11 @@ def test_what_cannot_be_done_is_refused() -> None:
     elastic: dict[str, Any] = {"on_lost": "continue", "store": HashStore(), "ranks": 2}
     refuse("on_lost is 'go on'; valid are 'stop' and 'continue'", on_lost="go on")
     refuse("needs store=, where ranks meet although any of them may die", on_lost="continue")
+    refuse("store= and ranks= are for ranks that come and go", ranks=2)
     refuse("ranks is 2 and min_ranks 3", **elastic, min_ranks=3)
     refuse("lost_after is 0; it is a number of seconds", **elastic, lost_after=0)
     refuse("needs a delay below every=2", **elastic, every=2, delay=2)
     refuse("the same number of ranks on every machine", **elastic, exchange="hierarchical")
     refuse("does not go with auto:bits=1: a newcomer", **elastic, codec="auto:bits=1")
+    with pytest.raises(TypeError, match="store is a str; a store of torch"):
+        LocalSteps(LOCAL["sgd"](model.parameters()), model, **{**elastic, "store": "host:29500"})

@@ -20,7 +20,15 @@ def check_elastic(
     schedule: Schedule,
     settings: ExchangeSettings,
 ) -> None:
-    """Raises ValueError for settings with which ranks can't come and go."""
+    """Raises ValueError or TypeError for settings with which ranks can't come and go, and for those
+    of ranks that come and go without on_lost="continue"."""
+    if on_lost == "stop" and store is None and ranks is None:
+        return
+    if on_lost == "stop":
+        raise ValueError(
+            "store= and ranks= are for ranks that come and go: give on_lost='continue', too, or "
+            "leave them out"
+        )
     if on_lost != "continue":
         raise ValueError(f"on_lost is '{on_lost}'; valid are 'stop' and 'continue'")
     if store is None or ranks is None:
@@ -32,6 +40,11 @@ def check_elastic(
     if settings.process_group is not None:
         raise ValueError(
             "on_lost='continue' makes groups of its own over store=: leave out process_group"
+        )
+    if not isinstance(store, Store):
+        raise TypeError(
+            f"store is a {type(store).__name__}; a store of torch.distributed is needed, such as "
+            "TCPStore(host, port)"
         )
     if group_of_shards(named) is not None:
         raise ValueError(

@@ -189,10 +189,10 @@ class LocalSteps(ElasticReplica):
                 "which fragments exchange apart: give another codec, or fragments=1"
             )
         _check_decay(residual_decay, exchange_settings)
+        check_elastic(on_lost, store, ranks, named, schedule, exchange_settings)
         members = None
-        if on_lost != "stop":
-            check_elastic(on_lost, store, ranks, named, schedule, exchange_settings)
-            members = MemberSettings(ranks or 0, min_ranks, lost_after, exchange_settings.timeout)
+        if ranks is not None:
+            members = MemberSettings(ranks, min_ranks, lost_after, exchange_settings.timeout)
         if needs_gradients or members is not None:
             exclude = [*exchange_settings.exclude, BESIDE]
             exchange_settings = replace(exchange_settings, exclude=exclude)
