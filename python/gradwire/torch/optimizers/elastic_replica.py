@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch.distributed.distributed_c10d import Store
 
+from gradwire.local_schedule import Schedule
 from gradwire.torch.link.engine import agree, receive
 from gradwire.torch.link.errors import (
     CommunicationError,
@@ -37,7 +38,6 @@ from gradwire.torch.members.membership import MemberSettings, Membership
 from gradwire.torch.members.roster import Report, Roster
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.optimizers.replica import ReplicaOptimizer
-from gradwire.local_schedule import Schedule
 from gradwire.torch.records.checkpoint import Residual
 from gradwire.torch.session.bucket_runner import BucketRunner
 
