@@ -19,15 +19,17 @@ from gradwire.torch import register_backend
 from gradwire.torch.backend.memories import Memories
 
 SCRIPT = """
+import os, sys
 import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-import sys
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Linear(256, 300))
 model(torch.randn(4, 256)).square().mean().backward()
-print(dist.get_backend(), sys.argv[1], dist.group.WORLD.stats()["all_reduce"]["compressed"])
+compressed = dist.group.WORLD.stats()["all_reduce"]["compressed"]
+# One write of each rank, so that their lines don't mix.
+os.write(1, f"{dist.get_backend()} {sys.argv[1]} {compressed}\\n".encode())
 dist.destroy_process_group()
 """
 # Results of at most this error relative to the largest value; 0: exact.
