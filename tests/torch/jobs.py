@@ -14,6 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -22,9 +25,11 @@ from gradwire.torch import (
     CoarseGradientsWarning,
     GradwireState,
     GrowingScalesWarning,
+    LocalSteps,
     NonFiniteStepWarning,
     OutgrownResidualWarning,
     Overlap,
+    PerRank,
     ShardedOptimizer,
     UnmatchedPatternWarning,
     gradwire_hook,
@@ -453,3 +458,45 @@ def refusals(all_arguments: list[dict[str, Any]]) -> list[str | None]:
         else:
             said.append(None)
     return said
+
+
+def save_in_checkpoint(folder: str, options: dict[str, Any], residuals: list[bytes]) -> bytes:
+    state = GradwireState(**options)
+    state.load_state_dict(load(residuals[dist.get_rank()]))
+    save_checkpoint({"gradwire": PerRank(state)}, checkpoint_id=folder)
+    return save(state.state_dict())
+
+
+def load_from_checkpoint(folder: str, options: dict[str, Any], saved_world_size: int) -> bytes:
+    state = GradwireState(**options)
+    saved = {"gradwire": PerRank(state, saved_world_size=saved_world_size)}
+    load_checkpoint(saved, checkpoint_id=folder)
+    return save(state.state_dict())
+
+
+def why_not_loaded(folder: str, options: dict[str, Any]) -> str:
+    try:
+        load_from_checkpoint(folder, options, dist.get_world_size())
+    except CheckpointException as error:
+        return str(error)
+    return ""
+
+
+def local_steps_through_checkpoint(folder: str) -> tuple[str, str]:
+    """The models after seven steps, without an interruption and with one after three."""
+    digests = []
+    for is_whole in (True, False):
+        model = make_model()
+        optimizer = LocalSteps(make_optimizer(model), model, codec="3lc:s=1.75", every=2)
+        saved = {"model": PerRank(model), "optimizer": PerRank(optimizer)}
+        for step in range(0 if is_whole else 3, 7):
+            if step == 3:
+                act = save_checkpoint if is_whole else load_checkpoint
+                act(saved, checkpoint_id=folder)
+            inputs, labels = batch(dist.get_rank(), step)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        digests.append(digest(model))
+        optimizer.close()
+    return digests[0], digests[1]

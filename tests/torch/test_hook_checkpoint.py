@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,32 @@ def assert_same_total(before: list[dict[str, Any]], placed: list[jobs.Placed]) -
         assert owed.any()
         found = after[name] + placed[0].applied[name]
         np.testing.assert_allclose(found, owed, rtol=1e-5, atol=1e-6 * abs(owed).max())
+
+
+@pytest.fixture(scope="module")
+def residuals(cluster: Cluster) -> list[bytes]:
+    return [rank[0].residuals for rank in cluster.run(WORLD, jobs.train_each, [Options(5, STATE)])]
+
+
+def test_distributed_checkpoint_keeps_each_ranks_state(
+    cluster: Cluster, residuals: list[bytes], tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    saved = cluster.run(WORLD, jobs.save_in_checkpoint, folder, STATE, residuals)
+    assert len(set(saved)) == WORLD
+    assert cluster.run(WORLD, jobs.load_from_checkpoint, folder, STATE, WORLD) == saved
+    fewer = cluster.run(2, jobs.load_from_checkpoint, folder, STATE, WORLD)
+    before, after = (owed_by([load(state) for state in states]) for states in (saved, fewer))
+    for name, owed in before.items():
+        np.testing.assert_allclose(after[name], owed, rtol=1e-6, atol=1e-7 * abs(owed).max())
+    for said in cluster.run(2, jobs.why_not_loaded, folder, STATE):
+        assert "Missing key in checkpoint state_dict: gradwire.rank 1 of 2" in said
+
+
+def test_distributed_checkpoint_keeps_local_steps(cluster: Cluster, tmp_path: Path) -> None:
+    ranks = cluster.run(2, jobs.local_steps_through_checkpoint, str(tmp_path))
+    assert all(whole == resumed for whole, resumed in ranks), "its result is another one"
+    assert ranks[0] != ranks[1], "the last step is not exchanged"
 
 
 def test_reshard_to_the_same_world_changes_nothing() -> None:

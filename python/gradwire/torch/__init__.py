@@ -52,6 +52,7 @@ from gradwire.torch.optimizers.presets import outer_nesterov, sparse_loco
 from gradwire.torch.optimizers.qsvrg import QSVRG, QSVRGEpoch
 from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
 from gradwire.torch.records.checkpoint import reshard
+from gradwire.torch.records.per_rank import PerRank
 from gradwire.torch.records.stats import BucketTiming, OutgrownResidual, RawTensor, Stats
 from gradwire.torch.server.server_optimizer import ServerOptimizer
 from gradwire.torch.server.server_stats import ServerStats
@@ -82,6 +83,7 @@ __all__ = [
     "PeerMismatchError",
     "PeerSilentError",
     "PeerStoppedError",
+    "PerRank",
     "QSVRGEpoch",
     "RankLostWarning",
     "RawTensor",

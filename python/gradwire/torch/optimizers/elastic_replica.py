@@ -13,13 +13,11 @@ Between two generations of members (members/roster.py), each rank
 from __future__ import annotations
 
 import hashlib
-import io
 import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,10 +36,8 @@ from gradwire.torch.members.membership import MemberSettings, Membership
 from gradwire.torch.members.roster import Report, Roster
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.optimizers.replica import ReplicaOptimizer
-from gradwire.torch.records.checkpoint import Residual
+from gradwire.torch.records.checkpoint import Residual, StateDict, from_bytes, to_bytes
 from gradwire.torch.session.bucket_runner import BucketRunner
-
-StateDict = dict[str, Any]
 
 
 @dataclass
@@ -188,7 +184,7 @@ class ElasticReplica(ReplicaOptimizer):
         roster = members.roster
         place_of = {member: place for place, member in enumerate(roster.members)}
         is_source = members.id == roster.source and len(roster.receivers) > 0
-        sent = _encode(self._model_state()) if is_source else None
+        sent = np.frombuffer(to_bytes(self._model_state()), np.uint8) if is_source else None
 
         def work(wire: Wire) -> Bytes | None:
             self._session.runner.find_machines()
@@ -204,7 +200,7 @@ class ElasticReplica(ReplicaOptimizer):
             return received
 
         received = self._session.start(work, "taking over a member's model").result()
-        return None if received is None else _decode(received)
+        return None if received is None else from_bytes(received.tobytes())
 
     def _resolve(self, settled: Settled, roster: Roster, state: StateDict | None) -> None:
         """Makes this rank's model and residuals those of `roster.done` finished exchanges."""
@@ -324,14 +320,3 @@ class ElasticReplica(ReplicaOptimizer):
         for tensor in self._shared_tensors():
             digest.update(tensor.detach().contiguous().numpy())
         return digest.hexdigest()
-
-
-def _encode(state: StateDict) -> Bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return np.frombuffer(buffer.getvalue(), dtype=np.uint8)
-
-
-def _decode(received: Bytes) -> StateDict:
-    state: StateDict = torch.load(io.BytesIO(received.tobytes()), weights_only=True)
-    return state

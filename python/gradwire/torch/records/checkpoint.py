@@ -19,6 +19,7 @@ amount for another world size.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,18 @@ class Residual(NamedTuple):
     name: str
     offset: int
     values: npt.NDArray[np.float32]
+
+
+def to_bytes(state: StateDict) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def from_bytes(saved: bytes) -> StateDict:
+    """Runs no code that the bytes may hold."""
+    state: StateDict = torch.load(io.BytesIO(saved), weights_only=True)
+    return state
 
 
 def residuals_in(exchange: Exchange) -> list[Residual]:
