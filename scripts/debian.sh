@@ -4,14 +4,14 @@
 #
 # The packages are for Debian 13 and later: the command line needs python3-typer 0.12, which Debian
 # 12 does not have. They are built on Debian 12 too, and everything but the command line runs there.
-# As root it installs what the build needs. The tests are left out (scripts/test.sh has them).
+# Needs scripts/setup.sh; as root it installs what else the build needs. The tests are left out (scripts/test.sh has them).
 #
 # Usage: scripts/debian.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [[ ${1-} != -h && ${1-} != --help ]] || { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0; }
 root=$PWD
-version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+version=$(git show HEAD:pyproject.toml | sed -n 's/^version = "\(.*\)"/\1/p')
 work=$root/build/debian
 source=$work/gradwire-$version
 
@@ -38,7 +38,7 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 tar -C "$work" -c --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
   "gradwire-$version" | gzip -n9 >"$work/gradwire_$version.orig.tar.gz"
-cp -r packaging/debian "$source/debian"
+cp -r "$source/packaging/debian" "$source/debian"
 
 cd "$source"
 DEB_BUILD_OPTIONS="nocheck parallel=$(nproc)" DEB_BUILD_PROFILES=nocheck dpkg-buildpackage -us -uc

@@ -129,7 +129,10 @@ stage_site() {
   scripts/docs.sh
 }
 stage_aarch64() { scripts/check_aarch64.sh; }
-stage_debian() { scripts/debian.sh; }
+stage_debian() {
+  scripts/setup.sh
+  scripts/debian.sh
+}
 stage_release() { scripts/release.sh; }
 
 chosen=()

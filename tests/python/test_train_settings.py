@@ -94,6 +94,12 @@ LOCAL: dict[str, Any] = {"compress": "updates", "every": 4}
         (LOCAL | {"outer_lr": 0.5}, "--outer-lr", "goes only with --outer sgd or nesterov"),
         (LOCAL | {"outer": "sgd", "outer_lr": 0}, "--outer-lr", "the model would not change"),
         (LOCAL | {"residual_decay": 0}, "--residual-decay", "valid are 0.01 to 1"),
+        (
+            LOCAL | {"residual_decay": 0.9, "codecs": ("ddp", "raw")},
+            "--residual-decay",
+            "raw keeps no residual",
+        ),
+        (LOCAL | {"fragments": 2, "codecs": ("auto:bits=1",)}, "--fragments", "a whole model"),
         ({"exchange": "server", "clip": 1.0}, "--clip", "goes only with"),
         ({"exchange": "sharded-optimizer", "compress": "updates"}, "--compress", "goes only"),
         ({"until": -0.5}, "--until", "valid are 0 to 1000"),

@@ -471,6 +471,9 @@ def load_from_checkpoint(folder: str, options: dict[str, Any], saved_world_size:
     state = GradwireState(**options)
     saved = {"gradwire": PerRank(state, saved_world_size=saved_world_size)}
     load_checkpoint(saved, checkpoint_id=folder)
+    assert list(saved["gradwire"].state_dict()) == [
+        f"rank {dist.get_rank()} of {dist.get_world_size()}"
+    ]
     return save(state.state_dict())
 
 

@@ -72,10 +72,10 @@ def log_sharded() -> Logged:
     return Logged(writer.written, {}, optimizer.scalars(), optimizer.stats().as_dict())
 
 
-def log_local_steps() -> Logged:
+def log_local_steps(log_every: int) -> Logged:
     model, writer = make_model(), Writer()
     optimizer = LocalSteps(make_optimizer(model), model, codec="int8", every=2)
-    optimizer.log_to(writer, every=1)
+    optimizer.log_to(writer, every=log_every)
     take_steps(model, optimizer)
     return Logged(writer.written, {}, optimizer.scalars(), optimizer.stats().as_dict())
 

@@ -50,8 +50,14 @@ def test_a_sharded_optimizer_logs_each_step(cluster: Cluster) -> None:
         assert sum(pushed.values()) == logged.stats["push_bytes"]
 
 
+def test_local_steps_log_exchanges_however_rarely_they_log(cluster: Cluster) -> None:
+    for every, steps in ((2, [1, 3]), (3, [1, 3]), (4, [1])):
+        for logged in cluster.run(2, live_jobs.log_local_steps, every):
+            assert list(by_name(logged, "push_bits")) == steps
+
+
 def test_local_steps_send_nothing_between_exchanges(cluster: Cluster) -> None:
-    for logged in cluster.run(2, live_jobs.log_local_steps):
+    for logged in cluster.run(2, live_jobs.log_local_steps, 1):
         pushed = by_name(logged, "push_bytes")
         assert [step for step, sent in pushed.items() if sent] == [1, 3]
         assert list(by_name(logged, "push_bits")) == [1, 3]

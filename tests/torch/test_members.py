@@ -134,7 +134,7 @@ def test_a_stopped_rank_is_left_and_told_so(fleet: Fleet) -> None:
     os.kill(fleet.pid(1), signal.SIGCONT)
     (awake,) = fleet.collect(1)
     assert awake.error.startswith("ExpelledError: member")
-    assert "silent for more than 6 s" in awake.error
+    assert "silent for more than 6 s (lost_after)" in awake.error
     assert "Make a new LocalSteps" in awake.error
 
 
@@ -290,7 +290,8 @@ def test_what_cannot_be_done_is_refused() -> None:
     elastic: dict[str, Any] = {"on_lost": "continue", "store": HashStore(), "ranks": 2}
     refuse("on_lost is 'go on'; valid are 'stop' and 'continue'", on_lost="go on")
     refuse("needs store=, where ranks meet although any of them may die", on_lost="continue")
-    refuse("store= and ranks= are for ranks that come and go", ranks=2)
+    refuse("ranks= is for ranks that come and go", ranks=2)
+    refuse("min_ranks= and lost_after= are for ranks that come", min_ranks=2, lost_after=5.0)
     refuse("ranks is 2 and min_ranks 3", **elastic, min_ranks=3)
     refuse("lost_after is 0; it is a number of seconds", **elastic, lost_after=0)
     refuse("needs a delay below every=2", **elastic, every=2, delay=2)

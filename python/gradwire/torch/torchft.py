@@ -83,6 +83,13 @@ class ProcessGroupGradwire(ProcessGroupWrapper):
         super().abort(errored)
         if isinstance(group, GradwireGroup):
             self._account_for(group)
+            self._warn_of_dropped(group)
+
+    def shutdown(self) -> None:
+        group = self._pg
+        super().shutdown()
+        if isinstance(group, GradwireGroup):
+            self._account_for(group)
 
     def ratio(self) -> float | None:
         """Bytes without compression / bytes sent, of all compressed sums; None: there were none."""
@@ -97,10 +104,12 @@ class ProcessGroupGradwire(ProcessGroupWrapper):
         stats = group.stats()[ALL_REDUCE]
         self.sent_bytes += stats["sent_bytes"]
         self.raw_bytes += stats["raw_bytes"]
+
+    def _warn_of_dropped(self, group: GradwireGroup) -> None:
         if values := group.kept_values:
             warnings.warn(
-                f"quorum {self._quorum_id}: the replicas change, so the residuals of this replica "
-                f"are dropped, {values:,} values",
+                f"a group of {group.size()} replicas ends, so the residuals of this replica are "
+                f"dropped, {values:,} values",
                 ResidualDroppedWarning,
                 stacklevel=2,
             )

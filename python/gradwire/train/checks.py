@@ -33,6 +33,7 @@ from gradwire.train.settings import (
     UPDATES,
     SettingsError,
     TrainSettings,
+    both_ways,
     is_cuda,
     option_name,
     options,
@@ -189,16 +190,28 @@ def _check_local_steps(settings: TrainSettings) -> None:
         names = ("fragments", "delay", "mix", "outer", "outer_lr", "residual_decay")
         _refuse(settings, goes, *names)
         return
+    codecs = [both_ways(codec)[0] for codec in settings.codecs if not is_rival(codec)]
+    for codec in codecs:
+        check_codec(codec)
     try:
         Schedule(settings.every, settings.fragments, settings.delay, settings.mix)
     except ValueError as error:
         setting = re.match("[a-z]+", str(error))
         raise SettingsError(option_name(setting[0] if setting else "every"), str(error)) from error
+    if settings.fragments > 1 and any(map(is_goal, codecs)):
+        raise SettingsError("--fragments", "auto chooses codecs for a whole model: valid is 1")
+    if settings.residual_decay < 1 and not all(map(_keeps_residual, codecs)):
+        without = next(codec for codec in codecs if not _keeps_residual(codec))
+        raise SettingsError("--residual-decay", f"{without} keeps no residual: valid is 1")
     if settings.outer == AVERAGE:
         others = " or ".join(name for name in OUTERS if name != AVERAGE)
         _refuse(settings, f"goes only with --outer {others}", "outer_lr")
     elif settings.outer_lr == 0:
         raise SettingsError("--outer-lr", "0 is not valid: the model would not change")
+
+
+def _keeps_residual(codec: str) -> bool:
+    return is_goal(codec) or gradwire.Compressor(codec, 1).residual is not None
 
 
 def _check_device(settings: TrainSettings) -> None:

@@ -43,6 +43,14 @@ class _Seen:
         return State(self.text.decode().partition(" ")[0])
 
 
+@dataclass
+class _Watch:
+    """on_silence: called once; None: it was called, or there is nobody to call."""
+
+    members: Collection[int] = ()
+    on_silence: Callable[[], None] | None = None
+
+
 class Heartbeat:
     """Beats in a thread of its own until `stop`."""
 
@@ -61,8 +69,7 @@ class Heartbeat:
         self._seen: dict[int, _Seen] = {}
         self._seen_lock = threading.Lock()
         self._beating = threading.Lock()
-        self._watched: Collection[int] = ()
-        self._on_silence: Callable[[], None] | None = None
+        self._watch = _Watch()
         self.store_error = ""  # why the store counts as gone
         self._stopping = threading.Event()
         self.say(State.ASKING)
@@ -95,12 +102,12 @@ class Heartbeat:
     def watch(self, members: Collection[int], on_silence: Callable[[], None]) -> None:
         """Calls `on_silence` once, in the thread, when one of `members` falls silent, or if the
         store is gone. (Nothing is called for a member that leaves: what it sent still arrives.)"""
-        self._watched, self._on_silence = [m for m in members if m != self.id], on_silence
+        self._watch = _Watch([m for m in members if m != self.id], on_silence)
 
     def stop(self) -> bool:
         """Says that this process leaves, and ends the thread. Returns whether it has ended."""
         self._stopping.set()
-        self._on_silence = None
+        self._watch = _Watch()
         ended = join([self._thread], ABORT_SECONDS)
         if ended and not self.store_error:
             with contextlib.suppress(StoreUnreachableError):
@@ -119,14 +126,16 @@ class Heartbeat:
                 with self._beating:
                     self._beat()
                 self._look(elapsed)
-                answered = time.monotonic()
+                answered, self.store_error = time.monotonic(), ""
             except StoreUnreachableError as error:
                 if time.monotonic() - answered > self.lost_after:
                     self.store_error = str(error)
-            if self.store_error or any(self._fell_silent(member) for member in self._watched):
-                tell, self._on_silence = self._on_silence, None
-                if tell is not None:
-                    tell()
+            watch = self._watch  # another thread may replace it meanwhile
+            if watch.on_silence is not None and (
+                self.store_error or any(map(self._fell_silent, watch.members))
+            ):
+                on_silence, watch.on_silence = watch.on_silence, None
+                on_silence()
 
     def _beat(self) -> None:
         self._count += 1

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -102,7 +102,7 @@ class Membership:
                 self._propose(found_training(asking))
                 continue
             if latest is not None and all(map(self._heartbeat.is_gone, latest.members)):
-                self._fail(
+                self.fail(
                     PeerLostError(
                         f"member {self.id} can't join: the members {list(latest.members)} of this "
                         "store are gone. Start again from a checkpoint, with a new store, or "
@@ -110,7 +110,7 @@ class Membership:
                     )
                 )
             if time.monotonic() > end:
-                self._fail(PeerSilentError(self._describe_wait(latest, asking)))
+                self.fail(PeerSilentError(self._describe_wait(latest, asking)))
             self._access.pause(_LOOK_SECONDS)
 
     def meet(self, report: Report) -> Roster:
@@ -149,6 +149,17 @@ class Membership:
         # A member that was let in a moment ago may still seem to ask.
         return tuple(sorted(set(self._heartbeat.asking()) - set(self.roster.members)))
 
+    @property
+    def error(self) -> Exception | None:
+        """What ended the membership."""
+        return self._error
+
+    def fail(self, error: CommunicationError) -> NoReturn:
+        """Ends the membership with this error, and raises it."""
+        self._error = error
+        self.leave()
+        raise error
+
     def leave(self) -> None:
         """Tells the others, who need not wait for this process then."""
         if self._error is None:
@@ -157,7 +168,8 @@ class Membership:
         self._access.hurry()
 
     def _compare(self, terms: str) -> None:
-        there = self._ask(lambda: self._store.compare_set(_TERMS, "", terms)).decode()
+        with _reaching_store():
+            there = self._access.ask(lambda: self._store.compare_set(_TERMS, "", terms)).decode()
         for theirs, mine in zip_longest(there.split("\n"), terms.split("\n"), fillvalue="nothing"):
             if mine != theirs:
                 raise PeerMismatchError(
@@ -195,25 +207,27 @@ class Membership:
 
     def _check_goes_on(self, before: Roster, after: Roster) -> None:
         if after.is_over:
-            self._fail(
+            self.fail(
                 PeerLostError(
                     "the members that had the model are gone: start again from a checkpoint, with "
                     "a new store"
                 )
             )
         if self.id not in after.members:
-            self._fail(
+            self.fail(
                 ExpelledError(
-                    f"member {self.id} was taken for dead, because it was silent for more than "
-                    f"{self._settings.lost_after:g} s, and members {list(after.members)} went on "
-                    "without it. Make a new LocalSteps, which joins them and takes over their "
-                    "model; what this process changed since its last exchange is lost",
+                    f"member {self.id} was taken for dead: it was silent for more than "
+                    f"{self._settings.lost_after:g} s (lost_after), or did not come to an exchange "
+                    f"within {self._settings.patience:g} s (timeout). Members "
+                    f"{list(after.members)} went on without it. Make a new LocalSteps, which joins "
+                    "them and takes over their model; what this process changed since its last "
+                    "exchange is lost",
                     (self.id,),
                 )
             )
         if len(after.members) < self._settings.min_ranks:
             lost = tuple(sorted(set(before.members) - set(after.members)))
-            self._fail(
+            self.fail(
                 PeerLostError(
                     f"members {list(lost)} are gone, and {len(after.members)} are left, fewer "
                     f"than min_ranks={self._settings.min_ranks}: start again from a checkpoint, "
@@ -232,13 +246,11 @@ class Membership:
         )
 
     def _ask(self, call: Callable[[], T]) -> T:
-        with _reaching_store():
-            return self._access.ask(call)
-
-    def _fail(self, error: CommunicationError) -> None:
-        self._error = error
-        self.leave()
-        raise error
+        try:
+            with _reaching_store():
+                return self._access.ask(call)
+        except StoreLostError as error:
+            self.fail(error)
 
 
 @contextlib.contextmanager

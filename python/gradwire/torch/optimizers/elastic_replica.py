@@ -29,7 +29,6 @@ from gradwire.torch.link.errors import (
     CommunicationError,
     PeerMismatchError,
     RankLostWarning,
-    StoreLostError,
 )
 from gradwire.torch.link.wire import Bytes, Kind, Wire
 from gradwire.torch.members.membership import MemberSettings, Membership
@@ -67,6 +66,7 @@ class ElasticReplica(ReplicaOptimizer):
     _local_steps: int
     _exchanges: int  # that have begun
     _last_skipped: bool  # whether the last one that arrived was not finite
+    _last_mix: float  # with which it was applied
 
     @abstractmethod
     def _exchange_all(self) -> None:
@@ -100,6 +100,10 @@ class ElasticReplica(ReplicaOptimizer):
         if self._members is not None:
             self._members.leave()
 
+    @property
+    def error(self) -> Exception | None:
+        return super().error if self._members is None else self._members.error
+
     def _check_session(self) -> None:
         if self._members is None:
             super()._check_session()
@@ -126,9 +130,8 @@ class ElasticReplica(ReplicaOptimizer):
         """Raises the error unless the ranks that are left can go on."""
         assert self._members is not None
         self._members.check()
-        if isinstance(error, (PeerMismatchError, StoreLostError)):
-            self._members.leave()
-            raise error
+        if isinstance(error, PeerMismatchError):
+            self._members.fail(error)
 
     def _regroup(self, members: Membership) -> None:
         while True:
@@ -169,7 +172,7 @@ class ElasticReplica(ReplicaOptimizer):
                 self._session.close()  # the others notice, and nothing here has changed
                 raise
             self._resolve(self._settled, roster, state)
-            self._settled = None
+            self._settled, self._local_steps = None, roster.steps
         self._set_world_size(len(roster.members))
         text = f"generation {roster.generation}, model {self._digest()}"
         self._session.start(lambda wire: agree(text, wire), "comparing the models").result()
@@ -177,7 +180,7 @@ class ElasticReplica(ReplicaOptimizer):
         if any(roster.unsent):
             self._set_unsent(roster.unsent)
             self._exchange_all()
-        self._clock, self._local_steps = 0, roster.steps
+        self._clock = 0
 
     def _share_model(self, members: Membership) -> StateDict | None:
         """The source's state on the ranks that take it over; None on the others."""
@@ -269,6 +272,7 @@ class ElasticReplica(ReplicaOptimizer):
             "optimizer": self._optimizer.state_dict(),
             "exchanges": self._exchanges,
             "last_skipped": self._last_skipped,
+            "last_mix": self._last_mix,
         }
 
     @torch.no_grad()
@@ -283,6 +287,7 @@ class ElasticReplica(ReplicaOptimizer):
                 fragment.noise.load_state_dict(shared["noise"])
             fragment.follow_anchors(0.0)
         self._exchanges = int(state["exchanges"])
+        self._last_skipped, self._last_mix = bool(state["last_skipped"]), float(state["last_mix"])
 
     def _catch_up(self, state: StateDict, unfinished: int) -> bool:
         skipped = bool(state["last_skipped"])
@@ -291,7 +296,7 @@ class ElasticReplica(ReplicaOptimizer):
         fragment = self._fragments[unfinished]
         if fragment.noise is not None:
             fragment.noise.follow(state["fragments"][unfinished]["noise"])
-        fragment.follow_anchors(0.0 if skipped else self._schedule.mix)
+        fragment.follow_anchors(float(state["last_mix"]))
         self._forget_decay(fragment)
         self._exchanges = int(state["exchanges"])
         return skipped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch.distributed.distributed_c10d import Store
 
@@ -14,6 +14,7 @@ from gradwire.torch.records.shards import group_of_shards
 
 def check_elastic(
     on_lost: str,
+    given: Mapping[str, bool],
     store: Store | None,
     ranks: int | None,
     named: Sequence[NamedTensor],
@@ -21,14 +22,14 @@ def check_elastic(
     settings: ExchangeSettings,
 ) -> None:
     """Raises ValueError or TypeError for settings with which ranks can't come and go, and for those
-    of ranks that come and go without on_lost="continue"."""
-    if on_lost == "stop" and store is None and ranks is None:
-        return
+    of ranks that come and go without on_lost="continue". given: which of these were given."""
     if on_lost == "stop":
-        raise ValueError(
-            "store= and ranks= are for ranks that come and go: give on_lost='continue', too, or "
-            "leave them out"
-        )
+        if names := [f"{name}=" for name, is_given in given.items() if is_given]:
+            raise ValueError(
+                f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} for ranks that come "
+                "and go: give on_lost='continue', too, or leave out"
+            )
+        return
     if on_lost != "continue":
         raise ValueError(f"on_lost is '{on_lost}'; valid are 'stop' and 'continue'")
     if store is None or ranks is None:

@@ -189,7 +189,9 @@ class LocalSteps(ElasticReplica):
                 "which fragments exchange apart: give another codec, or fragments=1"
             )
         _check_decay(residual_decay, exchange_settings)
-        check_elastic(on_lost, store, ranks, named, schedule, exchange_settings)
+        alone = {"min_ranks": min_ranks != 1, "lost_after": lost_after != 30.0}
+        given = {"store": store is not None, "ranks": ranks is not None, **alone}
+        check_elastic(on_lost, given, store, ranks, named, schedule, exchange_settings)
         members = None
         if ranks is not None:
             members = MemberSettings(ranks, min_ranks, lost_after, exchange_settings.timeout)
@@ -235,8 +237,9 @@ class LocalSteps(ElasticReplica):
         ]
         follows += self._outer_text()
         self._share_groups()
-        self._last_skipped = False
+        self._last_skipped, self._last_mix = False, 0.0
         if members is not None and store is not None:
+            follows.append(f"min_ranks {min_ranks}, lost_after {lost_after:g}")
             self._join(store, members, self._describe([*follows, *self._bucket_texts()]))
             return
         self._connect()
@@ -273,7 +276,8 @@ class LocalSteps(ElasticReplica):
         self._clock += 1
         self._arrived = StepCounters()
         self._go_on(self._exchange)
-        self._log(self._local_steps - 1)
+        if self._arrived.step >= 0:
+            self._log(self._local_steps - 1)
         return loss
 
     def synchronize(self) -> None:
@@ -387,6 +391,7 @@ class LocalSteps(ElasticReplica):
         """Waits for the fragment's exchange, if there is one, and applies it."""
         if fragment.flight is not None:
             self._arrived = fragment.arrive()
+            self._last_mix = 0.0 if self._arrived.skipped else mix
             self._last_skipped = self._arrived.skipped
         fragment.apply(mix)
         self._forget_decay(fragment)

@@ -39,7 +39,8 @@ class LiveScalars:
         return as_scalars(self._find_scalars())
 
     def log_to(self, writer: ScalarWriter, *, every: int = 10) -> None:
-        """Writes `scalars()` of each `every`-th step to a SummaryWriter, counted from 0.
+        """Writes `scalars()` of each `every`-th step to a SummaryWriter, counted from 0; of
+        LocalSteps, of the first step in each `every` that applies an exchange.
 
             state.log_to(torch.utils.tensorboard.SummaryWriter("runs"))
 
@@ -61,8 +62,8 @@ class LiveScalars:
         raise NotImplementedError
 
     def _log(self, step: int) -> None:
-        """Called when a step is complete; steps that were logged are left out."""
-        if self._writer is None or step <= self._last_logged or step % self._log_every:
+        """Called when a step is complete; logs the first of each `every` steps."""
+        if self._writer is None or step // self._log_every <= self._last_logged // self._log_every:
             return
         self._last_logged = step
         for name, value in self.scalars().items():

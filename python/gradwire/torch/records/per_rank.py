@@ -56,17 +56,22 @@ class PerRank:
     def state_dict(self) -> dict[str, bytes]:
         """Also asked for by `load`, which fills in what the checkpoint has of these names."""
         own = to_bytes(self._source.state_dict())
-        if self._saved_world_size == self._world_size:
+        if not self._reshards:
             return {_name(self._rank, self._world_size): own}
         return dict.fromkeys(self._saved_names(), own)
 
     def load_state_dict(self, saved: dict[str, bytes]) -> None:
-        if self._saved_world_size == self._world_size:
+        if not self._reshards:
             state = from_bytes(saved[_name(self._rank, self._world_size)])
         else:
             states = [from_bytes(saved[name]) for name in self._saved_names()]
             state = reshard(states, self._world_size, self._ranks_per_machine)[self._rank]
         self._source.load_state_dict(state)
+        self._saved_world_size, self._ranks_per_machine = self._world_size, None  # for `save`
+
+    @property
+    def _reshards(self) -> bool:
+        return self._saved_world_size != self._world_size or self._ranks_per_machine is not None
 
     def _saved_names(self) -> list[str]:
         return [_name(rank, self._saved_world_size) for rank in range(self._saved_world_size)]

@@ -148,6 +148,7 @@ class BucketRunner:
         """Counts on where the runner of earlier peers stopped; its residuals are left out."""
         self.totals, self.last_step = other.totals, other.last_step
         self._warned = other._warned
+        self._traffic = other.traffic()
 
     def adopt(self, residuals: list[Residual]) -> None:
         """Residuals of an exchange with other ranks. Each rank keeps what it owes itself; what it
