@@ -7,7 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Plan:
     until    it stops when generation until[0] has finished until[1] exchanges
     deed     what happens to it in exchange `at` (counted from 0): "kill", "kill in push", "kill in
              pull" (when the second of two other ranks lacks its packet), "stop"; None: nothing
+    synchronize_at   this exchange is that of `synchronize`
     folder   gets a file for each exchange, if the exchange is kept account of
     """
 
@@ -46,6 +47,7 @@ class Plan:
     ranks: int = 3
     min_ranks: int = 1
     at: int = -1
+    synchronize_at: int = -1
     deed: str | None = None
     folder: str | None = None
     pause: float = 0.0  # seconds in each step
@@ -181,7 +183,11 @@ def _train(optimizer: LocalSteps, model: nn.Module, number: int, plan: Plan) -> 
             break
         if plan.deed is not None and optimizer._exchanges == plan.at:
             _do(plan.deed)
-            plan = Plan(plan.until)
+            plan = Plan(plan.until, synchronize_at=plan.synchronize_at)
+        if optimizer._exchanges == plan.synchronize_at:
+            plan = replace(plan, synchronize_at=-1)
+            optimizer.synchronize()
+            continue
         inputs, labels = batch(number, step)
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()

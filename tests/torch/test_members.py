@@ -88,6 +88,18 @@ def test_a_rank_dies_and_the_others_go_on(
         assert list(check_accounts(tmp_path).values()) == [3, 3, 3, 2, 2, 2, 2]
 
 
+def test_a_loss_in_synchronize_mixes_nothing(fleet: Fleet) -> None:
+    """Also where a rank takes over another one's result."""
+    options = {"codec": "raw", "every": 4, "mix": 0.5}
+    plan = Plan((1, 1), options=options, synchronize_at=2)
+    for each in range(3):
+        fleet.start(each, replace(plan, at=2, deed="kill in pull") if each == 2 else plan)
+    fleet.wait_killed(2)
+    ended = fleet.collect(0, 1)
+    assert sum(each.caught_up for each in ended) == 1
+    check_equal(ended, ended[0].members, lost=1)
+
+
 @pytest.mark.parametrize(
     ("local", "wrapper", "options"),
     [
