@@ -231,7 +231,7 @@ def test_the_page_shows_every_result(tmp_path: Path, name: str) -> None:
     arms, setup = evaluation.arms(), Setup()
     results: dict[Arm, dict[int, RunResult]] = {}
     for index, run in enumerate(runner.runs_of(arms)):
-        document = made(run, setup, 0.25 + index / 1000)
+        document = made(run, setup, 0.75 + index / 1000)
         results.setdefault(run.arm, {})[run.seed] = RunResult.read(document["results"][0])
     watched = {one: OBSERVED | {"codecs": dict.fromkeys(one.observed, SEEN)} for one in arms}
     found = Found(results, {one: one.settings(0, setup) for one in arms}, watched)
