@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire._core import AutoGoal, is_coarse, is_goal
+from gradwire._core import AutoGoal, Compressor, is_coarse, is_goal
 
 RECOMMENDED = "3lc:s=1.00,coder=rice"
 
@@ -11,3 +11,8 @@ def sends_coarsely(codec: str) -> bool:
     """Whether a codec or an `auto` text sends most values rarely, or with an error as large as the
     value."""
     return AutoGoal(codec).is_coarse if is_goal(codec) else is_coarse(codec)
+
+
+def keeps_residual(codec: str) -> bool:
+    """Whether a codec or an `auto` text has error feedback."""
+    return is_goal(codec) or Compressor(codec, 1).residual is not None

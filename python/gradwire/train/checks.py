@@ -6,6 +6,7 @@ import re
 
 import gradwire
 from gradwire._core import Layout, is_goal
+from gradwire.advice import keeps_residual
 from gradwire.local_schedule import Schedule
 from gradwire.train import rivals
 from gradwire.train.recipes import MODELS
@@ -200,18 +201,14 @@ def _check_local_steps(settings: TrainSettings) -> None:
         raise SettingsError(option_name(setting[0] if setting else "every"), str(error)) from error
     if settings.fragments > 1 and any(map(is_goal, codecs)):
         raise SettingsError("--fragments", "auto chooses codecs for a whole model: valid is 1")
-    if settings.residual_decay < 1 and not all(map(_keeps_residual, codecs)):
-        without = next(codec for codec in codecs if not _keeps_residual(codec))
-        raise SettingsError("--residual-decay", f"{without} keeps no residual: valid is 1")
+    for codec in codecs:
+        if settings.residual_decay < 1 and not keeps_residual(codec):
+            raise SettingsError("--residual-decay", f"{codec} keeps no residual: valid is 1")
     if settings.outer == AVERAGE:
         others = " or ".join(name for name in OUTERS if name != AVERAGE)
         _refuse(settings, f"goes only with --outer {others}", "outer_lr")
     elif settings.outer_lr == 0:
         raise SettingsError("--outer-lr", "0 is not valid: the model would not change")
-
-
-def _keeps_residual(codec: str) -> bool:
-    return is_goal(codec) or gradwire.Compressor(codec, 1).residual is not None
 
 
 def _check_device(settings: TrainSettings) -> None:

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.optim import LBFGS, Adam, AdamW, Optimizer
 
-from gradwire._core import Compressor, is_goal
+from gradwire.advice import keeps_residual
 from gradwire.local_schedule import Schedule
 from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.optimizers.elastic_replica import ElasticReplica
@@ -509,8 +509,7 @@ def _check_decay(decay: float, settings: ExchangeSettings) -> None:
     if not 0 < decay <= 1:
         raise ValueError(f"residual_decay is {decay}; a factor above 0, and at most 1, is needed")
     codecs = [settings.codec, settings.pull_codec or settings.codec]
-    keeps = [is_goal(codec) or Compressor(codec, 1).residual is not None for codec in codecs]
-    if decay < 1 and not any(keeps):
+    if decay < 1 and not any(map(keeps_residual, codecs)):
         raise ValueError(
             f"{settings.codec} keeps no residual that residual_decay could multiply: take a codec "
             "with error feedback, such as topk2bit, or leave residual_decay out"
