@@ -45,6 +45,7 @@ from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.records.wrapping_optimizer import require_optimizer
 from gradwire.torch.session.bucket import BucketJob
 
+_MIN_RANKS, _LOST_AFTER = 1, 30.0
 _ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
 # Their steps shrink with the root of the second moment of the gradient that they are given.
 _OF_SECOND_MOMENTS = (
@@ -152,8 +153,8 @@ class LocalSteps(ElasticReplica):
         on_lost: str = "stop",
         store: Store | None = None,
         ranks: int | None = None,
-        min_ranks: int = 1,
-        lost_after: float = 30.0,
+        min_ranks: int = _MIN_RANKS,
+        lost_after: float = _LOST_AFTER,
         codec: str | None = None,
         **settings: Unpack[ExchangeArguments],
     ) -> None:
@@ -189,8 +190,12 @@ class LocalSteps(ElasticReplica):
                 "which fragments exchange apart: give another codec, or fragments=1"
             )
         _check_decay(residual_decay, exchange_settings)
-        alone = {"min_ranks": min_ranks != 1, "lost_after": lost_after != 30.0}
-        given = {"store": store is not None, "ranks": ranks is not None, **alone}
+        given = {
+            "store": store is not None,
+            "ranks": ranks is not None,
+            "min_ranks": min_ranks != _MIN_RANKS,
+            "lost_after": lost_after != _LOST_AFTER,
+        }
         check_elastic(on_lost, given, store, ranks, named, schedule, exchange_settings)
         members = None
         if ranks is not None:
