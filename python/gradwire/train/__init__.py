@@ -6,6 +6,7 @@
     recipes     the data sets and models, their metrics and defaults
     errors      the error that ends a training
     schedule    the learning rate of a step
+    describe    the recipe and the exchange of a training, in words
     optimizers  SGD, Adam or AdamW of the settings
     data        images in memory; sharded, seeded, augmented batches
     text        Python's standard library as a text, and windows of it

@@ -16,12 +16,12 @@ from gradwire.machine import describe_build, describe_machine
 from gradwire.train import (
     checks,
     data,
+    describe,
     launcher,
     network,
     page,
     report,
     report_table,
-    schedule,
     settings,
     worker,
 )
@@ -195,10 +195,10 @@ class _Follower:
         text = (
             f"training   {chosen.model} on {chosen.data}, {chosen.steps} steps of "
             f"{chosen.workers} workers x {chosen.batch}, {seeds}\n"
-            f"optimizer  {_optimizer_text(chosen)}\n"
+            f"optimizer  {describe.optimizer(chosen)}\n"
             f"device     {chosen.device}\n"
             f"links      {links}\n"
-            f"exchange   {_exchange_text(chosen)}\n"
+            f"exchange   {describe.exchange(chosen)}\n"
             f"codecs     {', '.join(chosen.codecs)}, one after the other"
         )
         if self._results:
@@ -294,48 +294,6 @@ class _Follower:
 
 def _run_of(record: RankRecord) -> Run:
     return Run(record.codec, record.seed)
-
-
-def _optimizer_text(chosen: TrainSettings) -> str:
-    first, last = schedule.first_rate(chosen), schedule.last_share(chosen)
-    text = {settings.SGD: f"SGD, momentum {settings.MOMENTUM}", settings.ADAM: "Adam"}
-    falls = f"learning rate {first:g} to {first * last:g} ({chosen.schedule}"
-    parts = [
-        text.get(chosen.optimizer, "AdamW"),
-        f"weight decay {chosen.weight_decay:g}",
-        f"{falls}, warm-up in {chosen.warmup} steps)" if chosen.warmup else f"{falls})",
-    ]
-    for setting, value in (("clip", chosen.clip), ("dropout", chosen.dropout), ("ema", chosen.ema)):
-        parts += [f"{setting} {value:g}"] if value else []
-    return ", ".join(parts)
-
-
-def _exchange_text(chosen: TrainSettings) -> str:
-    if chosen.has_servers:
-        backup = f", {chosen.backup_workers} backup workers" if chosen.backup_workers else ""
-        barrier = f", barrier {chosen.barrier}" if chosen.barrier != settings.STEP else ""
-        return f"{chosen.exchange}, every step, servers: {chosen.servers}{backup}{barrier}"
-    if chosen.takes_local_steps:
-        return f"{chosen.exchange}, {_local_steps_text(chosen)}"
-    if chosen.every == 1:
-        return f"{chosen.exchange}, every step, of {chosen.compress}"
-    between = "local ones between"
-    if chosen.compress == settings.GRADIENTS:
-        between = "gradients are summed between"
-    return f"{chosen.exchange}, every {chosen.every} steps, {between}"
-
-
-def _local_steps_text(chosen: TrainSettings) -> str:
-    outer = f"outer {chosen.outer}, learning rate {chosen.outer_lr:g}"
-    every = f"every {chosen.every} steps, local ones between" if chosen.every > 1 else "every step"
-    differing = {
-        f"{chosen.fragments} fragments": chosen.fragments > 1,
-        f"applied {chosen.delay} steps later": chosen.delay > 0,
-        f"mix {chosen.mix:g}": chosen.mix > 0,
-        outer: chosen.outer != settings.AVERAGE,
-        f"residuals decay by {chosen.residual_decay:g}": chosen.residual_decay < 1,
-    }
-    return ", ".join([f"{every}, of updates", *(text for text, said in differing.items() if said)])
 
 
 def _duration(seconds: float) -> str:

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from gradwire.train import describe
 from gradwire.train.errors import TrainError
 from gradwire.train.page import costs, layers, progress
 from gradwire.train.page.figure import Figure
@@ -155,9 +156,8 @@ def _circumstances(report: Report) -> str:
     parts = [
         f"{settings.workers} workers with batches of {settings.batch}",
         f"{settings.steps} steps",
-        settings.optimizer,
-        f"exchange {settings.exchange} of {settings.compress}",
-        *([f"every {settings.every} steps"] if settings.every > 1 else []),
+        describe.optimizer(settings),
+        f"exchange {describe.exchange(settings)}",
         links,
         f"{report.parameters:,} parameters",
         report.data,
