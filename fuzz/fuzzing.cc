@@ -4,6 +4,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/checksum.h"
+#include "base/endian.h"
+#include "frame/packet.h"
+#include "gradwire/frame.h"
+
 namespace gradwire::fuzzing {
 namespace {
 
@@ -40,6 +45,19 @@ std::vector<std::byte> exact_copy(std::span<const uint8_t> data) {
   if (!data.empty()) std::memcpy(copy.data(), data.data(), data.size());
   copy.shrink_to_fit();
   return copy;
+}
+
+void repair_frame(std::span<std::byte> frame) {
+  if (frame.size() < kFrameHeaderSize) return;
+  std::memcpy(frame.data(), "GW\1", 3);
+  store_le(frame.data() + 24, uint64_t{frame.size() - kFrameHeaderSize});
+  store_le(frame.data() + 20, checksum32(frame.first(20), frame.subspan(24)));
+}
+
+void repair_packet(std::span<std::byte> packet) {
+  if (packet.size() < kPacketHeaderSize) return;
+  std::memcpy(packet.data(), "GP\1", 3);
+  store_le(packet.data() + 28, checksum32(packet.first(28), packet.subspan(kPacketHeaderSize)));
 }
 
 void check_decoders(const Codec& codec, std::span<const std::byte> payload, uint64_t n) {

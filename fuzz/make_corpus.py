@@ -1,4 +1,6 @@
-"""Makes seeds for the fuzzers from the golden files: python fuzz/make_corpus.py FOLDER.
+"""Makes seeds for the fuzzers: python fuzz/make_corpus.py FOLDER.
+
+They come from the golden files, from below, and from corpus/, which has what fuzzers found.
 
 FOLDER gets a folder for each fuzzer. Files that are there already are kept, so that a corpus can
 grow.
@@ -6,10 +8,13 @@ grow.
 
 from __future__ import annotations
 
+import random
 import struct
 import sys
+import zipfile
 from pathlib import Path
 
+CORPUS = Path(__file__).with_name("corpus")
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
 
 # This bit pattern in a round trip's n makes the tensor long (fuzz/round_trip.cc).
@@ -49,11 +54,71 @@ def write_round_trips(folder: Path) -> None:
                 (folder / f"{path.stem}-{name}-{n}").write_bytes(choices + values + residual)
 
 
+# Texts with every codec and exchange, and with mistakes.
+TEXTS = """\
+3lc:s=1.75,coder=rice,bucket=500
+3lc:s=nan,s=1
+qsgd:bits=4,coder=elias,norm=l2
+qsgd:levels=1000,coder=elias-dense
+terngrad:clip=2.5,pack=trits5,coder=zre
+topk:ratio=0.01,index=rice,values=bf16
+stc:density=0.01
+topk2bit:density=0.02
+inceptionn:bound=10,mode=strict
+truncate:bits=16,ef=on
+int8:bucket=256,residual=bf16
+raw:ef=on
+auto:bits=0.5,every=50
+auto:error=0.1,residual=bf16
+ring:
+hierarchical:between=ring,within=ring,ranks=4
+hierarchical:within_codec=int8:ef=off
+hierarchical:ranks=0
+"""
+
+
+def write_texts(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, text in enumerate(TEXTS.splitlines()):
+        (folder / f"text-{number}").write_bytes(text.encode())
+
+
+def write_tensor_files(folder: Path) -> None:
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }".ljust(117) + "\n"
+    npy = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(24)
+    (folder / "small.npy").write_bytes(npy)
+    header = (
+        '{"__metadata__":{"step":"7"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+        '"b":{"dtype":"BF16","shape":[1,3],"data_offsets":[8,14]}}'
+    )
+    tensors = struct.pack("<Q", len(header)) + header.encode() + bytes(range(14))
+    (folder / "small.safetensors").write_bytes(tensors)
+
+
+def write_choices(folder: Path) -> None:
+    """Choices of a random course: what is called is as good as any other start."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in range(64):
+        (folder / f"random-{seed}").write_bytes(random.Random(seed).randbytes(600))
+
+
+def unpack(folder: Path) -> None:
+    for path in sorted(CORPUS.glob("*.zip")):
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(folder / path.stem)
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     copy_all("*/*.frame", folder / "decode_frame")
     copy_all("*/*.packet", folder / "decode_packet")
     write_round_trips(folder / "round_trip")
+    copy_all("*/*.container", folder / "tensor_files")
+    write_tensor_files(folder / "tensor_files")
+    write_texts(folder / "texts")
+    write_choices(folder / "exchange_messages")
+    write_choices(folder / "c_api")
+    unpack(folder)
 
 
 if __name__ == "__main__":

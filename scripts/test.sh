@@ -18,6 +18,7 @@ stages=(
   "gcc       build with g++ as users do, warnings are errors; ctest"
   "lint      formatters and linters (scripts/lint.sh)"
   "asan      build with clang++, AddressSanitizer and UndefinedBehaviorSanitizer, warnings are errors, fuzzers too; ctest"
+  "fuzz      each fuzzer for a minute (scripts/fuzz.sh)"
   "cuda      build with nvcc for sm_90; cuda_test, which needs a GPU; install"
   "install   cmake --install of the gcc build, shared and static; the examples against it"
   "wheel     the built package alone, in an environment without PyTorch"
@@ -32,6 +33,7 @@ on_request=(
   "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; docs/recipes.md runs"
   "site      the documentation site; every warning is an error (scripts/docs.sh)"
   "aarch64   cross-built for 64-bit Arm; tests of the kernels and golden files with NEON and SVE, in qemu-user"
+  "oss_fuzz  the fuzzers as OSS-Fuzz builds them (fuzz/oss-fuzz), run over their seeds"
   "debian    Debian packages, checked by lintian and used (scripts/debian.sh)"
 
   "release   what a release consists of, each part checked in an empty environment (scripts/release.sh)"
@@ -51,6 +53,25 @@ stage_includes() { scripts/check_includes.py; }
 stage_gcc() { build_and_ctest gcc; }
 stage_lint() { scripts/lint.sh; }
 stage_asan() { build_and_ctest asan; }
+stage_fuzz() { scripts/fuzz.sh; }
+# What OSS-Fuzz's image sets, and what it runs afterwards.
+stage_oss_fuzz() {
+  local build=$PWD/build/oss-fuzz
+  rm -rf "$build"
+  mkdir -p "$build"/{src,work,out}
+  git ls-files -z --cached --others --exclude-standard | tar --null -T - -c |
+    tar -x -C "$build/src" --one-top-level=gradwire
+  python3 scripts/vendor.py "$build/src/gradwire/third_party"
+  local flags="-O1 -g1 -fsanitize=address,fuzzer-no-link"
+  SRC=$build/src WORK=$build/work OUT=$build/out CC=clang CXX=clang++ CFLAGS=$flags \
+    CXXFLAGS=$flags LIB_FUZZING_ENGINE=-fsanitize=fuzzer fuzz/oss-fuzz/build.sh
+  local fuzzer
+  for fuzzer in "$build"/out/fuzz_*[!p]; do
+    mkdir "$fuzzer-seeds"
+    python3 -m zipfile -e "${fuzzer}_seed_corpus.zip" "$fuzzer-seeds"
+    "$fuzzer" -runs=0 "$fuzzer-seeds"
+  done
+}
 stage_clang() { build_and_ctest clang; }
 stage_cuda() { build_cuda 90-real; }
 stage_cuda_all() { build_cuda '80-real;90-real;100'; }

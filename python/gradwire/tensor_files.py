@@ -69,8 +69,7 @@ def read_tensor_file(path: Path) -> TensorFile:
     """Reads a whole file. Raises TensorFileError, OSError."""
     kind = kind_of(path)
     if kind == "npy":
-        with path.open("rb") as file:
-            return TensorFile(kind, (_read_npy(path, file),))
+        return TensorFile(kind, (_read_npy(path),))
     return _read_safetensors(path)
 
 
@@ -82,18 +81,23 @@ def write_tensor_file(content: TensorFile, file: BinaryIO) -> None:
         _write_safetensors(file, content)
 
 
-def _read_npy(path: Path, file: BinaryIO) -> Tensor:
+def _read_npy(path: Path) -> Tensor:
     try:
-        array = np.lib.format.read_array(file, allow_pickle=False)
-        if file.read(1):
+        # Only the header is read here. NumPy compares the size that it claims with the file's.
+        array = np.lib.format.open_memmap(path, mode="r")
+        data = path.read_bytes()[array.offset :]
+        if len(data) != array.nbytes:
             raise ValueError("bytes follow the array")
-    except (ValueError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # NumPy lets through what Python's parser raises
         raise TensorFileError(f"{path}: cannot read it as .npy: {error}") from None
     descr: Any = np.lib.format.dtype_to_descr(array.dtype)  # a list for records
     if not isinstance(descr, str):
         raise TensorFileError(f"{path}: arrays of records (dtype {array.dtype}) are not supported")
-    # tobytes copies, and puts a Fortran-ordered array into C order.
-    return Tensor("", descr, array.shape, array.tobytes())
+    if not array.flags.c_contiguous:
+        data = np.ndarray(array.shape, array.dtype, data, order="F").tobytes()
+    return Tensor("", descr, array.shape, data)
 
 
 def _write_npy(file: BinaryIO, tensor: Tensor) -> None:
@@ -140,7 +144,7 @@ def _write_safetensors(file: BinaryIO, content: TensorFile) -> None:
         )
     try:
         file.write(safetensors.serialize(specs, content.metadata or None))
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, UnicodeEncodeError) as error:
         raise TensorFileError(f"cannot write .safetensors: {error}") from None
 
 

@@ -21,9 +21,8 @@ TernaryCoder stated_coder(uint16_t param_a) {
   return static_cast<TernaryCoder>(param_a & kCoderMask);
 }
 
-float stated_number(uint16_t param_a, float units, float steps) {
-  const float stated = static_cast<float>(param_a >> kNumberShift) / units;
-  return std::round(stated * steps) / steps;
+double stated_number(uint16_t param_a, double units, double steps) {
+  return std::round((param_a >> kNumberShift) / units * steps) / steps;
 }
 
 }  // namespace gradwire

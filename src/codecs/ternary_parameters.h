@@ -15,6 +15,6 @@ TernaryCoder stated_coder(uint16_t param_a);
 
 // The number, rounded to a multiple of 1 / steps: coarser than the units, so that a short decimal
 // reads as it was given.
-float stated_number(uint16_t param_a, float units, float steps);
+double stated_number(uint16_t param_a, double units, double steps);
 
 }  // namespace gradwire

@@ -80,7 +80,8 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
       if (found == nullptr || found->between_machines) return invalid;
       (key == "between" ? choice.inner_ : choice.within_) = found;
     } else if (key == "within_codec") {
-      GW_ASSIGN_OR_RETURN(choice.within_codec_, parse_within_codec(rest.substr(key.size() + 1)));
+      const std::string_view codec = rest.substr(std::min(key.size() + 1, rest.size()));
+      GW_ASSIGN_OR_RETURN(choice.within_codec_, parse_within_codec(codec));
       break;
     } else if (!parse_whole(value, choice.ranks_per_machine_) || choice.ranks_per_machine_ == 0) {
       return invalid;

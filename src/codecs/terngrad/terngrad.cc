@@ -49,7 +49,7 @@ class TernGradCodec final : public DrawnTernaryCodec<TernGradCodec, TernGradPara
   static Result<TernGradParameters> read(const WireCodec& wire, Dtype) {
     GW_RETURN_IF_ERROR(check_wire_group_size(kInfo, wire, kDrawnGroupMultiple));
     return TernGradParameters{
-        .clip = std::min(stated_number(wire.param_a, kClipUnits, 1e3f), 15.999f),
+        .clip = std::min(static_cast<float>(stated_number(wire.param_a, kClipUnits, 1e3)), 15.999f),
         .coder = stated_coder(wire.param_a),
         .group_size = wire.param_b};
   }

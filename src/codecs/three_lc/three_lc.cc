@@ -45,7 +45,8 @@ class ThreeLcCodec final : public TernaryCodec<ThreeLcCodec, ThreeLcParameters> 
     }
     GW_RETURN_IF_ERROR(check_wire_group_size(kInfo, wire, kTritsPerByte));
     return ThreeLcParameters{
-        .sparsity = std::min(1.0f + stated_number(wire.param_a, kSparsityUnits, 1e4f), 1.9999f),
+        .sparsity = std::min(
+            static_cast<float>(1 + stated_number(wire.param_a, kSparsityUnits, 1e4)), 1.9999f),
         .coder = coder,
         .group_size = wire.param_b};
   }
