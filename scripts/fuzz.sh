@@ -49,10 +49,10 @@ if [[ $coverage == yes ]]; then
     mkdir -p "$work/$name"
     LLVM_PROFILE_FILE=$work/$name.profraw build/coverage/fuzz/replay_"$name" \
       build/coverage/fuzz/corpus/"$name" "$work/$name" >/dev/null 2>&1
-    objects+=(-object "build/coverage/fuzz/replay_$name")
+    objects+=("-object=build/coverage/fuzz/replay_$name")
   done
   llvm-profdata merge -sparse "$work"/*.profraw -o "$work/all.profdata"
-  llvm-cov report "${objects[@]}" -instr-profile="$work/all.profdata" \
+  llvm-cov report "${objects[0]#-object=}" "${objects[@]:1}" -instr-profile="$work/all.profdata" \
     -ignore-filename-regex='(^/usr|/fuzz/|-inl\.h$|src/(engines|cuda)/)' "$PWD/src" "$PWD/include"
   exit
 fi

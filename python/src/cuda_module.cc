@@ -141,12 +141,15 @@ NB_MODULE(_cuda, module) {
   import_errors();
   module.def(
       "shard_codecs",
-      [](int device, uintptr_t stream) {
-        return ShardCodecs{
-            gradwire::cuda::device_shard_codecs(device, reinterpret_cast<cudaStream_t>(stream))};
+      [](int device, uintptr_t stream, bool offload_residuals) {
+        using gradwire::cuda::ResidualMemory;
+        return ShardCodecs{gradwire::cuda::device_shard_codecs(
+            device, reinterpret_cast<cudaStream_t>(stream),
+            offload_residuals ? ResidualMemory::kHost : ResidualMemory::kDevice)};
       },
-      nb::arg("device"), nb::arg("stream"),
-      "For Exchange(shard_codecs=) of buckets on the device, whose work is queued on the stream.");
+      nb::arg("device"), nb::arg("stream"), nb::arg("offload_residuals") = false,
+      "For Exchange(shard_codecs=) of buckets on the device, whose work is queued on the stream. "
+      "offload_residuals: they lie in page-locked memory of the host.");
   nb::class_<DeviceCompressors>(
       module, "DeviceCompressors",
       "A compressor for each of several tensors that lie one after the other, from value `offset` "

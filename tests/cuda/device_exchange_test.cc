@@ -17,11 +17,12 @@
 namespace gradwire::cuda {
 namespace {
 
-enum class Place : uint8_t { kHost, kDevice };
+enum class Place : uint8_t { kHost, kDevice, kOffloaded };  // kOffloaded: but for the residuals
 
 ShardCodecFactory codecs_at(Place place) {
-  return place == Place::kDevice ? device_shard_codecs(0, nullptr)
-                                 : host_shard_codecs(Execution::create().value());
+  if (place == Place::kHost) return host_shard_codecs(Execution::create().value());
+  return device_shard_codecs(
+      0, nullptr, place == Place::kDevice ? ResidualMemory::kDevice : ResidualMemory::kHost);
 }
 
 using Make = std::function<Result<std::unique_ptr<Exchange>>(std::shared_ptr<const Layout>,
@@ -141,6 +142,7 @@ class Pair {
 
 constexpr Place kHost = Place::kHost;
 constexpr Place kDevice = Place::kDevice;
+constexpr Place kOffloaded = Place::kOffloaded;
 
 const char* const kCodecs[] = {"raw",
                                "fp16:ef=on",
@@ -160,7 +162,7 @@ class DeviceExchangeTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(DeviceExchangeTest, GivesTheBitsOfTheHost) {
   for (const std::vector<Place>& places :
-       {std::vector<Place>{kDevice}, {kDevice, kHost}, {kDevice, kHost, kDevice}}) {
+       {std::vector<Place>{kDevice}, {kDevice, kHost}, {kOffloaded, kHost, kDevice}}) {
     SCOPED_TRACE(std::to_string(places.size()) + " ranks");
     Pair pair(make_of("sharded"), places, {.codec = GetParam()});
     for (uint64_t step = 0; step < 3; ++step) pair.step(pair.draw(step), step);
@@ -171,6 +173,28 @@ TEST_P(DeviceExchangeTest, GivesTheBitsOfTheHost) {
 }
 
 INSTANTIATE_TEST_SUITE_P(AllCodecs, DeviceExchangeTest, testing::ValuesIn(kCodecs));
+
+size_t free_memory() {
+  size_t free = 0;
+  size_t total = 0;
+  EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  return free;
+}
+
+// Of the device, taken by rank 0 before its first step.
+size_t memory_of_rank(Place place, const std::shared_ptr<const Layout>& layout) {
+  const size_t before = free_memory();
+  const Ranks rank(make_of("sharded"), layout, {place});
+  return before - free_memory();
+}
+
+TEST(DeviceExchange, TakesNoMemoryOfTheDeviceForOffloadedResiduals) {
+  const auto layout = std::make_shared<const Layout>(
+      Layout::create({{"large", {4096, 1024}}}, 2, {.codec = "3lc"}).value());
+  const size_t device = memory_of_rank(kDevice, layout);
+  EXPECT_GE(device, layout->numel() * sizeof(float));
+  EXPECT_EQ(memory_of_rank(kOffloaded, layout), device - layout->numel() * sizeof(float));
+}
 
 TEST(DeviceExchange, MayBeARing) {
   Pair pair(make_of("ring"), {kDevice, kHost, kDevice}, {.codec = "3lc:s=1.5"});

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from gradwire import GradwireError
 from gradwire._core import Exchange, Layout
 from gradwire.torch.device.device_queue import DeviceQueue
 from gradwire.torch.device.kernels import has_kernels, require_kernels
+from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
+from gradwire.torch.session import session
 from on_host import device_kernels
 
 # Pieces of tensors, tensors that go raw, and more segments than ranks.
@@ -47,9 +50,11 @@ class World:
 
     place = CPU
 
-    def __init__(self, size: int, codec: str, seed: int = 5, **options: Any) -> None:
+    def __init__(
+        self, size: int, codec: str, seed: int = 5, *, offload: bool = False, **options: Any
+    ) -> None:
         self.layout = Layout(TENSORS, size, codec, **{"min_numel": 64, **options})
-        self.queue = DeviceQueue(self.place)
+        self.queue = DeviceQueue(self.place, offload_residuals=offload)
         self.on_device = [rank == 0 or rank + 1 < size for rank in range(size)]
         self.mixed = [
             Exchange(
@@ -145,6 +150,23 @@ def test_results_and_residuals_are_those_of_the_cpu(codec: str) -> None:
         world = World(size, codec)
         for step in range(3):
             world.step(step)
+
+
+def test_offloaded_residuals_are_those_of_the_cpu() -> None:
+    world = World(3, "3lc:residual=bf16", offload=True)
+    for step in range(3):
+        world.step(step)
+
+
+def test_the_hook_asks_for_offloaded_residuals() -> None:
+    with (
+        mock.patch.object(session, "Connection"),
+        mock.patch.object(session, "DeviceQueue") as queue,
+    ):
+        for offload in (False, True):
+            arguments: ExchangeArguments = {"offload_residuals": offload}
+            session.Session(ExchangeSettings.of(None, arguments), CPU)
+            assert queue.call_args.args == (CPU, offload)
 
 
 def test_codecs_by_rule_and_role_and_ranks_without_a_segment() -> None:

@@ -22,6 +22,7 @@ from training import Options
 CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 STATES: list[dict[str, Any]] = [
     {"codec": "3lc:s=1.75"},
+    {"codec": "3lc:s=1.75", "offload_residuals": True},
     {"codec": "3lc:s=1.5,coder=none", "pull_codec": "int8"},
     {"codec": "qsgd:bits=3", "seed": 9, "rules": [("conv.*", "topk")]},
 ]

@@ -29,8 +29,12 @@ uint64_t size_of(ResidualType type) {
 
 class DeviceShardCodec final : public ShardCodec {
  public:
-  DeviceShardCodec(std::shared_ptr<const Shards> shards, int device, cudaStream_t stream)
-      : shards_(std::move(shards)), work_(device, stream), runs_(shards_->segments.size()) {}
+  DeviceShardCodec(std::shared_ptr<const Shards> shards, int device, cudaStream_t stream,
+                   ResidualMemory residuals)
+      : shards_(std::move(shards)),
+        work_(device, stream),
+        runs_(shards_->segments.size()),
+        residual_memory_(residuals) {}
 
   // Takes the memory of residuals. kUnknownCodec: a codec has no kernels.
   Status prepare();
@@ -68,8 +72,11 @@ class DeviceShardCodec final : public ShardCodec {
     return bucket + segment(i).bucket_offset;
   }
   [[nodiscard]] void* residual_base(ResidualType type) const {
-    return type == ResidualType::kNone ? nullptr : residuals_[static_cast<size_t>(type)].data();
+    if (type == ResidualType::kNone) return nullptr;
+    const auto i = static_cast<size_t>(type);
+    return on_host() ? residuals_on_host_[i].data() : residuals_[i].data();
   }
+  [[nodiscard]] bool on_host() const { return residual_memory_ == ResidualMemory::kHost; }
   // The residual of segment i from its value `first` on.
   [[nodiscard]] ResidualValues residual_values(uint32_t i, uint64_t first = 0) const {
     const ResidualType type = residual_types_[i];
@@ -109,7 +116,9 @@ class DeviceShardCodec final : public ShardCodec {
   std::span<float> bucket_;             // addresses of the device
 
   std::vector<ResidualType> residual_types_;  // of each segment
-  DeviceMemory residuals_[3];                 // by type, each as long as the bucket
+  ResidualMemory residual_memory_;
+  DeviceMemory residuals_[3];  // by type, each as long as the bucket, or empty
+  PinnedMemory residuals_on_host_[3];
 
   std::map<std::vector<ShardBatch::Shard>, ShardBatch> batches_;
   DeviceMemory scratch_;
@@ -355,7 +364,7 @@ std::vector<float> DeviceShardCodec::residual(uint32_t i) const {
   const ResidualView view = copied.view();
   const bool wide = copied.type() == ResidualType::kFloat32;
   void* to = wide ? static_cast<void*>(view.f32()) : static_cast<void*>(view.bf16());
-  work_.copy(to, residual_values(i).values, n * size_of(copied.type()), cudaMemcpyDeviceToHost);
+  work_.copy(to, residual_values(i).values, n * size_of(copied.type()), cudaMemcpyDefault);
   work_.wait();
   return copied.values();
 }
@@ -364,8 +373,12 @@ void DeviceShardCodec::reset_residual(uint32_t i, ResidualType type) {
   residual_types_[i] = type;
   if (type == ResidualType::kNone) return;
   const CurrentDevice current(work_);
-  DeviceMemory& memory = residuals_[static_cast<size_t>(type)];
-  work_.run([&] { return memory.reserve(shards_->layout->numel() * size_of(type)); });
+  work_.run([&] {
+    const uint64_t size = shards_->layout->numel() * size_of(type);
+    const auto of_type = static_cast<size_t>(type);
+    return on_host() ? residuals_on_host_[of_type].reserve(size)
+                     : residuals_[of_type].reserve(size);
+  });
   work_.fill(residual_values(i).values, 0, segment(i).n * size_of(type));
   work_.wait();
 }
@@ -445,10 +458,9 @@ std::vector<ShardCodec::ResidualNorms> DeviceShardCodec::residual_norms(
 
 }  // namespace
 
-ShardCodecFactory device_shard_codecs(int device, cudaStream_t stream) {
-  return [device,
-          stream](std::shared_ptr<const Shards> shards) -> Result<std::unique_ptr<ShardCodec>> {
-    auto codec = std::make_unique<DeviceShardCodec>(std::move(shards), device, stream);
+ShardCodecFactory device_shard_codecs(int device, cudaStream_t stream, ResidualMemory residuals) {
+  return [=](std::shared_ptr<const Shards> shards) -> Result<std::unique_ptr<ShardCodec>> {
+    auto codec = std::make_unique<DeviceShardCodec>(std::move(shards), device, stream, residuals);
     GW_RETURN_IF_ERROR(codec->prepare());
     return std::unique_ptr<ShardCodec>(std::move(codec));
   };

@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -215,19 +217,44 @@ T atomicExch(T* at, T value) {
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 using cudaStream_t = void*;
 
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDefault };
 
 inline cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
   return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
+inline cudaError_t cudaMallocHost(void** memory, size_t bytes) {
   *memory = ::operator new (bytes, std::align_val_t{256});
   return cudaSuccess;
 }
-inline cudaError_t cudaFree(void* memory) {
+inline cudaError_t cudaFreeHost(void* memory) {
   ::operator delete (memory, std::align_val_t{256});
+  return cudaSuccess;
+}
+
+namespace gradwire::on_host {
+
+inline std::mutex device_mutex;
+inline std::map<void*, size_t> device_memory;  // what cudaMalloc gave
+
+}  // namespace gradwire::on_host
+
+inline cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  const std::lock_guard lock(gradwire::on_host::device_mutex);
+  cudaMallocHost(memory, bytes);
+  gradwire::on_host::device_memory[*memory] = bytes;
+  return cudaSuccess;
+}
+inline cudaError_t cudaFree(void* memory) {
+  const std::lock_guard lock(gradwire::on_host::device_mutex);
+  gradwire::on_host::device_memory.erase(memory);
+  return cudaFreeHost(memory);
+}
+inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  const std::lock_guard lock(gradwire::on_host::device_mutex);
+  *total = *free = size_t{1} << 40;
+  for (const auto& [memory, bytes] : gradwire::on_host::device_memory) *free -= bytes;
   return cudaSuccess;
 }
 inline cudaError_t cudaMemset(void* memory, int byte, size_t bytes) {
@@ -251,8 +278,6 @@ inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-inline cudaError_t cudaMallocHost(void** memory, size_t bytes) { return cudaMalloc(memory, bytes); }
-inline cudaError_t cudaFreeHost(void* memory) { return cudaFree(memory); }
 
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "invalid value";

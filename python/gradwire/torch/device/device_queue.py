@@ -14,16 +14,19 @@ _HIGH_PRIORITY = -1  # the work of a bucket is short, and other ranks wait for i
 
 
 class DeviceQueue:
-    """A stream of its own on `device`, and the codecs whose work is queued there."""
+    """A stream of its own on `device`, and the codecs whose work is queued there.
 
-    def __init__(self, device: torch.device) -> None:
+    offload_residuals: they lie in page-locked memory of the host.
+    """
+
+    def __init__(self, device: torch.device, offload_residuals: bool = False) -> None:
         self.device = device
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device, priority=_HIGH_PRIORITY)
         with self.after(None):
             self.shard_codecs: ShardCodecs = require_kernels(device).shard_codecs(
-                device.index or 0, stream_of(device)
+                device.index or 0, stream_of(device), offload_residuals
             )
 
     @contextlib.contextmanager

@@ -70,6 +70,9 @@ class GradwireState(SessionOwner):
                    machines; without parameters only that is compressed); see docs/exchanges.md
     ranks_per_machine   of exchange="hierarchical": ranks 0 to k - 1 are on the first machine, and
                    so on. None: LOCAL_WORLD_SIZE of torchrun, or else found by host names
+    offload_residuals   of gradients on a GPU: keep their residuals in page-locked memory of the
+                   host, which the GPU reads and writes over the bus (3LC, section 3.1), to save
+                   4 (residual=bf16: 2) bytes a value of its own memory. On a CPU they are there
     seed           of the random numbers, for codecs that draw
     timeout        seconds to wait for a rank that is connected but silent. A rank that evaluates
                    alone between two steps must have finished by then

@@ -51,6 +51,7 @@ class ExchangeArguments(CodecArguments, total=False):
 
     exchange: str
     ranks_per_machine: int | None
+    offload_residuals: bool
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ class ExchangeSettings(CodecSettings):
 
     exchange: str = "sharded"
     ranks_per_machine: int | None = None
+    offload_residuals: bool = False
     remedy: str = ""
     leg: str | None = None
     update: Callable[[], None] | None = None

@@ -54,7 +54,9 @@ class Session:
         self._settings = settings = replace(settings, process_group=None)
         self.rank = self._connection.rank
         self.world_size = self._connection.world_size
-        self.queue = DeviceQueue(device) if has_kernels(device) else None
+        self.queue = (
+            DeviceQueue(device, settings.offload_residuals) if has_kernels(device) else None
+        )
         self._thread = CommunicationThread()
         self.runner = BucketRunner(settings, self._connection.wire, self.queue)
 
