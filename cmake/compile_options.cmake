@@ -16,6 +16,15 @@ target_compile_options(gradwire_options INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:${gradwire_flags};-Wpedantic>"
   "$<$<COMPILE_LANGUAGE:CUDA>:${gradwire_cuda_flags};-Xcompiler=${host_flags}>")
 
+# Damage of memory ends the process at once instead of going on with it.
+if(GRADWIRE_HARDENED)
+  target_compile_options(gradwire_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX,C>:-fstack-protector-strong;-D_GLIBCXX_ASSERTIONS>
+    $<$<AND:$<COMPILE_LANGUAGE:CXX,C>,$<CONFIG:Release,RelWithDebInfo,MinSizeRel>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=3>)
+  set(gradwire_link_options LINKER:-z,relro,-z,now,-z,noexecstack)
+  target_link_options(gradwire_options INTERFACE ${gradwire_link_options})
+endif()
+
 if(GRADWIRE_SANITIZE STREQUAL "address")
   set(gradwire_sanitizers address,undefined)
 elseif(GRADWIRE_SANITIZE STREQUAL "thread")

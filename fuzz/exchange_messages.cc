@@ -49,7 +49,7 @@ constexpr std::string_view kCodecs[] = {
     "onebit",
     "inceptionn",
 };
-constexpr uint64_t kMostSteps = 8;
+constexpr uint64_t kMostSteps = 40;
 
 struct Message {
   uint32_t source;
@@ -105,7 +105,7 @@ class Job {
   [[nodiscard]] bool made() const { return !ranks_.empty(); }
 
   void run() {
-    for (int i = 0; i < 300 && !choices_.at_end(); ++i) {
+    for (int i = 0; i < 1000 && !choices_.at_end(); ++i) {
       const uint32_t rank = choices_.below(static_cast<uint8_t>(ranks_.size()));
       switch (choices_.below(10)) {
         case 0:

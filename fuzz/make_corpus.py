@@ -95,11 +95,12 @@ def write_tensor_files(folder: Path) -> None:
     (folder / "small.safetensors").write_bytes(tensors)
 
 
-def write_choices(folder: Path) -> None:
-    """Choices of a random course: what is called is as good as any other start."""
+def write_choices(folder: Path, first: int, second: int) -> None:
+    """Random courses, one for each value of the first two choices."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed in range(64):
-        (folder / f"random-{seed}").write_bytes(random.Random(seed).randbytes(600))
+    for seed in range(first * second):
+        course = random.Random(seed).randbytes(600)
+        (folder / f"random-{seed}").write_bytes(bytes(divmod(seed, second)) + course)
 
 
 def unpack(folder: Path) -> None:
@@ -116,8 +117,8 @@ def main() -> None:
     copy_all("*/*.container", folder / "tensor_files")
     write_tensor_files(folder / "tensor_files")
     write_texts(folder / "texts")
-    write_choices(folder / "exchange_messages")
-    write_choices(folder / "c_api")
+    write_choices(folder / "exchange_messages", 10, 13)  # exchanges, codecs
+    write_choices(folder / "c_api", 20, 2)  # functions
     unpack(folder)
 
 

@@ -109,6 +109,7 @@ install_as shared
 libraries=("$prefix/lib/libgradwire.so")
 [[ ! -f $prefix/lib/libgradwire_mpi.so ]] || libraries+=("$prefix/lib/libgradwire_mpi.so")
 scripts/check_exports.py "$prefix/include" "${libraries[@]}"
+scripts/check_hardening.py "${libraries[@]}"
 readelf -d "$prefix/lib/libgradwire.so" | grep -q 'SONAME.*\[libgradwire\.so\.0\.[0-9]*\]'
 [[ -z $(find "$prefix" -name '*.a' -o -name '_core*') ]]
 for example in average compress; do

@@ -143,6 +143,7 @@ stage_wheel() {
   "${pip[@]}" --python build/wheel/venv install -q -c constraints.txt build/wheel/gradwire-*.whl
   cd build/wheel
   venv/bin/python -P ../../scripts/check_package.py
+  ../../scripts/check_hardening.py venv/lib/python3*/site-packages/gradwire/_core*.so
   venv/bin/gradwire codecs --json
 }
 stage_site() {
