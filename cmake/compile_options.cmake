@@ -17,7 +17,7 @@ target_compile_options(gradwire_options INTERFACE
   "$<$<COMPILE_LANGUAGE:CUDA>:${gradwire_cuda_flags};-Xcompiler=${host_flags}>")
 
 # Damage of memory ends the process at once instead of going on with it.
-if(GRADWIRE_HARDENED)
+if(GRADWIRE_HARDENED AND NOT GRADWIRE_SANITIZE)
   target_compile_options(gradwire_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX,C>:-fstack-protector-strong;-D_GLIBCXX_ASSERTIONS>
     $<$<AND:$<COMPILE_LANGUAGE:CXX,C>,$<CONFIG:Release,RelWithDebInfo,MinSizeRel>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=3>)
