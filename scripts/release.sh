@@ -62,14 +62,27 @@ make_sdist() {
   tar -x -C "$work/sdist" -f "$dist/$name.tar.gz"
 }
 
-# The wheel is built from the sdist. Its plain tag, linux_x86_64, becomes the oldest manylinux that
-# has the symbols it uses.
-make_wheel() {
-  local source=$work/sdist/$name
+# build_wheel SOURCE FOLDER: with the plain tag linux_x86_64.
+build_wheel() {
   # Objects in ccache do not name the folder, so that the checks below find them again.
-  CCACHE_BASEDIR=$source CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) python -m pip wheel -q \
-    --no-build-isolation --no-deps -w "$work/plain" "$source"
+  CCACHE_BASEDIR=$1 CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) python -m pip wheel -q \
+    --no-build-isolation --no-deps -w "$2" "$1"
+}
+
+# The wheel is built from the sdist. Its plain tag becomes the oldest manylinux that has the symbols
+# it uses.
+make_wheel() {
+  build_wheel "$work/sdist/$name" "$work/plain"
   repair_wheel "$work/plain/$name"-*-linux_x86_64.whl
+}
+
+# Everyone can build the same wheel: without ccache, in another folder, it has the same bytes.
+check_reproducible() {
+  say "wheel: built again"
+  mkdir "$work/again"
+  tar -x -C "$work/again" -f "$dist/$name.tar.gz"
+  CCACHE_DISABLE=1 build_wheel "$work/again/$name" "$work/plain-again"
+  cmp "$work"/plain/*-linux_x86_64.whl "$work"/plain-again/*-linux_x86_64.whl
 }
 
 # Nothing may be grafted into a wheel: all but the C and C++ libraries is linked in already.
@@ -193,6 +206,7 @@ make_source_tarball
 make_sdist
 say "wheel for x86-64"
 make_wheel
+check_reproducible
 if [[ $aarch64 == yes ]]; then
   say "wheel for aarch64"
   make_aarch64_wheel
