@@ -1,13 +1,51 @@
 #include "base/thread_pool.h"
 
+#include <unistd.h>
+
 #include <atomic>
+#include <chrono>
+#include <csignal>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include <sys/wait.h>
+
+#include "tests/sanitizers.h"
 
 namespace gradwire {
 namespace {
+
+// Unless two threads run the two indices at once, this never ends.
+void meet(ThreadPool& pool) {
+  std::atomic<int> inside{0};
+  pool.for_each(2, [&](size_t) {
+    ++inside;
+    while (inside < 2) std::this_thread::yield();
+  });
+}
+
+// Runs `work` in a forked child; whether it came to its end within 20 s.
+template <typename Work>
+bool ends_in_child(const Work& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    work();
+    _exit(0);
+  }
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  int status = 0;
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() > give_up) {
+      kill(child, SIGKILL);
+      waitpid(child, &status, 0);
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
 
 TEST(ThreadPool, CallsEveryIndexOnce) {
   for (int threads : {1, 2, 3, 7}) {
@@ -22,13 +60,40 @@ TEST(ThreadPool, CallsEveryIndexOnce) {
 
 TEST(ThreadPool, UsesItsThreads) {
   ThreadPool pool(2);
-  // Unless both indices run at once, this never ends.
-  std::atomic<int> inside{0};
-  pool.for_each(2, [&](size_t) {
-    ++inside;
-    while (inside < 2) std::this_thread::yield();
+  meet(pool);
+}
+
+TEST(ThreadPool, StartsThreadsOfItsOwnInAForkedChild) {
+  if (kThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer allows no threads after a fork";
+  ThreadPool pool(2);
+  meet(pool);
+  EXPECT_TRUE(ends_in_child([&] { meet(pool); }));
+  EXPECT_TRUE(ends_in_child([&] {
+    meet(pool);
+    if (!ends_in_child([&] { meet(pool); })) _exit(1);
+  }));
+  meet(pool);
+}
+
+TEST(ThreadPool, IsDestroyedInAForkedChild) {
+  std::optional<ThreadPool> pool(2);
+  EXPECT_TRUE(ends_in_child([&] { pool.reset(); }));
+  meet(*pool);
+}
+
+// The child must not wait for a lock that a thread of the parent held at the fork.
+TEST(ThreadPool, IsUsedInAChildThatIsForkedWhileTheThreadsWork) {
+  if (kThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer allows no threads after a fork";
+  ThreadPool pool(2);
+  std::atomic<bool> stop{false};
+  std::thread caller([&] {
+    while (!stop) pool.for_each(2, [](size_t) {});
   });
-  EXPECT_EQ(inside, 2);
+  bool ended = true;
+  for (int i = 0; i < 50 && ended; ++i) ended = ends_in_child([&] { meet(pool); });
+  stop = true;
+  caller.join();
+  EXPECT_TRUE(ended);
 }
 
 TEST(ThreadPool, ServesManyCallsInARow) {

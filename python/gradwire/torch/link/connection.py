@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -14,14 +16,18 @@ import torch.distributed as dist
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.failure import FailureBoard
 from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.thread import ABORT_SECONDS, join
+from gradwire.torch.link.thread import ABORT_SECONDS, join, only_here
 from gradwire.torch.link.wire import LostError, Wire
 
 T = TypeVar("T", bound=Exception)
 
 
 class Connection:
-    """A Gloo group that nobody else uses, its wire, and the error that ended it."""
+    """A Gloo group that nobody else uses, its wire, and the error that ended it.
+
+    It is of use only in the process that made it. In a forked child `check` raises, and nothing
+    else touches the connections.
+    """
 
     def __init__(
         self,
@@ -51,6 +57,12 @@ class Connection:
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._finalizing = threading.Lock()  # held while one finalizer takes the other's place
         self._stop: Callable[[], bool] = lambda: True
+        self._process = os.getpid()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a child, forked from the one that made the connections."""
+        return os.getpid() != self._process
 
     def finish_with(
         self, owner: object, finish: Callable[[], None], stop: Callable[[], bool]
@@ -62,7 +74,7 @@ class Connection:
         which would never be dropped if the finalizer kept the error. So `stop` must know neither
         this connection nor the owner.
         """
-        self._finalizer = weakref.finalize(owner, finish)
+        self._finalizer = weakref.finalize(owner, only_here(finish))
         self._stop = stop
 
     def forget_owner(self) -> bool:
@@ -72,6 +84,11 @@ class Connection:
 
     def check(self) -> None:
         """Raises the error that ended the connection, if one did."""
+        if self.is_inherited:
+            raise CommunicationError(
+                f"the connections of rank {self.rank} belong to process {self._process}; this is "
+                f"process {os.getpid()}, a child that was forked from it, which cannot use them"
+            )
         if self.error is not None:
             raise self.error.with_traceback(None)  # it would grow with each raise
 
@@ -92,13 +109,16 @@ class Connection:
 
     def find_lost(self) -> CommunicationError | None:
         """Ends the connection if a peer closed its own between two messages. Returns the error."""
-        lost = self.wire.closed_peers() if self._group is not None else ()
+        usable = self._group is not None and not self.is_inherited
+        lost = self.wire.closed_peers() if usable else ()
         if not lost:
             return None
         return self._end(self._diagnose(LostError(lost, False, "they left"), "between two steps"))
 
     def abandon(self, error: Exception) -> None:
         """Breaks off all waits; other threads get `error`. The peers see that this rank is gone."""
+        if self.is_inherited:
+            return
         self._board.hurry()
         if self.error is None:
             self.error = error
@@ -106,6 +126,8 @@ class Connection:
 
     def leave(self, error: Exception) -> None:
         """Ends without an error, when everything sent has arrived and nothing more will come."""
+        if self.is_inherited:
+            return
         self.error = error
         self._board.leave()
         self.disconnect()
@@ -115,6 +137,8 @@ class Connection:
 
         Returns False if a thread still waits for messages although the connection is closed.
         """
+        if self.is_inherited:
+            return True
         group, self._group = self._group, None
         if group is not None:
             self.wire.abort()
@@ -148,7 +172,8 @@ class Connection:
         with self._finalizing:
             alive = self._finalizer.detach() if self._finalizer is not None else None
             if alive is not None:
-                self._finalizer = weakref.finalize(alive[0], self._board.finish, self._stop)
+                finish = partial(self._board.finish, self._stop)
+                self._finalizer = weakref.finalize(alive[0], only_here(finish))
         # After the report: a rank that sees the connection close must find it in the store.
         self.disconnect()
         self._board.linger(frozenset(error.ranks if isinstance(error, CommunicationError) else ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -9,6 +10,13 @@ from collections.abc import Callable, Iterable
 
 _LOOK_SECONDS = 0.2  # between two looks whether the thread is alive
 ABORT_SECONDS = 8.0  # for a thread whose connections were closed: it may wait 5 s for the store
+
+
+def only_here(call: Callable[[], object]) -> Callable[[], object]:
+    """`call`, which does nothing in a child that is forked from this process: there the threads
+    are gone, and the connections are the parent's, whom any use of them would disturb."""
+    process = os.getpid()
+    return lambda: call() if os.getpid() == process else None
 
 
 def join(threads: Iterable[threading.Thread], seconds: float) -> bool:

@@ -30,6 +30,7 @@ from gradwire.torch.link.errors import (
     PeerMismatchError,
     RankLostWarning,
 )
+from gradwire.torch.link.thread import only_here
 from gradwire.torch.link.wire import Bytes, Kind, Wire
 from gradwire.torch.members.membership import MemberSettings, Membership
 from gradwire.torch.members.roster import Report, Roster
@@ -58,6 +59,7 @@ class ElasticReplica(ReplicaOptimizer):
     """See the module. Without a membership, it is a ReplicaOptimizer."""
 
     _members: Membership | None = None
+    _leave: Callable[[], object]  # leaves the members, if there are any
     _settled: Settled | None = None  # between two generations
     _fragments: list[Fragment]
     _schedule: Schedule
@@ -85,7 +87,8 @@ class ElasticReplica(ReplicaOptimizer):
         for fragment in self._fragments:
             fragment.set_anchors()
         self._members = Membership(store, settings, terms)
-        weakref.finalize(self, self._members.leave)
+        self._leave = only_here(self._members.leave)
+        weakref.finalize(self, self._leave)
         self._lost: list[int] = []
         self._settled = Settled(Report(None, 0, self._unsent()), None, None, [], [])
         self._members.join()
@@ -98,7 +101,7 @@ class ElasticReplica(ReplicaOptimizer):
     def close(self) -> None:
         super().close()
         if self._members is not None:
-            self._members.leave()
+            self._leave()
 
     @property
     def error(self) -> Exception | None:
