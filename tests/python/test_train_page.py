@@ -254,3 +254,14 @@ def test_a_narrow_range_gets_a_linear_axis_with_ticks() -> None:
     wide, narrow = ([line(0, "a", True, [1, 2], bits)] for bits in ([0.1, 4.0], [0.021, 0.024]))
     assert log_axis("bits", wide, "y")["type"] == "log"
     assert "type" not in log_axis("bits", narrow, "y")
+
+
+def test_names_that_no_encoding_has_are_shown_with_escapes(tmp_path: Path) -> None:
+    shown = made()
+    for result in shown.results:
+        for hook in result.hook_of_rank:
+            if hook and hook.get("tensors"):
+                hook["tensors"] = [LAYER | {"name": "a\ud800\x1b[2J.weight"}]
+    text = without_library(written(tmp_path, shown))
+    assert "a\\ud800\\x1b[2J.weight" in text
+    assert "\x1b" not in text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
 from gradwire import GradwireError
 from gradwire.cli.app import app
 from gradwire.errors import UserError
+from gradwire.printable import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -16,10 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Always ends with SystemExit. 0: done. 1: it could not be done, and one line on stderr says why.
     2: the command line is wrong. 130: interrupted.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name may have letters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(arguments, prog_name="gradwire")
     except (UserError, GradwireError, OSError) as error:
-        print(f"gradwire: error: {_describe(error)}", file=sys.stderr)
+        print(f"gradwire: error: {printable(_describe(error), keep=chr(10))}", file=sys.stderr)
         raise SystemExit(1) from None
     except MemoryError:
         print("gradwire: error: out of memory", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import gradwire
+from gradwire.printable import printable
 
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
@@ -34,7 +35,8 @@ def print_json(document: object) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], left: Container[int] = range(1)
 ) -> None:
-    """Prints a table. The columns in `left` are text, the others numbers. Cells are no markup."""
+    """Prints a table. The columns in `left` are text, the others numbers. Cells are no markup, and
+    printable."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -49,21 +51,26 @@ def print_table(
             no_wrap=index not in left,
         )
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
     Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL).print(table)
 
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
     """Prints a line `name  value` for each pair, with the values aligned."""
-    lines = list(pairs)
+    lines = [(printable(name), printable(str(value))) for name, value in pairs]
     width = max((len(name) for name, _ in lines), default=0)
     for name, value in lines:
         print(f"{name:<{width}}  {value}")
 
 
+def say(text: str) -> None:
+    """Prints lines of text in which names of files and tensors may stand."""
+    print(printable(text, keep="\n"))
+
+
 def warn(message: str) -> None:
     """Prints a message on stderr, so that --json stays one document."""
-    print(f"gradwire: {message}", file=sys.stderr)
+    print(f"gradwire: {printable(message, keep=chr(10))}", file=sys.stderr)
 
 
 def human_bytes(size: int) -> str:

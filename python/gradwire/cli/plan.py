@@ -16,7 +16,7 @@ from gradwire.cli.network_options import (
     PerMachineOption,
     cluster_of,
 )
-from gradwire.cli.output import JsonOption, human_bytes, print_json, print_table
+from gradwire.cli.output import JsonOption, human_bytes, print_json, print_table, say
 from gradwire.plan.advise import Plan, check_exchanges, make_plan
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.profile import PlanError, Profile, read_profile
@@ -75,7 +75,7 @@ def plan(
     if profile_out is not None:
         measured.write(profile_out)
         if bandwidth is None:
-            print(f"wrote {profile_out}")
+            say(f"wrote {profile_out}")
             return
     count = measured.workers if ranks is None else ranks
     cluster = cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth)
@@ -126,7 +126,7 @@ def _workers(profile: Profile) -> str:
 
 
 def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
-    print(
+    say(
         f"{profile.model}, {profile.numel:,} values, {cluster.ranks} ranks on {cluster.machines} "
         f"machines; a step computes {profile.compute_seconds * 1e3:.3g} ms\n"
         f"profile: {_workers(profile)}"
@@ -153,4 +153,4 @@ def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
         ],
         left=range(2),
     )
-    print(made.advice())
+    say(made.advice())

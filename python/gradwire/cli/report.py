@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from gradwire.cli.output import JsonOption, print_json, print_table, significant
+from gradwire.cli.output import JsonOption, print_json, print_table, say, significant
 from gradwire.train import page
 from gradwire.train.report import mean_of
 from gradwire.train.results import Series, Task, read_documents, reports_of, tasks_of
@@ -48,7 +48,7 @@ def report(
 
         written += write_frontiers(tasks, plots)
     if written and not as_json:
-        print("\n".join(f"wrote {path}" for path in written))
+        say("\n".join(f"wrote {path}" for path in written))
 
 
 def _described(task: Task) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _print(task: Task) -> None:
     def value(number: float | None) -> str:
         return "-" if number is None else task.metric.text(number)
 
-    print(f"{task.model} on {task.data}: {task.metric.title}")
+    say(f"{task.model} on {task.data}: {task.metric.title}")
     rows = []
     for series in task.series:
         n = _numbers(series)

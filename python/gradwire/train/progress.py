@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from gradwire.printable import printable
 from gradwire.train.recipes import Metric
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -24,7 +25,9 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 def say(console: Console, text: str, style: str = "") -> None:
     """Prints a line that stays, without markup and without breaking it."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        printable(text, keep="\n"), style=style, markup=False, highlight=False, soft_wrap=True
+    )
 
 
 class Display(Progress):

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire.advice import sends_coarsely
+from gradwire.printable import printable
 from gradwire.train.recipes import Metric
 from gradwire.train.report import Report, RunResult, finished, mean_of
 from gradwire.train.rivals import is_rival
@@ -74,7 +75,7 @@ def table(report: Report) -> Table:
         else:
             shown.add_column(title, justify="right", no_wrap=True)
     for results in report.by_codec().values():
-        shown.add_row(*(Text(cell(results)) for cell in cells.values()))
+        shown.add_row(*(Text(printable(cell(results), keep="\n")) for cell in cells.values()))
     return shown
 
 

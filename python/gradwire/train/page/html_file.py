@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as escape_markup
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from gradwire.printable import printable
 from gradwire.train import describe
 from gradwire.train.errors import TrainError
 from gradwire.train.page import costs, layers, progress
@@ -47,7 +48,7 @@ def write(reports: Sequence[Report], machines: Iterable[dict[str, Any]], path: P
         for report, of_report in zip(reports, drawn, strict=True)
     )
     title = f"gradwire: {', '.join(dict.fromkeys(_task(report) for report in reports))}"
-    used = "".join(f"<p>{escape(_describe(m))}</p>" for m in _different(machines))
+    used = "".join(f"<p>{_escape(_describe(m))}</p>" for m in _different(machines))
     write_whole(
         path,
         f"""<!doctype html>
@@ -57,12 +58,12 @@ def write(reports: Sequence[Report], machines: Iterable[dict[str, Any]], path: P
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
+<title>{_escape(title)}</title>
 <style>{_part("page.css")}</style>
 </head>
 <body>
 <main>
-<h1>{escape(title)}</h1>
+<h1>{_escape(title)}</h1>
 <p class="hint">Drag over a picture to zoom in, double-click to zoom out. Click a name in a legend
 to hide it.</p>
 {sections}
@@ -95,8 +96,8 @@ def draw(report: Report) -> list[Figure]:
 def _section(
     report: Report, figures: Sequence[Figure], numbers: Sequence[int], has_title: bool
 ) -> str:
-    title = f"<h2>{escape(_task(report))}</h2>" if has_title else ""
-    notes = "".join(f"<li>{escape(note)}</li>" for note in footnotes(report))
+    title = f"<h2>{_escape(_task(report))}</h2>" if has_title else ""
+    notes = "".join(f"<li>{_escape(note)}</li>" for note in footnotes(report))
     cells = columns(report)
     rows = [
         [cell(results).replace("\n", "") for cell in cells.values()]
@@ -108,7 +109,7 @@ def _section(
     )
     return f"""<section>
 {title}
-<p>{escape(_circumstances(report))}</p>
+<p>{_escape(_circumstances(report))}</p>
 <div class="wide">{_table(titles, rows)}</div>
 <details><summary>Notes on the table</summary><ul>{notes}</ul></details>
 <div class="figures">
@@ -120,24 +121,24 @@ def _section(
 def _picture(figure: Figure, number: int) -> str:
     plot = ""
     if figure.traces:
-        label = escape(f"{figure.title}. {figure.text}", quote=True)
+        label = _escape(f"{figure.title}. {figure.text}")
         plot = f'<div class="plot" role="img" aria-label="{label}" data-figure="{number}"></div>'
     every = -(-len(figure.rows) // _LONGEST_TABLE) or 1
     thinned = f", 1 row of {every}" if every > 1 else ""
     rows = [[str(cell) for cell in row] for row in figure.rows[::every]]
     return f"""<figure>
-<h3>{escape(figure.title)}</h3>
+<h3>{_escape(figure.title)}</h3>
 {plot}
-<figcaption>{escape(figure.text)}</figcaption>
+<figcaption>{_escape(figure.text)}</figcaption>
 <details><summary>Numbers{thinned}</summary>
 <div class="wide">{_table(figure.columns, rows)}</div></details>
 </figure>"""
 
 
 def _table(titles: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    head = "".join(f'<th scope="col">{_escape(title)}</th>' for title in titles)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{_escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -185,6 +186,11 @@ def _text(value: object) -> str:
 
 def _part(name: str) -> str:
     return files("gradwire.train.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _escape(text: str) -> str:
+    """Text of a file, with no markup and no character that is not printable."""
+    return escape_markup(printable(text, keep="\n"), quote=True)
 
 
 def _in_script(value: object) -> str:
