@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,12 @@ _WRITER_DTYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
 }
+
+
+class Writer(Protocol):
+    """A file to write."""
+
+    def write(self, data: bytes | memoryview, /) -> int: ...
 
 
 class TensorFileError(UserError, ValueError):
@@ -73,7 +79,7 @@ def read_tensor_file(path: Path) -> TensorFile:
     return _read_safetensors(path)
 
 
-def write_tensor_file(content: TensorFile, file: BinaryIO) -> None:
+def write_tensor_file(content: TensorFile, file: Writer) -> None:
     """Writes `content` in its own kind."""
     if content.kind == "npy":
         _write_npy(file, content.tensors[0])
@@ -100,7 +106,7 @@ def _read_npy(path: Path) -> Tensor:
     return Tensor("", descr, array.shape, data)
 
 
-def _write_npy(file: BinaryIO, tensor: Tensor) -> None:
+def _write_npy(file: Writer, tensor: Tensor) -> None:
     try:
         dtype = np.dtype(tensor.dtype)
         array = np.frombuffer(tensor.data, dtype=dtype).reshape(tensor.shape)
@@ -128,7 +134,7 @@ def _read_safetensors(path: Path) -> TensorFile:
     return TensorFile("safetensors", tuple(tensors), dict(metadata))
 
 
-def _write_safetensors(file: BinaryIO, content: TensorFile) -> None:
+def _write_safetensors(file: Writer, content: TensorFile) -> None:
     safetensors = _import_safetensors()
     # The writer takes addresses, so the arrays must live until it has returned.
     arrays = {tensor.name: np.frombuffer(tensor.data, dtype=np.uint8) for tensor in content.tensors}
@@ -144,7 +150,7 @@ def _write_safetensors(file: BinaryIO, content: TensorFile) -> None:
         )
     try:
         file.write(safetensors.serialize(specs, content.metadata or None))
-    except (safetensors.SafetensorError, UnicodeEncodeError) as error:
+    except (safetensors.SafetensorError, UnicodeEncodeError) as error:  # lone surrogates in a name
         raise TensorFileError(f"cannot write .safetensors: {error}") from None
 
 

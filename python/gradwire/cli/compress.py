@@ -22,6 +22,7 @@ from gradwire.cli.output import (
     human_bytes,
     print_json,
     print_table,
+    say,
     significant,
     warn,
 )
@@ -69,8 +70,9 @@ def compress(
         content = read_tensor_file(path)
         stored, rows = _encode_tensors(path, content, codec, plain or [], threads)
         with replace_file(target) as file:
-            file.writelines(serialize(replace(content, tensors=stored)))
-        report = _report(path, target, codec, rows)
+            for part in serialize(replace(content, tensors=stored)):
+                file.write(part)
+        report = _report(path, target, file.size, codec, rows)
         reports.append(report)
         if not as_json:
             _print_report(report, verbose)
@@ -153,7 +155,9 @@ def _errors(x: NDArray[Any], decoded: NDArray[Any]) -> dict[str, Any]:
     return {"squared_norm": energy, "squared_error": error, "max_error": largest}
 
 
-def _report(path: Path, target: Path, codec: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _report(
+    path: Path, target: Path, written: int, codec: str, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
     encoded = [row for row in rows if row["storage"] == "frame"]
     energy = sum(row["squared_norm"] for row in encoded)
     error = sum(row["squared_error"] for row in encoded)
@@ -161,7 +165,7 @@ def _report(path: Path, target: Path, codec: str, rows: list[dict[str, Any]]) ->
         row["relative_error"] = _relative(row.pop("squared_error"), row.pop("squared_norm"))
         values = math.prod(row["shape"])
         row["bits_per_value"] = 8 * row["stored_bytes"] / values if values else None
-    size, written = path.stat().st_size, target.stat().st_size
+    size = path.stat().st_size
     return {
         "input": str(path),
         "output": str(target),
@@ -212,7 +216,7 @@ def _print_report(report: dict[str, Any], verbose: bool) -> None:
             ],
             left=range(4),
         )
-    print(
+    say(
         f"{report['input']} -> {report['output']}: {human_bytes(report['bytes'])} -> "
         f"{human_bytes(report['stored_bytes'])}, ratio {significant(report['ratio'])}, "
         f"relative error {significant(report['relative_error'])}"
