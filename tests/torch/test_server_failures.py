@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+import threading
 import time
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from cluster import Cluster, Died, Failed
+from gradwire.torch.link.wire import Kind, Received, Wire
 from server_jobs import Job, Served, run
 
 SERVER = 2
@@ -71,6 +75,42 @@ def test_training_goes_on_without_a_dead_worker(
     assert any("goes on without it, as on_lost='continue' allows" in w for w in server.warnings)
     assert len(set(worker.digests.values())) == 12
     torch.testing.assert_close(worker.model, server.model)
+
+
+@pytest.mark.parametrize("victim", [1, SERVER])
+def test_an_error_of_a_receiving_thread_is_told_to_all(
+    fragile_cluster: Cluster, victim: int
+) -> None:
+    """The thread ended without a word, and the others blamed ranks that were well."""
+    job = Job(versions=1000, victim=victim, arguments={"timeout": 20.0})
+    began = time.monotonic()
+    fragile_cluster.start(3, run_and_fail_to_receive, job)
+    for rank, answer in fragile_cluster.collect(range(3), seconds=60).items():
+        assert isinstance(answer, Failed)
+        if rank == victim:
+            assert answer.message == "MemoryError: no room for the message", answer.trace
+        else:
+            assert "PeerStoppedError" in answer.message, answer.trace
+            assert f"rank {victim} stopped: MemoryError: no room" in answer.message
+        assert answer.at - began < 15  # nobody waited for the timeout
+
+
+def run_and_fail_to_receive(job: Job) -> Served:
+    """On the victim, the threads that receive fail at their fourth message."""
+    received = Wire.receive
+    count = itertools.count()
+
+    def receive(self: Wire, peer: int, timeout: float | None = None) -> Received:
+        message = received(self, peer, timeout)
+        in_reader = threading.current_thread().name.startswith("gradwire-")
+        if in_reader and message.kind is Kind.PACKET and next(count) == 3:
+            raise MemoryError("no room for the message")
+        return message
+
+    if dist.get_rank() != job.victim:
+        return run(replace(job, victim=-1))
+    with mock.patch.object(Wire, "receive", receive):
+        return run(replace(job, victim=-1))
 
 
 def test_no_worker_is_left(fragile_cluster: Cluster) -> None:

@@ -26,25 +26,29 @@ class StoreAccess:
         self._leaving = threading.Event()
 
     def ask(self, call: Callable[[], T]) -> T:
-        """The answer. Raises StoreUnreachableError if there is none."""
+        """The answer. Raises StoreUnreachableError if there is none, and an error of `call` that is
+        not the store's as it is."""
         if self._leaving.is_set():
             raise StoreUnreachableError("this rank is leaving")
         answer: list[T] = []
-        failure: list[str] = ["no answer"]
+        failures: list[Exception] = []
 
         def run() -> None:
             try:
                 answer.append(call())
-            except RuntimeError as error:
-                failure[0] = str(error).splitlines()[0]
+            except Exception as error:
+                failures.append(error)
 
         thread = threading.Thread(target=run, name="gradwire-store", daemon=True)
         thread.start()
         thread.join(STORE_SECONDS)
         if thread.is_alive():
             self._unanswered.append(thread)
+        if failures and not isinstance(failures[0], RuntimeError):
+            raise failures[0]
         if not answer:
-            raise StoreUnreachableError(failure[0])
+            why = str(failures[0]).splitlines()[0] if failures else "no answer"
+            raise StoreUnreachableError(why)
         return answer[0]
 
     def pause(self, seconds: float) -> None:

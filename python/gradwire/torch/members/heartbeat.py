@@ -71,6 +71,7 @@ class Heartbeat:
         self._beating = threading.Lock()
         self._watch = _Watch()
         self.store_error = ""  # why the store counts as gone
+        self.failure: Exception | None = None  # that ended the thread: the others see no more beats
         self._stopping = threading.Event()
         self.say(State.ASKING)
         self._thread = threading.Thread(target=self._run, name="gradwire-heartbeat", daemon=True)
@@ -100,8 +101,9 @@ class Heartbeat:
         return found + ([self.id] if self._state is State.ASKING else [])
 
     def watch(self, members: Collection[int], on_silence: Callable[[], None]) -> None:
-        """Calls `on_silence` once, in the thread, when one of `members` falls silent, or if the
-        store is gone. (Nothing is called for a member that leaves: what it sent still arrives.)"""
+        """Calls `on_silence` once, in the thread, when one of `members` falls silent, if the store
+        is gone, or if the thread fails. (Nothing is called for a member that leaves: what it sent
+        still arrives.)"""
         self._watch = _Watch([m for m in members if m != self.id], on_silence)
 
     def stop(self) -> bool:
@@ -117,6 +119,14 @@ class Heartbeat:
         return ended
 
     def _run(self) -> None:
+        try:
+            self._beat_and_watch()
+        except Exception as error:
+            self.failure = error
+            if self._watch.on_silence is not None:
+                self._watch.on_silence()
+
+    def _beat_and_watch(self) -> None:
         before = answered = time.monotonic()
         while not self._stopping.wait(self._interval):
             # The clock first: if this process sleeps after it, the counters are read afterwards.

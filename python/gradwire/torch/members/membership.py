@@ -246,6 +246,14 @@ class Membership:
         )
 
     def _ask(self, call: Callable[[], T]) -> T:
+        failure = self._heartbeat.failure
+        if failure is not None:
+            error = CommunicationError(
+                f"member {self.id} can't go on: its heartbeat, by which the others know that it "
+                f"lives, ended with {type(failure).__name__}: {failure}"
+            )
+            error.__cause__ = failure
+            self.fail(error)
         try:
             with _reaching_store():
                 return self._access.ask(call)

@@ -49,7 +49,7 @@ class ServerLink(Connection):
         """`description`: of the setup, equal on all ranks. `peers`: ranks that send to this one."""
         super().__init__(process_group, timeout, _CONNECT_SECONDS)
         self.wire_seconds = 0.0  # that `take` waited
-        self.arrived: queue.SimpleQueue[Message | LostError] = queue.SimpleQueue()
+        self.arrived: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
         with self.guard("comparing setups"):
             agree(description, self.wire)
         self.wire.timeout = timeout
@@ -64,15 +64,16 @@ class ServerLink(Connection):
         """The next message of any peer.
 
         Raises LostError naming the peer whose connection broke, or the `awaited` peers if nothing
-        comes for the timeout.
+        comes for the timeout. Any other exception of a thread that receives is raised as it is.
         """
         start = time.perf_counter()
+        message: Message | Exception
         try:
             message = self.arrived.get(timeout=self.wire.timeout)
         except queue.Empty:
             message = LostError(tuple(awaited), True, f"waited {self.wire.timeout:g} s")
         self.wire_seconds += time.perf_counter() - start
-        if isinstance(message, LostError):
+        if isinstance(message, Exception):
             raise message
         return message
 
@@ -99,14 +100,11 @@ class ServerLink(Connection):
 
     def _read(self, peer: int) -> None:
         kind = Kind.HELLO
-        while kind is not Kind.LEAVE:
-            try:
+        try:
+            while kind is not Kind.LEAVE:
                 kind, payload, part = self.wire.receive(peer, _ENDLESS)
-            except LostError as lost:
-                self.arrived.put(lost)
-                return
-            except (AssertionError, KeyError):
-                return  # the wire was dropped meanwhile
-            self.arrived.put(Message(peer, kind, payload.copy(), part, time.perf_counter()))
-            if kind is not Kind.LEAVE:
-                self.wire.release(peer)
+                self.arrived.put(Message(peer, kind, payload.copy(), part, time.perf_counter()))
+                if kind is not Kind.LEAVE:
+                    self.wire.release(peer)
+        except Exception as error:  # nobody takes it where the wire was dropped meanwhile
+            self.arrived.put(error)
