@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch hides it
 
 from cluster import free_port
-from gradwire.torch import LocalSteps
+from gradwire.torch import CommunicationError, LocalSteps
+from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.members.heartbeat import Heartbeat
+from gradwire.torch.members.membership import MemberSettings, Membership
 from gradwire.torch.members.roster import Report, Roster, follow, found_training
 from member_jobs import PLAIN, Ended, Fleet, Plan, host_store, save_or_resume, train_unevenly
 from optimizer_jobs import LOCAL
@@ -244,6 +249,32 @@ def _wait_until_stopped(pid: int) -> None:
     while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
         assert time.monotonic() < end, f"process {pid} did not stop"
         time.sleep(0.1)
+
+
+def test_an_error_of_the_heartbeat_is_raised_as_itself() -> None:
+    """The thread ended, and the others took this member for dead."""
+    members = Membership(HashStore(), MemberSettings(1, 1, 1.0, 20.0), "terms")
+    members.join()
+    told = threading.Event()
+    members.watch(told.set)
+    with mock.patch.object(Heartbeat, "_look", side_effect=ValueError("no counter")):
+        assert told.wait(20)
+    with pytest.raises(CommunicationError, match="its heartbeat.* ended with ValueError: no count"):
+        members.join()
+    with pytest.raises(CommunicationError, match="no counter"):
+        members.check()
+
+
+def test_an_error_of_a_call_of_the_store_is_raised_as_itself() -> None:
+    access = StoreAccess()
+    with pytest.raises(KeyError, match="no such key"):
+        access.ask(lambda: {}["no such key"])
+
+    def fail() -> None:
+        raise RuntimeError("the store is gone\nand a trace")
+
+    with pytest.raises(StoreUnreachableError, match=r"the store is gone$"):
+        access.ask(fail)
 
 
 def test_a_checkpoint_goes_on_where_as_many_ranks_begin_again(tmp_path: Path) -> None:
