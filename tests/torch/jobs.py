@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -375,6 +376,18 @@ def misuse(what: str) -> None:
     ddp(inputs).sum().backward()
 
 
+def misuse_groups() -> str:
+    """What a rank says whose model averages over ranks 0 and 2, and whose state over all."""
+    group = dist.new_group([0, 2])
+    if dist.get_rank() == 1:
+        return ""
+    ddp = DistributedDataParallel(nn.Linear(4, 4), process_group=group)
+    ddp.register_comm_hook(GradwireState(), gradwire_hook)
+    with pytest.raises((RuntimeError, ValueError)) as raised:  # PyTorch may wrap it
+        ddp(torch.ones(2, 4)).sum().backward()
+    return str(raised.value)
+
+
 def train_and_note_decisions(options: Options) -> list[list[str]]:
     """The names of the tensors in each decision about `auto` codecs."""
     names: list[list[str]] = []
@@ -475,6 +488,20 @@ def load_from_checkpoint(folder: str, options: dict[str, Any], saved_world_size:
         f"rank {dist.get_rank()} of {dist.get_world_size()}"
     ]
     return save(state.state_dict())
+
+
+def why_not_loaded_without_per_rank(
+    folder: str, options: dict[str, Any], residuals: list[bytes]
+) -> str:
+    """What a rank says whose states were saved under one name."""
+    state = GradwireState(**options)
+    state.load_state_dict(load(residuals[dist.get_rank()]))
+    save_checkpoint({"gradwire": state}, checkpoint_id=folder)
+    try:
+        load_checkpoint({"gradwire": state}, checkpoint_id=folder)
+    except (CheckpointException, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def why_not_loaded(folder: str, options: dict[str, Any]) -> str:

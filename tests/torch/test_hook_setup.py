@@ -62,6 +62,14 @@ def test_wrong_uses_are_refused(fragile_cluster: Cluster, what: str, message: st
     assert message in answer.trace
 
 
+def test_a_state_for_other_ranks_than_the_models_is_refused(fragile_cluster: Cluster) -> None:
+    fragile_cluster.start(3, jobs.misuse_groups)
+    said = fragile_cluster.collect(range(3), seconds=60)
+    for rank in (0, 2):
+        assert not isinstance(said[rank], Failed), said[rank].trace
+        assert "averages over the ranks [0, 2], the GradwireState over [0, 1, 2]" in said[rank]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

@@ -14,7 +14,7 @@ from torch.futures import Future
 
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.kernels import has_kernels, require_kernels
-from gradwire.torch.hook.parameter_names import name_parameters_of
+from gradwire.torch.hook.parameter_names import check_ranks, find_module, name_parameters_of
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
     RAW_CODECS,
@@ -47,7 +47,8 @@ class GradwireState(SessionOwner):
         state = GradwireState(codec="3lc:s=1.00,coder=rice")
         model.register_comm_hook(state, gradwire_hook)
 
-    Every rank must be given the same arguments; the ranks compare them before the first exchange.
+    Every rank must be given the same arguments; the ranks compare what decides about bytes and
+    values before the first exchange. Only threads, target, timeout and overlap may differ.
 
     codec          the codec of pushes and pulls, as text. None: the default of the exchange, as
                    `gradwire.exchanges()` lists it ("3lc:s=1"; "int8" in a ring). "auto:bits=1"
@@ -59,7 +60,7 @@ class GradwireState(SessionOwner):
     exclude_last   so many layers at the end of the model go raw, in the order of its parameters
     min_numel      tensors with fewer values go raw, and so do all one-dimensional ones
     start_iter     number of first iterations that go raw, because gradients change fastest then
-    process_group  the group given to DDP; None: the default group
+    process_group  the group given to DDP, or one of the same ranks; None: the default group
     threads        threads for encoding and decoding on this rank. They are used for segments of
                    more than a million values; below that, one thread is faster
     target         SIMD target, see `gradwire.simd_targets()`
@@ -106,7 +107,8 @@ class GradwireState(SessionOwner):
     ) -> None:
         if start_iter < 0:
             raise ValueError(f"start_iter is {start_iter}; it must not be negative")
-        self._settings = ExchangeSettings.of(codec, settings)
+        terms = f"start_iter {start_iter}"
+        self._settings = replace(ExchangeSettings.of(codec, settings), terms=terms)
         self._start_iter = start_iter
         self._scaler = scaler
         self._overlap = overlap
@@ -142,7 +144,9 @@ class GradwireState(SessionOwner):
             )
         parameters = bucket.parameters()
         if any(parameter not in self._names for parameter in parameters):
-            self._names = name_parameters_of(self)
+            module = find_module(self)
+            check_ranks(module, self._settings.process_group)
+            self._names = name_parameters_of(module)
             self._settings = self._settings.with_last_excluded(
                 [(name, list(p.shape)) for p, name in self._names.items() if p.requires_grad]
             )

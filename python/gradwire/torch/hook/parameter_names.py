@@ -1,7 +1,7 @@
-"""The names of a bucket's parameters.
+"""The DDP module of a state, with the names of a bucket's parameters.
 
 DDP gives the hook tensors without names, but rules, reports and checkpoints need names. So the
-state looks for the DDP module in which it is registered, which knows them.
+state looks for the DDP module in which it is registered, which knows them, and its ranks.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
-def name_parameters_of(state: object) -> dict[torch.Tensor, str]:
-    """Name of each parameter in the one DDP module with which `state` was registered.
+def find_module(state: object) -> DistributedDataParallel:
+    """The one DDP module with which `state` was registered.
 
     Raises RuntimeError if there is none or more than one.
     """
@@ -30,4 +31,21 @@ def name_parameters_of(state: object) -> dict[torch.Tensor, str]:
             "it needs exactly one: model.register_comm_hook(state, gradwire_hook), and a state of "
             "its own for each model"
         )
-    return {parameter: name for name, parameter in found[0].module.named_parameters()}
+    module: DistributedDataParallel = found[0]
+    return module
+
+
+def name_parameters_of(module: DistributedDataParallel) -> dict[torch.Tensor, str]:
+    return {parameter: name for name, parameter in module.module.named_parameters()}
+
+
+def check_ranks(module: DistributedDataParallel, group: dist.ProcessGroup | None) -> None:
+    """Raises ValueError unless `group` (None: the default one) has the ranks of the module's group:
+    gradients of other ranks would be averaged than DDP's."""
+    theirs, ours = (dist.get_process_group_ranks(g) for g in (module.process_group, group))
+    if theirs == ours:
+        return
+    raise ValueError(
+        f"DistributedDataParallel averages over the ranks {theirs}, the GradwireState over {ours}: "
+        "give GradwireState(process_group=) the group that the model has"
+    )

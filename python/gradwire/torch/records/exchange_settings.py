@@ -141,6 +141,7 @@ class ExchangeSettings(CodecSettings):
     FSDP2 made (Layout, rows).
     `update` (of exchanges with updates): called by each owner when the bucket holds its shard's
     averages, to turn them in place into the values that every rank gets.
+    `terms`: further settings, as text, that the ranks compare before the first exchange.
     """
 
     exchange: str = "sharded"
@@ -149,6 +150,7 @@ class ExchangeSettings(CodecSettings):
     remedy: str = ""
     leg: str | None = None
     update: Callable[[], None] | None = None
+    terms: str = ""
     chosen: Sequence[tuple[str, str, str]] | None = ()
 
     @staticmethod

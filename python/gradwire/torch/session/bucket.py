@@ -54,6 +54,7 @@ class Bucket:
         self, job: BucketJob, settings: ExchangeSettings, wire: Wire, queue: DeviceQueue | None
     ) -> None:
         self.tensors = job.tensors
+        self._terms = f"seed {settings.seed}\n{settings.terms}".rstrip()
         self.raw = job.raw
         self.dtype = job.values.dtype
         raw_codec = RAW_CODECS[self.dtype]
@@ -67,8 +68,10 @@ class Bucket:
         self._traffic = [(0, 0, 0, 0)] * len(job.tensors)
 
     def describe(self) -> str:
-        """The exchange's description and the dtype, which decides how averages are rounded."""
-        return self.exchange.describe().replace("\n", f"\ngradients {self.dtype}\n", 1)
+        """What must be equal on all ranks: the exchange's description, the dtype, which decides how
+        averages are rounded, and settings."""
+        further = f"\ngradients {self.dtype}\n{self._terms}\n"
+        return self.exchange.describe().replace("\n", further, 1)
 
     def fits(self, job: BucketJob) -> bool:
         same = self.raw == job.raw and self.dtype == job.values.dtype
