@@ -228,6 +228,9 @@ def refusals_of_sharded() -> dict[str, str]:
     note("rank", lambda: optimizer.load_state_dict(state | {"rank": 5}))
     note("codec", lambda: optimizer.load_state_dict(state | {"codec": "raw"}))
     note("format", lambda: optimizer.load_state_dict({"some": "thing"}))
+    other = make_model()
+    sgd = ShardedOptimizer(LOCAL["sgd"](other.parameters()), other, "3lc")
+    note("class", lambda: sgd.load_state_dict(state))
     inner.param_groups[0]["lr"] = 0.5
     note("options", optimizer.step)
     optimizer.close()
@@ -352,6 +355,9 @@ def refusals_of_local_steps() -> dict[str, str]:
         "outer": lambda: plain.load_state_dict(state),
         "saved every": lambda: often.load_state_dict(state),
         "delay": lambda: plain.load_state_dict(altered("schedule", delay=1)),
+        "class": lambda: often.load_state_dict(
+            {**often.state_dict(), "optimizer_class": "AdamW", "optimizer": adam.state_dict()}
+        ),
         "lbfgs": lambda: LocalSteps(torch.optim.LBFGS(model.parameters()), model, clip_norm=1.0),
         "noise": lambda: clipped.load_state_dict(
             {**altered("schedule", every=1), "fragments": [{**part, "momentum": {}}]}

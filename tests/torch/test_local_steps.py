@@ -192,6 +192,7 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
         "outer": "ValueError: an outer optimizer: the state has True, this rank has False",
         "saved every": "ValueError: every: the state has 2, this rank has 1",
         "delay": "ValueError: delay: the state has 1, this rank has 0",
+        "class": "ValueError: the state is that of the optimizer AdamW, this one wraps SGD",
         "no fragment": "ValueError: fragments is 0; 1 or more are needed",
         "layers": "ValueError: fragments is 6, but the model has 5 layers, and a layer is not cut: "
         "take fragments=5 or fewer",

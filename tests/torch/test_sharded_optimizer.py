@@ -188,6 +188,7 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
         "rank": "ValueError: the state is that of rank 5 of 1",
         "codec": "ValueError: the state is that of rank 0 of 1 with raw",
         "format": "ValueError: not a gradwire state of format 1",
+        "class": "ValueError: the state is that of the optimizer Adam, this one wraps SGD",
         "options": "RuntimeError: the options of the wrapped optimizer were changed",
         "closed": "CommunicationError: it was closed",
     }

@@ -471,6 +471,7 @@ class LocalSteps(ElasticReplica):
             "left_out": self._left_out,
             "clock": self._clock,
             "kept": list(self._kept),
+            "optimizer_class": type(self._optimizer).__name__,
             "optimizer": self._optimizer.state_dict(),
             "fragments": fragments,
             "shard": self._shard_text(),
@@ -480,8 +481,8 @@ class LocalSteps(ElasticReplica):
         """Goes on from a saved state; every rank must load its own, and its model's parameters.
 
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
-        another rank, world size, shard, codec, model, `every`, `fragments`, `delay`, `mix` or
-        `outer`.
+        another rank, world size, shard, codec, model, class of optimizer, `every`, `fragments`,
+        `delay`, `mix` or `outer`.
         """
         self._check_state(state)
         if state["shard"] != self._shard_text():
@@ -489,6 +490,7 @@ class LocalSteps(ElasticReplica):
         self._schedule.check_state(state["schedule"])
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.check_state(saved)
+        checkpoint.check_optimizer(state, self._optimizer)
         self._optimizer.load_state_dict(state["optimizer"])
         self._share_groups()
         self._session.load_state_dict(state)

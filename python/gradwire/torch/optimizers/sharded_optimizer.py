@@ -150,6 +150,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         """
         return {
             **self._session.state_dict(self._steps),
+            "optimizer_class": type(self._optimizer).__name__,
             "shard": self._shard.state_dict(),
             "options": options_of(self.param_groups),
         }
@@ -158,9 +159,10 @@ class ShardedOptimizer(ReplicaOptimizer):
         """Goes on from a saved state; every rank must load its own, and the model's parameters.
 
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
-        another rank, world size, codec or model.
+        another rank, world size, codec, class of optimizer or model.
         """
         self._check_state(state)
+        checkpoint.check_optimizer(state, self._optimizer)
         if len(state["options"]) != len(self.param_groups):
             raise ValueError(
                 f"the state has {len(state['options'])} groups, this one {len(self.param_groups)}"

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.optim import Optimizer
 
 from gradwire._core import Exchange
 from gradwire.torch.records.exchange_settings import check_machines
@@ -97,6 +98,14 @@ def check_place(
         raise ValueError(
             f"the state is that of {say.format(**state)}, this is {say.format(**here)}{hint}"
         )
+
+
+def check_optimizer(state: StateDict, optimizer: Optimizer) -> None:
+    """Raises ValueError if the state's `optimizer_class` is another than that of `optimizer`, which
+    would take over another algorithm's values without a word."""
+    theirs, ours = state.get("optimizer_class"), type(optimizer).__name__
+    if theirs != ours:
+        raise ValueError(f"the state is that of the optimizer {theirs}, this one wraps {ours}")
 
 
 def residuals_of(state: StateDict) -> list[Residual]:
