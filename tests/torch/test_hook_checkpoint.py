@@ -84,6 +84,18 @@ def test_distributed_checkpoint_keeps_each_ranks_state(
         assert "Missing key in checkpoint state_dict: gradwire.rank 1 of 2" in said
 
 
+def test_states_that_were_saved_under_one_name_are_refused_by_other_ranks(
+    cluster: Cluster, residuals: list[bytes], tmp_path: Path
+) -> None:
+    """torch.distributed.checkpoint keeps one rank's of equal names; PerRank gives each its own."""
+    said = cluster.run(WORLD, jobs.why_not_loaded_without_per_rank, str(tmp_path), STATE, residuals)
+    kept = [r for r in range(WORLD) if any(f"the state is that of rank {r} of" in t for t in said)]
+    assert len(kept) == 1
+    for rank, text in enumerate(said):
+        refused = f"the state is that of rank {kept[0]} of {WORLD}, this is rank {rank} of" in text
+        assert refused or rank == kept[0], (rank, text)
+
+
 def test_distributed_checkpoint_keeps_local_steps(cluster: Cluster, tmp_path: Path) -> None:
     ranks = cluster.run(2, jobs.local_steps_through_checkpoint, str(tmp_path))
     assert all(whole == resumed for whole, resumed in ranks), "its result is another one"

@@ -259,7 +259,7 @@ def test_an_error_of_the_heartbeat_is_raised_as_itself() -> None:
     members.watch(told.set)
     with mock.patch.object(Heartbeat, "_look", side_effect=ValueError("no counter")):
         assert told.wait(20)
-    with pytest.raises(CommunicationError, match="its heartbeat.* ended with ValueError: no count"):
+    with pytest.raises(CommunicationError, match=r"its heartbeat.* ended with ValueError: no co"):
         members.join()
     with pytest.raises(CommunicationError, match="no counter"):
         members.check()
@@ -267,14 +267,14 @@ def test_an_error_of_the_heartbeat_is_raised_as_itself() -> None:
 
 def test_an_error_of_a_call_of_the_store_is_raised_as_itself() -> None:
     access = StoreAccess()
+
+    def fail(error: Exception) -> None:
+        raise error
+
     with pytest.raises(KeyError, match="no such key"):
-        access.ask(lambda: {}["no such key"])
-
-    def fail() -> None:
-        raise RuntimeError("the store is gone\nand a trace")
-
+        access.ask(lambda: fail(KeyError("no such key")))
     with pytest.raises(StoreUnreachableError, match=r"the store is gone$"):
-        access.ask(fail)
+        access.ask(lambda: fail(RuntimeError("the store is gone\nand a trace")))
 
 
 def test_a_checkpoint_goes_on_where_as_many_ranks_begin_again(tmp_path: Path) -> None:
