@@ -13,6 +13,7 @@
 
 #include "arrays.h"
 #include "errors.h"
+#include "gil.h"
 #include "gradwire/codec_choice.h"
 #include "module.h"
 

@@ -16,6 +16,7 @@
 #include "codecs/inceptionn/inceptionn.h"
 #include "errors.h"
 #include "frame/packet.h"
+#include "gil.h"
 #include "gradwire/compressor.h"
 #include "gradwire/frame.h"
 #include "module.h"

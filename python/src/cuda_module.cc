@@ -18,6 +18,7 @@
 #include "cuda/shards/device_memory.h"
 #include "cuda/shards/device_shard_codec.h"
 #include "errors.h"
+#include "gil.h"
 #include "gradwire/cuda.h"
 #include "module.h"
 
@@ -28,7 +29,7 @@ namespace {
 
 void check(const Status& status) {
   if (status.ok()) return;
-  const nb::gil_scoped_acquire acquire;
+  const GilHeld held;
   raise(status);
 }
 void check(cudaError_t error) { check(cuda::to_status(error)); }
@@ -68,7 +69,12 @@ class DeviceCompressors {
   }
 
   std::vector<std::pair<uint64_t, bool>> transmit(uintptr_t x, uint64_t step, uintptr_t sums) {
-    const nb::gil_scoped_release release;
+    return without_gil([&] { return encode_and_decode(x, step, sums); });
+  }
+
+ private:
+  std::vector<std::pair<uint64_t, bool>> encode_and_decode(uintptr_t x, uint64_t step,
+                                                           uintptr_t sums) {
     // This copy of CUDA's runtime may not know which device PyTorch chose.
     check(cudaSetDevice(device_));
     check(codec_.encode({.table_dev = table_dev_.data(),
@@ -104,7 +110,6 @@ class DeviceCompressors {
     return sent;
   }
 
- private:
   static cuda::BucketCodec create(const std::string& codec, const std::vector<uint64_t>& lengths,
                                   uint64_t offset, uint64_t draw_stream) {
     std::vector<cuda::BucketSegment> segments;

@@ -34,11 +34,4 @@ T value_or_raise(Result<T> result) {
   return std::move(result).value();
 }
 
-// Runs work() without the GIL.
-template <typename Work>
-auto without_gil(const Work& work) {
-  const nanobind::gil_scoped_release release;
-  return work();
-}
-
 }  // namespace gradwire::python

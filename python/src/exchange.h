@@ -12,6 +12,7 @@
 
 #include "arrays.h"
 #include "errors.h"
+#include "gil.h"
 #include "gradwire/direction.h"
 #include "gradwire/exchange.h"
 #include "gradwire/layout.h"
@@ -35,7 +36,7 @@ class Callback {
 
   template <typename... Arguments>
   Status operator()(Arguments... arguments) {
-    const nb::gil_scoped_acquire acquire;
+    const GilHeld held;
     if (!call_.is_valid()) return {StatusCode::kInvalidArgument, "the exchange was dropped"};
     try {
       call_(arguments...);

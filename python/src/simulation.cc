@@ -18,6 +18,7 @@
 #include "arrays.h"
 #include "errors.h"
 #include "exchange.h"
+#include "gil.h"
 #include "module.h"
 
 namespace gradwire::python {
