@@ -265,7 +265,14 @@ class PyCompressor {
                                               codec() + "' with " + std::to_string(numel()));
     }
     const nb::object residual = state["residual"];
-    if (residual.is_none()) return;
+    const bool keeps = compressor_.residual().type() != ResidualType::kNone;
+    if (keeps == residual.is_none()) {
+      raise(StatusCode::kInvalidArgument,
+            keeps ? "the state's residual is None, but '" + codec() + "' keeps a residual of " +
+                        std::to_string(numel()) + " values"
+                  : "the state has a residual, but '" + codec() + "' keeps none");
+    }
+    if (!keeps) return;
     const FloatInput values(residual);
     if (values.values().size() != compressor_.residual().size()) {
       raise(StatusCode::kLengthMismatch,

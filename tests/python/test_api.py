@@ -287,6 +287,11 @@ def test_a_state_of_another_compressor_is_refused() -> None:
     for wrong in ({}, {"numel": 50}):
         with pytest.raises((gradwire.GradwireError, KeyError, TypeError)):
             compressor.load_state_dict(wrong)
+    with pytest.raises(gradwire.GradwireError, match=r"residual is None, but .* keeps a residual"):
+        compressor.load_state_dict(state | {"residual": None})  # it kept the old one
+    raw = gradwire.Compressor("raw", 50)
+    with pytest.raises(gradwire.GradwireError, match=r"has a residual, but .* keeps none"):
+        raw.load_state_dict(raw.state_dict() | {"residual": gradient(50)})
 
 
 def test_a_codec_without_error_feedback_has_no_residual() -> None:
