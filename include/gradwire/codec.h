@@ -211,6 +211,11 @@ class GRADWIRE_EXPORT Codec {
   // then.
   // After a failure the residual is as it was. With a codec that has a scale for each group of
   // values, it is as `restore` leaves it.
+  //
+  // No other thread may write to x meanwhile. If one does, still nothing outside payload, residual
+  // and decoded is written, and a failure is reported as such. But decoders may refuse the payload,
+  // or find other values in it than x ever had, and the residual may hold NaN, which the next call
+  // reports.
   Result<uint64_t> encode(const InputView& x, const ResidualView& residual, const DrawContext& draw,
                           std::span<std::byte> payload, Execution& execution,
                           const Measurement& measurement = {}, std::span<float> decoded = {}) const;

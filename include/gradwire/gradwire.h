@@ -168,7 +168,10 @@ typedef struct gw_draw {
 
    GW_NON_FINITE: x holds NaN or Inf, which this codec can't carry; the message names the element.
    The frame is then a marker that decodes to NaN everywhere, and *size is set. The caller may send
-   it. GW_BUFFER_TOO_SMALL, GW_UNSUPPORTED_DTYPE, GW_LIMIT_EXCEEDED. */
+   it. GW_BUFFER_TOO_SMALL, GW_UNSUPPORTED_DTYPE, GW_LIMIT_EXCEEDED.
+
+   No other thread may write to x meanwhile. If one does, nothing outside the frame is written, but
+   decoders may refuse the frame. */
 GW_API gw_status gw_encode(const gw_codec* codec, const void* x, uint64_t n, gw_dtype dtype,
                            const gw_draw* draw, void* frame, uint64_t capacity, uint64_t* size,
                            gw_execution* execution);

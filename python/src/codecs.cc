@@ -316,16 +316,19 @@ nb::list parameter_dicts(std::initializer_list<std::span<const CodecParameter>> 
 }
 
 void bind_codecs(nb::module_& module) {
-  module.def("encode", &encode, nb::arg("x"), nb::arg("codec"), nb::kw_only(), nb::arg("seed") = 0,
-             nb::arg("step") = 0, nb::arg("stream") = 0, nb::arg("threads") = 1,
-             nb::arg("target") = "auto", nb::arg("dtype") = nb::none(),
-             "Encodes an array of any shape into one frame (bytes), without a residual.\n\n"
-             "x: C-contiguous float32, bfloat16 or float16 array on the CPU (buffer protocol or "
-             "DLPack). codec: its text, "
-             "e.g. '3lc:s=1.75'. dtype: 'bfloat16' or 'float16' if x is a uint16 array of such "
-             "bits. seed, step, stream: stochastic codecs draw from these numbers. Raises "
-             "GradwireError; warns NonFiniteWarning naming the element if x holds NaN or Inf "
-             "and the codec can't carry it: the frame is then a marker that decodes to NaN.");
+  module.def(
+      "encode", &encode, nb::arg("x"), nb::arg("codec"), nb::kw_only(), nb::arg("seed") = 0,
+      nb::arg("step") = 0, nb::arg("stream") = 0, nb::arg("threads") = 1,
+      nb::arg("target") = "auto", nb::arg("dtype") = nb::none(),
+      "Encodes an array of any shape into one frame (bytes), without a residual.\n\n"
+      "x: C-contiguous float32, bfloat16 or float16 array on the CPU (buffer protocol or "
+      "DLPack). codec: its text, "
+      "e.g. '3lc:s=1.75'. dtype: 'bfloat16' or 'float16' if x is a uint16 array of such "
+      "bits. seed, step, stream: stochastic codecs draw from these numbers. Raises "
+      "GradwireError; warns NonFiniteWarning naming the element if x holds NaN or Inf "
+      "and the codec can't carry it: the frame is then a marker that decodes to NaN. No other "
+      "thread may write to x meanwhile; if one does, no other memory is harmed, but "
+      "decoders may refuse the frame.");
   module.def(
       "decode", &decode, nb::arg("frame"), nb::kw_only(), nb::arg("threads") = 1,
       nb::arg("target") = "auto", nb::arg("max_numel") = uint64_t{1} << 31,

@@ -9,6 +9,13 @@ Status corrupt_payload(std::string_view name, std::string_view what) {
   return {StatusCode::kCorruptPayload, std::string(name) + ": " + std::string(what)};
 }
 
+Status changed_meanwhile(const CodecInfo& info) {
+  return {StatusCode::kNonFinite,
+          std::string(info.name) +
+              ": the values changed while they were encoded, and some were not "
+              "finite; no other thread may write to them meanwhile"};
+}
+
 Status check_payload_size(const CodecInfo& info, uint64_t n, uint64_t width, uint64_t size) {
   if (n <= kMaxNumel && size == n * width) return {};
   return corrupt_payload(info.name, std::to_string(n) + " values of " + std::to_string(width) +

@@ -17,6 +17,10 @@ namespace gradwire {
 // kCorruptPayload: "3lc: all scales are 0, ...".
 Status corrupt_payload(std::string_view name, std::string_view what);
 
+// kNonFinite for an input that was not finite when it was measured, or is not now, but has no such
+// value when all are looked at: another thread changes it.
+Status changed_meanwhile(const CodecInfo& info);
+
 // kCorruptPayload unless a payload of `size` bytes is n values of `width` bytes.
 Status check_payload_size(const CodecInfo& info, uint64_t n, uint64_t width, uint64_t size);
 

@@ -101,9 +101,10 @@ Result<uint64_t> ChunkedCodec::encode_values(const Input& input, const Measureme
   const bool is_measured = !has_heads || (measured.complete && groups.count == 1);
   if (has_heads && is_measured) {
     put_head(measured, input.size(), encoding, payload.data());
+    const bool is_zero = all_zero(payload.data(), shape.heads_size() / sizeof(float));
     // With a residual, encoding goes on, because it must update the residual.
-    if (!input.keeps_residual() && all_zero(payload.data(), shape.heads_size() / sizeof(float)))
-      return 0;
+    if (is_zero && !input.keeps_residual()) return 0;
+    if (!is_zero && !check_heads(shape, payload.data()).ok()) return changed_meanwhile(info());
   }
   std::atomic<bool> refused{false};
   const auto find_head = [&](uint64_t group) {

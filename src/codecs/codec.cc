@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/return_if_error.h"
+#include "codecs/checks.h"
 #include "codecs/chunks.h"
 #include "codecs/input.h"
 #include "codecs/parameters.h"
@@ -120,11 +121,12 @@ std::optional<uint64_t> Codec::find_refused(const Input& input) const {
 
 Status Codec::refuse(const Input& input) const {
   const std::optional<uint64_t> element = find_refused(input);
-  if (!element) return {};
+  if (!element) return changed_meanwhile(info());
   const float value = value_of(input.x(), *element);
-  const char* what = std::isnan(value)   ? " is NaN"
-                     : std::isinf(value) ? " is infinite"
-                                         : " is too large once the residual is added";
+  const char* what = std::isnan(value)                ? " is NaN"
+                     : std::isinf(value)              ? " is infinite"
+                     : std::isnan(input.at(*element)) ? " has a residual that is NaN"
+                                                      : " is too large once the residual is added";
   return {StatusCode::kNonFinite,
           std::string(info().name) + ": element " + std::to_string(*element) + what};
 }

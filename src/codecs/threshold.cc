@@ -1,7 +1,6 @@
 #include "codecs/threshold.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <iterator>
 
@@ -11,16 +10,16 @@
 namespace gradwire {
 namespace {
 
-// The magnitude at `rank` (0: the largest) among count <= kSamples. Their bits are in the same
-// order. Counting them by their upper bits leaves few to sort.
-float ranked(const float* magnitudes, uint64_t count, uint64_t rank) {
+// The magnitude bits at `rank` (0: the largest) among count <= kSamples; they are in the order of
+// the magnitudes. Counting them by their upper bits leaves few to sort.
+uint32_t ranked(const uint32_t* magnitudes, uint64_t count, uint64_t rank) {
   constexpr int kLowerBits = 20;
   uint16_t counts[1 << (31 - kLowerBits)] = {};
-  const auto upper = [=](uint64_t i) { return bits_of(magnitudes[i]) >> kLowerBits; };
+  const auto upper = [=](uint64_t i) { return magnitudes[i] >> kLowerBits; };
   for (uint64_t i = 0; i < count; ++i) ++counts[upper(i)];
   uint32_t wanted = std::size(counts) - 1;
   while (rank >= counts[wanted]) rank -= counts[wanted--];
-  float left[kSamples];
+  uint32_t left[kSamples];
   uint64_t size = 0;
   for (uint64_t i = 0; i < count; ++i) {
     left[size] = magnitudes[i];
@@ -37,11 +36,11 @@ float sample_threshold(const Input& input, float fraction) {
   const uint64_t count = std::min(n, kSamples);
   uint32_t places[kSamples];
   input.kernels().draw_words(sample_draws(), 0, count, places);
-  float magnitudes[kSamples];
+  uint32_t magnitudes[kSamples];
   for (uint64_t i = 0; i < count; ++i) {
-    magnitudes[i] = std::abs(input.at(sample_place(n, i, places[i])));
+    magnitudes[i] = magnitude_bits(input.at(sample_place(n, i, places[i])));
   }
-  return least_threshold(ranked(magnitudes, count, sample_rank(fraction, count)));
+  return least_threshold(float_of(ranked(magnitudes, count, sample_rank(fraction, count))));
 }
 
 }  // namespace gradwire

@@ -17,58 +17,13 @@
 #include "stages/element/bfloat16.h"
 #include "stages/half/float16.h"
 #include "tests/codecs/inputs.h"
+#include "tests/codecs/variants.h"
 
 namespace gradwire {
 namespace {
 
 constexpr uint64_t kChunk = 40960;
 constexpr float kTiny = 0x1p-149f;
-
-// The smallest group of a codec whose groups are described as in "multiple of 8" or "1 to 99".
-uint64_t smallest_group(std::string_view values) {
-  constexpr std::string_view kMultiple = "multiple of ";
-  if (values.starts_with(kMultiple)) values.remove_prefix(kMultiple.size());
-  return std::stoull(std::string(values));
-}
-
-// "name", and "name:key=value" for every listed value, for the smallest groups and for groups that
-// are larger than a chunk.
-std::vector<std::string> variants() {
-  std::vector<std::string> all;
-  for (const CodecInfo* info : codecs()) {
-    all.emplace_back(info->name);
-    for (auto list : {info->parameters, common_parameters(*info)}) {
-      for (const CodecParameter& parameter : list) {
-        if (parameter.name == "bucket") {
-          const uint64_t smallest = smallest_group(parameter.values);
-          for (uint64_t group : {smallest, (kChunk / smallest + 1) * smallest}) {
-            all.push_back(std::string(info->name) + ":bucket=" + std::to_string(group));
-          }
-        }
-        std::string_view rest = parameter.values;
-        while (parameter.values.find('|') != std::string_view::npos && !rest.empty()) {
-          const std::string_view value = rest.substr(0, rest.find('|'));
-          rest.remove_prefix(std::min(rest.size(), value.size() + 1));
-          std::string text(info->name);
-          text += ':' + std::string(parameter.name) + '=' + std::string(value);
-          if (parameter.name == "residual") text += ",ef=on";
-          if (info->name == "terngrad" && parameter.name == "coder") text += ",pack=trits5";
-          all.push_back(text);
-        }
-      }
-    }
-  }
-  for (const char* text :
-       {"3lc:s=1.99,coder=rice", "terngrad:clip=0", "terngrad:clip=0.5",
-        "topk:ratio=0.9,index=rice", "topk2bit:density=0.9", "stc:density=0.9", "qsgd:bits=2",
-        "qsgd:levels=127,coder=elias", "qsgd:levels=127,coder=elias-dense",
-        "qsgd:levels=127,norm=l2,bucket=50000", "qsgd:levels=1000,norm=l2",
-        "qsgd:bits=14,coder=elias-dense", "inceptionn:bound=6,ef=on", "truncate:bits=22",
-        "truncate:bits=24,ef=on"}) {
-    all.emplace_back(text);
-  }
-  return all;
-}
 
 std::vector<std::vector<float>> special_inputs() {
   std::vector<std::vector<float>> all;
@@ -165,7 +120,7 @@ Encoded encoded_twice(const Codec& codec, const InputView& x, Execution& executi
 TEST(EveryCodec, SpecialInputsGiveTheSameBytesEverywhere) {
   Execution scalar = Execution::create("scalar").value();
   const auto inputs = special_inputs();
-  for (const std::string& spec : variants()) {
+  for (const std::string& spec : codec_variants()) {
     const auto codec = Codec::parse(spec).value();
     for (size_t k = 0; k < inputs.size(); ++k) {
       const Encoded expected = encoded_twice(*codec, inputs[k], scalar);
@@ -181,7 +136,7 @@ TEST(EveryCodec, SpecialInputsGiveTheSameBytesEverywhere) {
 
 TEST(EveryCodec, SpecialInputsStayWithinTheStatedError) {
   const auto inputs = special_inputs();
-  for (const std::string& spec : variants()) {
+  for (const std::string& spec : codec_variants()) {
     const auto codec = Codec::parse(spec).value();
     for (size_t k = 0; k < inputs.size(); ++k) {
       const std::vector<float>& x = inputs[k];
@@ -206,7 +161,7 @@ TEST(EveryCodec, SpecialInputsStayWithinTheStatedError) {
 }
 
 TEST(EveryCodec, AllZeroDecodesToZero) {
-  for (const std::string& spec : variants()) {
+  for (const std::string& spec : codec_variants()) {
     const auto codec = Codec::parse(spec).value();
     for (float zero : {0.0f, -0.0f}) {
       for (uint64_t n : {uint64_t{1}, uint64_t{5}, kChunk + 1}) {
@@ -220,7 +175,7 @@ TEST(EveryCodec, AllZeroDecodesToZero) {
 
 // With one byte less than max_payload_size nothing is written, and the residual is as it was.
 TEST(EveryCodec, OneByteLessFailsCleanly) {
-  for (const std::string& spec : variants()) {
+  for (const std::string& spec : codec_variants()) {
     const auto codec = Codec::parse(spec).value();
     for (const char* target : {"scalar", "auto"}) {
       Execution execution = Execution::create(target, 2, Threading::kAlways).value();
@@ -254,7 +209,7 @@ TEST(EveryCodec, SixteenBitInputsAreTheFloatsThatTheyEqual) {
         bits[i] = static_cast<uint16_t>((i * 40503) & 0xbfff);
         wide[i] = dtype == Dtype::kBfloat16 ? widen_bf16(bits[i]) : widen_f16(bits[i]);
       }
-      for (const std::string& spec : variants()) {
+      for (const std::string& spec : codec_variants()) {
         const auto codec = Codec::parse(spec).value();
         for (std::string_view target : simd_targets()) {
           Execution execution = Execution::create(target, 2, Threading::kAlways).value();

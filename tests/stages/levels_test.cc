@@ -170,6 +170,43 @@ TEST_P(Levels, WideOnesAgreeWithTheScalarTable) {
   }
 }
 
+// A thread may change x after its norm was taken.
+TEST_P(Levels, OfValuesBeyondTheNormStayWithinS) {
+  const size_t n = 1000;
+  const float beyond[] = {limits::quiet_NaN(),
+                          limits::infinity(),
+                          -limits::infinity(),
+                          FLT_MAX,
+                          -FLT_MAX,
+                          1.01f,
+                          -1.01f,
+                          130.0f,
+                          -130.0f,
+                          300.0f,
+                          -300.0f,
+                          70000.0f};
+  Guarded<float> x(n);
+  Guarded<uint32_t> words(n);
+  std::vector<float> values(n);
+  for (size_t i = 0; i < n; ++i) values[i] = beyond[i % std::size(beyond)];
+  std::vector<uint32_t> drawn(n);
+  scalar().draw_words(DrawStream::create(5, 6, 7), 0, n, drawn.data());
+  for (int32_t s : kLargest) {
+    const LevelScale scale = level_scale(level_unit(1.0f, s), s);
+    Guarded<int8_t> levels(n);
+    kernels().quantize_levels(x.take_copy(values, Edge::kEnd), n, scale,
+                              words.take_copy(drawn, Edge::kEnd), levels.take(n, Edge::kEnd));
+    for (int8_t level : levels.copy()) ASSERT_LE(std::abs(level), s);
+  }
+  for (int32_t s : kLargestWide) {
+    const LevelScale scale = level_scale(level_unit(1.0f, s), s);
+    Guarded<int16_t> levels(n);
+    kernels().quantize_wide_levels(x.take_copy(values, Edge::kEnd), n, scale,
+                                   words.take_copy(drawn, Edge::kEnd), levels.take(n, Edge::kEnd));
+    for (int16_t level : levels.copy()) ASSERT_LE(std::abs(level), s);
+  }
+}
+
 TEST_P(Levels, BecomeValues) {
   Guarded<int8_t> levels(41000);
   Guarded<float> out(41000);

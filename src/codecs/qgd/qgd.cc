@@ -1,6 +1,7 @@
 #include "codecs/qgd/qgd.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -25,9 +26,12 @@ struct Component {
   float magnitude;
   uint64_t place;
 
-  // Whether it is sent before the other one.
+  // Whether it is sent before the other one. The bits of magnitudes are in their order, and order
+  // NaN too, which may come from another thread while the values are sorted.
   [[nodiscard]] bool before(const Component& other) const {
-    return magnitude != other.magnitude ? magnitude > other.magnitude : place < other.place;
+    const uint32_t bits = bits_of(magnitude);
+    const uint32_t other_bits = bits_of(other.magnitude);
+    return bits != other_bits ? bits > other_bits : place < other.place;
   }
 };
 
@@ -64,7 +68,8 @@ std::vector<Component> find_first(const Input& input, uint64_t count) {
 }
 
 // The last of the values that are sent: the first value, in order, at which the sum of magnitudes
-// reaches the norm. The input is not all zeros.
+// reaches the norm. The input is not all zeros, unless another thread has cleared it meanwhile:
+// then no value.
 Component last_sent(const Input& input, float norm) {
   // In exact arithmetic the first sqrt(n) magnitudes reach the norm.
   const std::vector<Component> first = find_first(input, root_of(input.size()));
@@ -73,7 +78,7 @@ Component last_sent(const Input& input, float norm) {
     sum += component.magnitude;
     if (static_cast<float>(sum) >= norm) return component;
   }
-  return first.back();
+  return first.empty() ? Component{.magnitude = FLT_MAX, .place = 0} : first.back();
 }
 
 class QgdCodec final : public TernaryCodec<QgdCodec, QgdParameters> {

@@ -49,7 +49,7 @@ struct Candidates {
   uint64_t count = 0;
   uint16_t places[kTopk2bitGroup];
   float magnitudes[kTopk2bitGroup];
-  float reordered[kTopk2bitGroup];  // the same magnitudes, for at_rank
+  uint32_t reordered[kTopk2bitGroup];  // the bits of the same magnitudes, for at_rank
 
   void find(const float* b, uint64_t n, float threshold, const Kernels& kernels) {
     uint64_t mask[kTopk2bitGroup / kWordBits];
@@ -57,8 +57,8 @@ struct Candidates {
     count = 0;
     for_each_set_bit(mask, n, [&](uint64_t i) {
       places[count] = static_cast<uint16_t>(i);
-      magnitudes[count] = std::abs(b[i]);
-      reordered[count] = magnitudes[count];
+      magnitudes[count] = float_of(magnitude_bits(b[i]));
+      reordered[count] = magnitude_bits(magnitudes[count]);
       ++count;
     });
   }
@@ -66,7 +66,7 @@ struct Candidates {
   // The magnitude at `rank` < count, where 0 is the largest.
   float at_rank(uint64_t rank) {
     std::nth_element(reordered, reordered + rank, reordered + count, std::greater<>());
-    return reordered[rank];
+    return float_of(reordered[rank]);
   }
 };
 

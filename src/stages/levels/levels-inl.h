@@ -14,8 +14,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::HWY_NAMESPACE {
 namespace {
 
-// Rounds values within the range of int32 to integers, towards 0. On x86, Highway's ConvertTo
-// spends three more instructions on values outside this range.
+// Rounds values within the range of int32 to integers, towards 0; other values become any integer.
+// On x86, Highway's ConvertTo spends three more instructions on these.
 template <class D32, class V>
 HWY_INLINE hn::Vec<D32> truncate(D32 d32, V v) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
@@ -29,7 +29,9 @@ HWY_INLINE hn::Vec<D32> truncate(D32 d32, V v) {
 #endif
 }
 
-// The levels of a vector of values, drawn with their random words.
+// The levels of a vector of values, drawn with their random words. Values beyond the norm have any
+// level (stages/levels/levels.h says where they come from), so the caller clamps all levels. That
+// takes the fewest instructions where levels are bytes.
 template <class D>
 HWY_INLINE hn::Vec<hn::RebindToSigned<D>> levels_of(D d, const float* x, const uint32_t* words,
                                                     hn::Vec<D> prescale, hn::Vec<D> inverse) {
@@ -41,9 +43,17 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> levels_of(D d, const float* x, const u
   return hn::ShiftRight<kByteLevelFraction>(hn::Add(fixed, upper));
 }
 
-// Stores the lanes of four vectors as bytes, in order.
+// Each lane, or -s or s if the lane is beyond.
+template <class D, class V>
+HWY_INLINE V clamp_levels(D d, V levels, int32_t s) {
+  using Level = hn::TFromD<D>;
+  return hn::Min(hn::Max(levels, hn::Set(d, static_cast<Level>(-s))),
+                 hn::Set(d, static_cast<Level>(s)));
+}
+
+// Stores the lanes of four vectors as bytes from -s to s, in order.
 template <class D, class V32>
-HWY_INLINE void store_bytes(D, V32 v0, V32 v1, V32 v2, V32 v3, int8_t* to) {
+HWY_INLINE void store_bytes(D, V32 v0, V32 v1, V32 v2, V32 v3, int32_t s, int8_t* to) {
   const hn::Repartition<int16_t, D> d16;
 #if HWY_ARCH_X86
   const hn::Repartition<int8_t, D> d8;
@@ -61,14 +71,14 @@ HWY_INLINE void store_bytes(D, V32 v0, V32 v1, V32 v2, V32 v3, int8_t* to) {
 #else
   const hn::Vec<decltype(d8)> bytes{_mm_packs_epi16(lower.raw, upper.raw)};
 #endif
-  hn::StoreU(bytes, d8, to);
+  hn::StoreU(clamp_levels(d8, bytes, s), d8, to);
 #else
   const hn::Half<decltype(d16)> half;
   const hn::Rebind<int8_t, decltype(d16)> half8;
   const auto lower = hn::Combine(d16, hn::DemoteTo(half, v1), hn::DemoteTo(half, v0));
   const auto upper = hn::Combine(d16, hn::DemoteTo(half, v3), hn::DemoteTo(half, v2));
-  hn::StoreU(hn::DemoteTo(half8, lower), half8, to);
-  hn::StoreU(hn::DemoteTo(half8, upper), half8, to + hn::Lanes(d16));
+  hn::StoreU(clamp_levels(half8, hn::DemoteTo(half8, lower), s), half8, to);
+  hn::StoreU(clamp_levels(half8, hn::DemoteTo(half8, upper), s), half8, to + hn::Lanes(d16));
 #endif
 }
 
@@ -84,12 +94,12 @@ void quantize_levels(const float* x, size_t n, LevelScale scale, const uint32_t*
                 levels_of(d, x + i + lanes, words + i + lanes, prescale, inverse),
                 levels_of(d, x + i + 2 * lanes, words + i + 2 * lanes, prescale, inverse),
                 levels_of(d, x + i + 3 * lanes, words + i + 3 * lanes, prescale, inverse),
-                levels + i);
+                scale.largest, levels + i);
   }
   const hn::Rebind<int8_t, decltype(d)> d8;
   for (; i + lanes <= n; i += lanes) {
     const auto level = levels_of(d, x + i, words + i, prescale, inverse);
-    hn::StoreU(hn::DemoteTo(d8, level), d8, levels + i);
+    hn::StoreU(clamp_levels(d8, hn::DemoteTo(d8, level), scale.largest), d8, levels + i);
   }
   for (; i < n; ++i) levels[i] = static_cast<int8_t>(level_of(x[i], scale, words[i]));
 }
@@ -108,7 +118,7 @@ void quantize_wide_levels(const float* x, size_t n, LevelScale scale, const uint
     const auto fixed = truncate(d32, hn::Mul(hn::Mul(hn::LoadU(d, x + i), prescale), inverse));
     const auto upper = hn::ShiftRightSame(hn::LoadU(du32, words + i), 32 - scale.fraction);
     const auto level = hn::ShiftRightSame(hn::Add(fixed, hn::BitCast(d32, upper)), scale.fraction);
-    hn::StoreU(hn::DemoteTo(d16, level), d16, levels + i);
+    hn::StoreU(clamp_levels(d16, hn::DemoteTo(d16, level), scale.largest), d16, levels + i);
   }
   scalar::quantize_levels(x + i, n - i, scale, words + i, levels + i);
 }

@@ -27,6 +27,7 @@ struct LevelScale {
   float prescale;
   float inverse;
   int32_t fraction;
+  int32_t largest;  // the level s
 };
 
 // Bits of a level where all levels have the same width: a level is written as level + s, 0 to 2 s.
@@ -76,15 +77,22 @@ GW_HOST_DEVICE inline LevelScale level_scale(float unit, int32_t s) {
   while (norm * prescale * inverse > largest * one) {
     inverse = float_of(bits_of(inverse) - 1);
   }
-  return {prescale, inverse, fraction};
+  return {prescale, inverse, fraction, s};
 }
 
 // The level of v, |v| <= norm: floor(v / unit + u), where u are the upper F = `fraction` bits of
 // the word as a fraction; from -s to s. v / unit is cut off towards 0 after F fractional bits, so
 // the expectation of the level is v / unit, apart from 2^-F and the roundings of the inverse and
 // the product.
+//
+// Any other v, also NaN, gives some level from -s to s: another thread may have changed the value
+// since the norm was taken, and the room for codes ends with those of level s.
 GW_HOST_DEVICE inline int32_t level_of(float v, LevelScale scale, uint32_t word) {
-  const auto fixed = static_cast<int32_t>(v * scale.prescale * scale.inverse);
+  const auto limit = static_cast<float>(scale.largest << scale.fraction);  // exact
+  const float product = v * scale.prescale * scale.inverse;
+  const auto fixed = static_cast<int32_t>(product > limit    ? limit
+                                          : product > -limit ? product
+                                                             : -limit);
   return (fixed + static_cast<int32_t>(word >> (32 - scale.fraction))) >> scale.fraction;
 }
 
