@@ -38,15 +38,24 @@ struct ExchangeStats {
 #undef GW_EXCHANGE_COUNTER
 };
 
-// A residual whose norm was found above kMostInputs times that of its input. Error feedback does
-// not catch up there: what is sent is old, and soon larger than any gradient.
+// A residual whose norm was found above most_inputs(type) times that of its input.
+//
+// Above kMostInputs error feedback does not catch up: what is sent is old, and soon larger than any
+// gradient. A residual in bfloat16 loses values long before: it has 8 significant bits, so what is
+// added to a value 512 times as large is rounded away. Above kMostInputsOfBfloat16, some per cent
+// of a constant input are lost (docs/codecs.md).
 struct OutgrownResidual {
   Direction direction;
   std::string tensor;
   uint64_t step;
   double factor;  // norm of the residual / largest norm of the input in the last steps
+  ResidualType type;
 };
 inline constexpr double kMostInputs = 1000;
+inline constexpr double kMostInputsOfBfloat16 = 32;
+[[nodiscard]] constexpr double most_inputs(ResidualType type) {
+  return type == ResidualType::kBfloat16 ? kMostInputsOfBfloat16 : kMostInputs;
+}
 
 // What this rank has encoded of a tensor so far: values, and the bytes of their frames' payloads,
 // without headers. As in ExchangeStats, a pull counts once, whoever gets it.

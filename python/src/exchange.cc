@@ -149,6 +149,8 @@ DictList outgrown_residuals(PyExchange& self) {
                     entry["name"] = found.tensor;
                     entry["step"] = found.step;
                     entry["factor"] = found.factor;
+                    entry["limit"] = most_inputs(found.type);
+                    entry["in_bf16"] = found.type == ResidualType::kBfloat16;
                   });
 }
 
@@ -258,8 +260,8 @@ void bind_exchange(nb::module_& module) {
           "keeps_residuals", [](PyExchange& self) { return self.exchange().keeps_residuals(); },
           "Whether any segment has a residual on any rank.")
       .def_prop_ro("outgrown_residuals", &outgrown_residuals,
-                   "This rank's residuals that were found with more than MOST_INPUTS times the "
-                   "norm of their input: kind, name, step, factor; each tensor once.")
+                   "This rank's residuals that were found with more than `limit` times the norm of "
+                   "their input: kind, name, step, factor, limit, in_bf16; each tensor once.")
       .def(
           "retract", [](PyExchange& self) { self.exchange().retract(); },
           "Puts the values that the last step sent back into the residuals, if no rank applied it.")
@@ -275,7 +277,6 @@ void bind_exchange(nb::module_& module) {
            "[(values pushed, payload bytes, values pulled, payload bytes)]: what this rank has "
            "encoded of each tensor of the layout so far; a pull counts once.");
 
-  module.attr("MOST_INPUTS") = kMostInputs;
   module.def("exchanges", &list_exchanges, "All exchanges with parameters and sources.");
   module.def("parse_exchange", &parse_exchange, nb::arg("text"),
              "An exchange's text, parsed: text (in full), name, inner (the exchange among the "

@@ -20,7 +20,9 @@ void ResidualWatch::examine(const Shards& shards, std::span<const ShardCodec::Re
     if (!std::isfinite(found.input)) continue;  // such a step is skipped
     double& input = inputs_[found.segment];
     input = std::max(found.input, input * kFade);
-    if (input == 0 || !(found.residual > kMostInputs * kMostInputs * input)) continue;
+    const ResidualType type = shards.own_codec(found.segment)->residual_type();
+    const double limit = most_inputs(type);
+    if (input == 0 || !(found.residual > limit * limit * input)) continue;
     const Segment& segment = shards.segment(found.segment);
     const std::string& tensor = shards.layout->tensors()[segment.tensor].name;
     const Direction direction = shards.direction(segment.owner);
@@ -31,7 +33,8 @@ void ResidualWatch::examine(const Shards& shards, std::span<const ShardCodec::Re
     outgrown_.push_back({.direction = direction,
                          .tensor = tensor,
                          .step = step,
-                         .factor = std::sqrt(found.residual / input)});
+                         .factor = std::sqrt(found.residual / input),
+                         .type = type});
   }
 }
 

@@ -19,26 +19,37 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from gradwire._core import MOST_INPUTS, Layout
+from gradwire._core import Layout
 from gradwire.choice import Chooser
 from gradwire.torch.records.traffic import TensorTraffic
 
 
 @dataclass(frozen=True)
 class OutgrownResidual:
-    """A residual that was found with `factor` times the norm of its input, in step `step`."""
+    """A residual that was found with `factor` times the norm of its input, in step `step`. `limit`:
+    the factor above which it is reported, smaller for residuals in bfloat16 (`in_bf16`)."""
 
     kind: str  # "push" or "pull"
     name: str
     step: int
     factor: float
+    limit: float
+    in_bf16: bool
 
     def describe(self) -> str:
-        return (
+        found = (
             f"the {self.kind} residual of {self.name} is {self.factor:.3g} times as large as its "
-            f"input in step {self.step} (limit {MOST_INPUTS:g}): error feedback does not catch up, "
-            "and what is sent is old. Take a codec that sends more (3lc with a smaller s, a larger "
-            "ratio or density, int8), and give a gradient scaler to GradwireState (scaler=)"
+            f"input in step {self.step} (limit {self.limit:g}): "
+        )
+        if self.in_bf16:
+            return found + (
+                "rounding it to bfloat16 loses part of the input. Take residual=f32, or a codec "
+                "that sends more"
+            )
+        return found + (
+            "error feedback does not catch up, and what is sent is old. Take a codec that sends "
+            "more (3lc with a smaller s, a larger ratio or density, int8), and give a gradient "
+            "scaler to GradwireState (scaler=)"
         )
 
 
