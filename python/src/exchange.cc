@@ -139,6 +139,7 @@ std::optional<Dict> non_finite(PyExchange& self) {
   entry["rank"] = input->rank;
   entry["tensor"] = input->tensor;
   entry["element"] = input->element;
+  entry["text"] = describe(*input, "the gradient");
   return entry;
 }
 

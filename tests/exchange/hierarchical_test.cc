@@ -127,9 +127,15 @@ TEST(Hierarchical, AStepThatIsNotFiniteIsSkippedByAll) {
     EXPECT_TRUE(std::isnan(buckets[r][0]));
     EXPECT_TRUE(hierarchy.rank(r).keeps_residuals());
   }
-  EXPECT_EQ(hierarchy.rank(0).non_finite()->rank, 1u);  // the speaker of rank 4's machine
-  EXPECT_EQ(hierarchy.rank(0).non_finite()->tensor, "a.bias");
-  EXPECT_EQ(hierarchy.rank(0).non_finite()->element, 12u);
+  const NonFiniteInput& seen = *hierarchy.rank(0).non_finite();
+  EXPECT_EQ(seen.rank, 1u);  // the speaker of rank 4's machine
+  EXPECT_EQ(seen.source, NonFiniteSource::kMachine);
+  EXPECT_EQ(seen.tensor, "a.bias");
+  EXPECT_EQ(seen.element, 12u);
+  EXPECT_EQ(
+      describe(seen, "the gradient"),
+      "the gradient of a rank on the machine whose speaker is rank 1 is not finite at element "
+      "12 of a.bias");
   buckets = random_buckets(6, hierarchy.layout().numel(), 2);
   ASSERT_TRUE(hierarchy.step(buckets, 1).ok());
   EXPECT_FALSE(hierarchy.rank(3).non_finite().has_value());
@@ -317,6 +323,12 @@ TEST(RingsInGroups, AStepThatIsNotFiniteIsSkippedByAll) {
       }
       if (step == 0) {
         EXPECT_EQ(groups.rank(0).non_finite()->rank, 3u);  // rank 4's speaker
+        EXPECT_EQ(groups.rank(0).non_finite()->source, NonFiniteSource::kMachine);
+        // The others know that some rank's value is not finite, and who can tell more.
+        EXPECT_EQ(groups.rank(1).non_finite()->source, NonFiniteSource::kResult);
+        EXPECT_EQ(describe(*groups.rank(1).non_finite(), "the gradient"),
+                  "the gradient of some rank is not finite (rank 0, the speaker of this machine, "
+                  "names the machine)");
       }
     }
   }

@@ -41,7 +41,7 @@ expect_not WARNING
 printf 'codec = int8\nmin-bytes = 1000\n' >"$config"
 run GRADWIRE_MPI_CONFIG="$config" -- nan
 ((status == 0))
-expect "value 5 of 'buffer' is NaN or Inf"
+expect "is not finite at element 5 of buffer"
 expect "WARNING: codec int8 is made for error feedback"
 expect "1 done again as they were not finite"
 

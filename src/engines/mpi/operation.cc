@@ -157,9 +157,8 @@ Status Operation::Implementation::finish() {
   const std::optional<NonFiniteInput>& origin = exchange.non_finite();
   if (!origin) return {};
   exchange.retract();
-  return {StatusCode::kNonFinite, "rank " + std::to_string(origin->rank) + ": value " +
-                                      std::to_string(origin->element) + " of '" + origin->tensor +
-                                      "' is NaN or Inf, and so are results on every rank"};
+  return {StatusCode::kNonFinite,
+          describe(*origin, "a value") + "; the results hold NaN or Inf on every rank"};
 }
 
 Operation::Operation(std::unique_ptr<Implementation> implementation)

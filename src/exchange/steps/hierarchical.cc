@@ -244,7 +244,9 @@ Status HierarchicalExchange::end_step() {
   at_ = kDone;
   if (between()) non_finite_ = between()->non_finite();
   if (non_finite_) {
-    non_finite_->rank = plan_.machines.speakers[non_finite_->rank];
+    const uint32_t machine = non_finite_->rank;
+    non_finite_->rank = plan_.machines.speakers[machine];
+    if (plan_.machines.sizes[machine] > 1) non_finite_->source = NonFiniteSource::kMachine;
   } else if (plan_.checks_result) {
     GW_RETURN_IF_ERROR(find_non_finite());
   }
@@ -264,7 +266,8 @@ Status HierarchicalExchange::find_non_finite() {
   ++found_non_finite_;
   non_finite_ = {.rank = plan_.machines.speaker(),
                  .tensor = layout.tensors()[segment->tensor].name,
-                 .element = segment->tensor_offset + element - segment->bucket_offset};
+                 .element = segment->tensor_offset + element - segment->bucket_offset,
+                 .source = NonFiniteSource::kResult};
   return {};
 }
 

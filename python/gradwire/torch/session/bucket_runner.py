@@ -349,17 +349,15 @@ class BucketRunner:
         self._unplaced = [r._replace(values=r.values * np.float32(factor)) for r in self._unplaced]
 
     def _describe_non_finite(self, bucket: Bucket, job: BucketJob) -> str:
-        """Says where NaN or Inf is if the step must be skipped, else "". All ranks find the same.
+        """Says where NaN or Inf is if the step must be skipped, else "". All ranks skip the same
+        steps; with a hierarchical exchange, only speakers know the place.
 
         The average may hold NaN or Inf though the exchange found none in its input: in a bucket
         without residuals, and in a bucket of 16-bit values if the average is outside their range.
         Such a step must be skipped only if some bucket keeps residuals.
         """
         if (where := bucket.exchange.non_finite) is not None:
-            return (
-                f"the gradient of rank {where['rank']} is not finite at element "
-                f"{where['element']} of {where['tensor']}; the bucket is NaN on every rank"
-            )
+            return f"{where['text']}; the bucket is NaN on every rank"
         if job.raw or (bucket.exchange.keeps_residuals and bucket.dtype == torch.float32):
             return ""
         if not any(other.exchange.keeps_residuals for other in self._buckets.values()):
