@@ -51,6 +51,7 @@ def evaluate(
     from gradwire.evaluate.store import Store
     from gradwire.train import data as data_sets
     from gradwire.train import run
+    from gradwire.train.progress import say
     from gradwire.train.settings import TrainSettings
 
     chosen = names or list(_EVALUATIONS)
@@ -81,7 +82,7 @@ def evaluate(
             path = out / f"{name}{setup.suffix}.md"
             written = page.write(evaluation, found, machines, command, path)
             lines = [f"not used: {line}" for line in unusable] + [f"wrote {p}" for p in written]
-            console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+            say(console, "\n".join(lines))
         described.append({"name": name, "page": str(path), "runs": _described(documents)})
     if as_json:
         print_json({"evaluations": described, "failed": failed})
