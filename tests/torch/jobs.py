@@ -440,11 +440,13 @@ def train_with(place: str, optimizer: str, codec: str) -> tuple[list[str], list[
     return said, list(state.stats().remarks)
 
 
-def train_with_too_much_owed(factor: float) -> tuple[list[str], dict[str, Any]]:
+def train_with_too_much_owed(
+    factor: float, residual: str = "f32"
+) -> tuple[list[str], dict[str, Any]]:
     """The warnings and stats of 40 steps that begin with a residual of `second.weight`."""
     model = make_model()
     ddp = DistributedDataParallel(model)
-    state = GradwireState("topk:ratio=0.001", start_iter=0)
+    state = GradwireState(f"topk:ratio=0.001,residual={residual}", start_iter=0)
     ddp.register_comm_hook(state, gradwire_hook)
     owed = torch.full((model.second.weight.numel(),), factor)
     piece = {"kind": "push", "name": "second.weight", "offset": 0, "values": owed}
