@@ -126,7 +126,12 @@ def test_terngrad_tells_what_is_not_finite() -> None:
     buckets[3][64 * 300 + 7] = np.nan
     run(exchanges, buckets)
     for exchange, bucket in zip(exchanges, buckets, strict=True):
-        assert exchange.non_finite == {"rank": 3, "tensor": "a.bias", "element": 7}
+        assert exchange.non_finite == {
+            "rank": 3,
+            "tensor": "a.bias",
+            "element": 7,
+            "text": "the gradient of rank 3 is not finite at element 7 of a.bias",
+        }
         assert np.isnan(bucket).all()
 
 

@@ -195,7 +195,9 @@ def test_a_step_that_is_not_finite_is_skipped_as_on_the_cpu(codec: str, rank: in
         assert world.mixed[0].non_finite is None
         assert int(torch.isfinite(average).logical_not().sum()) == 1
     else:
-        assert world.mixed[0].non_finite == {"rank": rank, "tensor": "b", "element": 13}
+        text = f"the gradient of rank {rank} is not finite at element 13 of b"
+        expected = {"rank": rank, "tensor": "b", "element": 13, "text": text}
+        assert world.mixed[0].non_finite == expected
         assert bool(torch.isnan(average).all())
     world.retract()
     world.step(2)
