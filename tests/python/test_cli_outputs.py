@@ -107,7 +107,7 @@ def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
 STOPS = """
 import os, signal, sys, threading
 from pathlib import Path
-from gradwire.cli.output_file import replace_file
+from gradwire.files import replace_file
 
 with replace_file(Path(sys.argv[1])) as file:
     file.write(b"a part")

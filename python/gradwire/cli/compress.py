@@ -26,9 +26,10 @@ from gradwire.cli.output import (
     significant,
     warn,
 )
-from gradwire.cli.output_file import OutputOption, Outputs, replace_file
+from gradwire.cli.output_file import OutputOption, Outputs
 from gradwire.container import FRAME_DTYPES, Tensor, TensorFile, serialize
 from gradwire.errors import UserError
+from gradwire.files import replace_file
 from gradwire.tensor_files import read_tensor_file, values_of, widen
 
 SUFFIX = ".gw"

@@ -12,9 +12,10 @@ from typer import Argument, Option
 import gradwire
 from gradwire.cli.compress import SUFFIX
 from gradwire.cli.output import ForceOption, JsonOption, human_bytes, print_json, say
-from gradwire.cli.output_file import OutputOption, Outputs, replace_file
+from gradwire.cli.output_file import OutputOption, Outputs
 from gradwire.container import FRAME_DTYPES, ContainerError, Kind, Tensor, parse
 from gradwire.errors import UserError
+from gradwire.files import replace_file
 from gradwire.tensor_files import kind_of, write_tensor_file
 
 _MAX_VALUES_HELP = (

@@ -53,6 +53,7 @@ from gradwire.torch.optimizers.qsvrg import QSVRG, QSVRGEpoch
 from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
 from gradwire.torch.records.checkpoint import reshard
 from gradwire.torch.records.per_rank import PerRank
+from gradwire.torch.records.save import save
 from gradwire.torch.records.stats import BucketTiming, OutgrownResidual, RawTensor, Stats
 from gradwire.torch.server.server_optimizer import ServerOptimizer
 from gradwire.torch.server.server_stats import ServerStats
@@ -99,6 +100,7 @@ __all__ = [
     "outer_nesterov",
     "register_backend",
     "reshard",
+    "save",
     "sparse_loco",
 ]
 
