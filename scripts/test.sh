@@ -28,6 +28,8 @@ stages=(
 on_request=(
   "clang     build with clang++ without sanitizers, warnings are errors; ctest"
   "tsan      ThreadSanitizer; ctest"
+  "asan_py   the Python tests with a module that has the sanitizers of asan"
+  "limits    a tensor of 2^31 + 7 values, 64 ranks (tests/limits); takes 20 GiB of memory"
   "mpich     the MPI engine and its tests with MPICH; the other stages have Open MPI"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
   "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; docs/recipes.md runs"
@@ -118,6 +120,32 @@ stage_pytest() {
   cmake --build --preset gcc --target _cuda_on_host -j "$(nproc)"
   # Two processes share the files in order, because the tests wait for ranks half of the time.
   "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 tests
+}
+
+stage_limits() {
+  scripts/setup.sh
+  GRADWIRE_LIMITS=1 "$venv/bin/python" -m pytest -s --durations=0 tests/limits
+}
+
+# An environment that has the packages of .venv, but its own gradwire.
+stage_asan_py() {
+  scripts/setup.sh
+  cmake --preset asan_python
+  cmake --build --preset asan_python -j "$(nproc)"
+  local build=$PWD/build/asan_python
+  "$venv/bin/python" -m venv --without-pip --clear "$build/venv"
+  local packages here
+  packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  here=${packages/#$venv/$build/venv}
+  cp -r python/gradwire "$here/"
+  cp "$build/python/_core.abi3.so" "$here/gradwire/"
+  echo "$packages" >"$here/packages-of-the-repository.pth"
+  # PyTorch keeps memory until the process ends, which is no leak.
+  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+    GRADWIRE_ON_HOST_MODULE=$build/cuda_on_host PATH=$build/venv/bin:$PATH \
+    LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
+    "$build/venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+    --durations=10 tests/python tests/torch
 }
 
 # The frameworks get an environment of their own, which sees .venv: that keeps its versions.

@@ -1,0 +1,71 @@
+"""Limits that take much memory or time: `scripts/test.sh limits`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradwire
+
+GIB = 2**30
+pytestmark = pytest.mark.skipif(
+    "GRADWIRE_LIMITS" not in os.environ, reason="takes minutes: scripts/test.sh limits"
+)
+
+
+def need_memory(gib: int) -> None:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    entry = next(line for line in lines if line.startswith("MemAvailable:"))
+    available = int(entry.split()[1]) * 1024
+    if available < gib * GIB:
+        pytest.skip(f"needs {gib} GiB of memory; {available / GIB:.1f} are available")
+
+
+@pytest.mark.parametrize("codec", ["3lc:s=1.75", "int8", "topk:ratio=0.01,index=rice"])
+def test_a_tensor_beyond_32_bits_of_a_signed_index(codec: str) -> None:
+    need_memory(20)
+    n = 2**31 + 7
+    x = np.zeros(n, np.float32)
+    places = [0, 2**31 - 1, 2**31, n - 1]
+    x[places] = [1, -1, 1, -1]
+    frame = gradwire.encode(x, codec)
+    del x
+    values = gradwire.decode(frame, max_numel=n)
+    assert values.shape == (n,)
+    np.testing.assert_allclose(values[places], [1, -1, 1, -1], rtol=0.01)
+    if codec != "int8":
+        values[places] = 0
+    for begin in range(0, n, 2**28):
+        assert np.count_nonzero(values[begin : begin + 2**28]) <= 4
+
+
+def test_64_ranks_of_the_hook_on_one_machine(tmp_path: Path) -> None:
+    need_memory(16)
+    ranks = 64
+    program = Path(__file__).with_name("rank.py")
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "WORLD_SIZE": str(ranks),
+        "OMP_NUM_THREADS": "1",
+    }
+    start = time.monotonic()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, program, tmp_path],
+            env=environment | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    printed = [process.communicate(timeout=1500)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks
+    assert len({text.strip() for text in printed}) == 1, "the replicas differ"
+    print(f"{ranks} ranks: {time.monotonic() - start:.0f} s, {printed[0].strip()}")
