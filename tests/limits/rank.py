@@ -3,19 +3,17 @@
 import hashlib
 import os
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch import GradwireState, gradwire_hook
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-store = FileStore(str(Path(sys.argv[1]) / "store"), world)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+meeting = f"file://{sys.argv[1]}/store"
+dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)))
 state = GradwireState(codec="3lc:s=1.00,coder=rice", start_iter=0)
