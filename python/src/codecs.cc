@@ -12,6 +12,7 @@
 #include <nanobind/stl/string_view.h>
 
 #include "arrays.h"
+#include "base/checksum.h"
 #include "base/return_if_error.h"
 #include "codecs/inceptionn/inceptionn.h"
 #include "errors.h"
@@ -345,6 +346,9 @@ void bind_codecs(nb::module_& module) {
              "GradwireError; after corrupt_payload the values of `out` are unspecified.");
   module.def("inspect", &inspect, nb::arg("data"),
              "Header of a frame or a packet as a dict, after its checksum has been checked.");
+  module.def(
+      "checksum32", [](ArrayLike data) { return checksum32(ByteInput(data).bytes(), {}); },
+      nb::arg("data"), "The checksum of these bytes that frames and packets have (spec/format.md).");
   module.def("codecs", &list_codecs,
              "All codecs with parameters, defaults, properties and sources.");
   module.def(

@@ -9,6 +9,7 @@ import pytest
 import jobs
 from cluster import Cluster
 from gradwire.torch import GradwireState
+from gradwire.torch.link.wire import OVERHEAD_BYTES
 from gradwire.torch.records.exchange_settings import CodecSettings
 from jobs import Counted
 from training import Options
@@ -30,8 +31,8 @@ def test_bytes_are_those_of_the_wire(ranks: list[list[Counted]], run: int) -> No
         assert stats["push_bytes"] == counted.sent["push"] > 0
         assert stats["pull_bytes"] == counted.sent["pull"] > 0
         assert stats["received_bytes"] == counted.received
-        # Each message has a word of 8 bytes, and the hellos hold the descriptions to compare.
-        assert stats["control_bytes"] == counted.sent["hello"] + 8 * counted.messages
+        # The hellos hold the descriptions to compare.
+        assert stats["control_bytes"] == counted.sent["hello"] + OVERHEAD_BYTES * counted.messages
         last = rank[run].trained.last_steps
         assert sum(step["push_bytes"] for step in last) == stats["push_bytes"]
         assert sum(step["pull_bytes"] for step in last) == stats["pull_bytes"]

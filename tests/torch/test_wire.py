@@ -8,13 +8,13 @@ import numpy as np
 import torch.distributed as dist
 
 from cluster import Cluster
-from gradwire.torch.link.wire import HEAD_BYTES, Kind, Wire
+from gradwire.torch.link.wire import HEAD_BYTES, OVERHEAD_BYTES, Kind, Wire
 
-# Sizes around that from which a second transfer is needed (the head also holds a word of 8 bytes),
-# and around those up to which receives are posted after such messages.
+# Sizes around that from which a second transfer is needed (the head also holds a word and
+# checksums), and around those up to which receives are posted after such messages.
 SIZES = (
-    *(0, 1, 1000, HEAD_BYTES - 9, HEAD_BYTES - 8, HEAD_BYTES - 7, HEAD_BYTES - 6, HEAD_BYTES - 5),
-    *(3 * HEAD_BYTES, 5 * HEAD_BYTES - 8, 5 * HEAD_BYTES - 7, 1_000_003, 70_000, 5, 1_000_004),
+    *(0, 1, 1000, *(HEAD_BYTES - OVERHEAD_BYTES + i for i in range(-1, 4))),
+    *(3 * HEAD_BYTES, 5 * HEAD_BYTES - 16, 5 * HEAD_BYTES - 15, 1_000_003, 70_000, 5, 1_000_004),
 )
 
 
@@ -47,4 +47,4 @@ def exchange_messages() -> int:
 
 def test_messages_arrive(cluster: Cluster) -> None:
     for sent in cluster.run(3, exchange_messages):
-        assert sent == 2 * sum(8 + size for size in SIZES)
+        assert sent == 2 * sum(OVERHEAD_BYTES + size for size in SIZES)

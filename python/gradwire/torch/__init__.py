@@ -31,6 +31,7 @@ from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_
 from gradwire.torch.link.errors import (
     CoarseGradientsWarning,
     CommunicationError,
+    DamagedMessageError,
     ExpelledError,
     GrowingScalesWarning,
     NonFiniteStepWarning,
@@ -67,6 +68,7 @@ __all__ = [
     "BucketTiming",
     "CoarseGradientsWarning",
     "CommunicationError",
+    "DamagedMessageError",
     "ExpelledError",
     "FullyShardComm",
     "GradwireState",

@@ -32,6 +32,10 @@ class PeerMismatchError(CommunicationError):
     """Two ranks differ, in their codec or another setting; the message names both ranks."""
 
 
+class DamagedMessageError(CommunicationError):
+    """A message is not what its sender sent: its checksum does not match. `ranks`: the sender."""
+
+
 class StoreLostError(CommunicationError):
     """The store where ranks meet does not answer (LocalSteps, on_lost)."""
 

@@ -1,8 +1,11 @@
 """Messages between this rank and its peers, over point-to-point operations of a Gloo group.
 
-A message is one 8-byte word (from its low end: length in 40 bits, part in 16, kind in 8), followed
-by its bytes. The first `HEAD_BYTES` of it, the *head*, are one transfer; the other bytes, the
-*rest*, are a second one. A receive of `HEAD_BYTES` is always posted for every peer, so a sender
+A message is a word of 8 bytes (from its low end: length in 40 bits, part in 16, kind in 8), two
+checksums of 4 bytes, of the word and of the message's bytes, and these bytes. Packets of an
+exchange have a checksum of their own, which the exchange verifies: for them the second is 0.
+
+The first `HEAD_BYTES` of a message, the *head*, are one transfer; the other bytes, the *rest*, are
+a second one. A receive of `HEAD_BYTES` is always posted for every peer, so a sender
 never waits for the receiver's thread, and a message that fits into the head costs one transfer,
 which takes half the time of two (a length, then a payload). (Gloo delivers a shorter message into a
 larger buffer, and refuses a longer message.)
@@ -35,13 +38,18 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from gradwire._core import checksum32
+from gradwire.torch.link.errors import DamagedMessageError
+
 Bytes = npt.NDArray[np.uint8]
 
 HEAD_BYTES = 65536
 _WORD = struct.Struct("<Q")
+_CHECKS = struct.Struct("<II")
+OVERHEAD_BYTES = _WORD.size + _CHECKS.size  # of a message
 _LENGTH_BITS = 40
-_PART_BITS = 16
-_IN_HEAD = HEAD_BYTES - _WORD.size
+PART_BITS = 16
+_IN_HEAD = HEAD_BYTES - OVERHEAD_BYTES
 _NOTHING = np.empty(0, dtype=np.uint8)
 _HEAD_TAG, _PROBE_TAG, _REST_TAG, _BEYOND_TAG = range(4)
 
@@ -49,13 +57,20 @@ _HEAD_TAG, _PROBE_TAG, _REST_TAG, _BEYOND_TAG = range(4)
 class Kind(IntEnum):
     """What a message holds."""
 
-    PACKET = 0  # bytes that an exchange made
+    PACKET = 0  # bytes that an exchange made, with its checksum
     HELLO = 1  # the description of an exchange, in UTF-8
     OPTIONS = 2  # the options of a worker's parameter groups, as JSON
     MODEL = 3  # a server's version (u64), then its tensors as float32
     LEAVE = 4  # a worker pushes no more
     OVER = 5  # a server finishes no further version
     CATCH_UP = 6  # the model as the workers of a version have it, from a server, in MODEL's form
+    BUFFERS = 7  # a model's buffers
+    TENSORS = 8  # a model that another rank takes over, outside of any exchange
+
+    @property
+    def words(self) -> str:
+        """For errors."""
+        return "catch-up" if self is Kind.CATCH_UP else self.name.lower()
 
 
 class Received(NamedTuple):
@@ -77,6 +92,8 @@ class LostError(Exception):
 
 class Wire:
     """Messages to and from every peer of `group`, in the order in which they were sent.
+
+    A message that is not what its sender sent raises DamagedMessageError.
 
     One thread at a time may use it; only `receive` and `release` of different peers may overlap.
     """
@@ -104,9 +121,11 @@ class Wire:
     def send(self, peer: int, kind: Kind, payload: Bytes = _NOTHING, part: int = 0) -> None:
         """Starts sending. `payload` (one-dimensional) must not change before the next `flush`."""
         length = payload.size
-        head = np.empty(min(HEAD_BYTES, _WORD.size + length), dtype=np.uint8)
-        _WORD.pack_into(head, 0, length | (part | kind << _PART_BITS) << _LENGTH_BITS)
-        head[_WORD.size :] = payload[: head.size - _WORD.size]
+        head = np.empty(min(HEAD_BYTES, OVERHEAD_BYTES + length), dtype=np.uint8)
+        word = _WORD.pack(length | (part | kind << PART_BITS) << _LENGTH_BITS)
+        checks = _CHECKS.pack(checksum32(word), _checksum_of(kind, payload))
+        head[:OVERHEAD_BYTES] = np.frombuffer(word + checks, dtype=np.uint8)
+        head[OVERHEAD_BYTES:] = payload[: head.size - OVERHEAD_BYTES]
         self._start_send(peer, head, _HEAD_TAG)
         if length > _IN_HEAD:
             room = self._room_there[peer]
@@ -115,21 +134,37 @@ class Wire:
             if length > room:
                 self._start_send(peer, payload[max(room, _IN_HEAD) :], _BEYOND_TAG)
                 self._room_there[peer] = _room_for(length)
-        self.sent_bytes += _WORD.size + length
+        self.sent_bytes += OVERHEAD_BYTES + length
 
     def receive(self, peer: int, timeout: float | None = None) -> Received:
         """Waits for the next message of `peer`; its bytes stay valid until `release(peer)`.
 
         `timeout` replaces the wire's. A wait that times out closes all connections.
+        Raises LostError, and DamagedMessageError, after which nothing more can be received.
         """
         self._wait(peer, self._posted.pop(peer), timeout)
         head = self._heads[peer]
-        (word,) = _WORD.unpack_from(head)
-        length = word & ((1 << _LENGTH_BITS) - 1)
-        label = word >> _LENGTH_BITS
-        kind, part = Kind(label >> _PART_BITS), label & ((1 << _PART_BITS) - 1)
+        length, kind, part, checksum = self._open_head(peer, head)
         if length <= _IN_HEAD:
-            return Received(kind, head[_WORD.size : _WORD.size + length], part)
+            payload = head[OVERHEAD_BYTES : OVERHEAD_BYTES + length]
+        else:
+            payload = self._receive_rest(peer, head, length, timeout)
+        if _checksum_of(kind, payload) != checksum:
+            raise self._damaged(peer, f"its {kind.words} of {length} bytes")
+        return Received(kind, payload, part)
+
+    def _open_head(self, peer: int, head: Bytes) -> tuple[int, Kind, int, int]:
+        """Length, kind, part and checksum of a message."""
+        check, checksum = _CHECKS.unpack_from(head, _WORD.size)
+        if checksum32(head[: _WORD.size]) != check:
+            raise self._damaged(peer, "the first bytes of its message")
+        (word,) = _WORD.unpack_from(head)
+        label = word >> _LENGTH_BITS
+        kind, part = Kind(label >> PART_BITS), label & ((1 << PART_BITS) - 1)
+        return word & ((1 << _LENGTH_BITS) - 1), kind, part, checksum
+
+    def _receive_rest(self, peer: int, head: Bytes, length: int, timeout: float | None) -> Bytes:
+        """All bytes of a message that does not fit into its head."""
         room = self._rooms[peer]
         beyond = None
         if length > room.size:
@@ -143,8 +178,16 @@ class Wire:
             self._wait(peer, beyond, timeout)
             self._rooms[peer][_IN_HEAD : room.size] = room[_IN_HEAD:]
             room = self._rooms[peer]
-        room[:_IN_HEAD] = head[_WORD.size :]
-        return Received(kind, room[:length], part)
+        room[:_IN_HEAD] = head[OVERHEAD_BYTES:]
+        return room[:length]
+
+    def _damaged(self, peer: int, what: str) -> DamagedMessageError:
+        return DamagedMessageError(
+            f"rank {self.rank}: rank {peer} sent {what}, and other bytes arrived: the checksum "
+            "does not match. They were damaged on the way, or in the memory of a rank (or the two "
+            "ranks have different versions of gradwire)",
+            (peer,),
+        )
 
     def release(self, peer: int) -> None:
         """Posts receives for the peer's next message; the bytes of the last one become invalid."""
@@ -229,6 +272,10 @@ class Wire:
         finally:
             with self._counting:
                 self.waited_seconds += time.perf_counter() - start
+
+
+def _checksum_of(kind: Kind, payload: Bytes) -> int:
+    return 0 if kind is Kind.PACKET else checksum32(payload)
 
 
 def _room_for(length: int) -> int:

@@ -27,6 +27,7 @@ from gradwire.local_schedule import Schedule
 from gradwire.torch.link.engine import agree, receive
 from gradwire.torch.link.errors import (
     CommunicationError,
+    DamagedMessageError,
     PeerMismatchError,
     RankLostWarning,
 )
@@ -133,7 +134,7 @@ class ElasticReplica(ReplicaOptimizer):
         """Raises the error unless the ranks that are left can go on."""
         assert self._members is not None
         self._members.check()
-        if isinstance(error, PeerMismatchError):
+        if isinstance(error, PeerMismatchError | DamagedMessageError):
             self._members.fail(error)
 
     def _regroup(self, members: Membership) -> None:
@@ -196,12 +197,12 @@ class ElasticReplica(ReplicaOptimizer):
             self._session.runner.find_machines()
             if sent is not None:
                 for receiver in roster.receivers:
-                    wire.send(place_of[receiver], Kind.PACKET, sent)
+                    wire.send(place_of[receiver], Kind.TENSORS, sent)
                 wire.flush()
             if members.id not in roster.receivers:
                 return None
             source = place_of[roster.source]
-            received = receive(wire, source, Kind.PACKET).copy()
+            received = receive(wire, source, Kind.TENSORS).copy()
             wire.release(source)
             return received
 
@@ -242,7 +243,7 @@ class ElasticReplica(ReplicaOptimizer):
         for fragment in sorted(under_way, key=lambda f: f.flight.job if f.flight else 0):
             try:
                 self._apply(fragment, self._schedule.mix)
-            except PeerMismatchError:
+            except (PeerMismatchError, DamagedMessageError):
                 raise
             except CommunicationError:
                 fragment.flight = None  # the parameters still have the changes

@@ -168,10 +168,10 @@ def _broadcast(tensors: Sequence[torch.Tensor], wire: Wire) -> Bytes:
     values = torch.cat(parts).numpy() if parts else np.empty(0, np.uint8)
     if wire.rank == 0:
         for peer in wire.peers:
-            wire.send(peer, Kind.PACKET, values)
+            wire.send(peer, Kind.TENSORS, values)
         wire.flush()
         return values
-    values = receive(wire, 0, Kind.PACKET).copy()
+    values = receive(wire, 0, Kind.TENSORS).copy()
     wire.release(0)
     pieces = torch.from_numpy(values).split([part.numel() for part in parts])
     for tensor, piece in zip(tensors, pieces, strict=True):

@@ -20,15 +20,15 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire._core import Layout
+from gradwire.torch.link.wire import PART_BITS
 from gradwire.torch.records.exchange_settings import CodecSettings
 from gradwire.torch.records.parameters import NamedTensor, shapes_of
-from gradwire.torch.server.buffers import BUFFERS
 from gradwire.torch.server.worker_loop import Working
 
 # Smaller tensors share a message with those that follow on the same server: a message takes about
 # as long as the encoding of so many values.
 _SMALLEST_PART = 4096
-_MOST_PARTS = BUFFERS  # that a message can number
+_MOST_PARTS = 1 << PART_BITS  # that a message can number
 
 Guard = Callable[[str], contextlib.AbstractContextManager[None]]
 INSTEAD = "barrier='step' exchanges after the backward pass instead"

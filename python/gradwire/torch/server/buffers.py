@@ -8,9 +8,6 @@ from torch import nn
 
 from gradwire.torch.link.wire import Bytes
 
-# Takes the place of a part's number in messages of kind MODEL.
-BUFFERS = (1 << 16) - 1
-
 
 class ModelBuffers:
     """The buffers of `model`: one worker sends them, the first server keeps them (3LC, section

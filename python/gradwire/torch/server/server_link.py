@@ -19,7 +19,11 @@ import torch.distributed as dist
 
 from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.engine import agree
-from gradwire.torch.link.errors import CommunicationError, PeerMismatchError
+from gradwire.torch.link.errors import (
+    CommunicationError,
+    DamagedMessageError,
+    PeerMismatchError,
+)
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 from gradwire.torch.link.wire import Bytes, Kind, LostError
 
@@ -64,7 +68,8 @@ class ServerLink(Connection):
         """The next message of any peer.
 
         Raises LostError naming the peer whose connection broke, or the `awaited` peers if nothing
-        comes for the timeout. Any other exception of a thread that receives is raised as it is.
+        comes for the timeout; DamagedMessageError naming the sender. Any other exception of a
+        thread that receives is raised as it is.
         """
         start = time.perf_counter()
         message: Message | Exception
@@ -79,7 +84,7 @@ class ServerLink(Connection):
 
     def refuse(self, message: Message) -> PeerMismatchError:
         return PeerMismatchError(
-            f"rank {message.peer} sent a {message.kind.name.lower()} for which rank {self.rank} "
+            f"rank {message.peer} sent a message ({message.kind.words}) for which rank {self.rank} "
             "has no use now",
             (message.peer,),
         )

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from gradwire._core import ServerSide
 from gradwire.torch.link.errors import WorkerLostWarning
 from gradwire.torch.link.wire import Kind, LostError
-from gradwire.torch.server.buffers import BUFFERS, ModelBuffers
+from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import OptionsOfWorkers
 from gradwire.torch.server.model_parts import GRADIENTS, ServerPart
 from gradwire.torch.server.server_link import Message, ServerLink
@@ -103,7 +103,7 @@ class Serving(Side[ServerSide]):
                 part.keep_model(with_replica=self._backup > 0)
         if self._buffers is not None:
             for worker in self.peers:
-                link.wire.send(worker, Kind.MODEL, self._buffers.pack(), BUFFERS)
+                link.wire.send(worker, Kind.BUFFERS, self._buffers.pack())
 
     def run(self, on_version: Callable[[int], None]) -> None:
         """Runs until every worker has left or is lost; at most `backup` of them may be lost."""
@@ -173,7 +173,7 @@ class Serving(Side[ServerSide]):
             self._left.add(message.peer)
         elif message.kind is Kind.PACKET and message.part in self.parts:
             self._take_push(message)
-        elif message.kind is Kind.MODEL and self._buffers is not None:
+        elif message.kind is Kind.BUFFERS and self._buffers is not None:
             self._buffers.load(message.payload)
         else:
             raise self.link.refuse(message)
@@ -253,4 +253,4 @@ class Serving(Side[ServerSide]):
             for number, part in self.parts.items():
                 self.link.wire.send(worker, Kind.MODEL, part.model(self.version), number)
             if self._buffers is not None:
-                self.link.wire.send(worker, Kind.MODEL, self._buffers.pack(), BUFFERS)
+                self.link.wire.send(worker, Kind.BUFFERS, self._buffers.pack())

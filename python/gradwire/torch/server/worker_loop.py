@@ -12,7 +12,7 @@ from gradwire._core import WorkerSide
 from gradwire.torch.link.errors import CommunicationError, PeerMismatchError
 from gradwire.torch.link.wire import Kind, LostError
 from gradwire.torch.records.parameters import Options
-from gradwire.torch.server.buffers import BUFFERS, ModelBuffers
+from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import encode_options, options_message
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
@@ -108,7 +108,7 @@ class Working(Side[WorkerSide]):
         return encode_options(groups) == self._sent_options
 
     def _send_buffers(self, buffers: ModelBuffers) -> None:
-        self.link.wire.send(buffers.keeper, Kind.MODEL, buffers.pack(), BUFFERS)
+        self.link.wire.send(buffers.keeper, Kind.BUFFERS, buffers.pack())
 
     def push(self, number: int, step: int, factor: float = 1.0) -> None:
         """Pushes the gradients of a part, times `factor`."""
@@ -149,11 +149,12 @@ class Working(Side[WorkerSide]):
         `on_model` is None when the worker leaves. Other messages that are still on their way are
         ignored then.
         """
-        missing = {(n, server) for n, e in self.exchanges.items() for server in e.servers}
+        exchanges = self.exchanges.items()
+        missing = {(Kind.MODEL, n, server) for n, e in exchanges for server in e.servers}
         if self._buffers is not None:
-            missing.add((BUFFERS, self._buffers.keeper))
+            missing.add((Kind.BUFFERS, 0, self._buffers.keeper))
         while missing:
-            silent = {server for _, server in missing}
+            silent = {server for _, _, server in missing}
             try:
                 message = self.link.take(sorted(silent))
             except LostError as lost:
@@ -162,17 +163,16 @@ class Working(Side[WorkerSide]):
                 raise
             if on_model is None and message.kind in (Kind.PACKET, Kind.OVER, Kind.CATCH_UP):
                 continue
-            place = (message.part, message.peer)
-            if message.kind is not Kind.MODEL or place not in missing:
+            if (message.kind, message.part, message.peer) not in missing:
                 raise self.link.refuse(message)
-            missing.discard(place)
-            if message.part == BUFFERS:
+            missing.discard((message.kind, message.part, message.peer))
+            if message.kind is Kind.BUFFERS:
                 assert self._buffers is not None
                 self._buffers.load(message.payload)
                 continue
             version = self.parts[message.part].load_model(message.peer, message.payload)
             if on_model is not None:
-                on_model(*place, version)
+                on_model(message.part, message.peer, version)
 
     def _take(self, waiting: Sequence[int]) -> None:
         """Handles one message."""
