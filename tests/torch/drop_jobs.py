@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,6 +105,71 @@ def _server(fails: bool) -> Watched:
     _expect_error(run) if fails else run()
     watched = {"model": model, "owner": optimizer, "side": optimizer._side}
     return {name: weakref.ref(value) for name, value in watched.items()}
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds. memory: resident, in bytes."""
+
+    files: int
+    threads: int
+    memory: int
+
+
+def serve_many(way: str, times: int) -> list[Held]:
+    """Makes a ServerOptimizer again and again; rank 1 serves. What this process holds after each.
+
+    way: "close" (the worker closes after two steps), "drop" (they only connect), "error" (the
+    server stops with an error of its own).
+    """
+    held = []
+    for _ in range(times):
+        _serve_once(way)
+        gc.collect()
+        dist.barrier()
+        held.append(_count_held())
+    return held
+
+
+def _serve_once(way: str) -> None:
+    model = nn.Linear(1000, 1000, bias=False)
+    optimizer = ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), timeout=60.0)
+    optimizer.connect()
+
+    def stop(version: int) -> None:
+        if version == 2 and way == "error":
+            raise ValueError("stopped by the test")
+
+    def run() -> None:
+        if optimizer.is_server:
+            optimizer.serve(stop)
+            return
+        for _ in range(2 + (way == "error")):
+            model(torch.ones(1, 1000)).sum().backward()
+            optimizer.step()
+        if way == "close":
+            optimizer.close()
+
+    if way == "error":
+        _expect_error(run)
+    elif way == "close":
+        run()
+    else:
+        dist.barrier()  # what was not flushed may be lost
+
+
+def _count_held() -> Held:
+    """Waits for threads that are ending, and gives free memory back to the system."""
+    end = time.monotonic() + 20.0
+    while time.monotonic() < end and any(
+        thread.name.startswith("gradwire") for thread in threading.enumerate()
+    ):
+        time.sleep(0.05)
+    ctypes.CDLL(None).malloc_trim(0)
+    folder = Path("/proc/self")
+    memory = int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    files, threads = (len(list((folder / name).iterdir())) for name in ("fd", "task"))
+    return Held(files, threads, memory)
 
 
 def _expect_error(run: Callable[[], None]) -> None:

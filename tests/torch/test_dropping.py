@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 import drop_jobs
@@ -14,3 +16,16 @@ def test_nothing_stays_of_a_model_that_is_dropped(
     fragile_cluster: Cluster, way: str, fails: bool
 ) -> None:
     assert fragile_cluster.run(2, drop_jobs.leftovers, way, fails) == [[], []]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc, of glibc")
+@pytest.mark.parametrize("way", ["close", "drop", "error"])
+def test_many_servers_in_one_process_hold_no_more_than_a_few(
+    fragile_cluster: Cluster, way: str
+) -> None:
+    """A model takes 4 MB."""
+    for held in fragile_cluster.run(2, drop_jobs.serve_many, way, 20):
+        settled = held[9]  # pools of threads have grown
+        assert held[-1].files <= settled.files, held
+        assert held[-1].threads <= settled.threads, held
+        assert held[-1].memory - settled.memory < 4_000_000, held
