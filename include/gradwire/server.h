@@ -76,6 +76,8 @@ class GRADWIRE_EXPORT ServerSide : public Exchange {
   virtual Status set_version(uint64_t version) = 0;
   // For each worker, the number of pushes that came too late.
   [[nodiscard]] virtual const std::vector<uint64_t>& dropped_pushes() const = 0;
+  // The workers whose push of the version under way has come, in ascending order.
+  [[nodiscard]] virtual std::vector<uint32_t> pushed() const = 0;
   // With Behind::kReport: the workers that lack more versions than are kept. They need the model
   // itself, as the other workers have it at version().
   [[nodiscard]] virtual std::vector<uint32_t> behind() const = 0;
@@ -85,6 +87,14 @@ class GRADWIRE_EXPORT ServerSide : public Exchange {
   // version under way counts if it has arrived; nothing of it may be received any more.
   // kInvalidArgument: it is no worker, or trits have shared scales, which need all workers.
   virtual Status lose(uint32_t worker) = 0;
+  // Between two versions, a process takes the place of a worker that was lost. The caller gives it
+  // the model as the other workers have it at version(); the versions from there on are sent. Those
+  // from `first` on wait for its pushes. Until its first push comes, join may be called again at
+  // any time, with a later `first`: a process that joins several servers begins at the newest
+  // version that one of them has.
+  // kInvalidArgument: it is no worker, takes part already, or `first` is too low.
+  // kUnexpectedMessage: a version is under way.
+  virtual Status join(uint32_t worker, uint64_t first) = 0;
 };
 
 // A worker's side. `server` is a server's rank in all functions; kInvalidArgument: it is not.
@@ -102,6 +112,12 @@ class GRADWIRE_EXPORT WorkerSide : public Exchange {
   // its own (else kInvalidArgument), and pulls from there. Gradients that it pushed for earlier
   // versions are lost.
   virtual Status catch_up(uint32_t server, uint64_t version) = 0;
+  // Joins others, after set_version: the first push is for the version `first`, and the versions
+  // before are pulled without one, into `bucket`, which must stay untouched until the first start.
+  // kInvalidArgument: the rank is no server, or `first` is below version(server).
+  // kLengthMismatch: the bucket has not layout.numel() values. kUnexpectedMessage: a step was taken
+  // already.
+  virtual Status join(uint32_t server, uint64_t first, std::span<float> bucket) = 0;
 };
 
 // A function that adds a finished version of one server's tensors to the worker's model: the

@@ -348,7 +348,8 @@ void bind_codecs(nb::module_& module) {
              "Header of a frame or a packet as a dict, after its checksum has been checked.");
   module.def(
       "checksum32", [](ArrayLike data) { return checksum32(ByteInput(data).bytes(), {}); },
-      nb::arg("data"), "The checksum of these bytes that frames and packets have (spec/format.md).");
+      nb::arg("data"),
+      "The checksum of these bytes that frames and packets have (spec/format.md).");
   module.def("codecs", &list_codecs,
              "All codecs with parameters, defaults, properties and sources.");
   module.def(

@@ -76,8 +76,14 @@ class PyExchange {
 
   void start(ArrayLike bucket, uint64_t step) {
     require_place(Place::kHost);
+    const std::span<float> values = lend(bucket);
+    run([&] { return exchange_->start(values, step); });
+  }
+
+  // Keeps the bucket alive.
+  std::span<float> lend(ArrayLike bucket) {
     bucket_ = FloatOutput(bucket);
-    run([&] { return exchange_->start(bucket_.values(), step); });
+    return bucket_.values();
   }
 
   void start_on_device(uintptr_t address, uint64_t numel, uint64_t step) {

@@ -121,7 +121,18 @@ void bind_server_sides(nb::module_& module) {
           "lose", [](PyServer& self, uint32_t worker) { raise_if_error(self.side().lose(worker)); },
           nb::arg("worker"),
           "Goes on without the worker. Its push of the version under way counts if it has "
-          "arrived; nothing of it may be received any more.");
+          "arrived; nothing of it may be received any more.")
+      .def_prop_ro(
+          "pushed", [](PyServer& self) { return self.side().pushed(); },
+          "Workers whose push of the version under way has come.")
+      .def(
+          "join",
+          [](PyServer& self, uint32_t worker, uint64_t first) {
+            raise_if_error(self.side().join(worker, first));
+          },
+          nb::arg("worker"), nb::arg("first"),
+          "Between two versions: another process takes the place of a lost worker. Versions from "
+          "`first` on wait for its pushes. Until the first has come, `first` may be raised.");
 
   bind_side<WorkerSide>(
       module, "WorkerSide",
@@ -149,7 +160,16 @@ void bind_server_sides(nb::module_& module) {
             raise_if_error(self.side().catch_up(server, version));
           },
           nb::arg("server"), nb::arg("version"),
-          "Notes that this worker now has the server's tensors of this version.");
+          "Notes that this worker now has the server's tensors of this version.")
+      .def(
+          "join",
+          [](PyWorker& self, uint32_t server, uint64_t first, ArrayLike bucket) {
+            raise_if_error(self.side().join(server, first, self.lend(bucket)));
+          },
+          nb::arg("server"), nb::arg("first"), nb::arg("bucket"),
+          "After set_version: pulls the versions before `first` into the bucket, without a push "
+          "for "
+          "them.");
 }
 
 }  // namespace gradwire::python

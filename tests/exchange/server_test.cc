@@ -376,6 +376,87 @@ TEST_F(ServerMessages, AVersionWaitsForNoWorkerThatIsLost) {
   EXPECT_EQ(server.lose(3).message(), "rank 3 is no worker");
 }
 
+TEST_F(ServerMessages, AProcessTakesThePlaceOfALostWorker) {
+  ServerCluster cluster({.workers = 3, .codec = "raw", .rate = -1.0f, .momentum = 0.0f});
+  ServerSide& server = cluster.server_side(3);
+  std::vector<float> model;  // of the worker that joins
+  std::vector<float> bucket(cluster.layout().numel());
+  const std::unique_ptr<WorkerSide> joiner =
+      make_server_worker(std::make_shared<const Layout>(cluster.layout()), 2,
+                         Execution::create().value(), {},
+                         [&](uint32_t, uint64_t, std::span<const float> delta) {
+                           for (size_t i = 0; i < model.size(); ++i) model[i] += delta[i];
+                           return Status();
+                         })
+          .value();
+  const auto push = [&](uint32_t worker, uint64_t version) {
+    const auto message = step(cluster, worker, version);
+    EXPECT_TRUE(server.receive(worker, message[0].bytes).ok());
+  };
+  const auto pull = [&](std::vector<uint32_t> expected) {
+    std::vector<uint32_t> peers;
+    for (const OutgoingMessage& message : server.take_outgoing()) {
+      peers.push_back(message.peer);
+      Exchange& rank = message.peer == 2 && !model.empty() ? *joiner : cluster.rank(message.peer);
+      EXPECT_TRUE(rank.receive(3, message.bytes).ok());
+    }
+    EXPECT_EQ(peers, expected);
+  };
+  EXPECT_EQ(server.join(2, 0).message(), "rank 2 can't join: it takes part already");
+  EXPECT_EQ(server.join(3, 0).message(), "rank 3 can't join: it is no worker");
+  step(cluster, 3, 0);
+  for (uint32_t worker : {0u, 1u, 2u}) push(worker, 0);
+  pull({0, 1, 2});
+  step(cluster, 3, 1);
+  push(0, 1);
+  push(2, 1);
+  EXPECT_EQ(server.pushed(), (std::vector<uint32_t>{0, 2}));
+  ASSERT_TRUE(server.lose(2).ok());
+  EXPECT_EQ(server.pushed(), (std::vector<uint32_t>{0, 2}));
+  EXPECT_EQ(server.join(2, 1).code(), StatusCode::kUnexpectedMessage);
+  push(1, 1);
+  pull({0, 1});
+  EXPECT_EQ(server.join(2, 1).message(), "rank 2 can't join: version 1 is finished");
+
+  // It gets the model of version 2, and first pushes for version 3.
+  ASSERT_TRUE(server.join(2, 2).ok());
+  model = cluster.worker_model(0);
+  ASSERT_TRUE(joiner->set_version(3, 2).ok());
+  EXPECT_EQ(joiner->join(3, 1, bucket).message(), "rank 3 takes no first push of version 1");
+  EXPECT_EQ(joiner->join(2, 2, bucket).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(joiner->join(3, 3, {}).code(), StatusCode::kLengthMismatch);
+  step(cluster, 3, 2);
+  push(0, 2);
+  push(1, 2);
+  EXPECT_EQ(server.awaiting(), std::vector<uint32_t>{2});
+  ASSERT_TRUE(joiner->join(3, 3, bucket).ok());
+  EXPECT_EQ(joiner->awaiting(), std::vector<uint32_t>{3});
+  ASSERT_TRUE(server.join(2, 3).ok());
+  EXPECT_TRUE(server.done());
+  pull({0, 1, 2});
+  EXPECT_TRUE(joiner->done());
+  EXPECT_TRUE(same_bits(model, cluster.worker_model(0)));
+
+  step(cluster, 3, 3);
+  push(0, 3);
+  push(1, 3);
+  EXPECT_EQ(server.awaiting(), std::vector<uint32_t>{2});
+  bucket = cluster.gradient(2, 3);
+  ASSERT_TRUE(joiner->start(bucket, 0).ok());
+  EXPECT_EQ(joiner->join(3, 4, bucket).code(), StatusCode::kUnexpectedMessage);
+  ASSERT_TRUE(server.receive(2, joiner->take_outgoing().at(0).bytes).ok());
+  EXPECT_EQ(server.join(2, 4).message(), "rank 2 can't join: it takes part already");
+  const std::vector<float> before = model;
+  pull({0, 1, 2});
+  EXPECT_TRUE(same_bits(model, cluster.worker_model(0)));
+  const std::vector<float> a = cluster.gradient(0, 3);
+  const std::vector<float> b = cluster.gradient(1, 3);
+  const std::vector<float> c = cluster.gradient(2, 3);
+  for (size_t i = 0; i < model.size(); ++i) {
+    ASSERT_NEAR(model[i] - before[i], (a[i] + b[i] + c[i]) / 3, 1e-5f);
+  }
+}
+
 TEST_F(ServerMessages, WhatNoPlaceIsForIsRefused) {
   ServerCluster cluster({.workers = 2});
   ServerSide& server = cluster.server_side(2);

@@ -100,13 +100,17 @@ uint64_t Endpoint::values_in(uint32_t shard) const {
   return values;
 }
 
-void Endpoint::begin(std::span<float> bucket, uint64_t step) {
+void Endpoint::lend(std::span<float> bucket) {
   bucket_ = bucket;
+  codec_->begin(bucket);
+}
+
+void Endpoint::begin(std::span<float> bucket, uint64_t step) {
+  lend(bucket);
   step_ = step;
   ++stats_.steps;
   non_finite_.reset();
   outgoing_.clear();
-  codec_->begin(bucket);
   for (uint32_t shard : all_shards_) set_step(shard, step);
 }
 

@@ -103,6 +103,8 @@ class Endpoint {
 
   // Begins a step, but sends nothing yet.
   void begin(std::span<float> bucket, uint64_t step);
+  // Sets the bucket before the first step.
+  void lend(std::span<float> bucket);
   [[nodiscard]] std::span<float> bucket() const { return bucket_; }
   [[nodiscard]] uint64_t step() const { return step_; }
   // Writes `step` instead of step() into the headers of the shard's packets.

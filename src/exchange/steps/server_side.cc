@@ -33,7 +33,9 @@ class ServerExchange final : public PacketExchange<ServerSide> {
   const std::vector<uint64_t>& dropped_pushes() const override { return dropped_; }
   std::vector<uint32_t> behind() const override;
   Status caught_up(uint32_t worker) override;
+  std::vector<uint32_t> pushed() const override;
   Status lose(uint32_t worker) override;
+  Status join(uint32_t worker, uint64_t first) override;
 
  private:
   // The progress of one worker.
@@ -42,12 +44,18 @@ class ServerExchange final : public PacketExchange<ServerSide> {
     uint64_t sent = 0;                          // number of versions sent to it
     bool behind = false;                        // history_ has dropped versions that it lacks
     bool lost = false;                          // no version waits for it
+    bool joins = false;                         // it has not pushed since it joined
+    uint64_t first = 0;                         // the first version that waits for it
     std::map<uint64_t, ReceivedPacket> pushes;  // for versions that are not finished
   };
 
   [[nodiscard]] uint32_t workers() const { return static_cast<uint32_t>(links_.size()); }
   [[nodiscard]] bool has_push(uint32_t worker) const {
     return links_[worker].pushes.contains(version_);
+  }
+  // Whether the version under way waits, or waited, for the worker's push.
+  [[nodiscard]] bool expects(uint32_t worker) const {
+    return !links_[worker].lost && links_[worker].first <= version_;
   }
   Status begin() override;
   Status take(ReceivedPacket received) override;
@@ -91,8 +99,15 @@ std::vector<uint32_t> ServerExchange::awaiting() const {
   if (done_) return {};
   if (scales_ && !scales_->complete()) return scales_->missing();
   std::vector<uint32_t> missing = worker_ranks(layout());
-  std::erase_if(missing, [&](uint32_t worker) { return has_push(worker) || links_[worker].lost; });
+  std::erase_if(missing, [&](uint32_t worker) { return has_push(worker) || !expects(worker); });
   return missing;
+}
+
+std::vector<uint32_t> ServerExchange::pushed() const {
+  if (done_) return {};
+  std::vector<uint32_t> here = worker_ranks(layout());
+  std::erase_if(here, [&](uint32_t worker) { return !has_push(worker); });
+  return here;
 }
 
 Status ServerExchange::begin() {
@@ -123,6 +138,7 @@ Status ServerExchange::take(ReceivedPacket received) {
   }
   if (scales_ && !scales_sent_) return unexpected(which + " before it was sent the scales");
   link.pushed = std::max(link.pushed, version + 1);
+  link.joins = false;
   received.keep();
   link.pushes.emplace(version, std::move(received));
   return done_ ? Status() : advance();
@@ -162,6 +178,7 @@ Status ServerExchange::drop(uint32_t worker, uint64_t version) {
                       ", but version " + std::to_string(version_) + " is under way");
   }
   ++dropped_[worker];
+  links_[worker].joins = false;
   links_[worker].pushed = std::max(links_[worker].pushed, version + 1);
   GW_RETURN_IF_ERROR(send_missing(worker));
   trim_history();
@@ -177,7 +194,7 @@ Status ServerExchange::advance() {
   uint32_t expected = 0;
   for (uint32_t worker = 0; worker < workers(); ++worker) {
     here += has_push(worker) ? 1 : 0;
-    expected += has_push(worker) || !links_[worker].lost ? 1 : 0;
+    expected += has_push(worker) || expects(worker) ? 1 : 0;
   }
   return here == 0 || here + options_.backup < expected ? Status() : finish_version();
 }
@@ -252,8 +269,29 @@ Status ServerExchange::lose(uint32_t worker) {
   }
   Link& link = links_[worker];
   link.lost = true;
-  link.behind = false;
+  link.behind = link.joins = false;
   std::erase_if(link.pushes, [&](const auto& push) { return push.first > version_; });
+  return done_ ? Status() : advance();
+}
+
+Status ServerExchange::join(uint32_t worker, uint64_t first) {
+  const auto invalid = [&](const std::string& what) {
+    return Status(StatusCode::kInvalidArgument, name_of(worker) + " can't join: " + what);
+  };
+  if (worker >= workers()) return invalid("it is no worker");
+  Link& link = links_[worker];
+  if (!link.lost && !link.joins) return invalid("it takes part already");
+  if (first < (link.lost ? version_ : link.first)) {
+    return invalid("version " + std::to_string(first) + " is finished");
+  }
+  if (link.lost) {
+    if (!done_) return unexpected(name_of(worker) + " joins, but a version is under way");
+    link = Link();
+    link.sent = version_;
+    link.joins = true;
+  }
+  link.first = link.pushed = first;
+  GW_RETURN_IF_ERROR(send_missing(worker));
   return done_ ? Status() : advance();
 }
 

@@ -31,6 +31,7 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
   Status set_version(uint32_t server, uint64_t version) override;
   const std::vector<uint64_t>& dropped_pushes() const override { return held_back_; }
   Status catch_up(uint32_t server, uint64_t version) override;
+  Status join(uint32_t server, uint64_t first, std::span<float> bucket) override;
 
  private:
   // The progress of this worker with one server.
@@ -38,6 +39,7 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
     uint64_t pushed = 0;                       // one above the newest version that was pushed
     uint64_t pulled = 0;                       // number of versions that were applied
     uint64_t known = 0;                        // number of versions known to be finished
+    bool joins = false;                        // it pulls versions before the first push
     std::map<uint64_t, ReceivedPacket> early;  // pulls that arrived before an older version's
     std::map<uint64_t, ReceivedPacket> sent;   // pushes of versions whose pulls are awaited
 
@@ -83,6 +85,23 @@ Status WorkerExchange::catch_up(uint32_t server, uint64_t version) {
   link.known = std::max(link.known, version);
   std::erase_if(link.early, [=](const auto& pull) { return pull.first < version; });
   std::erase_if(link.sent, [=](const auto& push) { return push.first < version; });
+  return {};
+}
+
+Status WorkerExchange::join(uint32_t server, uint64_t first, std::span<float> bucket) {
+  if (!is_server(server) || first < links_[server].pulled) {
+    return {StatusCode::kInvalidArgument,
+            name_of(server) + " takes no first push of version " + std::to_string(first)};
+  }
+  if (endpoint_.stats().steps > 0) return unexpected("join: a step was taken already");
+  if (bucket.size() != layout().numel()) {
+    return {StatusCode::kLengthMismatch,
+            "join: the layout has " + std::to_string(layout().numel()) + " values, the bucket " +
+                std::to_string(bucket.size())};
+  }
+  endpoint_.lend(bucket);
+  links_[server].pushed = first;
+  links_[server].joins = true;
   return {};
 }
 
@@ -169,7 +188,7 @@ Status WorkerExchange::take(ReceivedPacket received) {
   if (of_scales) return take_scales(received);
   Link& link = links_[peer];
   const uint64_t version = received.packet.header.step;
-  if (endpoint_.stats().steps == 0) {
+  if (endpoint_.stats().steps == 0 && !link.joins) {
     return unexpected(name_of(peer) + " sent a version before the first push");
   }
   if (version < link.pulled || link.early.contains(version)) {
