@@ -287,7 +287,8 @@ class Fleet:
         self._context.set_forkserver_preload(["gradwire.torch", "torch._dynamo"])
         self._started: dict[int, tuple[Any, Connection]] = {}
 
-    def start(self, number: int, plan: Plan, job: Callable[..., Ended] = train) -> None:
+    def start(self, number: int, plan: Any, job: Callable[..., Any] = train) -> None:
+        """Runs job(port of the store, number, plan)."""
         here, there = self._context.Pipe()
         process = self._context.Process(
             target=_serve, args=(there, job, self._port, number, plan), daemon=True
@@ -299,7 +300,8 @@ class Fleet:
     def pid(self, number: int) -> int:
         return int(self._started[number][0].pid)
 
-    def collect(self, *numbers: int, seconds: float = 240.0) -> list[Ended]:
+    def collect(self, *numbers: int, seconds: float = 240.0) -> list[Any]:
+        """What the jobs returned."""
         return [self._wait(number, seconds) for number in numbers]
 
     def wait_killed(self, number: int, seconds: float = 240.0) -> None:
@@ -313,17 +315,17 @@ class Fleet:
                 process.kill()
                 process.join()
 
-    def _wait(self, number: int, seconds: float) -> Ended:
+    def _wait(self, number: int, seconds: float) -> Any:
         process, connection = self._started[number]
         assert connection.poll(seconds), f"process {number} gave no answer"
-        answer: Ended = connection.recv()
+        answer = connection.recv()
         process.join(60)
         assert process.exitcode == 0, f"process {number} exits with {process.exitcode}"
         return answer
 
 
 def _serve(
-    connection: Connection, job: Callable[..., Ended], port: int, number: int, plan: Plan
+    connection: Connection, job: Callable[..., Any], port: int, number: int, plan: Any
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)

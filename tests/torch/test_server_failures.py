@@ -113,6 +113,36 @@ def run_and_fail_to_receive(job: Job) -> Served:
         return run(replace(job, victim=-1))
 
 
+def run_and_lose_two(job: Job) -> Served:
+    return run(replace(job, victim=dist.get_rank() if dist.get_rank() in (1, 2) else -1))
+
+
+def test_the_last_worker_gets_the_last_model() -> None:
+    """There are fewer workers left than backup workers and one more."""
+    processes = Cluster(4, fragile=True)
+    arguments = {"on_lost": "continue", "backup_workers": 1, "codec": "raw"}
+    processes.start(4, run_and_lose_two, Job(versions=12, arguments=arguments))
+    answers = processes.collect([0, 3], seconds=90)
+    processes.close(seconds=1.0)
+    for answer in answers.values():
+        assert isinstance(answer, Served), answer
+    assert answers[0].version == 12
+    assert answers[0].final == answers[3].final
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_training_goes_on_without_a_silent_worker(fragile_cluster: Cluster, victim: int) -> None:
+    arguments = {"on_lost": "continue", "timeout": 4.0}
+    job = Job(versions=12, victim=victim, signal=signal.SIGSTOP, arguments=arguments)
+    fragile_cluster.start(3, run, job)
+    answers = fragile_cluster.collect([1 - victim, SERVER], seconds=60)
+    for answer in answers.values():
+        assert isinstance(answer, Served), answer
+        assert answer.version == 12
+    assert answers[SERVER].stats["lost_workers"] == (victim,)
+    assert any(f"rank {victim} sent nothing (waited 4 s)" in w for w in answers[SERVER].warnings)
+
+
 def test_no_worker_is_left(fragile_cluster: Cluster) -> None:
     job = Job(versions=1000, victim=0, arguments={"on_lost": "continue"})
     fragile_cluster.start(3, run_and_lose_both, job)

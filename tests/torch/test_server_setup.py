@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch hides it
 
 import gradwire
 from cluster import Cluster, free_port, started_by_torchrun
@@ -21,6 +22,12 @@ from gradwire.torch import CommunicationError, ServerOptimizer, UnmatchedPattern
 
 REPOSITORY = Path(__file__).parents[2]
 
+ELASTIC: dict[str, Any] = {
+    "on_lost": "continue",
+    "store": HashStore(),
+    "ranks": 3,
+    "role": "worker",
+}
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"codec": "3cl"}, gradwire.GradwireError, "3lc"),
     ({"servers": 0}, ValueError, "servers is 0; a world of 3 ranks has 1 to 2 servers"),
@@ -31,6 +38,12 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "on_lost='continue' needs pulls='updates'",
     ),
+    ({"ranks": 3, "role": "worker"}, ValueError, "ranks= and role= are for workers that come and"),
+    ({**ELASTIC, "store": None}, ValueError, "ranks= and role=: processes can join with store="),
+    ({**ELASTIC, "role": "boss"}, ValueError, "role is 'boss'; valid are 'worker' and 'server'"),
+    ({**ELASTIC, "store": "host:29500"}, TypeError, "store is a str; a store of torch.distributed"),
+    ({**ELASTIC, "lost_after": 0.0}, ValueError, "lost_after is 0.0; it is a number of seconds"),
+    ({**ELASTIC, "ranks": 1}, ValueError, "servers is 1; a world of 1 ranks has 1 to 0 servers"),
     ({"backup_workers": 2}, gradwire.GradwireError, "2 backup workers of 2 workers"),
     ({"staleness": 64}, gradwire.GradwireError, "a history of 64 versions is too short"),
     ({"timeout": 0.0}, ValueError, "timeout is 0"),

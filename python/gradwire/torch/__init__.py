@@ -45,6 +45,8 @@ from gradwire.torch.link.errors import (
     ResidualDroppedWarning,
     StoreLostError,
     UnmatchedPatternWarning,
+    WorkerDiffersWarning,
+    WorkerJoinedWarning,
     WorkerLostWarning,
 )
 from gradwire.torch.optimizers.local_stats import LocalStats
@@ -97,6 +99,8 @@ __all__ = [
     "Stats",
     "StoreLostError",
     "UnmatchedPatternWarning",
+    "WorkerDiffersWarning",
+    "WorkerJoinedWarning",
     "WorkerLostWarning",
     "gradwire_hook",
     "outer_nesterov",

@@ -47,12 +47,13 @@ class Connection:
         else:
             group, self._names = _new_group(process_group, patience)
             store = group.get_group_store()
-        self.rank = group.rank()
+        numbers = process_group.numbers if isinstance(process_group, Meeting) else ()
+        self.wire = Wire(group, patience, numbers)
+        self.rank = self.wire.rank
         self.world_size = group.size()
         self.error: Exception | None = None
-        self.wire = Wire(group, patience)
         self.readers: list[threading.Thread] = []  # threads that wait for messages
-        self._board = FailureBoard(store, self.rank, self.world_size)
+        self._board = FailureBoard(store, self.rank, [self.rank, *self.wire.peers])
         self._group: dist.ProcessGroup | None = group
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._finalizing = threading.Lock()  # held while one finalizer takes the other's place
@@ -132,6 +133,10 @@ class Connection:
         self._board.leave()
         self.disconnect()
 
+    def announce(self, error: Exception) -> None:
+        """Leaves a report for the peers that this rank stopped because of its own `error`."""
+        self._board.announce(error)
+
     def disconnect(self) -> bool:
         """Releases the group. What was not flushed may be lost.
 
@@ -157,7 +162,7 @@ class Connection:
     def _judge(self, raised: Exception, doing: str) -> Exception:
         if isinstance(raised, LostError):
             return self._diagnose(raised, doing)
-        self._board.announce(raised)
+        self.announce(raised)
         return raised
 
     def _diagnose(self, lost: LostError, doing: str) -> CommunicationError:

@@ -37,11 +37,11 @@ class DamagedMessageError(CommunicationError):
 
 
 class StoreLostError(CommunicationError):
-    """The store where ranks meet does not answer (LocalSteps, on_lost)."""
+    """The store where ranks meet does not answer (on_lost)."""
 
 
 class ExpelledError(CommunicationError):
-    """The others took this rank for dead, and went on without it (LocalSteps, on_lost)."""
+    """The others took this rank for dead, and went on without it (on_lost)."""
 
 
 class NonFiniteStepWarning(RuntimeWarning):
@@ -78,3 +78,11 @@ class RankLostWarning(RuntimeWarning):
 
 class WorkerLostWarning(RuntimeWarning):
     """A worker is gone, and the server goes on without it, as `backup_workers` allows."""
+
+
+class WorkerJoinedWarning(RuntimeWarning):
+    """Another process has taken the place of a lost worker (ServerOptimizer, on_lost)."""
+
+
+class WorkerDiffersWarning(RuntimeWarning):
+    """A worker that joined has other options in its parameter groups; they are not used."""

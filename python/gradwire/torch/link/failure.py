@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 
 import torch.distributed as dist
@@ -42,17 +42,18 @@ class Report:
 
 
 class FailureBoard:
-    """The reports of all ranks of one group. Ranks are counted in that group."""
+    """The reports of all ranks of one group."""
 
     def __init__(
         self,
         store: dist.Store,  # type: ignore[name-defined] # PyTorch hides it from checkers
         rank: int,
-        world_size: int,
+        ranks: Collection[int],
     ) -> None:
+        """rank: this one. ranks: all of the group, this one among them."""
         self._store = store
         self._rank = rank
-        self._ranks = range(world_size)
+        self._ranks = sorted(ranks)
         self._may_host_store = dist.is_initialized() and dist.get_rank() == 0
         self._access = StoreAccess()
 

@@ -21,6 +21,7 @@ class Meeting:
     store   of these ranks alone (a PrefixStore), and of no earlier meeting
     names   by which the program knows the ranks; empty: by their places, from 0 on
     connect_seconds   the most that a connection may take, if the group's timeout is longer
+    numbers   the ranks that messages and errors are about, by place; empty: the places themselves
     """
 
     store: Store
@@ -28,6 +29,7 @@ class Meeting:
     world_size: int
     names: Sequence[int] = ()
     connect_seconds: float = math.inf
+    numbers: Sequence[int] = ()
 
     def connect(self, timeout: float) -> dist.ProcessGroup:
         """A Gloo group. Every rank must call this.

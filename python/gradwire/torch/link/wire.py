@@ -28,7 +28,7 @@ import struct
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from typing import NamedTuple
@@ -50,7 +50,7 @@ OVERHEAD_BYTES = _WORD.size + _CHECKS.size  # of a message
 _LENGTH_BITS = 40
 PART_BITS = 16
 _IN_HEAD = HEAD_BYTES - OVERHEAD_BYTES
-_NOTHING = np.empty(0, dtype=np.uint8)
+NOTHING = np.empty(0, dtype=np.uint8)
 _HEAD_TAG, _PROBE_TAG, _REST_TAG, _BEYOND_TAG = range(4)
 
 
@@ -66,6 +66,8 @@ class Kind(IntEnum):
     CATCH_UP = 6  # the model as the workers of a version have it, from a server, in MODEL's form
     BUFFERS = 7  # a model's buffers
     TENSORS = 8  # a model that another rank takes over, outside of any exchange
+    JOIN = 9  # a worker takes a free place: empty, then the first version that it pushes for (u64)
+    EXPELLED = 10  # the servers took this worker for dead
 
     @property
     def words(self) -> str:
@@ -98,10 +100,16 @@ class Wire:
     One thread at a time may use it; only `receive` and `release` of different peers may overlap.
     """
 
-    def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
-        self.rank = group.rank()
+    def __init__(
+        self, group: dist.ProcessGroup, timeout: float, numbers: Sequence[int] = ()
+    ) -> None:
+        """numbers: the ranks of the group's processes, as everything here counts them; empty: as
+        the group counts them."""
         self.world_size = group.size()
-        self.peers = [peer for peer in range(self.world_size) if peer != self.rank]
+        numbers = numbers or range(self.world_size)
+        self.rank = numbers[group.rank()]
+        self.peers = [peer for peer in numbers if peer != self.rank]
+        self._place_of = {number: place for place, number in enumerate(numbers)}
         self.timeout = timeout
         self.sent_bytes = 0  # of messages, with their words
         self.waited_seconds = 0.0  # blocked on the wire
@@ -118,7 +126,7 @@ class Wire:
         for peer in self.peers:
             self.release(peer)
 
-    def send(self, peer: int, kind: Kind, payload: Bytes = _NOTHING, part: int = 0) -> None:
+    def send(self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0) -> None:
         """Starts sending. `payload` (one-dimensional) must not change before the next `flush`."""
         length = payload.size
         head = np.empty(min(HEAD_BYTES, OVERHEAD_BYTES + length), dtype=np.uint8)
@@ -226,7 +234,9 @@ class Wire:
         for peer in self.peers:
             with contextlib.suppress(RuntimeError):
                 # torch.distributed itself no longer knows a group that the program destroyed.
-                probe = group.recv([torch.empty(1, dtype=torch.uint8)], peer, _PROBE_TAG)
+                probe = group.recv(
+                    [torch.empty(1, dtype=torch.uint8)], self._place_of[peer], _PROBE_TAG
+                )
                 probe.wait(timedelta(milliseconds=1))
 
     def drop(self) -> None:
@@ -244,16 +254,18 @@ class Wire:
             return lost
 
     def _start_send(self, peer: int, data: Bytes, tag: int) -> None:
-        work = self._start(peer, lambda group: group.send([_as_tensor(data)], peer, tag))
+        work = self._start(peer, lambda group, place: group.send([_as_tensor(data)], place, tag))
         self._sends[peer].append((work, data))
 
     def _start_receive(self, peer: int, data: Bytes, tag: int) -> dist.Work:
-        return self._start(peer, lambda group: group.recv([_as_tensor(data)], peer, tag))
+        return self._start(peer, lambda group, place: group.recv([_as_tensor(data)], place, tag))
 
-    def _start(self, peer: int, transfer: Callable[[dist.ProcessGroup], dist.Work]) -> dist.Work:
+    def _start(
+        self, peer: int, transfer: Callable[[dist.ProcessGroup, int], dist.Work]
+    ) -> dist.Work:
         assert self._group is not None, "the wire was dropped"
         try:
-            return transfer(self._group)
+            return transfer(self._group, self._place_of[peer])
         except RuntimeError as error:
             raise LostError((peer,), False, str(error)) from error
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import NoReturn, TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -16,18 +14,17 @@ from gradwire.torch.link.errors import (
     CommunicationError,
     ExpelledError,
     PeerLostError,
-    PeerMismatchError,
     PeerSilentError,
     StoreLostError,
 )
 from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.link.store_access import StoreAccess
 from gradwire.torch.members.heartbeat import Heartbeat, State
+from gradwire.torch.members.meeting_store import clone, compare_terms, reaching_store
 from gradwire.torch.members.roster import Report, Roster, follow, found_training
 
 _LOOK_SECONDS = 0.05  # between two looks at the store
 _CONNECT_SECONDS = 30.0  # all come at the same time, when the generation is decided
-_TERMS = "terms"
 _ROSTER = "roster/{}"
 _REPORT = "report/{}/{}"
 
@@ -66,9 +63,9 @@ class Membership:
         self._settings = settings
         self._access = StoreAccess()
         self._store = PrefixStore("gradwire/members/", store)
-        self._compare(terms)
-        with _reaching_store():
-            self._heartbeat = Heartbeat(_clone(self._store), settings.lost_after)
+        compare_terms(self._store, self._access, terms)
+        with reaching_store():
+            self._heartbeat = Heartbeat(clone(self._store), settings.lost_after)
         self._roster: Roster | None = None
         self._error: Exception | None = None
 
@@ -167,16 +164,6 @@ class Membership:
         self._heartbeat.stop()
         self._access.hurry()
 
-    def _compare(self, terms: str) -> None:
-        with _reaching_store():
-            there = self._access.ask(lambda: self._store.compare_set(_TERMS, "", terms)).decode()
-        for theirs, mine in zip_longest(there.split("\n"), terms.split("\n"), fillvalue="nothing"):
-            if mine != theirs:
-                raise PeerMismatchError(
-                    f"this process can't join: it has '{mine}', the members have '{theirs}'. Give "
-                    "it the same settings and the same model"
-                )
-
     def _latest(self) -> Roster | None:
         """The last generation that was decided."""
         latest = self._roster
@@ -201,7 +188,7 @@ class Membership:
 
     def _accept(self, roster: Roster) -> Roster:
         self._roster = roster
-        with _reaching_store():
+        with reaching_store():
             self._heartbeat.say(State.MEMBER)
         return roster
 
@@ -255,29 +242,7 @@ class Membership:
             error.__cause__ = failure
             self.fail(error)
         try:
-            with _reaching_store():
+            with reaching_store():
                 return self._access.ask(call)
         except StoreLostError as error:
             self.fail(error)
-
-
-@contextlib.contextmanager
-def _reaching_store() -> Iterator[None]:
-    try:
-        yield
-    except StoreUnreachableError as error:
-        raise StoreLostError(
-            f"the store where the members meet does not answer ({error}), and without it the "
-            "training can't go on: start again from a checkpoint, with a new store"
-        ) from error
-
-
-def _clone(store: Store) -> Store:
-    """A client that waits for no call of another thread."""
-    if not hasattr(store, "clone"):
-        raise TypeError(
-            "on_lost='continue' needs a store with clone(), which those of PyTorch 2.9 and later "
-            "have"
-        )
-    clone: Store = store.clone()
-    return clone

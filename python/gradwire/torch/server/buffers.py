@@ -55,3 +55,18 @@ class ModelBuffers:
             )
         for name, buffer in own.items():
             buffer.copy_(buffers[name])
+
+
+def make_buffers(
+    model: nn.Module | None, sender: int | None, every: int, workers: int
+) -> ModelBuffers | None:
+    """Those of `model`, if a worker is responsible for them. Raises ValueError."""
+    if sender is None:
+        return None
+    if model is None:
+        raise ValueError("buffers_from needs model=, which has the buffers")
+    if not 0 <= sender < workers:
+        raise ValueError(f"buffers_from is {sender}; the workers are ranks 0 to {workers - 1}")
+    if every < 1:
+        raise ValueError(f"buffers_every is {every}; valid are 1 and more")
+    return ModelBuffers(model, sender, workers, every)

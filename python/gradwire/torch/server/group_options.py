@@ -11,13 +11,16 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+import warnings
 from collections import defaultdict
+from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
 import torch
 
-from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.link.errors import PeerMismatchError, WorkerDiffersWarning
 from gradwire.torch.link.wire import Bytes
 from gradwire.torch.records.parameters import Options, options_of
 
@@ -34,9 +37,25 @@ def encode_options(groups: list[Options]) -> bytes:
     return json.dumps(plain).encode()
 
 
+def version_message(version: int, more: bytes = b"") -> Bytes:
+    return np.frombuffer(_VERSION.pack(version) + more, dtype=np.uint8)
+
+
 def options_message(version: int, options: bytes) -> Bytes:
     """Says that the encoded options hold from the push for this version on."""
-    return np.frombuffer(_VERSION.pack(version) + options, dtype=np.uint8)
+    return version_message(version, options)
+
+
+def read_version(message: Bytes) -> int:
+    """The version with which a message begins."""
+    (version,) = _VERSION.unpack_from(message)
+    return int(version)
+
+
+def read_options(message: Bytes) -> list[Options]:
+    """The options in what `options_message` made."""
+    options: list[Options] = json.loads(message[_VERSION.size :].tobytes())
+    return options
 
 
 def apply_options(groups: list[Options], options: list[Options]) -> None:
@@ -50,19 +69,34 @@ def apply_options(groups: list[Options], options: list[Options]) -> None:
                 group[key] = tuple(value) if isinstance(old, tuple) else value
 
 
-class OptionsOfWorkers:
-    """What the workers sent. `must_agree`: their options for a version must be equal."""
+class Agreement(Enum):
+    """What follows where the options of two workers for a version differ."""
 
-    def __init__(self, must_agree: bool) -> None:
-        self._must_agree = must_agree
+    ERROR = auto()
+    WARNING = auto()  # once
+    NONE = auto()
+
+
+class OptionsOfWorkers:
+    """What the workers sent."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
         self._sent: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)  # by rank
+        self._joined: dict[int, int] = {}  # by rank: how many had joined when it did
 
     def take(self, rank: int, message: Bytes) -> None:
-        (version,) = _VERSION.unpack_from(message)
+        version = read_version(message)
         self._sent[rank].append((version, message[_VERSION.size :].tobytes()))
 
-    def choose(self, version: int, taken: list[int]) -> list[Options] | None:
-        """The options of the lowest rank whose push is in the version; None if no worker sent any.
+    def replace(self, rank: int) -> None:
+        """Another process has the place of this rank from now on."""
+        self._sent.pop(rank, None)
+        self._joined[rank] = 1 + max(self._joined.values(), default=0)
+
+    def choose(self, version: int, taken: Sequence[int]) -> list[Options] | None:
+        """The options of the worker that has taken part for the longest time, and of those the
+        lowest rank; None if no worker sent any.
 
         `taken`: the workers whose push is in the version. Raises PeerMismatchError where the
         options must be equal and are not.
@@ -70,16 +104,24 @@ class OptionsOfWorkers:
         latest = {rank: self._latest(rank, version) for rank in taken if rank in self._sent}
         if not latest:
             return None
-        first = min(latest)
+        first = min(latest, key=lambda rank: (self._joined.get(rank, 0), rank))
         chosen: list[Options] = json.loads(latest[first])
-        for rank, options in latest.items() if self._must_agree else ():
-            if options != latest[first]:
-                raise PeerMismatchError(
-                    f"ranks {first} and {rank} differ in their parameter groups: "
-                    f"{_difference(chosen, json.loads(options))}",
-                    (first, rank),
-                )
+        for rank, options in latest.items():
+            if options != latest[first] and self._agreement is not Agreement.NONE:
+                self._report(first, rank, _difference(chosen, json.loads(options)))
         return chosen
+
+    def _report(self, first: int, rank: int, difference: str) -> None:
+        what = f"ranks {first} and {rank} differ in their parameter groups: {difference}"
+        if self._agreement is Agreement.ERROR or not self._joined:
+            raise PeerMismatchError(what, (first, rank))
+        self._agreement = Agreement.NONE
+        warnings.warn(
+            f"{what}. Those of rank {first} count, which has taken part for longer. A process that "
+            "joins sets its schedulers by optimizer.version, see docs/server.md",
+            WorkerDiffersWarning,
+            stacklevel=2,
+        )
 
     def _latest(self, rank: int, version: int) -> bytes:
         """The options of the rank for this version. A worker may have sent those of later ones."""

@@ -8,6 +8,7 @@ and a slow peer must not close those of the others.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -21,11 +22,13 @@ from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.errors import (
     CommunicationError,
-    DamagedMessageError,
     PeerMismatchError,
 )
+from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, join
-from gradwire.torch.link.wire import Bytes, Kind, LostError
+from gradwire.torch.link.wire import NOTHING, Bytes, Kind, LostError
+from gradwire.torch.members.places import Places
+from gradwire.torch.server.admissions import Admissions
 
 _CONNECT_SECONDS = 60.0  # processes may start that much apart, however small the timeout is
 _ENDLESS = 365 * 86400.0
@@ -41,28 +44,66 @@ class Message:
 
 
 class ServerLink(Connection):
-    """Lasts from the comparison of setups to `close`, or to the first error, which ends it."""
+    """Lasts from the comparison of setups to `close`, or to the first error, which ends it.
+
+    Where processes take the places of lost workers, each of them has a connection of its own with
+    the servers, which are all of its group.
+    """
 
     def __init__(
         self,
-        process_group: dist.ProcessGroup | None,
+        where: dist.ProcessGroup | Meeting | None,
         timeout: float,
         description: str,
         peers: Sequence[int],
     ) -> None:
-        """`description`: of the setup, equal on all ranks. `peers`: ranks that send to this one."""
-        super().__init__(process_group, timeout, _CONNECT_SECONDS)
+        """`description`: of the setup, equal on all ranks; those of a meeting have compared it.
+        `peers`: ranks that send to this one."""
+        super().__init__(where, timeout, _CONNECT_SECONDS)
         self.wire_seconds = 0.0  # that `take` waited
-        self.arrived: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
-        with self.guard("comparing setups"):
-            agree(description, self.wire)
+        # Connection, peer, and its message, or an error. None: the peer has a new connection.
+        self.arrived: queue.SimpleQueue[tuple[Connection, int, Message | Exception | None]] = (
+            queue.SimpleQueue()
+        )
+        self._newer: dict[int, Connection] = {}  # of peers that have taken a place
+        self._sent_before = 0  # bytes, over connections that others have replaced
+        self._admissions: Admissions | None = None
+        if not isinstance(where, Meeting):
+            with self.guard("comparing setups"):
+                agree(description, self.wire)
         self.wire.timeout = timeout
-        self.readers = [
-            threading.Thread(target=self._read, args=(p,), name=f"gradwire-{p}", daemon=True)
-            for p in peers
-        ]
-        for thread in self.readers:
-            thread.start()
+        for peer in peers:
+            self._start_reader(self, peer)
+
+    def let_join(self, places: Places) -> None:
+        """On a server: gives the places that are `offer`ed to other processes."""
+
+        def on_arrival(rank: int, connection: Connection) -> None:
+            self.arrived.put((connection, rank, None))
+
+        self._admissions = Admissions(places, self.wire.timeout, on_arrival)
+
+    def offer(self, peer: int) -> None:
+        """The peer is lost, and another process may have its place."""
+        if self._admissions is not None:
+            self._admissions.offer(peer)
+
+    @property
+    def sent_bytes(self) -> int:
+        newer = sum(connection.wire.sent_bytes for connection in self._newer.values())
+        return self.wire.sent_bytes + self._sent_before + newer
+
+    def send(self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0) -> None:
+        """As Wire.send, to the process that has the place now."""
+        self._of(peer).wire.send(peer, kind, payload, part)
+
+    def flush(self, peer: int, keep: int = 0) -> None:
+        """As Wire.flush."""
+        self._of(peer).wire.flush(peer, keep)
+
+    def expel(self, peer: int) -> None:
+        """Tells a peer that was lost, and lives, that the others went on without it."""
+        self._expel(self._of(peer), peer)
 
     def take(self, awaited: Sequence[int]) -> Message:
         """The next message of any peer.
@@ -72,15 +113,23 @@ class ServerLink(Connection):
         thread that receives is raised as it is.
         """
         start = time.perf_counter()
-        message: Message | Exception
         try:
-            message = self.arrived.get(timeout=self.wire.timeout)
+            while True:
+                source, peer, item = self.arrived.get(timeout=self.wire.timeout)
+                if item is None:
+                    self._take_over(source, peer)
+                elif source is self._of(peer):
+                    break
+                elif isinstance(item, Message):
+                    self._expel(source, peer)  # it lives, and another process has its place
         except queue.Empty:
-            message = LostError(tuple(awaited), True, f"waited {self.wire.timeout:g} s")
-        self.wire_seconds += time.perf_counter() - start
-        if isinstance(message, Exception):
-            raise message
-        return message
+            why = f"waited {self.wire.timeout:g} s"
+            raise LostError(tuple(awaited), True, why) from None
+        finally:
+            self.wire_seconds += time.perf_counter() - start
+        if isinstance(item, Exception):
+            raise item
+        return item
 
     def refuse(self, message: Message) -> PeerMismatchError:
         return PeerMismatchError(
@@ -99,17 +148,75 @@ class ServerLink(Connection):
         rank is gone."""
         self.finish_with(owner, self._drop, partial(join, self.readers, ABORT_SECONDS))
 
+    def abandon(self, error: Exception) -> None:
+        super().abandon(error)
+        for connection in self._newer.values():
+            connection.abandon(error)
+
+    def disconnect(self) -> bool:
+        admissions, self._admissions = self._admissions, None
+        ended = admissions is None or admissions.stop()
+        newer = list(self._newer.values()) + self._not_taken()
+        for connection in newer:
+            connection.wire.abort()
+        ended &= super().disconnect()  # ends the readers of all
+        for connection in newer:
+            connection.disconnect()
+        return ended
+
+    def _not_taken(self) -> list[Connection]:
+        """Connections of processes of which nothing will be taken."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                source, _, item = self.arrived.get_nowait()
+                if item is None:
+                    found.append(source)
+        return found
+
+    def _judge(self, raised: Exception, doing: str) -> Exception:
+        error = super()._judge(raised, doing)
+        for connection in self._newer.values():
+            connection.announce(error)
+        return error
+
     def _drop(self) -> None:
         self.abandon(CommunicationError("the ServerOptimizer was dropped"))
         self.warn_of_threads(self.disconnect())
 
-    def _read(self, peer: int) -> None:
-        kind = Kind.HELLO
+    def _take_over(self, newer: Connection, peer: int) -> None:
+        """The process behind this connection has the peer's place from now on."""
+        older = self._newer.get(peer)
+        self._newer[peer] = newer
+        if older is not None:
+            self._expel(older, peer)  # it may only have slept
+            self._sent_before += older.wire.sent_bytes
+            older.disconnect()
+        self.readers[:] = [thread for thread in self.readers if thread.is_alive()]
+        self._start_reader(newer, peer)
+
+    def _of(self, peer: int) -> Connection:
+        return self._newer.get(peer, self)
+
+    def _expel(self, source: Connection, peer: int) -> None:
+        with contextlib.suppress(LostError):
+            source.wire.send(peer, Kind.EXPELLED)
+
+    def _start_reader(self, source: Connection, peer: int) -> None:
+        thread = threading.Thread(
+            target=self._read, args=(source, peer), name=f"gradwire-{peer}", daemon=True
+        )
+        self.readers.append(thread)
+        thread.start()
+
+    def _read(self, source: Connection, peer: int) -> None:
+        kind, wire = Kind.HELLO, source.wire
         try:
             while kind is not Kind.LEAVE:
-                kind, payload, part = self.wire.receive(peer, _ENDLESS)
-                self.arrived.put(Message(peer, kind, payload.copy(), part, time.perf_counter()))
+                kind, payload, part = wire.receive(peer, _ENDLESS)
+                message = Message(peer, kind, payload.copy(), part, time.perf_counter())
+                self.arrived.put((source, peer, message))
                 if kind is not Kind.LEAVE:
-                    self.wire.release(peer)
+                    wire.release(peer)
         except Exception as error:  # nobody takes it where the wire was dropped meanwhile
-            self.arrived.put(error)
+            self.arrived.put((source, peer, error))

@@ -10,10 +10,17 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import ServerSide
-from gradwire.torch.link.errors import WorkerLostWarning
+from gradwire.torch.link.errors import WorkerJoinedWarning, WorkerLostWarning
 from gradwire.torch.link.wire import Kind, LostError
+from gradwire.torch.members.places import Places
 from gradwire.torch.server.buffers import ModelBuffers
-from gradwire.torch.server.group_options import OptionsOfWorkers
+from gradwire.torch.server.group_options import (
+    Agreement,
+    OptionsOfWorkers,
+    encode_options,
+    options_message,
+    read_version,
+)
 from gradwire.torch.server.model_parts import GRADIENTS, ServerPart
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
@@ -35,9 +42,11 @@ class Serving(Side[ServerSide]):
         staleness: int,
         history: int,
         goes_on: bool,
+        places: Places | None,
         **options: Any,
     ) -> None:
-        """goes_on: without any worker that is lost, beside the backup workers. `options`: further
+        """goes_on: without any worker that is lost, beside the backup workers. places: with which
+        other processes take the places of lost workers; None: they can't. `options`: further
         arguments of ServerSide."""
 
         def make(number: int, part: ServerPart) -> ServerSide:
@@ -57,6 +66,9 @@ class Serving(Side[ServerSide]):
         self.peers = range(workers)
         self.models = 0  # sent to workers that lack versions which are no longer kept
         self.lost: set[int] = set()  # workers that are gone without having left
+        self.joined: list[int] = []  # places that other processes have taken, in this order
+        self._places = places
+        self._asking: list[int] = []  # places whose processes wait for the model
         self._pulls_gradients = pulls == GRADIENTS
         self._optimizer = optimizer
         self._buffers = buffers if buffers is not None and buffers.keeper == rank else None
@@ -64,8 +76,11 @@ class Serving(Side[ServerSide]):
         self._goes_on = goes_on
         # Transfers to a worker that may still be under way when it pushes.
         self._keep_sends = 2 * history if staleness else 3 * (len(parts) - 1)
-        # Without backup and staleness no worker is ahead of another.
-        self._options = OptionsOfWorkers(must_agree=backup == 0 and staleness == 0)
+        # Without backup and staleness no worker is ahead of another. The schedule of a process that
+        # joined may still differ, and must not end the training of all.
+        agreement = Agreement.ERROR if places is None else Agreement.WARNING
+        ahead = backup > 0 or staleness > 0
+        self._options = OptionsOfWorkers(Agreement.NONE if ahead else agreement)
         self._left: set[int] = set()
         self._ended_for: set[int] = set()  # workers that were sent OVER
         self._answered: set[int] = set()  # workers that were sent the last model
@@ -96,18 +111,21 @@ class Serving(Side[ServerSide]):
             self.exchanges[number].set_version(version)
             model = part.model(version)
             for worker in self.peers:
-                link.wire.send(worker, Kind.MODEL, model, number)
+                link.send(worker, Kind.MODEL, model, number)
             if self._pulls_gradients:
                 part.drop_model()
             else:
-                part.keep_model(with_replica=self._backup > 0)
+                part.keep_model(with_replica=self._backup > 0 or self._places is not None)
         if self._buffers is not None:
             for worker in self.peers:
-                link.wire.send(worker, Kind.BUFFERS, self._buffers.pack())
+                link.send(worker, Kind.BUFFERS, self._buffers.pack())
+        if self._places is not None:
+            link.let_join(self._places)
 
     def run(self, on_version: Callable[[int], None]) -> None:
         """Runs until every worker has left or is lost; at most `backup` of them may be lost."""
         while not self._ended():
+            self._let_in()
             for number, exchange in self.exchanges.items():
                 exchange.start(self.parts[number].bucket, exchange.version)
                 self._send_all(number)
@@ -123,14 +141,13 @@ class Serving(Side[ServerSide]):
                     self._options.choose(self.version - 1, list(self.peers))
                 on_version(self.version)
         for worker in self._left:
-            self.link.wire.flush(worker)
+            self.link.flush(worker)
 
     def _update(self, number: int) -> None:
         """Steps the optimizer, as the part's bucket holds the averages of this server's tensors."""
         exchange = self.exchanges[number]
-        missing = set(exchange.awaiting())
-        taken = [w for w in self.peers if w not in missing | self._excused]
-        self.parts[number].step(self._optimizer, self._options.choose(exchange.version, taken))
+        options = self._options.choose(exchange.version, exchange.pushed)
+        self.parts[number].step(self._optimizer, options)
 
     @property
     def _allowing(self) -> str:
@@ -160,14 +177,17 @@ class Serving(Side[ServerSide]):
         try:
             message = self.link.take(awaited or self._active())
         except LostError as lost:
-            if lost.silent and not (self._ended_for or self._answered):
-                raise  # later the training is over, and no silent worker is needed
+            is_over = self._ended_for or self._answered  # then no silent worker is needed
+            if lost.silent and not is_over and not (self._goes_on and awaited):
+                raise
             self._lose(lost)
             self._end_if_over()
             return
-        if message.peer in self._excused:
-            return  # it was silent for the timeout, and finds its connection closed in the end
-        if message.kind is Kind.OPTIONS:
+        if message.kind is Kind.JOIN and self._places is not None:
+            self._take_join(message)
+        elif message.peer in self._excused:
+            self.link.expel(message.peer)  # it was silent for the timeout
+        elif message.kind is Kind.OPTIONS:
             self._options.take(message.peer, message.payload)
         elif message.kind is Kind.LEAVE:
             self._left.add(message.peer)
@@ -182,7 +202,7 @@ class Serving(Side[ServerSide]):
     def _take_push(self, message: Message) -> None:
         number = message.part
         exchange = self.exchanges[number]
-        self.link.wire.flush(message.peer, self._keep_sends)
+        self.link.flush(message.peer, self._keep_sends)
         exchange.receive(message.peer, message.payload)
         self._send_all(number)
         if not exchange.done:  # if done, `run` does this after the replica has followed
@@ -194,7 +214,7 @@ class Serving(Side[ServerSide]):
             if peer in self.lost:
                 continue
             try:
-                self.link.wire.send(peer, Kind.PACKET, message, number)
+                self.link.send(peer, Kind.PACKET, message, number)
             except LostError as error:
                 lost.append(error)
         for each in lost:  # after all were sent: this may finish a version
@@ -206,13 +226,19 @@ class Serving(Side[ServerSide]):
         for worker in exchange.behind:
             if worker not in self.lost:
                 model = self.parts[number].model(exchange.version, Kind.CATCH_UP)
-                self.link.wire.send(worker, Kind.CATCH_UP, model, number)
+                self.link.send(worker, Kind.CATCH_UP, model, number)
                 self.models += 1
             exchange.caught_up(worker)
 
     def _lose(self, gone: LostError) -> None:
         """Goes on without these workers, unless they have left or are too many."""
-        workers = set(gone.peers) - self._left - self.lost
+        here = set(gone.peers) - self._left
+        self._asking = [worker for worker in self._asking if worker not in here]
+        for worker in here:
+            self.link.offer(worker)
+        self._go_on_without(here - self.lost, gone)
+
+    def _go_on_without(self, workers: set[int], gone: LostError) -> None:
         self.lost |= workers
         if len(self.lost) > (self.workers - 1 if self._goes_on else self._backup):
             hint = "" if gone.silent else " (a worker leaves by calling optimizer.close())"
@@ -235,22 +261,69 @@ class Serving(Side[ServerSide]):
         if self._done():
             return
         missing = set(self._awaiting())
-        to_come = [worker for worker in self._active() if worker in missing]
-        excused = self._excused
-        here = [w for w in self.peers if w not in missing | excused]
-        if len(here) + len(to_come) >= self.workers - len(excused) - self._backup:
+        open_parts = [exchange for exchange in self.exchanges.values() if not exchange.done]
+        here = set.intersection(*(set(exchange.pushed) for exchange in open_parts)) - self._excused
+        to_come = missing.intersection(self._active())
+        if len(here) + len(to_come) >= max(1, len(here | missing) - self._backup):
             return
         for worker in self._active():
             # A worker that has pushed may wait for this version. The others push, get the versions
             # that they lack, and leave.
             if worker not in missing | self._ended_for:
                 self._ended_for.add(worker)
-                self.link.wire.send(worker, Kind.OVER)
+                self.link.send(worker, Kind.OVER)
         if self._buffers is not None and self._buffers.sender in self._active():
             return  # it sends its last buffers when it leaves
         for worker in self._left - self._answered:
             self._answered.add(worker)
             for number, part in self.parts.items():
-                self.link.wire.send(worker, Kind.MODEL, part.model(self.version), number)
+                self.link.send(worker, Kind.MODEL, part.model(self.version), number)
             if self._buffers is not None:
-                self.link.wire.send(worker, Kind.BUFFERS, self._buffers.pack())
+                self.link.send(worker, Kind.BUFFERS, self._buffers.pack())
+
+    # Processes that take the places of lost workers --------------------------------------------
+
+    def _take_join(self, message: Message) -> None:
+        """A process asks for the model, or says for which version it pushes first."""
+        worker = message.peer
+        if message.payload.size == 0:
+            if worker not in self.lost:
+                here = LostError((worker,), False, "another process has its place")
+                self._go_on_without({worker}, here)
+            self._asking.append(worker)
+            return
+        if worker in self.lost:
+            self.link.expel(worker)
+            return
+        for number, exchange in self.exchanges.items():
+            exchange.join(worker, read_version(message.payload))
+            self._send_all(number)
+
+    def _let_in(self) -> None:
+        """Between two versions: gives the processes that ask the model, as the workers have it."""
+        asking, self._asking = self._asking, []
+        for worker in asking:
+            self._options.replace(worker)
+            try:
+                self._send_all_of_model(worker)
+            except LostError as lost:
+                self._lose(lost)
+                continue
+            self.lost.discard(worker)
+            self.joined.append(worker)
+            for exchange in self.exchanges.values():
+                exchange.join(worker, exchange.version)
+            warnings.warn(
+                f"another process takes the place of rank {worker}, from version {self.version} on",
+                WorkerJoinedWarning,
+                stacklevel=2,
+            )
+
+    def _send_all_of_model(self, worker: int) -> None:
+        for number, part in self.parts.items():
+            model = part.model(self.exchanges[number].version, Kind.CATCH_UP)
+            self.link.send(worker, Kind.CATCH_UP, model, number)
+        options = encode_options(self._optimizer.param_groups)
+        self.link.send(worker, Kind.OPTIONS, options_message(self.version, options))
+        if self._buffers is not None:
+            self.link.send(worker, Kind.BUFFERS, self._buffers.pack())

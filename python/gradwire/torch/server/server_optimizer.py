@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import Store
 from torch.optim import Optimizer
 
 from gradwire.torch.link.errors import (
@@ -17,6 +18,7 @@ from gradwire.torch.link.errors import (
     OutgrownResidualWarning,
     UnmatchedPatternWarning,
 )
+from gradwire.torch.members.places import LOST_AFTER, Places, PlaceSettings, Role
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
     DEFAULT_CODEC,
@@ -30,10 +32,11 @@ from gradwire.torch.records.parameters import NamedTensor, name_parameters, shap
 from gradwire.torch.records.stats import OutgrownResidual
 from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer, require_optimizer
 from gradwire.torch.server.barrier import INSTEAD, TensorBarrier, divide
-from gradwire.torch.server.buffers import ModelBuffers
-from gradwire.torch.server.model_parts import GRADIENTS, PULLS, UPDATES, ServerPart
+from gradwire.torch.server.buffers import make_buffers
+from gradwire.torch.server.model_parts import GRADIENTS, UPDATES, ServerPart
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
+from gradwire.torch.server.server_settings import check_barrier, check_on_lost, check_pulls
 from gradwire.torch.server.server_stats import ServerStats, scalars_between, summarize
 from gradwire.torch.server.worker_loop import Working
 
@@ -67,6 +70,14 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
     on_lost         "stop": a worker that is lost, beside the backup workers, ends the training on
                     all ranks. "continue": versions no longer wait for it, until no worker is left.
                     It needs pulls="updates"
+    store, ranks, role   with on_lost="continue": other processes can take the places of lost
+                    workers (docs/server.md). A store of torch.distributed that outlives all
+                    workers, the number of workers and servers, and what this process is, "worker"
+                    or "server". No init_process_group is needed; `rank` follows from the order in
+                    which processes come. A worker that comes later waits here for a free place, at
+                    most `timeout` seconds (PeerSilentError)
+    lost_after      seconds after which a server whose heartbeat in the store stands still counts
+                    as gone, for processes that join; by default 30
     staleness       a worker goes on while at most this number of its pushed versions are not yet
                     pulled
     barrier         "step": step() pushes all gradients and waits for all pulls. "tensor":
@@ -111,6 +122,10 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         named_parameters: Iterable[NamedTensor] | None = None,
         backup_workers: int = 0,
         on_lost: str = "stop",
+        store: Store | None = None,
+        ranks: int | None = None,
+        role: str | None = None,
+        lost_after: float | None = None,
         staleness: int = 0,
         history: int = 64,
         pulls: str = UPDATES,
@@ -124,17 +139,21 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         self._settings = CodecSettings(codec, **settings)
         super().__init__(optimizer)
         self._share_groups()
-        self.rank = dist.get_rank(self._settings.process_group)
-        self.world_size = dist.get_world_size(self._settings.process_group)
+        group = self._settings.process_group
+        given = {"store": store, "ranks": ranks, "role": role, "lost_after": lost_after}
+        are_given = {name: value is not None for name, value in given.items()}
+        check_on_lost(on_lost, pulls, are_given, store, ranks, role, group)
+        self._goes_on = on_lost == "continue"
+        self.world_size = dist.get_world_size(group) if ranks is None else ranks
         if not 1 <= servers < self.world_size:
             raise ValueError(
                 f"servers is {servers}; a world of {self.world_size} ranks has 1 to "
                 f"{self.world_size - 1} servers, the others are workers"
             )
         self.workers = self.world_size - servers
-        tensorwise = _check_barrier(barrier, model, backup_workers, staleness)
-        _check_pulls(pulls, self.rank, backup_workers, staleness, barrier)
-        _check_on_lost(on_lost, pulls)
+        who = f"rank {dist.get_rank(group)}: " if store is None else ""
+        tensorwise = check_barrier(barrier, model, backup_workers, staleness)
+        check_pulls(pulls, who, backup_workers, staleness, barrier)
         if named_parameters is None and model is not None:
             named_parameters = model.named_parameters()
         if named_parameters is None and self._settings.exclude_last:
@@ -153,7 +172,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         parts = [(self._layout, self._named)]
         if tensorwise:
             parts = divide(self._settings, self._layout, self._named, servers)
-        self._buffers = self._make_buffers(model, buffers_from, buffers_every)
+        self._buffers = make_buffers(model, buffers_from, buffers_every, self.workers)
         self._setup = "\n".join(
             [
                 f"servers with barrier {barrier}, backup workers {backup_workers}, staleness "
@@ -162,6 +181,13 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
                 *([] if self._buffers is None else [self._buffers.describe()]),
             ]
         )
+        self._places: Places | None = None
+        self._arrival: ServerLink | None = None  # of a process that joins, until `connect`
+        if store is not None and role is not None:
+            self._take_place(store, servers, role, lost_after)
+        self.joined = self._arrival is not None
+        own_place = None if self._places is None else self._places.rank
+        self.rank = dist.get_rank(group) if own_place is None else own_place
         here = {
             number: ServerPart(layout, named, self.rank, pulls)
             for number, (layout, named) in enumerate(parts)
@@ -180,7 +206,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         self._side: Serving | Working
         if self.is_server:
             own = {n: p for n, p in here.items() if not tensorwise or p.numel(self.rank)}
-            options["goes_on"] = on_lost == "continue"
+            options |= {"goes_on": self._goes_on, "places": self._places}
             self._side = Serving(own, self.rank, self.workers, optimizer, self._buffers, **options)
         else:
             peers = range(self.workers, self.world_size)
@@ -226,15 +252,21 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
     def connect(self) -> None:
         """Connects to the other ranks, compares setups, and gives workers the servers' model.
 
-        Every rank must call it before the first forward and after `load_state_dict`.
+        Every rank must call it before the first forward and after `load_state_dict`. A process that
+        joins gets the model as the other workers have it, and the options of the last version.
         Raises PeerMismatchError naming the rank that differs, and the difference.
         """
         if self._link is not None:
             return
         settings, side = self._settings, self._side
-        self._link = ServerLink(settings.process_group, settings.timeout, self._setup, side.peers)
-        self._link.drop_with(self)
-        side.begin(self._link, self._loaded_version)
+        if self._arrival is not None and isinstance(side, Working):
+            self._link = self._arrival
+            side.join(self._link, self.param_groups)
+        else:
+            where = settings.process_group if self._places is None else self._places.founding()
+            self._link = ServerLink(where, self._patience(self.is_server), self._setup, side.peers)
+            self._link.drop_with(self)
+            side.begin(self._link, self._loaded_version)
         if self._barrier is not None:
             self._barrier.attach(self._link.guard, self._optimizer)
 
@@ -373,6 +405,8 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         """
         if self._link is not None:
             raise RuntimeError("load_state_dict comes before connect()")
+        if self.joined:
+            raise RuntimeError("a process that joins loads no state: it gets the servers' model")
         own = state_dict["gradwire"]
         checkpoint.check_place(own, self.rank, self.world_size)
         self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
@@ -385,25 +419,26 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         else:
             self._side.load_residuals(checkpoint.residuals_of(own))
 
-    def _make_buffers(
-        self, model: nn.Module | None, sender: int | None, every: int
-    ) -> ModelBuffers | None:
-        if sender is None:
-            return None
-        if model is None:
-            raise ValueError("buffers_from needs model=, which has the buffers")
-        if not 0 <= sender < self.workers:
-            raise ValueError(
-                f"buffers_from is {sender}; the workers are ranks 0 to {self.workers - 1}"
-            )
-        if every < 1:
-            raise ValueError(f"buffers_every is {every}; valid are 1 and more")
-        return ModelBuffers(model, sender, self.workers, every)
-
     def __repr__(self) -> str:
         return f"ServerOptimizer({self._optimizer!r})"
 
     # -------------------------------------------------------------------------------------------
+
+    def _take_place(self, store: Store, servers: int, role: str, lost_after: float | None) -> None:
+        lost_after = LOST_AFTER if lost_after is None else lost_after
+        settings = PlaceSettings(self.workers, servers, lost_after, self._settings.timeout)
+        self._places = Places(store, settings, Role(role), self._setup)
+        if self._places.rank is None:
+            peers = settings.ranks_of_servers
+            self._arrival = self._places.join(
+                lambda meeting: ServerLink(meeting, self._patience(False), self._setup, peers)
+            )
+            self._arrival.drop_with(self)
+
+    def _patience(self, is_server: bool) -> float:
+        """Seconds that a rank waits for another one. Where the servers go on without a silent
+        worker, the others must not give up before."""
+        return self._settings.timeout * (2.0 if self._goes_on and not is_server else 1.0)
 
     def _connect_late(self) -> None:
         before = [tensor.detach().clone() for _, tensor in self._named]
@@ -435,46 +470,3 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
                 NonFiniteStepWarning,
                 stacklevel=3,
             )
-
-
-def _check_pulls(pulls: str, rank: int, backup: int, staleness: int, barrier: str) -> None:
-    if pulls not in PULLS:
-        raise ValueError(f"rank {rank}: pulls is {pulls!r}; valid ones are {' and '.join(PULLS)}")
-    if pulls == UPDATES:
-        return
-    for name, value, valid in (
-        ("backup_workers", backup, 0),
-        ("staleness", staleness, 0),
-        ("barrier", barrier, "step"),
-    ):
-        if value != valid:
-            raise ValueError(
-                f"rank {rank}: pulls='gradients' averages the pushes of all workers in each "
-                f"version; {name} is {value!r}, valid is {valid!r}"
-            )
-
-
-def _check_on_lost(on_lost: str, pulls: str) -> None:
-    if on_lost not in ("stop", "continue"):
-        raise ValueError(f"on_lost is '{on_lost}'; valid are 'stop' and 'continue'")
-    if on_lost == "continue" and pulls == GRADIENTS:
-        raise ValueError(
-            "on_lost='continue' needs pulls='updates': with pulls='gradients' every version is "
-            "the average of all workers"
-        )
-
-
-def _check_barrier(barrier: str, model: nn.Module | None, backup: int, staleness: int) -> bool:
-    """Whether the barrier is that of tensors."""
-    if barrier not in ("step", "tensor"):
-        raise ValueError(f"barrier is {barrier!r}; valid ones are 'step' and 'tensor'")
-    if barrier == "step":
-        return False
-    if model is None:
-        raise ValueError("barrier='tensor' needs model=, whose forward pass waits for the tensors")
-    if backup or staleness:
-        raise ValueError(
-            f"barrier='tensor' takes the pushes of all workers for each tensor of a version; "
-            f"backup_workers is {backup} and staleness is {staleness}, and both must be 0"
-        )
-    return True

@@ -43,6 +43,7 @@ class ServerStats:
     ratio: float | None  # raw bytes of these pushes and pulls / their bytes; None: none yet
     dropped_pushes: dict[int, int]  # server: too late, by worker. Worker: not made, by server
     lost_workers: tuple[int, ...]  # on a server: workers that are gone without having left
+    joined_workers: tuple[int, ...]  # on a server: lost ones whose places others took, in order
     models_sent: int  # by a server, to workers that lacked more versions than are kept
     encode_seconds: float
     wire_seconds: float  # the wait for messages, which includes the computation of other ranks
@@ -80,6 +81,8 @@ class ServerStats:
                 rows.append(("held back", f"{count} pushes for rank {rank}, which was ahead"))
         for worker in self.lost_workers:
             rows.append(("lost", f"rank {worker}"))
+        for worker in self.joined_workers:
+            rows.append(("joined", f"another process, in the place of rank {worker}"))
         if self.models_sent:
             rows.append(
                 ("behind", f"{self.models_sent} times the model, for versions kept no more")
@@ -109,12 +112,13 @@ def summarize(
         values = sum(part.numel(rank) for part in side.parts.values())
         raw_values = counted["values_received"] + counted["values_sent"]
         lost, models = tuple(sorted(side.lost)), side.models
+        joined = tuple(side.joined)
     else:
         push_bytes, pull_bytes = counted["push_bytes"], counted["pull_bytes_received"]
         values, raw_values = layout.numel, counted["values_pushed"] + counted["values_received"]
-        lost, models = (), 0
+        lost, joined, models = (), (), 0
     moved = push_bytes + pull_bytes
-    sent = 0 if link is None else link.wire.sent_bytes
+    sent = 0 if link is None else link.sent_bytes
     return ServerStats(
         role="server" if isinstance(side, Serving) else "worker",
         codec=codec,
@@ -136,6 +140,7 @@ def summarize(
         ratio=4 * raw_values / moved if moved else None,
         dropped_pushes=side.dropped_pushes(),
         lost_workers=lost,
+        joined_workers=joined,
         models_sent=models,
         encode_seconds=counted["encode_seconds"],
         wire_seconds=0.0 if link is None else link.wire_seconds,

@@ -9,13 +9,20 @@ from typing import Any
 from torch.optim import Optimizer
 
 from gradwire._core import WorkerSide
-from gradwire.torch.link.errors import CommunicationError, PeerMismatchError
+from gradwire.torch.link.errors import CommunicationError, ExpelledError, PeerMismatchError
 from gradwire.torch.link.wire import Kind, LostError
 from gradwire.torch.records.parameters import Options
 from gradwire.torch.server.buffers import ModelBuffers
-from gradwire.torch.server.group_options import encode_options, options_message
+from gradwire.torch.server.group_options import (
+    apply_options,
+    encode_options,
+    options_message,
+    read_options,
+    read_version,
+    version_message,
+)
 from gradwire.torch.server.model_parts import ServerPart
-from gradwire.torch.server.server_link import ServerLink
+from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
 
 
@@ -77,7 +84,32 @@ class Working(Side[WorkerSide]):
             self.exchanges[number].set_version(server, servers_version)
 
         with link.guard("waiting for the model"):
-            self._receive_models(on_model)
+            self._receive_models(Kind.MODEL, on_model)
+
+    def join(self, link: ServerLink, groups: list[Options]) -> None:
+        """Takes a free place: receives the model as the other workers have it, and the options of
+        the last version, which it writes into `groups`.
+
+        Servers may be at different versions. The first push is for the newest; what other servers
+        lack until then is made without this worker.
+        """
+        self.link = link
+        begun: list[tuple[int, int, int]] = []  # version, part, server
+        with link.guard("taking the place of another worker"):
+            for server in self.peers:
+                link.send(server, Kind.JOIN)
+            options = self._receive_models(
+                Kind.CATCH_UP,
+                lambda number, server, version: begun.append((version, number, server)),
+            )
+            first = max(version for version, _, _ in begun)
+            for version, number, server in begun:
+                self.exchanges[number].set_version(server, version)
+                self.exchanges[number].join(server, first, self.parts[number].bucket)
+            for server in self.peers:
+                link.send(server, Kind.JOIN, version_message(first))
+            apply_options(groups, options[first])
+            self.wait(self.parts)
 
     def step(self, step: int, groups: list[Options], factor: float) -> None:
         """Pushes all gradients times `factor`, and waits until the next ones may be computed."""
@@ -94,7 +126,8 @@ class Working(Side[WorkerSide]):
     def begin_step(self, groups: list[Options], version: int) -> None:
         """Sends what goes before the pushes for this version: the options, if they differ from
         those sent last, and the buffers, if it is time."""
-        self.link.wire.flush()
+        for server in self.peers:
+            self.link.flush(server)
         if self._own_buffers is not None and version % self._own_buffers.every == 0:
             self._send_buffers(self._own_buffers)
         options = encode_options(groups)
@@ -102,13 +135,13 @@ class Working(Side[WorkerSide]):
             return
         self._sent_options = options
         for server in self.peers:
-            self.link.wire.send(server, Kind.OPTIONS, options_message(version, options))
+            self.link.send(server, Kind.OPTIONS, options_message(version, options))
 
     def sent_options_are(self, groups: list[Options]) -> bool:
         return encode_options(groups) == self._sent_options
 
     def _send_buffers(self, buffers: ModelBuffers) -> None:
-        self.link.wire.send(buffers.keeper, Kind.BUFFERS, buffers.pack())
+        self.link.send(buffers.keeper, Kind.BUFFERS, buffers.pack())
 
     def push(self, number: int, step: int, factor: float = 1.0) -> None:
         """Pushes the gradients of a part, times `factor`."""
@@ -119,7 +152,7 @@ class Working(Side[WorkerSide]):
 
     def _send_all(self, number: int) -> None:
         for server, message in self.exchanges[number].outgoing():
-            self.link.wire.send(server, Kind.PACKET, message, number)
+            self.link.send(server, Kind.PACKET, message, number)
 
     def wait(self, numbers: Iterable[int]) -> None:
         """Waits until the next gradients of these parts may be computed."""
@@ -139,20 +172,26 @@ class Working(Side[WorkerSide]):
         if self._own_buffers is not None:
             self._send_buffers(self._own_buffers)
         for server in self.peers:
-            self.link.wire.send(server, Kind.LEAVE)
-        self._receive_models(None)
+            self.link.send(server, Kind.LEAVE)
+        self._receive_models(Kind.MODEL, None)
 
-    def _receive_models(self, on_model: Callable[[int, int, int], None] | None) -> None:
-        """Receives all parts from all their servers, and calls `on_model` with the part's number,
-        the server and its version.
+    def _receive_models(
+        self, kind: Kind, on_model: Callable[[int, int, int], None] | None
+    ) -> dict[int, list[Options]]:
+        """Receives all parts from all their servers in messages of this kind, and calls `on_model`
+        with the part's number, the server and its version. Returns the options that came with them,
+        by version.
 
         `on_model` is None when the worker leaves. Other messages that are still on their way are
         ignored then.
         """
         exchanges = self.exchanges.items()
-        missing = {(Kind.MODEL, n, server) for n, e in exchanges for server in e.servers}
+        missing = {(kind, n, server) for n, e in exchanges for server in e.servers}
         if self._buffers is not None:
             missing.add((Kind.BUFFERS, 0, self._buffers.keeper))
+        if kind is Kind.CATCH_UP:
+            missing |= {(Kind.OPTIONS, 0, server) for server in self.peers}
+        options = {}
         while missing:
             silent = {server for _, _, server in missing}
             try:
@@ -164,15 +203,18 @@ class Working(Side[WorkerSide]):
             if on_model is None and message.kind in (Kind.PACKET, Kind.OVER, Kind.CATCH_UP):
                 continue
             if (message.kind, message.part, message.peer) not in missing:
-                raise self.link.refuse(message)
+                raise self._refuse(message)
             missing.discard((message.kind, message.part, message.peer))
             if message.kind is Kind.BUFFERS:
                 assert self._buffers is not None
                 self._buffers.load(message.payload)
-                continue
-            version = self.parts[message.part].load_model(message.peer, message.payload)
-            if on_model is not None:
-                on_model(message.part, message.peer, version)
+            elif message.kind is Kind.OPTIONS:
+                options[read_version(message.payload)] = read_options(message.payload)
+            else:
+                version = self.parts[message.part].load_model(message.peer, message.payload)
+                if on_model is not None:
+                    on_model(message.part, message.peer, version)
+        return options
 
     def _take(self, waiting: Sequence[int]) -> None:
         """Handles one message."""
@@ -190,7 +232,18 @@ class Working(Side[WorkerSide]):
             self.arrivals[number] = (message.at, time.perf_counter())
             self._note_non_finite(number, exchange.version(message.peer) - 1)
         else:
-            raise self.link.refuse(message)
+            raise self._refuse(message)
+
+    def _refuse(self, message: Message) -> CommunicationError:
+        """The error for a message that is not for a worker, or not now."""
+        if message.kind is not Kind.EXPELLED:
+            return self.link.refuse(message)
+        return ExpelledError(
+            f"rank {self._rank} was taken for dead: it sent nothing while rank {message.peer} "
+            "waited for it (timeout), or another process has its place. The others went on "
+            "without it. With store=, a new process may take a free place",
+            (self._rank,),
+        )
 
     def _check_not_over(self, waiting: Sequence[int]) -> None:
         over = self._over.intersection(waiting)
