@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,6 +181,24 @@ def test_both_founders_die_one_by_one(fleet: Fleet, tmp_path: Path) -> None:
     (_, new), (server,) = training.end(first, second)
     assert new.began >= 16
     assert sorted(server.stats["joined_workers"]) == [0, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
+def test_a_server_holds_no_more_after_many_processes(fleet: Fleet, tmp_path: Path) -> None:
+    training = Training(fleet, tmp_path, 0, options=RAW, pause=0.05, until=100_000)
+    training.begin()
+    training.go()
+    server = Path(f"/proc/{fleet.pid(training.servers[0])}")
+    held = []
+    for _ in range(6):
+        joiner = training.join()
+        training.wait_file(f"asked{joiner}")
+        time.sleep(1.0)
+        held.append([len(list((server / kind).iterdir())) for kind in ("fd", "task")])
+        os.kill(fleet.pid(joiner), signal.SIGKILL)
+    for files, threads in held[2:]:
+        assert files <= held[1][0], held
+        assert threads <= held[1][1], held
 
 
 @pytest.mark.parametrize("moment", ["JOIN", "CATCH_UP", "pull"])

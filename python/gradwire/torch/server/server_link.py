@@ -128,7 +128,10 @@ class ServerLink(Connection):
         finally:
             self.wire_seconds += time.perf_counter() - start
         if isinstance(item, Exception):
-            raise item
+            try:
+                raise item
+            finally:
+                del item  # it has this frame, and would keep the connection
         return item
 
     def refuse(self, message: Message) -> PeerMismatchError:
