@@ -25,7 +25,9 @@ def test_many_servers_in_one_process_hold_no_more_than_a_few(
 ) -> None:
     """A model takes 4 MB."""
     for held in fragile_cluster.run(2, drop_jobs.serve_many, way, 20):
-        settled = held[9]  # pools of threads have grown
+        settled = held[9]
         assert held[-1].files <= settled.files, held
         assert held[-1].threads <= settled.threads, held
-        assert held[-1].memory - settled.memory < 4_000_000, held
+        early, late = (min(each.memory for each in part) for part in (held[5:10], held[15:]))
+        # One model that stayed each time would be 40 MB. Arenas grow by a few models, and stop.
+        assert late - early < 16_000_000, held
