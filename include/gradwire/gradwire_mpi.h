@@ -7,6 +7,8 @@
  * may work at the same time, each on its own communicator; only persistent operations have error
  * feedback.
  *
+ * Buffers may be in the memory of a CUDA device; they are copied to the host and back.
+ *
  * In all calls sendbuf may be MPI_IN_PLACE; recvbuf is then input and output. Results have the same
  * bits on every rank.
  *
@@ -15,6 +17,7 @@
  *   GW_PEER_LOST      a rank was silent for the timeout; the message names it
  *   GW_NON_FINITE     on every rank: some rank's values were NaN or Inf; the message names it, and
  *                     the results are NaN. A persistent operation can be started again.
+ *   GW_DEVICE_ERROR   a copy to or from the device failed
  *   GW_UNKNOWN_CODEC, GW_BAD_PARAMETER, GW_UNSUPPORTED_DTYPE, GW_LENGTH_MISMATCH,
  *   GW_LIMIT_EXCEEDED, GW_INVALID_ARGUMENT  (the other ranks then get GW_PEER_MISMATCH)
  */

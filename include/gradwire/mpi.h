@@ -12,6 +12,10 @@
 // MPI_THREAD_FUNNELED only the main thread may call. The threads of Options::threads only compute
 // and never call MPI.
 //
+// Buffers may be in the memory of a CUDA device: they are copied to the host before a step and the
+// result back after it, and both are waited for. What fills a buffer must have ended before the
+// call. kDeviceError: a copy failed.
+//
 // After kPeerMismatch, kPeerLost or any other failure but kNonFinite the operation cannot be used
 // any more. Memory from which MPI may still send is then kept until the communicator is freed.
 

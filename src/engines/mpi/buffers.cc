@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "base/return_if_error.h"
+#include "engines/mpi/device.h"
 #include "stages/kernels.h"
 
 namespace gradwire::mpi {
@@ -75,13 +77,36 @@ Buffers::Buffers(const Request& request, uint32_t rank, uint32_t world, float fa
       factor_(factor) {
   const bool fits = request.collective != Collective::kReduceScatter || request.in_place();
   if (request.dtype != Dtype::kFloat32 || !fits) work_.resize(numel_);
+  if (request.count == 0) return;
+  const uint64_t block = request.count;
+  const bool in_place = request.in_place();
+  if (!in_place) {
+    const uint64_t n = request.collective == Collective::kReduceScatter ? numel_ : block;
+    request_.sendbuf = stage(request.sendbuf, n, staged_input_);
+  }
+  const bool one_block = request.collective == Collective::kReduceScatter && !in_place;
+  request_.recvbuf = stage(request.recvbuf, one_block ? block : numel_, staged_output_);
+  if (in_place) request_.sendbuf = MPI_IN_PLACE;
+}
+
+void* Buffers::stage(const void* buffer, uint64_t values, Staged& staged) {
+  void* const given = const_cast<void*>(buffer);
+  if (!is_on_device(buffer)) return given;
+  staged.device = given;
+  staged.host.resize(values * size_of(request_.dtype));
+  return staged.host.data();
 }
 
 float* Buffers::bucket() noexcept {
   return work_.empty() ? static_cast<float*>(request_.recvbuf) : work_.data();
 }
 
-std::span<float> Buffers::load(Execution& execution) {
+Result<std::span<float>> Buffers::load(Execution& execution) {
+  for (Staged* staged : {&staged_input_, &staged_output_}) {
+    const bool is_input = staged == &staged_input_ || request_.in_place();
+    if (staged->device == nullptr || !is_input) continue;
+    GW_RETURN_IF_ERROR(copy_from_device(staged->device, staged->host.size(), staged->host.data()));
+  }
   if (!request_.in_place() || !work_.empty()) {
     const bool one_block = request_.collective == Collective::kAllgather;
     const uint64_t first = one_block ? own_block_ : 0;
@@ -91,11 +116,11 @@ std::span<float> Buffers::load(Execution& execution) {
     }
     widen(request_.dtype, in, one_block ? request_.count : numel_, bucket() + first, execution);
   }
-  return {bucket(), numel_};
+  return std::span(bucket(), numel_);
 }
 
-void Buffers::store(Execution& execution) {
-  if (request_.count == 0) return;
+Status Buffers::store(Execution& execution) {
+  if (request_.count == 0) return {};
   float* const values = bucket();
   if (factor_ != 1) {
     for_each_piece(numel_, execution, [&](uint64_t first, uint64_t count) {
@@ -110,6 +135,9 @@ void Buffers::store(Execution& execution) {
   } else if (result != values) {
     std::memmove(values, result, n * sizeof(float));
   }
+  if (staged_output_.device == nullptr) return {};
+  return copy_to_device(staged_output_.host.data(), staged_output_.host.size(),
+                        staged_output_.device);
 }
 
 }  // namespace gradwire::mpi

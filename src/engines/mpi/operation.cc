@@ -152,7 +152,7 @@ Status OperationMaker::run(const Request& request, const Options& options) {
 }
 
 Status Operation::Implementation::finish() {
-  buffers.store(execution);
+  GW_RETURN_IF_ERROR(buffers.store(execution));
   Exchange& exchange = engine.exchange();
   const std::optional<NonFiniteInput>& origin = exchange.non_finite();
   if (!origin) return {};
@@ -172,7 +172,8 @@ Status Operation::start() {
   if (own.started) {
     return {StatusCode::kUnexpectedMessage, "start: the operation is under way; wait for it first"};
   }
-  GW_RETURN_IF_ERROR(own.engine.start(own.buffers.load(own.execution), own.step));
+  GW_ASSIGN_OR_RETURN(const std::span<float> bucket, own.buffers.load(own.execution));
+  GW_RETURN_IF_ERROR(own.engine.start(bucket, own.step));
   ++own.step;
   own.started = true;
   return {};
