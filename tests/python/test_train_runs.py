@@ -486,6 +486,18 @@ def test_the_message_of_a_worker_that_cannot_go_on(
     assert not is_running(started[0].pid)
 
 
+def test_more_fragments_than_layers_end_the_training_before_its_first_run(
+    training: list[str],
+) -> None:
+    local = ["--exchange", "sharded", "--compress", "updates", "--every", "30"]
+    command = [*training, *local, "--steps", "60", "--eval-every", "60", "--fragments", "9"]
+    command += ["--bandwidth", "none"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "the model has 5 layers, and a layer is not cut: take fragments=5" in ended.stderr
+    assert "of 3" not in ended.stdout  # no run has begun
+
+
 def test_a_signal_without_a_name_is_described() -> None:
     assert launcher.describe_end(3) == "ended with exit status 3"
     assert launcher.describe_end(-9) == "was killed by signal 9 (SIGKILL)"

@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradwire.errors import LimitError
+from gradwire.torch.optimizers.fragment import deal_layers
 from gradwire.train import devices, models, strategies
 from gradwire.train.data import Batches, Data
+from gradwire.train.errors import TrainError
 from gradwire.train.meeting import Meeting, MeetingOfSurvivors, Survivors
 from gradwire.train.network import Bytes, read_interface_bytes
 from gradwire.train.recipes import ACCURACY
@@ -108,8 +110,13 @@ class Trainer:
 
     def measure_speed(self) -> dict[str, Any]:
         """Seconds of a step's computation and of one evaluation, for an estimate. Measuring takes
-        the time of about five steps and changes nothing."""
+        the time of about five steps and changes nothing. Raises TrainError for more fragments than
+        the model has layers."""
         model = self._model(self.settings)
+        try:  # here, before the runs without fragments take their time
+            deal_layers(list(model.named_parameters()), self.settings.fragments)
+        except ValueError as error:
+            raise TrainError(f"--fragments: {error}") from None
         inputs, targets = self._to_device(self._batches(self.settings).at(0))
 
         def take_step() -> None:
