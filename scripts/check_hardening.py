@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Checks that shared libraries have what GRADWIRE_HARDENED gives: addresses of functions that
 can't be overwritten (RELRO, all bound at the start), a stack that holds no code, stack protectors,
-and the checks of libstdc++.
+and the checks of libstdc++ and libc.
 
 Usage: scripts/check_hardening.py LIBRARY..."""
 
+import re
 import subprocess
 import sys
 
@@ -23,10 +24,11 @@ def missing(library: str) -> list[str]:
     stack = [line.split() for line in segments.splitlines() if "GNU_STACK" in line]
     found = {
         "RELRO": "GNU_RELRO" in segments,
-        "binding at the start (-z now)": "BIND_NOW" in dynamic or "NOW" in dynamic,
+        "binding at the start (-z now)": re.search(r"BIND_NOW|FLAGS_1.*\bNOW\b", dynamic),
         "a stack without code": bool(stack) and all("E" not in line[-2] for line in stack),
         "stack protectors": "__stack_chk_fail" in symbols,
         "checks of libstdc++": "glibcxx_assert" in symbols,
+        "checks of libc": re.search(r"__(?!stack)\w+_chk\b", symbols),
     }
     return [name for name, there in found.items() if not there]
 

@@ -118,9 +118,10 @@ if [[ $keep == yes ]]; then
     rm -rf "$work/smallest"
     mkdir "$work/smallest"
     if [[ $name == tensor_files ]]; then # its seeds are few
-      cp "$work/$name"/* "$work/smallest"
+      cp build/asan/fuzz/corpus/"$name"/* "$work/$name"/* "$work/smallest"
     else
-      "${fuzzer[@]}" -merge=1 "$work/smallest" "$work/$name" >"$work/$name-merge.log" 2>&1
+      "${fuzzer[@]}" -merge=1 "$work/smallest" "$work/$name" build/asan/fuzz/corpus/"$name" \
+        >"$work/$name-merge.log" 2>&1
     fi
     mkdir -p fuzz/corpus
     # The same bytes for the same inputs.

@@ -396,7 +396,7 @@ GW_API int gw_exchange_done(const gw_exchange* exchange);
 typedef int32_t gw_non_finite_source;
 #define GW_OF_RANK 0    /* that of the rank */
 #define GW_OF_MACHINE 1 /* the sum of a machine's ranks; the rank is its speaker */
-#define GW_OF_RESULT 2  /* the result, which this machine's speaker sent, who knows the machine */
+#define GW_OF_RESULT 2  /* the result; this machine's speaker knows whose value it was */
 
 /* The place of the NaN or Inf that was found first. */
 typedef struct gw_non_finite {

@@ -17,7 +17,7 @@
  *   GW_PEER_LOST      a rank was silent for the timeout; the message names it
  *   GW_NON_FINITE     on every rank: some rank's values were NaN or Inf; the message names it, and
  *                     the results are NaN. A persistent operation can be started again.
- *   GW_DEVICE_ERROR   a copy to or from the device failed
+ *   GW_DEVICE_ERROR   a copy to or from the device failed; the other ranks get GW_PEER_LOST
  *   GW_UNKNOWN_CODEC, GW_BAD_PARAMETER, GW_UNSUPPORTED_DTYPE, GW_LENGTH_MISMATCH,
  *   GW_LIMIT_EXCEEDED, GW_INVALID_ARGUMENT  (the other ranks then get GW_PEER_MISMATCH)
  */

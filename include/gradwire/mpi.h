@@ -14,7 +14,8 @@
 //
 // Buffers may be in the memory of a CUDA device: they are copied to the host before a step and the
 // result back after it, and both are waited for. What fills a buffer must have ended before the
-// call. kDeviceError: a copy failed.
+// call. kDeviceError: a copy failed; the other ranks wait for this one until the timeout
+// (kPeerLost).
 //
 // After kPeerMismatch, kPeerLost or any other failure but kNonFinite the operation cannot be used
 // any more. Memory from which MPI may still send is then kept until the communicator is freed.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import stat
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +20,14 @@ class OutputFile:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.size = 0
+        self.error: OSError | None = None  # the first; a writer may turn it into its own
 
     def write(self, data: bytes | memoryview) -> int:
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
         self.size += memoryview(data).nbytes
         return memoryview(data).nbytes
 
@@ -49,19 +54,28 @@ def replace_file(target: Path, durable: bool = False) -> Iterator[OutputFile]:
         raise OSError(error.errno, error.strerror or str(error), str(target)) from error
 
 
+def write_text(target: Path, text: str) -> None:
+    """Writes `text` and a line's end in UTF-8, as `replace_file` does."""
+    with replace_file(target) as file:
+        file.write((text + "\n").encode())
+
+
 def _replace(place: Path, durable: bool) -> Iterator[OutputFile]:
-    handle, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-    temporary = Path(name)
+    temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    # As open() would, but for a file that is there.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
-            yield OutputFile(file)
+            if place.exists():
+                os.fchmod(handle, stat.S_IMODE(place.stat().st_mode))
+            output = OutputFile(file)
+            try:
+                yield output
+            except Exception as error:
+                raise output.error or error from None
             if durable:  # the bytes before the name
                 file.flush()
                 os.fsync(file.fileno())
-        # mkstemp makes the file private; the user's other files get the rights the umask leaves.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
         temporary.replace(place)
         if durable:
             _sync_folder(place.parent)
@@ -85,7 +99,8 @@ class _Terminated(BaseException):
 class _Termination:
     """Lets `finally` run when a signal would end the process in the block; then it does so.
 
-    Only signals whose action is the default one. (SIGKILL leaves the temporary file.)
+    Only in the main thread, and only signals whose action is the default one: others, and SIGKILL,
+    leave the temporary file.
     """
 
     def __init__(self) -> None:

@@ -111,13 +111,15 @@ void ThreadPool::for_each(size_t count, const std::function<void(size_t)>& body)
 void ThreadPool::abandon_team() noexcept { static_cast<void>(team_.release()); }
 
 void ThreadPool::start_team_of_child() {
-  abandon_team();
-  process_ = getpid();
+  std::unique_ptr<Team> team;
   try {
-    team_ = std::make_unique<Team>(threads_);
+    team = std::make_unique<Team>(threads_);
   } catch (const std::system_error&) {
-    team_ = std::make_unique<Team>(1);
+    team = std::make_unique<Team>(1);
   }
+  abandon_team();
+  team_ = std::move(team);
+  process_ = getpid();
 }
 
 }  // namespace gradwire

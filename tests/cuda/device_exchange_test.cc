@@ -191,9 +191,10 @@ size_t memory_of_rank(Place place, const std::shared_ptr<const Layout>& layout) 
 TEST(DeviceExchange, TakesNoMemoryOfTheDeviceForOffloadedResiduals) {
   const auto layout = std::make_shared<const Layout>(
       Layout::create({{"large", {4096, 1024}}}, 2, {.codec = "3lc"}).value());
-  const size_t device = memory_of_rank(kDevice, layout);
-  EXPECT_GE(device, layout->numel() * sizeof(float));
-  EXPECT_EQ(memory_of_rank(kOffloaded, layout), device - layout->numel() * sizeof(float));
+  static_cast<void>(memory_of_rank(kDevice, layout));  // loads the kernels
+  const size_t residuals = layout->numel() * sizeof(float);
+  EXPECT_GE(memory_of_rank(kDevice, layout), residuals);
+  EXPECT_LT(memory_of_rank(kOffloaded, layout), residuals / 4);
 }
 
 TEST(DeviceExchange, MayBeARing) {

@@ -20,8 +20,8 @@ class Device {
     return device;
   }
   // Memory of the device with these values.
-  float* put(const std::vector<float>& values) const {
-    auto* memory = static_cast<float*>(allocate_(values.size() * sizeof(float)));
+  float* put(const std::vector<float>& values, bool in_pool = false) const {
+    auto* memory = static_cast<float*>(allocate_(values.size() * sizeof(float), in_pool ? 1 : 0));
     write(memory, values);
     return memory;
   }
@@ -31,16 +31,19 @@ class Device {
   std::vector<float> read(float* memory, uint64_t n) const {
     return {values_(memory), values_(memory) + n};
   }
+  int retained() const { return retained_(); }
 
  private:
   Device() {
     void* const library = dlopen(GRADWIRE_FAKE_CUDA, RTLD_NOW | RTLD_GLOBAL);
     EXPECT_NE(library, nullptr) << dlerror();
-    allocate_ = reinterpret_cast<void* (*)(size_t)>(dlsym(library, "fake_cuda_allocate"));
+    allocate_ = reinterpret_cast<void* (*)(size_t, int)>(dlsym(library, "fake_cuda_allocate"));
+    retained_ = reinterpret_cast<int (*)()>(dlsym(library, "fake_cuda_retained"));
     values_ = reinterpret_cast<float* (*)(void*)>(dlsym(library, "fake_cuda_values"));
   }
 
-  void* (*allocate_)(size_t);
+  void* (*allocate_)(size_t, int);
+  int (*retained_)();
   float* (*values_)(void*);
 };
 
@@ -80,6 +83,19 @@ TEST(DeviceBuffers, OneOfTheTwoMayBeOnTheHost) {
                          MPI_COMM_WORLD, options)
                   .ok());
   EXPECT_EQ(device.read(out, kValues), on_host);
+}
+
+TEST(DeviceBuffers, MemoryOfAPoolHasNoContextOfItsOwn) {
+  const Device& device = Device::get();
+  std::vector<float> on_host = whole_numbers(my_rank(), kValues);
+  float* const memory = device.put(on_host, /*in_pool=*/true);
+  for (float* buffer : {on_host.data(), memory}) {
+    const Status status = all_reduce(MPI_IN_PLACE, buffer, kValues, Dtype::kFloat32,
+                                     Reduction::kSum, MPI_COMM_WORLD, {.codec = "raw"});
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  EXPECT_EQ(device.read(memory, kValues), on_host);
+  EXPECT_EQ(device.retained(), 0);
 }
 
 TEST(DeviceBuffers, APersistentOperationReadsThemInEachStep) {

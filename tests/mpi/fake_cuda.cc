@@ -19,6 +19,7 @@ constexpr int kInvalidContext = 201;
 struct Memory {
   size_t size;
   std::byte* there;  // where the bytes can be read
+  bool in_pool;      // it has no context of its own
 };
 
 std::map<Address, Memory>& allocated() {
@@ -26,6 +27,7 @@ std::map<Address, Memory>& allocated() {
   return memory;
 }
 int the_context = 0;
+int retained = 0;  // how often the primary context is
 thread_local void* current = nullptr;
 
 // Where the bytes at a device's address can be read; null if it is none.
@@ -41,12 +43,13 @@ std::byte* find(Address address, size_t size) {
 
 extern "C" {
 
-void* fake_cuda_allocate(size_t size) {
+void* fake_cuda_allocate(size_t size, int in_pool) {
   const int file = memfd_create("device", 0);
   if (file < 0 || ftruncate(file, static_cast<off_t>(size)) != 0) return nullptr;
   void* const device = mmap(nullptr, size, PROT_NONE, MAP_SHARED, file, 0);
   void* const there = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  allocated()[reinterpret_cast<Address>(device)] = {size, static_cast<std::byte*>(there)};
+  allocated()[reinterpret_cast<Address>(device)] = {size, static_cast<std::byte*>(there),
+                                                    in_pool != 0};
   return device;
 }
 // For the test, which has no kernels: what the device would see.
@@ -57,7 +60,8 @@ float* fake_cuda_values(void* device) {
 int cuPointerGetAttribute(void* value, int attribute, Address memory) {
   if (find(memory, 1) == nullptr) return kInvalidValue;
   if (attribute == 1) {
-    void* const context = &the_context;
+    auto found = allocated().upper_bound(memory);
+    void* const context = (--found)->second.in_pool ? nullptr : &the_context;
     std::memcpy(value, &context, sizeof context);
   } else {
     const unsigned answer = attribute == 2 ? 2 : 0;  // a device's; not managed
@@ -65,6 +69,14 @@ int cuPointerGetAttribute(void* value, int attribute, Address memory) {
   }
   return 0;
 }
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  if (device != 0) return kInvalidValue;
+  ++retained;
+  *context = &the_context;
+  return 0;
+}
+int cuDevicePrimaryCtxRelease_v2(int) { return --retained < 0 ? kInvalidContext : 0; }
+int fake_cuda_retained() { return retained; }
 int cuCtxPushCurrent_v2(void* context) {
   current = context;
   return 0;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,17 @@ def test_bytes_are_on_the_disk_before_they_have_the_name(tmp_path: Path) -> None
     assert calls == ["fsync", "replace", "fsync"]
 
 
-def test_a_full_disk_leaves_the_file_and_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [0, 100, 700, 5000, 12000])
+def test_a_full_disk_leaves_the_file_and_is_named(tmp_path: Path, room: int) -> None:
     path = tmp_path / "rank0.pt"
     gradwire.torch.save(path, BEFORE)
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with (
-        mock.patch.object(files.OutputFile, "write", side_effect=full),
-        pytest.raises(OSError, match=r"rank0\.pt"),
-    ):
-        gradwire.torch.save(path, AFTER)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # of every file of this process
+    try:
+        with pytest.raises(OSError, match=r"rank0\.pt") as raised:
+            gradwire.torch.save(path, AFTER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert raised.value.errno == errno.EFBIG
     assert load(path) == BEFORE["model"].numel()
     assert [entry.name for entry in tmp_path.iterdir()] == ["rank0.pt"]

@@ -12,6 +12,7 @@ from PIL import Image
 
 from gradwire.evaluate.evaluation import Evaluation, Experiment
 from gradwire.evaluate.found import Found
+from gradwire.files import write_text
 from gradwire.train import plots
 from gradwire.train.settings import TrainSettings
 
@@ -39,7 +40,7 @@ def write(
             written.append(picture)
             parts.append(f"![{text}]({picture.relative_to(folder)})")
     parts.append(f"```console\n$ {command}\n```")
-    path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    write_text(path, "\n\n".join(part for part in parts if part))
     return [path, *written]
 
 

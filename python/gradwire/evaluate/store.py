@@ -13,8 +13,9 @@ from typing import Any
 
 import gradwire
 from gradwire.evaluate.arms import Arm, Setup
+from gradwire.files import write_text
 from gradwire.train.report import RunResult
-from gradwire.train.results import settings_of, write_whole
+from gradwire.train.results import settings_of
 from gradwire.train.settings import TrainSettings
 
 _KIND = "gradwire-evaluate"
@@ -97,7 +98,7 @@ class Store:
         (result,) = document["results"]
         kept = {key: value for key, value in document.items() if key != "results"}
         text = json.dumps(kept | {"kind": _KIND, "result": shorten(result)}, allow_nan=False)
-        write_whole(self.path(run), text)
+        write_text(self.path(run), text)
 
     @contextmanager
     def claim(self, run: Run) -> Iterator[bool]:

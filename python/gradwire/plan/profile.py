@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.errors import UserError
+from gradwire.files import write_text
 
 _KIND = "gradwire-profile"
 _MIN_NUMEL = 256
@@ -105,7 +106,7 @@ class Profile:
 
     def write(self, path: Path) -> None:
         document = {"kind": _KIND, **asdict(self)}
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(document, indent=1, allow_nan=False))
 
 
 def read_profile(path: Path) -> Profile:

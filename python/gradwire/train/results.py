@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gradwire.files import write_text
 from gradwire.train.errors import TrainError
 from gradwire.train.recipes import METRICS, Metric
 from gradwire.train.report import Conditions, Report, RunResult, mean_of
@@ -56,7 +56,7 @@ class Results:
         if self._folder is None:
             return
         text = json.dumps(report.to_json(machine), indent=1, allow_nan=False)
-        write_whole(self._path(Run(report.results[0].codec, report.results[0].seed)), text)
+        write_text(self._path(Run(report.results[0].codec, report.results[0].seed)), text)
 
     def _path(self, run: Run) -> Path:
         assert self._folder is not None
@@ -66,13 +66,6 @@ class Results:
 def file_name(text: str, seed: int) -> str:
     """The name of a run's file. text: what distinguishes it from the others of its folder."""
     return f"{re.sub(r'[^A-Za-z0-9.,=-]+', '_', text)}-{seed}.json"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes the whole file or nothing."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(path)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gradwire.files import write_text
 from gradwire.machine import describe_build, describe_machine
 from gradwire.train import (
     checks,
@@ -259,7 +260,7 @@ class _Follower:
             if outputs.json == "-":
                 print(text)
             else:
-                Path(outputs.json).write_text(text + "\n", encoding="utf-8")
+                write_text(Path(outputs.json), text)
                 lines.append(f"wrote {outputs.json}")
         if outputs.plots is not None:
             from gradwire.train import plots

@@ -17,6 +17,7 @@ using Context = void*;               // CUcontext
 constexpr int kContext = 1;
 constexpr int kMemoryType = 2;
 constexpr int kIsManaged = 8;
+constexpr int kDeviceOrdinal = 9;
 constexpr unsigned kDevice = 2;
 
 // The functions of libcuda.so.1 that are needed here; a CUresult of 0 is success.
@@ -24,6 +25,8 @@ struct Driver {
   int (*get_attribute)(void* value, int attribute, Address memory);
   int (*push_context)(Context context);
   int (*pop_context)(Context* context);
+  int (*retain_primary)(Context* context, int device);
+  int (*release_primary)(int device);
   int (*to_host)(void* host, Address device, size_t size);
   int (*to_device)(Address device, const void* host, size_t size);
 };
@@ -42,6 +45,8 @@ std::optional<Driver> find_driver() {
                      load(library, "cuPointerGetAttribute", driver.get_attribute) &&
                      load(library, "cuCtxPushCurrent_v2", driver.push_context) &&
                      load(library, "cuCtxPopCurrent_v2", driver.pop_context) &&
+                     load(library, "cuDevicePrimaryCtxRetain", driver.retain_primary) &&
+                     load(library, "cuDevicePrimaryCtxRelease_v2", driver.release_primary) &&
                      load(library, "cuMemcpyDtoH_v2", driver.to_host) &&
                      load(library, "cuMemcpyHtoD_v2", driver.to_device);
   return found ? std::optional(driver) : std::nullopt;
@@ -62,18 +67,27 @@ const Driver* driver() {
 
 Address address_of(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
-// copy() in the context of the memory, which need not be that of this thread.
+// copy() in the context of the memory, which need not be that of this thread. Memory of a pool has
+// none of its own; the primary context of its device reaches it.
 template <typename Copy>
 Status in_context_of(const void* device, const Copy& copy) {
   const Driver& cuda = *driver();
   Context context = nullptr;
+  int retained = -1;
   int error = cuda.get_attribute(&context, kContext, address_of(device));
+  if (error == 0 && context == nullptr) {
+    int ordinal = 0;
+    error = cuda.get_attribute(&ordinal, kDeviceOrdinal, address_of(device));
+    if (error == 0) error = cuda.retain_primary(&context, ordinal);
+    if (error == 0) retained = ordinal;
+  }
   if (error == 0) error = cuda.push_context(context);
   if (error == 0) {
     error = copy(cuda);
     const int popped = cuda.pop_context(&context);
     if (error == 0) error = popped;
   }
+  if (retained >= 0) static_cast<void>(cuda.release_primary(retained));
   if (error == 0) return {};
   return {StatusCode::kDeviceError,
           "a copy between GPU and host failed with CUresult " + std::to_string(error)};

@@ -48,7 +48,8 @@ class GradwireState(SessionOwner):
         model.register_comm_hook(state, gradwire_hook)
 
     Every rank must be given the same arguments; the ranks compare what decides about bytes and
-    values before the first exchange. Only threads, target, timeout and overlap may differ.
+    values before the first exchange. Only threads, target, timeout, overlap and offload_residuals
+    may differ.
 
     codec          the codec of pushes and pulls, as text. None: the default of the exchange, as
                    `gradwire.exchanges()` lists it ("3lc:s=1"; "int8" in a ring). "auto:bits=1"

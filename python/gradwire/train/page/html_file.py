@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from gradwire.files import write_text
 from gradwire.printable import printable
 from gradwire.train import describe
 from gradwire.train.errors import TrainError
@@ -17,7 +18,6 @@ from gradwire.train.page import costs, layers, progress
 from gradwire.train.page.figure import Figure
 from gradwire.train.report import Report
 from gradwire.train.report_table import columns, footnotes
-from gradwire.train.results import write_whole
 from gradwire.train.settings import format_bandwidth
 
 # A browser then takes nothing from outside, whatever the file holds.
@@ -49,7 +49,7 @@ def write(reports: Sequence[Report], machines: Iterable[dict[str, Any]], path: P
     )
     title = f"gradwire: {', '.join(dict.fromkeys(_task(report) for report in reports))}"
     used = "".join(f"<p>{_escape(_describe(m))}</p>" for m in _different(machines))
-    write_whole(
+    write_text(
         path,
         f"""<!doctype html>
 <html lang="en">
