@@ -372,7 +372,7 @@ TEST(RingsInGroups, MachinesOfDifferentSizesAverageOverRanks) {
   for (const auto& bucket : buckets) EXPECT_EQ(bucket[7], 2.5f);
 }
 
-TEST(RingsInGroups, AStrangersMessageIsRefusedAndTheRanksOfTheLegAreNamed) {
+TEST(RingsInGroups, AStrangersMessageIsRefusedAndAnErrorOfALegNamesTheRanksOfTheWorld) {
   Groups groups(kRings, 4, 2, "raw");
   Buckets buckets = random_buckets(4, groups.numel(), 1);
   for (uint32_t r = 0; r < 4; ++r) ASSERT_TRUE(groups.rank(r).start(buckets[r], r == 3).ok());
@@ -381,10 +381,19 @@ TEST(RingsInGroups, AStrangersMessageIsRefusedAndTheRanksOfTheLegAreNamed) {
   EXPECT_EQ(groups.rank(1).receive(3, sent[0].bytes).message(),
             "rank 3 sent rank 1 a message, which talks to its machine alone");
   const std::string said = groups.rank(2).receive(3, sent[0].bytes).message();
-  EXPECT_NE(said.find("rank 1 sent its push of step 1, rank 0 is at step 0 (rank 0 is the first of "
-                      "the ranks 2, 3 here)"),
-            std::string::npos)
-      << said;
+  EXPECT_TRUE(said.starts_with("rank 3 sent its push of step 1, rank 2 is at step 0;")) << said;
+}
+
+TEST(RingsInGroups, ADamagedMessageIsThatOfItsSender) {
+  Groups groups(kRings, 4, 2, "raw");
+  Buckets buckets = random_buckets(4, groups.numel(), 1);
+  for (uint32_t r = 0; r < 4; ++r) ASSERT_TRUE(groups.rank(r).start(buckets[r], 0).ok());
+  const std::vector<OutgoingMessage> sent = groups.rank(3).take_outgoing();
+  std::vector<std::byte> damaged(sent[0].bytes.begin(), sent[0].bytes.end());
+  damaged.back() ^= std::byte{4};
+  EXPECT_EQ(groups.rank(2).receive(3, damaged).message(),
+            "message from rank 3: packet: the checksum does not match the content; it was damaged "
+            "on the way, or in the memory of a rank");
 }
 
 }  // namespace

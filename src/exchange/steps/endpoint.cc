@@ -127,8 +127,10 @@ Result<ReceivedPacket> Endpoint::open(uint32_t peer, std::span<const std::byte> 
   const std::string from = name_of(peer);
   Result<Packet> parsed = parse_packet(message);
   if (!parsed.ok()) {
+    const bool damaged = parsed.status().code() == StatusCode::kChecksumMismatch;
     return Status(parsed.status().code(),
-                  "message from " + from + ": " + parsed.status().message());
+                  "message from " + from + ": " + parsed.status().message() +
+                      (damaged ? "; it was damaged on the way, or in the memory of a rank" : ""));
   }
   const PacketHeader& header = parsed.value().header;
   if (peer >= world_size() || owns(peer)) return unexpected(from + " is no peer");
@@ -157,7 +159,8 @@ Status Endpoint::check_step(const ReceivedPacket& received, bool done) const {
   if (header.step == step_) return {};
   return unexpected(from + " sent its " + direction_name(header.direction) + " of step " +
                     std::to_string(header.step) + ", " + name_of(rank()) + " is at step " +
-                    std::to_string(step_));
+                    std::to_string(step_) + "; all ranks must take the same number of steps, " +
+                    "and after a restart begin with checkpoints of the same step");
 }
 
 Status Endpoint::check_frames(const ReceivedPacket& received) const {

@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/checksum.h"
@@ -201,15 +204,29 @@ Status HierarchicalExchange::receive(uint32_t peer, std::span<const std::byte> m
   return advance();
 }
 
+// A leg's message with this exchange's ranks: `ranks[i]` for the leg's rank i. Its steps name ranks
+// by name_of alone.
+std::string with_ranks(std::string_view message, std::span<const uint32_t> ranks) {
+  constexpr std::string_view kWord = "rank ";
+  std::string result;
+  while (true) {
+    const size_t end = message.find(kWord);
+    if (end == message.npos) return result.append(message);
+    result.append(message.substr(0, end + kWord.size()));
+    message.remove_prefix(end + kWord.size());
+    uint32_t rank = 0;
+    const auto [rest, error] =
+        std::from_chars(message.data(), message.data() + message.size(), rank);
+    if (error != std::errc() || rank >= ranks.size()) continue;
+    result += std::to_string(ranks[rank]);
+    message.remove_prefix(static_cast<size_t>(rest - message.data()));
+  }
+}
+
 Status HierarchicalExchange::hand_over(uint32_t source, std::span<const std::byte> message) {
   Status status = leg(at_).exchange->receive(source, message);
   if (status.ok()) return status;
-  std::string ranks;
-  for (uint32_t rank : leg(at_).ranks) {
-    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  }
-  return {status.code(),
-          status.message() + " (rank 0 is the first of the ranks " + ranks + " here)"};
+  return {status.code(), with_ranks(status.message(), leg(at_).ranks)};
 }
 
 Status HierarchicalExchange::begin_leg() {
