@@ -7,6 +7,7 @@ import signal
 import time
 import warnings
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -85,6 +86,23 @@ def train_with_buffers_and_lose_a_rank(victim: int, at_step: int) -> str:
     except RuntimeError as error:
         raise state.explain(error) from error
     return "nobody was lost"
+
+
+def wait_elsewhere_for_a_stopped_rank(victim: int, seconds: float) -> str:
+    """The ranks sum over a group of the program, whose timeout is shorter than gradwire's."""
+    model = nn.Linear(8, 2)
+    ddp = DistributedDataParallel(model)
+    state = GradwireState()
+    ddp.register_comm_hook(state, gradwire_hook)
+    ddp(torch.randn(4, 8)).sum().backward()
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        dist.all_reduce(torch.ones(4), group=group)
+    except RuntimeError as error:
+        raise state.explain(error) from error
+    return "nobody waited in vain"
 
 
 @dataclass

@@ -54,6 +54,15 @@ def test_a_silent_rank_is_named(fragile_cluster: Cluster, victim: int) -> None:
         assert f"rank {victim} sent nothing" in answer.message, answer.trace
 
 
+def test_a_rank_for_which_the_program_itself_waited_is_named(fragile_cluster: Cluster) -> None:
+    """Gloo's timeout names no rank; the ranks that stopped because of it were blamed."""
+    fragile_cluster.start(WORLD, jobs.wait_elsewhere_for_a_stopped_rank, 1, 3.0)
+    for answer in fragile_cluster.collect([0, 2], seconds=60).values():
+        assert isinstance(answer, Failed)
+        assert "PeerSilentError: rank 1 sent nothing" in answer.message, answer.trace
+        assert "Timed out waiting" in answer.message
+
+
 SHOWS_ITS_BUCKETS = {"find_unused_parameters": True}  # otherwise rank 0 decides for all
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "codec": ({"codec": "3lc:s=1.75"}, {}, "push 3lc:s=1.75", "push 3lc:s=1.5"),

@@ -11,10 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from cluster import free_port
+from gradwire import GradwireError
+from gradwire.torch import PeerLostError
+from gradwire.torch.session import session
 
 SLOW_RELEASE = """
 import os, threading, time
@@ -170,3 +174,28 @@ def _start(script: str, *arguments: str, **place: str) -> subprocess.Popen[str]:
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | place,
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "is_explained"),
+    [
+        (RuntimeError("Connection closed by peer"), True),  # PyTorch's
+        (PeerLostError("rank 1 is gone", (1,)), False),
+        (GradwireError("message from rank 1: packet: the checksum does not match"), False),
+        (ValueError("the data of this rank"), False),
+    ],
+)
+def test_only_an_error_that_may_be_pytorchs_is_explained_at_exit(
+    error: Exception,
+    is_explained: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A rank with two sessions, as FullyShardComm with weights= has, ended with a GradwireError and
+    then said that other ranks were gone: they had stopped because of it."""
+    other = mock.Mock(error=None)
+    other.explain.return_value = PeerLostError("rank 2 is gone", (2,))
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    session._finish(other)
+    assert capsys.readouterr().err == ("gradwire: rank 2 is gone\n" if is_explained else "")
+    other._end.assert_called_once_with()

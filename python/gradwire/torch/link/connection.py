@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from gradwire.torch.link.errors import CommunicationError
-from gradwire.torch.link.failure import FailureBoard
+from gradwire.torch.link.failure import TIMEOUT_SPREAD_SECONDS, FailureBoard
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, join, only_here
 from gradwire.torch.link.wire import LostError, Wire
@@ -115,6 +115,15 @@ class Connection:
         if not lost:
             return None
         return self._end(self._diagnose(LostError(lost, False, "they left"), "between two steps"))
+
+    def find_silent(self, why: str) -> CommunicationError | None:
+        """Ends the connection because the program waited elsewhere for some rank, in vain. The
+        error names the ranks that did not do the same. why: what the system said.
+        """
+        if self._group is None or self.is_inherited:
+            return None
+        peers, when = tuple(self.wire.peers), f"rank {self.rank}, between two steps: {why}"
+        return self._end(self._board.diagnose(peers, True, when, patience=TIMEOUT_SPREAD_SECONDS))
 
     def abandon(self, error: Exception) -> None:
         """Breaks off all waits; other threads get `error`. The peers see that this rank is gone."""

@@ -25,6 +25,7 @@ from gradwire.torch.link.errors import (
 from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 
 GRACE_SECONDS = 1.0  # for the reports of ranks that fail at the same moment
+TIMEOUT_SPREAD_SECONDS = 3.0  # the same, of ranks that each waited for their own timeout
 LINGER_SECONDS = 10.0  # how long rank 0, which may host the store, waits for readers
 
 # Keys of the store, for each rank.
@@ -64,17 +65,23 @@ class FailureBoard:
             self.leave()
 
     def diagnose(
-        self, lost: tuple[int, ...], silent: bool, when: str, closed: tuple[int, ...] = ()
+        self,
+        lost: tuple[int, ...],
+        silent: bool,
+        when: str,
+        closed: tuple[int, ...] = (),
+        patience: float = GRACE_SECONDS,
     ) -> CommunicationError:
         """The error to raise where the connections to the ranks `lost` broke.
 
         `silent`: nothing came for the whole timeout, though the connection is open.
         `when` goes into the message: what this rank was doing, and what the system said.
         `closed`: ranks whose connections are closed, too, though this rank did not wait for them.
+        `patience`: seconds for the reports of the others.
         """
         try:
             self._write(Report(waited_for=lost, silent=silent))
-            self._access.pause(GRACE_SECONDS)
+            self._access.pause(patience)
             reports = self._read()
         except StoreUnreachableError as error:
             if 0 in closed and not silent:

@@ -31,6 +31,7 @@ from gradwire.torch.session.bucket_runner import BucketRunner
 
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
 _LEAVE_SECONDS = 1.0  # for the thread to end by itself; after that its waits are broken off
+_TIMED_OUT = "Timed out waiting"  # Gloo's words in an error of PyTorch
 _CPU = torch.device("cpu")
 _T = TypeVar("_T")
 
@@ -172,7 +173,8 @@ class Session:
         self._thread.drain(threading.TIMEOUT_MAX)
 
     def explain(self, error: BaseException, seconds: float = _EXPLAIN_SECONDS) -> BaseException:
-        """An error that names the ranks that are gone; `error` itself if no rank is.
+        """An error that names the ranks that are gone, or that PyTorch's own communication waited
+        for in vain; `error` itself if there are none.
 
         Returns `error`, too, if a bucket is still under way after `seconds`.
         """
@@ -180,6 +182,8 @@ class Session:
             return error
         if isinstance(self.error, CommunicationError):
             return self.error
+        if _TIMED_OUT in str(error):
+            return self._connection.find_silent(str(error)) or error
         return self._connection.find_lost() or error
 
     def close(self) -> None:
@@ -253,7 +257,10 @@ def _describe(job: BucketJob) -> str:
 def _finish(session: Session) -> None:
     """Runs at exit, or when the owner of the session is dropped."""
     unhandled = getattr(sys, "last_value", None)
-    if unhandled is not None and session.error is None:
+    # PyTorch raises RuntimeErrors that name no rank. After any other error this rank is the first
+    # that stops, and a session that finishes later would blame the ranks that stop because of it.
+    unnamed = isinstance(unhandled, RuntimeError) and not isinstance(unhandled, CommunicationError)
+    if unhandled is not None and unnamed and session.error is None:
         verdict = session.explain(unhandled, _LEAVE_SECONDS)
         if verdict is not unhandled:
             print(f"gradwire: {verdict}", file=sys.stderr)
