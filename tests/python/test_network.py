@@ -267,6 +267,27 @@ with network.shaped_network(10**7, 0.01):
     assert wait_until(lambda: not any(Path(f"/proc/{relay}").exists() for relay in relays))
 
 
+DELIVER_TO_AN_INTERFACE_THAT_IS_DOWN = """
+import os, socket
+from gradwire.train import relay
+ours, theirs = socket.socketpair()
+relay.make_tap(theirs)
+_, (tap,), _, _ = socket.recv_fds(ours, 1, 1)
+switch = relay.Switch(1e9, 0.0)
+switch._links[tap] = relay.Link(1e9), relay.Link(1e9)
+switch._travelling.append((0.0, 1, tap, bytes(100)))
+while switch._travelling or switch._arriving:
+    switch._deliver()
+"""
+
+
+@needs_taps
+def test_a_frame_for_an_interface_that_is_down_is_lost() -> None:
+    """As while links are made: the switch ended with an OSError, and with it all links."""
+    command = [sys.executable, "-c", DELIVER_TO_AN_INTERFACE_THAT_IS_DOWN]
+    subprocess.run(network.in_own_namespace(command), check=True)
+
+
 @needs_namespaces
 def test_messages_to_several_share_a_link_at_any_moment() -> None:
     """61,500 bytes (LeNet's gradient in 4 shards) go to each of two peers at half the rate."""

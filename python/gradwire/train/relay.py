@@ -14,6 +14,7 @@ This file runs as a script, and imports nothing of gradwire: it must start fast.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import heapq
 import os
@@ -112,7 +113,16 @@ class Switch:
                 heapq.heappush(self._arriving, (passed, number, tap, frame))
         while self._arriving and self._arriving[0][0] <= now:
             _, _, tap, frame = heapq.heappop(self._arriving)
-            os.write(tap, frame)
+            _write(tap, frame)
+
+
+def _write(tap: int, frame: bytes) -> None:
+    """The frame is lost if the worker's interface is not up, as it is while the links are made."""
+    try:
+        os.write(tap, frame)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
 
 
 def make_tap(control: socket.socket) -> None:
