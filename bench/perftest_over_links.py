@@ -22,7 +22,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gradwire.train import network
@@ -59,7 +59,7 @@ def run_shaped(rate: int, ranks: int, program: Sequence[str]) -> int:
     """Runs the program with a namespace for each rank and for mpirun; returns the exit status."""
     with contextlib.ExitStack() as cleanup:
         attach = cleanup.enter_context(network.shaped_network(rate))
-        holders = [cleanup.enter_context(_holder()) for _ in range(ranks + 1)]
+        holders = [cleanup.enter_context(network.held_namespace()) for _ in range(ranks + 1)]
         for rank, holder in enumerate(holders):
             attach(rank, holder)
         addresses = [network.address(rank) for rank in range(ranks)]
@@ -77,19 +77,6 @@ def run_shaped(rate: int, ranks: int, program: Sequence[str]) -> int:
         }
         command = _in_namespace(holders[-1].pid, [*options, *program])
         return subprocess.run(command, env=environment, check=False).returncode
-
-
-@contextlib.contextmanager
-def _holder() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that holds a namespace until its input ends."""
-    process = subprocess.Popen(
-        network.in_own_namespace(["cat"]), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def _in_namespace(pid: int, command: Sequence[str]) -> list[str]:

@@ -147,27 +147,90 @@ def shaped_network(bits_per_second: int, latency: float = 0.0) -> Iterator[Attac
     INTERFACE with address(rank).
     """
     if latency > 0.0:
-        with _relayed_network(bits_per_second, latency) as attach:
+        with relayed_network(bits_per_second, latency) as attach:
             yield attach
         return
-    # `cat` keeps the switch's namespace. It ends whenever this process ends, because no other
-    # process has the other end of its input.
-    command, pipe = in_own_namespace(["cat"]), subprocess.PIPE
-    with (
-        subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, process_group=0) as switch,
-        namespace_of(switch) as namespace,
-    ):
-        lines = ["link add br0 type bridge", "link set dev br0 addrgenmode none up"]
-        _run_in(namespace, "ip", lines)
-        yield partial(_attach, namespace, bits_per_second)
+    with bridged_network(bits_per_second) as bridge:
+        yield bridge.attach
+
+
+class Bridge:
+    """A switch of the kernel, in the namespace of this descriptor, and its links."""
+
+    def __init__(self, namespace: int, bits_per_second: int) -> None:
+        self._namespace = namespace
+        self._rate = bits_per_second
+
+    def attach(self, rank: int, worker: subprocess.Popen[bytes]) -> None:
+        """Gives a worker, started with in_own_namespace, its link: INTERFACE with address(rank)."""
+        port, rate = _port(rank), self._rate
+        with namespace_of(worker) as namespace:
+            pair = f"type veth peer name {INTERFACE} netns /proc/self/fd/{namespace}"
+            up = f"link set dev {port} addrgenmode none master br0 up"
+            _run_in(self._namespace, "ip", [f"link add {port} {pair}", up], namespace)
+            _run_in(self._namespace, "tc", [f"qdisc add dev {port} root {_shape(rate)}"])
+            lines = [
+                "link set dev lo up",
+                f"address add {address(rank)}/{_SUBNET_BITS} dev {INTERFACE}",
+                f"link set dev {INTERFACE} addrgenmode none gso_max_size {share_bytes(rate)} up",
+            ]
+            _run_in(namespace, "ip", lines)
+            _run_in(namespace, "tc", [f"qdisc add dev {INTERFACE} root {_shape(rate)}"])
+            _enter(namespace, ["tee", _QUEUED_BYTES], str(share_bytes(rate)))
+
+    def cut(self, rank: int) -> None:
+        """Frames of the worker and for it are lost, until `restore`."""
+        _run_in(self._namespace, "ip", [f"link set dev {_port(rank)} down"])
+
+    def restore(self, rank: int) -> None:
+        _run_in(self._namespace, "ip", [f"link set dev {_port(rank)} up"])
+
+    def change_rate(self, rank: int, worker: subprocess.Popen[bytes], bits_per_second: int) -> None:
+        """From now on, both ways."""
+        shape = _shape(bits_per_second)
+        _run_in(self._namespace, "tc", [f"qdisc change dev {_port(rank)} root {shape}"])
+        with namespace_of(worker) as namespace:
+            _run_in(namespace, "tc", [f"qdisc change dev {INTERFACE} root {shape}"])
+
+
+def _port(rank: int) -> str:
+    return f"port{rank}"
+
+
+def _shape(rate: int) -> str:
+    return f"tbf rate {rate}bit burst {bucket_bytes(rate)} limit {queue_bytes(rate)}"
 
 
 @contextmanager
-def _relayed_network(rate: int, latency: float) -> Iterator[Attach]:
-    """A switch in user space (relay.py), which ends with this process, and with it the links."""
+def bridged_network(bits_per_second: int) -> Iterator[Bridge]:
+    """Makes a switch of the kernel, whose links vanish with it."""
+    # The holder ends whenever this process ends, because no other process has the other end of its
+    # input.
+    with held_namespace() as switch, namespace_of(switch) as namespace:
+        lines = ["link add br0 type bridge", "link set dev br0 addrgenmode none up"]
+        _run_in(namespace, "ip", lines)
+        yield Bridge(namespace, bits_per_second)
+
+
+@contextmanager
+def held_namespace() -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a new network namespace, which does nothing and ends with this process."""
+    command, pipe = in_own_namespace(["cat"]), subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=subprocess.DEVNULL, process_group=0
+    ) as holder:
+        yield holder
+
+
+@contextmanager
+def relayed_network(rate: int, latency: float, program: str = relay.__file__) -> Iterator[Attach]:
+    """A switch in user space (relay.py), which ends with this process, and with it the links.
+
+    program: a script that takes the arguments of relay.py.
+    """
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, relay.__file__, "switch", str(theirs.fileno())]
+        command = [sys.executable, program, "switch", str(theirs.fileno())]
         with subprocess.Popen(
             [*command, str(rate), str(latency)], pass_fds=(theirs.fileno(),), process_group=0
         ) as switch:
@@ -196,24 +259,6 @@ def _attach_to_relay(switch: socket.socket, rank: int, worker: subprocess.Popen[
             f"link set dev {INTERFACE} mtu {relay.MTU} addrgenmode none up",
         ]
         _run_in(namespace, "ip", lines)
-
-
-def _attach(switch: int, rate: int, rank: int, worker: subprocess.Popen[bytes]) -> None:
-    port, share = f"port{rank}", share_bytes(rate)
-    shape = f"tbf rate {rate}bit burst {bucket_bytes(rate)} limit {queue_bytes(rate)}"
-    with namespace_of(worker) as namespace:
-        pair = f"type veth peer name {INTERFACE} netns /proc/self/fd/{namespace}"
-        lines = [f"link add {port} {pair}", f"link set dev {port} addrgenmode none master br0 up"]
-        _run_in(switch, "ip", lines, namespace)
-        _run_in(switch, "tc", [f"qdisc add dev {port} root {shape}"])
-        lines = [
-            "link set dev lo up",
-            f"address add {address(rank)}/{_SUBNET_BITS} dev {INTERFACE}",
-            f"link set dev {INTERFACE} addrgenmode none gso_max_size {share} up",
-        ]
-        _run_in(namespace, "ip", lines)
-        _run_in(namespace, "tc", [f"qdisc add dev {INTERFACE} root {shape}"])
-        _enter(namespace, ["tee", _QUEUED_BYTES], str(share))
 
 
 @contextmanager
