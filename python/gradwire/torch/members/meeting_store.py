@@ -42,12 +42,13 @@ def reaching_store() -> Iterator[None]:
         ) from error
 
 
-def clone(store: Store) -> Store:
-    """A client that waits for no call of another thread."""
+def clone(store: Store, access: StoreAccess) -> Store:
+    """A client that waits for no call of another thread. Raises StoreLostError."""
     if not hasattr(store, "clone"):
         raise TypeError(
             "on_lost='continue' needs a store with clone(), which those of PyTorch 2.9 and later "
             "have"
         )
-    cloned: Store = store.clone()
+    with reaching_store():
+        cloned: Store = access.ask(store.clone)
     return cloned

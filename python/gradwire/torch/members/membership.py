@@ -65,7 +65,7 @@ class Membership:
         self._store = PrefixStore("gradwire/members/", store)
         compare_terms(self._store, self._access, terms)
         with reaching_store():
-            self._heartbeat = Heartbeat(clone(self._store), settings.lost_after)
+            self._heartbeat = Heartbeat(clone(self._store, self._access), settings.lost_after)
         self._roster: Roster | None = None
         self._error: Exception | None = None
 

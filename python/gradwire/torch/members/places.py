@@ -83,7 +83,7 @@ class Places:
         """
         self.settings = settings
         self._access = StoreAccess()
-        self._store = PrefixStore("gradwire/servers/", clone(store))
+        self._store = PrefixStore("gradwire/servers/", clone(store, self._access))
         compare_terms(self._store, self._access, terms)
         number = self._ask(lambda: self._store.add(_COUNT.format(role), 1)) - 1
         self.rank: int | None = number
@@ -102,7 +102,8 @@ class Places:
         """Where those meet that begin."""
         assert self.rank is not None
         world_size = self.settings.workers + self.settings.servers
-        return Meeting(PrefixStore("founding/", clone(self._store)), self.rank, world_size)
+        store = PrefixStore("founding/", clone(self._store, self._access))
+        return Meeting(store, self.rank, world_size)
 
     def join(self, connect: Callable[[Meeting], T]) -> T:
         """Waits for a free place, sets `rank`, and returns what `connect` makes of the meeting with
@@ -111,7 +112,7 @@ class Places:
         Raises PeerLostError if a server is gone, PeerSilentError if no place becomes free.
         """
         with reaching_store():
-            heartbeat = Heartbeat(clone(self._store), self.settings.lost_after)
+            heartbeat = Heartbeat(clone(self._store, self._access), self.settings.lost_after)
         try:
             end = time.monotonic() + self.settings.patience
             number = 0
@@ -141,7 +142,7 @@ class Places:
         this is the process."""
         numbers = [admission.rank, *self.settings.ranks_of_servers]
         place = 0 if server is None else numbers.index(server)
-        store = PrefixStore(f"joining/{admission.number}/", clone(self._store))
+        store = PrefixStore(f"joining/{admission.number}/", clone(self._store, self._access))
         return Meeting(store, place, len(numbers), (), _CONNECT_SECONDS, numbers)
 
     # A server ----------------------------------------------------------------------------------
@@ -149,15 +150,16 @@ class Places:
     def begin_serving(self) -> Heartbeat:
         """Says that this server is there."""
         with reaching_store():
-            heartbeat = Heartbeat(clone(self._store), self.settings.lost_after)
+            heartbeat = Heartbeat(clone(self._store, self._access), self.settings.lost_after)
             heartbeat.say(State.MEMBER)
         self._ask(lambda: self._store.set(_SERVER.format(self.rank), str(heartbeat.id)))
         return heartbeat
 
     def admit(self, admission: Admission) -> None:
-        """Called by the first server only."""
+        """Called by the first server only. If the store did not answer, it may be called again,
+        also with another admission of this number: the first that reached the store is valid."""
         key, text = _ADMISSION.format(admission.number), json.dumps(asdict(admission))
-        self._ask(lambda: self._store.set(key, text))
+        self._ask(lambda: self._store.compare_set(key, "", text))
 
     def admission(self, number: int) -> Admission | None:
         """The admission of this number, if there is one yet."""

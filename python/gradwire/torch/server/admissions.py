@@ -32,16 +32,18 @@ class Admissions:
         self._decides = self._rank == places.settings.workers
         self._heartbeat = places.begin_serving()
         self._free: set[int] = set()
-        self._changing = threading.Lock()  # of `_free`
-        self._admitted: set[int] = set()  # heartbeats
+        # By place: the heartbeat of the process that connected last. It may still seem to ask.
+        self._holders: dict[int, int] = {}
+        self._changing = threading.Lock()  # of `_free` and `_holders`
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradwire-admissions", daemon=True)
         self._thread.start()
 
     def offer(self, rank: int) -> None:
-        """The place of this rank is free."""
+        """The place of this rank is free. If the process that had it lives, it may ask again."""
         with self._changing:
             self._free.add(rank)
+            self._holders.pop(rank, None)
 
     def stop(self) -> bool:
         """Admits nobody any more. Returns whether all threads have ended."""
@@ -59,17 +61,17 @@ class Admissions:
                 admission = self._places.admission(number)
                 if admission is not None:
                     number += 1
+                    with self._changing:
+                        self._free.discard(admission.rank)
                     self._connect(admission)
 
     def _decide(self, number: int) -> None:
         """Gives the lowest free place to the process that has asked first."""
-        asking = sorted(set(self._heartbeat.asking()) - self._admitted)
         with self._changing:
+            asking = set(self._heartbeat.asking()) - set(self._holders.values())
             rank = min(self._free, default=None)
-            if not asking or rank is None:
-                return
-            self._free.discard(rank)
-        self._places.admit(Admission(number, asking[0], rank))
+        if asking and rank is not None:
+            self._places.admit(Admission(number, min(asking), rank))
 
     def _connect(self, admission: Admission) -> None:
         try:
@@ -80,7 +82,8 @@ class Admissions:
             if self._decides:
                 self.offer(admission.rank)
             return
-        self._admitted.add(admission.member)
+        with self._changing:
+            self._holders[admission.rank] = admission.member
         self._on_arrival(admission.rank, connection)
 
     def _await(self, admission: Admission) -> None:

@@ -32,6 +32,7 @@ from gradwire.torch.server.admissions import Admissions
 
 _CONNECT_SECONDS = 60.0  # processes may start that much apart, however small the timeout is
 _ENDLESS = 365 * 86400.0
+_GRACE_SECONDS = 1.0  # after the timeout, for what arrived while this process slept
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class ServerLink(Connection):
         self._newer: dict[int, Connection] = {}  # of peers that have taken a place
         self._sent_before = 0  # bytes, over connections that others have replaced
         self._admissions: Admissions | None = None
+        self._offered: set[int] = set()  # places that no other process has taken yet
         if not isinstance(where, Meeting):
             with self.guard("comparing setups"):
                 agree(description, self.wire)
@@ -84,8 +86,10 @@ class ServerLink(Connection):
         self._admissions = Admissions(places, self.wire.timeout, on_arrival)
 
     def offer(self, peer: int) -> None:
-        """The peer is lost, and another process may have its place."""
-        if self._admissions is not None:
+        """The peer is lost, and another process may have its place. A place that is offered
+        already may have been given to a process by now, and is not offered twice."""
+        if self._admissions is not None and peer not in self._offered:
+            self._offered.add(peer)
             self._admissions.offer(peer)
 
     @property
@@ -115,13 +119,15 @@ class ServerLink(Connection):
         start = time.perf_counter()
         try:
             while True:
-                source, peer, item = self.arrived.get(timeout=self.wire.timeout)
+                source, peer, item = self._next()
                 if item is None:
                     self._take_over(source, peer)
                 elif source is self._of(peer):
                     break
-                elif isinstance(item, Message):
-                    self._expel(source, peer)  # it lives, and another process has its place
+                elif isinstance(item, Message) and source is self:
+                    # It lives, and another process has its place. (A source that is not this link
+                    # was told in `_take_over`, and its wire is gone.)
+                    self._expel(source, peer)
         except queue.Empty:
             why = f"waited {self.wire.timeout:g} s"
             raise LostError(tuple(awaited), True, why) from None
@@ -133,6 +139,13 @@ class ServerLink(Connection):
             finally:
                 del item  # it has this frame, and would keep the connection
         return item
+
+    def _next(self) -> tuple[Connection, int, Message | Exception | None]:
+        try:
+            return self.arrived.get(timeout=self.wire.timeout)
+        except queue.Empty:
+            # If this process was stopped, its readers have not had a chance yet.
+            return self.arrived.get(timeout=_GRACE_SECONDS)
 
     def refuse(self, message: Message) -> PeerMismatchError:
         return PeerMismatchError(
@@ -189,6 +202,7 @@ class ServerLink(Connection):
 
     def _take_over(self, newer: Connection, peer: int) -> None:
         """The process behind this connection has the peer's place from now on."""
+        self._offered.discard(peer)
         older = self._newer.get(peer)
         self._newer[peer] = newer
         if older is not None:
