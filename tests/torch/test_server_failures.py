@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from cluster import Cluster, Died, Failed
-from gradwire.torch.link.wire import Kind, Received, Wire
+from gradwire.torch.link.wire import Kind, LostError, Received, Wire
+from gradwire.torch.server.server_link import ServerLink
 from server_jobs import Job, Served, run
 
 SERVER = 2
@@ -116,6 +117,32 @@ def run_and_fail_to_receive(job: Job) -> Served:
 
 def run_and_lose_two(job: Job) -> Served:
     return run(replace(job, victim=dist.get_rank() if dist.get_rank() in (1, 2) else -1))
+
+
+@pytest.mark.parametrize("allowing", [{"on_lost": "continue"}, {"backup_workers": 1}], ids=str)
+def test_a_worker_that_is_gone_while_the_server_flushes(
+    fragile_cluster: Cluster, allowing: dict[str, Any]
+) -> None:
+    fragile_cluster.start(3, run_and_fail_to_flush, Job(versions=12, arguments=allowing))
+    answers = fragile_cluster.collect([0, SERVER], seconds=60)
+    for answer in answers.values():
+        assert isinstance(answer, Served), answer
+        assert answer.version == 12
+    assert answers[SERVER].stats["lost_workers"] == (1,)
+
+
+def run_and_fail_to_flush(job: Job) -> Served:
+    """The third message of worker 1 breaks its connection, for the server."""
+    calls = itertools.count()
+    flush = ServerLink.flush
+
+    def fail(link: ServerLink, peer: int, keep: int = 0) -> None:
+        if dist.get_rank() == SERVER and peer == 1 and next(calls) >= 3:
+            raise LostError((1,), False, "connection reset")
+        flush(link, peer, keep)
+
+    with mock.patch.object(ServerLink, "flush", fail):
+        return run(job)
 
 
 def test_the_last_worker_gets_the_last_model() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from gradwire._core import ServerSide
 from gradwire.torch.link.errors import WorkerJoinedWarning, WorkerLostWarning
-from gradwire.torch.link.wire import Kind, LostError
+from gradwire.torch.link.wire import NOTHING, Bytes, Kind, LostError
 from gradwire.torch.members.places import Places
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
@@ -107,20 +107,17 @@ class Serving(Side[ServerSide]):
     def begin(self, link: ServerLink, version: int) -> None:
         """Sends the model, of this version, to every worker."""
         self.link = link
-        for number, part in self.parts.items():
-            self.exchanges[number].set_version(version)
-            model = part.model(version)
-            for worker in self.peers:
-                link.send(worker, Kind.MODEL, model, number)
+        if self._places is not None:
+            link.let_join(self._places)
+        for exchange in self.exchanges.values():
+            exchange.set_version(version)
+        with link.guard("sending the model"):
+            self._send(self._exact_model(version, self.peers))
+        for part in self.parts.values():
             if self._pulls_gradients:
                 part.drop_model()
             else:
                 part.keep_model(with_replica=self._backup > 0 or self._places is not None)
-        if self._buffers is not None:
-            for worker in self.peers:
-                link.send(worker, Kind.BUFFERS, self._buffers.pack())
-        if self._places is not None:
-            link.let_join(self._places)
 
     def run(self, on_version: Callable[[int], None]) -> None:
         """Runs until every worker has left or is lost; at most `backup` of them may be lost."""
@@ -140,8 +137,9 @@ class Serving(Side[ServerSide]):
                 if self._pulls_gradients:  # then the workers' replicas must take the same steps
                     self._options.choose(self.version - 1, list(self.peers))
                 on_version(self.version)
+        self._answer_those_who_left()
         for worker in self._left:
-            self.link.flush(worker)
+            self._flush(worker)
 
     def _update(self, number: int) -> None:
         """Steps the optimizer, as the part's bucket holds the averages of this server's tensors."""
@@ -202,33 +200,52 @@ class Serving(Side[ServerSide]):
     def _take_push(self, message: Message) -> None:
         number = message.part
         exchange = self.exchanges[number]
-        self.link.flush(message.peer, self._keep_sends)
+        self._flush(message.peer, self._keep_sends)
+        if message.peer in self._excused:
+            return  # versions are made without it, from now on
         exchange.receive(message.peer, message.payload)
         self._send_all(number)
         if not exchange.done:  # if done, `run` does this after the replica has followed
             self._help_those_behind(number)
 
     def _send_all(self, number: int) -> None:
+        outgoing = self.exchanges[number].outgoing()
+        self._send((peer, Kind.PACKET, message, number) for peer, message in outgoing)
+
+    def _send(self, messages: Iterable[tuple[int, Kind, Bytes, int]]) -> None:
+        """Sends these: worker, kind, payload and part. Goes on without workers that are gone.
+
+        Raises LostError if they are too many.
+        """
         lost: list[LostError] = []
-        for peer, message in self.exchanges[number].outgoing():
-            if peer in self.lost:
+        for worker, kind, payload, part in messages:
+            if worker in self.lost:
                 continue
             try:
-                self.link.send(peer, Kind.PACKET, message, number)
+                self.link.send(worker, kind, payload, part)
             except LostError as error:
                 lost.append(error)
         for each in lost:  # after all were sent: this may finish a version
             self._lose(each)
 
+    def _flush(self, worker: int, keep: int = 0) -> None:
+        """As Wire.flush. Goes on without the worker if it is gone."""
+        try:
+            self.link.flush(worker, keep)
+        except LostError as lost:
+            self._lose(lost)
+
     def _help_those_behind(self, number: int) -> None:
         """Sends the part itself to workers that lack versions of it which are no longer kept."""
         exchange = self.exchanges[number]
-        for worker in exchange.behind:
-            if worker not in self.lost:
-                model = self.parts[number].model(exchange.version, Kind.CATCH_UP)
-                self.link.send(worker, Kind.CATCH_UP, model, number)
-                self.models += 1
+        behind = exchange.behind
+        for worker in behind:
             exchange.caught_up(worker)
+        here = [worker for worker in behind if worker not in self.lost]
+        if here:
+            self.models += len(here)
+            model = self.parts[number].model(exchange.version, Kind.CATCH_UP)
+            self._send((worker, Kind.CATCH_UP, model, number) for worker in here)
 
     def _lose(self, gone: LostError) -> None:
         """Goes on without these workers, unless they have left or are too many."""
@@ -266,20 +283,31 @@ class Serving(Side[ServerSide]):
         to_come = missing.intersection(self._active())
         if len(here) + len(to_come) >= max(1, len(here | missing) - self._backup):
             return
-        for worker in self._active():
-            # A worker that has pushed may wait for this version. The others push, get the versions
-            # that they lack, and leave.
-            if worker not in missing | self._ended_for:
-                self._ended_for.add(worker)
-                self.link.send(worker, Kind.OVER)
+        # A worker that has pushed may wait for this version. The others push, get the versions that
+        # they lack, and leave.
+        told = [w for w in self._active() if w not in missing | self._ended_for]
+        self._ended_for.update(told)
+        self._send((worker, Kind.OVER, NOTHING, 0) for worker in told)
+        self._answer_those_who_left()
+
+    def _answer_those_who_left(self) -> None:
+        """Sends them the last model."""
         if self._buffers is not None and self._buffers.sender in self._active():
             return  # it sends its last buffers when it leaves
-        for worker in self._left - self._answered:
-            self._answered.add(worker)
-            for number, part in self.parts.items():
-                self.link.send(worker, Kind.MODEL, part.model(self.version), number)
-            if self._buffers is not None:
-                self.link.send(worker, Kind.BUFFERS, self._buffers.pack())
+        asking = sorted(self._left - self._answered)
+        self._answered.update(asking)
+        if asking:
+            self._send(self._exact_model(self.version, asking))
+
+    def _exact_model(
+        self, version: int, workers: Sequence[int]
+    ) -> Iterator[tuple[int, Kind, Bytes, int]]:
+        """The messages that give these workers the exact model of this version."""
+        for number, part in self.parts.items():
+            model = part.model(version)
+            yield from ((worker, Kind.MODEL, model, number) for worker in workers)
+        if self._buffers is not None:
+            yield from ((worker, Kind.BUFFERS, self._buffers.pack(), 0) for worker in workers)
 
     # Processes that take the places of lost workers --------------------------------------------
 
@@ -298,6 +326,8 @@ class Serving(Side[ServerSide]):
         for number, exchange in self.exchanges.items():
             exchange.join(worker, read_version(message.payload))
             self._send_all(number)
+            if worker in self.lost:
+                return
 
     def _let_in(self) -> None:
         """Between two versions: gives the processes that ask the model, as the workers have it."""
