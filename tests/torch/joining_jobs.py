@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
 from gradwire.torch import ServerOptimizer
+from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.wire import Kind, Wire
 from server_jobs import LOCAL
 from training import TwoPaths, batch, digest, make_model
@@ -29,7 +30,7 @@ class Course:
     options  of ServerOptimizer
     deed     what a worker does when it has version `at`: "kill", "stop"; a process that joins:
              "kill in JOIN", "kill in CATCH_UP" or "kill in pull" (before it asks for the model,
-             after that, before it says for which version it pushes)
+             after that, before it says for which version it pushes), "close" (it does not connect)
     folder   a file NUMBER-VERSION appears there for every version that a worker has, rankRANK with
              the number of the process that has the place, and askedNUMBER when it has asked
     hold     a worker that has one of these versions, or a later one, waits until the file goVERSION
@@ -122,6 +123,10 @@ def _run(store: TCPStore, course: Course, ended: Ended) -> None:
 
 def _train(optimizer: ServerOptimizer, model: TwoPaths, course: Course, ended: Ended) -> None:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, course.decay)
+    if course.deed == "close":
+        optimizer.close()
+        assert isinstance(optimizer.error, CommunicationError)
+        _meet(Path(course.folder), course, 0)
     if optimizer.joined:
         _watch_joining(course)
     optimizer.connect()

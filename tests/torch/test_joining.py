@@ -217,6 +217,21 @@ def test_a_process_that_dies_while_it_joins(fleet: Fleet, tmp_path: Path, moment
     assert new.began >= 12
 
 
+def test_a_process_that_closes_before_it_connects(fleet: Fleet, tmp_path: Path) -> None:
+    """Its place becomes free while it lives."""
+    training = Training(fleet, tmp_path, options=TERNARY)
+    training.begin()
+    training.wait_for(0, 8)
+    undecided = training.join(deed="close", hold=(0,))
+    training.wait_for(undecided, 0)
+    other = training.join()
+    training.wait_asked(other)
+    (tmp_path / "go0").touch()
+    (closed,) = fleet.collect(undecided)
+    assert closed.error == "CommunicationError: the ServerOptimizer was closed"
+    training.end(0, other)
+
+
 def test_a_process_that_dies_while_it_waits_for_a_place(fleet: Fleet, tmp_path: Path) -> None:
     training = Training(fleet, tmp_path, options=TERNARY)
     training.begin(deed="")

@@ -247,7 +247,8 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
     @property
     def error(self) -> Exception | None:
         """The error that ended the communication; after it no step can be taken."""
-        return None if self._link is None else self._link.error
+        link = self._link or self._arrival
+        return None if link is None else link.error
 
     def connect(self) -> None:
         """Connects to the other ranks, compares setups, and gives workers the servers' model.
@@ -337,12 +338,12 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
 
         It does not wait for the last `backup_workers` workers. A server needs no close after serve.
         """
-        link = self._link
+        link = self._link or self._arrival
         if link is None or link.error is not None:
             return
         if self._barrier is not None:
             self._barrier.detach()
-        if isinstance(self._side, Working):
+        if isinstance(self._side, Working) and self._link is not None:
             with link.guard("waiting for the last model"):
                 self._side.leave()
         self._warn()
