@@ -60,7 +60,7 @@ def check(cluster: Cluster, run: Any, job: Job, damage: Damage, receivers: set[i
     assert len(noticed) == 1, ended
     assert set(noticed) <= receivers
     in_word = damage.place < 12
-    what = "the first bytes of its message" if in_word else f"its {damage.kind.words} of "
+    what = "the first bytes of its message" if in_word else f"its {damage.kind.label} of "
     prefix = f"DamagedMessageError: rank {noticed[0]}: rank {damage.sender} sent {what}"
     assert said.pop(noticed[0]).startswith(prefix)
     if len(receivers) == 1 and "backup_workers" not in job.arguments:

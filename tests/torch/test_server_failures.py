@@ -187,6 +187,7 @@ def run_and_lose_both(job: Job) -> Served:
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     "codec": ({"codec": "3lc:s=1.5"}, "push 3lc:s=1.5"),
     "staleness": ({"staleness": 1}, "staleness 1"),
+    "seed": ({"seed": 7}, "seed 7"),
 }
 
 

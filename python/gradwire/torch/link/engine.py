@@ -77,7 +77,7 @@ def receive(wire: Wire, peer: int, expected: Kind) -> Bytes:
     if kind is not expected:
         raise PeerMismatchError(
             f"rank {wire.rank} and rank {peer} are not at the same bucket: rank {peer} sent a "
-            f"{kind.words} where rank {wire.rank} expects a {expected.words}; the "
+            f"{kind.label} where rank {wire.rank} expects a {expected.label}; the "
             "two cut their gradients into different buckets, or did not take the same number of "
             "steps",
             (peer,),

@@ -70,7 +70,7 @@ class Kind(IntEnum):
     EXPELLED = 10  # the servers took this worker for dead
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """For errors."""
         return "catch-up" if self is Kind.CATCH_UP else self.name.lower()
 
@@ -111,7 +111,7 @@ class Wire:
         self.peers = [peer for peer in numbers if peer != self.rank]
         self._place_of = {number: place for place, number in enumerate(numbers)}
         self.timeout = timeout
-        self.sent_bytes = 0  # of messages, with their words
+        self.sent_bytes = 0  # of messages, with their words and checksums
         self.waited_seconds = 0.0  # blocked on the wire
         self._counting = threading.Lock()
         self._group: dist.ProcessGroup | None = group
@@ -158,7 +158,7 @@ class Wire:
         else:
             payload = self._receive_rest(peer, head, length, timeout)
         if _checksum_of(kind, payload) != checksum:
-            raise self._damaged(peer, f"its {kind.words} of {length} bytes")
+            raise self._damaged(peer, f"its {kind.label} of {length} bytes")
         return Received(kind, payload, part)
 
     def _open_head(self, peer: int, head: Bytes) -> tuple[int, Kind, int, int]:

@@ -149,7 +149,7 @@ class ServerLink(Connection):
 
     def refuse(self, message: Message) -> PeerMismatchError:
         return PeerMismatchError(
-            f"rank {message.peer} sent a message ({message.kind.words}) for which rank {self.rank} "
+            f"rank {message.peer} sent a message ({message.kind.label}) for which rank {self.rank} "
             "has no use now",
             (message.peer,),
         )

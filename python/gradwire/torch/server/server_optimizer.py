@@ -105,8 +105,12 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
     Parameters of bfloat16 and float16 are float32 on the servers, and the workers sum their changes
     in float32. A torch.amp.GradScaler works as with any optimizer; each worker has its own.
 
-    Every rank must be given the same arguments (`connect` compares them). Raises GradwireError for
-    an unknown codec or a bad parameter, ValueError and TypeError for other arguments.
+    Every rank must be given the same arguments. These are compared, by `connect` or, with a store,
+    here: the tensors and their codecs, which follow from codec, rules, exclude and min_numel; the
+    number of workers and servers, barrier, backup_workers, staleness, pulls, on_lost, seed, and
+    what concerns buffers. history, threads, target, timeout and lost_after are not. Raises
+    GradwireError for an unknown codec or a bad parameter, ValueError and TypeError for other
+    arguments.
     """
 
     # A worker alone must not leave out a step, so a GradScaler calls `step` even if gradients are
@@ -176,7 +180,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         self._setup = "\n".join(
             [
                 f"servers with barrier {barrier}, backup workers {backup_workers}, staleness "
-                f"{staleness}, pulls of {pulls}, on_lost {on_lost}",
+                f"{staleness}, pulls of {pulls}, on_lost {on_lost}, seed {self._settings.seed}",
                 *(layout.describe() for layout, _ in parts),
                 *([] if self._buffers is None else [self._buffers.describe()]),
             ]
