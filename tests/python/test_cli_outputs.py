@@ -109,6 +109,8 @@ import os, signal, sys, threading
 from pathlib import Path
 from gradwire.files import replace_file
 
+# A shell starts what runs in its background with this signal ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with replace_file(Path(sys.argv[1])) as file:
     file.write(b"a part")
     print("begun", flush=True)
@@ -125,7 +127,10 @@ def test_a_signal_leaves_no_file(tmp_path: Path, number: signal.Signals) -> None
         assert len(list(tmp_path.iterdir())) == 1
         time.sleep(0.1)  # until it pauses
         process.send_signal(number)
-        process.communicate(timeout=60)
+        try:
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == -number
     assert list(tmp_path.iterdir()) == []
 
