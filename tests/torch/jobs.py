@@ -88,6 +88,20 @@ def train_with_buffers_and_lose_a_rank(victim: int, at_step: int) -> str:
     return "nobody was lost"
 
 
+def see_pytorchs_error_before_a_rank_is_gone(victim: int) -> str:
+    """PyTorch's own connection to a process that ends may close long before gradwire's."""
+    model = nn.Linear(8, 2)
+    ddp = DistributedDataParallel(model)
+    state = GradwireState()
+    ddp.register_comm_hook(state, gradwire_hook)
+    ddp(torch.randn(4, 8)).sum().backward()
+    dist.barrier()
+    if dist.get_rank() == victim:
+        time.sleep(0.3)
+        os._exit(3)
+    return str(state.explain(RuntimeError("Connection closed by peer")))
+
+
 def wait_elsewhere_for_a_stopped_rank(victim: int, seconds: float) -> str:
     """The ranks sum over a group of the program, whose timeout is shorter than gradwire's."""
     model = nn.Linear(8, 2)

@@ -43,6 +43,12 @@ def test_a_rank_lost_between_two_steps_is_named(fragile_cluster: Cluster) -> Non
         assert "rank 1 is gone" in answers[rank].message, answers[rank].trace
 
 
+def test_a_rank_that_is_about_to_be_gone_is_named(fragile_cluster: Cluster) -> None:
+    fragile_cluster.start(WORLD, jobs.see_pytorchs_error_before_a_rank_is_gone, 1)
+    for answer in fragile_cluster.collect([0, 2], seconds=60).values():
+        assert "rank 1 is gone" in answer
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_silent_rank_is_named(fragile_cluster: Cluster, victim: int) -> None:
     """The rank is stopped, not dead. If it is rank 0, the store does not answer either."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -108,12 +109,19 @@ class Connection:
                 raise
             raise error from raised
 
-    def find_lost(self) -> CommunicationError | None:
-        """Ends the connection if a peer closed its own between two messages. Returns the error."""
-        usable = self._group is not None and not self.is_inherited
-        lost = self.wire.closed_peers() if usable else ()
-        if not lost:
+    def find_lost(self, patience: float) -> CommunicationError | None:
+        """Ends the connection if a peer closed its own between two messages. Returns the error.
+
+        patience: seconds to wait for that. The connections of a process that ends close one after
+        another, and this one may be the last.
+        """
+        if self._group is None or self.is_inherited:
             return None
+        end = time.monotonic() + patience
+        while not (lost := self.wire.closed_peers()):
+            if time.monotonic() >= end:
+                return None
+            time.sleep(0.1)
         return self._end(self._diagnose(LostError(lost, False, "they left"), "between two steps"))
 
     def find_silent(self, why: str) -> CommunicationError | None:

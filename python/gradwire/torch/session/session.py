@@ -19,6 +19,7 @@ from gradwire.torch.device.device_queue import DeviceQueue
 from gradwire.torch.device.kernels import has_kernels
 from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.errors import CommunicationError
+from gradwire.torch.link.failure import GRACE_SECONDS
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread
 from gradwire.torch.link.wire import Wire
@@ -184,7 +185,7 @@ class Session:
             return self.error
         if _TIMED_OUT in str(error):
             return self._connection.find_silent(str(error)) or error
-        return self._connection.find_lost() or error
+        return self._connection.find_lost(GRACE_SECONDS if _names_no_rank(error) else 0.0) or error
 
     def close(self) -> None:
         """Ends the thread and the groups; residuals and counters stay readable.
@@ -254,13 +255,17 @@ def _describe(job: BucketJob) -> str:
     return f"step {job.step}, bucket {job.index}"
 
 
+def _names_no_rank(error: BaseException) -> bool:
+    """Whether PyTorch may have raised it because a rank is gone: its RuntimeErrors name none."""
+    return isinstance(error, RuntimeError) and not isinstance(error, CommunicationError)
+
+
 def _finish(session: Session) -> None:
     """Runs at exit, or when the owner of the session is dropped."""
     unhandled = getattr(sys, "last_value", None)
-    # PyTorch raises RuntimeErrors that name no rank. After any other error this rank is the first
-    # that stops, and a session that finishes later would blame the ranks that stop because of it.
-    unnamed = isinstance(unhandled, RuntimeError) and not isinstance(unhandled, CommunicationError)
-    if unhandled is not None and unnamed and session.error is None:
+    # After any other error this rank is the first that stops, and a session that finishes later
+    # would blame the ranks that stop because of it.
+    if unhandled is not None and _names_no_rank(unhandled) and session.error is None:
         verdict = session.explain(unhandled, _LEAVE_SECONDS)
         if verdict is not unhandled:
             print(f"gradwire: {verdict}", file=sys.stderr)
