@@ -343,10 +343,6 @@ class Job {
     }
   }
 
-  static bool same_bits(std::span<const float> a, std::span<const float> b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-  }
-
   ChoiceReader& choices_;
   std::string kind_;
   uint32_t workers_ = 0;

@@ -10,14 +10,11 @@
 #include "gradwire/frame.h"
 
 namespace gradwire::fuzzing {
-namespace {
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() &&
          (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
-
-}  // namespace
 
 void require(bool condition, std::string_view what) {
   if (condition) return;

@@ -21,6 +21,8 @@ void require(bool condition, std::string_view what);
 // once.
 [[nodiscard]] std::vector<Execution>& executions();
 
+[[nodiscard]] bool same_bits(std::span<const float> a, std::span<const float> b);
+
 // A copy of `data` in memory of exactly its size, so that AddressSanitizer sees a read past its
 // end.
 [[nodiscard]] std::vector<std::byte> exact_copy(std::span<const uint8_t> data);

@@ -60,18 +60,10 @@ fi
 cmake --preset asan >/dev/null
 run_step build build/logs/fuzz-build.log cmake --build --preset asan -j "$(nproc)" \
   --target fuzz_corpus fuzzers
-if [[ " ${names[*]} " == *" tensor_files "* && ! -x $work/venv/bin/python ]]; then
-  "$venv/bin/python" -m venv --without-pip "$work/new-venv"
-  if "$venv/bin/python" -m pip --disable-pip-version-check --no-input \
-    --python "$work/new-venv" install -qq --no-deps -r constraints-fuzz.txt; then
-    packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    echo "import site; site.addsitedir('$packages')" \
-      >"${packages/#$venv/$work/new-venv}/packages-of-the-repository.pth"
-    mv "$work/new-venv" "$work/venv"
-  else
-    echo "note: atheris can't be installed here; the readers of files were not fuzzed"
-    mapfile -t names < <(printf '%s\n' "${names[@]}" | grep -vx tensor_files)
-  fi
+if [[ " ${names[*]} " == *" tensor_files "* ]] &&
+  ! scripts/overlay_venv.sh "$work/venv" constraints-fuzz.txt; then
+  echo "note: atheris can't be installed here; the readers of files were not fuzzed"
+  mapfile -t names < <(printf '%s\n' "${names[@]}" | grep -vx tensor_files)
 fi
 
 # The command of a fuzzer, without options.

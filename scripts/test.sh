@@ -127,19 +127,17 @@ stage_limits() {
   GRADWIRE_LIMITS=1 "$venv/bin/python" -m pytest -s --durations=0 tests/limits
 }
 
-# An environment that has the packages of .venv, but its own gradwire.
 stage_asan_py() {
   scripts/setup.sh
   cmake --preset asan_python
   cmake --build --preset asan_python -j "$(nproc)"
   local build=$PWD/build/asan_python
-  "$venv/bin/python" -m venv --without-pip --clear "$build/venv"
-  local packages here
-  packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  here=${packages/#$venv/$build/venv}
+  rm -rf "$build/venv"
+  scripts/overlay_venv.sh --own-gradwire "$build/venv"
+  local here
+  here=$("$build/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   cp -r python/gradwire "$here/"
   cp "$build/python/_core.abi3.so" "$here/gradwire/"
-  echo "$packages" >"$here/packages-of-the-repository.pth"
   # PyTorch keeps memory until the process ends, which is no leak.
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     GRADWIRE_ON_HOST_MODULE=$build/cuda_on_host PATH=$build/venv/bin:$PATH \
@@ -152,13 +150,7 @@ stage_asan_py() {
 stage_recipes() {
   scripts/setup.sh
   local environment=build/recipes/venv
-  [[ -x $environment/bin/python ]] || "$venv/bin/python" -m venv --without-pip "$environment"
-  "$venv/bin/python" -m pip --disable-pip-version-check --no-input \
-    --python "$environment" install -q --no-deps -r constraints-recipes.txt
-  local packages
-  packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  echo "import site; site.addsitedir('$packages')" \
-    >"${packages/#$venv/$environment}/packages-of-the-repository.pth"
+  scripts/overlay_venv.sh "$environment" constraints-recipes.txt
   HF_HUB_OFFLINE=1 "$environment/bin/python" -m pytest -s --durations=0 tests/recipes
 }
 

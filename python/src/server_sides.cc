@@ -167,9 +167,7 @@ void bind_server_sides(nb::module_& module) {
             raise_if_error(self.side().join(server, first, self.lend(bucket)));
           },
           nb::arg("server"), nb::arg("first"), nb::arg("bucket"),
-          "After set_version: pulls the versions before `first` into the bucket, without a push "
-          "for "
-          "them.");
+          "After set_version: pulls the versions before `first` into the bucket, unpushed.");
 }
 
 }  // namespace gradwire::python

@@ -267,6 +267,11 @@ class ServerMessages : public testing::Test {
     EXPECT_TRUE(cluster.rank(rank).start(buckets_.back(), number).ok());
     return cluster.rank(rank).take_outgoing();
   }
+  // A worker's push, which its only server takes.
+  void push(ServerCluster& cluster, uint32_t worker, uint64_t number) {
+    const std::vector<OutgoingMessage> messages = step(cluster, worker, number);
+    EXPECT_TRUE(cluster.rank(messages[0].peer).receive(worker, messages[0].bytes).ok());
+  }
 
   std::deque<std::vector<float>> buckets_;
 };
@@ -331,10 +336,6 @@ TEST_F(ServerMessages, ALateWorkerGetsTheNewestVersionFirstAndGoesOnWithAll) {
 TEST_F(ServerMessages, AVersionWaitsForNoWorkerThatIsLost) {
   ServerCluster cluster({.workers = 3, .codec = "raw", .rate = -1.0f, .momentum = 0.0f});
   ServerSide& server = cluster.server_side(3);
-  const auto push = [&](uint32_t worker, uint64_t version) {
-    const auto message = step(cluster, worker, version);
-    EXPECT_TRUE(server.receive(worker, message[0].bytes).ok());
-  };
   const auto pull = [&](std::vector<uint32_t> expected) {
     std::vector<uint32_t> peers;
     for (const OutgoingMessage& message : server.take_outgoing()) {
@@ -345,22 +346,22 @@ TEST_F(ServerMessages, AVersionWaitsForNoWorkerThatIsLost) {
   };
   // The last push of the version was missing.
   step(cluster, 3, 0);
-  push(0, 0);
-  push(1, 0);
+  push(cluster, 0, 0);
+  push(cluster, 1, 0);
   EXPECT_FALSE(server.done());
   ASSERT_TRUE(server.lose(2).ok());
   EXPECT_TRUE(server.done());
   pull({0, 1});
   // A push that has arrived counts, although its worker is lost.
   step(cluster, 3, 1);
-  push(1, 1);
+  push(cluster, 1, 1);
   ASSERT_TRUE(server.lose(1).ok());
   EXPECT_EQ(server.awaiting(), std::vector<uint32_t>{0});
   EXPECT_FALSE(server.done());
-  push(0, 1);
+  push(cluster, 0, 1);
   pull({0});
   step(cluster, 3, 2);
-  push(0, 2);
+  push(cluster, 0, 2);
   pull({0});
   std::vector<float> model(cluster.layout().numel());
   for (uint64_t version = 0; version < 3; ++version) {
@@ -389,10 +390,6 @@ TEST_F(ServerMessages, AProcessTakesThePlaceOfALostWorker) {
                            return Status();
                          })
           .value();
-  const auto push = [&](uint32_t worker, uint64_t version) {
-    const auto message = step(cluster, worker, version);
-    EXPECT_TRUE(server.receive(worker, message[0].bytes).ok());
-  };
   const auto pull = [&](std::vector<uint32_t> expected) {
     std::vector<uint32_t> peers;
     for (const OutgoingMessage& message : server.take_outgoing()) {
@@ -405,16 +402,16 @@ TEST_F(ServerMessages, AProcessTakesThePlaceOfALostWorker) {
   EXPECT_EQ(server.join(2, 0).message(), "rank 2 can't join: it takes part already");
   EXPECT_EQ(server.join(3, 0).message(), "rank 3 can't join: it is no worker");
   step(cluster, 3, 0);
-  for (uint32_t worker : {0u, 1u, 2u}) push(worker, 0);
+  for (uint32_t worker : {0u, 1u, 2u}) push(cluster, worker, 0);
   pull({0, 1, 2});
   step(cluster, 3, 1);
-  push(0, 1);
-  push(2, 1);
+  push(cluster, 0, 1);
+  push(cluster, 2, 1);
   EXPECT_EQ(server.pushed(), (std::vector<uint32_t>{0, 2}));
   ASSERT_TRUE(server.lose(2).ok());
   EXPECT_EQ(server.pushed(), (std::vector<uint32_t>{0, 2}));
   EXPECT_EQ(server.join(2, 1).code(), StatusCode::kUnexpectedMessage);
-  push(1, 1);
+  push(cluster, 1, 1);
   pull({0, 1});
   EXPECT_EQ(server.join(2, 1).message(), "rank 2 can't join: version 1 is finished");
 
@@ -426,8 +423,8 @@ TEST_F(ServerMessages, AProcessTakesThePlaceOfALostWorker) {
   EXPECT_EQ(joiner->join(2, 2, bucket).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(joiner->join(3, 3, {}).code(), StatusCode::kLengthMismatch);
   step(cluster, 3, 2);
-  push(0, 2);
-  push(1, 2);
+  push(cluster, 0, 2);
+  push(cluster, 1, 2);
   EXPECT_EQ(server.awaiting(), std::vector<uint32_t>{2});
   ASSERT_TRUE(joiner->join(3, 3, bucket).ok());
   EXPECT_EQ(joiner->awaiting(), std::vector<uint32_t>{3});
@@ -438,8 +435,8 @@ TEST_F(ServerMessages, AProcessTakesThePlaceOfALostWorker) {
   EXPECT_TRUE(same_bits(model, cluster.worker_model(0)));
 
   step(cluster, 3, 3);
-  push(0, 3);
-  push(1, 3);
+  push(cluster, 0, 3);
+  push(cluster, 1, 3);
   EXPECT_EQ(server.awaiting(), std::vector<uint32_t>{2});
   bucket = cluster.gradient(2, 3);
   ASSERT_TRUE(joiner->start(bucket, 0).ok());
