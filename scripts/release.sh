@@ -95,8 +95,8 @@ repair_wheel() {
     echo "release.sh: auditwheel put libraries into $wheel" >&2
     return 1
   fi
-  unzip -q -o "$wheel" 'gradwire/_core*' -d "$work/module"
-  scripts/check_hardening.py "$work/module/gradwire"/_core*
+  unzip -q -o "$wheel" 'gradwire/_core*.so' -d "$work/module"
+  scripts/check_hardening.py "$work/module/gradwire"/_core*.so
   if (($(stat -c %s "$wheel") > max_wheel_bytes)); then
     echo "release.sh: $wheel is larger than $max_wheel_bytes bytes" >&2
     return 1
