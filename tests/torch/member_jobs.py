@@ -16,10 +16,13 @@ import numpy as np
 import torch
 import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
 from gradwire.torch import LocalSteps, RankLostWarning
+from gradwire.torch.link.store_access import StoreAccess
 from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.members.heartbeat import Heartbeat
+from gradwire.torch.members.meeting_store import clone
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.records.checkpoint import Residual
 from optimizer_jobs import LOCAL, WRAPPERS
@@ -171,6 +174,16 @@ def train(port: int, number: int, plan: Plan) -> Ended:
         ended.caught_up = getattr(optimizer, "caught_up", 0)
         optimizer.close()
     return ended
+
+
+def ask_and_leave(port: int, number: int, plan: Plan) -> Ended:
+    """Asks to join, and leaves in the moment in which it is let in."""
+    store = PrefixStore("gradwire/members/", TCPStore("127.0.0.1", port, is_master=False))
+    store.wait(["roster/0"])
+    heartbeat = Heartbeat(clone(store, StoreAccess()), 6.0)
+    store.wait([f"roster/{plan.until[0]}"])
+    heartbeat.stop()
+    return Ended()
 
 
 def _train(optimizer: LocalSteps, model: nn.Module, number: int, plan: Plan) -> None:

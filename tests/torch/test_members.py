@@ -24,7 +24,16 @@ from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 from gradwire.torch.members.heartbeat import Heartbeat
 from gradwire.torch.members.membership import MemberSettings, Membership
 from gradwire.torch.members.roster import Report, Roster, follow, found_training
-from member_jobs import PLAIN, Ended, Fleet, Plan, host_store, save_or_resume, train_unevenly
+from member_jobs import (
+    PLAIN,
+    Ended,
+    Fleet,
+    Plan,
+    ask_and_leave,
+    host_store,
+    save_or_resume,
+    train_unevenly,
+)
 from optimizer_jobs import LOCAL
 from training import make_model
 
@@ -189,6 +198,17 @@ def test_a_rank_dies_and_another_process_takes_its_place(fleet: Fleet, tmp_path:
     assert len(ended[0].members) == 3
     counts = list(check_accounts(tmp_path).values())
     assert (counts[0], min(counts), counts[-1]) == (3, 2, 3)
+
+
+def test_a_process_that_leaves_when_it_is_let_in_is_let_in_once(fleet: Fleet) -> None:
+    """The others waited for it again and again."""
+    plan = Plan((2, 2), ranks=2, pause=0.05, options={**PLAIN, "timeout": 10.0})
+    fleet.start(0, plan)
+    fleet.start(1, plan)
+    fleet.start(2, replace(plan, until=(1, 0)), ask_and_leave)
+    ended = fleet.collect(0, 1)
+    check_equal(ended, (0, 1), lost=1)
+    assert ended[0].generation == 2
 
 
 def test_a_process_with_other_settings_is_refused_alone(fleet: Fleet, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -141,7 +141,8 @@ class ElasticReplica(ReplicaOptimizer):
         while True:
             settled = self._settled = self._settled or self._settle()
             before = members.roster
-            after = members.meet(settled.report)
+            # Those that ask now: one that asked before the last attempt may be gone.
+            after = members.meet(replace(settled.report, asking=members.asking()))
             if lost := sorted(set(before.members) - set(after.members)):
                 self._lost += lost
                 self._warn_of_lost(lost, after)
@@ -248,8 +249,7 @@ class ElasticReplica(ReplicaOptimizer):
             except CommunicationError:
                 fragment.flight = None  # the parameters still have the changes
                 self._exchanges -= 1
-        asking = self._members.asking() if self._members is not None else ()
-        return Report(self._exchanges, self._local_steps, self._unsent(), asking)
+        return Report(self._exchanges, self._local_steps, self._unsent())
 
     def _unsent(self) -> tuple[int, ...]:
         return tuple(fragment.steps for fragment in self._fragments)
