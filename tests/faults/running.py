@@ -133,6 +133,15 @@ class Cluster:
         while not all(rank.pid for rank in self.ranks):
             self.look()
 
+    def replace(self, rank: int, job: dict[str, Any]) -> None:
+        """Kills the rank's process; another one takes its place."""
+        self.kill(rank)
+        self.wait([rank], 60.0)
+        self.ranks[rank] = Rank()
+        self._start(job | {"rank": rank}, f"output-{rank}")
+        while not self.ranks[rank].pid:
+            self.look()
+
     def start_store(self, job: dict[str, Any]) -> None:
         """It is there when this returns."""
         self._store = Rank()

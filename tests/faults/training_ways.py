@@ -46,10 +46,13 @@ class Job:
 
     rank         of the process. LocalSteps(on_lost="continue") counts the ranks as they come
     folder       of the cell: progress-RANK, result-RANK.json, checkpoints/RANK/STEP.pt; number-RANK
-                 is the rank by which errors name the process
+                 is the rank by which errors name the process; last-step, if it is there, has the
+                 number of steps instead of `steps`
     timeout      seconds, of gradwire and of PyTorch's group
+    lost_after   seconds, where ranks come and go; None: `timeout`
     resume_from  the step of the checkpoint to begin with; None: the beginning
     raise_at     raises an exception in this step
+    pause        seconds that the program sleeps in each step
     disk_kib     the size of the disk for this rank's checkpoints; None: the machine's
     namespace    a process in whose network namespace this rank is; None: the machine's
     """
@@ -61,9 +64,11 @@ class Job:
     world_size: int = 4
     steps: int = 200
     timeout: float = 30.0
+    lost_after: float | None = None
     save_every: int = 50
     resume_from: int | None = None
     raise_at: int | None = None
+    pause: float = 0.0
     disk_kib: int | None = None
     namespace: int | None = None
 
@@ -74,6 +79,13 @@ class Job:
     @property
     def interface(self) -> str:
         return "lo" if self.namespace is None else network.INTERFACE
+
+    @property
+    def last_step(self) -> int:
+        try:
+            return int((Path(self.folder) / "last-step").read_text())
+        except FileNotFoundError:
+            return self.steps
 
     @property
     def checkpoints(self) -> Path:
@@ -141,7 +153,7 @@ def _local_steps_go_on(job: Job) -> Training:
     store = TCPStore(job.address, job.port, is_master=False)
     optimizer = LocalSteps(
         _sgd(model), model, every=4, timeout=job.timeout, on_lost="continue", store=store,
-        ranks=job.world_size, lost_after=job.timeout,
+        ranks=job.world_size, lost_after=job.lost_after or job.timeout,
     )  # fmt: skip
     states = {"model": model, "optimizer": optimizer}
     return Training(model, optimizer, states, model, optimizer.close)
@@ -225,20 +237,18 @@ def train(job: Job) -> None:
     optimizer = training.optimizer
     if isinstance(optimizer, ServerOptimizer):
         optimizer.connect()
-        step = optimizer.version
+    step = _steps_of(optimizer, step)
     if isinstance(optimizer, ServerOptimizer) and optimizer.is_server:
         optimizer.serve(on_step)
     else:
-        while step < job.steps:
+        while step < job.last_step:
             inputs, labels = _batch(number, step)
             optimizer.zero_grad()
             nn.functional.cross_entropy(training.module(inputs), labels).backward()
             optimizer.step()
-            if isinstance(optimizer, ServerOptimizer):
-                step = optimizer.version
-            else:
-                step += 1
+            step = _steps_of(optimizer, step + 1)
             on_step(step)
+            time.sleep(job.pause)
     if isinstance(optimizer, LocalSteps):
         optimizer.synchronize()
     training.close()
@@ -246,6 +256,14 @@ def train(job: Job) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     (Path(job.folder) / f"result-{job.rank}.json").write_text(json.dumps(result))
+
+
+def _steps_of(optimizer: Any, own: int) -> int:
+    """Of the whole training, where the optimizer counts them: a rank may join it late.
+    own: the steps of this program."""
+    if isinstance(optimizer, ServerOptimizer):
+        return optimizer.version
+    return optimizer.local_steps if isinstance(optimizer, LocalSteps) else own
 
 
 def host_store(job: Job) -> None:
