@@ -222,8 +222,8 @@ def soak(way: str, seed: int, seconds: float, folder: Path) -> Record:
     folder.mkdir(parents=True)
     record = Record(way, seed)
     job = {
-        "way": way, "port": free_port(), "world_size": RANKS, "steps": 10**9, "timeout": TIMEOUT, "lost_after": LOST_AFTER,
-        "save_every": 10**9, "pause": STEP_PAUSE,
+        "way": way, "port": free_port(), "world_size": RANKS, "steps": 10**9, "timeout": TIMEOUT,
+        "lost_after": LOST_AFTER, "save_every": 10**9, "pause": STEP_PAUSE,
     }  # fmt: skip
     with contextlib.closing(Forks()) as forks, contextlib.ExitStack() as cleanup:
         cluster = Cluster(forks, folder)
