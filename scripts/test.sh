@@ -29,6 +29,7 @@ on_request=(
   "clang     build with clang++ without sanitizers, warnings are errors; ctest"
   "tsan      ThreadSanitizer; ctest"
   "asan_py   the Python tests with a module that has the sanitizers of asan"
+  "long      the Python tests that take long, which pytest leaves out"
   "limits    a tensor of 2^31 + 7 values, 64 ranks (tests/limits); takes 20 GiB of memory"
   "mpich     the MPI engine and its tests with MPICH; the other stages have Open MPI"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
@@ -118,8 +119,13 @@ stage_pytest() {
   # Tests of buckets on a GPU run the kernels on the host.
   cmake --preset gcc
   cmake --build --preset gcc --target _cuda_on_host -j "$(nproc)"
-  # Two processes share the files in order, because the tests wait for ranks half of the time.
-  "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 tests
+  # Three processes share the files in order, because the tests wait for ranks half of the time.
+  "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 tests
+}
+
+stage_long() {
+  scripts/setup.sh
+  "$venv/bin/python" -m pytest -m long --durations=10 tests
 }
 
 stage_limits() {

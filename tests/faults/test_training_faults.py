@@ -16,6 +16,7 @@ from flipping_switch import flip_in_segment
 from reliability_page import WAYS, write_tables
 from run_faults import why_not
 from running import Forks
+from selection import long
 
 WAY = "hook-ring"
 
@@ -37,7 +38,7 @@ def model(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest
 
 
-@pytest.mark.parametrize("name", ["killed", "exception", "link-cut", "bit-flipped"])
+@pytest.mark.parametrize("name", ["killed", "bit-flipped", *long("exception", "link-cut")])
 def test_a_fault_is_survived_or_reported(
     forks: Forks, model: str, tmp_path: Path, name: str
 ) -> None:

@@ -215,6 +215,7 @@ def test_missing_data_are_said_before_the_start(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("o/runs/*"))
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_be_made_is_said_and_the_rest_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -375,6 +375,7 @@ def test_a_killed_worker_is_named_and_the_others_end(running: Running) -> None:
     assert seconds_until_gone(running.descendants) < 5
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_a_backup_worker_that_dies(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,6 +408,7 @@ def test_a_run_goes_on_without_a_backup_worker_that_dies(
     assert len(second["loss"]) == 200
 
 
+@pytest.mark.long
 def test_more_dead_workers_than_backups_end_the_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import drop_jobs
 from cluster import Cluster
+from selection import long
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -19,7 +20,7 @@ def test_nothing_stays_of_a_model_that_is_dropped(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc, of glibc")
-@pytest.mark.parametrize("way", ["close", "drop", "error"])
+@pytest.mark.parametrize("way", ["close", *long("drop", "error")])
 def test_many_servers_in_one_process_hold_no_more_than_a_few(
     fragile_cluster: Cluster, way: str
 ) -> None:

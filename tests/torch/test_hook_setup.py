@@ -11,6 +11,7 @@ import gradwire
 import gradwire.torch
 import jobs
 from cluster import Cluster, Failed
+from selection import long
 from torchrun import run_program
 
 REPOSITORY = Path(__file__).parents[2]
@@ -94,8 +95,7 @@ def test_wrong_arguments_are_refused_at_once(
     [
         ("ddp", "3lc:s=1.00,coder=rice", 2),
         ("adamw", "3lc:s=1.00,coder=rice", 2),
-        ("fsdp", "int8", 4),
-        ("diloco", "qsgd:bits=4", 2),
+        *long(("fsdp", "int8", 4), ("diloco", "qsgd:bits=4", 2)),
     ],
 )
 def test_the_examples_run_under_torchrun(example: str, codec: str, ranks: int) -> None:

@@ -16,6 +16,7 @@ import torch
 from cluster import free_port
 from joining_jobs import Course, Ended, take_part
 from member_jobs import Fleet, Plan, host_store
+from selection import long
 
 RAW: dict[str, Any] = {"codec": "raw"}
 TERNARY: dict[str, Any] = {"codec": "3lc:s=1.5"}
@@ -151,6 +152,7 @@ def test_what_joined_pushes_counts(fleet: Fleet, tmp_path: Path) -> None:
     assert same == list(range(new.began + 1))
 
 
+@pytest.mark.long
 def test_two_processes_one_after_the_other(fleet: Fleet, tmp_path: Path) -> None:
     """The second takes the place of the first, which died in its turn."""
     training = Training(fleet, tmp_path, 8, 16, options=TERNARY, until=30)
@@ -184,6 +186,7 @@ def test_both_founders_die_one_by_one(fleet: Fleet, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
+@pytest.mark.long
 def test_a_server_holds_no_more_after_many_processes(fleet: Fleet, tmp_path: Path) -> None:
     training = Training(fleet, tmp_path, 0, options=RAW, pause=0.05, until=100_000)
     training.begin()
@@ -201,7 +204,7 @@ def test_a_server_holds_no_more_after_many_processes(fleet: Fleet, tmp_path: Pat
         assert threads <= held[1][1], held
 
 
-@pytest.mark.parametrize("moment", ["JOIN", "CATCH_UP", "pull"])
+@pytest.mark.parametrize("moment", ["JOIN", *long("CATCH_UP", "pull")])
 def test_a_process_that_dies_while_it_joins(fleet: Fleet, tmp_path: Path, moment: str) -> None:
     """Worker 0 goes on, and the next process gets the place."""
     training = Training(fleet, tmp_path, 8, 12, options=TERNARY, servers=2, ranks=4)
@@ -325,7 +328,7 @@ def test_all_places_are_taken(fleet: Fleet, tmp_path: Path) -> None:
     training.end(0, 1)
 
 
-@pytest.mark.parametrize("deed", ["kill", "end"])
+@pytest.mark.parametrize("deed", ["kill", *long("end")])
 def test_the_servers_are_gone(fleet: Fleet, tmp_path: Path, deed: str) -> None:
     training = Training(fleet, tmp_path, options=RAW)
     training.begin(deed="", victim=-1)

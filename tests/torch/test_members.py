@@ -35,6 +35,7 @@ from member_jobs import (
     train_unevenly,
 )
 from optimizer_jobs import LOCAL
+from selection import long
 from training import make_model
 
 
@@ -78,8 +79,15 @@ def check_equal(ended: list[Ended], members: tuple[int, ...], lost: int) -> None
         assert len(each.warnings) == (lost > 0)
 
 
-@pytest.mark.parametrize("deed", ["kill", "kill in push", "kill in pull"])
-@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize(
+    ("number", "deed"),
+    [
+        (0, "kill"),
+        (2, "kill in push"),
+        (0, "kill in pull"),
+        *long((2, "kill"), (0, "kill in push"), (2, "kill in pull")),
+    ],
+)
 def test_a_rank_dies_and_the_others_go_on(
     fleet: Fleet, tmp_path: Path, deed: str, number: int
 ) -> None:
@@ -114,6 +122,7 @@ def test_a_loss_in_synchronize_mixes_nothing(fleet: Fleet) -> None:
     check_equal(ended, ended[0].members, lost=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("local", "wrapper", "options"),
     [
@@ -200,6 +209,7 @@ def test_a_rank_dies_and_another_process_takes_its_place(fleet: Fleet, tmp_path:
     assert (counts[0], min(counts), counts[-1]) == (3, 2, 3)
 
 
+@pytest.mark.long
 def test_a_process_that_leaves_when_it_is_let_in_is_let_in_once(fleet: Fleet) -> None:
     """The others waited for it again and again."""
     plan = Plan((2, 2), ranks=2, pause=0.05, options={**PLAIN, "timeout": 10.0})
