@@ -43,7 +43,9 @@ for vq in 1 2 4; do
   export QEMU_CPU=max,sve-max-vq=$vq
   for program in "${programs[@]}"; do
     printf '== %s, SVE vectors of %d bits: ' "$program" $((128 * vq))
-    qemu-aarch64 -L /usr/aarch64-linux-gnu "$build/tests/$program" --gtest_brief=1 | tail -n 3
+    # qemu-user aborts in a child that is forked while other threads run.
+    qemu-aarch64 -L /usr/aarch64-linux-gnu "$build/tests/$program" --gtest_brief=1 \
+      --gtest_filter='-ThreadPool.IsUsedInAChildThatIsForkedWhileTheThreadsWork' | tail -n 3
   done
 done
 
