@@ -15,15 +15,7 @@ PATH="$root/.venv/bin:$PATH"
 build=$root/build/aarch64
 programs=(stages_test base_test frame_test codecs_test feedback_test)
 
-if ! command -v aarch64-linux-gnu-g++ qemu-aarch64 >/dev/null; then
-  if ((EUID != 0)); then
-    echo "check_aarch64.sh: as root: apt-get install -y g++-aarch64-linux-gnu qemu-user" >&2
-    exit 1
-  fi
-  apt-get -q update
-  DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 install -y \
-    --no-install-recommends g++-aarch64-linux-gnu qemu-user
-fi
+scripts/install_packages.sh g++-aarch64-linux-gnu qemu-user
 
 # Files that did not change keep their time, so that nothing is built again.
 stamp=$root/build/third_party/third_party.json

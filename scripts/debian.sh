@@ -17,16 +17,7 @@ source=$work/gradwire-$version
 
 packages=(build-essential cmake debhelper dh-python dpkg-dev libbenchmark-dev libhwy-dev libxxhash-dev lintian
   mpi-default-dev pkgconf python3-dev python3-numpy)
-if ! dpkg-query -W "${packages[@]}" >/dev/null 2>&1; then
-  if ((EUID != 0)); then
-    echo "debian.sh: as root: apt-get install -y ${packages[*]}" >&2
-    exit 1
-  fi
-  apt-get -q update
-  DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 install -y \
-    --no-install-recommends "${packages[@]}"
-fi
-
+scripts/install_packages.sh "${packages[@]}"
 rm -rf "$work"
 mkdir -p "$source"
 git archive HEAD | tar -x -C "$source"

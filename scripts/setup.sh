@@ -69,39 +69,16 @@ find_python() {
   done
 }
 
-# Sets `missing` to the named packages that are not installed.
-find_missing() {
-  local known installed package
-  missing=()
-  # dpkg-query fails if it does not know a package, which is no error here.
-  known=$(dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' "$@" 2>/dev/null || true)
-  installed=" $(sed -n 's/^ii *//p' <<<"$known" | tr '\n' ' ') "
-  for package in "$@"; do
-    [[ $installed == *" $package "* ]] || missing+=("$package")
-  done
-}
-
 install_system_packages() {
   if ! command -v dpkg-query >/dev/null; then
     echo "  not a Debian system; it must have the contents of: ${packages[*]}"
     return
   fi
   local missing
-  find_missing "${packages[@]}"
-  ((${#missing[@]} == 0)) && return
-  if ((EUID != 0)); then
-    echo "setup.sh: system packages are missing and only root can install them. As root:" >&2
-    echo "    apt-get install -y --no-install-recommends ${missing[*]}" >&2
-    exit 1
-  fi
-  export DEBIAN_FRONTEND=noninteractive
-  local apt=(apt-get -q -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
-  # Most failed installs have an outdated index. If the update fails, for example because one of
-  # several mirrors is unreachable, the install may still work.
-  run_step "apt-get update" "$logs/apt-update.log" "${apt[@]}" update ||
-    echo "  going on with the present package lists"
-  run_step "apt-get install ${missing[*]}" "$logs/apt-install.log" \
-    "${apt[@]}" install -y --no-install-recommends "${missing[@]}"
+  missing=$(scripts/install_packages.sh --list "${packages[@]}")
+  [[ -n $missing ]] || return 0
+  run_step "installing $missing" "$logs/apt-install.log" \
+    scripts/install_packages.sh "${packages[@]}"
 }
 
 create_environment() {

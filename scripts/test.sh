@@ -29,6 +29,7 @@ on_request=(
   "clang     build with clang++ without sanitizers, warnings are errors; ctest"
   "tsan      ThreadSanitizer; ctest"
   "asan_py   the Python tests with a module that has the sanitizers of asan"
+  "valgrind  the golden files in Valgrind"
   "long      the Python tests that take long, which pytest leaves out"
   "limits    a tensor of 2^31 + 7 values, 64 ranks (tests/limits); takes 20 GiB of memory"
   "mpich     the MPI engine and its tests with MPICH; the other stages have Open MPI"
@@ -102,15 +103,7 @@ stage_rtl() {
   make -C rtl
 }
 stage_mpich() {
-  if [[ ! -x /usr/bin/mpicxx.mpich ]]; then
-    if ((EUID != 0)); then
-      echo "as root: apt-get install -y mpich libmpich-dev" >&2
-      return 1
-    fi
-    apt-get -q update
-    DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 install -y \
-      --no-install-recommends mpich libmpich-dev
-  fi
+  scripts/install_packages.sh mpich libmpich-dev
   build_and_ctest mpich
 }
 stage_tsan() { build_and_ctest tsan; }
@@ -121,6 +114,13 @@ stage_pytest() {
   cmake --build --preset gcc --target _cuda_on_host -j "$(nproc)"
   # Three processes share the files in order, because the tests wait for ranks half of the time.
   "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 tests
+}
+
+stage_valgrind() {
+  scripts/install_packages.sh valgrind
+  scripts/setup.sh
+  PYTHONMALLOC=malloc valgrind -q --error-exitcode=9 --suppressions=tests/python/valgrind.supp \
+    "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/python/test_golden.py
 }
 
 stage_long() {
