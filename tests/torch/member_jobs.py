@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -25,6 +26,7 @@ from gradwire.torch.members.heartbeat import Heartbeat
 from gradwire.torch.members.meeting_store import clone
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.records.checkpoint import Residual
+from gradwire.torch.session.session import Session
 from optimizer_jobs import LOCAL, WRAPPERS
 from training import batch, digest, make_model
 
@@ -70,6 +72,7 @@ class Ended:
     warnings: list[str] = field(default_factory=list)
     report: str = ""
     caught_up: int = 0  # how often it took over the result of an exchange from another rank
+    sessions: int = 0  # in memory, though Python's collector of cycles did not run
 
 
 class AccountingSteps(LocalSteps):
@@ -145,6 +148,7 @@ def _flat(tensors: list[torch.Tensor]) -> np.ndarray:
 
 def train(port: int, number: int, plan: Plan) -> Ended:
     """`number`: of the process, which decides its data; its number as a member may differ."""
+    gc.disable()
     store = TCPStore("127.0.0.1", port, is_master=False)
     model = make_model()
     with torch.no_grad():
@@ -172,6 +176,7 @@ def train(port: int, number: int, plan: Plan) -> Ended:
         ended.generation, ended.exchanges = stats.generation, optimizer._exchanges
         ended.report = stats.report()
         ended.caught_up = getattr(optimizer, "caught_up", 0)
+        ended.sessions = sum(type(found) is Session for found in gc.get_objects())
         optimizer.close()
     return ended
 

@@ -77,6 +77,7 @@ def check_equal(ended: list[Ended], members: tuple[int, ...], lost: int) -> None
         assert each.members == members
         assert len(each.lost) == lost
         assert len(each.warnings) == (lost > 0)
+        assert each.sessions == 1
 
 
 @pytest.mark.parametrize(

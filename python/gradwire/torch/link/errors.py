@@ -86,3 +86,11 @@ class WorkerJoinedWarning(RuntimeWarning):
 
 class WorkerDiffersWarning(RuntimeWarning):
     """A worker that joined has other options in its parameter groups; they are not used."""
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Lets go of what the frames that an error came through hold. The error of a session that has
+    ended would keep the session, its memory and its threads, until Python looks for cycles."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

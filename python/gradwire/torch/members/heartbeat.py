@@ -140,12 +140,15 @@ class Heartbeat:
             except StoreUnreachableError as error:
                 if time.monotonic() - answered > self.lost_after:
                     self.store_error = str(error)
-            watch = self._watch  # another thread may replace it meanwhile
-            if watch.on_silence is not None and (
-                self.store_error or any(map(self._fell_silent, watch.members))
-            ):
-                on_silence, watch.on_silence = watch.on_silence, None
-                on_silence()
+            self._tell_of_silence()
+
+    def _tell_of_silence(self) -> None:
+        watch = self._watch  # another thread may replace it meanwhile
+        if watch.on_silence is not None and (
+            self.store_error or any(map(self._fell_silent, watch.members))
+        ):
+            on_silence, watch.on_silence = watch.on_silence, None
+            on_silence()
 
     def _beat(self) -> None:
         self._count += 1

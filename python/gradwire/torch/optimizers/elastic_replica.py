@@ -30,6 +30,7 @@ from gradwire.torch.link.errors import (
     DamagedMessageError,
     PeerMismatchError,
     RankLostWarning,
+    forget_frames,
 )
 from gradwire.torch.link.thread import only_here
 from gradwire.torch.link.wire import Bytes, Kind, Wire
@@ -160,6 +161,7 @@ class ElasticReplica(ReplicaOptimizer):
             report, runner, runner.unfinished, runner.residuals(), runner.residuals_before()
         )
         session.close()  # the others notice
+        forget_frames(session.error)
         return settled
 
     def _enter(self, members: Membership) -> None:
