@@ -74,6 +74,8 @@ ring:
 hierarchical:between=ring,within=ring,ranks=4
 hierarchical:within_codec=int8:ef=off
 hierarchical:ranks=0
+hierarchical:ranks=32767
+hierarchical:ranks=65536
 """
 
 

@@ -13,6 +13,9 @@
 
 namespace gradwire {
 
+// A job has at most so many ranks: packets name their source in 16 bits.
+inline constexpr uint32_t kMaxWorldSize = 65535;
+
 // A tensor of a bucket; tensors lie one after the other, unless LayoutOptions::cut says otherwise.
 struct GRADWIRE_EXPORT TensorInfo {
   std::string name;

@@ -83,8 +83,11 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
       const std::string_view codec = rest.substr(std::min(key.size() + 1, rest.size()));
       GW_ASSIGN_OR_RETURN(choice.within_codec_, parse_within_codec(codec));
       break;
-    } else if (!parse_whole(value, choice.ranks_per_machine_) || choice.ranks_per_machine_ == 0) {
-      return invalid;
+    } else if (!parse_whole(value, choice.ranks_per_machine_) || choice.ranks_per_machine_ == 0 ||
+               choice.ranks_per_machine_ > kMaxWorldSize) {
+      return Status(StatusCode::kInvalidArgument, "an exchange's ranks= is '" + std::string(value) +
+                                                      "'; a machine has 1 to " +
+                                                      std::to_string(kMaxWorldSize) + " ranks");
     }
   }
   return choice;

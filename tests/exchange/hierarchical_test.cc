@@ -168,6 +168,23 @@ TEST(Hierarchical, RefusesMachinesThatAreNotTheLayouts) {
             "the layout is for 2 machines, there are 3");
 }
 
+TEST(Hierarchical, RefusesMoreRanksThanAJobCanHave) {
+  const auto layout =
+      std::make_shared<const Layout>(Layout::create(small_tensors(), 2, {}).value());
+  const auto refusal = [&](const std::string& ranks) {
+    return make_exchange("hierarchical:ranks=" + ranks, layout, 0, Execution::create().value())
+        .status()
+        .message();
+  };
+  for (const char* ranks : {"0", "65536", "4294967295", "4294967296", "many"}) {
+    EXPECT_EQ(refusal(ranks), "an exchange's ranks= is '" + std::string(ranks) +
+                                  "'; a machine has 1 to 65535 ranks");
+  }
+  EXPECT_EQ(refusal("32768"),
+            "a hierarchical exchange has at most 65535 ranks, got 65536 on 2 machines");
+  EXPECT_EQ(refusal("32767"), "");
+}
+
 // Rings in groups: `size` consecutive ranks share a machine, of `world` ranks.
 class Groups {
  public:

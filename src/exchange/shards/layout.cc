@@ -248,9 +248,10 @@ uint64_t TensorInfo::numel() const noexcept {
 
 Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_size,
                               const LayoutOptions& options) {
-  if (world_size == 0 || world_size > std::numeric_limits<uint16_t>::max()) {
-    return Status(StatusCode::kInvalidArgument,
-                  "world size must be 1 to 65535, got " + std::to_string(world_size));
+  if (world_size == 0 || world_size > kMaxWorldSize) {
+    return Status(StatusCode::kInvalidArgument, "world size must be 1 to " +
+                                                    std::to_string(kMaxWorldSize) + ", got " +
+                                                    std::to_string(world_size));
   }
   if (options.owner.value_or(0) >= world_size) {
     return Status(StatusCode::kInvalidArgument, "owner: rank " + std::to_string(*options.owner) +
