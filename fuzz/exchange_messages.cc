@@ -202,6 +202,8 @@ class Job {
   void collect(uint32_t rank) {
     for (const OutgoingMessage& message : ranks_[rank].exchange->take_outgoing()) {
       require(message.peer < ranks_.size() && message.peer != rank, "a message to nobody");
+      const Exchange& target = *ranks_[message.peer].exchange;
+      require(message.bytes.size() <= target.max_message_size(), "a message above the limit");
       const Message sent = {
           rank, message.peer, {message.bytes.begin(), message.bytes.end()}, ranks_[rank].honest};
       links_[{rank, message.peer}].push_back(sent);

@@ -126,6 +126,11 @@ class GRADWIRE_EXPORT Exchange {
   // the step is done. A message of any other rank may be handed over only if it is awaited. Empty
   // except for exchanges whose ranks go on at their own pace.
   [[nodiscard]] virtual std::vector<uint32_t> listening() const { return {}; }
+  // No message for this rank has more bytes, in any step. An engine that learns a message's size
+  // before its bytes refuses a larger one, by check_size, before it takes memory for it.
+  [[nodiscard]] virtual uint64_t max_message_size() const = 0;
+  // kLimitExceeded, naming the peer, the size and the limit: the peer's message is larger.
+  [[nodiscard]] Status check_size(uint32_t peer, uint64_t size) const;
   // Takes a message that came from `peer`, and uses or copies it before it returns.
   virtual Status receive(uint32_t peer, std::span<const std::byte> message) = 0;
   // Whether the bucket holds the result, the same bits on every rank.

@@ -383,6 +383,9 @@ GW_API gw_status gw_exchange_take_outgoing(gw_exchange* exchange, gw_message* me
    set. */
 GW_API gw_status gw_exchange_awaiting(const gw_exchange* exchange, uint32_t* peers, size_t capacity,
                                       size_t* count);
+/* No message for this rank has more bytes, in any step: who learns a message's size before its
+   bytes refuses a larger one. */
+GW_API uint64_t gw_exchange_max_message_size(const gw_exchange* exchange);
 /* Takes a message that came from peer, and uses or copies it before it returns. Any bytes are safe.
    GW_UNEXPECTED_MESSAGE: the message is of another step or rank, or came before. GW_PEER_MISMATCH.
    Damaged messages give the statuses of gw_decode. If the update fails, its status is returned. */

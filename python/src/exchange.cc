@@ -254,6 +254,9 @@ void bind_exchange(nb::module_& module) {
       .def(
           "awaiting", [](PyExchange& self) { return self.exchange().awaiting(); },
           "Ranks from which a message is due now.")
+      .def_prop_ro(
+          "max_message_size", [](PyExchange& self) { return self.exchange().max_message_size(); },
+          "No message for this rank has more bytes, in any step.")
       .def("receive", &PyExchange::receive, nb::arg("peer"), nb::arg("message"))
       .def_prop_ro("done", [](PyExchange& self) { return self.exchange().done(); })
       .def_prop_ro("non_finite", &non_finite)

@@ -127,6 +127,10 @@ gw_status gw_exchange_awaiting(const gw_exchange* exchange, uint32_t* peers, siz
       });
 }
 
+uint64_t gw_exchange_max_message_size(const gw_exchange* exchange) {
+  return exchange->exchange->max_message_size();
+}
+
 gw_status gw_exchange_receive(gw_exchange* exchange, uint32_t peer, const void* message,
                               uint64_t size) {
   return guarded({{"exchange", exchange}, {"message", message, size}}, [&]() -> Status {

@@ -75,6 +75,14 @@ Status compare_descriptions(uint32_t rank, std::string_view description, uint32_
   return {};
 }
 
+Status Exchange::check_size(uint32_t peer, uint64_t size) const {
+  const uint64_t most = max_message_size();
+  if (size <= most) return {};
+  return {StatusCode::kLimitExceeded,
+          name_of(peer) + " sends " + name_of(rank()) + " a message of " + std::to_string(size) +
+              " bytes; no message of this exchange has more than " + std::to_string(most)};
+}
+
 Status Exchange::check_peer(uint32_t peer, std::string_view description) const {
   return compare_descriptions(rank(), describe(), peer, description);
 }

@@ -62,6 +62,9 @@ class PacketWriter {
     uint64_t n;
   };
 
+  // The most bytes of a packet of these segments; a marker is no longer.
+  [[nodiscard]] static uint64_t max_size(std::span<const Segment> segments) noexcept;
+
   // kLimitExceeded: more than 255 different codecs, or more frames than a packet holds.
   static Result<PacketWriter> create(std::vector<Segment> segments);
 

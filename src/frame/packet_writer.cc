@@ -27,6 +27,11 @@ uint64_t varint_size(uint64_t value) {
   return size;
 }
 
+// Bytes of a frame's entry in the header.
+uint64_t entry_size(uint64_t n, uint64_t payload_size) {
+  return 1 + varint_size(n) + varint_size(payload_size);
+}
+
 void write_header(std::span<std::byte> packet, const PacketHeader& header, uint8_t flags,
                   uint8_t codec_count, uint32_t frame_count) {
   using namespace packet_layout;
@@ -45,6 +50,16 @@ void write_header(std::span<std::byte> packet, const PacketHeader& header, uint8
 
 }  // namespace
 
+uint64_t PacketWriter::max_size(std::span<const Segment> segments) noexcept {
+  uint64_t size = kPacketHeaderSize;
+  for (const Segment& segment : segments) {
+    const uint64_t largest = segment.codec->max_payload_size(segment.n);
+    // Each segment may have a codec of its own.
+    size += packet_layout::kCodecEntrySize + entry_size(segment.n, largest) + largest;
+  }
+  return std::max<uint64_t>(size, kPacketHeaderSize + packet_layout::kOriginSize);
+}
+
 Result<PacketWriter> PacketWriter::create(std::vector<Segment> segments) {
   PacketWriter writer;
   if (segments.size() > std::numeric_limits<uint32_t>::max()) {
@@ -62,7 +77,7 @@ Result<PacketWriter> PacketWriter::create(std::vector<Segment> segments) {
     }
     writer.codec_index_.push_back(static_cast<uint8_t>(index));
     const uint64_t largest = segment.codec->max_payload_size(segment.n);
-    entries_size += 1 + varint_size(segment.n) + varint_size(largest);
+    entries_size += entry_size(segment.n, largest);
     payloads_size += largest;
   }
   writer.payloads_begin_ = kPacketHeaderSize +
@@ -113,7 +128,7 @@ std::span<const std::byte> PacketWriter::finish() {
   using namespace packet_layout;
   uint64_t front = kPacketHeaderSize + codec_table_.size() * kCodecEntrySize;
   for (const PacketFrame& frame : frames_) {
-    front += 1 + varint_size(frame.n) + varint_size(frame.payload.size());
+    front += entry_size(frame.n, frame.payload.size());
   }
   const uint64_t begin = payloads_begin_ - front;
   std::byte* dst = buffer_.data() + begin + kPacketHeaderSize;

@@ -113,6 +113,7 @@ static void check_start_and_receive(void) {
   CHECK_OK(gw_exchange_start(ranks[1], buckets + kN, kN, 0));
   CHECK_OK(gw_exchange_take_outgoing(ranks[1], messages, 2, &count));
   CHECK(count == 1 && messages[0].peer == 0);
+  CHECK(gw_exchange_max_message_size(ranks[0]) >= messages[0].size);
   CHECK_STATUS(gw_exchange_receive(ranks[0], 1, messages[0].bytes, messages[0].size - 1),
                GW_CHECKSUM_MISMATCH);
   free_ranks(ranks, 2);

@@ -432,6 +432,26 @@ std::vector<Sent> run_recorded(Cluster& cluster, Buckets& buckets) {
   return sent;
 }
 
+// The loopback engine refuses longer messages in all other tests, with every codec.
+TEST_P(Exchanges, NoMessageIsLongerThanItsLimit) {
+  Cluster cluster = make_cluster(3, "raw");
+  Buckets buckets = random_buckets(3, cluster.numel(), 1);
+  size_t longest = 0;
+  for (const Sent& message : run_recorded(cluster, buckets)) {
+    longest = std::max(longest, message.bytes.size());
+  }
+  Exchange& rank = cluster.rank(1);
+  const uint64_t limit = rank.max_message_size();
+  EXPECT_LE(longest, limit);
+  EXPECT_LT(limit, longest + 64);  // with an entry for each segment's codec
+  EXPECT_TRUE(rank.check_size(2, limit).ok());
+  const Status status = rank.check_size(2, limit + 1);
+  EXPECT_EQ(status.code(), StatusCode::kLimitExceeded);
+  EXPECT_EQ(status.message(), "rank 2 sends rank 1 a message of " + std::to_string(limit + 1) +
+                                  " bytes; no message of this exchange has more than " +
+                                  std::to_string(limit));
+}
+
 TEST(Ring, NeighboursAloneTalkAndAveragesArePassedOnAsTheyAre) {
   Cluster cluster(makes("ring"), 5, "3lc");
   Buckets buckets = random_buckets(5, cluster.numel(), 1);

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import server_jobs
 from gradwire.torch import LocalSteps
-from gradwire.torch.link.wire import HEAD_BYTES, OVERHEAD_BYTES, Kind, Wire
+from gradwire.torch.link.wire import HEAD_BYTES, NOTHING, OVERHEAD_BYTES, Bytes, Kind, Wire
 from member_jobs import Ended, Plan, train
 from server_jobs import Job, Served, run
 from training import TwoPaths, digest, make_model
@@ -51,10 +51,36 @@ class Damage:
         Wire.send, Wire._start_send = send_and_note, start_damaged  # type: ignore
 
 
+@dataclass(frozen=True)
+class Excess:
+    """Rank `sender` sends its message number `number` of this kind with `more` bytes at its end."""
+
+    sender: int
+    kind: Kind
+    more: int = 1
+    number: int = 0
+
+    def begin(self) -> None:
+        """As Damage.begin."""
+        send = Wire.send
+        before = -1
+
+        def send_more(
+            wire: Wire, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0
+        ) -> None:
+            nonlocal before
+            before += kind is self.kind
+            if kind is self.kind and before == self.number:
+                payload = np.concatenate([payload, np.zeros(self.more, dtype=np.uint8)])
+            send(wire, peer, kind, payload, part)
+
+        Wire.send = send_more  # type: ignore
+
+
 IN_THE_REST = HEAD_BYTES + 5
 
 
-def run_damaged(job: Job, damage: Damage) -> Served:
+def run_damaged(job: Job, damage: Damage | Excess) -> Served:
     """Of a model that has a buffer."""
     if dist.get_rank() == damage.sender:
         damage.begin()
@@ -73,7 +99,7 @@ def run_behind(job: Job, damage: Damage) -> Served:
     return run_damaged(replace(job, stalled=0, stall_seconds=3.0), damage)
 
 
-def make_replicas(damage: Damage) -> str:
+def make_replicas(damage: Damage | Excess) -> str:
     """Rank 0's parameters are taken over."""
     if dist.get_rank() == damage.sender:
         damage.begin()

@@ -36,7 +36,7 @@ from gradwire.torch import (
     UnmatchedPatternWarning,
     gradwire_hook,
 )
-from gradwire.torch.link.wire import Kind, Received, Wire
+from gradwire.torch.link.wire import Kind, Limits, Received, Wire
 from gradwire.torch.records.stats import ChosenCodec
 from training import (
     Options,
@@ -276,8 +276,8 @@ def _count(options: Options) -> Counted:
         counted.messages += 1
         send(wire, peer, kind, payload)
 
-    def counting_receive(wire: Wire, peer: int) -> Received:
-        received = receive(wire, peer)
+    def counting_receive(wire: Wire, peer: int, limits: Limits) -> Received:
+        received = receive(wire, peer, limits)
         counted.received += received.payload.size if received.kind is Kind.PACKET else 0
         return received
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,15 @@ from typing import Any
 import pytest
 
 from cluster import Cluster, Failed, free_port
-from damage import IN_THE_REST, Damage, make_replicas, run_behind, run_damaged, train_damaged
+from damage import (
+    IN_THE_REST,
+    Damage,
+    Excess,
+    make_replicas,
+    run_behind,
+    run_damaged,
+    train_damaged,
+)
 from gradwire.torch.link.wire import Kind
 from member_jobs import Fleet, Plan
 from server_jobs import Job
@@ -90,6 +99,40 @@ def test_a_flipped_bit_of_the_model_for_a_rank_that_joins(tmp_path: Path) -> Non
         assert (alone.error, alone.members) == ("", (0,))
     finally:
         fleet.close()
+
+
+# What is too long, arguments of ServerOptimizer, who must notice it.
+EXCESSES: dict[str, Any] = {
+    "push": (Excess(1, Kind.PACKET, 1 << 20), {}, SERVER),
+    "pull": (Excess(SERVER, Kind.PACKET, 1 << 20), {}, 0),
+    "model": (Excess(SERVER, Kind.MODEL, number=1), {}, 1),
+    "buffers of a worker": (Excess(0, Kind.BUFFERS), BUFFERED, SERVER),
+    "buffers of the server": (Excess(SERVER, Kind.BUFFERS), BUFFERED, 0),
+    "leave": (Excess(1, Kind.LEAVE), {}, SERVER),
+}
+
+
+@pytest.mark.parametrize("case", EXCESSES)
+def test_a_message_above_its_limit(fragile_cluster: Cluster, case: str) -> None:
+    excess, arguments, receiver = EXCESSES[case]
+    job = Job(versions=6, decay=0.9, arguments=arguments)
+    fragile_cluster.start(3, run_damaged, job, excess)
+    check_refused(fragile_cluster.collect(range(3), seconds=120), excess, receiver)
+
+
+def check_refused(ended: dict[int, Any], excess: Excess, receiver: int) -> None:
+    assert isinstance(ended[receiver], Failed), ended
+    said = ended[receiver].message
+    who = f"PeerMismatchError: rank {receiver}: rank {excess.sender} states a {excess.kind.label}"
+    assert said.startswith(f"{who} of "), said
+    length, limit = (int(number) for number in re.findall(r"of (?:at most )?(\d+)", said)[:2])
+    assert limit < length <= limit + excess.more
+
+
+def test_a_first_model_above_its_limit(fragile_cluster: Cluster) -> None:
+    excess = Excess(0, Kind.TENSORS, number=1)
+    fragile_cluster.start(3, make_replicas, excess)
+    check_refused(fragile_cluster.collect(range(3), seconds=60), excess, 2)
 
 
 SCRIPT = """

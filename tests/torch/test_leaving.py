@@ -84,7 +84,7 @@ for step in range(3):
     output = ddp(torch.ones(2, 64)).sum()
     if step == 2:
         # Each rank waits for a bucket that the other one never has.
-        state._session.start(lambda wire: wire.receive(1 - rank), "a bucket")
+        state._session.start(lambda wire: wire.receive(1 - rank, {}), "a bucket")
         dist.barrier()
     else:
         output.backward()
@@ -92,7 +92,7 @@ for step in range(3):
 # The same for a group that the program has destroyed.
 optimizer = gradwire.torch.ShardedOptimizer(sgd, model)
 dist.barrier()
-optimizer._session.start(lambda wire: wire.receive(1 - rank), "a step")
+optimizer._session.start(lambda wire: wire.receive(1 - rank, {}), "a step")
 dist.destroy_process_group()
 sys.exit(7)
 """

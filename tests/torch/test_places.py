@@ -35,7 +35,8 @@ def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def link() -> Iterator[ServerLink]:
     """A server's, without workers."""
-    alone = ServerLink(Meeting(HashStore(), 0, 1), 0.3, "", ())
+    alone = ServerLink(Meeting(HashStore(), 0, 1), 0.3, "")
+    alone.listen((), {Kind.JOIN: 0})
     yield alone
     alone.close()
 
@@ -79,7 +80,7 @@ def test_a_message_of_a_connection_that_was_replaced(link: ServerLink) -> None:
         link.arrived.put((item[0], WORKER, item[1]))
     worker.wire.send(SERVER, Kind.JOIN)
     assert link.take([WORKER]).kind is Kind.JOIN
-    assert expelled.wire.receive(SERVER, SECONDS).kind is Kind.EXPELLED
+    assert expelled.wire.receive(SERVER, {Kind.EXPELLED: 0}, SECONDS).kind is Kind.EXPELLED
     for end in expelled, worker:
         end.disconnect()
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from cluster import Cluster, Died, Failed
-from gradwire.torch.link.wire import Kind, LostError, Received, Wire
+from gradwire.torch.link.wire import Kind, Limits, LostError, Received, Wire
 from gradwire.torch.server.server_link import ServerLink
 from server_jobs import Job, Served, run
 
@@ -102,8 +102,8 @@ def run_and_fail_to_receive(job: Job) -> Served:
     received = Wire.receive
     count = itertools.count()
 
-    def receive(self: Wire, peer: int, timeout: float | None = None) -> Received:
-        message = received(self, peer, timeout)
+    def receive(self: Wire, peer: int, limits: Limits, timeout: float | None = None) -> Received:
+        message = received(self, peer, limits, timeout)
         in_reader = threading.current_thread().name.startswith("gradwire-")
         if in_reader and message.kind is Kind.PACKET and next(count) == 3:
             raise MemoryError("no room for the message")

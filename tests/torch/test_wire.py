@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import timedelta
 
 import numpy as np
+import pytest
 import torch.distributed as dist
 
 from cluster import Cluster
+from gradwire._core import checksum32
+from gradwire.torch.link import wire as wire_module
+from gradwire.torch.link.engine import receive
+from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.wire import HEAD_BYTES, OVERHEAD_BYTES, Kind, Wire
 
 # Sizes around that from which a second transfer is needed (the head also holds a word and
@@ -33,7 +39,8 @@ def exchange_messages() -> int:
             wire.send(peer, kind, data, part=number * 4681)  # up to 65534
     for peer in reversed(wire.peers):
         for number, size in enumerate(SIZES):
-            kind, data, part = wire.receive(peer)
+            limits = {Kind.PACKET: max(SIZES), Kind.CATCH_UP: max(SIZES)}
+            kind, data, part = wire.receive(peer, limits)
             assert kind is (Kind.PACKET if number % 2 else Kind.CATCH_UP)
             assert part == number * 4681
             np.testing.assert_array_equal(data, message(peer, number, size))
@@ -48,3 +55,47 @@ def exchange_messages() -> int:
 def test_messages_arrive(cluster: Cluster) -> None:
     for sent in cluster.run(3, exchange_messages):
         assert sent == 2 * sum(OVERHEAD_BYTES + size for size in SIZES)
+
+
+def state_a_length(length: int, number: int) -> str:
+    """Rank 0 states this length of a message of the kind with this number, and sends no such
+    bytes; rank 1's error, for which it must not have taken memory."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
+    wire = Wire(group, timeout=30.0)
+    if wire.rank == 0:
+        word = wire_module._WORD.pack(length | (number << wire_module.PART_BITS) << 40)
+        check = wire_module._CHECKS.pack(checksum32(word), 0)
+        head = np.zeros(HEAD_BYTES, dtype=np.uint8)
+        head[:OVERHEAD_BYTES] = np.frombuffer(word + check, dtype=np.uint8)
+        wire._start_send(1, head, wire_module._HEAD_TAG)
+        wire.flush()
+        dist.barrier()
+        return ""
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    with pytest.raises(PeerMismatchError) as raised:
+        receive(wire, 0, Kind.PACKET, 1_000_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak - before < 500_000
+    assert raised.value.ranks == (0,)
+    dist.barrier()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("length", [1_000_001, (1 << 40) - 1])
+def test_a_length_above_the_limit_takes_no_memory(cluster: Cluster, length: int) -> None:
+    _, error = cluster.run(2, state_a_length, length, Kind.PACKET)
+    assert error.startswith(
+        f"rank 1: rank 0 states a packet of {length} bytes, and one of at most 1000000 can come "
+    )
+
+
+def test_a_message_of_another_kind_takes_no_memory(cluster: Cluster) -> None:
+    _, error = cluster.run(2, state_a_length, 1 << 39, Kind.TENSORS)
+    assert "rank 0 sent a tensors where rank 1 expects a packet" in error
+
+
+def test_an_unknown_kind_is_named(cluster: Cluster) -> None:
+    _, error = cluster.run(2, state_a_length, 8, 99)
+    assert "rank 0 sent a message of the unknown kind 99" in error

@@ -25,7 +25,9 @@ struct InFlight {
     sent = {.peer = sent.peer, .bytes = *copy, .keep = copy};
   }
   [[nodiscard]] Status deliver(std::span<Exchange* const> exchanges) const {
-    return exchanges[sent.peer]->receive(source, sent.bytes);
+    Exchange& receiver = *exchanges[sent.peer];
+    GW_RETURN_IF_ERROR(receiver.check_size(source, sent.bytes.size()));
+    return receiver.receive(source, sent.bytes);
   }
 };
 

@@ -22,6 +22,8 @@ namespace {
 
 // Precedes the reason why a rank can't take part; no description begins with it.
 constexpr std::string_view kRefusal = "refused: ";
+// Bytes of a description or a refusal, which name each tensor of a layout.
+constexpr uint64_t kMaxDescription = uint64_t{1} << 26;
 
 // A waiting rank polls this often before it sleeps for kPause.
 constexpr int kBusyLooks = 200;
@@ -82,7 +84,8 @@ class Engine::Driver {
          double timeout_seconds, std::string_view preface)
       : held_(std::make_unique<Held>(std::move(communicator), timeout_seconds,
                                      std::string(preface) + exchange->describe())),
-        listening_(exchange->listening()) {
+        listening_(exchange->listening()),
+        max_message_size_(exchange->max_message_size()) {
     held_->exchange = std::move(exchange);
   }
   Driver(const Driver&) = delete;
@@ -126,6 +129,7 @@ class Engine::Driver {
   State state_ = State::kIdle;
   bool agreed_ = false;
   std::vector<uint32_t> listening_;
+  uint64_t max_message_size_;
   bool over_ = false;
   bool announced_left_ = false;
   bool left_ = false;
@@ -210,11 +214,12 @@ Result<bool> Engine::Driver::advance() {
 
 Result<bool> Engine::Driver::compare() {
   const std::vector<uint32_t> awaited = ranks_not_heard();
-  Result<bool> moved =
-      wire().poll({.awaited = awaited}, [&](uint32_t peer, std::span<const std::byte> text) {
-        descriptions_[peer] = std::string(reinterpret_cast<const char*>(text.data()), text.size());
-        return Status();
-      });
+  Result<bool> moved = wire().poll({.awaited = awaited, .max_size = kMaxDescription},
+                                   [&](uint32_t peer, std::span<const std::byte> text) {
+                                     descriptions_[peer] = std::string(
+                                         reinterpret_cast<const char*>(text.data()), text.size());
+                                     return Status();
+                                   });
   // A peer whose description differs must receive this rank's description before this rank stops.
   if (!moved.ok() || !ranks_not_heard().empty() || wire().sends_pending()) return moved;
   GW_RETURN_IF_ERROR(find_difference());
@@ -262,12 +267,15 @@ Result<bool> Engine::Driver::exchange_packets() {
 }
 
 Result<bool> Engine::Driver::take(std::span<const uint32_t> awaited, bool any, bool flushing) {
-  return wire().poll(
-      {.awaited = awaited, .any = any, .listening = listening_, .flushing = flushing},
-      [&](uint32_t peer, std::span<const std::byte> message) {
-        GW_RETURN_IF_ERROR(exchange().receive(peer, message));
-        return send_outgoing();
-      });
+  return wire().poll({.awaited = awaited,
+                      .any = any,
+                      .listening = listening_,
+                      .flushing = flushing,
+                      .max_size = max_message_size_},
+                     [&](uint32_t peer, std::span<const std::byte> message) {
+                       GW_RETURN_IF_ERROR(exchange().receive(peer, message));
+                       return send_outgoing();
+                     });
 }
 
 Status Engine::Driver::find_end() {

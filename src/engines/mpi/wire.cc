@@ -79,7 +79,7 @@ Status Wire::note_life(uint32_t peer) {
   return waits_no_more ? send_awaiting(kNobody) : Status();
 }
 
-Result<bool> Wire::advance(uint32_t rank, bool& whole) {
+Result<bool> Wire::advance(uint32_t rank, uint64_t max_size, bool& whole) {
   Peer& peer = peers_[rank];
   whole = false;
   MPI_Status status;
@@ -91,6 +91,13 @@ Result<bool> Wire::advance(uint32_t rank, bool& whole) {
            &status);
     if (present == 0) return false;
     MPI_Get_count(&status, MPI_BYTE, &size);
+    if (peer.used + size > max_size) {
+      return Status(StatusCode::kLimitExceeded,
+                    "rank " + std::to_string(rank) + " sent rank " +
+                        std::to_string(communicator_.rank()) + " a message of at least " +
+                        std::to_string(peer.used + size) +
+                        " bytes; no message here has more than " + std::to_string(max_size));
+    }
     peer.bytes.resize(std::max<uint64_t>(peer.bytes.size(), peer.used + size));
     GW_MPI(MPI_Imrecv, peer.bytes.data() + peer.used, size, MPI_BYTE, &message, &peer.request);
   }
@@ -111,7 +118,7 @@ Result<bool> Wire::poll(const Peers& peers, const OnMessage& on_message) {
   for (uint32_t rank : peers.listening.empty() ? peers.awaited : peers.listening) {
     if (rank >= communicator_.size()) return no_such_rank(rank, communicator_);
     bool whole = false;
-    GW_ASSIGN_OR_RETURN(const bool came, advance(rank, whole));
+    GW_ASSIGN_OR_RETURN(const bool came, advance(rank, peers.max_size, whole));
     any |= came;
     if (!whole) continue;
     Peer& peer = peers_[rank];

@@ -39,10 +39,12 @@ class Wire {
     bool any = false;                          // ... or, if this is set, any of them
     std::span<const uint32_t> listening = {};  // if not empty: whose messages are taken
     bool flushing = false;                     // messages with a `keep` must be sent, too
+    uint64_t max_size = 0;                     // bytes of a message that may come
   };
   using OnMessage = std::function<Status(uint32_t peer, std::span<const std::byte> message)>;
   // Sends and receives without waiting, and passes on the first complete message. Returns whether
-  // anything was received. kPeerLost as in Engine::test.
+  // anything was received. kPeerLost as in Engine::test. kLimitExceeded, before memory is taken for
+  // them: more bytes of a message have come than it may have.
   //
   // Each rank is probed separately: several ranks send the pieces of their messages at the same
   // time, and MPI_ANY_SOURCE would mix the pieces. No rank starves another, as a rank may send only
@@ -97,7 +99,7 @@ class Wire {
 
   Status complete_sends();
   // Returns whether a piece of the peer's message arrived; `whole` becomes whether it was the last.
-  Result<bool> advance(uint32_t peer, bool& whole);
+  Result<bool> advance(uint32_t peer, uint64_t max_size, bool& whole);
   // Notes that something was received from or sent to the peer.
   Status note_life(uint32_t peer);
   Status watch(const Peers& peers);

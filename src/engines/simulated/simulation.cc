@@ -181,7 +181,8 @@ bool RunningSimulation::take_letter(Rank& rank, Status& status) {
   const Letter letter = std::move(*found);
   rank.mailbox.erase(found);
   rank.way = std::max(rank.way, letter.way);
-  status = exchange.receive(letter.source, letter.message.bytes);
+  status = exchange.check_size(letter.source, letter.message.bytes.size());
+  if (status.ok()) status = exchange.receive(letter.source, letter.message.bytes);
   return true;
 }
 

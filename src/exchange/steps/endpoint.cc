@@ -18,6 +18,16 @@ namespace {
 constexpr uint64_t kErrorNormInterval = 64;
 constexpr uint64_t kFirstErrorNorm = 16;
 
+// The frames of a shard's packet.
+std::vector<PacketWriter::Segment> frames_of(const Shards& shards, uint32_t shard,
+                                             Direction direction) {
+  std::vector<PacketWriter::Segment> frames;
+  for (uint32_t i : shards.segments[shard]) {
+    frames.push_back({shards.codec(i, direction), shards.segment(i).n});
+  }
+  return frames;
+}
+
 }  // namespace
 
 Status unexpected(const std::string& what) { return {StatusCode::kUnexpectedMessage, what}; }
@@ -76,20 +86,22 @@ Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, std::string descri
                        [&](uint32_t rank) { return endpoint.is_owner(rank); });
   for (uint32_t shard = 0; shard < shards.segments.size(); ++shard) {
     endpoint.all_shards_.push_back(shard);
-    std::vector<PacketWriter::Segment> shapes;
-    for (uint32_t i : shards.segments[shard]) {
-      if (!shards.is_encoded(shard)) break;
-      shapes.push_back({shards.own_codec(i), shards.segment(i).n});
-    }
-    GW_ASSIGN_OR_RETURN(PacketWriter writer, PacketWriter::create(std::move(shapes)));
+    const bool is_encoded = shards.is_encoded(shard);
+    GW_ASSIGN_OR_RETURN(
+        PacketWriter writer,
+        PacketWriter::create(is_encoded ? frames_of(shards, shard, shards.direction(shard))
+                                        : std::vector<PacketWriter::Segment>()));
     endpoint.writers_.push_back(std::move(writer));
-    endpoint.add_round();
+    endpoint.add_round(
+        std::max(PacketWriter::max_size(frames_of(shards, shard, Direction::kPush)),
+                 PacketWriter::max_size(frames_of(shards, shard, Direction::kPull))));
   }
   GW_ASSIGN_OR_RETURN(endpoint.codec_, setup.codecs(endpoint.shards_));
   return endpoint;
 }
 
-uint32_t Endpoint::add_round() {
+uint32_t Endpoint::add_round(uint64_t max_size) {
+  max_message_size_ = std::max(max_message_size_, max_size);
   digests_.push_back(shard_digest(description_, digests_.size()));
   return static_cast<uint32_t>(digests_.size() - 1);
 }

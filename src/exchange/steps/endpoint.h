@@ -97,8 +97,9 @@ class Endpoint {
   [[nodiscard]] ExchangeStats& stats() { return stats_; }
   [[nodiscard]] const ExchangeStats& stats() const { return stats_; }
 
-  // Adds a kind of packet that holds no shard. Returns the number that it has in a shard's place.
-  uint32_t add_round();
+  // Adds a kind of packet that holds no shard, of at most `max_size` bytes. Returns the number that
+  // it has in a shard's place.
+  uint32_t add_round(uint64_t max_size);
   [[nodiscard]] uint64_t digest(uint32_t shard) const { return digests_[shard]; }
 
   // Begins a step, but sends nothing yet.
@@ -111,6 +112,8 @@ class Endpoint {
   void set_step(uint32_t shard, uint64_t step);
   std::vector<OutgoingMessage> take_outgoing();
 
+  // The most bytes of any packet of this exchange.
+  [[nodiscard]] uint64_t max_message_size() const { return max_message_size_; }
   // Parses a message and checks that it is of this exchange, in any step; counts its bytes.
   Result<ReceivedPacket> open(uint32_t peer, std::span<const std::byte> message);
   // kUnexpectedMessage unless the packet is of the step under way.
@@ -177,6 +180,7 @@ class Endpoint {
   std::vector<uint32_t> all_shards_;
   std::vector<uint32_t> owners_;
   std::vector<PacketWriter> writers_;  // of each shard
+  uint64_t max_message_size_ = 0;
   bool keeps_residuals_ = false;
 
   std::span<float> bucket_;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,11 +28,12 @@ struct Machines {
   static Machines create(const std::vector<uint32_t>& machine_of_rank, uint32_t rank) {
     Machines machines;
     machines.world_size = static_cast<uint32_t>(machine_of_rank.size());
+    std::map<uint32_t, uint32_t> indexes;  // of machines, in the order of their speakers
     for (uint32_t r = 0; r < machines.world_size; ++r) {
-      const auto found = std::ranges::find(machines.speakers, machine_of_rank[r],
-                                           [&](uint32_t s) { return machine_of_rank[s]; });
-      const auto machine = static_cast<uint32_t>(found - machines.speakers.begin());
-      if (found == machines.speakers.end()) {
+      const auto next = static_cast<uint32_t>(machines.speakers.size());
+      const auto [found, is_new] = indexes.emplace(machine_of_rank[r], next);
+      const uint32_t machine = found->second;
+      if (is_new) {
         machines.speakers.push_back(r);
         machines.sizes.push_back(0);
       }
@@ -84,6 +86,7 @@ class HierarchicalExchange final : public Exchange {
   Status start(std::span<float> bucket, uint64_t step) override;
   std::vector<OutgoingMessage> take_outgoing() override;
   std::vector<uint32_t> awaiting() const override;
+  uint64_t max_message_size() const override;
   Status receive(uint32_t peer, std::span<const std::byte> message) override;
   bool done() const override { return at_ == kDone; }
   const std::optional<NonFiniteInput>& non_finite() const override { return non_finite_; }
@@ -175,6 +178,14 @@ std::vector<uint32_t> HierarchicalExchange::awaiting() const {
   std::vector<uint32_t> peers = leg(at_).exchange->awaiting();
   for (uint32_t& peer : peers) peer = leg(at_).ranks[peer];
   return peers;
+}
+
+uint64_t HierarchicalExchange::max_message_size() const {
+  uint64_t size = 0;
+  for (const LegExchange& leg : plan_.legs) {
+    if (leg.exchange) size = std::max(size, leg.exchange->max_message_size());
+  }
+  return size;
 }
 
 Result<Leg> HierarchicalExchange::leg_of(uint32_t peer, std::span<const std::byte> message) const {
@@ -304,9 +315,17 @@ Result<std::vector<uint32_t>> machines_of(const ExchangeChoice& choice,
                                           const ExchangeSetup& setup) {
   std::vector<uint32_t> machine_of_rank = setup.options.machine_of_rank;
   const uint32_t size = choice.ranks_per_machine();
-  if (machine_of_rank.empty() && size > 0) {
-    for (uint64_t rank = 0; rank < uint64_t{setup.layout->world_size()} * size; ++rank) {
-      machine_of_rank.push_back(static_cast<uint32_t>(rank / size));
+  const uint64_t ranks = machine_of_rank.empty() ? uint64_t{setup.layout->world_size()} * size
+                                                 : machine_of_rank.size();
+  if (ranks > kMaxWorldSize) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a hierarchical exchange has at most " + std::to_string(kMaxWorldSize) +
+                      " ranks, got " + std::to_string(ranks) + " on " +
+                      std::to_string(setup.layout->world_size()) + " machines");
+  }
+  if (machine_of_rank.empty()) {
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      machine_of_rank.push_back(rank / size);
     }
   }
   if (machine_of_rank.empty()) {

@@ -29,6 +29,7 @@ class PacketExchange : public Interface {
     return begin();
   }
   std::vector<OutgoingMessage> take_outgoing() final { return endpoint_.take_outgoing(); }
+  uint64_t max_message_size() const final { return endpoint_.max_message_size(); }
   Status receive(uint32_t peer, std::span<const std::byte> message) final {
     GW_ASSIGN_OR_RETURN(ReceivedPacket received, endpoint_.open(peer, message));
     return take(std::move(received));

@@ -18,15 +18,18 @@ Result<ScaleRound> ScaleRound::create(Endpoint& endpoint, const std::string& exc
                   exchange + " adds trits in the memory of the host alone: buckets on a device " +
                       "take exchange sharded, with codec terngrad");
   }
-  round.number_ = endpoint.add_round();
+  GW_ASSIGN_OR_RETURN(round.codec_, Codec::parse("raw"));
+  round.number_ = endpoint.add_round(PacketWriter::max_size(round.frames(round.shared_->all())));
   round.scales_.resize(round.shared_->size());
   return round;
 }
 
+std::vector<PacketWriter::Segment> ScaleRound::frames(ScaleRange scales) const {
+  return {{codec_, scales.size / sizeof(float)}};
+}
+
 Status ScaleRound::add_packet(ScaleRange scales) {
-  GW_ASSIGN_OR_RETURN(std::shared_ptr<const Codec> raw, Codec::parse("raw"));
-  GW_ASSIGN_OR_RETURN(PacketWriter writer,
-                      PacketWriter::create({{raw, scales.size / sizeof(float)}}));
+  GW_ASSIGN_OR_RETURN(PacketWriter writer, PacketWriter::create(frames(scales)));
   outgoing_.push_back({.scales = scales, .writer = std::move(writer)});
   return {};
 }

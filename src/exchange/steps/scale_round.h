@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -48,7 +49,11 @@ class ScaleRound {
     PacketWriter writer;
   };
 
+  // Of a packet of these scales.
+  [[nodiscard]] std::vector<PacketWriter::Segment> frames(ScaleRange scales) const;
+
   SharedScales* shared_ = nullptr;
+  std::shared_ptr<const Codec> codec_;  // raw
   uint32_t number_ = 0;
   std::vector<Outgoing> outgoing_;
   std::vector<std::byte> scales_;  // f32: the largest so far

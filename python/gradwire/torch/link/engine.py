@@ -12,17 +12,18 @@ import numpy as np
 
 from gradwire._core import Exchange
 from gradwire.torch.link.errors import PeerMismatchError
-from gradwire.torch.link.wire import Bytes, Kind, Wire
+from gradwire.torch.link.wire import TEXT_BYTES, Bytes, Kind, Wire
 
 
-def gather_bytes(message: bytes, wire: Wire) -> list[bytes]:
-    """The message of every rank, by rank. Every rank calls this at the same time."""
+def gather_bytes(message: bytes, wire: Wire, limit: int) -> list[bytes]:
+    """The message of every rank, by rank, of at most `limit` bytes. Every rank calls this at the
+    same time."""
     own = np.frombuffer(message, dtype=np.uint8)
     for peer in wire.peers:
         wire.send(peer, Kind.HELLO, own)
     messages = [message] * wire.world_size
     for peer in wire.peers:
-        messages[peer] = receive(wire, peer, Kind.HELLO).tobytes()
+        messages[peer] = receive(wire, peer, Kind.HELLO, limit).tobytes()
         wire.release(peer)
     wire.flush()  # a peer that differs must receive it before this rank stops
     return messages
@@ -30,7 +31,7 @@ def gather_bytes(message: bytes, wire: Wire) -> list[bytes]:
 
 def gather(text: str, wire: Wire) -> list[str]:
     """The text of every rank, by rank. Every rank calls this at the same time."""
-    return [message.decode() for message in gather_bytes(text.encode(), wire)]
+    return [message.decode() for message in gather_bytes(text.encode(), wire, TEXT_BYTES)]
 
 
 def agree(text: str, wire: Wire) -> None:
@@ -40,7 +41,7 @@ def agree(text: str, wire: Wire) -> None:
     in which they differ. The texts themselves are sent only if their digests differ.
     """
     digest = hashlib.sha256(text.encode()).digest()
-    if all(other == digest for other in gather_bytes(digest, wire)):
+    if all(other == digest for other in gather_bytes(digest, wire, len(digest))):
         return
     for peer, other in enumerate(gather(text, wire)):
         for mine, theirs in zip_longest(text.split("\n"), other.split("\n"), fillvalue="nothing"):
@@ -54,10 +55,11 @@ def agree(text: str, wire: Wire) -> None:
 
 def finish_step(exchange: Exchange, wire: Wire) -> None:
     """Moves the messages of a step that was started, until its bucket holds the result."""
+    limit = exchange.max_message_size
     _send_all(exchange, wire)
     while not exchange.done:
         for peer in exchange.awaiting():
-            exchange.receive(peer, receive(wire, peer, Kind.PACKET))
+            exchange.receive(peer, receive(wire, peer, Kind.PACKET, limit))
             wire.release(peer)
             _send_all(exchange, wire)
     wire.flush()
@@ -68,12 +70,13 @@ def _send_all(exchange: Exchange, wire: Wire) -> None:
         wire.send(peer, Kind.PACKET, message)
 
 
-def receive(wire: Wire, peer: int, expected: Kind) -> Bytes:
+def receive(wire: Wire, peer: int, expected: Kind, limit: int) -> Bytes:
     """Waits for the peer's next message, valid until `wire.release(peer)`.
 
-    Raises PeerMismatchError if the peer sent a message of another kind.
+    Raises PeerMismatchError if the peer sent a message of another kind, or of more than `limit`
+    bytes.
     """
-    kind, message, _ = wire.receive(peer)
+    kind, message, _ = wire.receive(peer, {expected: limit})
     if kind is not expected:
         raise PeerMismatchError(
             f"rank {wire.rank} and rank {peer} are not at the same bucket: rank {peer} sent a "

@@ -28,7 +28,7 @@ import struct
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from typing import NamedTuple
@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire._core import checksum32
-from gradwire.torch.link.errors import DamagedMessageError
+from gradwire.torch.link.errors import DamagedMessageError, PeerMismatchError
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -75,8 +75,18 @@ class Kind(IntEnum):
         return "catch-up" if self is Kind.CATCH_UP else self.name.lower()
 
 
+# Which kinds of messages a peer may send now, and the most bytes of each. What a peer states as a
+# length is not believed beyond that.
+Limits = Mapping[Kind, int]
+
+# The most bytes of a text whose length nobody knows beforehand: a description, which names each
+# tensor of a model, or the options of parameter groups.
+TEXT_BYTES = 1 << 26
+
+
 class Received(NamedTuple):
-    """A message; `part`: the part of the model that it is about, where the model has parts."""
+    """A message; `part`: the part of the model that it is about, where the model has parts. One of
+    a kind that must not come now has no payload."""
 
     kind: Kind
     payload: Bytes
@@ -144,15 +154,26 @@ class Wire:
                 self._room_there[peer] = _room_for(length)
         self.sent_bytes += OVERHEAD_BYTES + length
 
-    def receive(self, peer: int, timeout: float | None = None) -> Received:
+    def receive(self, peer: int, limits: Limits, timeout: float | None = None) -> Received:
         """Waits for the next message of `peer`; its bytes stay valid until `release(peer)`.
 
         `timeout` replaces the wire's. A wait that times out closes all connections.
-        Raises LostError, and DamagedMessageError, after which nothing more can be received.
+        Raises LostError. Raises DamagedMessageError, and PeerMismatchError for a message that is
+        longer than its limit, for which no memory is taken. After these, and after a message of a
+        kind without a limit, nothing more can be received.
         """
         self._wait(peer, self._posted.pop(peer), timeout)
         head = self._heads[peer]
         length, kind, part, checksum = self._open_head(peer, head)
+        if kind not in limits:
+            return Received(kind, NOTHING, part)
+        if length > limits[kind]:
+            raise PeerMismatchError(
+                f"rank {self.rank}: rank {peer} states a {kind.label} of {length} bytes, and one "
+                f"of at most {limits[kind]} can come here: the two ranks have different versions "
+                f"of gradwire, or rank {peer} is out of order",
+                (peer,),
+            )
         if length <= _IN_HEAD:
             payload = head[OVERHEAD_BYTES : OVERHEAD_BYTES + length]
         else:
@@ -168,6 +189,12 @@ class Wire:
             raise self._damaged(peer, "the first bytes of its message")
         (word,) = _WORD.unpack_from(head)
         label = word >> _LENGTH_BITS
+        if label >> PART_BITS not in set(Kind):
+            raise PeerMismatchError(
+                f"rank {self.rank}: rank {peer} sent a message of the unknown kind "
+                f"{label >> PART_BITS}: the two ranks have different versions of gradwire",
+                (peer,),
+            )
         kind, part = Kind(label >> PART_BITS), label & ((1 << PART_BITS) - 1)
         return word & ((1 << _LENGTH_BITS) - 1), kind, part, checksum
 

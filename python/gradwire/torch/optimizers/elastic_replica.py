@@ -33,13 +33,15 @@ from gradwire.torch.link.errors import (
     forget_frames,
 )
 from gradwire.torch.link.thread import only_here
-from gradwire.torch.link.wire import Bytes, Kind, Wire
+from gradwire.torch.link.wire import TEXT_BYTES, Bytes, Kind, Wire
 from gradwire.torch.members.membership import MemberSettings, Membership
 from gradwire.torch.members.roster import Report, Roster
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.optimizers.replica import ReplicaOptimizer
 from gradwire.torch.records.checkpoint import Residual, StateDict, from_bytes, to_bytes
 from gradwire.torch.session.bucket_runner import BucketRunner
+
+_MOST_MODELS = 256  # in the bytes that a newcomer takes over, beside names and numbers
 
 
 @dataclass
@@ -205,7 +207,7 @@ class ElasticReplica(ReplicaOptimizer):
             if members.id not in roster.receivers:
                 return None
             source = place_of[roster.source]
-            received = receive(wire, source, Kind.TENSORS).copy()
+            received = receive(wire, source, Kind.TENSORS, self._most_state()).copy()
             wire.release(source)
             return received
 
@@ -270,6 +272,12 @@ class ElasticReplica(ReplicaOptimizer):
         for fragment in self._fragments:
             fragment.is_asked = False
         return asked
+
+    def _most_state(self) -> int:
+        """The most bytes of another member's `_model_state`. Of its optimizer's state nobody here
+        knows the size: with LBFGS it is 200 times the model."""
+        model = sum(tensor.nbytes for _, _, tensor in self._model_tensors())
+        return _MOST_MODELS * model + TEXT_BYTES
 
     def _model_state(self) -> StateDict:
         return {

@@ -171,7 +171,7 @@ def _broadcast(tensors: Sequence[torch.Tensor], wire: Wire) -> Bytes:
             wire.send(peer, Kind.TENSORS, values)
         wire.flush()
         return values
-    values = receive(wire, 0, Kind.TENSORS).copy()
+    values = receive(wire, 0, Kind.TENSORS, values.size).copy()
     wire.release(0)
     pieces = torch.from_numpy(values).split([part.numel() for part in parts])
     for tensor, piece in zip(tensors, pieces, strict=True):

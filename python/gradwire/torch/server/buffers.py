@@ -26,6 +26,10 @@ class ModelBuffers:
         lines += [f"buffer {n} {list(b.shape)} {b.dtype}" for n, b in self._model.named_buffers()]
         return "\n".join(lines)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._model.buffers())
+
     def pack(self) -> Bytes:
         """Their bytes, one buffer after the other."""
         parts = [

@@ -25,6 +25,7 @@ from gradwire.torch.link.wire import Bytes
 from gradwire.torch.records.parameters import Options, options_of
 
 _VERSION = struct.Struct("<Q")
+VERSION_BYTES = _VERSION.size
 
 
 def encode_options(groups: list[Options]) -> bytes:

@@ -74,6 +74,11 @@ class ServerPart:
         """Values of a server's tensors."""
         return sum(place.values.numel() for place in self._of_server[server])
 
+    @property
+    def max_model_size(self) -> int:
+        """The most bytes of a server's `model`."""
+        return _VERSION.size + 4 * max(map(self.numel, self._of_server), default=0)
+
     # On a worker
 
     def fill_with_gradients(self, factor: float) -> None:

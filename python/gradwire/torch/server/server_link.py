@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,7 @@ from gradwire.torch.link.errors import (
 )
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, join
-from gradwire.torch.link.wire import NOTHING, Bytes, Kind, LostError
+from gradwire.torch.link.wire import NOTHING, Bytes, Kind, Limits, LostError
 from gradwire.torch.members.places import Places
 from gradwire.torch.server.admissions import Admissions
 
@@ -56,11 +56,10 @@ class ServerLink(Connection):
         where: dist.ProcessGroup | Meeting | None,
         timeout: float,
         description: str,
-        peers: Sequence[int],
     ) -> None:
-        """`description`: of the setup, equal on all ranks; those of a meeting have compared it.
-        `peers`: ranks that send to this one."""
+        """`description`: of the setup, equal on all ranks; those of a meeting have compared it."""
         super().__init__(where, timeout, _CONNECT_SECONDS)
+        self._limits: Limits = {}
         self.wire_seconds = 0.0  # that `take` waited
         # Connection, peer, and its message, or an error. None: the peer has a new connection.
         self.arrived: queue.SimpleQueue[tuple[Connection, int, Message | Exception | None]] = (
@@ -74,6 +73,10 @@ class ServerLink(Connection):
             with self.guard("comparing setups"):
                 agree(description, self.wire)
         self.wire.timeout = timeout
+
+    def listen(self, peers: Iterable[int], limits: Limits) -> None:
+        """From now on the messages of these ranks arrive, if they keep the limits."""
+        self._limits = limits
         for peer in peers:
             self._start_reader(self, peer)
 
@@ -113,8 +116,8 @@ class ServerLink(Connection):
         """The next message of any peer.
 
         Raises LostError naming the peer whose connection broke, or the `awaited` peers if nothing
-        comes for the timeout; DamagedMessageError naming the sender. Any other exception of a
-        thread that receives is raised as it is.
+        comes for the timeout; DamagedMessageError and PeerMismatchError as Wire.receive. Any other
+        exception of a thread that receives is raised as it is.
         """
         start = time.perf_counter()
         try:
@@ -227,13 +230,14 @@ class ServerLink(Connection):
         thread.start()
 
     def _read(self, source: Connection, peer: int) -> None:
-        kind, wire = Kind.HELLO, source.wire
+        wire, is_last = source.wire, False
         try:
-            while kind is not Kind.LEAVE:
-                kind, payload, part = wire.receive(peer, _ENDLESS)
+            while not is_last:
+                kind, payload, part = wire.receive(peer, self._limits, _ENDLESS)
                 message = Message(peer, kind, payload.copy(), part, time.perf_counter())
                 self.arrived.put((source, peer, message))
-                if kind is not Kind.LEAVE:
+                is_last = kind is Kind.LEAVE or kind not in self._limits
+                if not is_last:
                     wire.release(peer)
         except Exception as error:  # nobody takes it where the wire was dropped meanwhile
             self.arrived.put((source, peer, error))

@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from gradwire._core import ServerSide
 from gradwire.torch.link.errors import WorkerJoinedWarning, WorkerLostWarning
-from gradwire.torch.link.wire import NOTHING, Bytes, Kind, LostError
+from gradwire.torch.link.wire import NOTHING, TEXT_BYTES, Bytes, Kind, LostError
 from gradwire.torch.members.places import Places
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
+    VERSION_BYTES,
     Agreement,
     OptionsOfWorkers,
     encode_options,
@@ -106,7 +107,12 @@ class Serving(Side[ServerSide]):
 
     def begin(self, link: ServerLink, version: int) -> None:
         """Sends the model, of this version, to every worker."""
-        self.link = link
+        limits = {Kind.OPTIONS: TEXT_BYTES, Kind.LEAVE: 0}
+        if self._buffers is not None:
+            limits[Kind.BUFFERS] = self._buffers.nbytes
+        if self._places is not None:
+            limits[Kind.JOIN] = VERSION_BYTES
+        self._listen(link, limits)
         if self._places is not None:
             link.let_join(self._places)
         for exchange in self.exchanges.values():

@@ -269,7 +269,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
             side.join(self._link, self.param_groups)
         else:
             where = settings.process_group if self._places is None else self._places.founding()
-            self._link = ServerLink(where, self._patience(self.is_server), self._setup, side.peers)
+            self._link = ServerLink(where, self._patience(self.is_server), self._setup)
             self._link.drop_with(self)
             side.begin(self._link, self._loaded_version)
         if self._barrier is not None:
@@ -434,9 +434,8 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         settings = PlaceSettings(self.workers, servers, lost_after, self._settings.timeout)
         self._places = Places(store, settings, Role(role), self._setup)
         if self._places.rank is None:
-            peers = settings.ranks_of_servers
             self._arrival = self._places.join(
-                lambda meeting: ServerLink(meeting, self._patience(False), self._setup, peers)
+                lambda meeting: ServerLink(meeting, self._patience(False), self._setup)
             )
             self._arrival.drop_with(self)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from gradwire._core import ServerSide, WorkerSide
+from gradwire.torch.link.wire import Kind, Limits
 from gradwire.torch.records import checkpoint
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
@@ -21,12 +22,19 @@ class Side(Generic[Exchange]):
     """
 
     link: ServerLink
+    peers: range  # the ranks of the other side
 
     def __init__(self, parts: dict[int, ServerPart], exchanges: dict[int, Exchange]) -> None:
         self.parts = parts
         self.exchanges: dict[int, Exchange] = exchanges
         # The first version that was not finite, and where.
         self.non_finite: tuple[int, dict[str, Any]] | None = None
+
+    def _listen(self, link: ServerLink, limits: Limits) -> None:
+        """Takes the messages of the peers over this link. `limits`: of all kinds but packets."""
+        self.link = link
+        packet = max((e.max_message_size for e in self.exchanges.values()), default=0)
+        link.listen(self.peers, {Kind.PACKET: packet, **limits})
 
     def _note_non_finite(self, number: int, version: int) -> None:
         """Called when a version of a part is known to be finite or not."""

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from gradwire._core import WorkerSide
 from gradwire.torch.link.errors import CommunicationError, ExpelledError, PeerMismatchError
-from gradwire.torch.link.wire import Kind, LostError
+from gradwire.torch.link.wire import TEXT_BYTES, Kind, LostError
 from gradwire.torch.records.parameters import Options
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
@@ -72,7 +72,7 @@ class Working(Side[WorkerSide]):
     def begin(self, link: ServerLink, version: int) -> None:
         """Receives the servers' model and their version. With pulls="gradients" it must be
         `version`, else PeerMismatchError: the optimizer's state here is of that version."""
-        self.link = link
+        self._begin_listening(link)
 
         def on_model(number: int, server: int, servers_version: int) -> None:
             if self._optimizer is not None and servers_version != version:
@@ -93,7 +93,7 @@ class Working(Side[WorkerSide]):
         Servers may be at different versions. The first push is for the newest; what other servers
         lack until then is made without this worker.
         """
-        self.link = link
+        self._begin_listening(link)
         begun: list[tuple[int, int, int]] = []  # version, part, server
         with link.guard("taking the place of another worker"):
             for server in self.peers:
@@ -110,6 +110,13 @@ class Working(Side[WorkerSide]):
                 link.send(server, Kind.JOIN, version_message(first))
             apply_options(groups, options[first])
             self.wait(self.parts)
+
+    def _begin_listening(self, link: ServerLink) -> None:
+        model = max(part.max_model_size for part in self.parts.values())
+        limits = {Kind.MODEL: model, Kind.CATCH_UP: model, Kind.OPTIONS: TEXT_BYTES}
+        if self._buffers is not None:
+            limits[Kind.BUFFERS] = self._buffers.nbytes
+        self._listen(link, {**limits, Kind.OVER: 0, Kind.EXPELLED: 0})
 
     def step(self, step: int, groups: list[Options], factor: float) -> None:
         """Pushes all gradients times `factor`, and waits until the next ones may be computed."""

@@ -199,19 +199,23 @@ class AutoCodecs:
         for place in places:
             self._rows.pop(place, None)
         totals: dict[Place, Row] = {}
-        for message in gather_bytes(own, wire):
+        all_rows = sum(_INDEX.size + 4 * self._row_length(place) for place in places)
+        for message in gather_bytes(own, wire, all_rows):
             for place, row in self._unpack(message, places):
                 totals[place] = totals[place] + row if place in totals else row
         for (goal, direction), chooser in self._choosers.items():
             mine = [p for p in places if (p.goal, p.direction) == (goal, direction)]
             yield chooser, {place.name: totals[place] for place in mine if place in totals}
 
+    def _row_length(self, place: Place) -> int:
+        return self._choosers[place.goal, place.direction].goal.row_length
+
     def _unpack(self, message: bytes, places: Sequence[Place]) -> Iterator[tuple[Place, Row]]:
         at = 0
         while at < len(message):
             (index,) = _INDEX.unpack_from(message, at)
             place = places[index]
-            length = self._choosers[place.goal, place.direction].goal.row_length
+            length = self._row_length(place)
             row = np.frombuffer(message, "<f4", length, at + _INDEX.size)
             yield place, row.astype(np.float64)
             at += _INDEX.size + 4 * length
