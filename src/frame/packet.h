@@ -88,12 +88,16 @@ class PacketWriter {
 
  private:
   PacketWriter() = default;
+  [[nodiscard]] std::span<std::byte> buffer() const { return {buffer_.get(), buffer_size_}; }
 
   std::vector<Segment> segments_;
   std::vector<WireCodec> codec_table_;
   std::vector<uint8_t> codec_index_;  // of each segment
   std::vector<PacketFrame> frames_;   // added so far
-  std::vector<std::byte> buffer_;
+  // Not filled: what no frame reaches takes no memory of the system. Encoded frames are mostly far
+  // smaller than the most that they may take.
+  std::unique_ptr<std::byte[]> buffer_;
+  uint64_t buffer_size_ = 0;
   std::vector<std::byte> marker_;
   uint64_t payloads_begin_ = 0;  // room for the largest header before the payloads
   uint64_t payloads_end_ = 0;

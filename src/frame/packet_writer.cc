@@ -83,7 +83,8 @@ Result<PacketWriter> PacketWriter::create(std::vector<Segment> segments) {
   writer.payloads_begin_ = kPacketHeaderSize +
                            writer.codec_table_.size() * packet_layout::kCodecEntrySize +
                            entries_size;
-  writer.buffer_.resize(writer.payloads_begin_ + payloads_size);
+  writer.buffer_size_ = writer.payloads_begin_ + payloads_size;
+  writer.buffer_ = std::make_unique_for_overwrite<std::byte[]>(writer.buffer_size_);
   writer.marker_.resize(kPacketHeaderSize + packet_layout::kOriginSize);
   writer.segments_ = std::move(segments);
   return writer;
@@ -111,12 +112,12 @@ Status PacketWriter::add(const InputView& x, const ResidualView& residual, const
 Status PacketWriter::add_encoded(
     const std::function<Result<uint64_t>(std::span<std::byte> payload)>& encode) {
   const Segment& segment = segments_[frames_.size()];
-  GW_ASSIGN_OR_RETURN(uint64_t size,
-                      encode(std::span(buffer_).subspan(
-                          payloads_end_, segment.codec->max_payload_size(segment.n))));
+  GW_ASSIGN_OR_RETURN(
+      uint64_t size,
+      encode(buffer().subspan(payloads_end_, segment.codec->max_payload_size(segment.n))));
   frames_.push_back({.codec = codec_table_[codec_index_[frames_.size()]],
                      .n = segment.n,
-                     .payload = std::span(buffer_).subspan(payloads_end_, size)});
+                     .payload = buffer().subspan(payloads_end_, size)});
   payloads_end_ += size;
   return {};
 }
@@ -131,7 +132,7 @@ std::span<const std::byte> PacketWriter::finish() {
     front += entry_size(frame.n, frame.payload.size());
   }
   const uint64_t begin = payloads_begin_ - front;
-  std::byte* dst = buffer_.data() + begin + kPacketHeaderSize;
+  std::byte* dst = buffer_.get() + begin + kPacketHeaderSize;
   for (const WireCodec& wire : codec_table_) {
     store_le(dst, wire.id);
     store_le(dst + 1, static_cast<uint8_t>(Dtype::kFloat32));
@@ -144,7 +145,7 @@ std::span<const std::byte> PacketWriter::finish() {
     dst = write_varint(dst, frames_[i].n);
     dst = write_varint(dst, frames_[i].payload.size());
   }
-  const std::span<std::byte> packet = std::span(buffer_).subspan(begin, payloads_end_ - begin);
+  const std::span<std::byte> packet = buffer().subspan(begin, payloads_end_ - begin);
   write_header(packet, header_, 0, static_cast<uint8_t>(codec_table_.size()),
                static_cast<uint32_t>(segments_.size()));
   return packet;

@@ -20,7 +20,8 @@ from gradwire.torch.link.wire import HEAD_BYTES, OVERHEAD_BYTES, Kind, Wire
 # checksums), and around those up to which receives are posted after such messages.
 SIZES = (
     *(0, 1, 1000, *(HEAD_BYTES - OVERHEAD_BYTES + i for i in range(-1, 4))),
-    *(3 * HEAD_BYTES, 5 * HEAD_BYTES - 16, 5 * HEAD_BYTES - 15, 1_000_003, 70_000, 5, 1_000_004),
+    *(3 * HEAD_BYTES, 5 * HEAD_BYTES - 16, 5 * HEAD_BYTES - 15, 1_000_003, 70_000, 5, 1_000_004, 9),
+    3_000_000,  # a model
 )
 
 
@@ -36,16 +37,19 @@ def exchange_messages() -> int:
             data = message(wire.rank, number, size)
             data.flags.writeable = False
             kind = Kind.PACKET if number % 2 else Kind.CATCH_UP
-            wire.send(peer, kind, data, part=number * 4681)  # up to 65534
+            wire.send(peer, kind, data, part=number * 4095)  # up to 65520
     for peer in reversed(wire.peers):
         for number, size in enumerate(SIZES):
             limits = {Kind.PACKET: max(SIZES), Kind.CATCH_UP: max(SIZES)}
-            kind, data, part = wire.receive(peer, limits)
+            kind, data, part, _ = wire.receive(peer, limits)
             assert kind is (Kind.PACKET if number % 2 else Kind.CATCH_UP)
-            assert part == number * 4681
+            assert part == number * 4095
             np.testing.assert_array_equal(data, message(peer, number, size))
             wire.release(peer)
     wire.flush()
+    # A packet leaves room for the next one, a model does not.
+    largest = max(size for number, size in enumerate(SIZES) if number % 2)
+    assert {room.size for room in wire._rooms.values()} == {wire_module._room_for(largest)}
     dist.barrier()
     assert wire.closed_peers() == ()
     dist.barrier()

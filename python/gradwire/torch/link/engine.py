@@ -76,7 +76,7 @@ def receive(wire: Wire, peer: int, expected: Kind, limit: int) -> Bytes:
     Raises PeerMismatchError if the peer sent a message of another kind, or of more than `limit`
     bytes.
     """
-    kind, message, _ = wire.receive(peer, {expected: limit})
+    kind, message, *_ = wire.receive(peer, {expected: limit})
     if kind is not expected:
         raise PeerMismatchError(
             f"rank {wire.rank} and rank {peer} are not at the same bucket: rank {peer} sent a "

@@ -33,7 +33,7 @@ from gradwire.torch.link.errors import (
     forget_frames,
 )
 from gradwire.torch.link.thread import only_here
-from gradwire.torch.link.wire import TEXT_BYTES, Bytes, Kind, Wire
+from gradwire.torch.link.wire import TEXT_BYTES, Kind, Wire
 from gradwire.torch.members.membership import MemberSettings, Membership
 from gradwire.torch.members.roster import Report, Roster
 from gradwire.torch.optimizers.fragment import Fragment
@@ -198,7 +198,7 @@ class ElasticReplica(ReplicaOptimizer):
         is_source = members.id == roster.source and len(roster.receivers) > 0
         sent = np.frombuffer(to_bytes(self._model_state()), np.uint8) if is_source else None
 
-        def work(wire: Wire) -> Bytes | None:
+        def work(wire: Wire) -> bytes | None:
             self._session.runner.find_machines()
             if sent is not None:
                 for receiver in roster.receivers:
@@ -207,12 +207,12 @@ class ElasticReplica(ReplicaOptimizer):
             if members.id not in roster.receivers:
                 return None
             source = place_of[roster.source]
-            received = receive(wire, source, Kind.TENSORS, self._most_state()).copy()
+            received = receive(wire, source, Kind.TENSORS, self._most_state()).tobytes()
             wire.release(source)
             return received
 
         received = self._session.start(work, "taking over a member's model").result()
-        return None if received is None else from_bytes(received.tobytes())
+        return None if received is None else from_bytes(received)
 
     def _resolve(self, settled: Settled, roster: Roster, state: StateDict | None) -> None:
         """Makes this rank's model and residuals those of `roster.done` finished exchanges."""

@@ -34,7 +34,7 @@ import torch.distributed as dist
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.parameters import NamedShape, split_like
+from gradwire.torch.records.parameters import NamedShape, all_finite, split_like
 from gradwire.torch.records.stats import Stats
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.session import Session, SessionOwner
@@ -203,7 +203,7 @@ class QSVRG(SessionOwner):
     def _average(self, vectors: list[torch.Tensor], raw: bool = False) -> torch.Tensor:
         mean = self._ranks.average(vectors, self._step, raw)
         self._step += 1
-        if not bool(torch.isfinite(mean).all()):
+        if not all_finite(mean):
             raise FloatingPointError(
                 f"QSVRG: a gradient is not finite in exchange {self._step - 1}; the steps diverge "
                 f"if lr={self.lr:g} is too large (1 / (17 L) is proven), or loss_of is at fault"

@@ -17,11 +17,12 @@ from torch.optim import Optimizer
 
 from gradwire.torch.link.engine import agree, receive
 from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.wire import Bytes, Kind, Wire
+from gradwire.torch.link.wire import Kind, Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.parameters import (
     NamedTensor,
+    all_finite,
     name_parameters,
     shapes_of,
     split_like,
@@ -56,9 +57,8 @@ class ReplicaBucket:
     def find_non_finite(self) -> str | None:
         """Where the first NaN or Inf of the parameters is, as text; None if there is none."""
         for (name, _), part in zip(self.tensors, self.parts, strict=False):
-            finite = torch.isfinite(part.reshape(-1))
-            if not bool(finite.all()):
-                element = int(finite.logical_not().nonzero()[0])
+            if not all_finite(part):
+                element = int(torch.isfinite(part.reshape(-1)).logical_not().nonzero()[0])
                 return f"not finite at element {element} of {name}"
         return None
 
@@ -116,8 +116,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         def work(wire: Wire) -> None:
             agree(self._describe(settings), wire)
             self._session.runner.find_machines()
-            values = _broadcast([tensor for _, _, tensor in self._model_tensors()], wire)
-            digest = hashlib.sha256(values).hexdigest()
+            digest = _broadcast([tensor for _, _, tensor in self._model_tensors()], wire)
             agree(f"values {digest} after the broadcast", wire)
 
         self._session.start(work, "comparing and broadcasting the model").result()
@@ -162,19 +161,21 @@ def name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]:
     return named
 
 
-def _broadcast(tensors: Sequence[torch.Tensor], wire: Wire) -> Bytes:
-    """Overwrites the tensors with rank 0's, bit for bit; returns their bytes."""
-    parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
-    values = torch.cat(parts).numpy() if parts else np.empty(0, np.uint8)
+def _broadcast(tensors: Sequence[torch.Tensor], wire: Wire) -> str:
+    """Overwrites the tensors with rank 0's, bit for bit; returns the digest of their bytes."""
+    sizes = [tensor.nbytes for tensor in tensors]
     if wire.rank == 0:
+        parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+        values = torch.cat(parts).numpy() if parts else np.empty(0, np.uint8)
         for peer in wire.peers:
             wire.send(peer, Kind.TENSORS, values)
         wire.flush()
-        return values
-    values = receive(wire, 0, Kind.TENSORS, values.size).copy()
-    wire.release(0)
-    pieces = torch.from_numpy(values).split([part.numel() for part in parts])
+        return hashlib.sha256(values).hexdigest()
+    values = receive(wire, 0, Kind.TENSORS, sum(sizes))
+    pieces = torch.from_numpy(values).split(sizes)
     for tensor, piece in zip(tensors, pieces, strict=True):
         # The clone starts at an address that suits every type.
         tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
-    return values
+    digest = hashlib.sha256(values).hexdigest()
+    wire.release(0)
+    return digest

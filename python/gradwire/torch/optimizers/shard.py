@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from gradwire._core import Exchange, Layout
+from gradwire._core import Compressor, Layout
+from gradwire.torch.records.parameters import all_finite
 
 # These optimizers step a tensor as a whole, evaluate the loss again, or take sparse gradients.
 _NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
@@ -26,6 +27,16 @@ def check_optimizer(optimizer: Optimizer) -> None:
             f"the {name} has taken steps already, so its state is of whole tensors. Wrap a new "
             "one, and load a checkpoint that a ShardedOptimizer saved"
         )
+
+
+def keeps_residuals(layout: Layout) -> bool:
+    """Whether any of several ranks keeps a residual."""
+    codecs = {s[key] for s in layout.segments for key in ("push_codec", "pull_codec")}
+    return any(map(_keeps_residual, codecs))
+
+
+def _keeps_residual(codec: str) -> bool:
+    return Compressor(codec, 1).residual is not None
 
 
 @dataclass(frozen=True)
@@ -63,14 +74,11 @@ class Shard:
         self,
         parameters: Mapping[str, torch.Tensor],
         layout: Layout,
-        exchange: Exchange,
         bucket: torch.Tensor,
         rank: int,
+        world_size: int,
     ) -> None:
         """Replaces the optimizer's parameters by the pieces that `rank` owns in the layout."""
-        owed = {
-            (r["name"], r["offset"]) for r in exchange.export_residuals() if r["kind"] == "pull"
-        }
         for segment in layout.segments:
             if segment["owner"] != rank:
                 continue
@@ -82,7 +90,7 @@ class Shard:
                 parameters[name],
                 nn.Parameter(torch.empty(size)),
                 bucket[start : start + size],
-                (name, offset) in owed,
+                world_size > 1 and _keeps_residual(segment["pull_codec"]),
             )
             piece.values.data.copy_(piece.in_replica)
             self.pieces.append(piece)
@@ -99,7 +107,7 @@ class Shard:
 
         Changes nothing if an average is not finite: no rank applies such a step.
         """
-        if not all(bool(torch.isfinite(piece.in_bucket).all()) for piece in self.pieces):
+        if not all(all_finite(piece.in_bucket) for piece in self.pieces):
             return
         before = [piece.values.detach().clone() for piece in self.pieces]
         for piece in self.pieces:
@@ -108,7 +116,7 @@ class Shard:
         for piece, old in zip(self.pieces, before, strict=True):
             piece.values.grad = None
             torch.sub(piece.values, old, out=piece.in_bucket)
-            if not bool(torch.isfinite(piece.in_bucket).all()):
+            if not all_finite(piece.in_bucket):
                 raise FloatingPointError(
                     f"{type(self.optimizer).__name__} made {piece.name} NaN or infinite, from a "
                     "finite gradient"

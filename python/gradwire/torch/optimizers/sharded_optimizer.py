@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.torch.optimizers.replica import ReplicaBucket, ReplicaOptimizer, name_trainable
-from gradwire.torch.optimizers.shard import Shard, check_optimizer
+from gradwire.torch.optimizers.shard import Shard, check_optimizer, keeps_residuals
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
     DEFAULT_CODEC,
@@ -94,12 +94,11 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._bucket = ReplicaBucket(list(zip(self._names, self._parameters, strict=True)))
         options = [f"group {options}" for options in options_of(self.param_groups)]
         self._follow_rank_0([f"sharded {type(optimizer).__name__}", *options])
-        rank = self._session.rank
-        layout = self._settings.bucket_layout(self._bucket.tensors, self._session.world_size)
-        exchange = self._settings.make_exchange(layout, rank)
-        self._marks_non_finite = exchange.keeps_residuals
+        rank, world_size = self._session.rank, self._session.world_size
+        layout = self._settings.bucket_layout(self._bucket.tensors, world_size)
+        self._marks_non_finite = world_size > 1 and keeps_residuals(layout)
         parameters = dict(zip(self._names, self._parameters, strict=True))
-        shard.take(parameters, layout, exchange, self._bucket.values, rank)
+        shard.take(parameters, layout, self._bucket.values, rank, world_size)
         mine = [piece.values for piece in shard.pieces]
         self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(layout), rank)
         self.state = optimizer.state

@@ -233,9 +233,11 @@ class ServerLink(Connection):
         wire, is_last = source.wire, False
         try:
             while not is_last:
-                kind, payload, part = wire.receive(peer, self._limits, _ENDLESS)
-                message = Message(peer, kind, payload.copy(), part, time.perf_counter())
+                kind, payload, part, stays = wire.receive(peer, self._limits, _ENDLESS)
+                kept = payload if stays else payload.copy()
+                message = Message(peer, kind, kept, part, time.perf_counter())
                 self.arrived.put((source, peer, message))
+                del payload, kept, message  # they would stay until the next message comes
                 is_last = kind is Kind.LEAVE or kind not in self._limits
                 if not is_last:
                     wire.release(peer)

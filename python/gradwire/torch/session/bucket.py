@@ -102,6 +102,8 @@ class Bucket:
 
     def adopt(self, residuals: list[Residual]) -> None:
         """Takes over the residuals that another exchange kept for these tensors."""
+        if not residuals:
+            return  # the names below take a copy of all residuals
         for residual in residuals:
             self.exchange.import_residual(*residual)
         kept = {residual.name for residual in residuals_in(self.exchange)}

@@ -33,6 +33,7 @@ from gradwire.torch.records.checkpoint import (
     residuals_of,
 )
 from gradwire.torch.records.exchange_settings import RAW, RAW_CODECS, ExchangeSettings
+from gradwire.torch.records.parameters import all_finite
 from gradwire.torch.records.stats import (
     BucketTiming,
     ChosenCodec,
@@ -362,7 +363,7 @@ class BucketRunner:
             return ""
         if not any(other.exchange.keeps_residuals for other in self._buckets.values()):
             return ""
-        if bool(torch.isfinite(job.values).all()):
+        if all_finite(job.values):
             return ""
         return f"the average of {', '.join(name for name, _ in bucket.tensors)} is not finite"
 

@@ -26,6 +26,7 @@ from gradwire.torch.link.wire import Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.live import LiveScalars, scalars_of
+from gradwire.torch.records.parameters import all_finite
 from gradwire.torch.records.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.bucket_runner import BucketRunner
@@ -144,7 +145,7 @@ class Session:
         def work(wire: Wire) -> StepCounters:
             self.runner.run(job)
             counters = self.runner.last_step
-            if not counters.skipped and not bool(torch.isfinite(job.values).all()):
+            if not counters.skipped and not all_finite(job.values):
                 self.runner.skip_last_step(
                     f"the gradient of rank {self.rank} is {fault}"
                     if fault

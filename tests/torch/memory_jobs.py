@@ -1,0 +1,134 @@
+"""Measures how much memory a way to train takes, beside the same training without gradwire."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.torch import (
+    GradwireState,
+    LocalSteps,
+    ServerOptimizer,
+    ShardedOptimizer,
+    gradwire_hook,
+)
+
+TENSORS, ROWS, COLUMNS = 6, 1536, 1000
+VALUES = TENSORS * ROWS * COLUMNS
+LARGEST_BUCKET = VALUES // 3  # of DDP: two tensors
+_MMAP_THRESHOLD = -3  # of mallopt
+
+
+class Weights(nn.Module):
+    """Parameters whose gradients are constants."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.randn(rows, COLUMNS) for _ in range(TENSORS))
+        self.slopes = [torch.randn(rows, COLUMNS) for _ in range(TENSORS)]
+
+    def forward(self) -> torch.Tensor:
+        pairs = zip(self.parts, self.slopes, strict=True)
+        return torch.stack([torch.vdot(p.view(-1), s.view(-1)) for p, s in pairs]).sum()
+
+
+def _status(name: str) -> int:
+    """Bytes of VmRSS or VmHWM."""
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(text.partition(f"{name}:")[2].split()[0])
+
+
+def peak_of(work: Callable[[], Any]) -> int:
+    """The most bytes in memory while `work` runs."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is there now
+    work()
+    return _status("VmHWM")
+
+
+def measure(job: Callable[..., int], *args: Any) -> int:
+    """The bytes that the job takes. It runs with a small model before, which loads all code."""
+    # Whatever is freed goes back to the system at once, so that it is not there for later use.
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 65536)
+    torch.manual_seed(7)
+    job(Weights(8), *args)
+    return job(Weights(ROWS), *args)
+
+
+def _train(forward: Callable[[], torch.Tensor], optimizer: Any, steps: int) -> None:
+    for _ in range(steps):
+        forward().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _done(values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(values)
+    return future
+
+
+def train_with_hook(model: Weights, codec: str, exchange: str, settings: dict[str, Any]) -> int:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train(hook: Any, state: Any) -> None:
+        # Without this flag DDP begins with one bucket, and makes new ones later.
+        ddp = DistributedDataParallel(model, bucket_cap_mb=8, find_unused_parameters=True)
+        ddp.register_comm_hook(state, hook)
+        _train(ddp, optimizer, 5)
+
+    # Gloo's all-reduce takes memory of its own, so without gradwire nothing is averaged.
+    without = peak_of(lambda: train(lambda _, bucket: _done(bucket.buffer()), None))
+    state = GradwireState(codec, exchange=exchange, **settings)
+    beyond = peak_of(lambda: train(gradwire_hook, state)) - without
+    dist.barrier()
+    state.close()
+    return beyond
+
+
+def _train_with(model: Weights, wrap: Callable[[Any], Any], steps: int) -> int:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    without = peak_of(lambda: _train(model, optimizer, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    kept = []
+
+    def train() -> None:
+        kept.append(wrap(optimizer))
+        _train(model, kept[0], steps)
+
+    beyond = peak_of(train) - without
+    dist.barrier()
+    kept[0].close()
+    return beyond
+
+
+def train_sharded(model: Weights, codec: str) -> int:
+    return _train_with(model, lambda inner: ShardedOptimizer(inner, model, codec), 3)
+
+
+def train_locally(model: Weights, codec: str) -> int:
+    return _train_with(model, lambda inner: LocalSteps(inner, model, codec=codec, every=2), 5)
+
+
+def train_on_server(model: Weights, codec: str) -> int:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    without = peak_of(lambda: _train(model, optimizer, 2))
+
+    def serve_or_train() -> None:
+        sharing = ServerOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01), codec=codec, servers=1, model=model
+        )
+        if sharing.is_server:
+            sharing.serve()
+            return
+        sharing.connect()
+        _train(model, sharing, 3)
+        sharing.close()
+
+    return peak_of(serve_or_train) - without

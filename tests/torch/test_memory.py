@@ -1,0 +1,82 @@
+"""The memory that docs/exchanges.md says, in bytes beside the same training without gradwire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memory_jobs as jobs
+from cluster import Cluster
+
+RANKS = 3
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="needs the peaks that Linux counts"
+)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Cluster]:
+    """Processes of their own: the jobs change how memory is allocated."""
+    cluster = Cluster(RANKS)
+    yield cluster
+    cluster.close()
+
+
+def rooms(values: float, size: float) -> float:
+    """For the packets of all peers."""
+    return (RANKS - 1) / RANKS * values * size
+
+
+N, B = jobs.VALUES, jobs.LARGEST_BUCKET
+TERNGRAD = N * (0.25 * 2 + 0.375 + 0.25 + 1) / 3 + rooms(B, 0.375)
+# In a bucket of two tensors it owns a piece of each, and draws one after the other.
+LESS_ON_RANK_1 = 5 / 6 * N * 0.25 / 3 / 2
+FROM_THE_START = {"start_iter": 0}
+HOOKS: dict[str, Any] = {
+    "sharded": ("int8", "sharded", FROM_THE_START, N * (4 + 1) + rooms(B, 1)),
+    "first iterations raw": ("int8", "sharded", {}, N * (4 + 1) + rooms(B, 4)),
+    "bfloat16 residual": (
+        *("3lc:coder=none,residual=bf16", "sharded", FROM_THE_START),
+        N * (2 + 0.2) + rooms(B, 0.2),
+    ),
+    "no residual": ("qsgd:bits=4", "sharded", FROM_THE_START, N * 0.5 + rooms(B, 0.5)),
+    "ring": ("int8", "ring", FROM_THE_START, N * (4 + 1 + 1 / 3) + B / 3),
+    "terngrad": ("terngrad", "terngrad", FROM_THE_START, TERNGRAD, LESS_ON_RANK_1),
+    "hierarchical": (
+        *("int8", "hierarchical:ranks=1", FROM_THE_START),
+        N * (4 + 1) + rooms(B, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", HOOKS)
+def test_the_hook(ranks: Cluster, way: str) -> None:
+    codec, exchange, settings, expected, *less = HOOKS[way]
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_with_hook, codec, exchange, settings)
+    check(taken, [expected, expected - sum(less), expected])
+
+
+def test_sharded_optimizer(ranks: Cluster) -> None:
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_sharded, "int8")
+    check(taken, [N * (4 + 4 + 1 + 8 / RANKS) + rooms(N, 1)] * RANKS)
+
+
+def test_local_steps(ranks: Cluster) -> None:
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_locally, "int8")
+    check(taken, [N * (8 + 4 + 1) + rooms(N, 1)] * RANKS)
+
+
+def test_server_and_workers(ranks: Cluster) -> None:
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_on_server, "int8")
+    workers = RANKS - 1
+    server = N * (8 + 4 + (3 + 2 * workers)) + 4 * N / jobs.TENSORS
+    check(taken, [N * (4 + 4 + 4)] * workers + [server])
+
+
+def check(taken: list[int], expected: list[float]) -> None:
+    said = [round(e / N, 3) for e in expected]
+    assert [round(t / N, 3) for t in taken] == pytest.approx(said, rel=0.05)
