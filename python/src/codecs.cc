@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -253,7 +255,7 @@ class PyCompressor {
     nb::dict state;
     state["codec"] = codec();
     state["numel"] = numel();
-    state["residual"] = residual();
+    state["residual"] = residual_bytes();
     return state;
   }
 
@@ -274,19 +276,39 @@ class PyCompressor {
                   : "the state has a residual, but '" + codec() + "' keeps none");
     }
     if (!keeps) return;
-    const FloatInput values(residual);
-    if (values.values().size() != compressor_.residual().size()) {
+    const std::vector<float> values = values_of(residual);
+    if (values.size() != compressor_.residual().size()) {
       raise(StatusCode::kLengthMismatch,
-            "the state's residual has " + std::to_string(values.values().size()) +
-                " values, expected " + std::to_string(compressor_.residual().size()));
+            "the state's residual has " + std::to_string(values.size()) + " values, expected " +
+                std::to_string(compressor_.residual().size()));
     }
-    if (!std::ranges::all_of(values.values(), [](float value) { return std::isfinite(value); })) {
+    if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) {
       raise(StatusCode::kNonFinite, "the state's residual holds NaN or Inf");
     }
-    compressor_.residual().assign(values.values());
+    compressor_.residual().assign(values);
   }
 
  private:
+  // As bytes, which every way to save a dictionary takes (torch.load(weights_only=True) refuses
+  // NumPy's arrays).
+  [[nodiscard]] std::optional<nb::bytes> residual_bytes() const {
+    if (compressor_.residual().type() == ResidualType::kNone) return std::nullopt;
+    const std::vector<float> values = compressor_.residual().values();
+    return nb::bytes(values.data(), values.size() * sizeof(float));
+  }
+
+  // Of a state: bytes, or an array of float32.
+  static std::vector<float> values_of(const nb::object& residual) {
+    if (!nb::isinstance<nb::bytes>(residual)) {
+      const FloatInput array(residual);
+      return {array.values().begin(), array.values().end()};
+    }
+    const ByteInput input(residual);
+    std::vector<float> values(input.bytes().size() / sizeof(float));
+    std::memcpy(values.data(), input.bytes().data(), values.size() * sizeof(float));
+    return values;
+  }
+
   uint64_t encode_to(const InputView& x, uint64_t step, std::span<std::byte> room) {
     return run_encoder([&] {
       const std::lock_guard lock(mutex_);
@@ -386,8 +408,13 @@ void bind_codecs(nb::module_& module) {
       .def_prop_ro("max_encoded_size", &PyCompressor::max_encoded_size)
       .def_prop_ro("residual", &PyCompressor::residual, nb::rv_policy::automatic,
                    "A copy of the residual as float32 [numel]; None without error feedback.")
-      .def("state_dict", &PyCompressor::state_dict)
-      .def("load_state_dict", &PyCompressor::load_state_dict, nb::arg("state"));
+      .def("state_dict", &PyCompressor::state_dict,
+           "codec, numel and residual (float32 as bytes, little-endian; None without error "
+           "feedback): torch.load(weights_only=True) reads it again.")
+      .def("load_state_dict", &PyCompressor::load_state_dict, nb::arg("state"),
+           "Goes on from a state, bit for bit with the steps that follow. Raises GradwireError for "
+           "another codec or numel, and for a residual that is not finite. residual: as bytes, or "
+           "an array.");
 }
 
 }  // namespace gradwire::python
