@@ -338,10 +338,12 @@ Status Endpoint::import_residual(const ResidualPiece& piece) {
     const uint64_t first = std::max(segment.tensor_offset, piece.offset);
     const uint64_t last = std::min(segment.tensor_offset + segment.n, end);
     if (&layout().tensors()[segment.tensor] != &*tensor || first >= last) continue;
-    const ResidualType kept_in_pulls = segment.pull_codec->residual_type();
-    if (world_size() == 1 && codec_->residual_type(i) != kept_in_pulls) {
-      codec_->reset_residual(i, kept_in_pulls);
-      keeps_residuals_ = true;
+    if (world_size() == 1 && codec_->residual_type(i) == ResidualType::kNone) {
+      const ResidualType in_pulls = segment.pull_codec->residual_type();
+      const ResidualType in_pushes = segment.push_codec->residual_type();
+      const ResidualType kept = in_pulls == ResidualType::kNone ? in_pushes : in_pulls;
+      codec_->reset_residual(i, kept);
+      keeps_residuals_ |= kept != ResidualType::kNone;
     }
     const Direction here = shards_->direction(segment.owner);
     const float factor = here == piece.direction    ? 1.0f
