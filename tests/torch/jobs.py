@@ -194,7 +194,7 @@ def owed(state: GradwireState) -> Owed:
 
 
 def owed_in(state: dict[str, Any]) -> Owed:
-    result: Owed = {"push": {}, "pull": {}}
+    result: Owed = {"push": {}, "owed": {}, "pull": {}}
     for entry in state["residuals"]:
         values = entry["values"].double().numpy()
         kept = result[entry["kind"]].get(entry["name"], np.zeros(0))
@@ -207,12 +207,13 @@ def owed_in(state: dict[str, Any]) -> Owed:
 
 
 def total_owed(ranks: list[Owed]) -> dict[str, np.ndarray]:
-    """The amount owed to each parameter: mean of the push residuals plus the pull residual."""
+    """The amount owed to each parameter: mean of the push residuals, or what all ranks owe together
+    and is equal on each, plus the pull residual."""
     names = {name for rank in ranks for kind in rank.values() for name in kind}
     size = {n: max(k[n].size for rank in ranks for k in rank.values() if n in k) for n in names}
     total = {name: np.zeros(size[name]) for name in names}
     for rank in ranks:
-        for kind, share in (("push", 1 / len(ranks)), ("pull", 1.0)):
+        for kind, share in (("push", 1 / len(ranks)), ("owed", 1 / len(ranks)), ("pull", 1.0)):
             for name, values in rank[kind].items():
                 total[name][: values.size] += share * values
     return total

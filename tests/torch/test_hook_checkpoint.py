@@ -42,7 +42,7 @@ def test_new_buckets_lose_nothing(cluster: Cluster) -> None:
     assert_same_total([load(saved) for saved in residuals], placed)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 7])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_reshard_keeps_what_is_owed(cluster: Cluster, world_size: int) -> None:
     trained = cluster.run(WORLD, jobs.train_each, [Options(5, STATE)])
     states = [load(rank[0].residuals) for rank in trained]
@@ -56,11 +56,12 @@ def test_reshard_keeps_what_is_owed(cluster: Cluster, world_size: int) -> None:
 
 
 def assert_same_total(before: list[dict[str, Any]], placed: list[jobs.Placed]) -> None:
-    """All residuals are still there, or were applied."""
+    """All residuals are still there, or were applied; by a lone rank, all were."""
     after = owed_by([rank.state for rank in placed])
+    assert bool(after) == (len(placed) > 1)
     for name, owed in owed_by(before).items():
         assert owed.any()
-        found = after[name] + placed[0].applied[name]
+        found = after.get(name, 0.0) + placed[0].applied[name]
         np.testing.assert_allclose(found, owed, rtol=1e-5, atol=1e-6 * abs(owed).max())
 
 
@@ -122,13 +123,7 @@ def test_reshard_refuses_an_incomplete_set(states: list[tuple[int, int]], messag
 
 def test_reshard_refuses_states_of_different_moments() -> None:
     states = [_state(0, 2), _state(1, 2) | {"iterations": 6}]
-    with pytest.raises(ValueError, match="different times: iterations"):
-        gradwire.torch.reshard(states, 3)
-
-
-def test_reshard_refuses_states_of_optimizers() -> None:
-    states = [_state(rank, 2) | {"optimizer": {}, "every": 1} for rank in range(2)]
-    with pytest.raises(ValueError, match="these also have every, optimizer"):
+    with pytest.raises(ValueError, match="one training at one step: iterations"):
         gradwire.torch.reshard(states, 3)
 
 

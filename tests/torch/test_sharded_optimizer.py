@@ -186,7 +186,7 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
         "scaler": "RuntimeError: ShardedOptimizer takes no GradScaler",
         "sparse": "TypeError: the gradient of last.weight is sparse (torch.sparse_coo)",
         "rank": "ValueError: the state is that of rank 5 of 1",
-        "codec": "ValueError: the state is that of rank 0 of 1 with raw",
+        "codec": "ValueError: the state is that of a training with codec 'raw', this one has '3lc'",
         "format": "ValueError: not a gradwire state of format 1",
         "class": "ValueError: the state is that of the optimizer Adam, this one wraps SGD",
         "options": "RuntimeError: the options of the wrapped optimizer were changed",

@@ -27,6 +27,8 @@ if not _distributed.is_initialized():
     import torch.distributed.nn.functional  # noqa: F401
 
 from gradwire.errors import LimitError, LimitWarning
+from gradwire.torch.checkpoints.per_rank import PerRank
+from gradwire.torch.checkpoints.reshard import reshard
 from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
 from gradwire.torch.link.errors import (
     CoarseGradientsWarning,
@@ -54,8 +56,6 @@ from gradwire.torch.optimizers.local_steps import LocalSteps
 from gradwire.torch.optimizers.presets import outer_nesterov, sparse_loco
 from gradwire.torch.optimizers.qsvrg import QSVRG, QSVRGEpoch
 from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
-from gradwire.torch.records.checkpoint import reshard
-from gradwire.torch.records.per_rank import PerRank
 from gradwire.torch.records.save import save
 from gradwire.torch.records.stats import BucketTiming, OutgrownResidual, RawTensor, Stats
 from gradwire.torch.server.server_optimizer import ServerOptimizer

@@ -126,6 +126,7 @@ class FullyShardComm(SessionOwner):
         shapes = dict(tensor for unit in self._units for tensor in unit.gradients())
         tensors = [(n, shapes[n]) for n, _ in name_parameters(model) if n in shapes]
         self._settings = chosen.with_last_excluded(tensors)
+        self._tensors = [(name, list(p.shape)) for name, p in name_parameters(model)]
         leg = None
         if weights is not None:
             leg = all_gather_settings(self._settings, weights, weights_rules, shards)
@@ -175,15 +176,22 @@ class FullyShardComm(SessionOwner):
 
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's residuals and its count of iterations; every rank saves its own."""
-        return self._running().state_dict(self._iterations) | {"shard": self._shard()}
+        session = self._running()
+        replicas = session.world_size if self._hybrid else None
+        return {
+            **session.state_dict(self._identity(), self._iterations),
+            "replicas": replicas,
+            "shard": self._shard(),
+            "dims": {name: dim for unit in self._units for name, dim in unit.dims().items()},
+        }
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
         """Goes on from a saved state, bit for bit; every rank must load its own.
 
-        Raises ValueError for a state of another rank, another mesh or another codec.
+        Raises ValueError for a state of another rank, mesh, codec, exchange or model.
         """
         session = self._running()
-        checkpoint.check_place(state, session.rank, session.world_size, self._settings.text())
+        self._identity().check(state)
         if state.get("shard") != self._shard():
             raise ValueError(f"the state is of shard {state.get('shard')}, this is {self._shard()}")
         session.load_state_dict(state)
@@ -201,6 +209,9 @@ class FullyShardComm(SessionOwner):
     def _running(self) -> Session:
         assert self._session is not None, "the constructor makes it"
         return self._session
+
+    def _identity(self) -> checkpoint.Identity:
+        return self._running().identity("FullyShardComm", self._tensors)
 
     def _shard(self) -> str:
         """This rank's place among the shards, which `rank` of a state does not say in HSDP."""

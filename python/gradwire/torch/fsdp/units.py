@@ -90,6 +90,10 @@ class Unit:
         size = self.shards.size()
         return [_whole(self._name(p), p, size) for p in self._group.fsdp_params]
 
+    def dims(self) -> dict[str, int]:
+        """Along which dimension each of `parameters` is cut."""
+        return {self._name(p): p.fsdp_placement.dim for p in self._trainable()}
+
     def pieces(self) -> list[NamedShape]:
         """This rank's part of `gradients()`, padded as on every rank."""
         return [(self._name(p), list(p.padded_sharded_param_size)) for p in self._trainable()]

@@ -151,6 +151,8 @@ class GradwireState(SessionOwner):
             self._settings = self._settings.with_last_excluded(
                 [(name, list(p.shape)) for p, name in self._names.items() if p.requires_grad]
             )
+            if self._loaded is not None:
+                self._identity().check(self._loaded)
             self._watch_optimizer()
         tensors = [(self._names[parameter], list(parameter.shape)) for parameter in parameters]
         require_dense(tensors[0][0], values)  # DDP gives a sparse gradient a bucket of its own
@@ -202,14 +204,9 @@ class GradwireState(SessionOwner):
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's residuals and its count of iterations; every rank saves its own."""
         if self._session is not None:
-            return self._session.state_dict(self._iterations)
-        return self._loaded or checkpoint.make_state(
-            self._settings.text(),
-            *self._place(),
-            (),
-            iterations=self._iterations,
-            ranks_per_machine=None,
-            loss_scale=None,
+            return self._session.state_dict(self._identity(), self._iterations)
+        return self._loaded or self._identity().make_state(
+            (), iterations=self._iterations, ranks_per_machine=None, loss_scale=None
         )
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
@@ -219,11 +216,11 @@ class GradwireState(SessionOwner):
         same buckets. (DDP makes new buckets after the first iteration, unless
         find_unused_parameters is on.) With other buckets nothing is lost, but other values share a
         scale.
-        Raises ValueError for a state of another rank or world size. A state for other machines is
-        refused, too, but perhaps only in the first step. `reshard` converts such states.
+        Raises ValueError for a state of another rank, world size, codec or exchange. A state of
+        another model or for other machines is refused, too, but perhaps only in the first step.
+        `reshard` converts states to another world size, codec or exchange, and to other machines.
         """
-        hint = "; gradwire.torch.reshard makes states for another world"
-        checkpoint.check_place(state, *self._place(), hint=hint)
+        self._identity().check(state)
         if self._session is None:
             self._loaded = state
         else:
@@ -232,7 +229,13 @@ class GradwireState(SessionOwner):
 
     # -------------------------------------------------------------------------------------------
 
+    def _identity(self) -> checkpoint.Identity:
+        shapes = [(name, list(parameter.shape)) for parameter, name in self._names.items()]
+        return self._settings.identity("GradwireState", *self._place(), shapes or None)
+
     def _place(self) -> tuple[int, int]:
+        if self._session is not None:
+            return self._session.rank, self._session.world_size
         if not dist.is_initialized():
             return 0, 1
         group = self._settings.process_group

@@ -465,7 +465,7 @@ class LocalSteps(ElasticReplica):
         """
         fragments = [fragment.state_dict() for fragment in self._fragments]
         return {
-            **self._session.state_dict(self._exchanges),
+            **self._session.state_dict(self._identity("LocalSteps"), self._exchanges),
             "schedule": self._schedule.state_dict(),
             "local_steps": self._local_steps,
             "left_out": self._left_out,
@@ -484,7 +484,7 @@ class LocalSteps(ElasticReplica):
         another rank, world size, shard, codec, model, class of optimizer, `every`, `fragments`,
         `delay`, `mix` or `outer`.
         """
-        self._check_state(state)
+        self._identity("LocalSteps").check(state)
         if state["shard"] != self._shard_text():
             raise ValueError(f"the state is of shard {state['shard']}, not {self._shard_text()}")
         self._schedule.check_state(state["schedule"])

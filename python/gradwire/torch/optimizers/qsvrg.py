@@ -33,6 +33,7 @@ import torch.distributed as dist
 
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.wire import Wire
+from gradwire.torch.records.checkpoint import Identity, StateDict, residuals_in, residuals_of
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.parameters import NamedShape, all_finite, split_like
 from gradwire.torch.records.stats import Stats
@@ -146,13 +147,15 @@ class QSVRG(SessionOwner):
             )
         share = count // players
         self._shares = [torch.arange(k * share, (k + 1) * share) for k in range(players)]
+        self._seed, self._workers = seed, mine
         self._draws = [np.random.default_rng([seed, worker]) for worker in mine]
         self._values = torch.cat([p.detach().reshape(-1) for p in self._parameters])
         self._step = 0
-        self._facts = [
-            f"QSVRG of {share} functions a worker, {self.steps} steps of {self.lr} in an epoch",
-            f"parameters {hashlib.sha256(self._values.numpy().tobytes()).hexdigest()}",
-        ]
+        self._sum = f"{share} functions a worker, {self.steps} steps of {self.lr} in an epoch"
+        self._compared = False
+        shapes = [(str(place), list(p.shape)) for place, p in enumerate(self._parameters)]
+        rank, world_size = self._ranks.place
+        self._identity = settings.identity("QSVRG", rank, world_size, shapes)
 
     @property
     def factor(self) -> float:
@@ -168,9 +171,10 @@ class QSVRG(SessionOwner):
         Raises FloatingPointError, on all ranks alike, if a gradient is NaN or infinite; parameters
         are then as before the epoch. Raises the errors of GradwireState.
         """
-        if self._facts:
-            self._ranks.compare(self._facts)
-            self._facts = []
+        if not self._compared:
+            values = hashlib.sha256(self._values.numpy().tobytes()).hexdigest()
+            self._ranks.compare([f"QSVRG of {self._sum}", f"parameters {values}"])
+            self._compared = True
         before = self._ranks.sent()
         y = self._values.clone()
         try:
@@ -180,6 +184,39 @@ class QSVRG(SessionOwner):
         sent = [after - earlier for after, earlier in zip(self._ranks.sent(), before, strict=True)]
         full_bits = 32 * y.numel() if self._ranks.workers > 1 else 0
         return QSVRGEpoch(self.steps, full_bits, 8 * sent[0], sent[1])
+
+    def state_dict(self) -> StateDict:
+        """The point y, the numbers of steps and draws, and this rank's residuals, between two
+        epochs; every rank saves its own. A process that plays all workers is rank 0 of 1."""
+        return {
+            **self._ranks.state_dict(self._identity, self._step),
+            "values": self._values.clone(),
+            "draws": [draws.bit_generator.state for draws in self._draws],
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Goes on from a saved state, with its point y as the parameters; every rank must load its
+        own, at the same epoch.
+
+        The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
+        another rank, world size, codec or model, or of another number of workers in this process.
+        """
+        self._identity.check(state)
+        saved = state["draws"]
+        if saved is not None and len(saved) != len(self._workers):
+            raise ValueError(
+                f"the state is that of {len(saved)} workers in one process, here are "
+                f"{len(self._workers)}"
+            )
+        self._ranks.load_state_dict(state)
+        self._step = int(state["iterations"])
+        for place, worker in enumerate(self._workers):
+            self._draws[place] = np.random.default_rng([self._seed, worker, self._step])
+            if saved is not None:  # None: `reshard` gives the workers new draws
+                self._draws[place].bit_generator.state = saved[place]
+        self._values.copy_(state["values"])
+        self._set(self._values)
+        self._compared = False
 
     def stats(self) -> Stats:
         """Sums over all exchanges of this rank. Raises ValueError without a process group."""
@@ -231,6 +268,13 @@ class _Ranks:
     def __init__(self, session: Session, tensors: list[NamedShape]) -> None:
         self._session, self._tensors = session, tensors
         self.workers = session.world_size
+        self.place = session.rank, session.world_size
+
+    def state_dict(self, identity: Identity, step: int) -> StateDict:
+        return self._session.state_dict(identity, step)
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._session.load_state_dict(state)
 
     def compare(self, facts: Sequence[str]) -> None:
         def work(wire: Wire) -> torch.Tensor:
@@ -254,8 +298,11 @@ class _Ranks:
 class _Here:
     """Averages over workers that are all in this process, with the bits that ranks compute."""
 
+    place = 0, 1
+
     def __init__(self, settings: ExchangeSettings, tensors: list[NamedShape], workers: int) -> None:
         self.workers = workers
+        ((_, (self._numel,)),) = tensors
         self._exchanges = {
             raw: [
                 settings.make_exchange(settings.bucket_layout(tensors, workers, raw=raw), worker)
@@ -263,6 +310,22 @@ class _Here:
             ]
             for raw in (False, True)
         }
+
+    def state_dict(self, identity: Identity, step: int) -> StateDict:
+        """The workers' residuals lie one after the other."""
+        residuals = [
+            residual._replace(offset=residual.offset + worker * self._numel)
+            for worker, exchange in enumerate(self._exchanges[False])
+            for residual in residuals_in(exchange)
+        ]
+        return identity.make_state(residuals, iterations=step)
+
+    def load_state_dict(self, state: StateDict) -> None:
+        for exchange in self._exchanges[False]:
+            exchange.scale_residuals(0.0)
+        for kind, name, offset, values in residuals_of(state):
+            worker, offset = divmod(offset, self._numel)
+            self._exchanges[False][worker].import_residual(kind, name, offset, values)
 
     def compare(self, facts: Sequence[str]) -> None:
         """There is one set of facts."""

@@ -133,10 +133,13 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         scale, found = (vars(self).get(name) for name in ("grad_scale", "found_inf"))
         return None if scale is None else float(scale), found is not None and bool(found)
 
-    def _check_state(self, state: checkpoint.StateDict) -> None:
-        """Raises ValueError for a state of another rank, world size or codec."""
-        session = self._session
-        checkpoint.check_place(state, session.rank, session.world_size, self._settings.text())
+    def _identity(self, source: str) -> checkpoint.Identity:
+        """Of this rank's state. source: the class."""
+        shapes = [
+            (name, list(parameter.shape))
+            for name, parameter in zip(self._names, self._parameters, strict=True)
+        ]
+        return self._session.identity(source, shapes)
 
 
 def name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]:

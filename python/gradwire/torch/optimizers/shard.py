@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,9 @@ class Shard:
         """
         if not all(all_finite(piece.in_bucket) for piece in self.pieces):
             return
-        before = [piece.values.detach().clone() for piece in self.pieces]
+        # What the replicas lack, and no residual will send, is in the change: after a checkpoint of
+        # other ranks. (Otherwise they lack nothing then.)
+        before = [(p.values.detach() if p.is_owed else p.in_replica).clone() for p in self.pieces]
         for piece in self.pieces:
             piece.values.grad = piece.in_bucket
         self.optimizer.step()
@@ -140,21 +142,105 @@ class Shard:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def state_dict(self) -> dict[str, Any]:
+        """The pieces are in the order of the optimizer's state."""
+        order = {id(p): i for i, p in enumerate(_parameters_of(self.optimizer))}
         return {
             "optimizer": self.optimizer.state_dict(),
             "pieces": [
                 {"name": p.name, "offset": p.offset, "values": p.values.detach().clone()}
-                for p in self.pieces
+                for p in sorted(self.pieces, key=lambda piece: order[id(piece.values)])
             ],
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError for a state of other pieces."""
-        saved = [(p["name"], p["offset"], p["values"].numel()) for p in state["pieces"]]
-        here = [(p.name, p.offset, p.values.numel()) for p in self.pieces]
-        if saved != here:
-            raise ValueError(f"the state is that of the pieces {saved}, this rank owns {here}")
-        self.optimizer.load_state_dict(state["optimizer"])
-        for piece, entry in zip(self.pieces, state["pieces"], strict=True):
-            piece.values.copy_(entry["values"])
+        """Takes over what the state has of the pieces here, and of their optimizer states.
+
+        Raises ValueError if it lacks values of a piece.
+        """
+        saved = state["optimizer"]
+        places = [(p["name"], p["offset"], p["values"].numel()) for p in state["pieces"]]
+        values = [p["values"] for p in state["pieces"]]
+        states = [saved["state"].get(index, {}) for index in range(len(places))]
+        pieces = {id(piece.values): piece for piece in self.pieces}
+        loaded: dict[int, dict[str, Any]] = {}
+        exact: list[tuple[Piece, torch.Tensor]] = []
+        for index, parameter in enumerate(_parameters_of(self.optimizer)):
+            piece = pieces[id(parameter)]
+            parts = _find(places, piece)
+            exact.append((piece, torch.cat([values[i][cut] for i, cut in parts])))
+            if any(states[i] for i, _ in parts):
+                loaded[index] = _join_states(piece, [(states[i], values[i], c) for i, c in parts])
+        here = self.optimizer.state_dict()["param_groups"]
+        groups = [
+            options | {key: ours[key] for key in ("params", "param_names") if key in ours}
+            for options, ours in zip(saved["param_groups"], here, strict=True)
+        ]
+        self.optimizer.load_state_dict({"state": loaded, "param_groups": groups})
+        for piece, own in exact:
+            piece.values.copy_(own)
+
+
+def join_shards(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The `Shard.state_dict()` of a rank that owns all that these shards own."""
+    entries: list[dict[str, Any]] = []
+    states: dict[int, dict[str, Any]] = {}
+    groups = []
+    for options in zip(*(shard["optimizer"]["param_groups"] for shard in shards), strict=True):
+        members: list[int] = []
+        for shard, group in zip(shards, options, strict=True):
+            for index in group["params"]:
+                if index in shard["optimizer"]["state"]:
+                    states[len(entries)] = shard["optimizer"]["state"][index]
+                members.append(len(entries))
+                entries.append(shard["pieces"][index])
+        groups.append({**options[0], "params": members})
+    return {"optimizer": {"state": states, "param_groups": groups}, "pieces": entries}
+
+
+def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """In the order in which the optimizer's state_dict counts them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _find(places: Sequence[tuple[str, int, int]], piece: Piece) -> list[tuple[int, slice]]:
+    """Which saved places, and which values of them, together are the piece.
+
+    Raises ValueError if values are missing.
+    """
+    end = piece.offset + piece.values.numel()
+    at, parts = piece.offset, []
+    for name, offset, numel, index in sorted((*place, i) for i, place in enumerate(places)):
+        if name == piece.name and offset <= at < min(offset + numel, end):
+            last = min(offset + numel, end)
+            parts.append((index, slice(at - offset, last - offset)))
+            at = last
+    if at < end:
+        raise ValueError(
+            f"the state lacks elements {at} to {end - 1} of {piece.name}, which this rank owns: "
+            "the parameters were divided among the ranks with other settings"
+        )
+    return parts
+
+
+def _join_states(
+    piece: Piece, parts: Sequence[tuple[dict[str, Any], torch.Tensor, slice]]
+) -> dict[str, Any]:
+    """The optimizer's state of a piece that consists of these parts of saved pieces, each given as
+    state and values of the saved piece, and the part.
+
+    Raises ValueError if the optimizer keeps something that has no value for each element.
+    """
+    first, _, _ = parts[0]
+    joined = dict(first)
+    for key, kept in first.items():
+        if not isinstance(kept, torch.Tensor) or kept.dim() == 0:
+            continue
+        for state, values, _ in parts:
+            if state[key].shape != values.shape:
+                raise ValueError(
+                    f"the optimizer's {key} of {piece.name} is {list(state[key].shape)}, and not "
+                    f"one value for each of {values.numel()} elements, so it can't be divided"
+                )
+        joined[key] = torch.cat([state[key][cut] for state, _, cut in parts])
+    return joined

@@ -148,7 +148,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         Save the model's parameters, too; they are equal on all ranks.
         """
         return {
-            **self._session.state_dict(self._steps),
+            **self._session.state_dict(self._identity("ShardedOptimizer"), self._steps),
             "optimizer_class": type(self._optimizer).__name__,
             "shard": self._shard.state_dict(),
             "options": options_of(self.param_groups),
@@ -160,7 +160,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
         another rank, world size, codec, class of optimizer or model.
         """
-        self._check_state(state)
+        self._identity("ShardedOptimizer").check(state)
         checkpoint.check_optimizer(state, self._optimizer)
         if len(state["options"]) != len(self.param_groups):
             raise ValueError(

@@ -1,26 +1,34 @@
-"""Residuals as a checkpoint: saved for each rank, loaded again, moved to another world size.
+"""What a rank keeps from step to step, as a checkpoint: saved by each rank, and loaded again.
 
 A state is a dictionary of plain values and tensors (`torch.load(..., weights_only=True)` reads it):
 
     format      1
-    codec       the codec of the training, as text
-    rank, world_size, iterations
+    source      the class that saved it, such as GradwireState
+    codec, exchange   of the training, as text
+    rank, world_size
+    tensors     the names and shapes of the model's parameters; None, or missing: not known
+    residuals   list of {"kind", "name": str, "offset": int, "values": f32[n]}: n values of the
+                parameter `name`, from its flattened element `offset` on. The kinds are those of
+                Residual
+
+and, where the source has a session with equal ranks:
+
+    iterations
     loss_scale  the gradient scaler's scale, which the residuals have, too; None: no scaler
     ranks_per_machine   of a hierarchical exchange: the first of so many ranks keeps residuals. 1
                 for the other exchanges, and if the entry is missing. None: no residuals exist yet
     auto        what `auto` codecs chose, and after how many steps; None, or missing: no such codec
-    residuals   list of {"kind": "push" | "pull", "name": str, "offset": int, "values": f32[n]}:
-                n values of the parameter `name`, from its flattened element `offset` on
 
-The amount that is owed to an element is the mean of the ranks' push residuals (in a hierarchical
-exchange: the mean over the machines) plus the pull residual of its owner. `reshard` keeps that
-amount for another world size.
+Entries of the sources' own stand in their `state_dict`. checkpoints/reshard.py moves states to
+another number of ranks, and says what is owed to a parameter.
 """
 
 from __future__ import annotations
 
 import io
+import operator
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,14 +36,10 @@ import numpy.typing as npt
 import torch
 from torch.optim import Optimizer
 
-from gradwire._core import Exchange
-from gradwire.torch.records.exchange_settings import check_machines
+from gradwire._core import AutoGoal, Compressor, Exchange, is_goal
+from gradwire.torch.records.parameters import NamedShape
 
 FORMAT = 1
-_ENTRIES_OF_HOOK = {
-    *("format", "codec", "rank", "world_size", "iterations", "loss_scale", "ranks_per_machine"),
-    *("auto", "residuals"),
-}
 StateDict = dict[str, Any]
 
 
@@ -43,6 +47,8 @@ class Residual(NamedTuple):
     """Values of parameter `name` that were not sent, from its flattened element `offset` on.
 
     `kind`: "push" if this rank owes them to the owner, "pull" if the owner owes them to all ranks.
+    "owed": all ranks together owe them to the average of the next step; every rank's state has the
+    same, and the rank takes its share when it has an exchange for the parameter.
     """
 
     kind: str
@@ -67,37 +73,91 @@ def residuals_in(exchange: Exchange) -> list[Residual]:
     return [Residual(**entry) for entry in exchange.export_residuals()]
 
 
-def make_state(
-    codec: str, rank: int, world_size: int, residuals: Iterable[Residual], **more: Any
-) -> StateDict:
-    """A state of this rank. `more`: further entries of the state."""
-    return {
-        "format": FORMAT,
-        "codec": codec,
-        "rank": rank,
-        "world_size": world_size,
-        **more,
-        "residuals": [
-            residual._asdict() | {"values": torch.from_numpy(residual.values.copy())}
-            for residual in residuals
-        ],
-    }
+@dataclass(frozen=True)
+class Identity:
+    """What a state has in common with all objects that may load it; the entries of these names.
 
-
-def check_place(
-    state: StateDict, rank: int, world_size: int, codec: str | None = None, hint: str = ""
-) -> None:
-    """Raises ValueError if another rank saved the state, or a rank of another world size.
-
-    `codec`: if given, a state of another codec is refused, too. `hint`: ends the message.
+    exchange, tensors   None: not known, and not compared
     """
-    residuals_of(state)  # raises if it is no state
-    here = {"rank": rank, "world_size": world_size, "codec": codec or state["codec"]}
-    if any(state[key] != value for key, value in here.items()):
-        say = "rank {rank} of {world_size}" + (" with {codec}" if codec else "")
-        raise ValueError(
-            f"the state is that of {say.format(**state)}, this is {say.format(**here)}{hint}"
+
+    source: str
+    codec: str
+    rank: int
+    world_size: int
+    exchange: str | None = None
+    tensors: Sequence[NamedShape] | None = None
+
+    def make_state(self, residuals: Iterable[Residual], **more: Any) -> StateDict:
+        """A state of this rank. `more`: further entries of the state."""
+        tensors = self.tensors
+        return {
+            "format": FORMAT,
+            "source": self.source,
+            "codec": self.codec,
+            "exchange": self.exchange,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "tensors": None if tensors is None else [[name, list(s)] for name, s in tensors],
+            **more,
+            "residuals": [
+                residual._asdict() | {"values": torch.from_numpy(residual.values.copy())}
+                for residual in residuals
+            ],
+        }
+
+    def check(self, state: StateDict) -> None:
+        """Raises ValueError naming the first difference, and what converts the state."""
+        residuals_of(state)  # raises if it is no state
+        source = state.get("source", self.source)
+        if source != self.source:
+            raise ValueError(f"the state is that of a {source}, this is a {self.source}")
+        if (state["rank"], state["world_size"]) != (self.rank, self.world_size):
+            moves = "; gradwire.torch.reshard moves states to another world"
+            raise ValueError(
+                f"the state is that of rank {state['rank']} of {state['world_size']}, this is rank "
+                f"{self.rank} of {self.world_size}"
+                + (moves if state["world_size"] != self.world_size else "")
+            )
+        for what, here, is_same in (
+            ("codec", self.codec, _same_codecs),
+            ("exchange", self.exchange, operator.eq),
+        ):
+            there = state.get(what)
+            if there is not None and here is not None and not is_same(there, here):
+                raise ValueError(
+                    f"the state is that of a training with {what} '{there}', this one has "
+                    f"'{here}'; gradwire.torch.reshard(..., {what}='{here}') moves what is owed"
+                )
+        if self.tensors is not None:
+            check_tensors(state, self.tensors)
+
+
+def _same_codecs(one: str, other: str) -> bool:
+    """Whether two texts ("push codec", or "push codec, pull codec") are of the same codecs."""
+    return one == other or _parse_codecs(one) == _parse_codecs(other)
+
+
+def _parse_codecs(text: str) -> list[str]:
+    """The codecs of pushes and pulls, with all their parameters."""
+    push, _, pull = text.partition(", pull ")
+    return [
+        AutoGoal(c).text if is_goal(c) else Compressor(c, 1).codec for c in (push, pull or push)
+    ]
+
+
+def check_tensors(state: StateDict, tensors: Sequence[NamedShape]) -> None:
+    """Raises ValueError naming the first parameter in which the state's model differs."""
+    if state.get("tensors") is None:
+        return
+    theirs = {name: list(shape) for name, shape in state["tensors"]}
+    ours = {name: list(shape) for name, shape in tensors}
+    for name in [*ours, *theirs]:
+        if theirs.get(name) == ours.get(name):
+            continue
+        there, here = (
+            f"has {name} {of[name]}" if name in of else f"has no {name}" for of in (theirs, ours)
         )
+        raise ValueError(f"the state is that of another model: it {there}, this model {here}")
 
 
 def check_optimizer(state: StateDict, optimizer: Optimizer) -> None:
@@ -127,71 +187,3 @@ def residuals_of(state: StateDict) -> list[Residual]:
 
 def ranks_per_machine_of(state: StateDict) -> int:
     return state.get("ranks_per_machine", 1) or 1
-
-
-def reshard(
-    states: Sequence[StateDict], world_size: int, ranks_per_machine: int | None = None
-) -> list[StateDict]:
-    """The hook's states of ranks 0 to N - 1, rewritten for ranks 0 to world_size - 1.
-
-    Every new rank gets the whole owed amount as its push residual. The mean over the ranks is then
-    the owed amount, whichever rank owns an element. With the same world size the states come back
-    unchanged.
-    `ranks_per_machine`: of a hierarchical exchange, where only the first rank of each machine keeps
-    residuals; 1 for the other exchanges; None: that of the states.
-    Raises ValueError if the states are not those of all ranks of one run, or not the hook's:
-    optimizers also have a state on each rank.
-    """
-    if world_size < 1:
-        raise ValueError(f"world_size is {world_size}; at least 1 is needed")
-    _check_complete(states)
-    before = ranks_per_machine_of(states[0])
-    after = before if ranks_per_machine is None else ranks_per_machine
-    check_machines(after, world_size, "ranks_per_machine")
-    if world_size == len(states) and before == after:
-        return list(states)
-    owed: dict[str, torch.Tensor] = {}
-    for state in states:
-        for residual in residuals_of(state):
-            values = torch.from_numpy(residual.values).double()
-            share = values * before / len(states) if residual.kind == "push" else values
-            end = residual.offset + values.numel()
-            total = owed.setdefault(residual.name, torch.zeros(0, dtype=torch.float64))
-            if total.numel() < end:
-                total = torch.cat([total, torch.zeros(end - total.numel(), dtype=torch.float64)])
-                owed[residual.name] = total
-            total[residual.offset : end] += share
-    entries = [
-        {"kind": "push", "name": name, "offset": 0, "values": total.float()}
-        for name, total in owed.items()
-    ]
-    return [
-        {
-            **states[0],
-            "rank": rank,
-            "world_size": world_size,
-            "ranks_per_machine": after,
-            "residuals": entries if rank % after == 0 else [],
-        }
-        for rank in range(world_size)
-    ]
-
-
-def _check_complete(states: Sequence[StateDict]) -> None:
-    others = sorted({key for state in states for key in state} - _ENTRIES_OF_HOOK)
-    if others:
-        raise ValueError(
-            "only the states of a GradwireState can be moved to another number of ranks; these "
-            f"also have {', '.join(others)}"
-        )
-    ranks = [state["rank"] for state in states]
-    sizes = {state["world_size"] for state in states}
-    if ranks != list(range(len(states))) or sizes != {len(states)}:
-        raise ValueError(
-            f"the states of all ranks are needed, in order: got ranks {ranks} "
-            f"of a world of {sorted(sizes)}"
-        )
-    for key in ("format", "iterations", "loss_scale", "ranks_per_machine", "auto"):
-        values = [state.get(key) for state in states]
-        if any(value != values[0] for value in values):
-            raise ValueError(f"the states were saved at different times: {key} is {values}")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from gradwire import codecs, exchanges, parse_exchange
 from gradwire._core import Exchange, Layout, ShardCodecs, is_goal
+from gradwire.torch.records.checkpoint import Identity
 from gradwire.torch.records.parameters import NamedShape
 
 RAW: str = next(info["name"] for info in codecs() if info["lossless"])
@@ -168,6 +169,17 @@ class ExchangeSettings(CodecSettings):
             settings = replace(settings, ranks_per_machine=in_text)
         settings.check()
         return settings
+
+    def identity(
+        self,
+        source: str,
+        rank: int,
+        world_size: int,
+        tensors: Sequence[NamedShape] | None = None,
+    ) -> Identity:
+        """Of the states of `source`. tensors: of the model, if they are known."""
+        exchange = self.exchange if self.leg is None else self.leg
+        return Identity(source, self.text(), rank, world_size, exchange, tensors)
 
     @cached_property
     def choice(self) -> dict[str, Any]:

@@ -23,6 +23,11 @@ UPDATES, GRADIENTS = PULLS = ("updates", "gradients")
 _VERSION = struct.Struct("<Q")
 
 
+def pack_version(version: int) -> Bytes:
+    """The message of a server that gives a worker the number of its version, and no model."""
+    return np.frombuffer(_VERSION.pack(version), dtype=np.uint8)
+
+
 class _Place(NamedTuple):
     """A parameter, and its values in the bucket in the parameter's shape."""
 
@@ -114,7 +119,7 @@ class ServerPart:
         """Takes over the tensors of the message, from the server's `model`. Returns its version."""
         (version,) = _VERSION.unpack_from(message)
         if message.size == _VERSION.size:
-            return int(version)  # the server has no model
+            return int(version)  # as pack_version
         values = torch.from_numpy(message[_VERSION.size :].view(np.float32))
         places = self._of_server[server]
         parts = split_like(values, [place.tensor for place in places])
@@ -124,7 +129,29 @@ class ServerPart:
                 self._wide[name] = part.to(tensor.device, copy=True)
         return int(version)
 
+    def named_replica(self) -> dict[str, torch.Tensor]:
+        """The sums of the changes on a worker, f32."""
+        if self._pulls_gradients:
+            return {}
+        return {
+            name: self._wide.get(name, tensor).detach().float().cpu().clone()
+            for name, tensor, _ in self._places.values()
+        }
+
+    @torch.no_grad()
+    def load_replica(self, replica: dict[str, torch.Tensor]) -> None:
+        """Takes over the sums of a saved worker."""
+        for name, tensor, _ in self._places.values():
+            tensor.copy_(replica[name])
+            if tensor.dtype != torch.float32:
+                self._wide[name] = replica[name].to(tensor.device, copy=True)
+
     # On a server
+
+    @property
+    def own_names(self) -> set[str]:
+        """Of the tensors of this server."""
+        return {place.name for place in self._own}
 
     @torch.no_grad()
     def keep_model(self, with_replica: bool) -> None:
@@ -144,7 +171,7 @@ class ServerPart:
         """The tensors here; with CATCH_UP, those of a worker that pulled all versions."""
         catch_up = kind is Kind.CATCH_UP
         tensors = self._replica if catch_up else [place.tensor for place in self._own]
-        parts = [np.frombuffer(_VERSION.pack(version), dtype=np.uint8)]
+        parts = [pack_version(version)]
         for tensor in tensors:
             parts.append(tensor.detach().cpu().contiguous().view(-1).numpy().view(np.uint8))
         return np.concatenate(parts)

@@ -19,14 +19,14 @@ from functools import partial
 import torch.distributed as dist
 
 from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.engine import agree
+from gradwire.torch.link.engine import agree, gather_bytes
 from gradwire.torch.link.errors import (
     CommunicationError,
     PeerMismatchError,
 )
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, join
-from gradwire.torch.link.wire import NOTHING, Bytes, Kind, Limits, LostError
+from gradwire.torch.link.wire import NOTHING, TEXT_BYTES, Bytes, Kind, Limits, LostError
 from gradwire.torch.members.places import Places
 from gradwire.torch.server.admissions import Admissions
 
@@ -56,11 +56,15 @@ class ServerLink(Connection):
         where: dist.ProcessGroup | Meeting | None,
         timeout: float,
         description: str,
+        saved: bytes = b"",
     ) -> None:
-        """`description`: of the setup, equal on all ranks; those of a meeting have compared it."""
+        """`description`: of the setup, equal on all ranks; those of a meeting have compared it.
+        `saved`: describes the state with which this rank goes on, if it can go on exactly; b"": it
+        can't."""
         super().__init__(where, timeout, _CONNECT_SECONDS)
         self._limits: Limits = {}
         self.wire_seconds = 0.0  # that `take` waited
+        self.all_go_on = False  # whether all ranks have the states that they saved at one version
         # Connection, peer, and its message, or an error. None: the peer has a new connection.
         self.arrived: queue.SimpleQueue[tuple[Connection, int, Message | Exception | None]] = (
             queue.SimpleQueue()
@@ -72,6 +76,8 @@ class ServerLink(Connection):
         if not isinstance(where, Meeting):
             with self.guard("comparing setups"):
                 agree(description, self.wire)
+                told = gather_bytes(saved, self.wire, TEXT_BYTES)
+                self.all_go_on = saved != b"" and all(other == saved for other in told)
         self.wire.timeout = timeout
 
     def listen(self, peers: Iterable[int], limits: Limits) -> None:

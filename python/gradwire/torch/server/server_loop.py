@@ -13,6 +13,7 @@ from gradwire._core import ServerSide
 from gradwire.torch.link.errors import WorkerJoinedWarning, WorkerLostWarning
 from gradwire.torch.link.wire import NOTHING, TEXT_BYTES, Bytes, Kind, LostError
 from gradwire.torch.members.places import Places
+from gradwire.torch.records.checkpoint import Residual
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     VERSION_BYTES,
@@ -22,7 +23,7 @@ from gradwire.torch.server.group_options import (
     options_message,
     read_version,
 )
-from gradwire.torch.server.model_parts import GRADIENTS, ServerPart
+from gradwire.torch.server.model_parts import GRADIENTS, ServerPart, pack_version
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
 
@@ -93,20 +94,33 @@ class Serving(Side[ServerSide]):
     def named_model(self) -> dict[str, torch.Tensor]:
         return {n: t for part in self.parts.values() for n, t in part.named_model().items()}
 
+    def _names(self, part: ServerPart) -> Iterable[str]:
+        return part.own_names
+
+    @property
+    def own_names(self) -> set[str]:
+        """Of this server's tensors."""
+        return {name for part in self.parts.values() for name in part.own_names}
+
     def load_named(self, model: dict[str, torch.Tensor]) -> None:
-        """Takes over saved tensors. Raises ValueError if they are not those of this server."""
-        own = self.named_model().keys()
-        if own != model.keys():
-            raise ValueError(
-                f"the state's tensors are {sorted(model)}, this server has {sorted(own)}"
-            )
-        if not model:
+        """Takes over the saved tensors of this server. Raises ValueError if there are not all."""
+        if self._pulls_gradients:
             return
+        if lacking := self.own_names - model.keys():
+            raise ValueError(
+                f"the state lacks {min(lacking)}, which this server has: its tensors are "
+                f"{', '.join(sorted(model))}"
+            )
         for part in self.parts.values():
             part.load_named(model)
 
-    def begin(self, link: ServerLink, version: int) -> None:
-        """Sends the model, of this version, to every worker."""
+    def begin(
+        self, link: ServerLink, version: int, residuals: Sequence[Residual] | None = None
+    ) -> None:
+        """Sends the model, of this version, to every worker.
+
+        residuals: what the workers' own models lack of this one. They have these models, saved at
+        this version, and get none."""
         limits = {Kind.OPTIONS: TEXT_BYTES, Kind.LEAVE: 0}
         if self._buffers is not None:
             limits[Kind.BUFFERS] = self._buffers.nbytes
@@ -118,7 +132,11 @@ class Serving(Side[ServerSide]):
         for exchange in self.exchanges.values():
             exchange.set_version(version)
         with link.guard("sending the model"):
-            self._send(self._exact_model(version, self.peers))
+            if residuals is None:
+                self._send(self._exact_model(version, self.peers))
+            else:
+                self.load_residuals(residuals)
+                self._send(self._version_alone(version))
         for part in self.parts.values():
             if self._pulls_gradients:
                 part.drop_model()
@@ -312,6 +330,16 @@ class Serving(Side[ServerSide]):
         for number, part in self.parts.items():
             model = part.model(version)
             yield from ((worker, Kind.MODEL, model, number) for worker in workers)
+        yield from self._packed_buffers(workers)
+
+    def _version_alone(self, version: int) -> Iterator[tuple[int, Kind, Bytes, int]]:
+        """The messages that the workers get instead if they have the model."""
+        message = pack_version(version)
+        for number in self.parts:
+            yield from ((worker, Kind.MODEL, message, number) for worker in self.peers)
+        yield from self._packed_buffers(self.peers)
+
+    def _packed_buffers(self, workers: Sequence[int]) -> Iterator[tuple[int, Kind, Bytes, int]]:
         if self._buffers is not None:
             yield from ((worker, Kind.BUFFERS, self._buffers.pack(), 0) for worker in workers)
 

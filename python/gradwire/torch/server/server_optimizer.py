@@ -36,7 +36,12 @@ from gradwire.torch.server.buffers import make_buffers
 from gradwire.torch.server.model_parts import GRADIENTS, UPDATES, ServerPart
 from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
-from gradwire.torch.server.server_settings import check_barrier, check_on_lost, check_pulls
+from gradwire.torch.server.server_settings import (
+    check_barrier,
+    check_on_lost,
+    check_pulls,
+    exchange_text,
+)
 from gradwire.torch.server.server_stats import ServerStats, scalars_between, summarize
 from gradwire.torch.server.worker_loop import Working
 
@@ -223,6 +228,12 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         # At the ends of the last two steps.
         self._counted: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self._loaded_version = 0
+        self._pulls = pulls
+        self._is_exact = backup_workers == 0 and staleness == 0 and not self._goes_on
+        # Of a loaded state, until `connect`: a worker's model, and what such models lack of a
+        # server's.
+        self._replica: dict[str, torch.Tensor] = {}
+        self._lacking: list[checkpoint.Residual] | None = None
         self._steps = 0
         self._warned = False  # of values that are not finite
         self._outgrown = 0  # residuals of which it has warned
@@ -269,9 +280,16 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
             side.join(self._link, self.param_groups)
         else:
             where = settings.process_group if self._places is None else self._places.founding()
-            self._link = ServerLink(where, self._patience(self.is_server), self._setup)
+            self._link = ServerLink(
+                where, self._patience(self.is_server), self._setup, self._saved()
+            )
             self._link.drop_with(self)
-            side.begin(self._link, self._loaded_version)
+            goes_on = self._link.all_go_on
+            if isinstance(side, Working):
+                side.begin(self._link, self._loaded_version, self._replica if goes_on else None)
+            else:
+                side.begin(self._link, self._loaded_version, self._lacking if goes_on else None)
+            self._replica, self._lacking = {}, None
         if self._barrier is not None:
             self._barrier.attach(self._link.guard, self._optimizer)
 
@@ -382,47 +400,67 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
     def state_dict(self) -> checkpoint.StateDict:
         """The local optimizer's state, with a further entry `gradwire`; every rank saves its own.
 
-        The entry holds format, codec, rank, world_size, version and residuals: on a worker those of
-        its pushes, on a server those of its pulls. A server's entry also has its tensors and the
-        buffers.
+        Its entry `gradwire` has the version and this rank's residuals: on a worker those of its
+        pushes, on a server those of its pulls. With pulls="updates" it has the model, too: the
+        server's own tensors, and the sums of their changes on a worker.
         """
         self.synchronize()
         state = self._optimizer.state_dict()
-        state["gradwire"] = checkpoint.make_state(
-            self._settings.text(),
-            self.rank,
-            self.world_size,
+        state["gradwire"] = self._identity().make_state(
             self._side.residuals(),
             version=self.version,
-            model=self._side.named_model() if isinstance(self._side, Serving) else {},
+            steps=self._steps,
+            workers=self.workers,
+            model=self._side.named_model(),
             buffers={} if self._buffers is None or not self.is_server else self._buffers.named(),
         )
         return state
 
     def load_state_dict(self, state_dict: checkpoint.StateDict) -> None:
-        """Goes on from a saved state, before `connect`. Workers then get the servers' model.
+        """Goes on from a saved state, before `connect`.
+
+        If every rank loads the state that it saved at the same version, the result is that of the
+        uninterrupted run, bit for bit (without backup workers, staleness and on_lost="continue",
+        with which it depends on who is fast). Otherwise workers get the servers' model in
+        `connect`, which holds all that the servers' residuals still owed them. A worker without a
+        saved state goes on without its residuals.
 
         With pulls="gradients" no state has the model: load it on every rank before `connect`.
-
-        A server's residuals are not used: they are what its workers lack, and these get the whole
-        model. A worker without a saved state goes on without its residuals.
-        Raises ValueError for a state of another rank or world size.
+        Raises ValueError for a state of another rank, world size, number of workers, codec, kind of
+        pulls or model; `gradwire.torch.reshard` moves states to other numbers.
         """
         if self._link is not None:
             raise RuntimeError("load_state_dict comes before connect()")
         if self.joined:
             raise RuntimeError("a process that joins loads no state: it gets the servers' model")
         own = state_dict["gradwire"]
-        checkpoint.check_place(own, self.rank, self.world_size)
-        self._optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
+        self._identity().check(own)
+        if own.get("workers", self.workers) != self.workers:
+            raise ValueError(
+                f"the state is that of {own['workers']} workers, here are {self.workers}, of "
+                f"{self.world_size} ranks"
+            )
+        side, residuals = self._side, checkpoint.residuals_of(own)
+        if isinstance(side, Serving):
+            side.load_named(own["model"])  # raises before anything is changed
+        local = {k: v for k, v in state_dict.items() if k != "gradwire"}
+        if isinstance(side, Serving):
+            here = side.own_names
+            mine = {index for index, (name, _) in enumerate(self._named) if name in here}
+            local["state"] = {i: s for i, s in local["state"].items() if i in mine}
+        self._optimizer.load_state_dict(local)
         self._share_groups()
         self._loaded_version = int(own["version"])
-        if isinstance(self._side, Serving):
-            self._side.load_named(own["model"])
-            if self._buffers is not None:
-                self._buffers.load_named(own.get("buffers", {}))
+        self._steps = int(own.get("steps", 0))
+        if isinstance(side, Working):
+            side.load_residuals(residuals)
+            self._replica = own["model"]
+        elif self._pulls == GRADIENTS:
+            side.load_residuals(residuals)
         else:
-            self._side.load_residuals(checkpoint.residuals_of(own))
+            self._lacking = residuals
+        if isinstance(side, Serving) and self._buffers is not None:
+            self._buffers.load_named(own.get("buffers", {}))
 
     def __repr__(self) -> str:
         return f"ServerOptimizer({self._optimizer!r})"
@@ -438,6 +476,22 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
                 lambda meeting: ServerLink(meeting, self._patience(False), self._setup)
             )
             self._arrival.drop_with(self)
+
+    def _identity(self) -> checkpoint.Identity:
+        return checkpoint.Identity(
+            "ServerOptimizer",
+            self._settings.text(),
+            self.rank,
+            self.world_size,
+            exchange_text(self._pulls),
+            shapes_of(self._named),
+        )
+
+    def _saved(self) -> bytes:
+        """Equal on all ranks if each has loaded the state that it saved at the same version, so
+        that they can go on exactly; b"" if this one has not."""
+        loaded = bool(self._replica) or self._lacking is not None
+        return f"version {self._loaded_version}".encode() if loaded and self._is_exact else b""
 
     def _patience(self, is_server: bool) -> float:
         """Seconds that a rank waits for another one. Where the servers go on without a silent

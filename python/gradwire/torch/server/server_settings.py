@@ -12,6 +12,11 @@ from gradwire.torch.members.places import Role
 from gradwire.torch.server.model_parts import GRADIENTS, PULLS, UPDATES
 
 
+def exchange_text(pulls: str) -> str:
+    """The exchange of states, as `gradwire train --exchange` has it."""
+    return f"server:pulls={pulls}"
+
+
 def check_pulls(pulls: str, who: str, backup: int, staleness: int, barrier: str) -> None:
     """Raises ValueError. who: this rank, with which the text begins."""
     if pulls not in PULLS:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
+
+import torch
 
 from gradwire._core import ServerSide, WorkerSide
 from gradwire.torch.link.wire import Kind, Limits
@@ -53,13 +56,22 @@ class Side(Generic[Exchange]):
             yield from checkpoint.residuals_in(exchange)
 
     def load_residuals(self, residuals: Iterable[checkpoint.Residual]) -> None:
+        """Of tensors that this rank exchanges; the others are left out. A worker owes the whole of
+        what all workers owe together, because all of them push."""
+        number_of = {name: n for n, part in self.parts.items() for name in self._names(part)}
         for residual in residuals:
-            for number, part in self.parts.items():
-                if residual.name in part.names:
-                    self.exchanges[number].import_residual(*residual)
-                    break
-            else:
-                raise ValueError(f"the state has a residual of {residual.name}, which is unknown")
+            if residual.name in number_of:
+                kind = "push" if residual.kind == "owed" else residual.kind
+                self.exchanges[number_of[residual.name]].import_residual(kind, *residual[1:])
+
+    @abstractmethod
+    def _names(self, part: ServerPart) -> Iterable[str]:
+        """The part's tensors for which this rank keeps residuals."""
+
+    @abstractmethod
+    def named_model(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint has of the model here: on a server its tensors, on a worker the sums of
+        the changes. Empty with pulls="gradients"."""
 
     def counters(self) -> dict[str, Any]:
         """The exchanges' counters, as sums over the parts; `steps`: those of this rank."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from gradwire._core import WorkerSide
@@ -69,9 +70,19 @@ class Working(Side[WorkerSide]):
         """Of the part and server that are furthest behind."""
         return min(e.version(server) for e in self.exchanges.values() for server in e.servers)
 
-    def begin(self, link: ServerLink, version: int) -> None:
+    def _names(self, part: ServerPart) -> Iterable[str]:
+        return part.names
+
+    def named_model(self) -> dict[str, torch.Tensor]:
+        return {n: t for part in self.parts.values() for n, t in part.named_replica().items()}
+
+    def begin(
+        self, link: ServerLink, version: int, replica: dict[str, torch.Tensor] | None = None
+    ) -> None:
         """Receives the servers' model and their version. With pulls="gradients" it must be
-        `version`, else PeerMismatchError: the optimizer's state here is of that version."""
+        `version`, else PeerMismatchError: the optimizer's state here is of that version.
+
+        replica: with this model the worker goes on, and the servers send none."""
         self._begin_listening(link)
 
         def on_model(number: int, server: int, servers_version: int) -> None:
@@ -85,6 +96,9 @@ class Working(Side[WorkerSide]):
 
         with link.guard("waiting for the model"):
             self._receive_models(Kind.MODEL, on_model)
+        if replica is not None:
+            for part in self.parts.values():
+                part.load_replica(replica)
 
     def join(self, link: ServerLink, groups: list[Options]) -> None:
         """Takes a free place: receives the model as the other workers have it, and the options of

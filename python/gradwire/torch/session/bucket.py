@@ -22,6 +22,7 @@ from gradwire.torch.records.parameters import NamedShape
 from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.records.traffic import TensorTraffic
 from gradwire.torch.session.auto_codecs import AutoCodecs
+from gradwire.torch.session.shares import Shares
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Bucket:
         self.dtype = job.values.dtype
         raw_codec = RAW_CODECS[self.dtype]
         self.layout = settings.bucket_layout(job.tensors, wire.world_size, raw_codec, job.raw)
+        self._shares = Shares(self.layout, settings)
         self._on_device = queue is not None
         self.exchange = settings.make_exchange(
             self.layout, wire.rank, None if queue is None else queue.shard_codecs, job.raw
@@ -101,10 +103,11 @@ class Bucket:
         return sum(residual.values.size for residual in residuals_in(self.exchange))
 
     def adopt(self, residuals: list[Residual]) -> None:
-        """Takes over the residuals that another exchange kept for these tensors."""
+        """Takes over the residuals that another exchange kept for these tensors, and this rank's
+        share of what all ranks owe together."""
         if not residuals:
             return  # the names below take a copy of all residuals
-        for residual in residuals:
+        for residual in self._shares.take(residuals, residuals_in(self.exchange)):
             self.exchange.import_residual(*residual)
         kept = {residual.name for residual in residuals_in(self.exchange)}
         for residual in residuals:

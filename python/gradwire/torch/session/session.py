@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -26,7 +26,7 @@ from gradwire.torch.link.wire import Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.live import LiveScalars, scalars_of
-from gradwire.torch.records.parameters import all_finite
+from gradwire.torch.records.parameters import NamedShape, all_finite
 from gradwire.torch.records.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.bucket_runner import BucketRunner
@@ -88,13 +88,16 @@ class Session:
             remarks=self.runner.auto_remarks(),
         )
 
-    def state_dict(self, iterations: int) -> checkpoint.StateDict:
-        """This rank's place, codec and residuals. Waits for the step under way."""
+    def identity(
+        self, source: str, tensors: Sequence[NamedShape] | None = None
+    ) -> checkpoint.Identity:
+        """Of the states of `source`. tensors: of the model, if they are known."""
+        return self._settings.identity(source, self.rank, self.world_size, tensors)
+
+    def state_dict(self, identity: checkpoint.Identity, iterations: int) -> checkpoint.StateDict:
+        """This rank's identity and residuals. Waits for the step under way."""
         self._settle()
-        return checkpoint.make_state(
-            self._settings.text(),
-            self.rank,
-            self.world_size,
+        return identity.make_state(
             self.runner.residuals(),
             iterations=iterations,
             ranks_per_machine=self.runner.ranks_per_machine,

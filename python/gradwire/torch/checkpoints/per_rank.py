@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import torch.distributed as dist
 
-from gradwire.torch.records.checkpoint import StateDict, from_bytes, reshard, to_bytes
+from gradwire.torch.checkpoints.reshard import Target, reshard
+from gradwire.torch.records.checkpoint import StateDict, from_bytes, to_bytes
 
 
 class _Stateful(Protocol):
@@ -26,12 +27,14 @@ class PerRank:
     Every rank saves its own state under a name of its own, as bytes. Given without PerRank, the
     states would have the same names, of which the checkpoint keeps one rank's.
 
-    source   a GradwireState, LocalSteps, ShardedOptimizer, FullyShardComm or ServerOptimizer; with
-             LocalSteps the model, too, because the ranks' models differ between two exchanges
+    source   a GradwireState, LocalSteps, ShardedOptimizer, FullyShardComm, ServerOptimizer or
+             QSVRG; with LocalSteps the model, too, because the ranks' models differ between two
+             exchanges
     saved_world_size   how many ranks saved the checkpoint to load, if it was another number than
-             now. For GradwireState: each rank then loads what `reshard` makes of all states
-    ranks_per_machine   as in `reshard`
+             now. Each rank then loads what `reshard` makes of all states
     process_group      the ranks that save; None: all
+    target   ranks_per_machine, shards, servers, codec and exchange of the training that loads, as
+             in `reshard`
 
     Raises ValueError, as `source.load_state_dict` does, for a state that does not fit. PyTorch says
     which name a checkpoint lacks, such as `rank 3 of 4`.
@@ -42,8 +45,8 @@ class PerRank:
         source: _Stateful,
         *,
         saved_world_size: int | None = None,
-        ranks_per_machine: int | None = None,
         process_group: dist.ProcessGroup | None = None,
+        **target: Unpack[Target],
     ) -> None:
         if saved_world_size is not None and saved_world_size < 1:
             raise ValueError(f"saved_world_size is {saved_world_size}; at least 1 is needed")
@@ -51,7 +54,7 @@ class PerRank:
         self._rank = dist.get_rank(process_group)
         self._world_size = dist.get_world_size(process_group)
         self._saved_world_size = saved_world_size or self._world_size
-        self._ranks_per_machine = ranks_per_machine
+        self._target = target
 
     def state_dict(self) -> dict[str, bytes]:
         """Also asked for by `load`, which fills in what the checkpoint has of these names."""
@@ -65,13 +68,13 @@ class PerRank:
             state = from_bytes(saved[_name(self._rank, self._world_size)])
         else:
             states = [from_bytes(saved[name]) for name in self._saved_names()]
-            state = reshard(states, self._world_size, self._ranks_per_machine)[self._rank]
+            state = reshard(states, self._world_size, **self._target)[self._rank]
         self._source.load_state_dict(state)
-        self._saved_world_size, self._ranks_per_machine = self._world_size, None  # for `save`
+        self._saved_world_size, self._target = self._world_size, Target()  # for `save`
 
     @property
     def _reshards(self) -> bool:
-        return self._saved_world_size != self._world_size or self._ranks_per_machine is not None
+        return self._saved_world_size != self._world_size or bool(self._target)
 
     def _saved_names(self) -> list[str]:
         return [_name(rank, self._saved_world_size) for rank in range(self._saved_world_size)]

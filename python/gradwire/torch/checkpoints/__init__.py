@@ -1,0 +1,1 @@
+"""Checkpoints in torch.distributed.checkpoint, and of another number of ranks."""
