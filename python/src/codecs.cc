@@ -278,9 +278,9 @@ class PyCompressor {
     if (!keeps) return;
     const std::vector<float> values = values_of(residual);
     if (values.size() != compressor_.residual().size()) {
-      raise(StatusCode::kLengthMismatch,
-            "the state's residual has " + std::to_string(values.size()) + " values, expected " +
-                std::to_string(compressor_.residual().size()));
+      raise(StatusCode::kLengthMismatch, "the state's residual has " +
+                                             std::to_string(values.size()) + " values, expected " +
+                                             std::to_string(compressor_.residual().size()));
     }
     if (!std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) {
       raise(StatusCode::kNonFinite, "the state's residual holds NaN or Inf");

@@ -4,7 +4,7 @@ import pytest
 
 from cluster import Cluster
 
-LARGEST_WORLD = 7
+LARGEST_WORLD = 8
 
 
 @pytest.fixture(scope="session")
