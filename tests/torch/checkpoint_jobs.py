@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoi
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
 import gradwire.torch
-from checkpoint_ways import Served, Training, Way, make
+from checkpoint_ways import OverBackend, Served, Training, Way, make
 from gradwire.torch import PerRank
 from training import CLASSES, TwoPaths, load, make_model, save
 
@@ -150,6 +150,33 @@ def go_on(way: Way, states: list[bytes]) -> bytes:
     found = bytes_of(training)
     training.close()
     return found
+
+
+def load_distributed(way: Way, folder: str, states: list[bytes], target: dict[str, Any]) -> Any:
+    """In the world that saved, saves the states; in another one, returns what PerRank loads."""
+    if not target:
+        held = Held(load(states[dist.get_rank()]))
+        return save_checkpoint({"gradwire": PerRank(held)}, checkpoint_id=folder)
+    held = Held({})
+    load_checkpoint({"gradwire": PerRank(held, **target)}, checkpoint_id=folder)
+    training = make(way)
+    training.source.load_state_dict(held.state)
+    return save(held.state)
+
+
+def resume_backend(codec: str) -> tuple[bytes, bytes]:
+    """A training over the backend "gradwire", which keeps nothing, without and with a restart."""
+    gradwire.torch.register_backend(codec, min_numel=1000, name=f"gradwire{dist.get_world_size()}")
+    group = dist.new_group(backend=f"gradwire{dist.get_world_size()}")
+    whole = OverBackend(Way("backend"), group)
+    whole.run(FIRST)
+    kept = load(save(whole.keep()))
+    whole.run(REST)
+    again = OverBackend(Way("backend"), group)
+    again.take(kept)
+    again.version = FIRST
+    again.run(REST)
+    return bytes_of(whole), bytes_of(again)
 
 
 # What is refused -------------------------------------------------------------------------------

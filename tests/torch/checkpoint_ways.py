@@ -109,6 +109,19 @@ class Hooked(Training):
         self.local.step()
 
 
+class OverBackend(Training):
+    """DDP without a hook, over a group of the backend that compresses."""
+
+    def __init__(self, way: Way, group: dist.ProcessGroup) -> None:
+        super().__init__(way)
+        self.ddp = DistributedDataParallel(self.model, process_group=group, **CUT_ONCE)
+
+    def step(self, zero: bool = False) -> None:
+        self.local.zero_grad()
+        self.loss(self.ddp, zero).backward()
+        self.local.step()
+
+
 class Wrapped(Training):
     """ShardedOptimizer, LocalSteps."""
 

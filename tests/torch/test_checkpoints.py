@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import checkpoint_jobs
+import finite_sums
+import gradwire.torch
 import jobs
 from checkpoint_jobs import Moved
 from checkpoint_ways import CODEC, TRAINED, Way
 from cluster import Cluster
-from gradwire.torch import reshard
+from gradwire.torch import QSVRG, reshard
 from training import load, make_model, save
 
 WORLD = 4
@@ -28,6 +31,48 @@ def test_resumed_is_never_interrupted(cluster: Cluster, tmp_path: Path, name: st
         assert rank.from_file == rank.whole
         assert rank.from_distributed == rank.whole
         assert rank.forgetful != rank.whole or not rank.whole, "residuals change the result"
+
+
+def test_the_backend_keeps_nothing_that_a_restart_lacks(cluster: Cluster) -> None:
+    for whole, resumed in cluster.run(2, checkpoint_jobs.resume_backend, "int8:bucket=256"):
+        assert whole == resumed
+
+
+def test_qsvrg_of_workers_in_one_process_goes_on() -> None:
+    def make() -> tuple[torch.nn.Parameter, QSVRG]:
+        problem = finite_sums.least_squares()
+        weight = torch.nn.Parameter(torch.zeros(finite_sums.N))
+        given: dict[str, Any] = {
+            "smoothness": problem.smoothness,
+            "convexity": problem.convexity,
+        }
+        return weight, QSVRG(
+            [weight], lambda j: problem.loss(weight, j), finite_sums.M,
+            workers=4, steps=5, codec="3lc:s=1.5", **given,
+        )  # fmt: skip
+
+    weight, optimizer = make()
+    optimizer.epoch()
+    saved = save(optimizer.state_dict())
+    optimizer.epoch()
+    for forgets in (False, True):
+        resumed, again = make()
+        again.epoch()
+        again.epoch()  # its residuals are replaced
+        again.load_state_dict(load(saved) | ({"residuals": []} if forgets else {}))
+        again.epoch()
+        assert torch.equal(resumed, weight) != forgets
+
+
+def test_a_compressor_goes_on(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal(1000, np.float32)
+    one, other = (gradwire.Compressor("3lc:s=1.5", x.size) for _ in range(2))
+    one.encode(x, 0)
+    gradwire.torch.save(tmp_path / "state.pt", one.state_dict())
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert other.encode(x, 1) == one.encode(x, 1) != gradwire.encode(x, "3lc:s=1.5", step=1)
+    with pytest.raises(gradwire.GradwireError, match=r"of '3lc:s=1\.5' with 1000 values"):
+        gradwire.Compressor("3lc:s=1.5", 999).load_state_dict(one.state_dict())
 
 
 # SGD without momentum, which takes a step of zeros.
@@ -60,6 +105,24 @@ def test_another_number_of_ranks_owes_the_same(cluster: Cluster, name: str) -> N
         check_owed(owed_by(states, way), moved, after)
         if way.kind == "sharded":
             check_exact(states, moved, way.rate)
+
+
+# Ranks, and those of them that share a model.
+MESHES = ((3, 3), (8, 2), (8, 8), (6, 3), (1, 1))
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+def test_another_mesh_owes_the_same(cluster: Cluster, shards: int | None) -> None:
+    """From one dimension, and from two replicas of two shards, to meshes of both kinds."""
+    # A chunk of fewer values would go raw.
+    way = Way("fsdp", CODEC | {"min_numel": 32}, shards=shards)
+    saved = [load(rank) for rank in cluster.run(WORLD, checkpoint_jobs.train, way)]
+    states = [rank["state"] for rank in saved]
+    before = owed_by_replicas(states, shards or WORLD)
+    for world, parts in MESHES:
+        after = replace(way, shards=parts)
+        moved = move(cluster, after, world, saved, reshard(states, world, shards=parts))
+        check_owed(before, moved, after)
 
 
 # The refusal of a state, in the words that name the difference.
@@ -157,6 +220,17 @@ def test_what_can_not_be_moved_is_named(cluster: Cluster, fresh: dict[str, list[
 def move(cluster: Cluster, way: Way, world: int, saved: States, states: States) -> list[Moved]:
     arguments = save(saved[0]["kept"]), [save(state) for state in states]
     return cluster.run(world, checkpoint_jobs.move, way, *arguments)
+
+
+def test_distributed_checkpoint_moves_servers_too(cluster: Cluster, tmp_path: Path) -> None:
+    way = MOVED["ServerOptimizer"]
+    states = [load(rank)["state"] for rank in cluster.run(WORLD, checkpoint_jobs.train, way)]
+    given = str(tmp_path), [save(state) for state in states]
+    cluster.run(WORLD, checkpoint_jobs.load_distributed, way, *given, {})
+    target = {"saved_world_size": WORLD, "servers": 2}
+    after = replace(way, options=way.options | {"servers": 2})
+    found = cluster.run(6, checkpoint_jobs.load_distributed, after, *given, target)
+    assert found == [save(state) for state in reshard(states, 6, servers=2)]
 
 
 def test_workers_of_qsvrg_owe_the_same(cluster: Cluster) -> None:

@@ -226,7 +226,7 @@ class TensorBarrier:
     def _push(self, number: int) -> None:
         part = self._working.parts[number]
         times = PartTimes(tuple(part.names), self._now(), 0.0)
-        self._working.push(number, self.version)  # also after a restart, for what draws
+        self._working.push(number, self.steps)
         times.pushed = self._now()
         self._times[number] = times
         for name, tensor in zip(part.names, part.tensors, strict=True):

@@ -409,7 +409,6 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         state["gradwire"] = self._identity().make_state(
             self._side.residuals(),
             version=self.version,
-            steps=self._steps,
             workers=self.workers,
             model=self._side.named_model(),
             buffers={} if self._buffers is None or not self.is_server else self._buffers.named(),
@@ -451,7 +450,6 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         self._optimizer.load_state_dict(local)
         self._share_groups()
         self._loaded_version = int(own["version"])
-        self._steps = int(own.get("steps", 0))
         if isinstance(side, Working):
             side.load_residuals(residuals)
             self._replica = own["model"]
