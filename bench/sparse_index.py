@@ -109,9 +109,8 @@ def _exchange(
                 frame = compressor.encode(change.flatten().numpy())
                 decoded = gradwire.decode(frame)
                 count.add(frame, decoded)
-                state = compressor.state_dict()
-                state["residual"] = np.asarray(state["residual"]) * np.float32(DECAY)
-                compressor.load_state_dict(state)
+                owed = np.asarray(compressor.residual) * np.float32(DECAY)
+                compressor.load_state_dict({**compressor.state_dict(), "residual": owed})
                 change = torch.from_numpy(decoded.copy()).view_as(change)
             total += change
         parameter -= total / len(own)
