@@ -11,7 +11,7 @@ import optimizer_jobs
 from cluster import Cluster
 from gradwire import GradwireError
 from gradwire._core import AutoGoal
-from gradwire.torch import GradwireState
+from gradwire.torch import GradwireState, reshard
 from gradwire.torch.session.auto_codecs import AutoCodecs
 from optimizer_jobs import Wrapped
 from training import Options, Trained, load, save
@@ -95,7 +95,9 @@ def test_a_restart_with_other_goals(cluster: Cluster, first: dict[str, Any]) -> 
     state = {"codec": "auto:bits=1", "start_iter": 1}
     if first:
         state["rules"] = [("second.w*", "auto:bits=6")]
-    rest = Options(4, state, CUT_ONCE, start=9, residuals=saved)
+    moved = reshard([load(rank) for rank in saved], 2, codec="auto:bits=1")
+    residuals = [save(rank) for rank in moved]
+    rest = Options(4, state, CUT_ONCE, start=9, residuals=residuals)
     for (continued,) in cluster.run(2, jobs.train_each, [rest]):
         goals = {(c["direction"], c["tensor"]): c["goal"] for c in continued.stats["chosen"]}
         assert len(continued.stats["chosen"]) == len(goals) == 2 * len(NUMEL)

@@ -196,8 +196,14 @@ def test_machines_that_no_exchange_has(
 def test_residuals_of_other_machines_are_refused(cluster: Cluster) -> None:
     sharded = cluster.run(WORLD, machine_jobs.place, [{}] * WORLD)
     saved = [rank.saved for rank in sharded]
-    for answer in cluster.run(WORLD, machine_jobs.place, [PAIRS] * 4, None, None, None, saved):
-        assert "saved with ranks_per_machine=1, here it is 2: gradwire.torch.resh" in answer.error
+    states = [load(rank) for rank in saved]
+    moved = gradwire.torch.reshard(states, WORLD, exchange=PAIRS["exchange"])
+    for given, said in (
+        (saved, "with exchange 'sharded', this one has 'hierarchical'; gradwire.torch.reshard"),
+        ([*map(save, moved)], "saved with ranks_per_machine=1, here it is 2: gradwire.torch.resh"),
+    ):
+        for answer in cluster.run(WORLD, machine_jobs.place, [PAIRS] * 4, None, None, None, given):
+            assert said in answer.error
 
 
 def test_hooks_that_differ_are_named(fragile_cluster: Cluster) -> None:
