@@ -84,6 +84,14 @@ def narrow_tensor(tensor: bytes) -> bytes:
     return b"".join(narrow_bf16(tensor[i : i + 4]) for i in range(0, len(tensor), 4))
 
 
+def narrow_residual(tensor: bytes) -> bytes:
+    """As narrow_tensor, but with the largest bf16 in place of an infinity."""
+    largest = {b"\x80\x7f": b"\x7f\x7f", b"\x80\xff": b"\x7f\xff"}
+    halves = narrow_tensor(tensor)
+    pairs = (halves[i : i + 2] for i in range(0, len(halves), 2))
+    return b"".join(largest.get(pair, pair) for pair in pairs)
+
+
 def widen_bf16(halves: bytes) -> bytes:
     return b"".join(b"\0\0" + halves[i : i + 2] for i in range(0, len(halves), 2))
 

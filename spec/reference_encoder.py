@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 
-from common import FLOAT32, Draws, Frame, f32, narrow_tensor, to_bytes, to_floats, widen_bf16
+from common import FLOAT32, Draws, Frame, f32, narrow_residual, to_bytes, to_floats, widen_bf16
 from payloads import CODECS_BY_NAME, Payload
 from reference import VERSION, Packet, checksum
 
@@ -58,7 +58,7 @@ def encode_with_residual(
         return marker, residual
     left = to_bytes([f32(b - y) for b, y in zip(values, sent, strict=True)])
     if keys.get("residual") == "bf16":
-        left = widen_bf16(narrow_tensor(left))
+        left = widen_bf16(narrow_residual(left))
     return seal_frame(codec.NUMBER, param_a, param_b, len(values), payload), left
 
 

@@ -50,13 +50,13 @@ const float* Input::load(uint64_t begin, uint64_t n, float* buffer) const {
 void Input::keep(uint64_t begin, uint64_t n, const float* b, float* decoded) const {
   const ResidualValues r = residual_from(begin);
   kernels_->subtract(b, decoded, n, r.f32 != nullptr ? r.f32 : decoded);
-  if (r.bf16 != nullptr) kernels_->narrow_bf16(decoded, n, r.bf16);
+  if (r.bf16 != nullptr) kernels_->narrow_bf16_finite(decoded, n, r.bf16);
 }
 
 void Input::store(uint64_t begin, uint64_t n, const float* left) const {
   const ResidualValues r = residual_from(begin);
   if (r.f32 != nullptr) std::copy_n(left, n, r.f32);
-  if (r.bf16 != nullptr) kernels_->narrow_bf16(left, n, r.bf16);
+  if (r.bf16 != nullptr) kernels_->narrow_bf16_finite(left, n, r.bf16);
 }
 
 void Input::store(uint64_t i, float left) const {

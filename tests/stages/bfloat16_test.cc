@@ -29,6 +29,9 @@ TEST_P(Bfloat16, GoldenNarrowing) {
     std::vector<uint16_t> out(67);
     kernels().narrow_bf16(x.data(), 67, out.data());
     EXPECT_EQ(out, std::vector<uint16_t>(67, narrow)) << std::hex << wide;
+    kernels().narrow_bf16_finite(x.data(), 67, out.data());
+    const bool infinite = (narrow & 0x7fff) == 0x7f80;
+    EXPECT_EQ(out, std::vector<uint16_t>(67, infinite ? narrow - 1 : narrow)) << std::hex << wide;
   }
 }
 
@@ -82,6 +85,11 @@ TEST_P(Bfloat16, EqualsScalarForAllLengthsWithinTheSpans) {
     scalar().narrow_bf16(x.data(), n, want.data());
     kernels().narrow_bf16(wide.take_copy(x, edge), n, narrow.take(n, edge));
     ASSERT_EQ(narrow.copy(), want) << n;
+    ASSERT_TRUE(narrow.outside_untouched()) << n;
+    std::vector<uint16_t> want_finite(n);
+    scalar().narrow_bf16_finite(x.data(), n, want_finite.data());
+    kernels().narrow_bf16_finite(wide.take_copy(x, edge), n, narrow.take(n, edge));
+    ASSERT_EQ(narrow.copy(), want_finite) << n;
     ASSERT_TRUE(narrow.outside_untouched()) << n;
 
     std::vector<float> want_wide(n);

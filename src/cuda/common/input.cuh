@@ -52,7 +52,7 @@ struct ResidualValues {
     if (type == ResidualType::kFloat32) {
       static_cast<float*>(values)[i] = value;
     } else {
-      static_cast<uint16_t*>(values)[i] = narrow_bf16(value);
+      static_cast<uint16_t*>(values)[i] = narrow_bf16_finite(value);
     }
   }
 };
@@ -182,7 +182,7 @@ class Input {
     } else if (residual_.type == ResidualType::kBfloat16) {
       uint16_t halves[kUnrolled];
 #pragma unroll
-      for (uint32_t i = 0; i < kUnrolled; ++i) halves[i] = narrow_bf16(left[i]);
+      for (uint32_t i = 0; i < kUnrolled; ++i) halves[i] = narrow_bf16_finite(left[i]);
       write(static_cast<uint16_t*>(residual_.values) + begin, base, n, halves, which);
     }
   }

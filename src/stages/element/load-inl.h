@@ -89,39 +89,61 @@ HWY_INLINE hn::Vec<D> replace_nans(D d, hn::Vec<D> v) {
   return hn::IfThenElse(hn::IsNaN(v), hn::CopySignToAbs(nan, v), v);
 }
 
-// Stores each lane: as it is, or narrowed by narrow_bf16.
+// Each lane narrowed by narrow_bf16.
 template <class D>
-HWY_INLINE void store_narrowed(D d, hn::Vec<D> v, float* to) {
-  hn::StoreU(v, d, to);
-}
-
-template <class D>
-HWY_INLINE void store_narrowed(D d, hn::Vec<D> v, uint16_t* to) {
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> narrow_to_bf16(D d, hn::Vec<D> v) {
   const hn::RebindToSigned<D> di32;
   const hn::Rebind<uint16_t, D> d16;
   const auto upper = hn::ShiftRight<16>(round_to_bf16(d, replace_nans(d, v)));
-  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di32, upper)), d16, to);
+  return hn::DemoteTo(d16, hn::BitCast(di32, upper));
 }
 
-// The same for two vectors.
+// The same for two vectors. This is faster than narrowing one by one: NaNs are rare, so one check
+// serves both.
 template <class D>
-HWY_INLINE void store_narrowed(D d, hn::Vec<D> first, hn::Vec<D> second, float* to) {
-  hn::StoreU(first, d, to);
-  hn::StoreU(second, d, to + hn::Lanes(d));
-}
-
-// This is faster than two single stores: NaNs are rare, so one check serves both vectors.
-template <class D>
-HWY_INLINE void store_narrowed(D d, hn::Vec<D> first, hn::Vec<D> second, uint16_t* to) {
+HWY_INLINE hn::Vec<hn::Repartition<uint16_t, D>> narrow_to_bf16(D d, hn::Vec<D> first,
+                                                                hn::Vec<D> second) {
   const hn::Repartition<uint16_t, D> d16;
   // The sum is NaN where either value is; it may also be NaN where both are infinite.
   if (HWY_UNLIKELY(!hn::AllFalse(d, hn::IsNaN(hn::Add(first, second))))) {
     first = replace_nans(d, first);
     second = replace_nans(d, second);
   }
-  hn::StoreU(hn::ConcatOdd(d16, hn::BitCast(d16, round_to_bf16(d, second)),
-                           hn::BitCast(d16, round_to_bf16(d, first))),
-             d16, to);
+  return hn::ConcatOdd(d16, hn::BitCast(d16, round_to_bf16(d, second)),
+                       hn::BitCast(d16, round_to_bf16(d, first)));
+}
+
+// bfloat16 in lanes of D16, with the largest in place of an infinity.
+template <class D16>
+HWY_INLINE hn::Vec<D16> make_finite(D16 d16, hn::Vec<D16> v) {
+  const auto magnitude = hn::And(v, hn::Set(d16, 0x7fff));
+  const auto infinite = hn::Eq(magnitude, hn::Set(d16, kInfiniteBf16));
+  return hn::Add(v, hn::VecFromMask(d16, infinite));  // -1
+}
+
+// Stores each lane: as it is, or narrowed by narrow_bf16_finite.
+template <class D>
+HWY_INLINE void store_residual(D d, hn::Vec<D> v, float* to) {
+  hn::StoreU(v, d, to);
+}
+
+template <class D>
+HWY_INLINE void store_residual(D d, hn::Vec<D> v, uint16_t* to) {
+  const hn::Rebind<uint16_t, D> d16;
+  hn::StoreU(make_finite(d16, narrow_to_bf16(d, v)), d16, to);
+}
+
+// The same for two vectors.
+template <class D>
+HWY_INLINE void store_residual(D d, hn::Vec<D> first, hn::Vec<D> second, float* to) {
+  hn::StoreU(first, d, to);
+  hn::StoreU(second, d, to + hn::Lanes(d));
+}
+
+template <class D>
+HWY_INLINE void store_residual(D d, hn::Vec<D> first, hn::Vec<D> second, uint16_t* to) {
+  const hn::Repartition<uint16_t, D> d16;
+  hn::StoreU(make_finite(d16, narrow_to_bf16(d, first, second)), d16, to);
 }
 
 // One bit for each lane of a mask, the first lane lowest; at most 64 lanes.

@@ -53,12 +53,12 @@ struct ResidualOf : gradwire::ResidualOf<T> {
   }
   template <class D>
   HWY_INLINE void set(D d, hn::Vec<D> left, size_t i) const {
-    store_narrowed(d, left, r + i);
+    store_residual(d, left, r + i);
   }
   // Two vectors, which begin with element i.
   template <class D>
   HWY_INLINE void set(D d, hn::Vec<D> first, hn::Vec<D> second, size_t i) const {
-    store_narrowed(d, first, second, r + i);
+    store_residual(d, first, second, r + i);
   }
 };
 

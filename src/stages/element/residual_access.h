@@ -35,7 +35,7 @@ struct NoResidual {
 GW_HOST_DEVICE inline float residual_value(float r) { return r; }
 GW_HOST_DEVICE inline float residual_value(uint16_t r) { return widen_bf16(r); }
 GW_HOST_DEVICE inline void keep_residual(float left, float* r) { *r = left; }
-GW_HOST_DEVICE inline void keep_residual(float left, uint16_t* r) { *r = narrow_bf16(left); }
+GW_HOST_DEVICE inline void keep_residual(float left, uint16_t* r) { *r = narrow_bf16_finite(left); }
 
 // T: float, or uint16_t for bfloat16.
 template <typename T>

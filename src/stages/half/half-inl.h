@@ -85,9 +85,17 @@ HWY_INLINE size_t narrow_vectors(const float* x, size_t n, const Store& store) {
 
 void narrow_bf16(const float* x, size_t n, uint16_t* out) {
   const size_t i = narrow_vectors(x, n, [=](auto d, auto first, auto second, size_t at) HWY_ATTR {
-    store_narrowed(d, first, second, out + at);
+    hn::StoreU(narrow_to_bf16(d, first, second), hn::Repartition<uint16_t, decltype(d)>(),
+               out + at);
   });
   scalar::narrow_bf16(x + i, n - i, out + i);
+}
+
+void narrow_bf16_finite(const float* x, size_t n, uint16_t* out) {
+  const size_t i = narrow_vectors(x, n, [=](auto d, auto first, auto second, size_t at) HWY_ATTR {
+    store_residual(d, first, second, out + at);
+  });
+  scalar::narrow_bf16_finite(x + i, n - i, out + i);
 }
 
 void narrow_f16(const float* x, size_t n, uint16_t* out) {

@@ -16,6 +16,10 @@ inline void narrow_bf16(const float* x, size_t n, uint16_t* out) {
   for (size_t i = 0; i < n; ++i) store_unaligned(out + i, gradwire::narrow_bf16(x[i]));
 }
 
+inline void narrow_bf16_finite(const float* x, size_t n, uint16_t* out) {
+  for (size_t i = 0; i < n; ++i) store_unaligned(out + i, gradwire::narrow_bf16_finite(x[i]));
+}
+
 inline void widen_bf16(const uint16_t* x, size_t n, float* out, DecodeMode mode) {
   with_output(out, mode, [=](auto to) {
     for (size_t i = 0; i < n; ++i) to.put(gradwire::widen_bf16(load_unaligned(x + i)), i);
