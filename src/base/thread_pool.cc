@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/standard_arithmetic.h"
+
 namespace gradwire {
 namespace {
 
@@ -65,6 +67,7 @@ class ThreadPool::Team {
   }
 
   void work() {
+    StandardArithmetic::keep();  // it has those of the thread that started it
     size_t seen = 0;
     std::unique_lock lock(mutex_);
     while (true) {

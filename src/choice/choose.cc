@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/standard_arithmetic.h"
 #include "gradwire/codec_choice.h"
 
 namespace gradwire {
@@ -62,6 +63,7 @@ std::vector<Move> sort_moves(const std::vector<std::vector<Point>>& hulls) {
 }  // namespace
 
 CodecChoice choose_codecs(const AutoGoal& goal, std::span<const TensorTrials> tensors) {
+  const StandardArithmetic arithmetic;
   const bool limits_bits = goal.kind == AutoGoal::Kind::kBits;
   double values = 0;
   double input = 0;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/standard_arithmetic.h"
 #include "gradwire/codec_choice.h"
 
 namespace gradwire {
@@ -109,6 +110,7 @@ class Trials {
 TensorTrials try_codecs(std::span<const std::shared_ptr<const Codec>> candidates,
                         std::span<const float> x, std::span<const float> residual, size_t in_use,
                         Execution& execution, uint64_t sample) {
+  const StandardArithmetic arithmetic;
   TensorTrials tried;
   tried.trials.resize(candidates.size());
   const double input = sum_squares(x);

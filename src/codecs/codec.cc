@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/return_if_error.h"
+#include "base/standard_arithmetic.h"
 #include "codecs/checks.h"
 #include "codecs/chunks.h"
 #include "codecs/input.h"
@@ -39,6 +40,7 @@ Status check_payload_room(const Codec& codec, uint64_t n, uint64_t room) {
 Result<Measurement> Codec::measure(const InputView& x, const ResidualView& residual,
                                    Execution& execution,
                                    std::span<const Measurement> chunks) const {
+  const StandardArithmetic arithmetic;
   GW_RETURN_IF_ERROR(check_residual_size(info(), x.size(), residual));
   if (x.empty()) return Measurement{.complete = true};
   return measure_values(Input(x, residual, execution.kernels()), chunks, execution);
@@ -48,6 +50,7 @@ bool Codec::measures_chunks(uint64_t) const noexcept { return false; }
 
 Measurement Codec::measure_chunk(const InputView& x, const ResidualView& residual, uint64_t begin,
                                  Execution& execution) const {
+  const StandardArithmetic arithmetic;
   return measure_part(Input(x, residual, execution.kernels()), begin,
                       std::min(kChunkValues, x.size() - begin));
 }
@@ -56,6 +59,7 @@ Result<uint64_t> Codec::encode(const InputView& x, const ResidualView& residual,
                                const DrawContext& draw, std::span<std::byte> payload,
                                Execution& execution, const Measurement& measurement,
                                std::span<float> decoded) const {
+  const StandardArithmetic arithmetic;
   GW_RETURN_IF_ERROR(check_payload_room(*this, x.size(), payload.size()));
   GW_RETURN_IF_ERROR(check_residual_size(info(), x.size(), residual));
   if (x.empty()) return 0;
@@ -72,6 +76,7 @@ Result<uint64_t> Codec::encode(const InputView& x, const ResidualView& residual,
 
 Status Codec::decode(std::span<const std::byte> payload, std::span<float> out, DecodeMode mode,
                      Execution& execution, const AfterChunk& after) const {
+  const StandardArithmetic arithmetic;
   GW_RETURN_IF_ERROR(check_size(out.size(), payload.size()));
   if (!payload.empty()) return decode_values(payload, out, mode, execution, after);
   // An empty payload stands for values that are all +0.
@@ -84,6 +89,7 @@ Status Codec::decode(std::span<const std::byte> payload, std::span<float> out, D
 
 Status Codec::restore(std::span<const std::byte> payload, const InputView& x,
                       const ResidualView& residual, Execution& execution) const {
+  const StandardArithmetic arithmetic;
   GW_RETURN_IF_ERROR(check_residual_size(info(), x.size(), residual));
   if (residual.type() == ResidualType::kNone) return {};
   std::vector<float> decoded(x.size());
@@ -108,6 +114,7 @@ uint32_t Codec::refused_magnitude(ResidualType) const noexcept { return kNonFini
 
 std::optional<uint64_t> Codec::find_non_finite(const InputView& x, const ResidualView& residual,
                                                Execution& execution) const {
+  const StandardArithmetic arithmetic;
   return find_refused(Input(x, residual, execution.kernels()));
 }
 

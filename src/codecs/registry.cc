@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "base/standard_arithmetic.h"
+
 namespace gradwire {
 namespace {
 
@@ -54,6 +56,7 @@ ResidualType parse_residual_type(bool feedback, Parameters& given) {
 }  // namespace
 
 Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text, FeedbackDefault feedback) {
+  const StandardArithmetic arithmetic;
   const std::string_view name = text.substr(0, text.find(':'));
   for (const CodecEntry* entry : kEntries) {
     if (entry->info->name != name) continue;
@@ -76,6 +79,7 @@ Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text, Feedbac
 }
 
 Result<std::shared_ptr<const Codec>> Codec::from_wire(const WireCodec& wire, Dtype dtype) {
+  const StandardArithmetic arithmetic;
   for (const CodecEntry* entry : kEntries) {
     if (entry->info->id == wire.id) return entry->from_wire(wire, dtype);
   }

@@ -1,6 +1,7 @@
 #include "gradwire/residual.h"
 
 #include "base/huge_pages.h"
+#include "base/standard_arithmetic.h"
 #include "stages/element/bfloat16.h"
 
 namespace gradwire {
@@ -35,7 +36,7 @@ void Residual::set(uint64_t i, float value) noexcept {
   if (type_ == ResidualType::kFloat32) {
     f32_[i] = value;
   } else {
-    bf16_[i] = narrow_bf16(value);
+    bf16_[i] = narrow_bf16_finite(value);
   }
 }
 
@@ -50,11 +51,13 @@ void Residual::assign(std::span<const float> values) noexcept {
 }
 
 void Residual::add(uint64_t first, std::span<const float> values, float factor) noexcept {
+  const StandardArithmetic arithmetic;
   if (type_ == ResidualType::kNone) return;
   for (uint64_t i = 0; i < values.size(); ++i) set(first + i, at(first + i) + factor * values[i]);
 }
 
 void Residual::scale(float factor) noexcept {
+  const StandardArithmetic arithmetic;
   for (uint64_t i = 0; i < size(); ++i) set(i, at(i) * factor);
 }
 

@@ -9,6 +9,7 @@
 #include "base/checksum.h"
 #include "base/endian.h"
 #include "base/return_if_error.h"
+#include "base/standard_arithmetic.h"
 #include "stages/kernels.h"
 
 namespace gradwire {
@@ -161,6 +162,7 @@ Status decode_frame(const Frame& frame, std::span<float> out, DecodeMode mode,
 
 Status decode_frame(const Frame& frame, Dtype dtype, std::span<uint16_t> out,
                     Execution& execution) {
+  const StandardArithmetic arithmetic;
   if (dtype != Dtype::kBfloat16 && dtype != Dtype::kFloat16) {
     return {StatusCode::kUnsupportedDtype, "values of 16 bits are bfloat16 or float16"};
   }

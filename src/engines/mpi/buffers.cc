@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/return_if_error.h"
+#include "base/standard_arithmetic.h"
 #include "engines/mpi/device.h"
 #include "stages/kernels.h"
 
@@ -21,6 +22,7 @@ void for_each_piece(uint64_t n, Execution& execution, const Body& body) {
 }
 
 void widen(Dtype dtype, const void* in, uint64_t n, float* out, Execution& execution) {
+  const StandardArithmetic arithmetic;
   const Kernels& kernels = execution.kernels();
   for_each_piece(n, execution, [&](uint64_t first, uint64_t count) {
     if (dtype == Dtype::kFloat32) {
@@ -34,6 +36,7 @@ void widen(Dtype dtype, const void* in, uint64_t n, float* out, Execution& execu
 }
 
 void narrow(Dtype dtype, const float* in, uint64_t n, void* out, Execution& execution) {
+  const StandardArithmetic arithmetic;
   const Kernels& kernels = execution.kernels();
   for_each_piece(n, execution, [&](uint64_t first, uint64_t count) {
     if (dtype == Dtype::kFloat32) {

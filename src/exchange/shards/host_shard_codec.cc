@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/return_if_error.h"
+#include "base/standard_arithmetic.h"
 #include "codecs/chunked_codec.h"
 #include "exchange/shards/shard_codec.h"
 #include "exchange/shards/trit_segments.h"
@@ -63,6 +64,7 @@ class HostShardCodec final : public ShardCodec {
     for (Residual& residual : residuals_) residual.scale(factor);
   }
   void pay_residual(uint32_t i) override {
+    const StandardArithmetic arithmetic;
     const std::vector<float> owed = residuals_[i].values();
     float* sums = values(i).data();
     execution_->kernels().sum(sums, owed.data(), owed.size(), sums);
@@ -100,8 +102,9 @@ class HostShardCodec final : public ShardCodec {
   Result<FirstNonFinite> measure(std::span<const uint32_t> shards,
                                  std::span<const uint32_t> finite);
   Result<FirstNonFinite> measure_segments(std::span<const uint32_t> segments);
-  // Names the first NaN or Inf of segment i; element 0 if only a sum with the residual overflows.
-  [[nodiscard]] FirstNonFinite origin_in(uint32_t i) const;
+  // Names the first NaN or Inf of segment i, or else the first sum with the residual that
+  // overflows.
+  [[nodiscard]] FirstNonFinite origin_in(uint32_t i);
   Status restore(uint32_t shard, const Packet& packet);
   // decoded: as in Codec::encode.
   Status encode_segment(uint32_t i, uint64_t step, PacketWriter& packet, std::span<float> decoded);
@@ -167,12 +170,13 @@ Result<FirstNonFinite> HostShardCodec::measure_segments(std::span<const uint32_t
   return FirstNonFinite();
 }
 
-FirstNonFinite HostShardCodec::origin_in(uint32_t i) const {
+FirstNonFinite HostShardCodec::origin_in(uint32_t i) {
   const std::span<const float> x = values(i);
   const auto bad = std::ranges::find_if(x, [](float v) { return !std::isfinite(v); });
-  // The sum with a residual can overflow where the input is finite: then no element is named.
-  const auto element = static_cast<uint64_t>(bad == x.end() ? 0 : bad - x.begin());
-  return NonFiniteOrigin{.rank = shards_->rank, .segment = i, .element = element};
+  const std::optional<uint64_t> element =
+      bad != x.end() ? static_cast<uint64_t>(bad - x.begin())
+                     : shards_->own_codec(i)->find_non_finite(x, residuals_[i].view(), *execution_);
+  return NonFiniteOrigin{.rank = shards_->rank, .segment = i, .element = element.value_or(0)};
 }
 
 Result<FirstNonFinite> HostShardCodec::encode(std::span<const uint32_t> shards,
@@ -193,11 +197,12 @@ Result<FirstNonFinite> HostShardCodec::encode(std::span<const uint32_t> shards,
                          decodes_at_once && shard == own ? values(i) : std::span<float>());
       if (status.ok()) continue;
       if (status.code() != StatusCode::kNonFinite) return status;
+      const FirstNonFinite origin = origin_in(i);
       for (uint32_t begun : shards) {
         GW_RETURN_IF_ERROR(restore(begun, packets[begun].packet()));
         packets[begun].restart();
       }
-      return origin_in(i);
+      return origin;
     }
   }
   if (decodes && !decodes_at_once) GW_RETURN_IF_ERROR(decode_own(packets[own].packet()));
@@ -284,6 +289,7 @@ AfterChunk HostShardCodec::prepare_chunks(uint32_t i, const Next& next) {
 }
 
 void HostShardCodec::divide(uint32_t shard, float divisor) {
+  const StandardArithmetic arithmetic;
   for (uint32_t i : shards_->segments[shard]) {
     if (has_no_values(i)) continue;
     execution_->kernels().divide(values(i).data(), values(i).size(), divisor);
@@ -297,6 +303,7 @@ void HostShardCodec::fill_nan(uint32_t shard) {
 }
 
 void HostShardCodec::add_norms(uint32_t shard, const Packet& packet, Norms& norms) {
+  const StandardArithmetic arithmetic;
   const Kernels& kernels = execution_->kernels();
   std::vector<float> left;
   for (size_t k = 0; k < packet.frames.size(); ++k) {
@@ -319,6 +326,7 @@ void HostShardCodec::add_norms(uint32_t shard, const Packet& packet, Norms& norm
 
 std::vector<ShardCodec::ResidualNorms> HostShardCodec::residual_norms(
     std::span<const uint32_t> shards) {
+  const StandardArithmetic arithmetic;
   std::vector<ResidualNorms> norms;
   for (uint32_t shard : shards) {
     for (uint32_t i : shards_->segments[shard]) {

@@ -6,6 +6,7 @@
 
 #include "base/endian.h"
 #include "base/return_if_error.h"
+#include "base/standard_arithmetic.h"
 #include "codecs/drawn_ternary.h"
 #include "codecs/qsgd/qsgd.h"
 #include "codecs/registry.h"
@@ -37,6 +38,7 @@ TritSegments::TritSegments(const Shards& shards, Execution& execution)
 }
 
 Result<bool> TritSegments::measure(std::span<std::byte> scales) {
+  const StandardArithmetic arithmetic;
   const std::vector<Segment>& segments = shards_.layout->segments();
   for (uint32_t first = 0, end = 0; first < segments.size(); first = end) {
     while (end < segments.size() && segments[end].tensor == segments[first].tensor) ++end;
@@ -68,6 +70,7 @@ bool TritSegments::measure_tensor(uint32_t first, uint32_t end, std::span<std::b
 }
 
 Status TritSegments::share(std::span<const std::byte> scales, uint64_t step) {
+  const StandardArithmetic arithmetic;
   std::ranges::copy(scales, scales_.begin());
   for (uint32_t i = 0; i < trits_.size(); ++i) {
     if (!trits_[i] || !owns(i)) continue;
@@ -90,6 +93,7 @@ uint64_t TritSegments::draw(uint32_t i, uint64_t step, std::span<std::byte> payl
 }
 
 uint64_t TritSegments::encode(uint32_t i, uint64_t step, std::span<std::byte> payload) {
+  const StandardArithmetic arithmetic;
   if (!owns(i)) return draw(i, step, payload);
   Trits& trits = *trits_[i];
   const Segment& segment = shards_.segment(i);
