@@ -31,7 +31,7 @@ on_request=(
   "asan_py   the Python tests with a module that has the sanitizers of asan"
   "valgrind  the golden files in Valgrind"
   "long      the Python tests that take long, which pytest leaves out"
-  "limits    a tensor of 2^31 + 7 values, 64 ranks (tests/limits); takes 20 GiB of memory"
+  "limits    a tensor of 2^31 + 7 values, 64 ranks (tests/limits), 20 GiB of memory; 10,000 steps of error feedback (bench/error_feedback.py)"
   "mpich     the MPI engine and its tests with MPICH; the other stages have Open MPI"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
   "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; docs/recipes.md runs"
@@ -131,6 +131,7 @@ stage_long() {
 stage_limits() {
   scripts/setup.sh
   GRADWIRE_LIMITS=1 "$venv/bin/python" -m pytest -s --durations=0 tests/limits
+  "$venv/bin/python" bench/error_feedback.py --json build/error_feedback.json
 }
 
 stage_asan_py() {

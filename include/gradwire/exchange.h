@@ -53,10 +53,11 @@ struct ExchangeStats {
 
 // A residual whose norm was found above most_inputs(type) times that of its input.
 //
-// Above kMostInputs error feedback does not catch up: what is sent is old, and soon larger than any
-// gradient. A residual in bfloat16 loses values long before: it has 8 significant bits, so what is
-// added to a value 512 times as large is rounded away. Above kMostInputsOfBfloat16, some per cent
-// of a constant input are lost (docs/codecs.md).
+// Above kMostInputs error feedback does not catch up: what is sent is old, and in a ring of 3lc
+// soon larger than any gradient. The input of a push is the rank's own gradient, also in a ring. A
+// residual in bfloat16 loses values long before: it has 8 significant bits, so what is added to a
+// value 512 times as large is rounded away. Above kMostInputsOfBfloat16, some per cent of a
+// constant input are lost (docs/codecs.md; docs/numbers.md shows which codecs stay below).
 struct OutgrownResidual {
   Direction direction;
   std::string tensor;
@@ -64,7 +65,7 @@ struct OutgrownResidual {
   double factor;  // norm of the residual / largest norm of the input in the last steps
   ResidualType type;
 };
-inline constexpr double kMostInputs = 1000;
+inline constexpr double kMostInputs = 100;
 inline constexpr double kMostInputsOfBfloat16 = 32;
 [[nodiscard]] constexpr double most_inputs(ResidualType type) {
   return type == ResidualType::kBfloat16 ? kMostInputsOfBfloat16 : kMostInputs;

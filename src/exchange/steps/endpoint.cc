@@ -124,6 +124,10 @@ void Endpoint::begin(std::span<float> bucket, uint64_t step) {
   non_finite_.reset();
   outgoing_.clear();
   for (uint32_t shard : all_shards_) set_step(shard, step);
+  // On the way around a ring the values become sums, which may be much larger than gradients.
+  for (uint32_t shard : all_shards_) {
+    if (!owns(shard)) watch_residual(shard);
+  }
 }
 
 void Endpoint::set_step(uint32_t shard, uint64_t step) {
@@ -197,7 +201,7 @@ Result<FirstNonFinite> Endpoint::encode(std::span<const uint32_t> shards,
                                         std::span<const uint32_t> finite) {
   const Timer timer(stats_.encode_seconds);
   const uint64_t step = shards.empty() ? step_ : encoded(shards[0]).header.step;
-  if (stats_.steps % ResidualWatch::kInterval == 0) watch_residuals(shards);
+  if (std::ranges::find(shards, rank()) != shards.end()) watch_residual(rank());
   Result<FirstNonFinite> origin = codec_->encode(shards, finite, step, writers_);
   if (!origin.ok() || origin.value()) return origin;
   for (uint32_t shard : shards) {
@@ -221,8 +225,9 @@ Result<FirstNonFinite> Endpoint::encode(std::span<const uint32_t> shards,
   return origin;
 }
 
-void Endpoint::watch_residuals(std::span<const uint32_t> shards) {
-  watch_.examine(*shards_, codec_->residual_norms(shards), step_);
+void Endpoint::watch_residual(uint32_t shard) {
+  if (stats_.steps % ResidualWatch::kInterval != 0) return;
+  watch_.examine(*shards_, codec_->residual_norms({&shard, 1}), step_);
   stats_.outgrown_residuals = watch_.outgrown().size();
 }
 

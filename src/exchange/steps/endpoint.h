@@ -167,7 +167,7 @@ class Endpoint {
  private:
   Endpoint() = default;
   [[nodiscard]] bool owns(uint32_t shard) const { return shard == rank(); }
-  void watch_residuals(std::span<const uint32_t> shards);
+  void watch_residual(uint32_t shard);
   [[nodiscard]] Status check_frames(const ReceivedPacket& received) const;
 
   std::shared_ptr<const Shards> shards_;
