@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(All, ArithmeticModes, testing::ValuesIn(within_one_worl
 TEST_P(ArithmeticModes, ChangeNoResult) {
   std::vector<std::string> codecs = {"raw", "qsgd:bits=4", "bf16"};
   if (GetParam()->adds_trits) {
-    codecs.insert(codecs.end(), {"terngrad", "terngrad:bucket=64"});
+    codecs.insert(codecs.end(), {"terngrad", "terngrad:clip=0,bucket=640"});
   } else {
     codecs.insert(codecs.end(), {"3lc:s=1.75", "onebit", "int8:residual=bf16", "topk"});
   }
