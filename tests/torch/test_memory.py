@@ -78,5 +78,6 @@ def test_server_and_workers(ranks: Cluster) -> None:
 
 
 def check(taken: list[int], expected: list[float]) -> None:
+    """Within 5 %, or half a megabyte: what does not grow with the model, and whole pages."""
     said = [round(e / N, 3) for e in expected]
-    assert [round(t / N, 3) for t in taken] == pytest.approx(said, rel=0.05)
+    assert [round(t / N, 3) for t in taken] == pytest.approx(said, rel=0.05, abs=0.5e6 / N)

@@ -99,7 +99,8 @@ def test_a_gradient_that_is_not_finite_is_applied_by_nobody(cluster: Cluster) ->
 
 
 def test_a_residual_that_outgrew_its_input_is_named_once(cluster: Cluster) -> None:
-    job = Job(versions=40, owed=1e4, arguments={"codec": "topk:ratio=0.001"})
+    # After 30 versions other residuals have outgrown their inputs as well.
+    job = Job(versions=25, owed=1e4, arguments={"codec": "topk:ratio=0.001"})
     worker, other, server = cluster.run(3, run, job)
     (said,) = worker.warnings
     assert "the push residual of second.weight is" in said
