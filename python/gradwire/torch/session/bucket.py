@@ -106,10 +106,11 @@ class Bucket:
         """Takes over the residuals that another exchange kept for these tensors, and this rank's
         share of what all ranks owe together."""
         if not residuals:
-            return  # the names below take a copy of all residuals
-        for residual in self._shares.take(residuals, residuals_in(self.exchange)):
+            return  # residuals_in copies all residuals
+        held = residuals_in(self.exchange)
+        for residual in self._shares.take(residuals, held):
             self.exchange.import_residual(*residual)
-        kept = {residual.name for residual in residuals_in(self.exchange)}
+        kept = {residual.name for residual in held}
         for residual in residuals:
             if residual.name not in kept and residual.values.any():
                 warnings.warn(

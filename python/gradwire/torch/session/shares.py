@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -40,22 +41,26 @@ class Shares:
 
     def take(self, residuals: Sequence[Residual], held: Sequence[Residual]) -> Iterator[Residual]:
         """What to import into this rank's exchange. held: its residuals, with their places."""
+        places_of = defaultdict(list)
+        for place in held:
+            places_of[place.name].append(place)
         for residual in residuals:
+            places = places_of[residual.name]
             if residual.kind == "owed":
-                yield from self._take_owed(residual, held)
+                yield from self._take_owed(residual, places)
             elif self._pulls_averages:
                 yield residual
             elif self._ranks == 1:
                 if residual.kind == "push":
                     yield residual
             else:
-                yield from _cut(residual, (p for p in held if p.kind == residual.kind))
+                yield from _cut(residual, (p for p in places if p.kind == residual.kind))
 
-    def _take_owed(self, owed: Residual, held: Iterable[Residual]) -> Iterator[Residual]:
+    def _take_owed(self, owed: Residual, places: Iterable[Residual]) -> Iterator[Residual]:
         if self._ranks == 1:
             yield owed._replace(kind="push")
             return
-        for place in held:
+        for place in places:
             factor = self._factor(place)
             for part in _cut(owed, [place] if factor else []):
                 values = part.values * np.float32(factor)
@@ -75,11 +80,11 @@ class Shares:
 
 
 def _cut(residual: Residual, places: Iterable[Residual]) -> Iterator[Residual]:
-    """The parts of the residual that lie in these places."""
+    """The parts of the residual that lie in these places of its tensor."""
     end = residual.offset + residual.values.size
     for place in places:
         first = max(place.offset, residual.offset)
         last = min(place.offset + place.values.size, end)
-        if place.name == residual.name and first < last:
+        if first < last:
             values = residual.values[first - residual.offset : last - residual.offset]
             yield residual._replace(offset=first, values=values)
