@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gradwire
+import lockstep
 from gradwire._core import Exchange, Layout
 
 Array = npt.NDArray[np.float32]
@@ -118,12 +119,7 @@ class InExchange:
 
     def step(self, gradients: Sequence[Array], step: int) -> Array:
         buckets = [gradient.copy() for gradient in gradients]
-        for rank, bucket in zip(self._ranks, buckets, strict=True):
-            rank.start(bucket, step)
-        while not all(rank.done for rank in self._ranks):
-            for source, rank in enumerate(self._ranks):
-                for peer, message in rank.outgoing():
-                    self._ranks[peer].receive(source, message)
+        lockstep.average(self._ranks, buckets, step)
         return buckets[0]
 
     def owed(self) -> tuple[Sums, list[Array]]:

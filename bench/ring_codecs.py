@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import lockstep
 from gradwire._core import Exchange, Layout
 
 SAMPLES, BATCH, STEPS, RAW_STEPS = 4000, 32, 300, 2
@@ -51,15 +52,6 @@ def classifier(random: torch.Generator) -> Task:
     return Task(inputs, targets, nn.Sequential(*layers), functional.cross_entropy)
 
 
-def exchange_all(ranks: list[Exchange], buckets: list[np.ndarray], step: int) -> None:
-    for rank, bucket in zip(ranks, buckets, strict=True):
-        rank.start(bucket, step)
-    while not all(rank.done for rank in ranks):
-        for source, rank in enumerate(ranks):
-            for peer, message in rank.outgoing():
-                ranks[peer].receive(source, np.array(message))
-
-
 def train(
     make: Callable[[torch.Generator], Task], exchange: str, codec: str, ranks: int, seed: int
 ) -> tuple[float, float]:
@@ -82,7 +74,7 @@ def train(
             loss = task.loss(task.model(task.inputs[batch]), task.targets[batch])
             gradients = torch.autograd.grad(loss, parameters)
             buckets.append(torch.cat([g.flatten() for g in gradients]).numpy())
-        exchange_all(first if step < RAW_STEPS else later, buckets, step)
+        lockstep.average(first if step < RAW_STEPS else later, buckets, step)
         if not np.isfinite(buckets[0]).all():
             return float("nan"), float("nan")
         averages = torch.from_numpy(buckets[0]).split([p.numel() for p in parameters])

@@ -30,6 +30,7 @@ from cells import RANKS, needs_store
 from cluster import free_port
 from faults import RATE
 from gradwire.train import network
+from processes import processes_of, status_of
 from running import Cluster, Forks, bridged
 
 WAYS = ("local-steps-go-on", "hook-sharded")
@@ -70,39 +71,17 @@ class Record:
 
 def take_sample(cluster: Cluster, began: float) -> Sample:
     pids = [rank.pid for rank in cluster.ranks]
+    processes = processes_of(os.getpid())
     return Sample(
         at=round(time.monotonic() - began, 1),
         steps=cluster.step(0),
-        memory=[_status(pid, "VmRSS") * 1024 for pid in pids],
+        memory=[status_of(pid, "VmRSS") * 1024 for pid in pids],
         descriptors=[len(os.listdir(f"/proc/{pid}/fd")) for pid in pids],
-        threads=[_status(pid, "Threads") for pid in pids],
-        processes=len(_family(os.getpid())),
-        namespaces=len({_namespace(pid) for pid in _family(os.getpid())}),
+        threads=[status_of(pid, "Threads") for pid in pids],
+        processes=len(processes),
+        namespaces=len(set(processes.values())),
         interfaces=len(os.listdir("/sys/class/net")),
     )
-
-
-def _status(pid: int, name: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
-
-
-def _namespace(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/net")
-    except OSError:  # it has just ended
-        return os.readlink("/proc/self/ns/net")
-
-
-def _family(pid: int) -> list[int]:
-    """The process and all that descend from it."""
-    found = [pid]
-    for parent in found:
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{parent}/task"):
-                children = Path(f"/proc/{parent}/task/{task}/children").read_text()
-                found += [int(child) for child in children.split()]
-    return found
 
 
 class Soak:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+import lockstep
 from gradients import has_code, same_bits
 from gradwire import GradwireError, exchanges
 from gradwire._core import Exchange, Layout
@@ -24,16 +24,6 @@ Array = npt.NDArray[np.float32]
 def gradients(ranks: int, numel: int) -> list[Array]:
     random = np.random.default_rng(1)
     return [random.standard_normal(numel, dtype=np.float32) for _ in range(ranks)]
-
-
-def run(exchanges: Sequence[Exchange], buckets: Sequence[Array], step: int = 0) -> None:
-    """Averages the buckets in place and delivers every message as soon as it is ready."""
-    for exchange, bucket in zip(exchanges, buckets, strict=True):
-        exchange.start(bucket, step)
-    while not all(exchange.done for exchange in exchanges):
-        for rank, exchange in enumerate(exchanges):
-            for peer, message in exchange.outgoing():
-                exchanges[peer].receive(rank, message)
 
 
 def make(kind: str, codec: str, **options: Any) -> list[Exchange]:
@@ -62,7 +52,7 @@ def test_every_kind_averages_over_the_ranks(kind: str, options: dict[str, str]) 
     exchanges = make(kind, "raw", **options)
     buckets = gradients(len(MACHINES), 64 * 300 + 64 + 4700)
     mean = np.mean(np.stack(buckets).astype(np.float64), axis=0)
-    run(exchanges, buckets)
+    lockstep.average(exchanges, buckets)
     np.testing.assert_allclose(buckets[0], mean, atol=1e-6)
     for bucket in buckets:
         assert same_bits(bucket, buckets[0])
@@ -83,7 +73,7 @@ def loss_of_least_squares(kind: str, codec: str, ranks: int = 8) -> float:
             inputs = random.standard_normal((32, 64), dtype=np.float32)
             gradient = inputs.T @ (inputs @ (weight - truth)) / 32
             buckets.append(gradient.ravel().astype(np.float32))
-        run(workers, buckets, step)
+        lockstep.average(workers, buckets, step)
         velocity = np.float32(0.9) * velocity + buckets[0].reshape(64, 8)
         weight = weight - np.float32(0.02) * velocity
     return float(np.square(weight - truth).mean())
@@ -103,7 +93,7 @@ def test_a_ring_does_not_bear_every_codec() -> None:
 def test_terngrad_shares_scales_and_pulls_sums() -> None:
     exchanges = make("terngrad", "terngrad", seed=3)
     buckets = gradients(len(MACHINES), 64 * 300 + 64 + 4700)
-    run(exchanges, buckets)
+    lockstep.average(exchanges, buckets)
     for bucket in buckets:
         assert same_bits(bucket, buckets[0])
     for segment in Layout(TENSORS, len(MACHINES), "terngrad").segments:
@@ -124,7 +114,7 @@ def test_terngrad_tells_what_is_not_finite() -> None:
     exchanges = make("terngrad", "terngrad")
     buckets = gradients(len(MACHINES), 64 * 300 + 64 + 4700)
     buckets[3][64 * 300 + 7] = np.nan
-    run(exchanges, buckets)
+    lockstep.average(exchanges, buckets)
     for exchange, bucket in zip(exchanges, buckets, strict=True):
         assert exchange.non_finite == {
             "rank": 3,
@@ -138,7 +128,7 @@ def test_terngrad_tells_what_is_not_finite() -> None:
 def test_local_bytes_of_a_hierarchy_are_counted_apart() -> None:
     exchanges = make("hierarchical:between=terngrad", "terngrad")
     buckets = gradients(len(MACHINES), 64 * 300 + 64 + 4700)
-    run(exchanges, buckets)
+    lockstep.average(exchanges, buckets)
     assert exchanges[1].stats()["local_bytes"] > buckets[0].nbytes
     assert exchanges[1].stats()["push_bytes"] == 0
     assert exchanges[4].stats()["local_bytes"] == 0

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cli_runner import run
+from processes import processes_of
 from small_data import write_fashion_mnist
 
 pytest.importorskip("torch")
@@ -47,19 +48,6 @@ def _training(folder: Path) -> list[str]:
 def training(folder: Path) -> list[str]:
     """A command for two workers, to which tests append options."""
     return _training(folder)
-
-
-def processes_of(launcher_id: int) -> dict[int, int]:
-    """Descendants of a process and the network namespace of each."""
-    found: dict[int, int] = {}
-    waiting = [launcher_id]
-    while waiting:
-        parent = waiting.pop()
-        for thread in Path(f"/proc/{parent}/task").glob("*"):
-            for child in map(int, (thread / "children").read_text().split()):
-                found[child] = Path(f"/proc/{child}/ns/net").stat().st_ino
-                waiting.append(child)
-    return found
 
 
 def is_running(process: int) -> bool:

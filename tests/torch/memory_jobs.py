@@ -19,6 +19,7 @@ from gradwire.torch import (
     ShardedOptimizer,
     gradwire_hook,
 )
+from processes import status_of
 
 TENSORS, ROWS, COLUMNS = 6, 1536, 1000
 VALUES = TENSORS * ROWS * COLUMNS
@@ -39,17 +40,11 @@ class Weights(nn.Module):
         return torch.stack([torch.vdot(p.view(-1), s.view(-1)) for p, s in pairs]).sum()
 
 
-def _status(name: str) -> int:
-    """Bytes of VmRSS or VmHWM."""
-    text = Path("/proc/self/status").read_text()
-    return 1024 * int(text.partition(f"{name}:")[2].split()[0])
-
-
 def peak_of(work: Callable[[], Any]) -> int:
     """The most bytes in memory while `work` runs."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak becomes what is there now
     work()
-    return _status("VmHWM")
+    return 1024 * status_of("self", "VmHWM")
 
 
 def measure(job: Callable[..., int], *args: Any) -> int:

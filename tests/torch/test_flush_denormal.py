@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import gradwire
+import lockstep
 from gradwire._core import Exchange, Layout
 
 CODECS = [info["name"] for info in gradwire.codecs()] + ["3lc:s=1.1", "qsgd:norm=l2"]
@@ -70,12 +71,7 @@ def average(kind: str, codec: str, inputs: list[Array]) -> list[bytes]:
     results = []
     for step in range(3):
         buckets = [x.copy() for x in inputs]
-        for rank, bucket in zip(ranks, buckets, strict=True):
-            rank.start(bucket, step)
-        while not all(rank.done for rank in ranks):
-            for source, rank in enumerate(ranks):
-                for peer, message in rank.outgoing():
-                    ranks[peer].receive(source, message)
+        lockstep.average(ranks, buckets, step)
         results += [bucket.tobytes() for bucket in buckets]
     pieces = [piece["values"] for rank in ranks for piece in rank.export_residuals()]
     return results + [piece.tobytes() for piece in pieces]
