@@ -1,7 +1,8 @@
-"""When LocalSteps exchanges the fragments of a model, and when the results are applied."""
+"""What is in the fragments of LocalSteps, and when they are exchanged and applied."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,3 +65,31 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+EVERY_STEP = Schedule()  # no local steps
+
+
+def deal_by_size(sizes: Sequence[tuple[str, int]], fragments: int) -> list[list[int]]:
+    """The places of each fragment's parameters in `sizes`: their names and numbers of values.
+
+    A layer is a module with parameters of its own. The largest layers are dealt first, each to the
+    fragment with the fewest values so far. So fragments are about equally large; and where layers
+    are, too, this is the strided pattern of Streaming DiLoCo.
+    Raises ValueError if there are fewer layers than fragments.
+    """
+    layers: dict[str, list[int]] = {}
+    for place, (name, _) in enumerate(sizes):
+        layers.setdefault(name.rpartition(".")[0], []).append(place)
+    if fragments > len(layers):
+        raise ValueError(
+            f"fragments is {fragments}, but the model has {len(layers)} layers, and a layer is not "
+            f"cut: take fragments={len(layers)} or fewer"
+        )
+    sized = [(sum(sizes[place][1] for place in layer), layer) for layer in layers.values()]
+    dealt: list[tuple[int, list[int]]] = [(0, [])] * fragments
+    for numel, layer in sorted(sized, key=lambda each: -each[0]):
+        fewest = min(range(fragments), key=lambda index: (dealt[index][0], len(dealt[index][1])))
+        before, places = dealt[fewest]
+        dealt[fewest] = (before + numel, sorted(places + layer))
+    return [places for _, places in dealt]

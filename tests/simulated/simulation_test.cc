@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 
+#include "gradwire/server.h"
 #include "tests/exchange/cluster.h"
 
 namespace gradwire {
@@ -15,9 +16,12 @@ constexpr double kRate = 1e6;  // bytes a second
 constexpr double kLatency = 0.001;
 
 std::shared_ptr<const Layout> layout_of(uint32_t owners, const std::string& codec,
-                                        std::vector<TensorInfo> tensors = small_tensors()) {
+                                        std::vector<TensorInfo> tensors = small_tensors(),
+                                        uint32_t servers = 0) {
+  LayoutOptions options{.codec = codec};
+  options.servers = servers;
   return std::make_shared<const Layout>(
-      Layout::create(std::move(tensors), owners, {.codec = codec}).value());
+      Layout::create(std::move(tensors), owners, options).value());
 }
 
 std::vector<float> random_values(uint64_t n) { return random_buckets(1, n, 5)[0]; }
@@ -27,13 +31,15 @@ struct World {
   std::string codec = "raw";
   uint32_t ranks = 4;
   uint32_t owners = 4;  // the world size of the layout
+  uint32_t servers = 0;
 };
 
 SimulationOptions options_of(const World& world, std::span<const float> values) {
   SimulationOptions options;
   options.exchange = world.exchange;
   options.ranks = world.ranks;
-  options.buckets = {{.layout = layout_of(world.owners, world.codec)}};
+  options.buckets = {
+      {.layout = layout_of(world.owners, world.codec, small_tensors(), world.servers)}};
   options.values = values;
   options.network.bits_per_second = 8 * kRate;
   options.network.latency = kLatency;
@@ -109,6 +115,61 @@ TEST(Simulation, BytesAreThoseOfTheLoopback) {
   }
 }
 
+// A side of an exchange with servers, whose model changes by the averages.
+std::unique_ptr<Exchange> make_side(const std::shared_ptr<const Layout>& layout, uint32_t rank,
+                                    ServerOptions::Pulls pulls) {
+  const ServerOptions options = {.pulls = pulls};
+  Execution execution = Execution::create().value();
+  if (rank < layout->workers()) {
+    return make_server_worker(layout, rank, std::move(execution), options, {}).value();
+  }
+  ShardUpdate update = [](std::span<float>) { return Status(); };
+  if (pulls == ServerOptions::Pulls::kGradients) update = {};
+  return make_server(layout, rank, std::move(execution), options, update).value();
+}
+
+TEST(Simulation, BytesOfServersAreThoseOfTheLoopback) {
+  const std::vector<float> values = random_values(1 << 16);
+  std::vector<World> worlds;
+  for (uint32_t workers : {1u, 2u, 5u}) {
+    for (uint32_t servers : {1u, 2u, 4u}) {
+      const uint32_t ranks = workers + servers;
+      for (const char* codec : {"raw", "3lc:s=1,coder=rice", "terngrad"}) {
+        for (const char* exchange : {"server", "server:pulls=gradients"}) {
+          worlds.push_back({exchange, codec, ranks, ranks, servers});
+        }
+      }
+    }
+  }
+  for (const World& world : worlds) {
+    SCOPED_TRACE(world.exchange + " " + world.codec + " " + std::to_string(world.ranks) + " " +
+                 std::to_string(world.servers));
+    const SimulationOptions options = options_of(world, values);
+    const auto simulation = Simulation::create(options).value();
+    const uint32_t workers = world.ranks - world.servers;
+    const auto pulls = world.exchange == "server" ? ServerOptions::Pulls::kUpdates
+                                                  : ServerOptions::Pulls::kGradients;
+    LayoutOptions layout{.codec = world.codec};
+    layout.servers = world.servers;
+    Cluster cluster([&](const std::shared_ptr<const Layout>& of,
+                        uint32_t rank) { return make_side(of, rank, pulls); },
+                    world.ranks, layout, small_tensors());
+    for (uint64_t step = 0; step < 3; ++step) {
+      Buckets buckets(world.ranks, std::vector<float>(cluster.numel()));
+      for (uint64_t r = 0; r < workers; ++r) {
+        for (uint64_t i = 0; i < cluster.numel(); ++i) {
+          buckets[r][i] = values[((r + step * workers) * 104'729 + i) % values.size()];
+        }
+      }
+      ASSERT_TRUE(cluster.step(buckets, step).ok());
+      ASSERT_TRUE(simulation->step().ok());
+    }
+    for (uint32_t r = 0; r < world.ranks; ++r) {
+      EXPECT_EQ(counts(simulation->stats(r)[0]), counts(cluster.rank(r).stats())) << r;
+    }
+  }
+}
+
 TEST(Simulation, BytesOnTheLinksAreThoseOfTheCounters) {
   const std::vector<float> values = random_values(1 << 16);
   const auto simulation = Simulation::create(options_of({}, values)).value();
@@ -137,6 +198,9 @@ TEST(Simulation, LongestWayIsAsDocumented) {
     EXPECT_EQ(way({"hierarchical", "3lc", 2 * ranks, ranks}), 4u);
     EXPECT_EQ(way({"hierarchical:between=ring,within=ring", "int8", 4 * ranks, ranks}),
               3 * 3 + 2 * (ranks - 1));
+    EXPECT_EQ(way({"server", "3lc", ranks + 2, ranks + 2, 2}), 2u);
+    EXPECT_EQ(way({"server:pulls=gradients", "raw", ranks + 1, ranks + 1, 1}), 2u);
+    EXPECT_EQ(way({"server:pulls=gradients", "terngrad", ranks + 1, ranks + 1, 1}), 4u);
   }
 }
 
@@ -155,6 +219,26 @@ TEST(Simulation, TwoRanksNeedTheTimeOfTheirBytesAndMessages) {
   EXPECT_EQ(step.traffic[0].bytes_sent, 2 * message);
   EXPECT_NEAR(step.seconds, 2 * (kLatency + message / kRate), 1e-9);
   EXPECT_EQ(step.codec_seconds, 0);
+}
+
+// The server's link takes the pushes of all workers, and then sends each of them the pull.
+TEST(Simulation, AServerNeedsTheTimeOfAllPushesAndPulls) {
+  const std::vector<float> values = random_values(1 << 16);
+  for (uint32_t per_machine : {1u, 3u}) {
+    SimulationOptions options = options_of({.ranks = 4, .owners = 4}, values);
+    options.exchange = "server";
+    options.network.ranks_per_machine = per_machine;  // the server has its own
+    options.buckets = {{.layout = layout_of(4, "raw", {{"only", {2, 40960}}}, 1)}};
+    const SimulatedStep step = step_of(options);
+    const double message = 4 * 2 * 40960 + 47;
+    for (uint32_t r = 0; r < 4; ++r) {
+      EXPECT_EQ(step.traffic[r].bytes_sent, (r < 3 ? 1 : 3) * message) << r;
+      EXPECT_EQ(step.traffic[r].bytes_received, (r < 3 ? 1 : 3) * message) << r;
+    }
+    EXPECT_NEAR(step.seconds, 2 * (kLatency + 3 * message / kRate), 1e-9) << per_machine;
+    options.cost = [](const std::string&) { return CodecCost{.encode = 1e-5, .decode = 1e-6}; };
+    EXPECT_NEAR(step_of(options).codec_seconds, 0.8192 + 3 * 0.08192, 1e-9) << "the server's";
+  }
 }
 
 TEST(Simulation, CodecsAndMessagesAreCharged) {
@@ -233,6 +317,28 @@ TEST(Simulation, RefusesNonsense) {
   EXPECT_EQ(code([](auto& o) { o.buckets.clear(); }), kInvalid);
   EXPECT_EQ(code([](auto& o) { o.values = {}; }), kInvalid);
   EXPECT_EQ(code([](auto& o) { o.exchange = "star"; }), kInvalid);
+  EXPECT_EQ(code([](auto& o) { o.exchange = "server"; }), kInvalid) << "layouts without servers";
+  EXPECT_EQ(code([](auto& o) { o.exchange = "server:pulls=trits"; }), kInvalid);
+  const auto with_servers = [](SimulationOptions& o, uint32_t servers) {
+    o.buckets = {{.layout = layout_of(4, "raw", small_tensors(), servers)}};
+  };
+  EXPECT_EQ(code([&](auto& o) { with_servers(o, 1); }), kInvalid) << "sharded with servers";
+  const auto served = [&](uint32_t ranks) {
+    return code([&](auto& o) {
+      with_servers(o, 2);
+      o.exchange = "server";
+      o.ranks = ranks;
+    });
+  };
+  EXPECT_EQ(served(4), StatusCode::kOk);
+  EXPECT_EQ(served(5), kInvalid);
+  EXPECT_EQ(served(2), kInvalid) << "no worker";
+  EXPECT_EQ(code([&](auto& o) {
+              o.exchange = "server";
+              with_servers(o, 2);
+              o.buckets.push_back({.layout = layout_of(4, "raw", small_tensors(), 1)});
+            }),
+            kInvalid);
   EXPECT_EQ(code([](auto& o) { o.network.bits_per_second = 0; }), kInvalid);
   EXPECT_EQ(code([](auto& o) { o.network.bits_per_second = NAN; }), kInvalid);
   EXPECT_EQ(code([](auto& o) { o.network.latency = -1; }), kInvalid);

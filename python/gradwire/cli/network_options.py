@@ -26,10 +26,33 @@ PerMachineOption = Annotated[
 LocalBandwidthOption = Annotated[
     str, Option(help="Rate of a rank inside its machine, each way; none: no limit.")
 ]
+# As many as `gradwire train` takes.
+ServersOption = Annotated[
+    int | None,
+    Option(
+        min=1,
+        max=100,
+        help="With --exchange server: processes that hold the model, beside the --ranks workers, "
+        "each on a machine of its own.",
+    ),
+]
+EveryOption = Annotated[
+    int,
+    Option(
+        min=1,
+        help="Local steps: steps from one exchange of the whole model to the next, as in "
+        "`gradwire train`.",
+    ),
+]
 
 
 def cluster_of(
-    ranks: int, bandwidth: str | None, latency: float, per_machine: int, local_bandwidth: str
+    ranks: int,
+    bandwidth: str | None,
+    latency: float,
+    per_machine: int,
+    local_bandwidth: str,
+    servers: int | None,
 ) -> Cluster:
     """Raises PlanError and SettingsError, which say what is valid."""
     if bandwidth is None:
@@ -42,6 +65,7 @@ def cluster_of(
         latency=latency / 1e3,
         ranks_per_machine=per_machine,
         local_bandwidth=_local(local_bandwidth),
+        servers=servers or 0,
     )
 
 

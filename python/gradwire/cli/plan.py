@@ -11,13 +11,22 @@ from typer import Option
 from gradwire.advice import RECOMMENDED
 from gradwire.cli.network_options import (
     BandwidthOption,
+    EveryOption,
     LatencyOption,
     LocalBandwidthOption,
     PerMachineOption,
+    ServersOption,
     cluster_of,
 )
 from gradwire.cli.output import JsonOption, human_bytes, print_json, print_table, say
-from gradwire.plan.advise import Plan, check_exchanges, make_plan
+from gradwire.local_schedule import Schedule
+from gradwire.plan.advise import (
+    Plan,
+    check_exchanges,
+    check_servers,
+    describe_exchange,
+    make_plan,
+)
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.profile import PlanError, Profile, read_profile
 
@@ -32,7 +41,12 @@ _WORKERS_HELP = (
 )
 _RANKS_HELP = "Processes that train together. Default: the workers of the profile."
 _CODEC_HELP = "Codec to predict (repeatable). Default: all of the profile."
-_EXCHANGE_HELP = "Exchange to predict (repeatable). Default: those that suit the codec."
+_EXCHANGE_HELP = (
+    "Exchange to predict (repeatable). Default: those that suit the codec, and with --servers "
+    "`server`."
+)
+_FRAGMENTS_HELP = "With --every: parts of the model, whose exchanges take turns within these steps."
+_DELAY_HELP = "With --every: steps that an exchange may travel while the next ones compute."
 
 
 def plan(
@@ -50,21 +64,30 @@ def plan(
     local_bandwidth: LocalBandwidthOption = "none",
     codec: Annotated[list[str] | None, Option("--codec", "-c", help=_CODEC_HELP)] = None,
     exchange: Annotated[list[str] | None, Option(help=_EXCHANGE_HELP)] = None,
+    servers: ServersOption = None,
+    every: EveryOption = 1,
+    fragments: Annotated[int, Option(min=1, help=_FRAGMENTS_HELP)] = 1,
+    delay: Annotated[int, Option(min=0, help=_DELAY_HELP)] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Predict the time of a training step with each codec and exchange, and say which to take.
 
     Needs a profile of the model, measured in a few steps, and the network. With --profile-out and
-    without --bandwidth, the profile is measured and nothing is predicted.
+    without --bandwidth, the profile is measured and nothing is predicted. With --every, all rows
+    but DDP's are local steps, which train in another way; a row is the mean of --every steps.
     """
     if (profile is None) == (model is None):
         raise PlanError(
             "a plan needs the profile of a model: --profile FILE, or --model NAME to measure one "
             "here (--profile-out FILE keeps it)"
         )
-    check_exchanges(codec or (), exchange or ())  # wrong options are found before anything is
-    if bandwidth is not None:  # measured
-        cluster_of(ranks or workers or 2, bandwidth, latency, ranks_per_machine, local_bandwidth)
+    # Wrong options are found before anything is measured.
+    check_exchanges(codec or (), exchange or ())
+    check_servers(servers or 0, exchange or (), every)
+    schedule = _schedule(every, fragments, delay)
+    network = (bandwidth, latency, ranks_per_machine, local_bandwidth, servers)
+    if bandwidth is not None:
+        cluster_of(ranks or workers or 2, *network)
     if profile_out is not None:
         _check_writable(profile_out)
     if profile is not None:
@@ -78,12 +101,23 @@ def plan(
             say(f"wrote {profile_out}")
             return
     count = measured.workers if ranks is None else ranks
-    cluster = cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth)
-    made = make_plan(measured, cluster, codec or (), exchange or ())
+    cluster = cluster_of(count, *network)
+    made = make_plan(measured, cluster, codec or (), exchange or (), schedule=schedule)
     if as_json:
         print_json(_document(measured, cluster, made))
     else:
         _print(measured, cluster, made)
+
+
+def _schedule(every: int, fragments: int, delay: int) -> Schedule:
+    if every == 1 and (fragments > 1 or delay > 0):
+        raise PlanError(
+            "--fragments and --delay are for local steps: give --every, a number from 2"
+        )
+    try:
+        return Schedule(every, fragments, delay)
+    except ValueError as error:
+        raise PlanError(f"local steps: {error}") from error
 
 
 def _check_writable(file: Path) -> None:
@@ -126,9 +160,10 @@ def _workers(profile: Profile) -> str:
 
 
 def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
+    beside = f" and {cluster.servers} servers" if cluster.servers else ""
     say(
         f"{profile.model}, {profile.numel:,} values, {cluster.ranks} ranks on {cluster.machines} "
-        f"machines; a step computes {profile.compute_seconds * 1e3:.3g} ms\n"
+        f"machines{beside}; a step computes {profile.compute_seconds * 1e3:.3g} ms\n"
         f"profile: {_workers(profile)}"
     )
     print_table(
@@ -139,7 +174,7 @@ def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
         [
             (
                 prediction.codec,
-                prediction.exchange,
+                describe_exchange(prediction.exchange, prediction.every),
                 f"{prediction.seconds * 1e3:.1f}",
                 f"{prediction.seconds / made.baseline.seconds:.2f}",
                 f"{prediction.codec_seconds * 1e3:.2f}",

@@ -15,16 +15,20 @@ from gradwire.advice import RECOMMENDED
 from gradwire.bench_data import load_data
 from gradwire.cli.network_options import (
     BandwidthOption,
+    EveryOption,
     LatencyOption,
     LocalBandwidthOption,
     PerMachineOption,
+    ServersOption,
     cluster_of,
 )
 from gradwire.cli.output import JsonOption, check_codec, human_bytes, print_json, print_table
-from gradwire.plan.predict import Bucket, cut_buckets
+from gradwire.plan.advise import check_servers
+from gradwire.plan.predict import Bucket, cut_buckets, join
 from gradwire.plan.profile import Layer, PlanError, Profile, read_profile
 from gradwire.plan.simulate import Simulated, check_ranks, free_memory
 from gradwire.plan.simulate import simulate as run
+from gradwire.train.settings import SERVED
 
 _MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 _MEASURED, _NONE = "measured", "none"
@@ -49,6 +53,8 @@ def simulate(
     latency: LatencyOption = 0.0,
     ranks_per_machine: PerMachineOption = 1,
     local_bandwidth: LocalBandwidthOption = "none",
+    servers: ServersOption = None,
+    every: EveryOption = 1,
     codec_time: Annotated[str, Option(metavar=f"{_MEASURED}|{_NONE}", help=_CODEC_TIME_HELP)] = (
         _MEASURED
     ),
@@ -61,7 +67,8 @@ def simulate(
     """Run the exchanges of up to 1024 ranks in this process, on a simulated network.
 
     The bytes are exact: they are those that the same gradients take in a training. The times follow
-    from the bandwidth, the latency and the codecs' speed.
+    from the bandwidth, the latency and the codecs' speed. With --every, bytes and messages are
+    those of an exchange, and `step ms` is the mean of --every steps.
     """
     check_codec(codec)
     if (values is None) == (profile is None):
@@ -71,10 +78,13 @@ def simulate(
             f"{codec_time} is not valid; valid are {_MEASURED}, {_NONE}", param_hint="--codec-time"
         )
     model = None if profile is None else read_profile(profile)
+    check_servers(servers or 0, [exchange], every)
     buckets = _one_bucket(values) if model is None else cut_buckets(model)
+    if every > 1 or exchange in SERVED:
+        buckets = [join(buckets)]
     limit = free_memory() if memory is None else _number(memory, "--memory")
     clusters = [
-        cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth)
+        cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth, servers)
         for count in _parse_ranks(ranks)
     ]
     for cluster in clusters:
@@ -96,12 +106,13 @@ def simulate(
         )
         for cluster in clusters
     ]
-    whole = [_step_seconds(model, row) for row in rows]
+    whole = [_step_seconds(model, row, buckets, every) for row in rows]
     if as_json:
         document = {
             "kind": "gradwire-simulation",
             "codec": codec,
             "exchange": exchange,
+            "every": every,
             "values": sum(bucket.numel for bucket in buckets),
             "cluster": asdict(clusters[0]) | {"ranks": None},
             "data": gradients.description,
@@ -112,7 +123,7 @@ def simulate(
         }
         print_json(document)
     else:
-        _print(rows, whole)
+        _print(rows, whole, every)
 
 
 def _one_bucket(values: str | None) -> list[Bucket]:
@@ -159,14 +170,20 @@ def _speed_of(
     return speed
 
 
-def _step_seconds(model: Profile | None, row: Simulated) -> float:
+def _step_seconds(
+    model: Profile | None, row: Simulated, buckets: list[Bucket], every: int
+) -> float:
+    """The mean of `every` steps, one of which exchanges."""
+    if every > 1:
+        compute = 0.0 if model is None else model.compute_seconds
+        return compute + (row.seconds - buckets[-1].ready) / every
     if model is None:
         return row.seconds
     backward_end = model.forward_seconds + model.backward_seconds
     return max(row.seconds, backward_end) + model.rest_seconds
 
 
-def _print(rows: list[Simulated], whole: list[float]) -> None:
+def _print(rows: list[Simulated], whole: list[float], every: int) -> None:
     print_table(
         (
             *("ranks", "step ms", "codec ms", "longest way", "messages", "to other machines"),
@@ -188,7 +205,8 @@ def _print(rows: list[Simulated], whole: list[float]) -> None:
         ],
         left=(),
     )
+    of = "a step" if every == 1 else f"of an exchange, every {every} steps"
     print(
-        "Bytes a step: of the rank that sends most to other machines, receives most from them, and "
+        f"Bytes {of}: of the rank that sends most to other machines, receives most from them, and "
         "sends most in its machine; of all ranks: sent between machines."
     )

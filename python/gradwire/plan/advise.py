@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradwire.local_schedule import EVERY_STEP, Schedule
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.costs import EXCHANGES
-from gradwire.plan.predict import DDP, Prediction, cut_buckets, predict
+from gradwire.plan.predict import DDP, Bucket, Prediction, cut_buckets, predict
 from gradwire.plan.profile import PlanError, Profile
+from gradwire.train.settings import SERVED, SERVER
 
 # Predictions that are closer than this count as equal: most steps that are not very short were
 # measured as close to their prediction (docs/planning.md).
@@ -29,6 +31,7 @@ class Plan:
     choice: Prediction
     baseline: Prediction  # DDP without gradwire
     compute_seconds: float  # of a step that exchanges nothing
+    servers: int = 0
 
     @property
     def pays(self) -> bool:
@@ -42,7 +45,7 @@ class Plan:
             others = (
                 "no codec is faster"
                 if fastest is before
-                else f"the fastest, {fastest.codec} in {fastest.exchange}, takes "
+                else f"the fastest, {fastest.codec} in {self._way(fastest)}, takes "
                 f"{_ms(fastest.seconds)}, and a gain below {MARGIN:.0%} is within the error of the "
                 "prediction"
             )
@@ -50,12 +53,28 @@ class Plan:
                 f"do not compress: a step of DDP takes {_ms(before.seconds)}, of which "
                 f"{_ms(before.exposed_seconds)} wait for the network; {others}"
             )
+        differs = (
+            ""
+            if chosen.every == 1
+            else "; local steps train in another way than DDP, so look at the accuracy, too"
+        )
         return (
-            f"take codec {chosen.codec} with exchange {chosen.exchange}: "
+            f"take codec {chosen.codec} with exchange {self._way(chosen)}: "
             f"{_ms(chosen.seconds)} a step instead of {_ms(before.seconds)} with DDP "
             f"({before.seconds / chosen.seconds:.2f} times as fast; "
-            f"{_ms(self.compute_seconds)} without any exchange)"
+            f"{_ms(self.compute_seconds)} without any exchange){differs}"
         )
+
+    def _way(self, prediction: Prediction) -> str:
+        if prediction.exchange in SERVED:
+            count = "1 server" if self.servers == 1 else f"{self.servers} servers"
+            return f"{prediction.exchange} and {count}"
+        return describe_exchange(prediction.exchange, prediction.every)
+
+
+def describe_exchange(exchange: str, every: int) -> str:
+    """`sharded`, or `sharded every 8 steps`."""
+    return exchange if every == 1 else f"{exchange} every {every} steps"
 
 
 def make_plan(
@@ -64,21 +83,30 @@ def make_plan(
     codecs: Sequence[str] = (),
     exchanges: Sequence[str] = (),
     bucket_bytes: int | None = None,
+    schedule: Schedule = EVERY_STEP,
 ) -> Plan:
     """codecs: of the profile; none: all of them. exchanges: none: all that suit the codec and the
-    network.
+    network; `server` does if the network has servers. schedule: of local steps, which all
+    predictions but DDP's then take.
 
     Of the predictions within MARGIN of the fastest, the choice has the most bits a value, because
     it loses least; DDP loses nothing. Raises PlanError.
     """
     check_exchanges(codecs, exchanges)
+    check_servers(cluster.servers, exchanges, schedule.every)
+    layers = len(profile.layers)
+    if cluster.servers > layers:
+        raise PlanError(
+            f"--servers {cluster.servers}: a tensor lies whole on one server, and "
+            f"{profile.model} has {layers}: take {layers} or fewer"
+        )
     buckets = cut_buckets(profile, bucket_bytes)
     baseline = predict(profile, cluster, DDP, DDP, buckets)
     predictions = [baseline]
     for codec in codecs or profile.codecs:
         for exchange in exchanges or EXCHANGES:
             if _takes(exchange, codec) and (exchanges or _suits(codec, exchange, cluster)):
-                predictions.append(predict(profile, cluster, codec, exchange, buckets))
+                predictions.append(_predict(profile, cluster, codec, exchange, buckets, schedule))
     if len(predictions) == 1:
         needed = TERNGRAD if TERNGRAD in exchanges else "NAME"
         raise PlanError(
@@ -88,16 +116,30 @@ def make_plan(
     predictions.sort(key=lambda p: p.seconds)
     close = [p for p in predictions if p.seconds <= predictions[0].seconds * (1 + MARGIN)]
     gentlest = max(close, key=lambda p: (p is baseline, p.bits, -p.seconds))
-    return Plan(tuple(predictions), gentlest, baseline, profile.compute_seconds)
+    return Plan(tuple(predictions), gentlest, baseline, profile.compute_seconds, cluster.servers)
+
+
+def _predict(
+    profile: Profile,
+    cluster: Cluster,
+    codec: str,
+    exchange: str,
+    buckets: Sequence[Bucket],
+    schedule: Schedule,
+) -> Prediction:
+    try:
+        return predict(profile, cluster, codec, exchange, buckets, schedule)
+    except ValueError as error:  # more fragments than layers
+        raise PlanError(f"--fragments: {error}") from error
 
 
 def check_exchanges(codecs: Sequence[str], exchanges: Sequence[str]) -> None:
     """Raises PlanError for an exchange that gradwire does not have, or not with such a codec."""
     for exchange in exchanges:
-        if exchange not in (*EXCHANGES, TERNGRAD):
+        if exchange not in (*EXCHANGES, *SERVED, TERNGRAD):
             raise PlanError(
-                f"--exchange {exchange}: valid are {', '.join(EXCHANGES)} and, with the codec "
-                f"{TERNGRAD}, {TERNGRAD}"
+                f"--exchange {exchange}: valid are {', '.join({**EXCHANGES, **SERVED})} and, with "
+                f"the codec {TERNGRAD}, {TERNGRAD}"
             )
         for codec in codecs:
             if not _takes(exchange, codec):
@@ -105,6 +147,25 @@ def check_exchanges(codecs: Sequence[str], exchanges: Sequence[str]) -> None:
                     f"--exchange {exchange} takes the codec {TERNGRAD}, not {codec}: give --codec "
                     f"{TERNGRAD}, or --exchange sharded"
                 )
+
+
+def check_servers(servers: int, exchanges: Sequence[str], every: int = 1) -> None:
+    """exchanges: none: those that suit. Raises PlanError if servers do not go with the rest."""
+    served = [exchange for exchange in exchanges if exchange in SERVED]
+    if served and servers == 0:
+        raise PlanError(
+            f"--exchange {served[0]} needs the number of servers: --servers 1, or more. They are "
+            "processes beside the --ranks workers"
+        )
+    if servers > 0 and exchanges and not served:
+        raise PlanError(
+            f"--servers {servers} goes with --exchange {SERVER}, not with {', '.join(exchanges)}"
+        )
+    if servers > 0 and every > 1:
+        raise PlanError(
+            f"--every {every}: with --exchange {SERVER} workers exchange in every step; local "
+            "steps go with the other exchanges"
+        )
 
 
 def _takes(exchange: str, codec: str) -> bool:
@@ -115,6 +176,8 @@ def _suits(codec: str, exchange: str, cluster: Cluster) -> bool:
     """Whether a user who knows the exchanges would take it with this codec on this network."""
     if exchange == "hierarchical":
         return cluster.ranks_per_machine > 1 and cluster.machines > 1
+    if exchange == SERVER:
+        return cluster.servers > 0
     if exchange == "ring":
         return codec.partition(":")[0] not in _NOT_IN_RINGS
     return True

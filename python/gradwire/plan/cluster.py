@@ -19,10 +19,11 @@ MOST_RANKS = 1024
 class Cluster:
     """Every machine has a full-duplex link to a switch without limits.
 
+    ranks: those that train, the workers of an exchange with servers.
     bandwidth: bits a second of a link, each way; None: no limit. latency: seconds from a machine to
     another. ranks_per_machine: consecutive ranks, which share the link of their machine.
     local_bandwidth: bits a second that a rank sends, and receives, inside its machine; None: no
-    limit.
+    limit. servers: further ranks for the exchange `server`, each on a machine of its own.
     """
 
     ranks: int
@@ -30,6 +31,7 @@ class Cluster:
     latency: float = 0.0
     ranks_per_machine: int = 1
     local_bandwidth: float | None = None
+    servers: int = 0
 
     def __post_init__(self) -> None:
         """Raises PlanError for a network on which nothing can be exchanged."""
@@ -56,9 +58,12 @@ class Cluster:
                 f"{self.ranks} ranks cannot be {self.ranks_per_machine} on each machine: give "
                 "--ranks-per-machine a number that divides --ranks"
             )
+        if self.servers < 0:
+            raise PlanError(f"--servers {self.servers}: there are 1 or more, or none")
 
     @property
     def machines(self) -> int:
+        """Without those of the servers."""
         return self.ranks // self.ranks_per_machine
 
     def link_seconds(self, payload: float) -> float:

@@ -14,15 +14,18 @@ For N ranks and a bucket of n values that take B bytes:
     ring                   2 (N - 1)       2 (N - 1) / N * B        n           2 (N - 1) / N * n
     broadcast              1               (N - 1) * B              n           N * n
     hierarchical, M        4               2 (M - 1) / M * B        n           2 (M - 1) / M * n
+    server, S              2               2 N / S * B              (1+1/S) n   (1 + N / S) * n
     ddp (Gloo's ring)      2 (N - 1)       2 (N - 1) / N * 4 n      -           -
     tree (TernGrad, B)     log2 N          log2 N * B               -           -
     worker-aggregator      1 + log2 N      (N + log2 N) * B         -           (N - 1) * n
     ring (INCEPTIONN)      2 (N - 1)       2 (N - 1) / N * B        -           (N - 1) / N * n
 
-In (N - 1) / N, 1 / N is the share of the rank that owns most, which is larger in small models. With
-k ranks on a machine, a ring's messages leave it in one of k hops; its link carries what k ranks
-send in `sharded` and `broadcast`. The first rows are those of include/gradwire/exchange.h, which
-tests compare with the exchanges themselves. The last three are the papers'
+In (N - 1) / N, 1 / N is the share of the rank that owns most, which is larger in small models; so
+is 1 / S that of a server, which has whole tensors. The bytes of `server` are those of its link, N
+pushes that come and then N pulls that go, unless a machine's link carries more. With k ranks on a
+machine, a ring's messages leave it in one of k hops; its link carries what k ranks send in
+`sharded`, `broadcast` and `server`. The first rows are those of include/gradwire/exchange.h and
+server.h, which tests compare with the exchanges themselves. The last three are the papers'
 (test_plan_papers.py).
 """
 
@@ -164,6 +167,26 @@ def hierarchical(volume: Volume, cluster: Cluster) -> Cost:
     )
 
 
+def server(volume: Volume, cluster: Cluster) -> Cost:
+    """Every worker pushes to all servers; the server with the largest share has its pushes last.
+    Then it sends its pull to every worker. volume.shares: of the servers."""
+    workers, k, servers = cluster.ranks, cluster.ranks_per_machine, cluster.servers
+    share = max(volume.shares_of(servers))
+    of_server = workers * (share * (volume.pushed + volume.pulled) + 2 * _PACKET_BYTES)
+    of_machine = k * (volume.pushed + volume.pulled + servers * 2 * _PACKET_BYTES)
+    return Cost(
+        ways=2,
+        way_bytes=max(of_server, of_machine),
+        encoded=(1 + share) * volume.values,
+        decoded=(1 + workers * share) * volume.values,
+        handled=2 * (workers + servers),
+        rank_bytes=max(
+            volume.pushed + servers * _PACKET_BYTES,
+            workers * (share * volume.pulled + _PACKET_BYTES),
+        ),
+    )
+
+
 def allreduce(volume: Volume, cluster: Cluster) -> Cost:
     """DDP's, a ring of Gloo; its bytes are `pushed`, uncompressed."""
     n, many = cluster.ranks, cluster.machines > 1
@@ -215,6 +238,7 @@ EXCHANGES = {
     "ring": ring,
     "broadcast": broadcast,
     "hierarchical": hierarchical,
+    "server": server,
 }
 
 # Those of the papers' models, which are no exchanges of gradwire.

@@ -6,17 +6,23 @@ last gradient is there and the bucket before it is done, while the backward pass
     begin(k) = max(ready(k), end(k - 1))        ready: the time of the bucket's last gradient
     end(k)   = begin(k) + seconds(k)            seconds: costs.py
     step     = max(end(last), end of backward) + rest of the step
+
+Dedicated servers get the gradients of the whole model when the backward pass has ended. Local steps
+exchange the changes of the whole model, or of its fragments, in some steps alone (local_steps.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradwire._core import Layout
+from gradwire.local_schedule import EVERY_STEP, Schedule, deal_by_size
 from gradwire.plan.cluster import Cluster
-from gradwire.plan.costs import EXCHANGES, OF_PAPERS, Cost, Volume, allreduce
+from gradwire.plan.costs import EXCHANGES, OF_PAPERS, Cost, Volume, allreduce, server
+from gradwire.plan.local_steps import exposed_seconds
 from gradwire.plan.profile import CodecSpeed, Layer, Profile
+from gradwire.train.settings import GRADIENTS, SERVED
 
 DDP = "ddp"  # without gradwire
 
@@ -43,7 +49,8 @@ class Bucket:
 class Prediction:
     """seconds: of a step. codec_seconds, wire_seconds, message_seconds: of all buckets of a step.
     exposed_seconds: of the exchange, after the backward pass has ended. sent_bytes: of a rank, to
-    other ranks."""
+    other ranks; with servers, of the rank that sends most. every: steps from one exchange to the
+    next; all else is a mean over these steps."""
 
     codec: str
     exchange: str
@@ -54,6 +61,7 @@ class Prediction:
     exposed_seconds: float
     sent_bytes: float
     bits: float  # a value, each way
+    every: int = 1
 
 
 def cut_buckets(profile: Profile, bucket_bytes: int | None = None) -> list[Bucket]:
@@ -75,14 +83,33 @@ def cut_buckets(profile: Profile, bucket_bytes: int | None = None) -> list[Bucke
     return buckets
 
 
+def join(buckets: Sequence[Bucket]) -> Bucket:
+    """All layers in one bucket."""
+    return Bucket(tuple(layer for one in buckets for layer in one.layers), buckets[-1].ready)
+
+
 def predict(
-    profile: Profile, cluster: Cluster, codec: str, exchange: str, buckets: Sequence[Bucket]
+    profile: Profile,
+    cluster: Cluster,
+    codec: str,
+    exchange: str,
+    buckets: Sequence[Bucket],
+    schedule: Schedule = EVERY_STEP,
 ) -> Prediction:
     """The step of a codec of the profile in an exchange: one of costs.EXCHANGES or OF_PAPERS,
-    `terngrad`, or `ddp`, which with the codec `ddp` is DDP without gradwire."""
+    `server` with its parameters, `terngrad`, or `ddp`, which with the codec `ddp` is DDP without
+    gradwire. schedule: of local steps; without them, exchanges are in every step.
+
+    Raises ValueError for more fragments than layers."""
+    local = schedule.every > 1
+    if local:
+        buckets = _fragments(join(buckets), schedule.fragments)
+    elif exchange in SERVED:
+        buckets = [join(buckets)]
     speed = CodecSpeed(0.0, 0.0, _RAW_BITS) if codec == DDP else profile.codec(codec)
     raw = profile.codecs.get("raw", CodecSpeed(0.0, 0.0, _RAW_BITS))
     end = codec_seconds = wire_seconds = message_seconds = sent = 0.0
+    seconds = []  # of each bucket
     for bucket in buckets:
         cost = _cost(bucket, codec, speed, cluster, exchange)
         coding = cost.encoded * speed.encode_seconds + cost.decoded * speed.decode_seconds
@@ -93,19 +120,33 @@ def predict(
         wire_seconds += wire
         message_seconds += handling
         sent += cost.rank_bytes
-        end = max(bucket.ready, end) + coding + wire + handling
+        seconds.append(coding + wire + handling)
+        end = max(bucket.ready, end) + seconds[-1]
     backward_end = profile.forward_seconds + profile.backward_seconds
+    exposed = max(0.0, end - backward_end)
+    if local:
+        exposed = exposed_seconds(schedule, profile.compute_seconds, seconds)
+    every = schedule.every
     return Prediction(
         codec=codec,
         exchange=exchange,
-        seconds=max(end, backward_end) + profile.rest_seconds,
-        codec_seconds=codec_seconds,
-        wire_seconds=wire_seconds,
-        message_seconds=message_seconds,
-        exposed_seconds=max(0.0, end - backward_end),
-        sent_bytes=sent,
+        seconds=profile.compute_seconds + exposed,
+        codec_seconds=codec_seconds / every,
+        wire_seconds=wire_seconds / every,
+        message_seconds=message_seconds / every,
+        exposed_seconds=exposed,
+        sent_bytes=sent / every,
         bits=8 * sum(_bytes(bucket.layers, speed.bits) for bucket in buckets) / profile.numel,
+        every=every,
     )
+
+
+def _fragments(whole: Bucket, fragments: int) -> list[Bucket]:
+    sizes = [(layer.name, layer.numel) for layer in whole.layers]
+    return [
+        Bucket(tuple(whole.layers[place] for place in places), whole.ready)
+        for places in deal_by_size(sizes, fragments)
+    ]
 
 
 def _wire_seconds(cluster: Cluster, cost: Cost, stack: float) -> float:
@@ -122,28 +163,43 @@ def _cost(bucket: Bucket, codec: str, speed: CodecSpeed, cluster: Cluster, excha
     pushed = pulled = _bytes(bucket.layers, speed.bits)
     if exchange == DDP:
         return allreduce(Volume(bucket.numel, pushed, pulled), cluster)
+    if exchange in SERVED:
+        adds_trits = SERVED[exchange] == GRADIENTS and codec.partition(":")[0] == "terngrad"
+        if adds_trits:
+            pulled = _sum_bytes(bucket, cluster)
+        of_servers = _shares(bucket, codec, speed.bits, cluster.ranks, cluster.servers)
+        cost = server(Volume(bucket.numel, pushed, pulled, of_servers), cluster)
+        return _with_scales(cost, cost.ways, cost.handled) if adds_trits else cost
     shares = None
     if exchange in _WITH_SHARDS:
         owners = cluster.machines if exchange == "hierarchical" else cluster.ranks
         shares = _shares(bucket, codec, speed.bits, owners)
     if exchange == "terngrad":
-        # Sums of N trits are pulled in whole bits; before, the largest magnitudes are exchanged.
-        pulled = _bytes(bucket.layers, (2 * cluster.ranks).bit_length())
+        pulled = _sum_bytes(bucket, cluster)
         cost = EXCHANGES["sharded"](Volume(bucket.numel, pushed, pulled, shares), cluster)
-        further = cluster.ranks - 1
-        return Cost(
-            **vars(cost) | {"ways": cost.ways * 3 / 2, "handled": cost.handled + 2 * further},
-        )
+        return _with_scales(cost, cost.ways / 2, 2 * (cluster.ranks - 1))
     return (EXCHANGES | OF_PAPERS)[exchange](Volume(bucket.numel, pushed, pulled, shares), cluster)
 
 
-def _shares(bucket: Bucket, codec: str, bits: float, owners: int) -> tuple[float, ...]:
-    """Of the bucket's bytes, as the layout gives them to the owners."""
+def _sum_bytes(bucket: Bucket, cluster: Cluster) -> float:
+    """Sums of N trits are pulled in whole bits."""
+    return _bytes(bucket.layers, (2 * cluster.ranks).bit_length())
+
+
+def _with_scales(cost: Cost, ways: float, handled: float) -> Cost:
+    """Before the trits, the largest magnitudes are exchanged: so many messages more."""
+    return replace(cost, ways=cost.ways + ways, handled=cost.handled + handled)
+
+
+def _shares(
+    bucket: Bucket, codec: str, bits: float, ranks: int, servers: int = 0
+) -> tuple[float, ...]:
+    """Of the bucket's bytes, as the layout gives them to the owners: the servers, or all ranks."""
     tensors = [(layer.name, list(layer.dims)) for layer in bucket.layers]
-    bits_of = [0.0] * owners
-    for segment in Layout(tensors, owners, codec).segments:
+    bits_of = [0.0] * (ranks + servers)
+    for segment in Layout(tensors, ranks + servers, codec, servers=servers).segments:
         bits_of[segment["owner"]] += segment["numel"] * (_RAW_BITS if segment["reason"] else bits)
-    return tuple(bits / sum(bits_of) for bits in bits_of)
+    return tuple(bits / sum(bits_of) for bits in bits_of[ranks if servers else 0 :])
 
 
 def _bytes(layers: Sequence[Layer], bits: float) -> float:

@@ -18,6 +18,7 @@ from gradwire.plan.cluster import MOST_RANKS, Cluster
 from gradwire.plan.predict import Bucket
 from gradwire.plan.profile import PlanError
 from gradwire.train.network import share_bytes
+from gradwire.train.settings import SERVED
 
 CostOfCodec = Callable[[str], tuple[float, float]]  # seconds a value of encode and of decode
 
@@ -30,9 +31,9 @@ _STRIDE = 104_729  # a prime, so that ranks seldom have the same values
 
 @dataclass(frozen=True)
 class Simulated:
-    """Steps of so many ranks. seconds: of a step, until the last rank has the last bucket; means of
-    all steps. Bytes are those of the packets of the rank that has most, a step. longest_way:
-    messages that wait for each other."""
+    """Steps of so many ranks, beside the servers. seconds: of a step, until the last rank has the
+    last bucket; means of all steps. Bytes are those of the packets of the rank that has most, a
+    step. longest_way: messages that wait for each other."""
 
     ranks: int
     seconds: float
@@ -63,19 +64,20 @@ def simulate(
     (r + s * ranks) * stride, so a stride of the model's size takes recorded gradients. memory:
     bytes that it may take; None: those that the system has free.
 
+    With the exchange `server`, workers pull the averages as the change of the servers' model.
+
     Raises PlanError for more ranks than the simulation or the memory takes and for gradients that
     are not finite, GradwireError for an unknown codec or exchange, or two that do not go together.
     """
     check_ranks(cluster, codec, exchange, buckets, free_memory() if memory is None else memory)
     if not np.isfinite(values).all():
         raise PlanError("gradients with NaN or Inf: such steps are skipped, so they have no time")
-    between = gradwire.parse_exchange(exchange)["name"] == "hierarchical"
-    owners = cluster.machines if between else cluster.ranks
+    ranks, servers, owners = _world(cluster, exchange)
     bits = cluster.bandwidth
     running = Simulation(
         exchange,
-        cluster.ranks,
-        [(_layout(bucket, codec, owners), bucket.ready) for bucket in buckets],
+        ranks,
+        [(_layout(bucket, codec, owners, servers), bucket.ready) for bucket in buckets],
         values,
         bits_per_second=float("inf") if bits is None else bits,
         latency=cluster.latency,
@@ -88,18 +90,27 @@ def simulate(
         seed=seed,
     )
     done = [running.step() for _ in range(steps)]
-    ranks = [rank for step in done for rank in step["ranks"]]
+    of_ranks = [rank for step in done for rank in step["ranks"]]
     return Simulated(
         ranks=cluster.ranks,
         seconds=fmean(step["seconds"] for step in done),
         codec_seconds=fmean(step["codec_seconds"] for step in done),
         longest_way=max(step["longest_way"] for step in done),
-        messages=sum(rank["messages_sent"] for rank in ranks) // steps,
+        messages=sum(rank["messages_sent"] for rank in of_ranks) // steps,
         bytes_sent=_most(done, "bytes_sent"),
         bytes_received=_most(done, "bytes_received"),
         local_bytes_sent=_most(done, "local_bytes_sent"),
-        bytes_of_all=sum(rank["bytes_sent"] for rank in ranks) / steps,
+        bytes_of_all=sum(rank["bytes_sent"] for rank in of_ranks) / steps,
     )
+
+
+def _world(cluster: Cluster, exchange: str) -> tuple[int, int, int]:
+    """Numbers of all ranks, of the servers among them, and of the ranks of a layout."""
+    if exchange in SERVED:
+        ranks = cluster.ranks + cluster.servers
+        return ranks, cluster.servers, ranks
+    between = gradwire.parse_exchange(exchange)["name"] == "hierarchical"
+    return cluster.ranks, 0, cluster.machines if between else cluster.ranks
 
 
 def _most(steps: Sequence[dict[str, Any]], name: str) -> float:
@@ -108,8 +119,9 @@ def _most(steps: Sequence[dict[str, Any]], name: str) -> float:
     return max(fmean(sizes) for sizes in zip(*of_steps, strict=True))
 
 
-def _layout(bucket: Bucket, codec: str, owners: int) -> Layout:
-    return Layout([(layer.name, list(layer.dims)) for layer in bucket.layers], owners, codec)
+def _layout(bucket: Bucket, codec: str, owners: int, servers: int) -> Layout:
+    tensors = [(layer.name, list(layer.dims)) for layer in bucket.layers]
+    return Layout(tensors, owners, codec, servers=servers)
 
 
 def needed_memory(ranks: int, codec: str, exchange: str, buckets: Sequence[Bucket]) -> int:
@@ -124,13 +136,24 @@ def needed_memory(ranks: int, codec: str, exchange: str, buckets: Sequence[Bucke
 def check_ranks(
     cluster: Cluster, codec: str, exchange: str, buckets: Sequence[Bucket], memory: int
 ) -> None:
-    """Raises PlanError that says how many ranks there can be."""
-    if cluster.ranks > MOST_RANKS:
-        raise PlanError(f"{cluster.ranks} ranks: gradwire simulate takes up to {MOST_RANKS}")
-    needed = needed_memory(cluster.ranks, codec, exchange, buckets)
+    """Raises PlanError that says how many ranks there can be, and servers."""
+    servers = cluster.servers
+    ranks = cluster.ranks + servers
+    beside = f" and {servers} servers" if servers else ""
+    if ranks > MOST_RANKS:
+        raise PlanError(
+            f"{cluster.ranks} ranks{beside}: gradwire simulate takes up to {MOST_RANKS}"
+        )
+    tensors = min(len(bucket.layers) for bucket in buckets)
+    if servers > tensors:
+        raise PlanError(
+            f"--servers {servers}: a tensor lies whole on one server, and the model has {tensors}: "
+            "take as many servers or fewer, or --profile, a model with more tensors"
+        )
+    needed = needed_memory(ranks, codec, exchange, buckets)
     if needed <= memory:
         return
-    fitting = max(
+    fitting = -servers + max(
         (n for n in range(MOST_RANKS + 1) if needed_memory(n, codec, exchange, buckets) <= memory),
         default=0,
     )
@@ -141,8 +164,8 @@ def check_ranks(
         else f"{fitting} ranks fit; take fewer ranks or --values"
     )
     raise PlanError(
-        f"{cluster.ranks} ranks of {values:,} values need about {needed / 1e9:.3g} GB of memory, "
-        f"and {memory / 1e9:.3g} GB are free: {advice}"
+        f"{cluster.ranks} ranks{beside} of {values:,} values need about {needed / 1e9:.3g} GB of "
+        f"memory, and {memory / 1e9:.3g} GB are free: {advice}"
     )
 
 

@@ -12,10 +12,13 @@ uint64_t connection(uint32_t source, uint32_t target) { return uint64_t{source} 
 
 Links::Links(const NetworkModel& model, uint32_t ranks, EventClock& clock)
     : ranks_per_machine_(model.ranks_per_machine),
+      ranks_alone_(model.ranks_alone),
+      first_alone_(ranks - model.ranks_alone),
       turn_bytes_(model.turn_bytes),
       payload_bytes_(model.payload_bytes),
       header_bytes_(model.header_bytes),
-      machines_((ranks + model.ranks_per_machine - 1) / model.ranks_per_machine),
+      machines_((first_alone_ + model.ranks_per_machine - 1) / model.ranks_per_machine +
+                ranks_alone_),
       clock_(clock) {
   const Port link = {
       .seconds_per_byte = 8 / model.bits_per_second, .latency = model.latency, .waiting = {}};

@@ -15,6 +15,7 @@ struct NetworkModel {
   double bits_per_second = std::numeric_limits<double>::infinity();  // of a link, each way
   double latency = 0;                                                // seconds between machines
   uint32_t ranks_per_machine = 1;  // consecutive ranks, which share the machine's link
+  uint32_t ranks_alone = 0;        // the last ranks, each on a machine of its own: the servers
   // Messages between ranks of one machine take no part of its link. Each rank sends and receives
   // them at this rate, without latency.
   double local_bits_per_second = std::numeric_limits<double>::infinity();
@@ -41,7 +42,10 @@ class Links {
   // Sends a message now. `arrived` runs when its last byte has come.
   void send(uint32_t source, uint32_t target, uint64_t bytes, EventClock::Action arrived);
 
-  [[nodiscard]] uint32_t machine_of(uint32_t rank) const { return rank / ranks_per_machine_; }
+  [[nodiscard]] uint32_t machine_of(uint32_t rank) const {
+    return rank < first_alone_ ? rank / ranks_per_machine_
+                               : machines_ - ranks_alone_ + (rank - first_alone_);
+  }
   [[nodiscard]] bool is_local(uint32_t source, uint32_t target) const {
     return machine_of(source) == machine_of(target);
   }
@@ -72,6 +76,8 @@ class Links {
   void end_message(uint32_t id);
 
   uint32_t ranks_per_machine_;
+  uint32_t ranks_alone_;
+  uint32_t first_alone_;
   uint32_t turn_bytes_;
   uint32_t payload_bytes_;
   uint32_t header_bytes_;

@@ -4,11 +4,13 @@
 #include <cmath>
 #include <deque>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/return_if_error.h"
 #include "engines/simulated/event_clock.h"
 #include "exchange/steps/exchange_entry.h"
+#include "exchange/steps/server_packets.h"
 #include "gradwire/exchange_choice.h"
 
 namespace gradwire {
@@ -44,6 +46,29 @@ CostOfCodec remember(CostOfCodec cost) {
   };
 }
 
+// What workers pull from dedicated servers; nothing for exchanges without servers.
+std::optional<ServerOptions::Pulls> pulls_of(const std::string& exchange) {
+  if (exchange == "server" || exchange == "server:pulls=updates") {
+    return ServerOptions::Pulls::kUpdates;
+  }
+  if (exchange == "server:pulls=gradients") return ServerOptions::Pulls::kGradients;
+  return std::nullopt;
+}
+
+// A worker's or a server's side. A server that has a model changes it by the averages.
+Result<std::unique_ptr<Exchange>> make_side(ExchangeSetup setup, ServerOptions::Pulls pulls) {
+  const ServerOptions options = {.pulls = pulls};
+  if (setup.rank < setup.layout->workers()) {
+    GW_ASSIGN_OR_RETURN(std::unique_ptr<WorkerSide> worker, make_server_worker(setup, options, {}));
+    return std::unique_ptr<Exchange>(std::move(worker));
+  }
+  if (pulls == ServerOptions::Pulls::kUpdates) {
+    setup.options.update = [](std::span<float>) { return Status(); };
+  }
+  GW_ASSIGN_OR_RETURN(std::unique_ptr<ServerSide> server, make_server(std::move(setup), options));
+  return std::unique_ptr<Exchange>(std::move(server));
+}
+
 class RunningSimulation final : public Simulation {
  public:
   explicit RunningSimulation(SimulationOptions options)
@@ -51,7 +76,6 @@ class RunningSimulation final : public Simulation {
         links_(options_.network, options_.ranks, clock_),
         ranks_(options_.ranks) {}
 
-  Result<std::vector<uint32_t>> machines_of_ranks() const;
   Status make_ranks();
   Result<SimulatedStep> step() override;
   std::vector<ExchangeStats> stats(uint32_t rank) const override {
@@ -61,6 +85,8 @@ class RunningSimulation final : public Simulation {
   }
 
  private:
+  [[nodiscard]] Status check_layouts(uint32_t owners, uint32_t servers) const;
+  Result<std::vector<uint32_t>> machines_of_ranks(const ExchangeChoice& choice) const;
   void begin_step(uint32_t r);
   // Lets a rank that does not compute do what it can: begin a bucket, or take a message.
   void work(uint32_t r);
@@ -83,19 +109,30 @@ class RunningSimulation final : public Simulation {
   Status failure_;
 };
 
+Status RunningSimulation::check_layouts(uint32_t owners, uint32_t servers) const {
+  for (const SimulatedBucket& bucket : options_.buckets) {
+    const Layout& layout = *bucket.layout;
+    if (layout.world_size() != owners) {
+      return {StatusCode::kInvalidArgument,
+              "the layout is of " + std::to_string(layout.world_size()) +
+                  " ranks or machines, the simulation of " + std::to_string(owners)};
+    }
+    if (layout.servers() != servers) {
+      return {StatusCode::kInvalidArgument, "the layout has " + std::to_string(layout.servers()) +
+                                                " servers, the exchange " + options_.exchange +
+                                                " of this simulation " + std::to_string(servers)};
+    }
+  }
+  return {};
+}
+
 // For exchanges between machines; empty for others. Checks that the layouts fit.
-Result<std::vector<uint32_t>> RunningSimulation::machines_of_ranks() const {
-  GW_ASSIGN_OR_RETURN(const ExchangeChoice choice, ExchangeChoice::parse(options_.exchange));
+Result<std::vector<uint32_t>> RunningSimulation::machines_of_ranks(
+    const ExchangeChoice& choice) const {
   const bool between = choice.info().between_machines;
   std::vector<uint32_t> machines;
   for (uint32_t r = 0; between && r < ranks_.size(); ++r) machines.push_back(links_.machine_of(r));
-  const uint32_t owners = between ? machines.back() + 1 : options_.ranks;
-  for (const SimulatedBucket& bucket : options_.buckets) {
-    if (bucket.layout->world_size() == owners) continue;
-    return Status(StatusCode::kInvalidArgument,
-                  "the layout is of " + std::to_string(bucket.layout->world_size()) +
-                      " ranks or machines, the simulation of " + std::to_string(owners));
-  }
+  GW_RETURN_IF_ERROR(check_layouts(between ? machines.back() + 1 : options_.ranks, 0));
   if (const uint32_t size = choice.ranks_per_machine(); size != 0) {
     if (size != options_.network.ranks_per_machine) {
       return Status(StatusCode::kInvalidArgument,
@@ -111,14 +148,22 @@ Status RunningSimulation::make_ranks() {
   GW_ASSIGN_OR_RETURN(Execution execution, Execution::create());
   const ShardCodecFactory codecs = charge(host_shard_codecs(std::move(execution)),
                                           remember(std::move(options_.cost)), &charged_);
-  GW_ASSIGN_OR_RETURN(const std::vector<uint32_t> machines, machines_of_ranks());
+  const std::optional<ServerOptions::Pulls> pulls = pulls_of(options_.exchange);
+  std::vector<uint32_t> machines;
+  if (pulls) {
+    GW_RETURN_IF_ERROR(check_layouts(options_.ranks, options_.network.ranks_alone));
+  } else {
+    GW_ASSIGN_OR_RETURN(const ExchangeChoice choice, ExchangeChoice::parse(options_.exchange));
+    GW_ASSIGN_OR_RETURN(machines, machines_of_ranks(choice));
+  }
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     for (const SimulatedBucket& bucket : options_.buckets) {
       ExchangeSetup setup = {.layout = bucket.layout, .rank = r, .codecs = codecs, .options = {}};
       setup.options.seed = options_.seed;
       setup.options.machine_of_rank = machines;
       GW_ASSIGN_OR_RETURN(std::unique_ptr<Exchange> exchange,
-                          make_exchange(options_.exchange, std::move(setup)));
+                          pulls ? make_side(std::move(setup), *pulls)
+                                : make_exchange(options_.exchange, std::move(setup)));
       ranks_[r].exchanges.push_back(std::move(exchange));
       ranks_[r].values.emplace_back(bucket.layout->numel());
     }
@@ -147,7 +192,8 @@ void RunningSimulation::begin_step(uint32_t r) {
   rank.bucket = 0;
   rank.way = 0;
   rank.codec_seconds = 0;
-  uint64_t at = (r + step_ * ranks_.size()) * options_.stride;
+  const uint64_t workers = ranks_.size() - options_.network.ranks_alone;
+  uint64_t at = (r + step_ * workers) * options_.stride;
   for (std::vector<float>& values : rank.values) {
     for (float& value : values) value = options_.values[at++ % options_.values.size()];
   }
@@ -253,6 +299,9 @@ Status check(const SimulationOptions& options) {
   const auto refuse = [](const char* why) { return Status(StatusCode::kInvalidArgument, why); };
   if (options.ranks == 0) return refuse("a simulation needs ranks");
   if (options.buckets.empty()) return refuse("a simulation needs buckets");
+  if (pulls_of(options.exchange) && options.buckets[0].layout->servers() == 0) {
+    return refuse("workers and servers need layouts with servers");
+  }
   if (options.values.empty()) return refuse("a simulation needs values to fill the buckets with");
   if (!(network.bits_per_second > 0) || !(network.local_bits_per_second > 0)) {
     return refuse("the bandwidth of a link must be above 0");
@@ -270,6 +319,11 @@ Status check(const SimulationOptions& options) {
 
 Result<std::unique_ptr<Simulation>> Simulation::create(SimulationOptions options) {
   GW_RETURN_IF_ERROR(check(options));
+  options.network.ranks_alone =
+      pulls_of(options.exchange) ? options.buckets[0].layout->servers() : 0;
+  if (options.network.ranks_alone >= options.ranks) {
+    return Status(StatusCode::kInvalidArgument, "servers alone: a simulation needs workers, too");
+  }
   auto simulation = std::make_unique<RunningSimulation>(std::move(options));
   GW_RETURN_IF_ERROR(simulation->make_ranks());
   return std::unique_ptr<Simulation>(std::move(simulation));

@@ -15,19 +15,24 @@
 namespace gradwire {
 
 // A bucket of gradients, which each rank has at `ready` seconds after the step began. The layout is
-// the one that make_exchange wants.
+// the one that make_exchange wants, or make_server.
 struct SimulatedBucket {
   std::shared_ptr<const Layout> layout;
   double ready = 0;
 };
 
 struct SimulationOptions {
+  // As make_exchange takes it, or "server" or "server:pulls=gradients": workers and dedicated
+  // servers (gradwire/server.h) in lockstep, without backup workers and staleness. Every server has
+  // a machine of its own. With "server" the averages are the change of a server's model, as SGD has
+  // it without momentum; an optimizer's other changes may take other bytes in the pulls.
   std::string exchange = "sharded";
-  uint32_t ranks = 2;
+  uint32_t ranks = 2;                    // with the servers
   std::vector<SimulatedBucket> buckets;  // in the order in which they are exchanged
   // The gradients: buckets are filled with these values, over and over. Not empty, finite. Rank r
-  // begins step s at values[(r + s * ranks) * stride]: the default, a prime, seldom gives two ranks
-  // the same values; the number of values of all buckets takes recorded gradients in their order.
+  // begins step s at values[(r + s * R) * stride], with R ranks that have gradients (servers have
+  // none): the default, a prime, seldom gives two ranks the same values; the number of values of
+  // all buckets takes recorded gradients in their order.
   std::span<const float> values;
   uint64_t stride = 104'729;
   NetworkModel network;
@@ -57,7 +62,7 @@ struct SimulatedStep {
 // are those of any other engine.
 class Simulation {
  public:
-  // kInvalidArgument: no ranks, buckets or values; the statuses of make_exchange.
+  // kInvalidArgument: no ranks, buckets or values; the statuses of make_exchange and make_server.
   static Result<std::unique_ptr<Simulation>> create(SimulationOptions options);
   virtual ~Simulation() = default;
 

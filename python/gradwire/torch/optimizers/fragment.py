@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from gradwire.local_schedule import deal_by_size
 from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
@@ -28,28 +29,9 @@ OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def deal_layers(named: Sequence[NamedTensor], fragments: int) -> list[list[int]]:
-    """The places of each fragment's parameters in `named`.
-
-    A layer is a module with parameters of its own. The largest layers are dealt first, each to the
-    fragment with the fewest values so far. So fragments are about equally large; and where layers
-    are, too, this is the strided pattern of Streaming DiLoCo.
-    Raises ValueError if there are fewer layers than fragments.
-    """
-    layers: dict[str, list[int]] = {}
-    for place, (name, _) in enumerate(named):
-        layers.setdefault(name.rpartition(".")[0], []).append(place)
-    if fragments > len(layers):
-        raise ValueError(
-            f"fragments is {fragments}, but the model has {len(layers)} layers, and a layer is not "
-            f"cut: take fragments={len(layers)} or fewer"
-        )
-    sized = [(sum(named[place][1].numel() for place in layer), layer) for layer in layers.values()]
-    dealt: list[tuple[int, list[int]]] = [(0, [])] * fragments
-    for numel, layer in sorted(sized, key=lambda each: -each[0]):
-        fewest = min(range(fragments), key=lambda index: (dealt[index][0], len(dealt[index][1])))
-        before, places = dealt[fewest]
-        dealt[fewest] = (before + numel, sorted(places + layer))
-    return [places for _, places in dealt]
+    """The places of each fragment's parameters in `named`. Raises ValueError if there are fewer
+    layers than fragments."""
+    return deal_by_size([(name, tensor.numel()) for name, tensor in named], fragments)
 
 
 @dataclass
