@@ -2,16 +2,19 @@
 """Compares predicted and simulated steps with measured steps behind shaped links.
 
     bench/planning.py results [--model lenet] [--workers 2 --workers 4] [--bandwidth 10mbit]
+    bench/planning.py results --workers 4 --servers 2      # with dedicated servers
+    bench/planning.py results --workers 4 --every 4        # local steps
     bench/planning.py results --render
 
 Workers in network namespaces, each behind a rate-limited link, train one model in several ways, in
 blocks of steps that take turns. One of them, `alone`, is DDP that exchanges nothing, and gives the
-profile. So the profile sees the same contention as the others: all workers share the cores of this
-machine, with whatever else runs there. A step lasts from a barrier of all workers to the end of the
-last worker's step; figures are medians. Each combination leaves a file in the folder and is not
-repeated.
+profile. So the profile sees the same contention as the others: all ranks share the cores of this
+machine, with whatever else runs there. A step lasts from a barrier of all ranks to the end of the
+last worker's step; figures are medians of steps, or with --every of means of so many steps, of
+which the last exchanges. Each combination leaves a file in the folder and is not repeated.
 
-The bytes of gradwire's codecs are compared with a simulation that gets the recorded gradients.
+The bytes of gradwire's codecs are compared with a simulation that gets the recorded gradients, or
+the changes that local steps exchange. Servers are those that average (`server:pulls=gradients`).
 """
 
 from __future__ import annotations
@@ -22,30 +25,27 @@ import os
 import pickle
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
+from gradwire.local_schedule import Schedule
 from gradwire.machine import describe_build, describe_machine
 from gradwire.plan.cluster import Cluster
-from gradwire.plan.measure import TransportMeter, measure_codec
 from gradwire.plan.predict import DDP, Bucket, cut_buckets, predict
 from gradwire.plan.profile import CodecSpeed, Layer, Profile, Transport
 from gradwire.plan.simulate import simulate
 from gradwire.train import network
 from gradwire.train.options import from_options
-from gradwire.train.settings import SHARDED, TrainSettings, parse_bandwidth
+from gradwire.train.settings import GRADIENTS, SERVED, SHARDED, TrainSettings, parse_bandwidth
+from planning_ranks import ALONE, CODECS, Kind, measure
 from ranks import join, run_ranks
 
-ALONE = "alone"
-CODECS = ("raw", "bf16", "3lc:s=1,coder=rice")
-WAYS = (ALONE, DDP, *CODECS)
-BLOCK = 2
+(AVERAGING,) = (name for name, pulls in SERVED.items() if pulls == GRADIENTS)
 
 
 def main() -> None:
@@ -54,6 +54,8 @@ def main() -> None:
     parser.add_argument("--model", action="append", default=None)
     parser.add_argument("--workers", action="append", type=int, default=None)
     parser.add_argument("--bandwidth", action="append", default=None)
+    parser.add_argument("--servers", type=int, default=0, help="ranks beside the workers")
+    parser.add_argument("--every", type=int, default=1, help="local steps")
     parser.add_argument("--rounds", type=int, default=6, help="blocks of each kind")
     parser.add_argument("--render", action="store_true", help="only print the table")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -62,6 +64,7 @@ def main() -> None:
     if arguments.rank is not None:
         run_rank(arguments)
         return
+    kind = Kind(arguments.servers, arguments.every)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if not arguments.render:
         if reason := network.why_not_shaped():
@@ -71,9 +74,12 @@ def main() -> None:
             arguments.workers or (2, 4, 8),
             arguments.bandwidth or ("10mbit", "100mbit", "1gbit"),
         ):
-            file = arguments.folder / f"{model}-{workers}-{bandwidth}.json"
+            of = f"-{kind.servers}-servers" * bool(kind.servers) + f"-every-{kind.every}" * (
+                kind.every > 1
+            )
+            file = arguments.folder / f"{model}-{workers}-{bandwidth}{of}.json"
             if not file.exists():
-                document = check(model, workers, bandwidth, arguments.rounds)
+                document = check(model, workers, bandwidth, kind, arguments.rounds)
                 file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
                 print(f"wrote {file}", flush=True)
     render(arguments.folder)
@@ -87,24 +93,28 @@ def settings_of(model: str, workers: int) -> TrainSettings:
 # The processes
 
 
-def check(model: str, workers: int, bandwidth: str, rounds: int) -> dict[str, Any]:
+def check(model: str, workers: int, bandwidth: str, kind: Kind, rounds: int) -> dict[str, Any]:
     """Measures one combination, and predicts it."""
     load = os.getloadavg()[0]
+    ranks = workers + kind.servers
     with tempfile.TemporaryDirectory() as folder:
-        results = [Path(folder) / f"{rank}.pickle" for rank in range(workers)]
+        results = [Path(folder) / f"{rank}.pickle" for rank in range(ranks)]
         arguments = ["--model", model, "--workers", str(workers), "--rounds", str(rounds)]
+        arguments += ["--servers", str(kind.servers), "--every", str(kind.every)]
 
         def command(rank: int) -> list[str]:
             return [folder, *arguments, "--rank", str(rank), "--result", str(results[rank])]
 
         rate = parse_bandwidth(bandwidth)
         assert rate is not None
-        run_ranks(command, workers, rate)
-        measured = [pickle.loads(result.read_bytes()) for result in results]
-    rows = compare(model, Cluster(workers, rate), measured)
+        run_ranks(command, ranks, rate)
+        measured = [pickle.loads(result.read_bytes()) for result in results[:workers]]
+    rows = compare(model, Cluster(workers, rate, servers=kind.servers), kind, measured)
     return {
         "model": model,
         "workers": workers,
+        "servers": kind.servers,
+        "every": kind.every,
         "bandwidth": bandwidth,
         "load": [load, os.getloadavg()[0]],
         "machine": describe_machine(),
@@ -119,118 +129,35 @@ def run_rank(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     settings, rank = settings_of(arguments.model[0], arguments.workers[0]), arguments.rank
-    join(rank, settings.workers)
-    arguments.result.write_bytes(pickle.dumps(measure(settings, rank, arguments.rounds)))
+    kind = Kind(arguments.servers, arguments.every)
+    join(rank, settings.workers + kind.servers)
+    arguments.result.write_bytes(pickle.dumps(measure(settings, kind, rank, arguments.rounds)))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def measure(settings: TrainSettings, rank: int, rounds: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
-    from gradwire.plan.recorder import StepRecorder, without_exchange
-    from gradwire.torch import GradwireState, gradwire_hook
-    from gradwire.train import data, models
-    from gradwire.train.strategies import local_optimizer
-    from gradwire.train.strategy import Strategy
-    from gradwire.train.torch_ddp import distribute
-
-    images = data.load(settings.data, settings.data_dir)
-    batches = images.batches(settings.batch, settings.workers, rank, settings.seed)
-    buckets: dict[str, list[tuple[int, list[tuple[str, tuple[int, ...]]], Any]]] = {}
-
-    def build() -> torch.nn.Module:
-        return models.build(
-            settings.model, *images.shape, seed=0, width=settings.width, dropout=0.0
-        )
-
-    alone = build()
-    recorder = StepRecorder(alone)
-
-    def make(way: str) -> Strategy:
-        if way == ALONE:
-            optimizer = local_optimizer(alone, settings)
-            return Strategy(alone, optimizer, forward=without_exchange(alone))
-        model = build()
-        optimizer = local_optimizer(model, settings)
-        forward = distribute(model)
-        if way == DDP:
-            return Strategy(model, optimizer, forward=forward)
-        state = GradwireState(codec=way, start_iter=settings.start_iter)
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        buckets[way] = []
-
-        def record_and_exchange(state: GradwireState, bucket: Any) -> Any:
-            shapes = [(names[p], tuple(p.shape)) for p in bucket.parameters()]
-            buckets[way].append((bucket.index(), shapes, bucket.buffer().numpy().copy()))
-            return gradwire_hook(state, bucket)
-
-        # DDP refuses annotations that are strings.
-        forward.register_comm_hook(state, lambda state, bucket: record_and_exchange(state, bucket))
-        return Strategy(model, optimizer, state, forward)
-
-    made = {way: make(way) for way in WAYS}
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    sent: dict[str, list[float]] = {way: [] for way in CODECS}
-    meter = TransportMeter([1])
-    step = 0
-    for _ in range(rounds):
-        for _ in range(BLOCK):
-            meter.measure()
-        for way, strategy in made.items():
-            for _ in range(BLOCK):
-                inputs, targets = (torch.from_numpy(array) for array in batches.at(step))
-                dist.barrier()
-                began = time.perf_counter()
-                if way == ALONE:
-                    with recorder:
-                        recorder.begin_step()
-                        strategy.take_step(inputs, targets).item()
-                        recorder.end_step()
-                else:
-                    strategy.take_step(inputs, targets).item()
-                seconds[way].append(time.perf_counter() - began)
-                if way in sent:
-                    costs = strategy.last_costs()
-                    sent[way].append(costs.push_bytes + costs.pull_bytes if costs else 0.0)
-                step += 1
-    gradients = {n: p.grad.numpy() for n, p in alone.named_parameters() if p.grad is not None}
-    speeds = {}
-    for codec in CODECS:
-        dist.barrier()
-        speeds[codec] = measure_codec(codec, [gradients])
-    transport = meter.close()
-    for strategy in made.values():
-        strategy.close()
-    return {
-        "seconds": seconds,
-        "marks": recorder.steps,
-        "speeds": speeds,
-        "transport": transport,
-        "buckets": buckets,
-        "sent": sent,
-        "model": alone if rank == 0 else None,
-    }
 
 
 # The comparison
 
 
-def compare(model: str, cluster: Cluster, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each way of rank 0's WAYS but ALONE."""
+def compare(
+    model: str, cluster: Cluster, kind: Kind, ranks: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """A row for each way but ALONE."""
     profile = profile_of_ranks(model, ranks)
     buckets = cut_buckets(profile)
+    exchange = AVERAGING if kind.servers else SHARDED
     rows = []
-    for way in WAYS[1:]:
-        steps = zip(*(rank["seconds"][way] for rank in ranks), strict=True)
-        measured = median([max(step) for step in steps][BLOCK:])
+    for way in kind.ways[1:]:
+        steps = [max(step) for step in zip(*(rank["seconds"][way] for rank in ranks), strict=True)]
+        at = range(kind.block, len(steps), kind.every)  # without the first block
+        measured = median(fmean(steps[i : i + kind.every]) for i in at)
         row: dict[str, Any] = {"way": way, "measured_ms": 1e3 * measured}
         row["compute_ms"] = 1e3 * profile.compute_seconds
-        exchange = DDP if way == DDP else SHARDED
-        row["predicted_ms"] = 1e3 * predict(profile, cluster, way, exchange, buckets).seconds
+        taken, schedule = (DDP, Schedule()) if way == DDP else (exchange, Schedule(kind.every))
+        predicted = predict(profile, cluster, way, taken, buckets, schedule)
+        row["predicted_ms"] = 1e3 * predicted.seconds
         if way in CODECS:
-            row |= simulate_row(profile, cluster, way, ranks, buckets)
+            row |= simulate_row(profile, cluster, kind, exchange, way, ranks, buckets)
         rows.append(row)
     return rows
 
@@ -251,17 +178,24 @@ def profile_of_ranks(model: str, ranks: list[dict[str, Any]]) -> Profile:
 
 
 def simulate_row(
-    profile: Profile, cluster: Cluster, way: str, ranks: list[dict[str, Any]], cut: list[Bucket]
+    profile: Profile,
+    cluster: Cluster,
+    kind: Kind,
+    exchange: str,
+    way: str,
+    ranks: list[dict[str, Any]],
+    cut: list[Bucket],
 ) -> dict[str, Any]:
     """Step time and bytes of a simulation with the gradients of the measured steps."""
     recorded = [rank["buckets"][way] for rank in ranks]
-    # DDP makes other buckets after the first step, which goes raw.
-    _, first, second, *_ = (i for i, (index, _, _) in enumerate(recorded[0]) if index == 0)
+    begun = [i for i, (index, _, _) in enumerate(recorded[0]) if index == 0]
+    first, second = begun[kind.uncompressed : kind.uncompressed + 2]
     of_step = second - first
     shapes = [shapes for _, shapes, _ in recorded[0][first : first + of_step]]
+    ready = [bucket.ready for bucket in cut] if exchange == SHARDED else [cut[-1].ready]
     buckets = [
-        Bucket(tuple(Layer(name, dims, 0.0) for name, dims in tensors), ready)
-        for tensors, ready in zip(shapes, (bucket.ready for bucket in cut), strict=True)
+        Bucket(tuple(Layer(name, dims, 0.0) for name, dims in tensors), at)
+        for tensors, at in zip(shapes, [0.0] if kind.every > 1 else ready, strict=True)
     ]
     steps = (len(recorded[0]) - first) // of_step
     values = np.concatenate(
@@ -276,7 +210,7 @@ def simulate_row(
     done = simulate(
         cluster,
         way,
-        SHARDED,
+        exchange,
         buckets,
         values,
         cost=lambda codec: (costs[codec].encode_seconds, costs[codec].decode_seconds),
@@ -285,21 +219,35 @@ def simulate_row(
         stride=profile.numel,
     )
     backward_end = profile.forward_seconds + profile.backward_seconds
-    sent = sum(sum(rank["sent"][way][1:]) for rank in ranks)
+    whole = max(done.seconds, backward_end) + profile.rest_seconds
+    if kind.every > 1:
+        whole = profile.compute_seconds + done.seconds / kind.every
+    sent = sum(sum(rank["sent"][way][kind.uncompressed :]) for rank in ranks)
     return {
-        "simulated_ms": 1e3 * (max(done.seconds, backward_end) + profile.rest_seconds),
+        "simulated_ms": 1e3 * whole,
         "sent_bytes": sent,
         "simulated_bytes": round(done.bytes_of_all * steps),
     }
 
 
 def render(folder: Path) -> None:
-    """Prints the table of all files: measured ms, and predicted and simulated as shares of it."""
-    print(f"| model, workers, link | {' | '.join(f'`{way}`' for way in WAYS)} | bytes | load |")
-    print(f"| --- | {' | '.join('---:' for _ in WAYS)} | ---: | ---: |")
+    """Prints tables of all files: measured ms, and predicted and simulated as shares of it."""
     found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
+    for every in sorted({one["every"] for one in found}):
+        for served in (False, True):
+            of_kind = [f for f in found if f["every"] == every and (f["servers"] > 0) == served]
+            if of_kind:
+                render_kind(of_kind, served)
+
+
+def render_kind(found: list[dict[str, Any]], served: bool) -> None:
+    ways = [ALONE, *(row["way"] for row in found[0]["rows"])]
+    who = "model, workers, servers, link" if served else "model, workers, link"
+    print(f"| {who} | {' | '.join(f'`{way}`' for way in ways)} | bytes | load |")
+    print(f"| --- | {' | '.join('---:' for _ in ways)} | ---: | ---: |")
     for one in sorted(found, key=lambda f: (f["model"], f["workers"], f["bandwidth"])):
-        cells = [f"{one['model']}, {one['workers']}, {one['bandwidth']}"]
+        of = f"{one['workers']}, {one['servers']}" if served else f"{one['workers']}"
+        cells = [f"{one['model']}, {of}, {one['bandwidth']}"]
         cells.append(f"{one['rows'][0]['compute_ms']:.0f}")
         for row in one["rows"]:
             times = [row[name] for name in ("predicted_ms", "simulated_ms") if name in row]
