@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cli_runner
-from gradwire._core import Exchange, GradwireError, Layout, Simulation
+from gradwire._core import Exchange, GradwireError, Layout, ServerSide, Simulation, WorkerSide
+from gradwire.bench_data import load_data
 from gradwire.cli.simulate import _number
 from gradwire.plan.cluster import PAYLOAD_BYTES, Cluster
 from gradwire.plan.predict import Bucket
 from gradwire.plan.profile import Layer, PlanError
 from gradwire.plan.simulate import check_ranks, free_memory, needed_memory, simulate
+from test_plan import profile_of
 
 VALUES = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
 LAYERS = (Layer("a", (100, 300), 0.0), Layer("b", (300,), 0.0), Layer("c", (50, 101), 0.0))
@@ -22,14 +25,23 @@ BUCKETS = [Bucket(LAYERS, 0.0)]
 NUMEL = BUCKETS[0].numel
 
 
+TENSORS = [(layer.name, list(layer.dims)) for layer in LAYERS]
+
+
 def exchanged_bytes(exchange: str, codec: str, gradients: list[np.ndarray]) -> list[int]:
-    """What each rank sends, counted by the exchanges of `Exchange`, handed over one by one."""
-    ranks = len(gradients)
-    layout = Layout([(layer.name, list(layer.dims)) for layer in LAYERS], ranks, codec)
-    made = [Exchange(layout, rank, exchange) for rank in range(ranks)]
-    sent = [0] * ranks
+    """What each rank sends in a step."""
+    layout = Layout(TENSORS, len(gradients), codec)
+    made = [Exchange(layout, rank, exchange) for rank in range(len(gradients))]
+    return sent_by(made, gradients, 0)
+
+
+def sent_by(
+    made: list[Exchange | WorkerSide | ServerSide], gradients: list[np.ndarray], step: int
+) -> list[int]:
+    """Counted by the exchanges, whose messages are handed over one by one."""
+    sent = [0] * len(made)
     for one, gradient in zip(made, gradients, strict=True):
-        one.start(gradient.copy(), 0)
+        one.start(gradient.copy(), step)
     while not all(one.done for one in made):
         for rank, one in enumerate(made):
             for peer, message in one.outgoing():
@@ -47,6 +59,31 @@ def test_bytes_are_those_of_the_same_gradients(exchange: str, codec: str) -> Non
     sent = exchanged_bytes(exchange, codec, list(gradients))
     assert done.bytes_of_all == sum(sent)
     assert done.bytes_sent == max(sent)
+
+
+@pytest.mark.parametrize("pulls", ["updates", "gradients"])
+@pytest.mark.parametrize("codec", ["raw", "3lc:s=1,coder=rice", "terngrad"])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_bytes_of_servers_are_those_of_the_same_gradients(
+    servers: int, codec: str, pulls: str
+) -> None:
+    """In two steps, so that residuals count. The averages are the change of the model."""
+    workers, steps = 3, 2
+    layout = Layout(TENSORS, workers + servers, codec, servers=servers)
+    made: list[Exchange | WorkerSide | ServerSide] = []
+    for rank in range(workers):
+        made.append(WorkerSide(layout, rank, lambda server, version: None, pulls=pulls))
+    for rank in range(workers, workers + servers):
+        update = None if pulls == "gradients" else lambda: None
+        made.append(ServerSide(layout, rank, update, pulls=pulls))
+    gradients = VALUES[: steps * workers * NUMEL].reshape(steps, workers, NUMEL)
+    none = [np.zeros(NUMEL, np.float32)] * servers
+    sent = np.array([sent_by(made, [*gradients[step], *none], step) for step in range(steps)])
+    cluster = Cluster(workers, 1e9, servers=servers)
+    exchange = "server" if pulls == "updates" else f"server:pulls={pulls}"
+    done = simulate(cluster, codec, exchange, BUCKETS, VALUES, stride=NUMEL, steps=steps)
+    assert done.bytes_of_all == sent.sum() / steps
+    assert done.bytes_sent == max(sent.mean(axis=0))
 
 
 def test_a_message_takes_its_frames_and_the_latency() -> None:
@@ -95,6 +132,17 @@ def test_more_ranks_than_the_memory_takes_are_refused_with_the_number_that_fits(
     with pytest.raises(PlanError, match="up to 1024"):
         check_ranks(Cluster(1025, None), "int8", "sharded", BUCKETS, 10**15)
     assert free_memory() > 10**6
+
+
+def test_servers_count_as_ranks() -> None:
+    memory = needed_memory(100, "int8", "server", BUCKETS)
+    check_ranks(Cluster(98, None, servers=2), "int8", "server", BUCKETS, memory)
+    with pytest.raises(PlanError, match=r"99 ranks and 2 servers of .* 98 ranks fit"):
+        check_ranks(Cluster(99, None, servers=2), "int8", "server", BUCKETS, memory)
+    with pytest.raises(PlanError, match=r"1023 ranks and 2 servers: .* up to 1024"):
+        check_ranks(Cluster(1023, None, servers=2), "int8", "server", BUCKETS, 10**15)
+    with pytest.raises(PlanError, match=r"--servers 4: .* the model has 3"):
+        check_ranks(Cluster(2, None, servers=4), "int8", "server", BUCKETS, 10**15)
 
 
 @pytest.mark.parametrize(("ranks", "values"), [(8, 2_000_000), (128, 20_000)])
@@ -156,6 +204,42 @@ def test_ranks_that_share_a_link_wait_for_it() -> None:
     assert shared["local_bytes_sent"] > 0
 
 
+def test_the_largest_simulation_has_servers() -> None:
+    """A server's link takes 1023 pushes and sends 1023 pulls."""
+    row = cli_runner.run(
+        *RUN, "--values", 1000, "--bandwidth", "100mbit", "--ranks", 1023, "--codec", "raw",
+        "--exchange", "server", "--servers", 1, "--json",
+    ).json["results"][0]  # fmt: skip
+    message = 4 * 1000 + 45
+    assert row["messages"] == 2 * 1023
+    assert row["bytes_sent"] == row["bytes_received"] == 1023 * message
+    frames = -(-message // PAYLOAD_BYTES)
+    seconds = 2 * 1023 * (message + 66 * frames) * 8 / 1e8
+    assert row["step_seconds"] == pytest.approx(seconds, rel=0.01)
+
+
+def test_local_steps_share_an_exchange(tmp_path: Path) -> None:
+    arguments = ("--bandwidth", "100mbit", "--ranks", "4", "--codec", "bf16", "--json")
+    plain, local = (
+        cli_runner.run(*RUN, "--values", "20k", *arguments, "--every", every).json
+        for every in (1, 4)
+    )
+    assert local["every"] == 4
+    before, after = plain["results"][0], local["results"][0]
+    assert after["step_seconds"] == pytest.approx(before["step_seconds"] / 4)
+    assert after["bytes_sent"] == before["bytes_sent"], "of an exchange"
+    profile = profile_of(80_000, 2)
+    profile.write(tmp_path / "p.json")
+    of_model = cli_runner.run(
+        *RUN, "--profile", tmp_path / "p.json", *arguments, "--every", 4
+    ).json["results"][0]
+    whole = Bucket(profile.layers, 0.0)
+    values = load_data("synthetic", 0).period
+    done = simulate(Cluster(4, 1e8), "bf16", "sharded", [whole], values)
+    expected = profile.compute_seconds + done.seconds / 4
+    assert of_model["step_seconds"] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("text", "values"),
     [("8.2M", 8_200_000), ("2.01M", 2_010_000), ("1.001M", 1_001_000), ("0.5k", 500), ("7", 7)],
@@ -179,6 +263,26 @@ def test_a_number_of_values_is_exact(text: str, values: int) -> None:
         (["--values", "1k", "--bandwidth", "1gbit", "--codec-time", "slow"], "measured, none"),
         (["--values", "9M", "--bandwidth", "1gbit", "--memory", "1G", "--ranks=64"], "ranks fit"),
         (["--values", "10G", "--bandwidth", "1gbit", "--memory", "1G"], "not even 2 ranks fit"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--exchange", "server"], "--servers 1, or"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--servers", "0"], "greater than or equal to"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--servers", "1"], "not with sharded"),
+        (
+            [*("--values", "1k", "--bandwidth", "1gbit"), "--exchange=server", "--servers=2"],
+            "a tensor lies whole on one server",
+        ),
+        (["--values", "1k", "--bandwidth", "1gbit", "--every", "0"], "greater than or equal to"),
+        (
+            [
+                *("--values=1k", "--bandwidth=1gbit", "--exchange=server"),
+                "--servers=1",
+                "--every=2",
+            ],
+            "exchange in every step",
+        ),
+        (
+            [*("--values=1k", "--bandwidth=1gbit"), "--exchange=server:staleness=1"],
+            "staleness and --barrier tensor",
+        ),
     ],
 )
 def test_nonsense_is_an_error_that_says_what_it_needs(arguments: list[str], needed: str) -> None:

@@ -82,8 +82,8 @@ def plan(
             "here (--profile-out FILE keeps it)"
         )
     # Wrong options are found before anything is measured.
-    check_exchanges(codec or (), exchange or ())
     check_servers(servers or 0, exchange or (), every)
+    check_exchanges(codec or (), exchange or ())
     schedule = _schedule(every, fragments, delay)
     network = (bandwidth, latency, ranks_per_machine, local_bandwidth, servers)
     if bandwidth is not None:

@@ -92,8 +92,8 @@ def make_plan(
     Of the predictions within MARGIN of the fastest, the choice has the most bits a value, because
     it loses least; DDP loses nothing. Raises PlanError.
     """
-    check_exchanges(codecs, exchanges)
     check_servers(cluster.servers, exchanges, schedule.every)
+    check_exchanges(codecs, exchanges)
     layers = len(profile.layers)
     if cluster.servers > layers:
         raise PlanError(
@@ -151,7 +151,19 @@ def check_exchanges(codecs: Sequence[str], exchanges: Sequence[str]) -> None:
 
 def check_servers(servers: int, exchanges: Sequence[str], every: int = 1) -> None:
     """exchanges: none: those that suit. Raises PlanError if servers do not go with the rest."""
-    served = [exchange for exchange in exchanges if exchange in SERVED]
+    served = [exchange for exchange in exchanges if exchange.partition(":")[0] == SERVER]
+    for exchange in served:
+        if exchange not in SERVED:
+            raise PlanError(
+                f"--exchange {exchange}: valid are {', '.join(SERVED)}. All workers push in each "
+                "step and wait for the pulls: backup workers, staleness and --barrier tensor are "
+                "not modelled"
+            )
+    if (served or servers > 0) and every > 1:
+        raise PlanError(
+            f"--every {every}: with --exchange {SERVER} workers exchange in every step; local "
+            "steps go with the other exchanges"
+        )
     if served and servers == 0:
         raise PlanError(
             f"--exchange {served[0]} needs the number of servers: --servers 1, or more. They are "
@@ -160,11 +172,6 @@ def check_servers(servers: int, exchanges: Sequence[str], every: int = 1) -> Non
     if servers > 0 and exchanges and not served:
         raise PlanError(
             f"--servers {servers} goes with --exchange {SERVER}, not with {', '.join(exchanges)}"
-        )
-    if servers > 0 and every > 1:
-        raise PlanError(
-            f"--every {every}: with --exchange {SERVER} workers exchange in every step; local "
-            "steps go with the other exchanges"
         )
 
 
