@@ -10,9 +10,9 @@ import cli_runner
 from gradwire.local_schedule import Schedule
 from gradwire.plan.advise import make_plan
 from gradwire.plan.cluster import Cluster
-from gradwire.plan.local_steps import exposed_seconds
 from gradwire.plan.predict import DDP, cut_buckets, predict
 from gradwire.plan.profile import Profile
+from gradwire.plan.waiting import exposed_seconds
 from test_plan import profile_of
 
 CLUSTER = Cluster(4, 1e8, 1e-3)

@@ -6,6 +6,7 @@ measure.py     makes the profile of a model of `gradwire train` on this machine
 cluster.py     the network: ranks, machines, bandwidth, latency
 costs.py       messages, bytes and values of each exchange (alpha, beta, gamma)
 predict.py     the time of a step in which buckets are exchanged during the backward pass
+waiting.py     how long ranks wait for the exchanges of local steps
 advise.py      all predictions, and which of them to take
 simulate.py    the exchanges themselves on a simulated network
 """

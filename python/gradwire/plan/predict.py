@@ -8,7 +8,7 @@ last gradient is there and the bucket before it is done, while the backward pass
     step     = max(end(last), end of backward) + rest of the step
 
 Dedicated servers get the gradients of the whole model when the backward pass has ended. Local steps
-exchange the changes of the whole model, or of its fragments, in some steps alone (local_steps.py).
+exchange the changes of the whole model, or of its fragments, in some steps alone (waiting.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gradwire._core import Layout
 from gradwire.local_schedule import EVERY_STEP, Schedule, deal_by_size
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.costs import EXCHANGES, OF_PAPERS, Cost, Volume, allreduce, server
-from gradwire.plan.local_steps import exposed_seconds
 from gradwire.plan.profile import CodecSpeed, Layer, Profile
+from gradwire.plan.waiting import exposed_seconds
 from gradwire.train.settings import GRADIENTS, SERVED
 
 DDP = "ddp"  # without gradwire
