@@ -10,8 +10,8 @@ Workers in network namespaces, each behind a rate-limited link, train one model 
 blocks of steps that take turns. One of them, `alone`, is DDP that exchanges nothing, and gives the
 profile. So the profile sees the same contention as the others: all ranks share the cores of this
 machine, with whatever else runs there. A step lasts from a barrier of all ranks to the end of the
-last worker's step; figures are medians of steps, or with --every of means of so many steps, of
-which the last exchanges. Each combination leaves a file in the folder and is not repeated.
+last worker's step; figures are medians. With --every K it is the mean of the medians of K kinds of
+steps, the last of which exchange. Each combination leaves a file in the folder and is not repeated.
 
 The bytes of gradwire's codecs are compared with a simulation that gets the recorded gradients, or
 the changes that local steps exchange. Servers are those that average (`server:pulls=gradients`).
@@ -149,8 +149,8 @@ def compare(
     rows = []
     for way in kind.ways[1:]:
         steps = [max(step) for step in zip(*(rank["seconds"][way] for rank in ranks), strict=True)]
-        at = range(kind.block, len(steps), kind.every)  # without the first block
-        measured = median(fmean(steps[i : i + kind.every]) for i in at)
+        later = steps[kind.block :]
+        measured = fmean(median(later[turn :: kind.every]) for turn in range(kind.every))
         row: dict[str, Any] = {"way": way, "measured_ms": 1e3 * measured}
         row["compute_ms"] = 1e3 * profile.compute_seconds
         taken, schedule = (DDP, Schedule()) if way == DDP else (exchange, Schedule(kind.every))
