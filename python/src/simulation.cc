@@ -87,8 +87,11 @@ void bind_simulation(nb::module_& module) {
       "The exchanges of all ranks in this process, on the clock of a simulated network.\n\n"
       "buckets: (layout, seconds after which each rank has the gradients), in the order in which "
       "they are exchanged; a layout is of all ranks, or of all machines for exchanges between "
-      "machines. values: float32, repeated as gradients; rank r begins step s at "
-      "(r + s * ranks) * stride. latency: seconds between machines. turn_bytes: after so many "
+      "machines. exchange: also 'server' and 'server:pulls=gradients', for layouts with servers, "
+      "each of which has a machine of its own; with 'server' the averages are the change of the "
+      "model. values: float32, repeated as gradients; rank r begins step s at "
+      "(r + s * ranks) * stride, with the ranks that are no servers. latency: seconds between "
+      "machines. turn_bytes: after so many "
       "bytes another "
       "connection of the link sends. cost(codec) -> seconds a value of encode, decode; None: no "
       "time. per_message: seconds of CPU of the sender and of the receiver.")
