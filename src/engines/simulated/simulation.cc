@@ -4,14 +4,11 @@
 #include <cmath>
 #include <deque>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "base/return_if_error.h"
 #include "engines/simulated/event_clock.h"
-#include "exchange/steps/exchange_entry.h"
-#include "exchange/steps/server_packets.h"
-#include "gradwire/exchange_choice.h"
+#include "engines/simulated/make_exchanges.h"
 
 namespace gradwire {
 namespace {
@@ -46,29 +43,6 @@ CostOfCodec remember(CostOfCodec cost) {
   };
 }
 
-// What workers pull from dedicated servers; nothing for exchanges without servers.
-std::optional<ServerOptions::Pulls> pulls_of(const std::string& exchange) {
-  if (exchange == "server" || exchange == "server:pulls=updates") {
-    return ServerOptions::Pulls::kUpdates;
-  }
-  if (exchange == "server:pulls=gradients") return ServerOptions::Pulls::kGradients;
-  return std::nullopt;
-}
-
-// A worker's or a server's side. A server that has a model changes it by the averages.
-Result<std::unique_ptr<Exchange>> make_side(ExchangeSetup setup, ServerOptions::Pulls pulls) {
-  const ServerOptions options = {.pulls = pulls};
-  if (setup.rank < setup.layout->workers()) {
-    GW_ASSIGN_OR_RETURN(std::unique_ptr<WorkerSide> worker, make_server_worker(setup, options, {}));
-    return std::unique_ptr<Exchange>(std::move(worker));
-  }
-  if (pulls == ServerOptions::Pulls::kUpdates) {
-    setup.options.update = [](std::span<float>) { return Status(); };
-  }
-  GW_ASSIGN_OR_RETURN(std::unique_ptr<ServerSide> server, make_server(std::move(setup), options));
-  return std::unique_ptr<Exchange>(std::move(server));
-}
-
 class RunningSimulation final : public Simulation {
  public:
   explicit RunningSimulation(SimulationOptions options)
@@ -85,8 +59,6 @@ class RunningSimulation final : public Simulation {
   }
 
  private:
-  [[nodiscard]] Status check_layouts(uint32_t owners, uint32_t servers) const;
-  Result<std::vector<uint32_t>> machines_of_ranks(const ExchangeChoice& choice) const;
   void begin_step(uint32_t r);
   // Lets a rank that does not compute do what it can: begin a bucket, or take a message.
   void work(uint32_t r);
@@ -109,62 +81,13 @@ class RunningSimulation final : public Simulation {
   Status failure_;
 };
 
-Status RunningSimulation::check_layouts(uint32_t owners, uint32_t servers) const {
-  for (const SimulatedBucket& bucket : options_.buckets) {
-    const Layout& layout = *bucket.layout;
-    if (layout.world_size() != owners) {
-      return {StatusCode::kInvalidArgument,
-              "the layout is of " + std::to_string(layout.world_size()) +
-                  " ranks or machines, the simulation of " + std::to_string(owners)};
-    }
-    if (layout.servers() != servers) {
-      return {StatusCode::kInvalidArgument, "the layout has " + std::to_string(layout.servers()) +
-                                                " servers, the exchange " + options_.exchange +
-                                                " of this simulation " + std::to_string(servers)};
-    }
-  }
-  return {};
-}
-
-// For exchanges between machines; empty for others. Checks that the layouts fit.
-Result<std::vector<uint32_t>> RunningSimulation::machines_of_ranks(
-    const ExchangeChoice& choice) const {
-  const bool between = choice.info().between_machines;
-  std::vector<uint32_t> machines;
-  for (uint32_t r = 0; between && r < ranks_.size(); ++r) machines.push_back(links_.machine_of(r));
-  GW_RETURN_IF_ERROR(check_layouts(between ? machines.back() + 1 : options_.ranks, 0));
-  if (const uint32_t size = choice.ranks_per_machine(); size != 0) {
-    if (size != options_.network.ranks_per_machine) {
-      return Status(StatusCode::kInvalidArgument,
-                    options_.exchange + " on machines of " +
-                        std::to_string(options_.network.ranks_per_machine) + " ranks");
-    }
-    machines.clear();  // the exchange knows them
-  }
-  return machines;
-}
-
 Status RunningSimulation::make_ranks() {
   GW_ASSIGN_OR_RETURN(Execution execution, Execution::create());
   const ShardCodecFactory codecs = charge(host_shard_codecs(std::move(execution)),
                                           remember(std::move(options_.cost)), &charged_);
-  const std::optional<ServerOptions::Pulls> pulls = pulls_of(options_.exchange);
-  std::vector<uint32_t> machines;
-  if (pulls) {
-    GW_RETURN_IF_ERROR(check_layouts(options_.ranks, options_.network.ranks_alone));
-  } else {
-    GW_ASSIGN_OR_RETURN(const ExchangeChoice choice, ExchangeChoice::parse(options_.exchange));
-    GW_ASSIGN_OR_RETURN(machines, machines_of_ranks(choice));
-  }
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    GW_ASSIGN_OR_RETURN(ranks_[r].exchanges, make_exchanges(options_, r, codecs));
     for (const SimulatedBucket& bucket : options_.buckets) {
-      ExchangeSetup setup = {.layout = bucket.layout, .rank = r, .codecs = codecs, .options = {}};
-      setup.options.seed = options_.seed;
-      setup.options.machine_of_rank = machines;
-      GW_ASSIGN_OR_RETURN(std::unique_ptr<Exchange> exchange,
-                          pulls ? make_side(std::move(setup), *pulls)
-                                : make_exchange(options_.exchange, std::move(setup)));
-      ranks_[r].exchanges.push_back(std::move(exchange));
       ranks_[r].values.emplace_back(bucket.layout->numel());
     }
   }
@@ -299,9 +222,6 @@ Status check(const SimulationOptions& options) {
   const auto refuse = [](const char* why) { return Status(StatusCode::kInvalidArgument, why); };
   if (options.ranks == 0) return refuse("a simulation needs ranks");
   if (options.buckets.empty()) return refuse("a simulation needs buckets");
-  if (pulls_of(options.exchange) && options.buckets[0].layout->servers() == 0) {
-    return refuse("workers and servers need layouts with servers");
-  }
   if (options.values.empty()) return refuse("a simulation needs values to fill the buckets with");
   if (!(network.bits_per_second > 0) || !(network.local_bits_per_second > 0)) {
     return refuse("the bandwidth of a link must be above 0");
@@ -319,11 +239,8 @@ Status check(const SimulationOptions& options) {
 
 Result<std::unique_ptr<Simulation>> Simulation::create(SimulationOptions options) {
   GW_RETURN_IF_ERROR(check(options));
-  options.network.ranks_alone =
-      pulls_of(options.exchange) ? options.buckets[0].layout->servers() : 0;
-  if (options.network.ranks_alone >= options.ranks) {
-    return Status(StatusCode::kInvalidArgument, "servers alone: a simulation needs workers, too");
-  }
+  GW_ASSIGN_OR_RETURN(options.network.ranks_alone, servers_of(options));
+  GW_RETURN_IF_ERROR(check_layouts(options));
   auto simulation = std::make_unique<RunningSimulation>(std::move(options));
   GW_RETURN_IF_ERROR(simulation->make_ranks());
   return std::unique_ptr<Simulation>(std::move(simulation));
