@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gradwire.local_schedule import EVERY_STEP, Schedule
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.costs import EXCHANGES
-from gradwire.plan.predict import DDP, Bucket, Prediction, cut_buckets, predict
+from gradwire.plan.predict import DDP, Prediction, cut_buckets, predict
 from gradwire.plan.profile import PlanError, Profile
 from gradwire.train.settings import SERVED, SERVER
 
@@ -106,7 +106,7 @@ def make_plan(
     for codec in codecs or profile.codecs:
         for exchange in exchanges or EXCHANGES:
             if _takes(exchange, codec) and (exchanges or _suits(codec, exchange, cluster)):
-                predictions.append(_predict(profile, cluster, codec, exchange, buckets, schedule))
+                predictions.append(predict(profile, cluster, codec, exchange, buckets, schedule))
     if len(predictions) == 1:
         needed = TERNGRAD if TERNGRAD in exchanges else "NAME"
         raise PlanError(
@@ -117,20 +117,6 @@ def make_plan(
     close = [p for p in predictions if p.seconds <= predictions[0].seconds * (1 + MARGIN)]
     gentlest = max(close, key=lambda p: (p is baseline, p.bits, -p.seconds))
     return Plan(tuple(predictions), gentlest, baseline, profile.compute_seconds, cluster.servers)
-
-
-def _predict(
-    profile: Profile,
-    cluster: Cluster,
-    codec: str,
-    exchange: str,
-    buckets: Sequence[Bucket],
-    schedule: Schedule,
-) -> Prediction:
-    try:
-        return predict(profile, cluster, codec, exchange, buckets, schedule)
-    except ValueError as error:  # more fragments than layers
-        raise PlanError(f"--fragments: {error}") from error
 
 
 def check_exchanges(codecs: Sequence[str], exchanges: Sequence[str]) -> None:

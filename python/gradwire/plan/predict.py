@@ -20,7 +20,7 @@ from gradwire._core import Layout
 from gradwire.local_schedule import EVERY_STEP, Schedule, deal_by_size
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.costs import EXCHANGES, OF_PAPERS, Cost, Volume, allreduce, server
-from gradwire.plan.profile import CodecSpeed, Layer, Profile
+from gradwire.plan.profile import CodecSpeed, Layer, PlanError, Profile
 from gradwire.plan.waiting import exposed_seconds
 from gradwire.train.settings import GRADIENTS, SERVED
 
@@ -97,10 +97,11 @@ def predict(
     schedule: Schedule = EVERY_STEP,
 ) -> Prediction:
     """The step of a codec of the profile in an exchange: one of costs.EXCHANGES or OF_PAPERS,
-    `server` with its parameters, `terngrad`, or `ddp`, which with the codec `ddp` is DDP without
-    gradwire. schedule: of local steps; without them, exchanges are in every step.
+    `server` with its parameters, where the cluster has servers, `terngrad`, or `ddp`, which with
+    the codec `ddp` is DDP without gradwire. schedule: of local steps; without them, exchanges are
+    in every step.
 
-    Raises ValueError for more fragments than layers."""
+    Raises PlanError for a codec that was not measured, and for more fragments than layers."""
     local = schedule.every > 1
     if local:
         buckets = _fragments(join(buckets), schedule.fragments)
@@ -143,10 +144,11 @@ def predict(
 
 def _fragments(whole: Bucket, fragments: int) -> list[Bucket]:
     sizes = [(layer.name, layer.numel) for layer in whole.layers]
-    return [
-        Bucket(tuple(whole.layers[place] for place in places), whole.ready)
-        for places in deal_by_size(sizes, fragments)
-    ]
+    try:
+        dealt = deal_by_size(sizes, fragments)
+    except ValueError as error:
+        raise PlanError(f"--fragments: {error}") from error
+    return [Bucket(tuple(whole.layers[place] for place in of), whole.ready) for of in dealt]
 
 
 def _wire_seconds(cluster: Cluster, cost: Cost, stack: float) -> float:
