@@ -3,7 +3,8 @@
     python bench/error_feedback.py [--steps 10000] [--ways sharded,ring] [--json FILE] [CODEC...]
     python bench/error_feedback.py --tables FILE
 
-Runs each codec in a compressor and in each exchange (4 ranks in one process) on 1000 values, with
+Runs each codec in a compressor, in each exchange (4 ranks in one process) and with a server (4
+workers, whose gradients it averages and sends back as the change of its model) on 1000 values, with
 these gradients:
 
   constant  the same in every step, with a heavy tail
@@ -21,7 +22,7 @@ and prints a row for each:
   lost      rms of (sum of gradients - sum of decoded values - owed) / rms of the gradients
 
 What is owed is the residual of a compressor, and the mean of the ranks' push residuals plus the
-owner's pull residual of an exchange. A row that exceeds a bound of docs/numbers.md ends the program
+owner's or the server's pull residual of an exchange. A row that exceeds a bound of docs/numbers.md ends the program
 with an error. --tables prints the tables of that page from a file of --json.
 """
 
@@ -40,7 +41,7 @@ import numpy.typing as npt
 
 import gradwire
 import lockstep
-from gradwire._core import Exchange, Layout
+from gradwire._core import Exchange, Layout, ServerSide, WorkerSide
 
 Array = npt.NDArray[np.float32]
 Sums = npt.NDArray[np.float64]
@@ -67,7 +68,7 @@ CODECS = (
     "inceptionn:ef=on",
     "truncate:bits=24,ef=on",
 )
-WAYS = ("compressor", "sharded", "ring", "broadcast", "hierarchical")
+WAYS = ("compressor", "sharded", "ring", "broadcast", "hierarchical", "server")
 GRADIENTS = ("constant", "drifting", "heavy", "all", "few")
 
 
@@ -123,23 +124,61 @@ class InExchange:
         return buckets[0]
 
     def owed(self) -> tuple[Sums, list[Array]]:
-        owed = np.zeros(VALUES)
-        own = []
-        for rank in self._ranks:
-            own.append(np.zeros(VALUES, np.float32))
-            for piece in rank.export_residuals():
-                values = piece["values"]
-                place = slice(piece["offset"], piece["offset"] + len(values))
-                own[-1][place] = values
-                owed[place] += values / (self._pushers if piece["kind"] == "push" else 1)
-        return owed, own
+        return owed_by(self._ranks, self._pushers)
 
     def reported(self) -> bool:
         return any(rank.outgrown_residuals for rank in self._ranks)
 
 
+class WithServer:
+    """The change of the server's model is the average of the gradients."""
+
+    ranks = RANKS
+
+    def __init__(self, codec: str) -> None:
+        layout = Layout([("w", [10, VALUES // 10])], RANKS + 1, codec, servers=1)
+        self._pulled = 0
+        workers = [WorkerSide(layout, rank, self._count) for rank in range(RANKS)]
+        self._sides = [*workers, ServerSide(layout, RANKS, lambda: None)]
+        # Each worker's bucket must stay until its next step.
+        self._buckets = [np.zeros(VALUES, np.float32) for _ in self._sides]
+
+    def _count(self, server: int, version: int) -> None:
+        self._pulled += 1
+
+    def step(self, gradients: Sequence[Array], step: int) -> Array:
+        for bucket, gradient in zip(self._buckets[:RANKS], gradients, strict=True):
+            bucket[:] = gradient
+        lockstep.average(self._sides, self._buckets, step)
+        assert self._pulled == RANKS * (step + 1)
+        return self._buckets[0]
+
+    def owed(self) -> tuple[Sums, list[Array]]:
+        owed, own = owed_by(self._sides, RANKS)
+        return owed, own[:RANKS]
+
+    def reported(self) -> bool:
+        return any(side.outgrown_residuals for side in self._sides)
+
+
+def owed_by(ranks: Sequence[Exchange], pushers: int) -> tuple[Sums, list[Array]]:
+    """As Way.owed; the pushes of so many ranks are averaged."""
+    owed = np.zeros(VALUES)
+    own = []
+    for rank in ranks:
+        own.append(np.zeros(VALUES, np.float32))
+        for piece in rank.export_residuals():
+            values = piece["values"]
+            place = slice(piece["offset"], piece["offset"] + len(values))
+            own[-1][place] = values
+            owed[place] += values / (pushers if piece["kind"] == "push" else 1)
+    return owed, own
+
+
 def make_way(name: str, codec: str) -> Way:
-    return InCompressor(codec) if name == "compressor" else InExchange(codec, name)
+    if name == "compressor":
+        return InCompressor(codec)
+    return WithServer(codec) if name == "server" else InExchange(codec, name)
 
 
 def gradients_of(kind: str, way: Way) -> Iterator[list[Array]]:
@@ -224,6 +263,8 @@ def bound_of(codec: str, way: str, ranks: int = RANKS) -> float:
             owed += residual * sum_so_far / ranks
             sum_so_far = decoded * sum_so_far + 1
         return owed + residual * sum_so_far / ranks
+    if way == "server":  # which has no gradient of its own
+        return residual + residual * decoded
     pushers = 2 if way == "hierarchical" else ranks
     pushed = (pushers - 1) / pushers
     return residual * pushed + residual * (decoded * pushed + 1 / pushers)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch import (
+    FullyShardComm,
     GradwireState,
     LocalSteps,
     ServerOptimizer,
     ShardedOptimizer,
     gradwire_hook,
 )
+from gradwire.torch.fsdp.comms import ShardedReduceScatter
+from gradwire.torch.fsdp.units import find_units
+from gradwire.torch.session.reduction import Op, write_shard
 from processes import status_of
 
 TENSORS, ROWS, COLUMNS = 6, 1536, 1000
@@ -27,17 +35,24 @@ LARGEST_BUCKET = VALUES // 3  # of DDP: two tensors
 _MMAP_THRESHOLD = -3  # of mallopt
 
 
-class Weights(nn.Module):
-    """Parameters whose gradients are constants."""
+class Layer(nn.Module):
+    """Adds to a scalar. The gradient of its weights is a constant."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
-        self.parts = nn.ParameterList(torch.randn(rows, COLUMNS) for _ in range(TENSORS))
-        self.slopes = [torch.randn(rows, COLUMNS) for _ in range(TENSORS)]
+        self.weight = nn.Parameter(torch.randn(rows, COLUMNS))
+        self.slope = torch.randn(rows, COLUMNS)
+
+    def forward(self, before: torch.Tensor) -> torch.Tensor:
+        return before + torch.vdot(self.weight.view(-1), self.slope.view(-1))
+
+
+class Weights(nn.Sequential):
+    def __init__(self, rows: int) -> None:
+        super().__init__(*(Layer(rows) for _ in range(TENSORS)))
 
     def forward(self) -> torch.Tensor:
-        pairs = zip(self.parts, self.slopes, strict=True)
-        return torch.stack([torch.vdot(p.view(-1), s.view(-1)) for p, s in pairs]).sum()
+        return super().forward(torch.zeros((), requires_grad=True))
 
 
 def peak_of(work: Callable[[], Any]) -> int:
@@ -107,8 +122,8 @@ def train_sharded(model: Weights, codec: str) -> int:
     return _train_with(model, lambda inner: ShardedOptimizer(inner, model, codec), 3)
 
 
-def train_locally(model: Weights, codec: str) -> int:
-    return _train_with(model, lambda inner: LocalSteps(inner, model, codec=codec, every=2), 5)
+def train_locally(model: Weights, codec: str, settings: dict[str, Any]) -> int:
+    return _train_with(model, lambda inner: LocalSteps(inner, model, codec=codec, **settings), 9)
 
 
 def train_on_server(model: Weights, codec: str) -> int:
@@ -127,3 +142,55 @@ def train_on_server(model: Weights, codec: str) -> int:
         sharing.close()
 
     return peak_of(serve_or_train) - without
+
+
+def _shard(model: Weights, replicas: int) -> nn.Module:
+    """A copy that fully_shard has sharded, each layer a unit."""
+    model = copy.deepcopy(model)
+    shards = dist.get_world_size() // replicas
+    mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicas", "shards"))
+    for layer in model:
+        fully_shard(layer, mesh=mesh if replicas > 1 else mesh["shards"])
+    fully_shard(model, mesh=mesh if replicas > 1 else mesh["shards"])
+    return model
+
+
+def _exchange_nothing(model: nn.Module) -> None:
+    """Replaces what FullyShardComm replaces: each rank takes its own part."""
+    for unit in find_units(model):
+        rank, size = unit.shards.rank(), unit.shards.size()
+        if unit.replicas is not None:
+            unit.reduce_inside()
+            unit.module.set_all_reduce_hook(lambda reduced: None)
+            continue
+        write = partial(_write_own, rank, size)
+        unit.module.set_custom_reduce_scatter(ShardedReduceScatter(write))
+
+
+def _write_own(
+    rank: int, size: int, output: torch.Tensor, given: torch.Tensor, op: Op
+) -> None:
+    write_shard(given, output, rank, size, op)
+
+
+def train_sharded_model(
+    model: Weights, replicas: int, codec: str, settings: dict[str, Any]
+) -> int:
+    def train(sharded: nn.Module) -> None:
+        _train(sharded, torch.optim.SGD(sharded.parameters(), lr=0.01), 4)
+
+    plain = _shard(model, replicas)
+    _exchange_nothing(plain)
+    without = peak_of(lambda: train(plain))
+    del plain
+    sharded = _shard(model, replicas)
+    comms = []
+
+    def train_with_comm() -> None:
+        comms.append(FullyShardComm(sharded, codec, **settings))
+        train(sharded)
+
+    beyond = peak_of(train_with_comm) - without
+    dist.barrier()
+    comms[0].close()
+    return beyond

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import memory_jobs as jobs
 from cluster import Cluster
@@ -44,6 +46,8 @@ HOOKS: dict[str, Any] = {
         N * (2 + 0.2) + rooms(B, 0.2),
     ),
     "no residual": ("qsgd:bits=4", "sharded", FROM_THE_START, N * 0.5 + rooms(B, 0.5)),
+    "broadcast": ("qsgd:bits=4", "broadcast", FROM_THE_START, N * 0.5 + rooms(B, 0.5)),
+    "broadcast residual": ("int8", "broadcast", FROM_THE_START, N * (4 + 1) + rooms(B, 1)),
     "ring": ("int8", "ring", FROM_THE_START, N * (4 + 1 + 1 / 3) + B / 3),
     "terngrad": ("terngrad", "terngrad", FROM_THE_START, TERNGRAD, LESS_ON_RANK_1),
     "hierarchical": (
@@ -65,9 +69,30 @@ def test_sharded_optimizer(ranks: Cluster) -> None:
     check(taken, [N * (4 + 4 + 1 + 8 / RANKS) + rooms(N, 1)] * RANKS)
 
 
-def test_local_steps(ranks: Cluster) -> None:
-    taken = ranks.run(RANKS, jobs.measure, jobs.train_locally, "int8")
-    check(taken, [N * (8 + 4 + 1) + rooms(N, 1)] * RANKS)
+def sgd_outside(**settings: float | bool) -> dict[str, Any]:
+    return {"outer": partial(torch.optim.SGD, **settings)}
+
+
+LOCAL_STEPS: dict[str, Any] = {
+    "plain": ({"every": 2}, N * (8 + 4 + 1) + rooms(N, 1)),
+    "outer": ({"every": 2, **sgd_outside(lr=0.7)}, N * (8 + 4 + 1) + rooms(N, 1)),
+    "momentum": ({"every": 2, **sgd_outside(lr=0.7, momentum=0.9)}, N * (8 + 4 + 1 + 4) + rooms(N, 1)),
+    "nesterov": ({"every": 2, **sgd_outside(lr=0.7, momentum=0.9, nesterov=True)}, N * (8 + 4 + 1 + 4) + rooms(N, 1)),
+    "adam": ({"every": 2, "outer": torch.optim.Adam}, N * (8 + 4 + 1 + 8) + rooms(N, 1)),
+    "fragments": ({"every": 6, "fragments": 3}, N * (8 + 4 + 1) + rooms(N / 3, 1)),
+    "delay": ({"every": 6, "fragments": 3, "delay": 2, "mix": 0.5}, N * (8 + 4 + 1) + rooms(N / 3, 1)),
+    "both": (
+        {"every": 6, "fragments": 3, **sgd_outside(lr=0.7, momentum=0.9, nesterov=True)},
+        N * (8 + 4 + 1 + 4) + rooms(N / 3, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", LOCAL_STEPS)
+def test_local_steps(ranks: Cluster, way: str) -> None:
+    settings, expected = LOCAL_STEPS[way]
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_locally, "int8", settings)
+    check(taken, [expected] * RANKS)
 
 
 def test_server_and_workers(ranks: Cluster) -> None:
