@@ -78,6 +78,7 @@ class PyExchange {
     require_place(Place::kHost);
     const std::span<float> values = lend(bucket);
     run([&] { return exchange_->start(values, step); });
+    give_back();
   }
 
   // Keeps the bucket alive.
@@ -95,9 +96,15 @@ class PyExchange {
   void receive(uint32_t peer, ArrayLike message) {
     const ByteInput input(message);
     run([&] { return exchange_->receive(peer, input.bytes()); });
+    give_back();
   }
 
  private:
+  // Lets go of the bucket of a step that is done, whose memory may be the caller's largest. Ranks
+  // that go on at their own pace still work in it.
+  void give_back() {
+    if (exchange_->done() && exchange_->listening().empty()) bucket_ = {};
+  }
   // Raises unless the exchange takes buckets in memory of this kind and no step is under way.
   void require_place(Place place) const {
     if (place != place_) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -146,6 +147,7 @@ def train_on_server(model: Weights, codec: str) -> int:
 
 def _shard(model: Weights, replicas: int) -> nn.Module:
     """A copy that fully_shard has sharded, each layer a unit."""
+    gc.collect()  # modules of FSDP2 are in cycles
     model = copy.deepcopy(model)
     shards = dist.get_world_size() // replicas
     mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicas", "shards"))
