@@ -25,7 +25,7 @@ from gradwire.torch import (
     ShardedOptimizer,
     gradwire_hook,
 )
-from gradwire.torch.fsdp.comms import ShardedReduceScatter
+from gradwire.torch.fsdp.comms import ShardedAllGather, ShardedReduceScatter
 from gradwire.torch.fsdp.units import find_units
 from gradwire.torch.session.reduction import Op, write_shard
 from processes import status_of
@@ -48,12 +48,14 @@ class Layer(nn.Module):
         return before + torch.vdot(self.weight.view(-1), self.slope.view(-1))
 
 
-class Weights(nn.Sequential):
+class Weights(nn.Module):
     def __init__(self, rows: int) -> None:
-        super().__init__(*(Layer(rows) for _ in range(TENSORS)))
+        super().__init__()
+        self.layers = nn.Sequential(*(Layer(rows) for _ in range(TENSORS)))
 
     def forward(self) -> torch.Tensor:
-        return super().forward(torch.zeros((), requires_grad=True))
+        total: torch.Tensor = self.layers(torch.zeros((), requires_grad=True))
+        return total
 
 
 def peak_of(work: Callable[[], Any]) -> int:
@@ -145,46 +147,18 @@ def train_on_server(model: Weights, codec: str) -> int:
     return peak_of(serve_or_train) - without
 
 
-def _shard(model: Weights, replicas: int) -> nn.Module:
-    """A copy that fully_shard has sharded, each layer a unit."""
-    gc.collect()  # modules of FSDP2 are in cycles
-    model = copy.deepcopy(model)
-    shards = dist.get_world_size() // replicas
-    mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicas", "shards"))
-    for layer in model:
-        fully_shard(layer, mesh=mesh if replicas > 1 else mesh["shards"])
-    fully_shard(model, mesh=mesh if replicas > 1 else mesh["shards"])
-    return model
+def train_fully_sharded(model: Weights, replicas: int, codec: str, settings: dict[str, Any]) -> int:
+    """Each layer is a unit, sharded among world_size / replicas ranks."""
 
+    def train(sharded: Weights) -> None:
+        _train(sharded, torch.optim.SGD(sharded.parameters(), lr=0.01), 2)
 
-def _exchange_nothing(model: nn.Module) -> None:
-    """Replaces what FullyShardComm replaces: each rank takes its own part."""
-    for unit in find_units(model):
-        rank, size = unit.shards.rank(), unit.shards.size()
-        if unit.replicas is not None:
-            unit.reduce_inside()
-            unit.module.set_all_reduce_hook(lambda reduced: None)
-            continue
-        write = partial(_write_own, rank, size)
-        unit.module.set_custom_reduce_scatter(ShardedReduceScatter(write))
+    def train_without() -> int:
+        plain = _shard(model, replicas)
+        _exchange_nothing(plain, gathers="weights" in settings)
+        return peak_of(lambda: train(plain))
 
-
-def _write_own(
-    rank: int, size: int, output: torch.Tensor, given: torch.Tensor, op: Op
-) -> None:
-    write_shard(given, output, rank, size, op)
-
-
-def train_sharded_model(
-    model: Weights, replicas: int, codec: str, settings: dict[str, Any]
-) -> int:
-    def train(sharded: nn.Module) -> None:
-        _train(sharded, torch.optim.SGD(sharded.parameters(), lr=0.01), 4)
-
-    plain = _shard(model, replicas)
-    _exchange_nothing(plain)
-    without = peak_of(lambda: train(plain))
-    del plain
+    without = train_without()
     sharded = _shard(model, replicas)
     comms = []
 
@@ -196,3 +170,36 @@ def train_sharded_model(
     dist.barrier()
     comms[0].close()
     return beyond
+
+
+def _shard(model: Weights, replicas: int) -> Weights:
+    """A copy that fully_shard has sharded."""
+    gc.collect()  # the copy before is in cycles
+    shards = dist.get_world_size() // replicas
+    mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicas", "shards"))
+    if replicas == 1:
+        mesh = mesh["shards"]
+    sharded = copy.deepcopy(model)
+    for layer in sharded.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    return sharded
+
+
+def _exchange_nothing(model: Weights, gathers: bool) -> None:
+    """Replaces what FullyShardComm replaces: each rank keeps its own part of a gradient. gathers:
+    the all-gather of weights too, which are 0 then."""
+    for unit in find_units(model):
+        if gathers:
+            gather = ShardedAllGather(lambda output: output.zero_(), unit.shards.size())
+            unit.module.set_custom_all_gather(gather)
+        if unit.replicas is not None:
+            unit.reduce_inside()
+            unit.module.set_all_reduce_hook(lambda reduced: None)
+            continue
+        write = partial(_write_own, unit.shards.rank(), unit.shards.size())
+        unit.module.set_custom_reduce_scatter(ShardedReduceScatter(write))
+
+
+def _write_own(rank: int, size: int, output: torch.Tensor, given: torch.Tensor, op: Op) -> None:
+    write_shard(given, output, rank, size, op)
