@@ -22,7 +22,7 @@ def test_every_codec_with_feedback_is_measured() -> None:
 def test_what_is_owed_stays_within_the_bound(gradients: str) -> None:
     for codec in error_feedback.CODECS:
         error_feedback.check(error_feedback.measure(codec, "compressor", gradients, 100))
-    for way in ("sharded", "ring", "broadcast", "hierarchical"):
+    for way in ("sharded", "ring", "broadcast", "hierarchical", "server"):
         for codec in ("3lc:s=1.75", "onebit", "int8:residual=bf16"):
             error_feedback.check(error_feedback.measure(codec, way, gradients, 30))
 
