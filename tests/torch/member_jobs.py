@@ -40,7 +40,8 @@ class Plan:
 
     until    it stops when generation until[0] has finished until[1] exchanges
     deed     what happens to it in exchange `at` (counted from 0): "kill", "kill in push", "kill in
-             pull" (when the second of two other ranks lacks its packet), "stop"; None: nothing
+             pull" (when the second of two other ranks lacks its packet), "stop", "bloat" (from then
+             on it gives newcomers more than its state); None: nothing
     synchronize_at   this exchange is that of `synchronize`
     folder   gets a file for each exchange, if the exchange is kept account of
     """
@@ -220,6 +221,11 @@ def _do(deed: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if deed == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+        return
+    if deed == "bloat":
+        state_of = LocalSteps._model_state
+        more = {"more": torch.zeros(1 << 18)}
+        LocalSteps._model_state = lambda self: state_of(self) | more  # type: ignore
         return
     packets = {"kill in push": 1, "kill in pull": 3}[deed]
     send, sent = Wire.send, 0

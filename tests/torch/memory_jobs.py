@@ -28,6 +28,7 @@ from gradwire.torch import (
 from gradwire.torch.fsdp.comms import ShardedAllGather, ShardedReduceScatter
 from gradwire.torch.fsdp.units import find_units
 from gradwire.torch.session.reduction import Op, write_shard
+from gradwire.torch.session.work import ExchangeWork
 from processes import status_of
 
 TENSORS, ROWS, COLUMNS = 6, 1536, 1000
@@ -191,7 +192,7 @@ def _exchange_nothing(model: Weights, gathers: bool) -> None:
     the all-gather of weights too, which are 0 then."""
     for unit in find_units(model):
         if gathers:
-            gather = ShardedAllGather(lambda output: output.zero_(), unit.shards.size())
+            gather = ShardedAllGather(_gather_nothing, unit.shards.size())
             unit.module.set_custom_all_gather(gather)
         if unit.replicas is not None:
             unit.reduce_inside()
@@ -203,3 +204,7 @@ def _exchange_nothing(model: Weights, gathers: bool) -> None:
 
 def _write_own(rank: int, size: int, output: torch.Tensor, given: torch.Tensor, op: Op) -> None:
     write_shard(given, output, rank, size, op)
+
+
+def _gather_nothing(output: torch.Tensor) -> ExchangeWork:
+    return ExchangeWork(_done(output.zero_()), [output])

@@ -210,6 +210,23 @@ def test_a_rank_dies_and_another_process_takes_its_place(fleet: Fleet, tmp_path:
     assert (counts[0], min(counts), counts[-1]) == (3, 2, 3)
 
 
+def test_a_process_takes_no_more_than_a_members_state(fleet: Fleet, tmp_path: Path) -> None:
+    plan = Plan((2, 2), ranks=2, folder=str(tmp_path), pause=0.05)
+    fleet.start(0, replace(plan, at=0, deed="bloat"))
+    fleet.start(1, plan)
+    while not list(tmp_path.glob("1-*.npz")):
+        time.sleep(0.1)
+    fleet.start(2, plan)
+    (refused,) = fleet.collect(2)
+    assert re.search(
+        r"^PeerMismatchError: rank 2: rank 0 states a tensors of 1\d{6} bytes, and one of at most "
+        r"\d{6} can come here: .* At most that many bytes have this rank's model, the states of "
+        r"its optimizer \(SGD\) and what all members share: give all members the same optimizer$",
+        refused.error,
+    ), refused.error
+    check_equal(fleet.collect(0, 1), (0, 1), lost=1)
+
+
 @pytest.mark.long
 def test_a_process_that_leaves_when_it_is_let_in_is_let_in_once(fleet: Fleet) -> None:
     """The others waited for it again and again."""

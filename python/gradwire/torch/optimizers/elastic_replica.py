@@ -33,15 +33,14 @@ from gradwire.torch.link.errors import (
     forget_frames,
 )
 from gradwire.torch.link.thread import only_here
-from gradwire.torch.link.wire import TEXT_BYTES, Kind, Wire
+from gradwire.torch.link.wire import Kind, Wire
 from gradwire.torch.members.membership import MemberSettings, Membership
 from gradwire.torch.members.roster import Report, Roster
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.optimizers.replica import ReplicaOptimizer
+from gradwire.torch.optimizers.state_size import most_bytes
 from gradwire.torch.records.checkpoint import Residual, StateDict, from_bytes, to_bytes
 from gradwire.torch.session.bucket_runner import BucketRunner
-
-_MOST_MODELS = 256  # in the bytes that a newcomer takes over, beside names and numbers
 
 
 @dataclass
@@ -154,6 +153,7 @@ class ElasticReplica(ReplicaOptimizer):
                 return
             except CommunicationError as error:
                 self._require_loss(error)
+                forget_frames(error)
 
     def _settle(self) -> Settled:
         session = self._session
@@ -198,6 +198,8 @@ class ElasticReplica(ReplicaOptimizer):
         is_source = members.id == roster.source and len(roster.receivers) > 0
         sent = np.frombuffer(to_bytes(self._model_state()), np.uint8) if is_source else None
 
+        most = self._most_state() if members.id in roster.receivers else 0
+
         def work(wire: Wire) -> bytes | None:
             self._session.runner.find_machines()
             if sent is not None:
@@ -207,7 +209,15 @@ class ElasticReplica(ReplicaOptimizer):
             if members.id not in roster.receivers:
                 return None
             source = place_of[roster.source]
-            received = receive(wire, source, Kind.TENSORS, self._most_state()).tobytes()
+            try:
+                received = receive(wire, source, Kind.TENSORS, most).tobytes()
+            except PeerMismatchError as error:
+                raise PeerMismatchError(
+                    f"{error}. At most that many bytes have this rank's model, the states of its "
+                    f"optimizer ({type(self._optimizer).__name__}) and what all members share: "
+                    "give all members the same optimizer",
+                    error.ranks,
+                ) from None
             wire.release(source)
             return received
 
@@ -274,10 +284,14 @@ class ElasticReplica(ReplicaOptimizer):
         return asked
 
     def _most_state(self) -> int:
-        """The most bytes of another member's `_model_state`. Of its optimizer's state nobody here
-        knows the size: with LBFGS it is 200 times the model."""
-        model = sum(tensor.nbytes for _, _, tensor in self._model_tensors())
-        return _MOST_MODELS * model + TEXT_BYTES
+        """The most bytes of another member's `_model_state`."""
+        shared: list[object] = []
+        for fragment in self._fragments:
+            velocities = None if fragment.momentum is None else fragment.momentum.velocities
+            noise = None if fragment.noise is None else fragment.noise.state_dict()
+            shared += [fragment.anchors, velocities, noise, fragment.outer]
+        tensors = [tensor for _, _, tensor in self._model_tensors()]
+        return most_bytes(tensors, self._optimizer, *shared)
 
     def _model_state(self) -> StateDict:
         return {
