@@ -19,6 +19,7 @@ from running import Cluster, Launcher, Rank, bridged, relayed, write_offset
 
 RANKS = 4
 VICTIM = 2
+SERVER = RANKS - 1
 BEYOND_TIMEOUT = 5.0  # seconds that a rank may take beyond its timeout to end with an error
 MPI_CHECKPOINT_BYTES = 400_000  # of mpi_rank.cc
 EXIT_SECONDS = 10.0  # that the process may take to end after that
@@ -87,6 +88,11 @@ def resumes_exactly(way: str) -> bool:
     return not way.startswith("servers") and way != "mpi"
 
 
+def victim_of(way: str) -> int:
+    """The rank to which a fault happens."""
+    return SERVER if way == "servers-server" else VICTIM
+
+
 def needs_store(way: str) -> bool:
     """Whether the ranks meet in a store of its own process."""
     return way == "local-steps-go-on"
@@ -102,6 +108,7 @@ def run_cell(
 ) -> Outcome:
     """expected: digest of the model without a fault; None: this is the run without a fault.
     folder: for the files of the cell."""
+    victim = victim_of(way)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if fault.needs_checkpoint:
@@ -110,20 +117,20 @@ def run_cell(
         jobs = _jobs(way, fault, cluster)
         if fault.needs_checkpoint:
             jobs = [job | {"resume_from": AT_STEP} for job in jobs]
-        jobs[VICTIM] |= fault.job
+        jobs[victim] |= fault.job
         cluster.start(jobs)
         began = time.monotonic()
         if not fault.needs_checkpoint and fault.name != "none":
-            cluster.wait_for_step(VICTIM, fault.at_step, _START_SECONDS)
+            cluster.wait_for_step(victim, fault.at_step, _START_SECONDS)
             began = time.monotonic()
-        step = cluster.step(VICTIM)
+        step = cluster.step(victim)
         if fault.apply is not None:
-            fault.apply(cluster, VICTIM)
+            fault.apply(cluster, victim)
         hung = _wait_for_all(way, fault, cluster)
         cluster.end()
         ranks = [_see(cluster, rank, began, rank in hung) for rank in range(RANKS)]
-    number = folder / f"number-{VICTIM}"
-    outcome = Outcome(way, fault.name, VICTIM, fault.timeout, step, ranks)
+    number = folder / f"number-{victim}"
+    outcome = Outcome(way, fault.name, victim, fault.timeout, step, ranks, victim)
     if number.exists():
         outcome.number = int(number.read_text())
     outcome.checkpoints, outcome.broken = look_at_checkpoints(folder)
@@ -200,15 +207,16 @@ def _jobs(way: str, fault: Fault, cluster: Cluster) -> list[dict[str, Any]]:
 
 def _wait_for_all(way: str, fault: Fault, cluster: Cluster) -> set[int]:
     """Returns the ranks that had to be killed because they did not end."""
-    others = [rank for rank in range(RANKS) if rank != VICTIM]
+    victim = victim_of(way)
+    others = [rank for rank in range(RANKS) if rank != victim]
     finishes = fault.must is Must.CHANGE_NOTHING or goes_on_without_a_rank(way)
     allowed = _FINISH_SECONDS if finishes else fault.timeout + BEYOND_TIMEOUT + _HANGING_SECONDS
     if fault.must is Must.NEVER_BREAK:
         allowed = _FINISH_SECONDS
     ended = cluster.wait(others if fault.goes_on else list(range(RANKS)), allowed)
     if fault.goes_on:
-        cluster.go_on(VICTIM)
-        ended = cluster.wait([VICTIM], fault.timeout + BEYOND_TIMEOUT + _HANGING_SECONDS) and ended
+        cluster.go_on(victim)
+        ended = cluster.wait([victim], fault.timeout + BEYOND_TIMEOUT + _HANGING_SECONDS) and ended
     if ended:
         return set()
     cluster.show_stacks()

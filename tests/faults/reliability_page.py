@@ -17,7 +17,8 @@ WAYS = {
     "hook-hierarchical": "DDP hook, `hierarchical`",
     "sharded-optimizer": "`ShardedOptimizer`",
     "local-steps": "`LocalSteps`",
-    "servers": "`ServerOptimizer`",
+    "servers": "`ServerOptimizer`, a worker",
+    "servers-server": "`ServerOptimizer`, the server",
     "fsdp": "`FullyShardComm`",
     "fsdp-weights": "`FullyShardComm`, `weights=`",
     "backend": "backend `gradwire`",
@@ -113,7 +114,9 @@ def _section(fault: Fault, outcomes: dict[tuple[str, str], Outcome]) -> str:
         if (outcome := outcomes.get((way, fault.name))) is not None
     ]
     head = [
-        _row(["way", "the other ranks", "after", "exit", "rank 2", "after", "exit", "the model"]),
+        _row(
+            ["way", "the other ranks", "after", "exit", "the victim", "after", "exit", "the model"]
+        ),
         _row(["---"] * 8),
     ]
     return "\n".join(

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gradwire.train import network
 from running import clock_library
 
 _MPIRUN = Path(__file__).parents[1] / "mpi/mpirun.sh"
@@ -27,6 +28,7 @@ class MpiRanks:
             self._environment |= shifted
         self._jobs: list[dict[str, Any]] = []
         self._pids: dict[int, int] = {}  # of each rank
+        self._ended: set[int] = set()  # ranks
         self._mpirun: subprocess.Popen[bytes] | None = None
 
     def ask(self, job: dict[str, Any]) -> None:
@@ -35,11 +37,15 @@ class MpiRanks:
         if len(self._jobs) < job["world_size"]:
             return
         self._pids.clear()
+        self._ended.clear()
         arguments: list[str] = []
         for each in self._jobs:
-            arguments += [*([":"] if arguments else []), "-n", "1", "sh", "-c", self._script(each)]
+            host = ["-H", network.address(each["rank"])] if "namespace" in each else []
+            program = ["-n", "1", *host, "sh", "-c", self._script(each)]
+            arguments += [*([":"] if arguments else []), *program]
+        mpirun = _in_namespaces(self._jobs) if "namespace" in job else [str(_MPIRUN)]
         self._mpirun = subprocess.Popen(
-            [_MPIRUN, "--enable-recovery", *arguments],
+            [*mpirun, "--enable-recovery", *arguments],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=(Path(job["folder"]) / "output-mpirun").open("ab"),
@@ -81,6 +87,9 @@ class MpiRanks:
                 code = 128 - code if code > 128 else code  # of a signal, as subprocess has it
                 ended = {"ended": self._pids[rank], "status": code, "at": time.monotonic()}
                 events.append(ended)
+                self._ended.add(rank)
+        if self._jobs and len(self._ended) == self._jobs[0]["world_size"]:
+            self.close()  # while there is the network over which it ends its daemons
         return events
 
     def close(self) -> None:
@@ -90,6 +99,33 @@ class MpiRanks:
         try:
             self._mpirun.wait(_LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
-            self._mpirun.terminate()
+            self._mpirun.kill()
             self._mpirun.wait()
         self._mpirun = None
+
+
+def _in_namespaces(jobs: list[dict[str, Any]]) -> list[str]:
+    """The beginning of a command that starts each rank on a host of its own: its namespace. Open
+    MPI starts its daemons there with a script in the place of ssh, and its messages go over TCP.
+    mpirun itself is in the namespace of rank 0."""
+    enter = ["nsenter", "--net=/proc/{}/ns/net"]
+    agent = Path(jobs[0]["folder"]) / "enter-host"
+    hosts = [
+        f"{network.address(job['rank'])}) exec {' '.join(enter).format(job['namespace'])} "
+        'sh -c "$*";;'
+        for job in jobs
+    ]
+    agent.write_text("\n".join(["#!/bin/sh", "host=$1; shift", 'case "$host" in', *hosts, "esac"]))
+    agent.chmod(0o755)
+    settings = {
+        "plm": "rsh",
+        "plm_rsh_agent": str(agent),
+        "btl": "self,tcp",
+        "btl_tcp_if_include": network.INTERFACE,
+        "oob_tcp_if_include": network.INTERFACE,
+        "mpi_yield_when_idle": "1",
+    }
+    options = [text for name, value in settings.items() for text in ("--mca", name, value)]
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", *as_root, *options]
+    return [part.format(jobs[0]["namespace"]) for part in enter] + mpirun

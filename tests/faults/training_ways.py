@@ -205,6 +205,7 @@ WAYS: dict[str, Callable[[Job], Training]] = {
     "sharded-optimizer": _sharded_optimizer,
     "local-steps": _local_steps,
     "servers": _with_server(codec="3lc"),
+    "servers-server": _with_server(codec="3lc"),  # the fault happens to the server
     "fsdp": _fsdp(),
     "fsdp-weights": _fsdp(weights="bf16"),
     "backend": _backend,
