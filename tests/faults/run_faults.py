@@ -32,6 +32,8 @@ from running_mpi import MpiRanks
 
 def why_not(way: str, fault: Fault, mpi_rank: Path) -> str | None:
     """Why the cell cannot be run here; None if it can."""
+    if way == "mpi" and fault.network is Network.RELAY:
+        return "MPI does not tell the other ranks which rank's message was damaged"
     if way == "mpi" and not mpi_rank.exists():
         return f"{mpi_rank} is not there (--mpi-rank)"
     if fault.network is Network.LOOPBACK and "disk_kib" not in fault.job:
