@@ -255,6 +255,20 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
     text = (tmp_path / "qsgd.md").read_text()
     assert "No run is there yet." in text
     assert ", 0 are there.**" in text
+    assert "What agrees" not in text
+
+
+def test_the_page_quotes_what_people_wrote_about_it(tmp_path: Path) -> None:
+    (tmp_path / "qsgd").mkdir()
+    (tmp_path / "qsgd" / page.FINDINGS).write_text("- Four bits are enough.\n")
+    run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path)
+    before, text = (
+        (tmp_path / "qsgd.md")
+        .read_text()
+        .split("## What agrees with the paper, and what does not\n\n- Four bits are enough.\n\n")
+    )
+    assert before.endswith("No run is there yet.\n\n")
+    assert text.startswith("## Table 1")
 
 
 @pytest.mark.parametrize(

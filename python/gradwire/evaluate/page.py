@@ -16,15 +16,21 @@ from gradwire.files import write_text
 from gradwire.train import plots
 from gradwire.train.settings import TrainSettings
 
+FINDINGS = "findings.md"
 _COLUMNS = 100
 
 
 def write(
     evaluation: Evaluation, found: Found, machines: str, command: str, path: Path
 ) -> list[Path]:
-    """Writes the page and its pictures, into a folder beside it; returns their paths."""
+    """Writes the page and its pictures, into a folder beside it; returns their paths. If that
+    folder has a text FINDINGS, written by people, it is a section of the page."""
     folder = path.parent
     written, parts = [], [f"# {evaluation.title}", _filled(evaluation.about), _filled(machines)]
+    findings = path.with_suffix("") / FINDINGS
+    if findings.exists():
+        text = findings.read_text(encoding="utf-8").strip()
+        parts += ["## What agrees with the paper, and what does not", text]
     for experiment in evaluation.experiments:
         there = sum(min(len(found.runs(one)), one.seeds) for one in experiment.arms)
         wanted = sum(one.seeds for one in experiment.arms)

@@ -17,6 +17,7 @@ _CODECS = {
     "QSGD, 4 bit, buckets of 8192": "qsgd:bits=4,bucket=8192/raw",
     "QSGD, 2 bit, buckets of 64": "qsgd:bits=2,bucket=64/raw",
     "1-bit SGD": "onebit",
+    "1-bit SGD, buckets of 512": "onebit:bucket=512",
 }
 _REPEATED = ("mlp", "mlp, Adam")  # three seeds show the spread
 _TASKS: dict[str, dict[str, Any]] = {
