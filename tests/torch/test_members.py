@@ -219,9 +219,10 @@ def test_a_process_takes_no_more_than_a_members_state(fleet: Fleet, tmp_path: Pa
     fleet.start(2, plan)
     (refused,) = fleet.collect(2)
     assert re.search(
-        r"^PeerMismatchError: rank 2: rank [01] states a tensors of 1\d{6} bytes, and one of at most "
-        r"\d{6} can come here: .* At most that many bytes have this rank's model, the states of "
-        r"its optimizer \(SGD\) and what all members share: give all members the same optimizer$",
+        r"^PeerMismatchError: rank 2: rank [01] states a tensors of 1\d{6} bytes, and one of at "
+        r"most \d{6} can come here: .* At most that many bytes have this rank's model, the states "
+        r"of its optimizer \(SGD\) and what all members share: give all members the same "
+        r"optimizer$",
         refused.error,
     ), refused.error
     check_equal(fleet.collect(0, 1), (0, 1), lost=1)
