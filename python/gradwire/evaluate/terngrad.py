@@ -102,6 +102,7 @@ def _table_1(found: Found) -> str:
 _LAST_RAW = "TernGrad, last layer raw"  # section 4.2 suggests it
 _ALEXNET = {
     (2, "floating", 0.5): "57.33 %",
+    (2, "floating", 0.2): "",
     (2, "TernGrad", 0.2): "57.61 %",
     (2, "TernGrad, no clipping", 0.2): "54.63 %",
     (2, _LAST_RAW, 0.2): "",
