@@ -50,6 +50,7 @@ class Sample:
     at: float
     steps: int
     memory: list[int]  # bytes resident, of each rank
+    files: list[int]  # of them those of programs and libraries
     descriptors: list[int]
     threads: list[int]
     processes: int
@@ -76,6 +77,7 @@ def take_sample(cluster: Cluster, began: float) -> Sample:
         at=round(time.monotonic() - began, 1),
         steps=cluster.step(0),
         memory=[status_of(pid, "VmRSS") * 1024 for pid in pids],
+        files=[status_of(pid, "RssFile") * 1024 for pid in pids],
         descriptors=[len(os.listdir(f"/proc/{pid}/fd")) for pid in pids],
         threads=[status_of(pid, "Threads") for pid in pids],
         processes=len(processes),
@@ -191,7 +193,15 @@ def describe(record: Record) -> str:
     first, last = record.samples[len(record.samples) // 4], record.samples[-1]
     faults = ", ".join(f"{name} {count}" for name, count in sorted(record.faults.items()))
     lines = [f"{record.way}: {record.seconds / 60:.0f} minutes, {last.steps} steps; {faults}"]
-    for name in ("memory", "descriptors", "threads", "processes", "namespaces", "interfaces"):
+    for name in (
+        "memory",
+        "files",
+        "descriptors",
+        "threads",
+        "processes",
+        "namespaces",
+        "interfaces",
+    ):
         lines.append(f"  {name:12} {getattr(first, name)} -> {getattr(last, name)}")
     return "\n".join([*lines, f"  {'; '.join(record.problems) or 'as it must be'}"])
 
