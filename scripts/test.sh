@@ -39,7 +39,6 @@ on_request=(
   "aarch64   cross-built for 64-bit Arm; tests of the kernels and golden files with NEON and SVE, in qemu-user"
   "oss_fuzz  the fuzzers as OSS-Fuzz builds them (fuzz/oss-fuzz), run over their seeds"
   "debian    Debian packages, checked by lintian and used (scripts/debian.sh)"
-
   "release   what a release consists of, each part checked in an empty environment (scripts/release.sh)"
 )
 
