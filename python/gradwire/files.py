@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import secrets
 import signal
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
+
+_RANDOM_BYTES = 4  # in the names of files that are being written
 
 
 class OutputFile:
@@ -61,9 +65,8 @@ def write_text(target: Path, text: str) -> None:
 
 
 def _replace(place: Path, durable: bool) -> Iterator[OutputFile]:
-    temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    # As open() would, but for a file that is there.
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    _remove_abandoned(place)
+    temporary, handle = _open_beside(place)
     try:
         with os.fdopen(handle, "wb") as file:
             if place.exists():
@@ -82,6 +85,32 @@ def _replace(place: Path, durable: bool) -> Iterator[OutputFile]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _open_beside(place: Path) -> tuple[Path, int]:
+    """A new file, with a lock that ends with its writer."""
+    while True:
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(_RANDOM_BYTES)}")
+        # As open() would, but for a file that is there.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink == 1:
+            return temporary, handle
+        os.close(handle)  # another process has removed it before it had its lock
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Removes what writers of `place` left behind that were killed."""
+    digits = "[0-9a-f]" * (2 * _RANDOM_BYTES)
+    for path in place.parent.glob(f".{glob.escape(place.name)}.{digits}"):
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error: its writer lives
+                path.unlink()
+            finally:
+                os.close(handle)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -65,8 +65,29 @@ def test_a_kill_at_any_byte_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     for at_byte in [0, 1, size, *(draw.randrange(size) for _ in range(50))]:
         save_and_die(path, at_byte)
         assert load(path) == BEFORE["model"].numel()
+        assert len(list(tmp_path.iterdir())) == 2, "the next save removes what the last one left"
     gradwire.torch.save(path, AFTER)
     assert load(path) == AFTER["model"].numel()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_that_save_at_once_spare_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    with files.replace_file(path) as first:
+        first.write(b"first")
+        with files.replace_file(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_of_another_name_is_no_rest(tmp_path: Path) -> None:
+    others = [tmp_path / name for name in (".other.pt.01234567", ".model.pt.0123456", ".model.pt")]
+    for other in others:
+        other.touch()
+    gradwire.torch.save(tmp_path / "model.pt", BEFORE)
+    assert all(other.exists() for other in others)
 
 
 def test_a_kill_before_the_first_file_leaves_none(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 
     The file is written beside `path` under another name, flushed to the disk and renamed. If the
     process is killed at any byte, or the disk is full, or the machine stops, `path` holds what it
-    held before, or all of `state`. A kill leaves the other file, `.NAME.*`, which nothing reads.
+    held before, or all of `state`. A kill leaves the other file, `.NAME.*`, which the next save
+    removes.
 
     `state`: what `torch.save` takes, such as
     `{"model": model.state_dict(), "gradwire": state.state_dict()}`;
