@@ -109,8 +109,9 @@ import os, signal, sys, threading
 from pathlib import Path
 from gradwire.files import replace_file
 
-# A shell starts what runs in its background with this signal ignored.
+# A shell starts what runs in its background with the first ignored, and nohup with the second.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 with replace_file(Path(sys.argv[1])) as file:
     file.write(b"a part")
     print("begun", flush=True)
