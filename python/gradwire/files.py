@@ -95,7 +95,7 @@ def _open_beside(place: Path) -> tuple[Path, int]:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.fstat(handle).st_nlink == 1:
+        if temporary.exists():
             return temporary, handle
         os.close(handle)  # another process has removed it before it had its lock
 
