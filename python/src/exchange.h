@@ -105,6 +105,7 @@ class PyExchange {
   void give_back() {
     if (exchange_->done() && exchange_->listening().empty()) bucket_ = {};
   }
+
   // Raises unless the exchange takes buckets in memory of this kind and no step is under way.
   void require_place(Place place) const {
     if (place != place_) {
