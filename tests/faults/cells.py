@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import free_port
-from faults import AT_STEP, RATE, SAVE_EVERY, STEPS, Fault, Must, Network
+from faults import AT_STEP, KILLED_EARLY, RATE, SAVE_EVERY, STEPS, Fault, Must, Network
 from running import Cluster, Launcher, Rank, bridged, relayed, write_offset
 
 RANKS = 4
@@ -78,8 +78,9 @@ class Outcome:
         return Outcome(**values | {"ranks": [Seen(**seen) for seen in values["ranks"]]})
 
 
-def goes_on_without_a_rank(way: str) -> bool:
-    return way.endswith("-go-on")
+def goes_on_without_a_rank(way: str, fault: Fault) -> bool:
+    """Those who begin a training with servers must all come."""
+    return way.endswith("-go-on") and not (way.startswith("servers") and fault.name == KILLED_EARLY)
 
 
 def resumes_exactly(way: str) -> bool:
@@ -209,7 +210,7 @@ def _wait_for_all(way: str, fault: Fault, cluster: Cluster) -> set[int]:
     """Returns the ranks that had to be killed because they did not end."""
     victim = victim_of(way)
     others = [rank for rank in range(RANKS) if rank != victim]
-    finishes = fault.must is Must.CHANGE_NOTHING or goes_on_without_a_rank(way)
+    finishes = fault.must is Must.CHANGE_NOTHING or goes_on_without_a_rank(way, fault)
     allowed = _FINISH_SECONDS if finishes else fault.timeout + BEYOND_TIMEOUT + _HANGING_SECONDS
     if fault.must is Must.NEVER_BREAK:
         allowed = _FINISH_SECONDS
@@ -271,7 +272,7 @@ def find_problems(outcome: Outcome, fault: Fault, expected: str | None) -> list[
     if must is Must.CHANGE_NOTHING:
         exact = resumes_exactly(outcome.way) or not fault.needs_checkpoint
         return problems + _not_as_before(outcome.ranks, expected if exact else None)
-    if not goes_on_without_a_rank(outcome.way):
+    if not goes_on_without_a_rank(outcome.way, fault):
         return problems + _not_stopped(outcome, fault)
     if must is Must.STOP:
         going_on = [seen for rank, seen in enumerate(outcome.ranks) if rank != outcome.victim]

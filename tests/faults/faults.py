@@ -92,9 +92,14 @@ def _jump_clock(cluster: Cluster, victim: int) -> None:
         cluster.sleep(1.0)
 
 
+KILLED_EARLY = "killed-early"
 NONE = Fault("none", "nothing", Must.CHANGE_NOTHING)
 FAULTS = (
     Fault("killed", "a rank is killed (SIGKILL)", Must.STOP, _kill),
+    Fault(
+        KILLED_EARLY, "a rank is killed before its first step; timeout 30 s", Must.STOP,
+        job={"ends_early": True}, at_step=0,
+    ),
     Fault(
         "stopped-20s", "a rank is stopped for 20 s (SIGSTOP) and continued; timeout 30 s",
         Must.CHANGE_NOTHING, _stop_for_20_seconds,

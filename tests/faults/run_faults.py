@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from cells import Outcome, run_cell
-from faults import BY_NAME, FAULTS, NONE, Fault, Network
+from faults import BY_NAME, FAULTS, KILLED_EARLY, NONE, Fault, Network
 from gradwire.train import network
 from reliability_page import NOT_NOTICED, WAYS, model_without_fault, write_tables
 from running import Forks, Launcher, write_offset
@@ -34,6 +34,8 @@ def why_not(way: str, fault: Fault, mpi_rank: Path) -> str | None:
     """Why the cell cannot be run here; None if it can."""
     if way == "mpi" and fault.network is Network.RELAY:
         return "MPI does not tell the other ranks which rank's message was damaged"
+    if way == "mpi" and fault.name == KILLED_EARLY:
+        return "MPI connects the ranks before the program begins"
     if way == "mpi" and not mpi_rank.exists():
         return f"{mpi_rank} is not there (--mpi-rank)"
     if fault.network is Network.LOOPBACK and "disk_kib" not in fault.job:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -52,6 +53,7 @@ class Job:
     lost_after   seconds, where ranks come and go; None: `timeout`
     resume_from  the step of the checkpoint to begin with; None: the beginning
     raise_at     raises an exception in this step
+    ends_early   is killed before its first step, when the model is made
     pause        seconds that the program sleeps in each step
     disk_kib     the size of the disk for this rank's checkpoints; None: the machine's
     namespace    a process in whose network namespace this rank is; None: the machine's
@@ -68,6 +70,7 @@ class Job:
     save_every: int = 50
     resume_from: int | None = None
     raise_at: int | None = None
+    ends_early: bool = False
     pause: float = 0.0
     disk_kib: int | None = None
     namespace: int | None = None
@@ -221,6 +224,8 @@ def train(job: Job) -> None:
     training = WAYS[job.way](job)
     number = getattr(training.optimizer, "rank", job.rank)
     (Path(job.folder) / f"number-{job.rank}").write_text(str(number))
+    if job.ends_early:
+        os.kill(os.getpid(), signal.SIGKILL)
     step = 0
     if job.resume_from is not None:
         saved = torch.load(_checkpoint_of(job, number), weights_only=False)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.failure import TIMEOUT_SPREAD_SECONDS, FailureBoard
 from gradwire.torch.link.meeting import Meeting
+from gradwire.torch.link.roll_call import RollCall, places_note
 from gradwire.torch.link.thread import ABORT_SECONDS, join, only_here
 from gradwire.torch.link.wire import LostError, Wire
 
@@ -30,26 +31,20 @@ class Connection:
     else touches the connections.
     """
 
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup | Meeting | None,
-        timeout: float,
-        connect_seconds: float = 0.0,
-    ) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | Meeting | None, timeout: float) -> None:
         """Every rank of `process_group` must call this, in the same order. None: of the world.
 
-        `connect_seconds`: the least timeout for the first messages. The owner then sets
-        `wire.timeout`.
+        Raises PeerLostError, PeerSilentError or StoreLostError, if not all of them come within
+        `timeout` (seconds).
         """
-        patience = max(timeout, connect_seconds)
         if isinstance(process_group, Meeting):
-            group, store = process_group.connect(patience), process_group.store
+            group, store = process_group.connect(timeout), process_group.store
             self._names = list(process_group.names)
         else:
-            group, self._names = _new_group(process_group, patience)
+            group, self._names = _new_group(process_group or _world(), timeout)
             store = group.get_group_store()
         numbers = process_group.numbers if isinstance(process_group, Meeting) else ()
-        self.wire = Wire(group, patience, numbers)
+        self.wire = Wire(group, timeout, numbers)
         self.rank = self.wire.rank
         self.world_size = group.size()
         self.error: Exception | None = None
@@ -183,9 +178,7 @@ class Connection:
         return raised
 
     def _diagnose(self, lost: LostError, doing: str) -> CommunicationError:
-        when = f"rank {self.rank}, {doing}: {lost}"
-        if self._names not in ([], list(range(self.world_size))):
-            when += f" (ranks are places in the process group {self._names})"
+        when = f"rank {self.rank}, {doing}: {lost}{places_note(self._names)}"
         closed = () if lost.silent else self.wire.closed_peers()
         return self._board.diagnose(lost.peers, lost.silent, when, closed)
 
@@ -202,18 +195,27 @@ class Connection:
         return error
 
 
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None, "init_process_group was not called"
+    return world
+
+
 def _new_group(
-    process_group: dist.ProcessGroup | None, timeout: float
+    process_group: dist.ProcessGroup, timeout: float
 ) -> tuple[dist.ProcessGroup, list[int]]:
     """A Gloo group of the same ranks, and their numbers in the world."""
-    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    group = dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=timeout),
-        backend="gloo",
-        # If the group is a part of the world, only its members call this.
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-        group_desc="gradwire",
-        sort_ranks=False,
-    )
-    return group, ranks
+    names = dist.get_process_group_ranks(process_group)
+    store, rank, places = process_group.get_group_store(), process_group.rank(), range(len(names))
+    note = places_note(names)
+    with RollCall(store, rank, places, timeout, process_group, note).connecting():
+        group = dist.new_group(
+            names,
+            timeout=timedelta(seconds=timeout),
+            backend="gloo",
+            # If the group is a part of the world, only its members call this.
+            use_local_synchronization=len(names) < dist.get_world_size(),
+            group_desc="gradwire",
+            sort_ranks=False,
+        )
+    return group, names

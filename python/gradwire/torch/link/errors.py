@@ -37,7 +37,7 @@ class DamagedMessageError(CommunicationError):
 
 
 class StoreLostError(CommunicationError):
-    """The store where ranks meet does not answer (on_lost)."""
+    """The store where ranks meet does not answer: before all are connected, or with on_lost."""
 
 
 class ExpelledError(CommunicationError):

@@ -119,8 +119,8 @@ class FailureBoard:
         if lost == (0,):
             return PeerLostError(f"rank 0 is gone, and with it the store ({why}); {when}", lost)
         return PeerLostError(
-            f"the connection to {_name(lost)} closed; {hosted} too ({why}), so rank 0 may be the "
-            f"first that is gone; {when}",
+            f"the connection to {_name(lost)} closed; {hosted} too ({why}), so rank 0 may be "
+            f"the first that is gone; {when}",
             lost,
         )
 

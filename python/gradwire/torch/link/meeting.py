@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
-from gradwire.torch.link.errors import PeerLostError
+from gradwire.torch.link.roll_call import RollCall
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,14 @@ class Meeting:
     def connect(self, timeout: float) -> dist.ProcessGroup:
         """A Gloo group. Every rank must call this.
 
-        Raises PeerLostError if a rank does not come within `timeout` or `connect_seconds`.
+        Raises PeerLostError, PeerSilentError or StoreLostError, if not all of them come within
+        `timeout` and `connect_seconds`.
         """
         timeout = min(timeout, self.connect_seconds)
-        group = dist.ProcessGroup(self.store, self.rank, self.world_size)
-        try:
+        numbers = self.numbers or range(self.world_size)
+        with RollCall(self.store, numbers[self.rank], numbers, timeout).connecting():
+            group = dist.ProcessGroup(self.store, self.rank, self.world_size)
             add_gloo(group, self.store, timedelta(seconds=timeout))
-        except RuntimeError as error:
-            raise PeerLostError(
-                f"rank {self.rank}: the {self.world_size} ranks did not connect to each other "
-                f"within {timeout:g} s: {str(error).splitlines()[0]}"
-            ) from error
         return group
 
 

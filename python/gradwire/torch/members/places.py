@@ -125,7 +125,7 @@ class Places:
                         self._ask(lambda: self._store.set(_HERE.format(found.number), ""))
                         try:
                             return connect(self.meeting(found, None))
-                        except PeerLostError:
+                        except (PeerLostError, PeerSilentError):
                             continue  # a server was late; the next admission has another number
                 elif time.monotonic() > end:
                     raise PeerSilentError(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.errors import PeerLostError, StoreLostError
+from gradwire.torch.link.errors import PeerLostError, PeerSilentError, StoreLostError
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 from gradwire.torch.members.places import Admission, Places
 
@@ -78,7 +78,8 @@ class Admissions:
             self._await(admission)
             meeting = self._places.meeting(admission, self._rank)
             connection = Connection(meeting, self._timeout)
-        except (PeerLostError, StoreLostError):  # it is gone again; if it lives, it still asks
+        except (PeerLostError, PeerSilentError, StoreLostError):
+            # It is gone again; if it lives, it still asks.
             if self._decides:
                 self.offer(admission.rank)
             return

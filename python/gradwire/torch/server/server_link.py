@@ -30,7 +30,6 @@ from gradwire.torch.link.wire import NOTHING, TEXT_BYTES, Bytes, Kind, Limits, L
 from gradwire.torch.members.places import Places
 from gradwire.torch.server.admissions import Admissions
 
-_CONNECT_SECONDS = 60.0  # processes may start that much apart, however small the timeout is
 _ENDLESS = 365 * 86400.0
 _GRACE_SECONDS = 1.0  # after the timeout, for what arrived while this process slept
 
@@ -61,7 +60,7 @@ class ServerLink(Connection):
         """`description`: of the setup, equal on all ranks; those of a meeting have compared it.
         `saved`: describes the state with which this rank goes on, if it can go on exactly; b"": it
         can't."""
-        super().__init__(where, timeout, _CONNECT_SECONDS)
+        super().__init__(where, timeout)
         self._limits: Limits = {}
         self.wire_seconds = 0.0  # that `take` waited
         self.all_go_on = False  # whether all ranks have the states that they saved at one version
@@ -78,7 +77,6 @@ class ServerLink(Connection):
                 agree(description, self.wire)
                 told = gather_bytes(saved, self.wire, TEXT_BYTES)
                 self.all_go_on = saved != b"" and all(other == saved for other in told)
-        self.wire.timeout = timeout
 
     def listen(self, peers: Iterable[int], limits: Limits) -> None:
         """From now on the messages of these ranks arrive, if they keep the limits."""

@@ -1,0 +1,174 @@
+"""Waits until every rank has come to where a new group is made, and names those that do not come.
+
+PyTorch's own wait for a new group names no rank, and lasts for the whole timeout even if the
+process of a rank has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from gradwire.torch.link.errors import StoreLostError
+from gradwire.torch.link.failure import GRACE_SECONDS, TIMEOUT_SPREAD_SECONDS, FailureBoard
+from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
+
+_PROBE_TAG = 0x67726164  # of receives that nobody answers, in a group that the program uses, too
+_PROBE_SECONDS = 0.5  # between two looks at the connections
+_FIRST_LOOK, _LAST_LOOK = 0.005, 0.2  # seconds between two looks at the store
+_COUNT, _HERE, _ALL = "here", "here/{}", "all"  # keys of one call
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """Which ranks must come, and how this one learns of them.
+
+    store    of these ranks alone
+    rank     this one
+    ranks    all of them, as errors name them
+    timeout  seconds
+    group    of the same ranks, in the same order; over Gloo it shows at once that a process ended
+    note     goes into errors, after what this rank was doing
+    """
+
+    store: Store
+    rank: int
+    ranks: Sequence[int]
+    timeout: float
+    group: dist.ProcessGroup | None = None
+    note: str = ""
+
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Waits until every rank has come here as often as this one. Inside, the ranks connect.
+
+        Raises PeerLostError, PeerSilentError or StoreLostError, which name the ranks that did not
+        come; also for a RuntimeError inside.
+        """
+        entry = _Entry(self.store, self.rank, len(self.ranks))
+        entry.start()
+        closed_ranks = self._look_at_connections()
+        try:
+            end = time.monotonic() + self.timeout
+            while not entry.done.wait(_PROBE_SECONDS):
+                if closed := closed_ranks():
+                    self._fail(entry.keys, closed, "its connection closed")
+                if time.monotonic() >= end and (missing := self._missing(entry.keys)):
+                    self._fail(entry.keys, missing, f"waited {self.timeout:g} s", silent=True)
+        finally:
+            entry.stop()
+        if entry.error is not None:
+            time.sleep(GRACE_SECONDS)  # the connections of its host close one after another
+            self._fail(entry.keys, closed_ranks(), str(entry.error).partition("\n")[0])
+        try:
+            yield
+        except RuntimeError as error:
+            closed = closed_ranks() or tuple(rank for rank in self.ranks if rank != self.rank)
+            self._fail(entry.keys, closed, str(error).partition("\n")[0])
+
+    def _look_at_connections(self) -> Callable[[], tuple[int, ...]]:
+        """Tells which ranks have closed their connections of the group."""
+        group = self.group if self.group is not None and _is_gloo(self.group) else None
+
+        def closed_ranks() -> tuple[int, ...]:
+            closed = []
+            for place, rank in enumerate(self.ranks):
+                if group is not None and rank != self.rank:
+                    try:
+                        group.recv([torch.empty(1, dtype=torch.uint8)], place, _PROBE_TAG)
+                    except RuntimeError:
+                        closed.append(rank)
+            return tuple(closed)
+
+        return closed_ranks
+
+    def _missing(self, keys: Store | None) -> tuple[int, ...]:
+        """Those that have not come. Raises StoreLostError if the store does not say."""
+        others = tuple(rank for rank in self.ranks if rank != self.rank)
+        try:
+            if keys is None:
+                raise StoreUnreachableError("no answer")
+            return StoreAccess().ask(
+                lambda: tuple(rank for rank in others if not keys.check([_HERE.format(rank)]))
+            )
+        except StoreUnreachableError as error:
+            raise self._store_lost(str(error)) from None
+
+    def _store_lost(self, why: str) -> StoreLostError:
+        return StoreLostError(
+            "the store where the ranks meet, hosted by rank 0 unless a launcher hosts it, does not "
+            f"answer ({why}); rank {self.rank}, {self._doing}{self.note}"
+        )
+
+    @property
+    def _doing(self) -> str:
+        return f"waiting for all {len(self.ranks)} ranks to connect"
+
+    def _fail(
+        self, keys: Store | None, lost: tuple[int, ...], why: str, silent: bool = False
+    ) -> NoReturn:
+        if not lost:
+            raise self._store_lost(why)
+        when = f"rank {self.rank}, {self._doing}: {why}"
+        board = FailureBoard(keys or self.store, self.rank, self.ranks)
+        patience = TIMEOUT_SPREAD_SECONDS if silent else GRACE_SECONDS
+        error = board.diagnose(lost, silent, when + self.note, () if silent else lost, patience)
+        board.linger(frozenset(error.ranks))
+        raise error
+
+
+class _Entry(threading.Thread):
+    """Enters this rank in the store and looks until all are there. The store may be on a machine
+    that is stopped and never answers, so this is a thread of its own."""
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        super().__init__(name="gradwire-roll-call", daemon=True)
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self._stopping = threading.Event()
+        self.keys: Store | None = None  # of this call alone
+        self.done = threading.Event()  # all are there, or there is an error
+        self.error: RuntimeError | None = None  # the store's
+
+    def run(self) -> None:
+        try:
+            number = self._store.add(f"gradwire/calls/{self._rank}", 1)
+            self.keys = keys = PrefixStore(f"gradwire/call/{number}", self._store)
+            keys.set(_HERE.format(self._rank), "")
+            if keys.add(_COUNT, 1) == self._world_size:
+                keys.set(_ALL, "")
+            pause = _FIRST_LOOK
+            while not keys.check([_ALL]):
+                if self._stopping.wait(pause):
+                    return
+                pause = min(2 * pause, _LAST_LOOK)
+        except RuntimeError as error:
+            self.error = error
+        self.done.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+
+def places_note(names: Sequence[int]) -> str:
+    """Says for errors what the ranks are, if they are not those of the world."""
+    if list(names) in ([], list(range(len(names)))):
+        return ""
+    return f" (ranks are places in the process group {list(names)})"
+
+
+def _is_gloo(group: dist.ProcessGroup) -> bool:
+    """Whether the group carries tensors on the CPU, and over Gloo."""
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return False
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the backend.
+    return isinstance(getattr(backend, "wrapped_pg", backend), ProcessGroupGloo)
