@@ -97,7 +97,7 @@ def test_a_result_is_found_again_without_its_long_lists(tmp_path: Path) -> None:
     run = Run(MLP, 1)
     store = stored(tmp_path, run)
     found, documents, unusable = runner.read([MLP], store)
-    assert found.mean(MLP) == 0.5
+    assert found.finals(MLP) == [0.5]
     assert found.bits(MLP) == "4, 2"
     assert [d["settings"]["seed"] for d in documents] == [1]
     assert unusable == []

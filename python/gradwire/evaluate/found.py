@@ -34,15 +34,14 @@ class Found:
     def series(self, arm: Arm, label: str) -> Series:
         return Series(label, self.runs(arm))
 
-    def mean(self, arm: Arm) -> float | None:
-        """The metric at the end, over the runs that came to it."""
-        finals = self.series(arm, "").finals
-        return fmean(finals) if finals else None
+    def finals(self, arm: Arm) -> list[float]:
+        """The metric at the end of the runs that came to it."""
+        return self.series(arm, "").finals
 
     def text(self, arm: Arm) -> str:
         """The metric at the end, and in brackets the lowest and the highest run. *stopped*: a run
         could not go on, such as one of `auto` whose budget can't be kept."""
-        runs, finals = self.runs(arm), self.series(arm, "").finals
+        runs, finals = self.runs(arm), self.finals(arm)
         if not runs:
             return MISSING
         if len(finals) < len(runs):

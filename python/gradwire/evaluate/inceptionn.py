@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradwire.evaluate.arms import HOOK, Arm, arm
 from gradwire.evaluate.evaluation import Evaluation, Experiment
 from gradwire.evaluate.found import Column, Found, Row, accuracy_table, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _CODECS = {
     "32 bit": "raw",
@@ -24,7 +27,6 @@ _BEYOND = {
     "INC, 2^-10, strict": "inceptionn:bound=10,mode=strict",
 }
 _ALL = _CODECS | _BEYOND
-_REPEATED = "inceptionn:bound=10"  # three seeds show the spread
 _TASKS = ("mlp", "lenet")
 _STEPS = 40
 # How the workers and an aggregator, or the workers in a ring, exchange gradients. The aggregator
@@ -38,9 +40,9 @@ _WAYS: dict[str, tuple[str, str]] = {
 
 
 def _arm(task: str, codec: str) -> Arm:
-    if codec == "raw":
-        return arm(task, codec, seeds=3)  # what the frontier trains, too
-    return arm(task, codec, exchange=HOOK, seeds=3 if codec.startswith(_REPEATED) else 1)
+    # The frontier trains without a codec, too, and not as the hook does.
+    changes: dict[str, Any] = {} if codec == "raw" else {"exchange": HOOK}
+    return arm(task, codec, seeds=3, **changes)
 
 
 def _table(found: Found, task: str) -> str:
@@ -56,23 +58,26 @@ _OBSERVED = {
 _CLASSES = ("0", "8", "16", "32")
 
 
+def _observed_mean(found: Found, task: str, label: str, key: str, name: str = "") -> float | None:
+    """Over steps, and over tensors by their numbers of values. None: it was not observed."""
+    observed = found.observed.get(_OBSERVED[task])
+    steps = observed["codecs"][_CODECS[label]].get(key) if observed else None
+    if observed is None or steps is None:
+        return None
+    numels = [numel for _, numel in observed["tensors"]]
+    values = [[one[name] if name else one for one in of_step] for of_step in steps]
+    return fmean(fmean(of_step, numels) for of_step in values)
+
+
 def _shares(found: Found, task: str) -> str:
-    def mean(row: Row, key: str, name: str = "") -> float | None:
-        """Over steps, and over tensors by their numbers of values."""
-        observed = found.observed.get(row.arm)
-        steps = observed["codecs"][_CODECS[row.label]].get(key) if observed else None
-        if observed is None or steps is None:
-            return None
-        numels = [numel for _, numel in observed["tensors"]]
-        values = [[one[name] if name else one for one in of_step] for of_step in steps]
-        return fmean(fmean(of_step, numels) for of_step in values)
+    mean = partial(_observed_mean, found, task)
 
     def percent(row: Row, key: str, name: str = "") -> str:
-        share = mean(row, key, name)
+        share = mean(row.label, key, name)
         return "" if share is None else f"{100 * share:.3g} %"
 
     def ratio(row: Row) -> str:
-        bits = mean(row, "bits")
+        bits = mean(row.label, "bits")
         return "" if bits is None else f"{32 / bits:.3g}x"
 
     def of_class(name: str) -> Column:
@@ -85,6 +90,27 @@ def _shares(found: Found, task: str) -> str:
         ("squared error", lambda row: percent(row, "error")),
     ]
     return table(columns, [Row(label, _OBSERVED[task]) for label in list(_CODECS)[1:]])
+
+
+def _draw_shares(found: Found) -> Figure | None:
+    from gradwire.evaluate.pictures import stacked_bars
+
+    drawn = {}
+    for task in _TASKS:
+        for label in _CODECS:
+            if label.startswith("INC") and _OBSERVED[task] in found.observed:
+                drawn[f"{task}, {label.removeprefix('INC, ')}"] = {
+                    f"{name} bits": 100
+                    * (_observed_mean(found, task, label, "class_shares", name) or 0.0)
+                    for name in _CLASSES
+                }
+    return stacked_bars(drawn, "share of the values (%)")
+
+
+def _draw_ends(found: Found, task: str) -> Figure | None:
+    from gradwire.evaluate.pictures import final_bars
+
+    return final_bars(found, {label: _arm(task, codec) for label, codec in _ALL.items()})
 
 
 def _timed(task: str, way: str, bandwidth: str) -> Arm:
@@ -109,6 +135,23 @@ def _times(found: Found, bandwidths: tuple[str, ...]) -> str:
     return table([("model, way", lambda row: row.label), *map(column, bandwidths)], rows)
 
 
+def _draw_times(found: Found) -> Figure | None:
+    from gradwire.evaluate.pictures import Bar, grouped_bars
+
+    drawn = {}
+    for task in _TIMED:
+        for bandwidth in _BANDWIDTHS:
+            base = found.seconds_a_step(_timed(task, "WA", bandwidth))
+            ways = {way: found.seconds_a_step(_timed(task, way, bandwidth)) for way in _WAYS}
+            if base is not None:
+                drawn[f"{task}, {bandwidth}"] = {
+                    way: Bar(*[seconds / base] * 3)
+                    for way, seconds in ways.items()
+                    if seconds is not None
+                }
+    return grouped_bars(drawn, "time of a step, as a share of WA's", form="{:.2f}")
+
+
 _TIMED = ("mlp", "lenet")
 _PAPER = {
     "mlp": "The paper's perceptron of 5 layers on handwritten digits bears truncation.",
@@ -131,6 +174,12 @@ EVALUATION = Evaluation(
                 "bits. Neither is in the paper.",
                 tuple(_arm(task, codec) for codec in _ALL.values()),
                 partial(_table, task=task),
+                {
+                    f"accuracy-{task}": (
+                        f"{task}: accuracy with each bound, and with truncation",
+                        partial(_draw_ends, task=task),
+                    )
+                },
             )
             for task in _TASKS
         ),
@@ -142,6 +191,7 @@ EVALUATION = Evaluation(
                 "error as a share of the squared norm.",
                 (_OBSERVED[task],),
                 partial(_shares, task=task),
+                {"classes": ("shares of the classes", _draw_shares)} if task == _TASKS[-1] else {},
             )
             for task in _TASKS
         ),
@@ -152,6 +202,7 @@ EVALUATION = Evaluation(
             "2^-10; in WA only on the way to the aggregator.",
             tuple(_timed(task, way, b) for b in _BANDWIDTHS for task in _TIMED for way in _WAYS),
             partial(_times, bandwidths=_BANDWIDTHS),
+            {"times": ("time of a step, as a share of WA's", _draw_times)},
         ),
     ),
 )

@@ -1,14 +1,35 @@
-"""The figures of the evaluations."""
+"""The figures of the evaluations. Where several seeds were run, they show the lowest and the
+highest, too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gradwire.evaluate.arms import Arm
+from gradwire.evaluate.found import Found
+from gradwire.evaluate.store import curve
 from gradwire.train import plots
 
-Line = tuple[Sequence[float], Sequence[float]]
+
+class Line(NamedTuple):
+    """lows, highs: of the spread around the line, a bar at each marker or a band; empty: none."""
+
+    xs: Sequence[float]
+    ys: Sequence[float]
+    lows: Sequence[float] = ()
+    highs: Sequence[float] = ()
+
+
+class Bar(NamedTuple):
+    height: float
+    low: float
+    high: float
 
 
 def lines(
@@ -21,13 +42,20 @@ def lines(
     title: str = "",
 ) -> Figure | None:
     """A line for each name. logarithmic: the axes that are: "x", "y", "xy". None: no line."""
-    if not any(len(xs) for xs, _ in drawn.values()):
+    if not any(len(line.xs) for line in drawn.values()):
         return None
     figure = Figure(figsize=plots.SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
-    for index, (name, (xs, ys)) in enumerate(drawn.items()):
+    for index, (name, line) in enumerate(drawn.items()):
         marker = plots.MARKERS[index % len(plots.MARKERS)] if markers else ""
-        axes.plot(xs, ys, label=name, marker=marker, markersize=5, **plots.style(index))
+        style = plots.style(index)
+        axes.plot(line.xs, line.ys, label=name, marker=marker, markersize=5, **style)
+        if line.lows and markers:
+            axes.vlines(line.xs, line.lows, line.highs, color=style["color"], linewidth=1.5)
+        elif line.lows:
+            axes.fill_between(
+                line.xs, line.lows, line.highs, color=style["color"], alpha=0.15, linewidth=0
+            )
     if "x" in logarithmic:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
@@ -39,6 +67,127 @@ def lines(
     axes.set_title(title, loc="left", fontsize=11)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure
+
+
+def over_steps(
+    found: Found, arms: Mapping[str, Arm], *, of_loss: bool = False, title: str = ""
+) -> Figure | None:
+    """The training loss, or what the evaluations measure, over the steps: the mean of the seeds.
+    Runs that diverged are left out."""
+    drawn = {}
+    for label, one in arms.items():
+        runs = [run for run in found.runs(one) if run.final is not None]
+        if not runs:
+            continue
+        if of_loss:
+            own = [curve(run.loss, found.settings[one].steps) for run in runs]
+        else:
+            scale = found.metric(one).scale
+            own = [
+                (
+                    [e["step"] for e in run.evaluations],
+                    [scale * e["value"] for e in run.evaluations],
+                )
+                for run in runs
+            ]
+        drawn[label] = _spread(own)
+    metric = found.metric(next(iter(arms.values())))
+    up = "training loss (nats)" if of_loss else f"{metric.title} ({metric.unit})"
+    return lines(drawn, "step", up, markers=not of_loss, title=title)
+
+
+def _spread(runs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Line:
+    """Of curves that may have their points at different places: at those of the first one."""
+    xs = runs[0][0]
+    ys = np.array([np.interp(xs, *run) for run in runs])
+    if len(runs) == 1:
+        return Line(xs, ys[0].tolist())
+    return Line(xs, ys.mean(0).tolist(), ys.min(0).tolist(), ys.max(0).tolist())
+
+
+def final_bars(found: Found, arms: Mapping[str, Arm]) -> Figure | None:
+    """What the trainings end with, a bar for each; the first one is the base that a line marks."""
+    drawn = {}
+    for label, one in arms.items():
+        if finals := [100 * final for final in found.finals(one)]:
+            drawn[label] = {"": Bar(fmean(finals), min(finals), max(finals))}
+    base, up = next(iter(arms)), found.metric(next(iter(arms.values()))).title
+    lowest = min((bar.low for bars in drawn.values() for bar in bars.values()), default=0.0)
+    mark = drawn[base][""].height if base in drawn else None
+    return grouped_bars(drawn, f"{up} (%)", bottom=lowest // 1 - 2, mark=mark)
+
+
+def grouped_bars(
+    drawn: Mapping[str, Mapping[str, Bar]],
+    up: str,
+    *,
+    bottom: float = 0.0,
+    mark: float | None = None,
+    form: str = "{:.1f}",
+) -> Figure | None:
+    """A group of bars for each name, with their heights as text. bottom: of the axis. mark: the
+    height of a line. None: no bar."""
+    names = list(dict.fromkeys(name for bars in drawn.values() for name in bars))
+    if not names:
+        return None
+    figure = Figure(figsize=plots.SIZE_INCHES, layout="constrained")
+    axes = figure.subplots()
+    axes.grid(visible=False, axis="x")
+    width = 0.8 / len(names)
+    for place, bars in enumerate(drawn.values()):
+        for index, name in enumerate(names):
+            if name not in bars:
+                continue
+            bar, x = bars[name], place + (index - (len(names) - 1) / 2) * width
+            label = name if name and place == 0 else "_"
+            axes.bar(
+                x,
+                bar.height - bottom,
+                width,
+                bottom,
+                label=label,
+                color=plots.style(index + 1)["color"],
+            )
+            if bar.high > bar.low:
+                axes.vlines(x, bar.low, bar.high, color="black", linewidth=1.5)
+            axes.annotate(
+                form.format(bar.height), (x, bar.high), (0, 2), textcoords="offset points",
+                ha="center", fontsize=8,
+            )  # fmt: skip
+    if mark is not None:
+        axes.axhline(mark, color="black", linestyle=":", linewidth=1)
+    axes.set_ylim(bottom=bottom)
+    _name_groups(axes, list(drawn))
+    axes.set_ylabel(up)
+    if names != [""]:
+        figure.legend(loc="outside lower center", ncols=len(names), fontsize=9)
+    return figure
+
+
+def stacked_bars(drawn: Mapping[str, Mapping[str, float]], up: str) -> Figure | None:
+    """A bar for each name, of the parts that its mapping names."""
+    if not drawn:
+        return None
+    figure = Figure(figsize=plots.SIZE_INCHES, layout="constrained")
+    axes = figure.subplots()
+    axes.grid(visible=False, axis="x")
+    parts = list(next(iter(drawn.values())))
+    bottoms = [0.0] * len(drawn)
+    for index, part in enumerate(parts):
+        heights = [shares[part] for shares in drawn.values()]
+        colour = plots.style(index + 1)["color"]
+        axes.bar(range(len(drawn)), heights, 0.6, bottoms, label=part, color=colour)
+        bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+    _name_groups(axes, list(drawn))
+    axes.set_ylabel(up)
+    figure.legend(loc="outside lower center", ncols=len(parts), fontsize=9)
+    return figure
+
+
+def _name_groups(axes: Axes, names: Sequence[str]) -> None:
+    long = max(map(len, names)) > 60 / len(names)
+    turn, align = (25, "right") if long else (0, "center")
+    axes.set_xticks(range(len(names)), names, fontsize=9, rotation=turn, ha=align)
 
 
 def histograms(drawn: Mapping[str, Mapping[str, Sequence[float]]], across: str) -> Figure | None:

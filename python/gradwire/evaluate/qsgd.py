@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradwire.evaluate.arms import HOOK, Arm, arm
 from gradwire.evaluate.evaluation import Evaluation, Experiment
 from gradwire.evaluate.found import Found, Row, accuracy_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Of pushes/pulls. Gradients that are broadcast are quantized once: their average is exact.
 _CODECS = {
@@ -19,6 +22,7 @@ _CODECS = {
     "1-bit SGD": "onebit",
     "1-bit SGD, buckets of 512": "onebit:bucket=512",
 }
+_DRAWN = tuple(label for label in _CODECS if label not in ("QSGD, 4 bit, buckets of 8192",))
 _REPEATED = ("mlp", "mlp, Adam")  # three seeds show the spread
 _TASKS: dict[str, dict[str, Any]] = {
     "resnet8": {},
@@ -38,6 +42,14 @@ def _arm(task: str, codec: str) -> Arm:
 def _table(found: Found, task: str) -> str:
     rows = [Row(label, _arm(task, codec)) for label, codec in _CODECS.items()]
     return accuracy_table(found, _arm(task, "raw"), rows)
+
+
+def _figure(found: Found, task: str, of_loss: bool) -> Figure | None:
+    from gradwire.evaluate.pictures import over_steps
+
+    return over_steps(
+        found, {label: _arm(task, _CODECS[label]) for label in _DRAWN}, of_loss=of_loss
+    )
 
 
 _PAPER = {
@@ -64,6 +76,16 @@ EVALUATION = Evaluation(
             _PAPER[task],
             tuple(_arm(task, codec) for codec in _CODECS.values()),
             partial(_table, task=task),
+            {
+                f"figure-3-{task.replace(', ', '-').lower()}{end}": (
+                    f"{task}: {what} over steps",
+                    partial(_figure, task=task, of_loss=of_loss),
+                )
+                for end, what, of_loss in (
+                    ("", "what the evaluations measure", False),
+                    ("-loss", "training loss", True),
+                )
+            },
         )
         for task in _TASKS
     ),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gradwire.evaluate.arms import HOOK, Arm, arm
 from gradwire.evaluate.evaluation import Evaluation, Experiment
 from gradwire.evaluate.found import Column, Found, Row, accuracy_table, table
-from gradwire.evaluate.store import curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,13 +51,16 @@ def _by_workers(found: Found) -> str:
 
 
 def _figure_3(found: Found) -> Figure | None:
-    from gradwire.evaluate.pictures import lines
+    from gradwire.evaluate.pictures import Line, lines
 
     drawn = {}
     for label, codec in _OF_WORKERS.items():
-        means = [(workers, found.mean(_of_workers(workers, codec))) for workers in _WORKERS]
-        points = [(workers, 100 * mean) for workers, mean in means if mean is not None]
-        drawn[label] = [x for x, _ in points], [y for _, y in points]
+        ends = [(workers, found.finals(_of_workers(workers, codec))) for workers in _WORKERS]
+        points = [
+            (workers, [100 * final for final in finals]) for workers, finals in ends if finals
+        ]
+        ys, lows, highs = ([of(y) for _, y in points] for of in (fmean, min, max))
+        drawn[label] = Line([x for x, _ in points], ys, lows, highs)
     return lines(drawn, "workers", "test accuracy (%)", logarithmic="x", markers=True)
 
 
@@ -149,32 +152,24 @@ def _figure_2(found: Found) -> Figure | None:
     return histograms(named, "standard deviations")
 
 
-def _figure_4(found: Found, what: str) -> Figure | None:
-    from gradwire.evaluate.pictures import lines
+def _figure_4(found: Found, of_loss: bool) -> Figure | None:
+    from gradwire.evaluate.pictures import over_steps
 
-    drawn = {}
-    for label, dropout in (("floating", 0.5), ("TernGrad", 0.2)):
-        one = _dropping(4, label, dropout)
-        for run in found.runs(one)[:1]:
-            steps = [e["step"] for e in run.evaluations]
-            accuracy = steps, [100 * e["value"] for e in run.evaluations]
-            drawn[f"{label}, dropout {dropout}"] = (
-                accuracy if what == "accuracy" else curve(run.loss, found.settings[one].steps)
-            )
-    up = "test accuracy (%)" if what == "accuracy" else "training loss (nats)"
-    return lines(drawn, "step", up, markers=what == "accuracy")
+    shown = (("floating", 0.5), ("TernGrad", 0.2))
+    arms = {f"{label}, dropout {dropout}": _dropping(4, label, dropout) for label, dropout in shown}
+    return over_steps(found, arms, of_loss=of_loss)
 
 
 def _density(found: Found) -> Figure | None:
-    from gradwire.evaluate.pictures import lines
+    from gradwire.evaluate.pictures import Line, lines
 
     drawn = {}
     if (observed := found.observed.get(_OBSERVED)) is not None:
         shares = observed["codecs"]["terngrad"]["density"]
         for index, (tensor, numel) in enumerate(observed["tensors"]):
             label = f"{tensor}, {numel:,} values"
-            drawn[label] = observed["steps"], [100 * of_step[index] for of_step in shares]
-    return lines(drawn, "step", "values that are not 0 (%)", logarithmic="y")
+            drawn[label] = Line(observed["steps"], [100 * of_step[index] for of_step in shares])
+    return lines(drawn, "step", "values that are not 0 (%)")
 
 
 EVALUATION = Evaluation(
@@ -221,8 +216,8 @@ EVALUATION = Evaluation(
             "Seed 0. In the paper 71 % of fc6 of AlexNet are zeros on average, with 4 workers.",
             (_dropping(4, "floating", 0.5), _dropping(4, "TernGrad", 0.2), _OBSERVED),
             figures={
-                "figure-4-accuracy": ("accuracy", partial(_figure_4, what="accuracy")),
-                "figure-4-loss": ("training loss", partial(_figure_4, what="loss")),
+                "figure-4-accuracy": ("accuracy", partial(_figure_4, of_loss=False)),
+                "figure-4-loss": ("training loss", partial(_figure_4, of_loss=True)),
                 "figure-4-density": ("share of the values that are sent", _density),
             },
         ),

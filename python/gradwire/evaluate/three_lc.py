@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gradwire.evaluate.arms import HOOK, TASKS, Arm, arm
@@ -14,12 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _S = ("1.00", "1.50", "1.75", "1.90")
-_BANDWIDTHS = ("10mbit", "100mbit", "1gbit")
+_RATES = {"10mbit": "10 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
 _TIMED_STEPS = {"10mbit": 12, "100mbit": 40, "1gbit": 40}
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
-_SEEDS = 3
+_SEEDS = 3  # of the trainings with all steps
 _LOWEST_DRAWN = 50  # percent; a lower line would press the others together
-_REPEATED = ("32-bit float", "3LC (s=1.00)", "3LC (s=1.75)")  # with several seeds
 
 # Codec and changes of each design, the paper's accuracy, its difference, and the speed-ups.
 _DESIGNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
@@ -53,7 +53,7 @@ _GRADIENTS_PULLED = Row(
 
 def _full(design: str) -> Arm:
     codec, changes, _ = _DESIGNS[design]
-    return arm("resnet8", codec, seeds=_SEEDS if design in _REPEATED else 1, **changes)
+    return arm("resnet8", codec, seeds=_SEEDS, **changes)
 
 
 def _shorter(design: str, share: float) -> Arm:
@@ -108,7 +108,7 @@ def _speed_ups(found: Found) -> str:
 
     rows = [Row(design, _full(design), theirs) for design, (_, _, theirs) in _DESIGNS.items()]
     rows.append(Row(_WITHOUT_ZRE, _full(_ALL_S[0]), ("",) * 5))
-    columns = [one for k, bandwidth in enumerate(_BANDWIDTHS) for one in column(k, bandwidth)]
+    columns = [one for k, bandwidth in enumerate(_RATES) for one in column(k, bandwidth)]
     return table([("design", lambda row: row.label), *columns], rows)
 
 
@@ -137,47 +137,49 @@ def _of_s(s: str) -> Arm:
     return _shorter(f"3LC (s={_S[0] if s == _NO_ZRE else s})", 0.25)
 
 
-def _of_time(found: Found, designs: tuple[str, ...]) -> Figure | None:
-    """Accuracy over the time that the steps take at 10 Mbit/s, for each share of the steps."""
-    from gradwire.evaluate.pictures import lines
+def _of_time(found: Found, designs: tuple[str, ...], bandwidth: str) -> Figure | None:
+    """Accuracy over the time that the steps take, for each share of the steps."""
+    from gradwire.evaluate.pictures import Line, lines
 
     drawn = {}
     for design in designs:
-        seconds = found.seconds_a_step(_timed(design, "10mbit"))
+        seconds = found.seconds_a_step(_timed(design, bandwidth))
         arms = [_shorter(design, share) for share in _QUARTERS]
-        ends = [(found.settings[one].steps, found.mean(one)) for one in arms]
-        points = [(steps, 100 * mean) for steps, mean in ends if mean is not None]
-        if seconds is not None and points and min(y for _, y in points) > _LOWEST_DRAWN:
-            drawn[design] = [steps * seconds / 60 for steps, _ in points], [y for _, y in points]
+        ends = [(found.settings[one].steps, found.finals(one)) for one in arms]
+        points = [(steps, [100 * final for final in finals]) for steps, finals in ends if finals]
+        if seconds is not None and points and min(min(y) for _, y in points) > _LOWEST_DRAWN:
+            minutes = [steps * seconds / 60 for steps, _ in points]
+            means, lows, highs = ([of(y) for _, y in points] for of in (fmean, min, max))
+            drawn[design] = Line(minutes, means, lows, highs)
     return lines(
-        drawn, "training time at 10 Mbit/s (minutes)", "test accuracy (%)",
+        drawn, f"training time at {_RATES[bandwidth]} (minutes)", "test accuracy (%)",
         logarithmic="x", markers=True,
     )  # fmt: skip
 
 
 def _over_steps(found: Found, of_loss: bool) -> Figure | None:
-    from gradwire.evaluate.pictures import lines
+    from gradwire.evaluate.pictures import over_steps
 
-    drawn = {}
-    for design in _SHOWN:
-        runs, steps = found.runs(_full(design)), found.settings[_full(design)].steps
-        for run in runs[:1]:
-            places = [e["step"] for e in run.evaluations]
-            accuracy = places, [100 * e["value"] for e in run.evaluations]
-            drawn[design] = curve(run.loss, steps) if of_loss else accuracy
-    up = "training loss (nats)" if of_loss else "test accuracy (%)"
-    return lines(drawn, "step", up, markers=not of_loss)
+    return over_steps(found, {design: _full(design) for design in _SHOWN}, of_loss=of_loss)
 
 
 def _bits_over_steps(found: Found, s: str) -> Figure | None:
-    from gradwire.evaluate.pictures import lines
+    from gradwire.evaluate.pictures import Line, lines
 
     one, drawn = _full(f"3LC (s={s})"), {}
     for run in found.runs(one)[:1]:
         steps = found.settings[one].steps
-        drawn = {"push": curve(run.push_bits, steps), "pull": curve(run.pull_bits, steps)}
+        drawn = {
+            "push": Line(*curve(run.push_bits, steps)),
+            "pull": Line(*curve(run.pull_bits, steps)),
+        }
     return lines(drawn, "step", "bits a value, raw tensors and headers included", title=f"s={s}")
 
+
+_OF_TIME = (
+    ("figure-3", "the designs", tuple(d for d in _DESIGNS if d not in _ALL_S[1::2])),
+    ("figure-5", "with each sparsity multiplier", (_BASE, *_ALL_S)),
+)
 
 EVALUATION = Evaluation(
     "3lc",
@@ -204,7 +206,7 @@ EVALUATION = Evaluation(
             "Time of a step, against 32-bit float on the same links: real processes in network "
             "namespaces, one server. The paper takes the time of its whole training from a few "
             "steps in the same way. (2 local steps run without a server.)",
-            tuple(_timed(design, b) for b in _BANDWIDTHS for design in (*_DESIGNS, _WITHOUT_ZRE)),
+            tuple(_timed(design, b) for b in _RATES for design in (*_DESIGNS, _WITHOUT_ZRE)),
             _speed_ups,
         ),
         Experiment(
@@ -219,22 +221,20 @@ EVALUATION = Evaluation(
             f"design that ends below {_LOWEST_DRAWN} % is left out.",
             (
                 *(_shorter(design, share) for share in _QUARTERS for design in _DESIGNS),
-                *(_timed(design, "10mbit") for design in _DESIGNS),
+                *(_timed(design, b) for b in _RATES for design in _DESIGNS),
             ),
             figures={
-                "figure-3": (
-                    "accuracy over training time at 10 Mbit/s, the designs",
-                    partial(_of_time, designs=tuple(d for d in _DESIGNS if d not in _ALL_S[1::2])),
-                ),
-                "figure-5": (
-                    "accuracy over training time at 10 Mbit/s, with each sparsity multiplier",
-                    partial(_of_time, designs=(_BASE, *_ALL_S)),
-                ),
+                f"{figure}{end}": (
+                    f"accuracy over training time at {_RATES[bandwidth]}, {what}",
+                    partial(_of_time, designs=designs, bandwidth=bandwidth),
+                )
+                for figure, what, designs in _OF_TIME
+                for bandwidth, end in (("10mbit", ""), ("100mbit", "-100mbit"), ("1gbit", "-1gbit"))
             },
         ),
         Experiment(
             "Figure 4: during a training",
-            "Seed 0.",
+            "The mean of the seeds, and their spread.",
             tuple(_full(design) for design in _SHOWN),
             figures={
                 "figure-4-loss": (
