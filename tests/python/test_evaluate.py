@@ -288,6 +288,14 @@ def test_wrong_options_are_refused(tmp_path: Path, arguments: list[str], said: s
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_file_is_no_place_for_results(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    done = run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path / "notes")
+    assert done.code == 1
+    assert f"{tmp_path / 'notes'} is a file; results need a folder" in done.err
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
 def test_the_numbers_of_the_runs_as_json(tmp_path: Path) -> None:
     one = next(arm for arm in _EVALUATIONS["qsgd"].arms() if arm.task == "mlp")
     setup = Setup(scale=0.5)

@@ -258,7 +258,7 @@ def test_a_number_of_values_is_exact(text: str, values: int) -> None:
         (["--values", "1k", "--bandwidth", "1gbit", "--ranks", "1"], "from 2"),
         (["--values", "1k", "--bandwidth", "1gbit", "--ranks", "two"], "such as 2,4,8"),
         (["--values", "1k", "--bandwidth", "1gbit", "--ranks", "2000"], "up to 1024"),
-        (["--values", "1k", "--bandwidth", "1gbit", "--exchange", "star"], "sharded"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--exchange", "star"], "; or server"),
         (["--values", "1k", "--bandwidth", "1gbit", "--codec", "zip"], "3lc"),
         (["--values", "1k", "--bandwidth", "1gbit", "--codec-time", "slow"], "measured, none"),
         (["--values", "9M", "--bandwidth", "1gbit", "--memory", "1G", "--ranks=64"], "ranks fit"),

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from typer import BadParameter, Option
 
+import gradwire
 from gradwire.advice import RECOMMENDED
 from gradwire.bench_data import load_data
 from gradwire.cli.network_options import (
@@ -46,7 +47,7 @@ _MEMORY_HELP = "Memory that it may take, such as 8G. Default: what the system ha
 def simulate(
     ranks: Annotated[str, Option(help=_RANKS_HELP)] = "2,4,8,16",
     codec: Annotated[str, Option("--codec", "-c", help="Codec.")] = RECOMMENDED,
-    exchange: Annotated[str, Option(help="Exchange, with its parameters.")] = "sharded",
+    exchange: Annotated[str, Option(help="Exchange, with its parameters, or server.")] = "sharded",
     values: Annotated[str | None, Option(help=_VALUES_HELP)] = None,
     profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,
     bandwidth: BandwidthOption = None,
@@ -79,6 +80,8 @@ def simulate(
         )
     model = None if profile is None else read_profile(profile)
     check_servers(servers or 0, [exchange], every)
+    if exchange not in SERVED:
+        _check_exchange(exchange)
     buckets = _one_bucket(values) if model is None else cut_buckets(model)
     if every > 1 or exchange in SERVED:
         buckets = [join(buckets)]
@@ -139,6 +142,13 @@ def _number(text: str, option: str) -> int:
             f"{text} is no number from 1, such as 5000, 200k, 25.6M or 8G", param_hint=option
         )
     return int(number)
+
+
+def _check_exchange(text: str) -> None:
+    try:
+        gradwire.parse_exchange(text)
+    except gradwire.GradwireError as error:
+        raise BadParameter(f"{error}; or {', '.join(SERVED)}", param_hint="--exchange") from None
 
 
 def _parse_ranks(text: str) -> list[int]:

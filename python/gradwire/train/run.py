@@ -67,6 +67,8 @@ def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
     if outputs.page is not None:
         page.check(outputs.page)
     for folder in (outputs.plots, outputs.out):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise TrainError(f"{folder} is a file; results need a folder")
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
     if outputs.json not in (None, "-"):
