@@ -143,12 +143,15 @@ def _sharded_optimizer(job: Job) -> Training:
     return Training(model, optimizer, states, model, optimizer.close)
 
 
-def _local_steps(job: Job) -> Training:
-    _join_group(job)
-    model = make_model()
-    optimizer = LocalSteps(_sgd(model), model, every=4, timeout=job.timeout)
-    states = {"model": model, "optimizer": optimizer}
-    return Training(model, optimizer, states, model, optimizer.close)
+def _local_steps(**settings: Any) -> Callable[[Job], Training]:
+    def make(job: Job) -> Training:
+        _join_group(job)
+        model = make_model()
+        optimizer = LocalSteps(_sgd(model), model, every=4, timeout=job.timeout, **settings)
+        states = {"model": model, "optimizer": optimizer}
+        return Training(model, optimizer, states, model, optimizer.close)
+
+    return make
 
 
 def _local_steps_go_on(job: Job) -> Training:
@@ -205,8 +208,10 @@ WAYS: dict[str, Callable[[Job], Training]] = {
     "hook-ring": _with_hook(codec="int8", exchange="ring"),
     "hook-terngrad": _with_hook(codec="terngrad", exchange="terngrad"),
     "hook-hierarchical": _with_hook(codec="3lc", exchange="hierarchical", ranks_per_machine=2),
+    "hook-broadcast": _with_hook(codec="3lc", exchange="broadcast"),
     "sharded-optimizer": _sharded_optimizer,
-    "local-steps": _local_steps,
+    "local-steps": _local_steps(),
+    "local-steps-fragments": _local_steps(fragments=2, delay=1),
     "servers": _with_server(codec="3lc"),
     "servers-server": _with_server(codec="3lc"),  # the fault happens to the server
     "fsdp": _fsdp(),
