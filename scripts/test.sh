@@ -29,6 +29,7 @@ on_request=(
   "clang     build with clang++ without sanitizers, warnings are errors; ctest"
   "tsan      ThreadSanitizer; ctest"
   "asan_py   the Python tests with a module that has the sanitizers of asan"
+  "tsan_py   the hook, ShardedOptimizer, LocalSteps and servers with a module that has ThreadSanitizer"
   "valgrind  the golden files in Valgrind"
   "long      the Python tests that take long, which pytest leaves out"
   "limits    a tensor of 2^31 + 7 values, 64 ranks (tests/limits), 20 GiB of memory; 10,000 steps of error feedback (bench/error_feedback.py)"
@@ -133,23 +134,42 @@ stage_limits() {
   "$venv/bin/python" bench/error_feedback.py --json build/error_feedback.json
 }
 
-stage_asan_py() {
+# Builds the Python module of a preset, and makes build/PRESET/venv, whose gradwire has it.
+make_venv_of() {
   scripts/setup.sh
-  cmake --preset asan_python
-  cmake --build --preset asan_python -j "$(nproc)"
-  local build=$PWD/build/asan_python
-  rm -rf "$build/venv"
-  scripts/overlay_venv.sh --own-gradwire "$build/venv"
-  local here
-  here=$("$build/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  cmake --preset "$1"
+  cmake --build --preset "$1" -j "$(nproc)"
+  local folder=build/$1/venv here
+  rm -rf "$folder"
+  scripts/overlay_venv.sh --own-gradwire "$folder"
+  here=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   cp -r python/gradwire "$here/"
-  cp "$build/python/_core.abi3.so" "$here/gradwire/"
+  cp "build/$1/python/_core.abi3.so" "$here/gradwire/"
+}
+
+stage_asan_py() {
+  make_venv_of asan_python
+  local build=$PWD/build/asan_python
   # PyTorch keeps memory until the process ends, which is no leak.
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     GRADWIRE_ON_HOST_MODULE=$build/cuda_on_host PATH=$build/venv/bin:$PATH \
     LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
     "$build/venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
     --durations=10 tests/python tests/torch
+}
+
+# Ranks that communicate in threads of their own. PyTorch is not built with ThreadSanitizer, which
+# reports what it does not see of PyTorch's locks; a report counts if a frame is in our module.
+stage_tsan_py() {
+  make_venv_of tsan_python
+  local build=$PWD/build/tsan_python
+  rm -f "$build"/report.*
+  TSAN_OPTIONS="exitcode=0 die_after_fork=0 detect_deadlocks=0 report_mutex_bugs=0 log_path=$build/report" \
+    PATH=$build/venv/bin:$PATH LD_PRELOAD="$(g++ -print-file-name=libtsan.so)" \
+    "$build/venv/bin/python" -m pytest --durations=10 tests/torch/test_hook_overlap.py \
+    tests/torch/test_sharded_optimizer.py tests/torch/test_server.py tests/torch/test_local_steps.py
+  awk 'BEGIN { RS = "==================" } /_core\.abi3/ { print; found = 1 } END { exit found }' \
+    /dev/null "$build"/report.*
 }
 
 # The frameworks get an environment of their own, which sees .venv: that keeps its versions.
