@@ -3,12 +3,13 @@
 
     PYTHONPATH=tests/torch:tests/faults tests/faults/soak.py --results build/soak --minutes 120
 
-Rank 0 lives from the first step to the last. Another rank is stopped, or its link is cut or slowed
-down; where ranks come and go it is also killed, and a new process takes its place. A sample is
-taken twice a minute: memory, file descriptors and threads of each rank, and what the machine has of
-processes, network namespaces and interfaces. The exit status is 1 if a rank ends before it is told
-to, if the models differ in the end, or if rank 0 or the machine holds more in the last quarter than
-in the second one. FOLDER/WAY.json has the samples and the faults. Needs root.
+Rank 0 is spared. Another rank (of `servers` also the server, rank 3) is stopped, or its link is cut
+or slowed down; where ranks come and go it is also killed, and a new process takes its place. A
+sample is taken twice a minute: memory, file descriptors and threads of each rank, and what the
+machine has of processes, network namespaces and interfaces. The exit status is 1 if a rank ends
+before it is told to, if the models differ in the end, or if the machine, or a rank that lives from
+the first step to the last, holds more in the last quarter than in the second one. FOLDER/WAY.json
+has the samples and the faults. Needs root.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +36,14 @@ from gradwire.train import network
 from processes import processes_of, status_of
 from running import Cluster, Forks, bridged
 
-WAYS = ("local-steps-go-on", "hook-sharded")
+WAYS = ("local-steps-go-on", "hook-sharded", "servers")
 TIMEOUT = 60.0  # seconds
 LOST_AFTER = 12.0  # seconds
 MAX_PAUSE = 6.0  # of a rank or link: a disturbance that must change nothing
 BETWEEN_FAULTS = (3.0, 12.0)
 SAMPLE_SECONDS = 30.0
 STEP_PAUSE = 0.02
-MEMORY_GROWTH = 1.01  # allowed of rank 0's memory, which the allocator does not give back at once
+MEMORY_GROWTH = 1.01  # allowed of a rank's memory, which the allocator does not give back at once
 
 
 @dataclass
@@ -70,6 +73,10 @@ class Record:
     problems: list[str] = field(default_factory=list)
 
 
+def ranks_come_and_go(way: str) -> bool:
+    return way.endswith("-go-on")
+
+
 def take_sample(cluster: Cluster, began: float) -> Sample:
     pids = [rank.pid for rank in cluster.ranks]
     processes = processes_of(os.getpid())
@@ -97,7 +104,7 @@ class Soak:
             "link cut": self._cut,
             "link at 1 %": self._slow_down,
         }
-        if record.way.endswith("-go-on"):
+        if ranks_come_and_go(record.way):
             self._faults["killed and replaced"] = self._replace
 
     def run(self, seconds: float) -> None:
@@ -171,14 +178,12 @@ def find_problems(record: Record) -> list[str]:
     late = record.samples[count - count // 4 :]
     if not early or not late:
         return [*problems, f"{count} samples are too few to see what grows"]
-    watched: dict[str, tuple[Callable[[Sample], float], float]] = {
-        "memory of rank 0": (lambda sample: sample.memory[0], MEMORY_GROWTH),
-        "file descriptors of rank 0": (lambda sample: sample.descriptors[0], 1.0),
-        "threads of rank 0": (lambda sample: sample.threads[0], 1.0),
-        "processes": (lambda sample: sample.processes, 1.0),
-        "network namespaces": (lambda sample: sample.namespaces, 1.0),
-        "network interfaces": (lambda sample: sample.interfaces, 1.0),
+    watched: dict[str, tuple[Callable[[Sample], int], float]] = {
+        name: (attrgetter(name), 1.0) for name in ("processes", "namespaces", "interfaces")
     }
+    for rank in range(1 if ranks_come_and_go(record.way) else RANKS):
+        for name, allowed in (("memory", MEMORY_GROWTH), ("descriptors", 1.0), ("threads", 1.0)):
+            watched[f"{name} of rank {rank}"] = (partial(_of_rank, rank, name), allowed)
     for name, (value, allowed) in watched.items():
         before, after = (statistics.median(map(value, part)) for part in (early, late))
         if after > allowed * before:
@@ -186,6 +191,11 @@ def find_problems(record: Record) -> list[str]:
                 f"{name}: {before:,.0f} in the second quarter, {after:,.0f} in the last"
             )
     return problems
+
+
+def _of_rank(rank: int, name: str, sample: Sample) -> int:
+    held: list[int] = getattr(sample, name)
+    return held[rank]
 
 
 def describe(record: Record) -> str:
