@@ -82,6 +82,8 @@ LOCAL: dict[str, Any] = {"compress": "updates", "every": 4}
         ({"model": "gpt", "data": "text", "width": 48}, "--width", "multiple of 32"),
         ({"model": "resnet20", "dropout": 0.1}, "--dropout", "resnet20 has no dropout"),
         ({"warmup": 401}, "--warmup", "valid are 0 to 400"),
+        ({"momentum": 1.0}, "--momentum", "valid are 0 to 0.9999"),
+        ({"optimizer": "adam", "momentum": 0.5}, "--momentum", "goes only with --optimizer sgd"),
         ({"dropout": 1.0}, "--dropout", "valid are 0 to 0.9"),
         ({"ema": 1.0}, "--ema", "valid are 0 to 0.99999"),
         ({"clip": math.nan}, "--clip", "valid are 0 to"),

@@ -277,3 +277,15 @@ def test_one_process_pulls_gradients_as_the_hook(cluster: Cluster) -> None:
 
 def test_one_process_excludes_the_last_layers_as_the_hook(cluster: Cluster) -> None:
     assert max(cluster.run(2, _train_with_hook, "one-process:pulls=gradients", 2)) < 1e-3
+
+
+def _train_without_momentum() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    plain = replace(GRADIENTS, momentum=0.0)
+    own, simulated = train_both(plain)
+    return own, simulated, train_both(GRADIENTS)[0]
+
+
+def test_plain_sgd_in_ranks_and_in_one_process(cluster: Cluster) -> None:
+    for own, simulated, with_momentum in cluster.run(2, _train_without_momentum):
+        torch.testing.assert_close(own, simulated, rtol=0, atol=2e-5)
+        assert (own - with_momentum).norm() > 1e-3

@@ -27,8 +27,8 @@ _PANELS = {
         "device",
     ),
     "Recipe": (
-        *("batch", "optimizer", "learning_rate", "schedule", "warmup", "weight_decay", "clip"),
-        *("dropout", "ema"),
+        *("batch", "optimizer", "learning_rate", "momentum", "schedule", "warmup"),
+        *("weight_decay", "clip", "dropout", "ema"),
     ),
     "Network and exchange": (
         *("workers", "bandwidth", "latency"),

@@ -28,6 +28,7 @@ from gradwire.train.settings import (
     SCHEDULES,
     SERVED,
     SERVER,
+    SGD,
     SHARDED_OPTIMIZER,
     SIMULATED,
     TENSOR,
@@ -73,6 +74,8 @@ def check(settings: TrainSettings) -> None:
         )
     if not 0.0 < settings.learning_rate <= 100.0:
         raise SettingsError("--lr", f"{settings.learning_rate} is not valid; valid are (0, 100]")
+    if settings.optimizer != SGD:
+        _refuse(settings, f"goes only with --optimizer {SGD}", "momentum")
     _check_model(settings)
     _check_exchange(settings)
     _check_device(settings)

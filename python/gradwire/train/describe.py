@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gradwire.train import schedule
-from gradwire.train.settings import ADAM, AVERAGE, GRADIENTS, MOMENTUM, SGD, STEP, TrainSettings
+from gradwire.train.settings import ADAM, AVERAGE, GRADIENTS, SGD, STEP, TrainSettings
 
 
 def optimizer(chosen: TrainSettings) -> str:
     first, last = schedule.first_rate(chosen), schedule.last_share(chosen)
-    text = {SGD: f"SGD, momentum {MOMENTUM}", ADAM: "Adam"}
+    text = {SGD: f"SGD, momentum {chosen.momentum:g}", ADAM: "Adam"}
     falls = f"learning rate {first:g} to {first * last:g} ({chosen.schedule}"
     parts = [
         text.get(chosen.optimizer, "AdamW"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from gradwire.train.settings import ADAM, BETAS, MOMENTUM, TrainSettings
+from gradwire.train.settings import ADAM, BETAS, TrainSettings
 from gradwire.train.settings import SGD as SGD_NAME
 
 
@@ -21,7 +21,7 @@ def build(
     rate, decay = settings.learning_rate, settings.weight_decay
     everything = [*matrices, *vectors]
     if settings.optimizer == SGD_NAME:
-        return SGD(everything, rate, MOMENTUM, weight_decay=decay)
+        return SGD(everything, rate, settings.momentum, weight_decay=decay)
     if settings.optimizer == ADAM:
         return Adam(everything, rate, BETAS, weight_decay=decay)
     groups: list[dict[str, Any]] = [

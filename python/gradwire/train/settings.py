@@ -34,7 +34,6 @@ CHOOSING = ("sharded", SHARDED_OPTIMIZER, ONE_PROCESS)
 DEFAULT_CODECS = (PLAIN_DDP, BF16, RECOMMENDED)
 
 SGD, ADAM, ADAMW = OPTIMIZERS = ("sgd", "adam", "adamw")
-MOMENTUM = 0.9  # of SGD
 BETAS = (0.9, 0.99)  # of Adam; a short training forgets its first gradients sooner than with 0.999
 WEIGHT_DECAY = {SGD: 1e-4, ADAM: 0.0, ADAMW: 0.1}
 SCHEDULES = ("cosine", "poly", "constant")
@@ -78,6 +77,7 @@ _COMPRESS_HELP = (
     "What the workers exchange: gradients, or the updates of their own optimizers. Default: "
     "updates with adam and adamw, and with --every above 1."
 )
+_MOMENTUM_HELP = "Of sgd; 0: none."
 _WEIGHT_DECAY_HELP = "Default 1e-4 for sgd, 0.1 for adamw (not of vectors), 0 for adam."
 _CLIP_HELP = (
     "Largest norm of the average gradient, which is estimated where updates are exchanged between "
@@ -182,6 +182,7 @@ class TrainSettings:
     optimizer: Annotated[str, Option(help=f"{', '.join(OPTIMIZERS)}; default by model.")] = SGD
     compress: Annotated[str, Option(help=_COMPRESS_HELP, metavar="|".join(COMPRESSED))] = GRADIENTS
     learning_rate: Annotated[float, Option(help=_LEARNING_RATE_HELP)] = MODELS["lenet"].sgd
+    momentum: Annotated[float, Option(help=_MOMENTUM_HELP, min=0, max=0.9999)] = 0.9
     weight_decay: Annotated[float, Option(help=_WEIGHT_DECAY_HELP, min=0, max=1)] = 1e-4
     warmup: Annotated[int, Option(help=_WARMUP_HELP, min=0)] = 0
     schedule: Annotated[str, Option(help=", ".join(SCHEDULES))] = SCHEDULES[0]
