@@ -50,8 +50,9 @@ def made(run: Run, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
     settings = run.arm.settings(run.seed, setup)
     record = RankRecord(run.arm.codec, 0, 2.0, [2.0, 1.0], seed=run.seed)
     record.evaluations = [Evaluation(settings.steps, 2.0, value)]
-    counted = dict.fromkeys(("push_bytes", "pull_bytes", "control_bytes"), 8.0)
-    counted |= {"compressed_bits_push": 4.0, "compressed_bits_pull": 2.0, "steps": 2}
+    sent = 4.0 if "s=1.75" in run.arm.codec else 8.0
+    counted = dict.fromkeys(("push_bytes", "pull_bytes", "control_bytes"), sent)
+    counted |= {"compressed_bits_push": sent / 2, "compressed_bits_pull": 2.0, "steps": 2}
     record.hook = counted
     record.push_bytes, record.pull_bytes = [8.0, 8.0], [4.0, 4.0]
     links = Conditions(shaped=False, modelled=False)

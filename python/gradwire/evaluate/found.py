@@ -13,7 +13,7 @@ from gradwire.train.report import RunResult, mean_of
 from gradwire.train.results import Series
 from gradwire.train.settings import TrainSettings
 
-MISSING = "not run"
+MISSING, STOPPED, DIVERGED = "not run", "stopped", "diverged"
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Found:
         return self.series(arm, "").finals
 
     def text(self, arm: Arm) -> str:
-        """The metric at the end, and in brackets the lowest and the highest run. *stopped*: a run
+        """The metric at the end, and in brackets the lowest and the highest run. STOPPED: a run
         could not go on, such as one of `auto` whose budget can't be kept."""
         runs, finals = self.runs(arm), self.finals(arm)
         if not runs:
             return MISSING
         if len(finals) < len(runs):
-            why = "stopped" if any(run.failed for run in runs) else "diverged"
+            why = STOPPED if any(run.failed for run in runs) else DIVERGED
             return f"{len(runs) - len(finals)} of {len(runs)} {why}" if len(runs) > 1 else why
         text = self.metric(arm).text
         spread = f" ({text(min(finals))} to {text(max(finals))})" if len(finals) > 1 else ""
@@ -81,13 +81,20 @@ class Found:
 
     def seconds_a_step(self, arm: Arm) -> float | None:
         """Of training, measured."""
-        runs = self.runs(arm)
-        steps = self.settings[arm].steps
-        return fmean(run.measured_seconds / steps for run in runs) if runs else None
+        seconds = self._seconds_of_runs(arm)
+        return fmean(seconds) if seconds else None
+
+    def _seconds_of_runs(self, arm: Arm) -> list[float]:
+        return [run.measured_seconds / self.settings[arm].steps for run in self.runs(arm)]
 
     def speed_up(self, arm: Arm, base: Arm) -> str:
-        own, other = self.seconds_a_step(arm), self.seconds_a_step(base)
-        return f"{other / own:.3g}" if own and other else MISSING
+        own, other = self._seconds_of_runs(arm), self._seconds_of_runs(base)
+        if not own or not other:
+            return MISSING
+        text = f"{fmean(other) / fmean(own):.3g}"
+        if arm == base or len(own) + len(other) == 2:
+            return text
+        return f"{text} ({min(other) / max(own):.3g} to {max(other) / min(own):.3g})"
 
 
 def _short(bits: float) -> str:

@@ -11,13 +11,18 @@ from typing import Any
 from PIL import Image
 
 from gradwire.evaluate.evaluation import Evaluation, Experiment
-from gradwire.evaluate.found import Found
+from gradwire.evaluate.found import DIVERGED, STOPPED, Found
 from gradwire.files import write_text
 from gradwire.train import plots
 from gradwire.train.settings import TrainSettings
 
 FINDINGS = "findings.md"
 _COLUMNS = 100
+# What stands in place of a result.
+_WORDS = {
+    STOPPED: "the run ended with an error, as one of `auto` does whose budget can't be kept",
+    DIVERGED: "the loss became NaN or infinite",
+}
 
 
 def write(
@@ -45,6 +50,8 @@ def write(
         for picture, text in _draw(experiment, found, path):
             written.append(picture)
             parts.append(f"![{text}]({picture.relative_to(folder)})")
+    tables = "".join(parts)
+    parts += [f"*{word}*: {why}." for word, why in _WORDS.items() if f" {word} |" in tables]
     parts.append(f"```console\n$ {command}\n```")
     write_text(path, "\n\n".join(part for part in parts if part))
     return [path, *written]
@@ -82,13 +89,18 @@ def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
     seen = [document["machine"] for document in documents]
     if not seen:
         return "No run is there yet."
-    commits = sorted({str(machine["gradwire"]["commit"])[:7] for machine in seen})
+    commits = sorted({_short(str(machine["gradwire"]["commit"])) for machine in seen})
     cpus = sorted({f"{machine['cpu']}, {machine['cores']} cores" for machine in seen})
     torch = sorted({str(machine["torch"]) for machine in seen})
     return (
         f"Runs made: {len(seen)}, on {'; '.join(cpus)}; gradwire {', '.join(commits)}; PyTorch "
         f"{', '.join(torch)}. A cell of bits has two numbers, of pushes and of pulls. Several "
         "seeds: the mean, and in brackets the lowest and the highest; a difference compares equal "
-        "seeds. *stopped*: the run ended with an error, such as one of `auto` whose budget can't "
-        "be kept."
+        "seeds."
     )
+
+
+def _short(commit: str) -> str:
+    """Seven letters, and "-dirty" where files differed from the commit."""
+    letters, dash, dirty = commit.partition("-")
+    return f"{letters[:7]}{dash}{dirty}"

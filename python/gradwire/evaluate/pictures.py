@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from gradwire.evaluate.arms import Arm
 from gradwire.evaluate.found import Found
 from gradwire.evaluate.store import curve
 from gradwire.train import plots
+from gradwire.train.recipes import Metric
 
 
 class Line(NamedTuple):
@@ -37,36 +39,64 @@ def lines(
     across: str,
     up: str,
     *,
-    logarithmic: str = "",
+    logarithmic: bool = False,
     markers: bool = False,
     title: str = "",
+    metric: Metric | None = None,
 ) -> Figure | None:
-    """A line for each name. logarithmic: the axes that are: "x", "y", "xy". None: no line."""
+    """A line for each name. logarithmic: the axis across. metric: of the heights; a line that ends
+    far worse than most is cut off, and the legend says where it ends. None: no line."""
     if not any(len(line.xs) for line in drawn.values()):
         return None
     figure = Figure(figsize=plots.SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
+    cut_off = _far_worse(drawn, metric) if metric is not None else {}
     for index, (name, line) in enumerate(drawn.items()):
         marker = plots.MARKERS[index % len(plots.MARKERS)] if markers else ""
         style = plots.style(index)
-        axes.plot(line.xs, line.ys, label=name, marker=marker, markersize=5, **style)
+        label = name + cut_off.get(name, "")
+        axes.plot(line.xs, line.ys, label=label, marker=marker, markersize=5, **style)
         if line.lows and markers:
             axes.vlines(line.xs, line.lows, line.highs, color=style["color"], linewidth=1.5)
         elif line.lows:
             axes.fill_between(
                 line.xs, line.lows, line.highs, color=style["color"], alpha=0.15, linewidth=0
             )
-    if "x" in logarithmic:
+    if cut_off:
+        axes.set_ylim(*_limits([line for name, line in drawn.items() if name not in cut_off]))
+    if logarithmic:
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(LogLocator(base=2, subs=_ticks_between(drawn)))
         axes.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
-    if "y" in logarithmic:
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter(lambda value, position: f"{value:g}")
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.set_title(title, loc="left", fontsize=11)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     return figure
+
+
+def _far_worse(drawn: Mapping[str, Line], metric: Metric) -> dict[str, str]:
+    """The names of lines that end far worse than most, with the end as text."""
+    ends = {name: line.ys[-1] for name, line in drawn.items() if line.ys}
+    worst = plots.worst_shown(list(ends.values()), metric)
+    return {
+        name: f" (ends at {metric.text(end / metric.scale)})"
+        for name, end in ends.items()
+        if not metric.reached(end, worst)
+    }
+
+
+def _limits(shown: Sequence[Line]) -> tuple[float, float]:
+    """Of the axis of heights, with a margin as matplotlib has it."""
+    heights = [y for line in shown for part in (line.ys, line.lows, line.highs) for y in part]
+    margin = 0.05 * (max(heights) - min(heights))
+    return min(heights) - margin, max(heights) + margin
+
+
+def _ticks_between(drawn: Mapping[str, Line]) -> tuple[float, ...]:
+    """What the powers of two are multiplied by for ticks: a short axis has some between them."""
+    xs = [x for line in drawn.values() for x in line.xs]
+    return (1.0,) if max(xs) / min(xs) > 8 else (1.0, 1.25, 1.5, 1.75)
 
 
 def over_steps(
@@ -93,7 +123,8 @@ def over_steps(
         drawn[label] = _spread(own)
     metric = found.metric(next(iter(arms.values())))
     up = "training loss (nats)" if of_loss else f"{metric.title} ({metric.unit})"
-    return lines(drawn, "step", up, markers=not of_loss, title=title)
+    ends = None if of_loss else metric
+    return lines(drawn, "step", up, markers=not of_loss, title=title, metric=ends)
 
 
 def _spread(runs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Line:
@@ -152,7 +183,7 @@ def grouped_bars(
                 axes.vlines(x, bar.low, bar.high, color="black", linewidth=1.5)
             axes.annotate(
                 form.format(bar.height), (x, bar.high), (0, 2), textcoords="offset points",
-                ha="center", fontsize=8,
+                ha="center", fontsize=8, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5},
             )  # fmt: skip
     if mark is not None:
         axes.axhline(mark, color="black", linestyle=":", linewidth=1)

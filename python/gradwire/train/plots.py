@@ -115,7 +115,7 @@ def draw_frontier(task: Task) -> Figure:
     height = SIZE_INCHES[1] + _LEGEND_LINE_INCHES * len(drawn)
     figure = Figure(figsize=(SIZE_INCHES[0], height), layout="constrained")
     axes, metric = figure.subplots(), task.metric
-    worst = _worst_shown([metric.scale * fmean(s.finals) for _, s in drawn], metric)
+    worst = worst_shown([metric.scale * fmean(s.finals) for _, s in drawn], metric)
     for index, (bits, series) in enumerate(drawn):
         values = [metric.scale * value for value in series.finals]
         mean = fmean(values)
@@ -141,7 +141,7 @@ def draw_frontier(task: Task) -> Figure:
     return figure
 
 
-def _worst_shown(means: Sequence[float], metric: Metric) -> float:
+def worst_shown(means: Sequence[float], metric: Metric) -> float:
     """The worst value that is drawn in its place: three times as far from the best as the third
     quartile of all means, so that one that broke down does not press the others together."""
     ordered = sorted(means, reverse=metric.higher_is_better)
