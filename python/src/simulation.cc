@@ -36,8 +36,8 @@ struct PySimulation {
 void make_simulation_in(PySimulation* self, const std::string& exchange, uint32_t ranks,
                         const Buckets& buckets, ArrayLike values, double bits_per_second,
                         double latency, uint32_t ranks_per_machine, double local_bits_per_second,
-                        uint32_t turn_bytes, std::optional<CostFunction> cost, double per_message,
-                        uint64_t stride, uint64_t seed) {
+                        uint32_t turn_bytes, uint64_t burst_bytes, std::optional<CostFunction> cost,
+                        double per_message, double pause, uint64_t stride, uint64_t seed) {
   FloatInput input(values);
   SimulationOptions options;
   options.exchange = exchange;
@@ -51,7 +51,9 @@ void make_simulation_in(PySimulation* self, const std::string& exchange, uint32_
   options.network.ranks_per_machine = ranks_per_machine;
   options.network.local_bits_per_second = local_bits_per_second;
   options.network.turn_bytes = turn_bytes;
+  options.network.burst_bytes = burst_bytes;
   options.per_message = per_message;
+  options.pause = pause;
   options.stride = stride;
   options.seed = seed;
   if (cost) {  // it is called in create alone, with the GIL
@@ -91,16 +93,17 @@ void bind_simulation(nb::module_& module) {
       "each of which has a machine of its own; with 'server' the averages are the change of the "
       "model. values: float32, repeated as gradients; rank r begins step s at "
       "(r + s * ranks) * stride, with the ranks that are no servers. latency: seconds between "
-      "machines. turn_bytes: after so many "
-      "bytes another "
-      "connection of the link sends. cost(codec) -> seconds a value of encode, decode; None: no "
-      "time. per_message: seconds of CPU of the sender and of the receiver.")
+      "machines. turn_bytes: after so many bytes another connection of the link sends. "
+      "burst_bytes: that each end of a link passes at once, each way, after it was idle. "
+      "cost(codec) -> seconds a value of encode, decode; None: no time. per_message: seconds of "
+      "CPU of the sender and of the receiver. pause: seconds between steps.")
       .def("__init__", &make_simulation_in, nb::arg("exchange"), nb::arg("ranks"),
            nb::arg("buckets"), nb::arg("values"), nb::kw_only(), nb::arg("bits_per_second"),
            nb::arg("latency") = 0.0, nb::arg("ranks_per_machine") = 1,
            nb::arg("local_bits_per_second") = std::numeric_limits<double>::infinity(),
-           nb::arg("turn_bytes") = 65536, nb::arg("cost") = nb::none(),
-           nb::arg("per_message") = 0.0, nb::arg("stride") = 104729, nb::arg("seed") = 0)
+           nb::arg("turn_bytes") = 65536, nb::arg("burst_bytes") = 0, nb::arg("cost") = nb::none(),
+           nb::arg("per_message") = 0.0, nb::arg("pause") = 0.0, nb::arg("stride") = 104729,
+           nb::arg("seed") = 0)
       .def("step", &take_step,
            "The next step: seconds until the last rank has the last bucket, codec_seconds (the "
            "largest sum of any rank), longest_way (messages that wait for each other) and ranks: "

@@ -131,6 +131,105 @@ TEST(Links, AllToAllKeepsEveryLinkBusy) {
   EXPECT_LE(last, 71.5) << "at most a turn of each sender above the bound";
 }
 
+// As slow_links, with 300 bytes that pass at once: an empty bucket takes 0.3 s to fill.
+NetworkModel links_with_burst() {
+  NetworkModel model = slow_links();
+  model.burst_bytes = 300;
+  return model;
+}
+
+TEST(Links, AnIdleLinkPassesItsBurstAtOnce) {
+  Traffic traffic(links_with_burst(), 2);
+  traffic.send(1, 0, 1, 300);
+  traffic.send(2, 0, 1, 250);
+  // Both ends have a bucket, but the bytes beyond 300 leave the sender at its rate.
+  traffic.send(3, 0, 1, 301);
+  traffic.send(4, 0, 1, 1000);
+  expect_near(traffic.run(), {1, 2, 3.001, 4.7});
+}
+
+TEST(Links, TheBurstCountsHeadersAndIsNotFasterThanTheLatency) {
+  NetworkModel model = links_with_burst();
+  model.latency = 0.25;
+  model.header_bytes = 66;
+  Traffic traffic(model, 2);
+  traffic.send(1, 0, 1, 234);
+  traffic.send(2, 0, 1, 334);
+  expect_near(traffic.run(), {1.25, 2.35});
+}
+
+TEST(Links, ABucketFillsWhileTheLinkIsIdle) {
+  Traffic traffic(links_with_burst(), 2);
+  traffic.send(1, 0, 1, 300);     // leaves 0
+  traffic.send(1.1, 0, 1, 300);   // 100 at once, 200 in 0.2 s
+  traffic.send(1.35, 0, 1, 200);  // idle for 0.05 s
+  traffic.send(1.6, 0, 1, 30);    // 100 are there, which leaves 70
+  traffic.send(1.61, 0, 1, 100);  // 80 at once
+  traffic.send(9, 0, 1, 400);     // never more than 300
+  expect_near(traffic.run(), {1, 1.3, 1.5, 1.6, 1.63, 9.1});
+}
+
+TEST(Links, ALongMessageHasTheRateOfTheLink) {
+  Traffic traffic(links_with_burst(), 2);
+  traffic.send(0, 0, 1, 100'000);
+  traffic.send(0, 0, 1, 50);
+  expect_near(traffic.run(), {99.7, 99.75});
+}
+
+TEST(Links, EachDirectionHasABucket) {
+  Traffic traffic(links_with_burst(), 2);
+  traffic.send(1, 0, 1, 300);
+  traffic.send(1, 1, 0, 300);
+  expect_near(traffic.run(), {1, 1});
+}
+
+TEST(Links, AReceiverHasABucketForAllOfItsSenders) {
+  Traffic traffic(links_with_burst(), 4);
+  // The senders pass everything at once, in turns; the receiver 300 of 900 bytes.
+  for (uint32_t source = 1; source < 4; ++source) traffic.send(0, source, 0, 300);
+  traffic.send(1, 1, 0, 300);
+  traffic.send(1.1, 2, 0, 300);
+  expect_near(traffic.run(), {0.4, 0.5, 0.6, 1, 1.3});
+}
+
+TEST(Links, AReceiverWithoutTokensTakesABurstAtItsRate) {
+  NetworkModel model = links_with_burst();
+  model.latency = 0.5;
+  Traffic traffic(model, 3);
+  traffic.send(0, 0, 2, 500);  // has come at 0.7, and the bucket of 2 is empty then
+  traffic.send(0.3, 1, 2, 300);
+  // The first sends at its rate until 0.2, so the bucket of 2 is empty from 0.5 to 0.7 and has 100
+  // at 0.8.
+  expect_near(traffic.run(), {0.7, 1.0});
+}
+
+TEST(Links, AReceiverThatTakesTheWholeRateHasNoTokensLeft) {
+  Traffic traffic(links_with_burst(), 3);
+  traffic.send(0, 0, 2, 1000);   // at the rate from 0 to 0.7
+  traffic.send(0.7, 0, 2, 100);  // and to 0.8
+  traffic.send(0.8, 1, 2, 100);  // the sender has tokens, the receiver has none
+  expect_near(traffic.run(), {0.7, 0.8, 0.9});
+}
+
+TEST(Links, RanksOfAMachineShareItsBurst) {
+  NetworkModel model = links_with_burst();
+  model.ranks_per_machine = 2;
+  Traffic traffic(model, 4);
+  traffic.send(1, 0, 2, 300);
+  traffic.send(1, 1, 3, 300);
+  traffic.send(5, 0, 1, 1'000'000);  // local: no limit, and no tokens
+  traffic.send(5, 0, 2, 300);
+  expect_near(traffic.run(), {1.2, 1.3, 5, 5});
+}
+
+TEST(Links, UnlimitedLinksNeedNoBurst) {
+  NetworkModel model;
+  model.burst_bytes = 300;
+  Traffic traffic(model, 2);
+  traffic.send(1, 0, 1, 1'000'000);
+  expect_near(traffic.run(), {1});
+}
+
 TEST(Links, RanksOfAMachineShareItsLink) {
   NetworkModel model = slow_links();
   model.ranks_per_machine = 2;

@@ -255,6 +255,23 @@ TEST(Simulation, CodecsAndMessagesAreCharged) {
   EXPECT_NEAR(step_of(options).seconds - charged.seconds, 4 * 0.5, 1e-9);
 }
 
+TEST(Simulation, LinksPassABurstAfterTheyWereIdle) {
+  const std::vector<float> values = random_values(1 << 16);
+  SimulationOptions options = two_ranks(values);
+  options.network.burst_bytes = 100'000;
+  const double steady = 2 * (kLatency + (4 * 40960 + 47) / kRate);
+  const double burst = 100'000 / kRate;
+  // Links are idle for the latency before the pull, and before the next step's push.
+  for (double pause : {0.0, 0.05}) {
+    options.pause = pause;
+    const auto simulation = Simulation::create(options).value();
+    EXPECT_NEAR(simulation->step().value().seconds, steady - burst - kLatency, 1e-9);
+    EXPECT_NEAR(simulation->step().value().seconds, steady - pause - 2 * kLatency, 1e-9);
+  }
+  options.network.burst_bytes = 1'000'000;
+  EXPECT_NEAR(step_of(options).seconds, 2 * kLatency, 1e-9);
+}
+
 TEST(Simulation, ABucketWaitsForItsGradientsAndForTheBucketBefore) {
   const std::vector<float> values = random_values(1 << 16);
   SimulationOptions options = options_of({}, values);
@@ -342,6 +359,7 @@ TEST(Simulation, RefusesNonsense) {
   EXPECT_EQ(code([](auto& o) { o.network.bits_per_second = 0; }), kInvalid);
   EXPECT_EQ(code([](auto& o) { o.network.bits_per_second = NAN; }), kInvalid);
   EXPECT_EQ(code([](auto& o) { o.network.latency = -1; }), kInvalid);
+  EXPECT_EQ(code([](auto& o) { o.pause = -1; }), kInvalid);
   EXPECT_EQ(code([](auto& o) { o.network.turn_bytes = 0; }), kInvalid);
 }
 

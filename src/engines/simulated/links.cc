@@ -20,10 +20,15 @@ Links::Links(const NetworkModel& model, uint32_t ranks, EventClock& clock)
       machines_((first_alone_ + model.ranks_per_machine - 1) / model.ranks_per_machine +
                 ranks_alone_),
       clock_(clock) {
-  const Port link = {
-      .seconds_per_byte = 8 / model.bits_per_second, .latency = model.latency, .waiting = {}};
-  const Port local = {
-      .seconds_per_byte = 8 / model.local_bits_per_second, .latency = 0, .waiting = {}};
+  const double seconds_per_byte = 8 / model.bits_per_second;
+  const Port link = {.seconds_per_byte = seconds_per_byte,
+                     .burst_seconds = static_cast<double>(model.burst_bytes) * seconds_per_byte,
+                     .latency = model.latency,
+                     .waiting = {}};
+  const Port local = {.seconds_per_byte = 8 / model.local_bits_per_second,
+                      .burst_seconds = 0,
+                      .latency = 0,
+                      .waiting = {}};
   ports_.assign(machines_, link);
   ports_.insert(ports_.end(), ranks, local);
 }
@@ -70,20 +75,28 @@ void Links::send_next(Port& port) {
   port.waiting.pop_front();
   const auto part = static_cast<uint32_t>(std::min<uint64_t>(messages_[id].left, turn_bytes_));
   messages_[id].left -= part;
-  clock_.at(clock_.now() + part * port.seconds_per_byte, [this, id, part] { end_part(id, part); });
+  const double now = clock_.now();
+  const double seconds = part * port.seconds_per_byte;
+  port.send_full_at = std::max(port.send_full_at, now) + seconds;
+  const double end = std::max(now, port.send_full_at - port.burst_seconds);
+  clock_.at(end, [this, id, part, steady_end = now + seconds] { end_part(id, part, steady_end); });
 }
 
-void Links::end_part(uint32_t id, uint32_t bytes) {
+void Links::end_part(uint32_t id, uint32_t bytes, double steady_end) {
   const Message& message = messages_[id];
   Port& sender = port_of(message.source, message);
   Port& receiver = port_of(message.target, message);
-  receiver.received_until = std::max(clock_.now() + sender.latency,
-                                     receiver.received_until + bytes * receiver.seconds_per_byte);
+  // The sender's tokens let the first bytes pass at once, and all others at the link's rate. So the
+  // receiver's bucket fills no more from the first byte to the last.
+  receiver.receive_full_at = std::max(steady_end + sender.latency,
+                                      receiver.receive_full_at + bytes * receiver.seconds_per_byte);
+  const double received =
+      std::max(clock_.now() + sender.latency, receiver.receive_full_at - receiver.burst_seconds);
   if (message.left > 0) {
     sender.waiting.push_back(id);
   } else {
     end_message(id);
-    clock_.at(receiver.received_until, [this, id] {
+    clock_.at(received, [this, id] {
       const EventClock::Action arrived = std::move(messages_[id].arrived);
       unused_.push_back(id);
       arrived();

@@ -25,6 +25,9 @@ struct NetworkModel {
   // IPv4 over Ethernet). Local messages have no headers.
   uint32_t payload_bytes = 1448;
   uint32_t header_bytes = 66;
+  // Each end of a link has a token bucket for what it sends and one for what it receives: so many
+  // bytes, headers included, pass at once. It fills at bits_per_second. Local messages have none.
+  uint64_t burst_bytes = 0;
 };
 
 // The links of all machines, as message after message takes its time on them.
@@ -32,8 +35,8 @@ struct NetworkModel {
 // A link sends the messages of one connection one after the other, and parts of turn_bytes of all
 // its connections in turn. A part that has left its sender comes to the receiver's link after the
 // latency, and that link takes the parts in the order in which they come. It takes a part while it
-// arrives: a message of b bytes, headers included, over idle links takes b * 8 / bits_per_second +
-// latency. No part is lost, so nothing is sent twice.
+// arrives: a message of b bytes, headers included, over idle links takes latency +
+// max(0, b - burst_bytes) * 8 / bits_per_second. No part is lost, so nothing is sent twice.
 class Links {
  public:
   // `clock` outlives the links.
@@ -60,19 +63,24 @@ class Links {
     uint32_t next;  // the next message of the connection; kNone: there is none yet
     EventClock::Action arrived;
   };
-  // One end of a link, or a rank's end of the way between ranks of its machine.
+  // One end of a link, or a rank's end of the way between ranks of its machine. Its buckets are
+  // told by the time at which they are full again; bytes put that off. They wait until it is no
+  // more than burst_seconds ahead, the time that an empty bucket takes to fill.
   struct Port {
     double seconds_per_byte;
+    double burst_seconds;
     double latency;
     std::deque<uint32_t> waiting;  // messages, in turn; at most one of each connection
     bool sends = false;
-    double received_until = 0;
+    double send_full_at = 0;
+    double receive_full_at = 0;
   };
 
   [[nodiscard]] Port& port_of(uint32_t rank, const Message& message);
   uint32_t store(Message message);
   void send_next(Port& port);
-  void end_part(uint32_t id, uint32_t bytes);
+  // The sender has sent a part. steady_end: when it would have without tokens.
+  void end_part(uint32_t id, uint32_t bytes, double steady_end);
   void end_message(uint32_t id);
 
   uint32_t ranks_per_machine_;

@@ -97,7 +97,7 @@ Status RunningSimulation::make_ranks() {
 Result<SimulatedStep> RunningSimulation::step() {
   now_ = SimulatedStep();
   now_.traffic.resize(ranks_.size());
-  began_ = clock_.now();
+  began_ = clock_.now() + (step_ > 0 ? options_.pause : 0);
   for (uint32_t r = 0; r < ranks_.size(); ++r) begin_step(r);
   while (failure_.ok() && clock_.run_next()) {
   }
@@ -228,6 +228,9 @@ Status check(const SimulationOptions& options) {
   }
   if (!(network.latency >= 0) || !std::isfinite(network.latency)) {
     return refuse("the latency must be 0 or more");
+  }
+  if (!(options.pause >= 0) || !std::isfinite(options.pause)) {
+    return refuse("the pause between steps must be 0 or more");
   }
   if (network.ranks_per_machine == 0 || network.turn_bytes == 0 || network.payload_bytes == 0) {
     return refuse("a machine needs ranks, and a frame and a turn need bytes");

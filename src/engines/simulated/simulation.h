@@ -38,6 +38,7 @@ struct SimulationOptions {
   NetworkModel network;
   CostOfCodec cost;        // empty: codecs take no time
   double per_message = 0;  // seconds of CPU for each message, of its sender and of its receiver
+  double pause = 0;        // seconds from the end of a step to the next, in which links are idle
   uint64_t seed = 0;       // of the codecs' draws
 };
 
