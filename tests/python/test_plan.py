@@ -24,6 +24,7 @@ from gradwire.plan.profile import (
     read_profile,
 )
 from gradwire.plan.simulate import simulate
+from gradwire.plan.tokens import Tokens
 
 FREE = CodecSpeed(0.0, 0.0, 32.0)
 
@@ -203,6 +204,97 @@ def test_more_ranks_less_bandwidth_and_more_latency_never_help() -> None:
             before = now
 
 
+# Links with a token bucket
+
+
+def test_tokens_are_saved_after_a_pause() -> None:
+    """In seconds of a link whose bucket takes 4 of them to fill."""
+    tokens = Tokens(4.0)
+    assert tokens.save(9.0, 9.0, ways=1, pause=0.0) == 0.0, "it begins empty"
+    tokens.fill(3.0)
+    assert tokens.save(2.0, 2.0, ways=1, pause=0.0) == 2.0, "all bytes pass at once"
+    assert tokens.held == 1.0
+    tokens.fill(100.0)
+    assert tokens.save(9.0, 9.0, ways=1, pause=0.0) == 4.0
+    assert tokens.held == 0.0
+    tokens.fill(100.0)
+    assert tokens.save(21.0, 21.0, ways=3, pause=1.5) == 4.0 + 2 * 1.5, "between messages, too"
+    tokens.fill(100.0)
+    assert tokens.save(21.0, 21.0, ways=3, pause=50.0) == 3 * 4.0, "each message at most a burst"
+
+
+def test_pushes_and_pulls_of_a_server_take_other_tokens() -> None:
+    """The server receives for 10 seconds of its link, less those that it saves, and then sends."""
+    tokens = Tokens(4.0)
+    tokens.fill(100.0)
+    assert tokens.save(20.0, 0.0, ways=2, pause=0.0) == 8.0
+    # The bucket for pushes has filled during the pulls, the other one during these pushes.
+    assert tokens.save(20.0, 0.0, ways=2, pause=0.0) == 8.0
+    huge = Tokens(1000.0)
+    huge.fill(5.0)
+    # Pushes take 5 seconds, in which the bucket for pulls gets 5 more.
+    assert huge.save(20.0, 0.0, ways=2, pause=0.0) == 5.0 + 10.0
+    assert huge.held == 0.0
+    # A quarter of the bytes goes the other way meanwhile.
+    partly = Tokens(1000.0)
+    assert partly.save(20.0, 5.0, ways=2, pause=0.0) == 10.0 - 2.5
+
+
+def test_a_burst_is_left_out_of_an_exchange() -> None:
+    profile, link = profile_of(), Cluster(2, 1e8)
+    for buckets in (cut_buckets(profile, 2**40), cut_buckets(profile, 2_000_000)):
+        plain = predict(profile, link, "raw", "broadcast", buckets)
+        for burst in (5_000, 200_000):
+            shaped = replace(link, burst=burst)
+            assert shaped.burst_seconds == burst * 8 / 1e8
+            quick = predict(profile, shaped, "raw", "broadcast", buckets)
+            # Link seconds before the first bucket; the link is busy from then on.
+            saved = min(shaped.burst_seconds, profile.rest_seconds + buckets[0].ready)
+            assert plain.wire_seconds - quick.wire_seconds == pytest.approx(saved)
+            assert plain.seconds - quick.seconds == pytest.approx(saved)
+            assert quick.sent_bytes == plain.sent_bytes
+        small = predict(profile, replace(link, burst=10**9), "raw", "broadcast", buckets)
+        assert small.wire_seconds > 0, "there is no time to fill the bucket in a step"
+    few = replace(profile, layers=(Layer("a", (100, 10), 0.01),))
+    quick = predict(few, Cluster(2, 1e8, burst=10_000), "raw", "sharded", cut_buckets(few))
+    assert quick.wire_seconds == 0.0
+    assert quick.seconds == few.compute_seconds
+
+
+@pytest.mark.parametrize("exchange", ["sharded", "ring", "broadcast"])
+@pytest.mark.parametrize("values", [8_000, 80_000])
+@pytest.mark.parametrize("message_seconds", [0.0, 2e-4])
+def test_a_burst_saves_what_it_saves_in_the_simulation(
+    exchange: str, values: int, message_seconds: float
+) -> None:
+    """Also of uneven shares: 4 layers for 3 ranks."""
+    made = profile_of(values, 4)
+    transport = Transport(message_seconds, 0.0, 0.0, 0.0)
+    profile = replace(made, codecs={"raw": FREE}, transport=transport)
+    for bucket_bytes in (2**40, 2 * values):
+        buckets = cut_buckets(profile, bucket_bytes)
+        for latency in (0.0, 0.02):
+            for burst in (1514, 4542, 30_000):
+                cluster = Cluster(3, 1e7, latency, burst=burst)
+                predicted = predict(profile, cluster, "raw", exchange, buckets)
+                done = [
+                    simulate(
+                        cluster,
+                        "raw",
+                        exchange,
+                        buckets,
+                        VALUES,
+                        message_seconds=message_seconds,
+                        pause=profile.rest_seconds,
+                        steps=steps,
+                    ).seconds
+                    for steps in (3, 4)
+                ]
+                fourth = 4 * done[1] - 3 * done[0]  # the first finds full buckets
+                whole = max(fourth, profile.compute_seconds - profile.rest_seconds)
+                assert predicted.seconds == pytest.approx(whole + profile.rest_seconds, rel=0.1)
+
+
 def test_it_says_do_not_compress_where_it_does_not_pay() -> None:
     plan = make_plan(profile_of(), Cluster(4, 1e11))
     assert not plan.pays
@@ -278,6 +370,14 @@ def test_the_command_prints_a_table_and_an_advice(file: Path) -> None:
     assert seconds == sorted(seconds)
     assert document["pays"]
     assert document["choice"]["codec"] == "3lc:s=1.00,coder=rice"
+    assert document["cluster"]["burst"] == 0
+    shaped = cli_runner.run(
+        *("plan", "--profile", file, "--bandwidth", "100mbit", "--ranks", 8, "--json"),
+        *("--burst", 12_500),
+    ).json
+    assert shaped["cluster"] == document["cluster"] | {"burst": 12_500}
+    fastest, before = shaped["predictions"][0], document["predictions"][0]
+    assert fastest["wire_seconds"] < before["wire_seconds"]
 
 
 @pytest.mark.parametrize(
@@ -299,6 +399,10 @@ def test_the_command_prints_a_table_and_an_advice(file: Path) -> None:
         (["--profile", "FILE", "--bandwidth", "1gbit", "--codec", "onebit"], "--codec onebit"),
         (["--profile", "FILE", "--bandwidth", "1gbit", "--exchange", "star"], "hierarchical"),
         (["--profile", "FILE", "--bandwidth=1gbit", "--local-bandwidth=9"], "--local-bandwidth"),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--burst=-1"], "--burst -1: a link passes 0"),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--burst=10000000000000"], "up to 10000000000"),
+        (["--profile", "FILE", "--bandwidth=1gbit", "--burst=lots"], "as an integer"),
+        (["--profile", "FILE", "--bandwidth=none", "--burst=5000"], "or leave --burst out"),
         (["--model", "lenet", "--profile-out", "no/folder/x.json"], "no/folder/x.json"),
         (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=tree", "-c", "bf16"], "sharded"),
         (["--profile", "FILE", "--bandwidth=1gbit", "--exchange=ddp", "-c", "bf16"], "sharded"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,19 @@ def test_an_exchange_is_shared_by_the_steps_until_the_next() -> None:
         assert local.sent_bytes == pytest.approx(plain.sent_bytes / every)
         assert local.wire_seconds == pytest.approx(plain.wire_seconds / every)
         assert (plain.every, local.every) == (1, every)
+
+
+def test_every_exchange_finds_full_token_buckets() -> None:
+    profile, schedule = layered(), Schedule(4, fragments=2)
+    shaped = replace(CLUSTER, burst=12_500)  # filled in a millisecond
+    for exchange, ways in (("broadcast", 1), ("sharded", 2)):
+        plain, quick = (
+            predict(profile, cluster, "int8", exchange, cut_buckets(profile), schedule)
+            for cluster in (CLUSTER, shaped)
+        )
+        # The latency of a message is a millisecond, too.
+        saved = 2 * ways * shaped.burst_seconds / 4
+        assert plain.exposed_seconds - quick.exposed_seconds == pytest.approx(saved)
 
 
 def test_the_buckets_of_ddp_do_not_matter() -> None:

@@ -68,6 +68,24 @@ def test_the_prediction_is_that_of_the_simulation(
             assert predicted.seconds == pytest.approx(whole, rel=0.05)
 
 
+@pytest.mark.parametrize("burst", [4542, 100_000, 10**7])
+def test_a_burst_is_for_pushes_and_for_pulls(burst: int) -> None:
+    """A server's link takes nothing but pushes, and then sends nothing but pulls. The workers'
+    steps compute long enough to fill all buckets, but for the largest."""
+    profile = replace(profile_of(NUMEL, 4), codecs={"raw": FREE})
+    cluster = Cluster(4, 1e8, servers=2, burst=burst)
+    predicted = predict(profile, cluster, "raw", "server", cut_buckets(profile))
+    whole = join(cut_buckets(profile))
+    done = [
+        simulate(
+            cluster, "raw", "server", [whole], VALUES, steps=steps, pause=profile.rest_seconds
+        ).seconds
+        for steps in (3, 4)
+    ]
+    fourth = 4 * done[1] - 3 * done[0]
+    assert predicted.seconds == pytest.approx(fourth + profile.rest_seconds, rel=0.05)
+
+
 def test_servers_do_not_share_machines() -> None:
     """So workers of one machine wait for the network, too."""
     profile = profile_of()

@@ -97,6 +97,21 @@ def test_a_message_takes_its_frames_and_the_latency() -> None:
     assert done.seconds == pytest.approx((size + 66 * frames) * 8 / 1e6 + 0.01)
 
 
+def test_a_burst_passes_at_once() -> None:
+    """The message of a step is followed at once by that of the next, unless there is a pause."""
+    bucket = Bucket((Layer("all", (1000, 10), 0.0),), 0.0)
+    plain, full, empty, filled = (
+        simulate(
+            Cluster(2, 1e6, burst=burst), "raw", "broadcast", [bucket], VALUES, steps=steps,
+            pause=pause,
+        ).seconds
+        for burst, steps, pause in ((0, 1, 0.0), (4542, 1, 0.0), (4542, 2, 0.0), (4542, 2, 0.5))
+    )  # fmt: skip
+    assert full == pytest.approx(plain - 4542 * 8 / 1e6)
+    assert empty == pytest.approx((full + plain) / 2)
+    assert filled == pytest.approx(full)
+
+
 def test_codecs_are_asked_for_their_cost_once() -> None:
     asked: list[str] = []
 
@@ -191,6 +206,24 @@ def test_the_command_grows_with_the_ranks() -> None:
     assert seconds == sorted(seconds)
 
 
+def test_links_pass_a_burst_while_the_model_is_computed(tmp_path: Path) -> None:
+    profile = profile_of(80_000, 2)
+    profile.write(tmp_path / "p.json")
+    whole, burst = Bucket(profile.layers, profile.compute_seconds - profile.rest_seconds), 12_500
+    values = load_data("synthetic", 0).period
+    for every in (1, 4):
+        document = cli_runner.run(
+            "simulate", "--codec-time", "none", "--data", "synthetic", "--steps", 3, "--json",
+            "--profile", tmp_path / "p.json", "--bandwidth", "100mbit", "--ranks", "4",
+            "--codec", "bf16", "--burst", burst, "--every", every,
+        ).json  # fmt: skip
+        assert document["cluster"]["burst"] == burst
+        # It takes a millisecond to fill, so every step begins with full buckets.
+        done = simulate(Cluster(4, 1e8, burst=burst), "bf16", "sharded", [whole], values)
+        expected = profile.compute_seconds + (done.seconds - whole.ready) / every
+        assert document["results"][0]["step_seconds"] == pytest.approx(expected)
+
+
 def test_ranks_that_share_a_link_wait_for_it() -> None:
     alone, shared = (
         cli_runner.run(
@@ -265,6 +298,9 @@ def test_a_number_of_values_is_exact(text: str, values: int) -> None:
         (["--values", "10G", "--bandwidth", "1gbit", "--memory", "1G"], "not even 2 ranks fit"),
         (["--values", "1k", "--bandwidth", "1gbit", "--exchange", "server"], "--servers 1, or"),
         (["--values", "1k", "--bandwidth", "1gbit", "--servers", "0"], "greater than or equal to"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--burst", "-9"], "--burst -9: a link passes"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--burst", "4.5k"], "as an integer"),
+        (["--values", "1k", "--bandwidth", "none", "--burst", "9"], "give --bandwidth a rate"),
         (["--values", "1k", "--bandwidth", "1gbit", "--servers", "1"], "not with sharded"),
         (
             [*("--values", "1k", "--bandwidth", "1gbit"), "--exchange=server", "--servers=2"],

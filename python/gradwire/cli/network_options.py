@@ -26,6 +26,14 @@ PerMachineOption = Annotated[
 LocalBandwidthOption = Annotated[
     str, Option(help="Rate of a rank inside its machine, each way; none: no limit.")
 ]
+BurstOption = Annotated[
+    int,
+    Option(
+        metavar="BYTES",
+        help="Bytes that a link passes at once, each way, after it was idle: the size of its token "
+        "bucket, as `tc tbf` and cloud providers have it.",
+    ),
+]
 # As many as `gradwire train` takes.
 ServersOption = Annotated[
     int | None,
@@ -53,6 +61,7 @@ def cluster_of(
     per_machine: int,
     local_bandwidth: str,
     servers: int | None,
+    burst: int,
 ) -> Cluster:
     """Raises PlanError and SettingsError, which say what is valid."""
     if bandwidth is None:
@@ -66,6 +75,7 @@ def cluster_of(
         ranks_per_machine=per_machine,
         local_bandwidth=_local(local_bandwidth),
         servers=servers or 0,
+        burst=burst,
     )
 
 

@@ -11,6 +11,7 @@ from typer import Option
 from gradwire.advice import RECOMMENDED
 from gradwire.cli.network_options import (
     BandwidthOption,
+    BurstOption,
     EveryOption,
     LatencyOption,
     LocalBandwidthOption,
@@ -62,6 +63,7 @@ def plan(
     latency: LatencyOption = 0.0,
     ranks_per_machine: PerMachineOption = 1,
     local_bandwidth: LocalBandwidthOption = "none",
+    burst: BurstOption = 0,
     codec: Annotated[list[str] | None, Option("--codec", "-c", help=_CODEC_HELP)] = None,
     exchange: Annotated[list[str] | None, Option(help=_EXCHANGE_HELP)] = None,
     servers: ServersOption = None,
@@ -85,7 +87,7 @@ def plan(
     check_servers(servers or 0, exchange or (), every)
     check_exchanges(codec or (), exchange or ())
     schedule = _schedule(every, fragments, delay)
-    network = (bandwidth, latency, ranks_per_machine, local_bandwidth, servers)
+    network = (bandwidth, latency, ranks_per_machine, local_bandwidth, servers, burst)
     if bandwidth is not None:
         cluster_of(ranks or workers or 2, *network)
     if profile_out is not None:

@@ -16,6 +16,7 @@ from gradwire.advice import RECOMMENDED
 from gradwire.bench_data import load_data
 from gradwire.cli.network_options import (
     BandwidthOption,
+    BurstOption,
     EveryOption,
     LatencyOption,
     LocalBandwidthOption,
@@ -54,6 +55,7 @@ def simulate(
     latency: LatencyOption = 0.0,
     ranks_per_machine: PerMachineOption = 1,
     local_bandwidth: LocalBandwidthOption = "none",
+    burst: BurstOption = 0,
     servers: ServersOption = None,
     every: EveryOption = 1,
     codec_time: Annotated[str, Option(metavar=f"{_MEASURED}|{_NONE}", help=_CODEC_TIME_HELP)] = (
@@ -87,7 +89,7 @@ def simulate(
         buckets = [join(buckets)]
     limit = free_memory() if memory is None else _number(memory, "--memory")
     clusters = [
-        cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth, servers)
+        cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth, servers, burst)
         for count in _parse_ranks(ranks)
     ]
     for cluster in clusters:
@@ -103,6 +105,7 @@ def simulate(
             gradients.period,
             cost=speed,
             message_seconds=0.0 if model is None else model.transport.message_seconds,
+            pause=0.0 if model is None else _pause(model, every),
             steps=steps,
             memory=limit,
             seed=seed,
@@ -178,6 +181,11 @@ def _speed_of(
         return encode / _BENCH_VALUES, decode / _BENCH_VALUES
 
     return speed
+
+
+def _pause(model: Profile, every: int) -> float:
+    """From the end of an exchange to the step whose gradients are exchanged next."""
+    return model.rest_seconds + (every - 1) * model.compute_seconds
 
 
 def _step_seconds(

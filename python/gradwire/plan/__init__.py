@@ -5,6 +5,7 @@ recorder.py    measures a model's step, for a profile
 measure.py     makes the profile of a model of `gradwire train` on this machine
 cluster.py     the network: ranks, machines, bandwidth, latency
 costs.py       messages, bytes and values of each exchange (alpha, beta, gamma)
+tokens.py      what a link saves that passes a burst of bytes at once
 predict.py     the time of a step in which buckets are exchanged during the backward pass
 waiting.py     how long ranks wait for the exchanges of local steps
 advise.py      all predictions, and which of them to take

@@ -14,6 +14,8 @@ PAYLOAD_BYTES, HEADER_BYTES = 1448, 66
 # Of `gradwire simulate`; the exchanges themselves go further.
 MOST_RANKS = 1024
 
+_MOST_BURST = 10**12
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -23,7 +25,9 @@ class Cluster:
     bandwidth: bits a second of a link, each way; None: no limit. latency: seconds from a machine to
     another. ranks_per_machine: consecutive ranks, which share the link of their machine.
     local_bandwidth: bits a second that a rank sends, and receives, inside its machine; None: no
-    limit. servers: further ranks for the exchange `server`, each on a machine of its own.
+    limit. servers: further ranks for the exchange `server`, each on a machine of its own. burst:
+    bytes, headers included, that a link passes at once, each way, after it was idle: a token bucket
+    of this size, which fills at the rate of the link.
     """
 
     ranks: int
@@ -32,6 +36,7 @@ class Cluster:
     ranks_per_machine: int = 1
     local_bandwidth: float | None = None
     servers: int = 0
+    burst: int = 0
 
     def __post_init__(self) -> None:
         """Raises PlanError for a network on which nothing can be exchanged."""
@@ -60,6 +65,15 @@ class Cluster:
             )
         if self.servers < 0:
             raise PlanError(f"--servers {self.servers}: there are 1 or more, or none")
+        if not 0 <= self.burst <= _MOST_BURST:
+            raise PlanError(
+                f"--burst {self.burst}: a link passes 0 bytes or more at once, up to {_MOST_BURST}"
+            )
+        if self.burst > 0 and self.bandwidth is None:
+            raise PlanError(
+                f"--burst {self.burst}: without a limit a link passes everything at once; give "
+                "--bandwidth a rate, such as 100mbit, or leave --burst out"
+            )
 
     @property
     def machines(self) -> int:
@@ -71,6 +85,11 @@ class Cluster:
         if self.bandwidth is None:
             return 0.0
         return payload * (1 + HEADER_BYTES / PAYLOAD_BYTES) * 8 / self.bandwidth
+
+    @property
+    def burst_seconds(self) -> float:
+        """How long an empty token bucket fills: what a full one saves."""
+        return 0.0 if self.bandwidth is None else self.burst * 8 / self.bandwidth
 
     def local_seconds(self, payload: float) -> float:
         return 0.0 if self.local_bandwidth is None else payload * 8 / self.local_bandwidth

@@ -46,9 +46,10 @@ class Cost:
     ways, way_bytes, way_local_bytes: what comes one after the other on the longest way: messages
     between machines, bytes that links carry between machines, bytes inside machines. link_bytes,
     local_bytes: that the busiest link carries each way, and the busiest rank inside its machine,
-    meanwhile; link_bytes is 0 where way_bytes has all of them. handled: messages that a rank sends
-    and receives, one after the other. rank_bytes: that a rank sends to others, wherever they are.
-    raw_encoded, raw_decoded: values of raw messages beside the codec's.
+    meanwhile; link_bytes is 0 where way_bytes has all of them. idle_bytes: of way_bytes, those that
+    pass while the link is idle in the direction of the next message on the longest way. handled:
+    messages that a rank sends and receives, one after the other. rank_bytes: that a rank sends to
+    others, wherever they are. raw_encoded, raw_decoded: values of raw messages beside the codec's.
     """
 
     ways: float
@@ -56,6 +57,7 @@ class Cost:
     way_local_bytes: float = 0.0
     link_bytes: float = 0.0
     local_bytes: float = 0.0
+    idle_bytes: float = 0.0
     encoded: float = 0.0
     decoded: float = 0.0
     handled: float = 0.0
@@ -88,6 +90,8 @@ def sharded(volume: Volume, cluster: Cluster) -> Cost:
     return Cost(
         ways=2 * many,
         way_bytes=(n - k) * (of_machine * both + k * 2 * _PACKET_BYTES),
+        # The busiest link receives more pushes than it sends, and then sends more pulls.
+        idle_bytes=(n * of_machine - k) * both * many,
         local_bytes=(k - 1) * (share * both + 2 * _PACKET_BYTES),
         encoded=volume.values,
         decoded=(1 + (n - 2) * share) * volume.values,
@@ -110,12 +114,14 @@ def ring(volume: Volume, cluster: Cluster) -> Cost:
     hops = 2 * (n - 1)  # of each shard
     between, after = _between_machines(hops, cluster)
     hop_bytes = max(shares) * both / 2 + _PACKET_BYTES  # of the largest shard
+    way_bytes, link_bytes = (between + after) * hop_bytes, max(sent[k - 1 :: k]) * many
     return Cost(
         ways=between,
-        way_bytes=(between + after) * hop_bytes,
+        way_bytes=way_bytes,
         way_local_bytes=(hops - between) * hop_bytes,
-        link_bytes=max(sent[k - 1 :: k]) * many,
+        link_bytes=link_bytes,
         local_bytes=max(sent) * (k > 1),
+        idle_bytes=max(0.0, way_bytes - link_bytes),
         encoded=volume.values,
         decoded=2 * (n - 1) / n * volume.values,
         handled=4 * (n - 1),
@@ -158,6 +164,7 @@ def hierarchical(volume: Volume, cluster: Cluster) -> Cost:
         ways=between.ways,
         way_bytes=between.way_bytes,
         way_local_bytes=local,
+        idle_bytes=between.idle_bytes,
         encoded=between.encoded,
         decoded=between.decoded,
         handled=between.handled + 2 * (k - 1),
@@ -177,6 +184,7 @@ def server(volume: Volume, cluster: Cluster) -> Cost:
     return Cost(
         ways=2,
         way_bytes=max(of_server, of_machine),
+        idle_bytes=max(of_server, of_machine),  # pushes alone, then pulls alone
         encoded=(1 + share) * volume.values,
         decoded=(1 + workers * share) * volume.values,
         handled=2 * (workers + servers),

@@ -7,6 +7,8 @@ last gradient is there and the bucket before it is done, while the backward pass
     end(k)   = begin(k) + seconds(k)            seconds: costs.py
     step     = max(end(last), end of backward) + rest of the step
 
+While links are idle, their token buckets fill (tokens.py).
+
 Dedicated servers get the gradients of the whole model when the backward pass has ended. Local steps
 exchange the changes of the whole model, or of its fragments, in some steps alone (waiting.py).
 """
@@ -21,6 +23,7 @@ from gradwire.local_schedule import EVERY_STEP, Schedule, deal_by_size
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.costs import EXCHANGES, OF_PAPERS, Cost, Volume, allreduce, server
 from gradwire.plan.profile import CodecSpeed, Layer, PlanError, Profile
+from gradwire.plan.tokens import Tokens
 from gradwire.plan.waiting import exposed_seconds
 from gradwire.train.settings import GRADIENTS, SERVED
 
@@ -109,20 +112,26 @@ def predict(
         buckets = [join(buckets)]
     speed = CodecSpeed(0.0, 0.0, _RAW_BITS) if codec == DDP else profile.codec(codec)
     raw = profile.codecs.get("raw", CodecSpeed(0.0, 0.0, _RAW_BITS))
-    end = codec_seconds = wire_seconds = message_seconds = sent = 0.0
+    codec_seconds = wire_seconds = message_seconds = sent = 0.0
+    end = -profile.rest_seconds  # of the last exchange of the step before
     seconds = []  # of each bucket
+    tokens = Tokens(cluster.burst_seconds)
+    # Local steps between one fragment's exchange and the next one's.
+    between = profile.compute_seconds * schedule.every / schedule.fragments
     for bucket in buckets:
         cost = _cost(bucket, codec, speed, cluster, exchange)
         coding = cost.encoded * speed.encode_seconds + cost.decoded * speed.decode_seconds
         coding += cost.raw_encoded * raw.encode_seconds + cost.raw_decoded * raw.decode_seconds
         handling, stack = _transport(profile, cluster, cost, exchange)
-        wire = _wire_seconds(cluster, cost, stack)
+        begin = max(bucket.ready, end)
+        tokens.fill(between if local else begin - end)
+        wire = _wire_seconds(cluster, cost, stack, tokens, coding + handling)
         codec_seconds += coding
         wire_seconds += wire
         message_seconds += handling
         sent += cost.rank_bytes
         seconds.append(coding + wire + handling)
-        end = max(bucket.ready, end) + seconds[-1]
+        end = begin + seconds[-1]
     backward_end = profile.forward_seconds + profile.backward_seconds
     exposed = max(0.0, end - backward_end)
     if local:
@@ -151,11 +160,20 @@ def _fragments(whole: Bucket, fragments: int) -> list[Bucket]:
     return [Bucket(tuple(whole.layers[place] for place in of), whole.ready) for of in dealt]
 
 
-def _wire_seconds(cluster: Cluster, cost: Cost, stack: float) -> float:
+def _wire_seconds(cluster: Cluster, cost: Cost, stack: float, tokens: Tokens, work: float) -> float:
     """The longest way, unless a link, a rank's local messages or the system (stack: its seconds)
-    are busy for longer."""
-    way = cluster.link_seconds(cost.way_bytes) + cluster.local_seconds(cost.way_local_bytes)
-    link = cluster.link_seconds(cost.link_bytes) + min(1.0, cost.ways) * cluster.latency
+    are busy for longer. tokens: of the busiest link, which is idle for the latency of each message
+    and for its share of the ranks' work."""
+    way, link = cluster.link_seconds(cost.way_bytes), cluster.link_seconds(cost.link_bytes)
+    link -= min(link, tokens.held)
+    way -= tokens.save(
+        way,
+        cluster.link_seconds(cost.way_bytes - cost.idle_bytes),
+        cost.ways,
+        cluster.latency + work / max(1.0, cost.ways),
+    )
+    way += cluster.local_seconds(cost.way_local_bytes)
+    link += min(1.0, cost.ways) * cluster.latency
     return max(
         max(way, stack) + cost.ways * cluster.latency, link, cluster.local_seconds(cost.local_bytes)
     )

@@ -55,14 +55,16 @@ def simulate(
     *,
     cost: CostOfCodec | None = None,
     message_seconds: float = 0.0,
+    pause: float = 0.0,
     steps: int = 1,
     memory: int | None = None,
     stride: int = _STRIDE,
     seed: int = 0,
 ) -> Simulated:
     """Runs `steps` steps. values: float32, repeated as gradients; rank r begins step s at place
-    (r + s * ranks) * stride, so a stride of the model's size takes recorded gradients. memory:
-    bytes that it may take; None: those that the system has free.
+    (r + s * ranks) * stride, so a stride of the model's size takes recorded gradients. pause:
+    seconds from a step's end to the next, in which the links' token buckets fill. memory: bytes
+    that it may take; None: those that the system has free.
 
     With the exchange `server`, workers pull the averages as the change of the servers' model.
 
@@ -84,8 +86,10 @@ def simulate(
         ranks_per_machine=cluster.ranks_per_machine,
         local_bits_per_second=cluster.local_bandwidth or float("inf"),
         turn_bytes=_TURN_WITHOUT_LIMIT if bits is None else share_bytes(round(bits)),
+        burst_bytes=cluster.burst,
         cost=cost,
         per_message=message_seconds,
+        pause=pause,
         stride=stride,
         seed=seed,
     )
