@@ -109,13 +109,17 @@ def check(model: str, workers: int, bandwidth: str, kind: Kind, rounds: int) -> 
         assert rate is not None
         run_ranks(command, ranks, rate)
         measured = [pickle.loads(result.read_bytes()) for result in results[:workers]]
-    rows = compare(model, Cluster(workers, rate, servers=kind.servers), kind, measured)
+    # tbf counts what the models count: frames with their Ethernet headers. It is on both ends of a
+    # link, which have a bucket for each direction, as in the simulation.
+    cluster = Cluster(workers, rate, servers=kind.servers, burst=network.bucket_bytes(rate))
+    rows = compare(model, cluster, kind, measured)
     return {
         "model": model,
         "workers": workers,
         "servers": kind.servers,
         "every": kind.every,
         "bandwidth": bandwidth,
+        "burst": cluster.burst,
         "load": [load, os.getloadavg()[0]],
         "machine": describe_machine(),
         "build": describe_build(),
@@ -215,6 +219,7 @@ def simulate_row(
         values,
         cost=lambda codec: (costs[codec].encode_seconds, costs[codec].decode_seconds),
         message_seconds=profile.transport.message_seconds,
+        pause=kind.every * profile.compute_seconds if kind.every > 1 else profile.rest_seconds,
         steps=steps,
         stride=profile.numel,
     )
