@@ -164,8 +164,8 @@ EVALUATION = Evaluation(
     "inceptionn",
     "INCEPTIONN: its evaluation, here",
     "Li et al.: INCEPTIONN (MICRO 2018), section VIII. The codec in software; the paper's is in a "
-    "network card (rtl/ has it). Gradients are compressed on the way to their sum, and the average "
-    "on the way back.",
+    "network card (`rtl/` in the repository). Gradients are compressed on the way to their sum, "
+    "and the average on the way back.",
     (
         *(
             Experiment(
