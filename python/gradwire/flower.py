@@ -48,7 +48,10 @@ class CompressionMod:
 
     Raises GradwireError for an unknown codec, and in a call for a corrupt frame; ValueError in a
     call for a message or reply with more than one ArrayRecord, or a reply whose arrays have other
-    names or shapes than the model.
+    names, shapes or dtypes than the model.
+
+    A client has no model of its own before the first message, so it takes memory for the shapes
+    that the server states. A server takes none for shapes that are not those of its model.
     """
 
     def __init__(self, codec: str = "3lc:s=1.00,coder=rice", *, min_numel: int = 256) -> None:
@@ -66,7 +69,7 @@ class CompressionMod:
         reply = call_next(message, context)
         name = _name_of_arrays(reply)
         if name is not None:
-            update = _subtract(_decode(reply.content[name]), model)
+            update = _subtract(_decode_like(model, reply.content[name]), model)
             reply.content = _with_arrays(reply, name, self._encode(update, context))
         return reply
 
@@ -185,9 +188,10 @@ class CompressedGrid(Grid):
         for reply in replies:
             name = _name_of_arrays(reply)
             if name is not None:
-                self.from_clients.count(reply.content[name])
                 model = models[reply.metadata.src_node_id]
-                trained = _add(_decode(reply.content[name]), model)
+                update = _decode_like(model, reply.content[name])
+                self.from_clients.count(reply.content[name])
+                trained = _add(update, model)
                 reply.content = _with_arrays(reply, name, _plain(trained))
         return replies
 
@@ -236,23 +240,39 @@ def _decode(record: ArrayRecord) -> Arrays:
 def _decode_array(array: Array) -> np.ndarray[Any, Any]:
     if array.stype != STYPE:
         return np.ascontiguousarray(array.numpy()).reshape(array.shape)
-    values = np.asarray(gradwire.decode(array.data, max_numel=math.prod(array.shape)))
+    numel = math.prod(array.shape)
+    values = np.asarray(gradwire.decode(array.data, max_numel=numel))
+    if values.size != numel:
+        raise ValueError(f"a frame of shape {array.shape} has {values.size} values, not {numel}")
     return values.reshape(array.shape)
 
 
-def _require_same_layout(arrays: Arrays, model: Arrays) -> None:
-    found = {name: (values.shape, values.dtype) for name, values in arrays.items()}
-    wanted = {name: (values.shape, values.dtype) for name, values in model.items()}
-    if found != wanted:
+def _decode_like(model: Arrays, record: ArrayRecord) -> Arrays:
+    """The arrays of a reply, which must be those of the model. What the sender states is compared
+    before anything is decoded: a frame of 32 bytes can stand for an array of any size."""
+    differing = [name for name, array in record.items() if not _is_like(model.get(name), array)]
+    differing += model.keys() - record.keys()
+    if differing:
         raise ValueError(
-            "the reply must have the arrays of the model; they differ in "
-            f"{sorted({name for name, _ in set(found.items()) ^ set(wanted.items())})}"
+            f"the reply must have the arrays of the model; they differ in {sorted(differing)}"
         )
+    return _decode(record)
+
+
+def _is_like(values: np.ndarray[Any, Any] | None, array: Array) -> bool:
+    """Whether the array states the shape and dtype of `values`."""
+    if values is None or tuple(array.shape) != values.shape:
+        return False
+    if array.stype == STYPE and values.dtype != np.float32:
+        return False
+    try:
+        return np.dtype(array.dtype) == values.dtype
+    except TypeError:
+        return False
 
 
 def _subtract(trained: Arrays, model: Arrays) -> Arrays:
     """Changes of floating-point arrays; the others as they are."""
-    _require_same_layout(trained, model)
     return {
         name: values - model[name] if _is_float(values) else values
         for name, values in trained.items()
@@ -260,7 +280,6 @@ def _subtract(trained: Arrays, model: Arrays) -> Arrays:
 
 
 def _add(update: Arrays, model: Arrays) -> Arrays:
-    _require_same_layout(update, model)
     return {
         name: model[name] + values if _is_float(values) else values
         for name, values in update.items()
