@@ -77,10 +77,39 @@ class Excess:
         Wire.send = send_more  # type: ignore
 
 
+@dataclass(frozen=True)
+class Replacement:
+    """Rank `sender` sends other bytes in place of its message number `number` of this kind, with
+    the checksum of these: `payload`, or the message without its last `less` bytes."""
+
+    sender: int
+    kind: Kind
+    payload: bytes = b""
+    less: int = 0
+    number: int = 0
+
+    def begin(self) -> None:
+        """As Damage.begin."""
+        send = Wire.send
+        before = -1
+
+        def send_other(
+            wire: Wire, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0
+        ) -> None:
+            nonlocal before
+            before += kind is self.kind
+            if kind is self.kind and before == self.number:
+                other = np.frombuffer(self.payload, dtype=np.uint8)
+                payload = payload[: -self.less] if self.less else other
+            send(wire, peer, kind, payload, part)
+
+        Wire.send = send_other  # type: ignore
+
+
 IN_THE_REST = HEAD_BYTES + 5
 
 
-def run_damaged(job: Job, damage: Damage | Excess) -> Served:
+def run_damaged(job: Job, damage: Damage | Excess | Replacement) -> Served:
     """Of a model that has a buffer."""
     if dist.get_rank() == damage.sender:
         damage.begin()

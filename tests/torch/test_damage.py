@@ -18,6 +18,7 @@ from damage import (
     IN_THE_REST,
     Damage,
     Excess,
+    Replacement,
     make_replicas,
     run_behind,
     run_damaged,
@@ -99,6 +100,76 @@ def test_a_flipped_bit_of_the_model_for_a_rank_that_joins(tmp_path: Path) -> Non
         assert (alone.error, alone.members) == ("", (0,))
     finally:
         fleet.close()
+
+
+# What is replaced, arguments of ServerOptimizer, who must notice it, what it says.
+REPLACED: dict[str, Any] = {
+    "a model that ends early": (
+        Replacement(SERVER, Kind.MODEL, less=4, number=1),
+        {},
+        1,
+        f"the tensors of rank {SERVER} and their version have ",
+    ),
+    "a model without version": (
+        Replacement(SERVER, Kind.MODEL, b"abc"),
+        {},
+        0,
+        "it has 3 bytes; ",
+    ),
+    "a part of a model": (
+        Replacement(SERVER, Kind.MODEL, b"", number=1),
+        {"barrier": "tensor"},
+        1,
+        "it has 0 bytes; ",
+    ),
+    "options without version": (
+        Replacement(1, Kind.OPTIONS, b"1234567"),
+        {},
+        SERVER,
+        "it has 7 bytes, and begins with a version of 8",
+    ),
+    "options that are no JSON": (
+        Replacement(1, Kind.OPTIONS, bytes(8) + b"\xff{"),
+        STALE,
+        SERVER,
+        "it holds no options of parameter groups as JSON (",
+    ),
+    "an option of another type": (
+        Replacement(1, Kind.OPTIONS, bytes(8) + b'[{"lr": "x"}]'),
+        {"pulls": "gradients"},
+        SERVER,
+        "it says that lr of group 0 is 'x'",
+    ),
+    "buffers of a worker": (
+        Replacement(0, Kind.BUFFERS, less=1),
+        BUFFERED,
+        SERVER,
+        "it has 11 bytes, and the model's buffers 12",
+    ),
+    "buffers of the server": (
+        Replacement(SERVER, Kind.BUFFERS, b"", number=1),
+        BUFFERED,
+        1,
+        "it has 0 bytes, and the model's buffers 12",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REPLACED)
+def test_a_message_of_other_content_is_refused_and_its_sender_named(
+    fragile_cluster: Cluster, case: str
+) -> None:
+    replacement, arguments, receiver, why = REPLACED[case]
+    job = Job(versions=6, decay=0.9, arguments=arguments)
+    fragile_cluster.start(3, run_damaged, job, replacement)
+    error = fragile_cluster.collect(range(3), seconds=120)[receiver]
+    assert isinstance(error, Failed), error
+    assert error.message.startswith(
+        f"PeerMismatchError: rank {receiver} can't read a message ({replacement.kind.label}) of "
+        f"rank {replacement.sender}: "
+    ), error.trace
+    assert why in error.message
+    assert "different versions of gradwire" in error.message
 
 
 # What is too long, arguments of ServerOptimizer, who must notice it.

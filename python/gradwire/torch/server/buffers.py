@@ -40,7 +40,9 @@ class ModelBuffers:
 
     @torch.no_grad()
     def load(self, message: Bytes) -> None:
-        """Takes over what `pack` wrote on another rank."""
+        """Takes over what `pack` wrote on another rank. Raises ValueError for another size."""
+        if message.size != self.nbytes:
+            raise ValueError(f"it has {message.size} bytes, and the model's buffers {self.nbytes}")
         sizes = [buffer.numel() * buffer.element_size() for buffer in self._model.buffers()]
         parts = torch.from_numpy(message).split(sizes)
         for buffer, part in zip(self._model.buffers(), parts, strict=True):

@@ -48,15 +48,50 @@ def options_message(version: int, options: bytes) -> Bytes:
 
 
 def read_version(message: Bytes) -> int:
-    """The version with which a message begins."""
+    """The version with which a message begins. Raises ValueError if it is too short for that."""
+    if message.size < VERSION_BYTES:
+        raise ValueError(
+            f"it has {message.size} bytes, and begins with a version of {VERSION_BYTES}"
+        )
     (version,) = _VERSION.unpack_from(message)
     return int(version)
 
 
 def read_options(message: Bytes) -> list[Options]:
-    """The options in what `options_message` made."""
-    options: list[Options] = json.loads(message[_VERSION.size :].tobytes())
+    """The options in what `options_message` made. Raises ValueError for any other bytes."""
+    try:
+        options: list[Options] = json.loads(message[_VERSION.size :].tobytes())
+        if not isinstance(options, list) or not all(isinstance(group, dict) for group in options):
+            raise ValueError("no list of groups")
+        for group in options:
+            for value in group.values():
+                _plain(value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"it holds no options of parameter groups as JSON ({error})") from error
     return options
+
+
+def check_options(groups: list[Options], options: list[Options]) -> None:
+    """Raises ValueError if `apply_options` can't write the options into the groups."""
+    if len(options) != len(groups):
+        raise ValueError(f"it has options of {len(options)} parameter groups, not {len(groups)}")
+    for place, (group, new) in enumerate(zip(groups, options, strict=True)):
+        for key, value in new.items():
+            if key in ("params", "param_names") or (key in group and not _fits(group[key], value)):
+                raise ValueError(f"it says that {key} of group {place} is {value!r}")
+
+
+def _fits(old: Any, new: Any) -> bool:
+    """Whether an option may become `new`, as it came in a message."""
+    if isinstance(old, tuple | list):
+        if not isinstance(new, list) or (isinstance(old, tuple) and len(new) != len(old)):
+            return False
+        return all(_fits(*pair) for pair in zip(old, new, strict=False))
+    if isinstance(old, str):
+        return new is None or isinstance(new, str)
+    if isinstance(old, bool):
+        return new is None or isinstance(new, bool | int)
+    return not isinstance(old, int | float | torch.Tensor) or isinstance(new, int | float)
 
 
 def apply_options(groups: list[Options], options: list[Options]) -> None:

@@ -116,7 +116,14 @@ class ServerPart:
 
     @torch.no_grad()
     def load_model(self, server: int, message: Bytes) -> int:
-        """Takes over the tensors of the message, from the server's `model`. Returns its version."""
+        """Takes over the tensors of the message, from the server's `model`. Returns its version.
+        Raises ValueError for a message of another size."""
+        whole = _VERSION.size + 4 * self.numel(server)
+        if message.size not in (whole, _VERSION.size):
+            raise ValueError(
+                f"it has {message.size} bytes; the tensors of rank {server} and their version have "
+                f"{whole}, the version alone {_VERSION.size}"
+            )
         (version,) = _VERSION.unpack_from(message)
         if message.size == _VERSION.size:
             return int(version)  # as pack_version

@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -160,6 +160,19 @@ class ServerLink(Connection):
             "has no use now",
             (message.peer,),
         )
+
+    @contextlib.contextmanager
+    def reading(self, message: Message) -> Iterator[None]:
+        """A ValueError inside, about the message's content, becomes one that names its sender."""
+        try:
+            yield
+        except ValueError as error:
+            raise PeerMismatchError(
+                f"rank {self.rank} can't read a message ({message.kind.label}) of rank "
+                f"{message.peer}: {error}; the two ranks have different versions of gradwire, or "
+                f"rank {message.peer} is out of order",
+                (message.peer,),
+            ) from error
 
     def close(self) -> None:
         """Leaves without an error, when all messages have arrived and none will come."""

@@ -19,8 +19,10 @@ from gradwire.torch.server.group_options import (
     VERSION_BYTES,
     Agreement,
     OptionsOfWorkers,
+    check_options,
     encode_options,
     options_message,
+    read_options,
     read_version,
 )
 from gradwire.torch.server.model_parts import GRADIENTS, ServerPart, pack_version
@@ -210,16 +212,23 @@ class Serving(Side[ServerSide]):
         elif message.peer in self._excused:
             self.link.expel(message.peer)  # it was silent for the timeout
         elif message.kind is Kind.OPTIONS:
-            self._options.take(message.peer, message.payload)
+            self._take_options(message)
         elif message.kind is Kind.LEAVE:
             self._left.add(message.peer)
         elif message.kind is Kind.PACKET and message.part in self.parts:
             self._take_push(message)
         elif message.kind is Kind.BUFFERS and self._buffers is not None:
-            self._buffers.load(message.payload)
+            with self.link.reading(message):
+                self._buffers.load(message.payload)
         else:
             raise self.link.refuse(message)
         self._end_if_over()
+
+    def _take_options(self, message: Message) -> None:
+        with self.link.reading(message):
+            read_version(message.payload)
+            check_options(self._optimizer.param_groups, read_options(message.payload))
+        self._options.take(message.peer, message.payload)
 
     def _take_push(self, message: Message) -> None:
         number = message.part
@@ -357,8 +366,10 @@ class Serving(Side[ServerSide]):
         if worker in self.lost:
             self.link.expel(worker)
             return
+        with self.link.reading(message):
+            version = read_version(message.payload)
         for number, exchange in self.exchanges.items():
-            exchange.join(worker, read_version(message.payload))
+            exchange.join(worker, version)
             self._send_all(number)
             if worker in self.lost:
                 return

@@ -16,6 +16,7 @@ from gradwire.torch.records.parameters import Options
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     apply_options,
+    check_options,
     encode_options,
     options_message,
     read_options,
@@ -115,8 +116,14 @@ class Working(Side[WorkerSide]):
             options = self._receive_models(
                 Kind.CATCH_UP,
                 lambda number, server, version: begun.append((version, number, server)),
+                groups,
             )
-            first = max(version for version, _, _ in begun)
+            first, _, newest = max(begun)
+            if first not in options:
+                raise PeerMismatchError(
+                    f"rank {newest} sent a model of version {first}, and no options of it",
+                    (newest,),
+                )
             for version, number, server in begun:
                 self.exchanges[number].set_version(server, version)
                 self.exchanges[number].join(server, first, self.parts[number].bucket)
@@ -197,11 +204,14 @@ class Working(Side[WorkerSide]):
         self._receive_models(Kind.MODEL, None)
 
     def _receive_models(
-        self, kind: Kind, on_model: Callable[[int, int, int], None] | None
+        self,
+        kind: Kind,
+        on_model: Callable[[int, int, int], None] | None,
+        groups: Sequence[Options] = (),
     ) -> dict[int, list[Options]]:
         """Receives all parts from all their servers in messages of this kind, and calls `on_model`
-        with the part's number, the server and its version. Returns the options that came with them,
-        by version.
+        with the part's number, the server and its version. Returns the options for `groups` that
+        came with them, by version.
 
         `on_model` is None when the worker leaves. Other messages that are still on their way are
         ignored then.
@@ -226,15 +236,19 @@ class Working(Side[WorkerSide]):
             if (message.kind, message.part, message.peer) not in missing:
                 raise self._refuse(message)
             missing.discard((message.kind, message.part, message.peer))
-            if message.kind is Kind.BUFFERS:
-                assert self._buffers is not None
-                self._buffers.load(message.payload)
-            elif message.kind is Kind.OPTIONS:
-                options[read_version(message.payload)] = read_options(message.payload)
-            else:
+            with self.link.reading(message):
+                if message.kind is Kind.BUFFERS:
+                    assert self._buffers is not None
+                    self._buffers.load(message.payload)
+                    continue
+                if message.kind is Kind.OPTIONS:
+                    version = read_version(message.payload)
+                    options[version] = read_options(message.payload)
+                    check_options(list(groups), options[version])
+                    continue
                 version = self.parts[message.part].load_model(message.peer, message.payload)
-                if on_model is not None:
-                    on_model(message.part, message.peer, version)
+            if on_model is not None:
+                on_model(message.part, message.peer, version)
         return options
 
     def _take(self, waiting: Sequence[int]) -> None:
@@ -244,7 +258,8 @@ class Working(Side[WorkerSide]):
         if message.kind is Kind.OVER:
             self._over.add(message.peer)
         elif message.kind is Kind.CATCH_UP and number in self.parts:
-            version = self.parts[number].load_model(message.peer, message.payload)
+            with self.link.reading(message):
+                version = self.parts[number].load_model(message.peer, message.payload)
             self.exchanges[number].catch_up(message.peer, version)
         elif message.kind is Kind.PACKET and number in self.parts:
             exchange = self.exchanges[number]
