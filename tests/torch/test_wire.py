@@ -1,20 +1,27 @@
-"""Messages of every size arrive whole and in order."""
+"""Messages of every size arrive whole and in order; any other bytes are an error of the wire."""
 
 from __future__ import annotations
 
 import tracemalloc
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cluster import Cluster
 from gradwire._core import checksum32
 from gradwire.torch.link import wire as wire_module
 from gradwire.torch.link.engine import receive
-from gradwire.torch.link.errors import PeerMismatchError
-from gradwire.torch.link.wire import HEAD_BYTES, OVERHEAD_BYTES, Kind, Wire
+from gradwire.torch.link.errors import DamagedMessageError, PeerMismatchError
+from gradwire.torch.link.wire import HEAD_BYTES, OVERHEAD_BYTES, Kind, LostError, Wire
 
 # Sizes around that from which a second transfer is needed (the head also holds a word and
 # checksums), and around those up to which receives are posted after such messages.
@@ -103,3 +110,129 @@ def test_a_message_of_another_kind_takes_no_memory(cluster: Cluster) -> None:
 def test_an_unknown_kind_is_named(cluster: Cluster) -> None:
     _, error = cluster.run(2, state_a_length, 8, 99)
     assert "rank 0 sent a message of the unknown kind 99" in error
+
+
+# A peer that sends anything -----------------------------------------------------------------------
+
+
+@dataclass
+class Transfer:
+    """As dist.Work: ends when it is waited for."""
+
+    finish: Callable[[], None]
+
+    def wait(self, timeout: timedelta) -> None:
+        self.finish()
+
+
+class Sent(defaultdict[int, list[bytes]]):
+    """What a peer sends, by tag."""
+
+    def __repr__(self) -> str:
+        """Hypothesis shows this. The bytes that are left out follow from the others."""
+        short = {tag: [(len(m), m[:OVERHEAD_BYTES].hex()) for m in self[tag]] for tag in self}
+        return f"Sent({short})"
+
+
+class ScriptedGroup:
+    """Stands for a Gloo group of this rank and a peer, which has sent these bytes, by tag. As with
+    Gloo, a message may be shorter than the room for it, and a longer one is refused."""
+
+    def __init__(self, sent: Sent) -> None:
+        self._sent = defaultdict(deque, {tag: deque(messages) for tag, messages in sent.items()})
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 1
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Transfer:
+        room = tensors[0].numpy()
+
+        def finish() -> None:
+            if not self._sent[tag]:
+                raise RuntimeError("Connection closed by peer")
+            data = np.frombuffer(self._sent[tag].popleft(), dtype=np.uint8)
+            if data.size > room.size:
+                raise RuntimeError("Message size is larger than the room for it")
+            room[: data.size] = data
+
+        return Transfer(finish)
+
+
+IN_HEAD = HEAD_BYTES - OVERHEAD_BYTES
+LENGTHS = st.one_of(
+    st.sampled_from([0, 1, 8, IN_HEAD - 1, IN_HEAD, IN_HEAD + 1, 100_000, 200_000]),
+    st.integers(0, 300_000),
+)
+LIMITS = st.dictionaries(
+    st.sampled_from(Kind), st.sampled_from([0, 8, IN_HEAD, 100_000, 1 << 20]), min_size=1
+)
+
+
+@st.composite
+def sent_messages(draw: st.DrawFn) -> Sent:
+    """Heads and rests of valid messages, with anything else between."""
+    sent = Sent(list)
+    room = 0
+    for _ in range(draw(st.integers(1, 5))):
+        size = draw(LENGTHS)
+        payload = np.random.default_rng(size).bytes(size)
+        length = size if draw(st.integers(0, 4)) else draw(st.integers(0, (1 << 40) - 1))
+        number = draw(st.sampled_from([0, 0, 0, *Kind, 11, 255]))
+        word = wire_module._WORD.pack(
+            length | (draw(st.integers(0, 65535)) | number << wire_module.PART_BITS) << 40
+        )
+        checksum = checksum32(payload) if number != Kind.PACKET else 0
+        head = bytearray(word + wire_module._CHECKS.pack(checksum32(word), checksum))
+        head += payload[:IN_HEAD]
+        for _ in range(draw(st.sampled_from([0, 0, 0, 1]))):
+            head[draw(st.integers(0, min(len(head), 24) - 1))] ^= 1 << draw(st.integers(0, 7))
+        cut = draw(st.sampled_from([HEAD_BYTES] * 9 + [draw(st.integers(0, HEAD_BYTES))]))
+        sent[wire_module._HEAD_TAG].append(bytes(head[:cut]))
+        if size > IN_HEAD:
+            rest, beyond = payload[IN_HEAD : max(room, IN_HEAD)], payload[max(room, IN_HEAD) :]
+            for tag, part in ((wire_module._REST_TAG, rest), (wire_module._BEYOND_TAG, beyond)):
+                if part:
+                    sent[tag].append(draw(st.sampled_from([part] * 4 + [part[1:], part + b"1"])))
+            if number == Kind.PACKET and size > room:
+                room = wire_module._room_for(size)
+    return sent
+
+
+@settings(max_examples=200, deadline=None)
+@given(sent_messages(), LIMITS)
+def test_any_bytes_are_messages_within_their_limits_or_errors_of_the_wire(
+    sent: Sent, limits: dict[Kind, int]
+) -> None:
+    """Only errors that name the sender come out. Memory is taken for the head, for the largest
+    packet so far, rounded up to a power of two, and for the message at hand."""
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    error = receive_all(Wire(cast(Any, ScriptedGroup(sent)), timeout=1.0), limits)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    if isinstance(error, LostError):
+        assert error.peers == (0,)
+    elif error is not None:
+        assert error.ranks == (0,)
+        assert "rank 1: rank 0 " in str(error)
+    most = max(limits.values())
+    room = wire_module._room_for(most) if most > IN_HEAD else 0
+    assert peak - before <= 2 * room + HEAD_BYTES + 100_000
+
+
+def receive_all(
+    wire: Wire, limits: dict[Kind, int]
+) -> LostError | DamagedMessageError | PeerMismatchError | None:
+    """Receives from rank 0 until nothing more can be received. Returns the error."""
+    try:
+        while (received := wire.receive(0, limits)).kind in limits:
+            assert received.payload.size <= limits[received.kind]
+            assert 0 <= received.part < 1 << wire_module.PART_BITS
+            wire.release(0)
+    except (LostError, DamagedMessageError, PeerMismatchError) as error:
+        return error
+    assert received.payload.size == 0
+    return None
