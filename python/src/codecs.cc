@@ -260,14 +260,14 @@ class PyCompressor {
   }
 
   void load_state_dict(const Dict& state) {
-    const auto theirs = nb::cast<std::string>(state["codec"]);
-    const auto n = nb::cast<uint64_t>(state["numel"]);
+    const auto theirs = entry_of<std::string>(state, "codec", "a text");
+    const auto n = entry_of<uint64_t>(state, "numel", "a number of values");
     if (theirs != codec() || n != numel()) {
       raise(StatusCode::kInvalidArgument, "the state is of '" + theirs + "' with " +
                                               std::to_string(n) + " values, this compressor is '" +
                                               codec() + "' with " + std::to_string(numel()));
     }
-    const nb::object residual = state["residual"];
+    const auto residual = entry_of<nb::object>(state, "residual", "bytes, an array or None");
     const bool keeps = compressor_.residual().type() != ResidualType::kNone;
     if (keeps == residual.is_none()) {
       raise(StatusCode::kInvalidArgument,
@@ -297,6 +297,21 @@ class PyCompressor {
     return nb::bytes(values.data(), values.size() * sizeof(float));
   }
 
+  template <typename T>
+  static T entry_of(const Dict& state, const char* key, const char* expected) {
+    const std::string what = "not a state of a Compressor: ";
+    if (!state.contains(key)) {
+      raise(StatusCode::kInvalidArgument, what + "it lacks '" + key + "'");
+    }
+    T value;
+    if (!nb::try_cast(state[key], value)) {
+      const auto found = nb::cast<std::string>(nb::repr(state[key]));
+      raise(StatusCode::kInvalidArgument,
+            what + "its '" + key + "' is " + found + ", expected " + expected);
+    }
+    return value;
+  }
+
   // Of a state: bytes, or an array of float32.
   static std::vector<float> values_of(const nb::object& residual) {
     if (!nb::isinstance<nb::bytes>(residual)) {
@@ -304,6 +319,11 @@ class PyCompressor {
       return {array.values().begin(), array.values().end()};
     }
     const ByteInput input(residual);
+    if (input.bytes().size() % sizeof(float) != 0) {
+      raise(StatusCode::kLengthMismatch, "the state's residual has " +
+                                             std::to_string(input.bytes().size()) +
+                                             " bytes, which are no whole number of float32");
+    }
     std::vector<float> values(input.bytes().size() / sizeof(float));
     std::memcpy(values.data(), input.bytes().data(), values.size() * sizeof(float));
     return values;
@@ -413,8 +433,8 @@ void bind_codecs(nb::module_& module) {
            "feedback): torch.load(weights_only=True) reads it again.")
       .def("load_state_dict", &PyCompressor::load_state_dict, nb::arg("state"),
            "Goes on from a state, bit for bit with the steps that follow. Raises GradwireError for "
-           "another codec or numel, and for a residual that is not finite. residual: as bytes, or "
-           "an array.");
+           "another codec or numel, for a residual that is not finite, and for a dict that is no "
+           "such state. residual: as bytes, or an array.");
 }
 
 }  // namespace gradwire::python
