@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,8 @@ TENSORS, ROWS, COLUMNS = 6, 1536, 1000
 VALUES = TENSORS * ROWS * COLUMNS
 LARGEST_BUCKET = VALUES // 3  # of DDP: two tensors
 _MMAP_THRESHOLD = -3  # of mallopt
+
+Taken = TypeVar("Taken")
 
 
 class Layer(nn.Module):
@@ -66,8 +68,9 @@ def peak_of(work: Callable[[], Any]) -> int:
     return 1024 * status_of("self", "VmHWM")
 
 
-def measure(job: Callable[..., int], *args: Any) -> int:
-    """The bytes that the job takes. It runs with a small model before, which loads all code."""
+def measure(job: Callable[..., Taken], *args: Any) -> Taken:
+    """What the job returns, as the bytes that it takes. It runs with a small model before, which
+    loads all code."""
     # Whatever is freed goes back to the system at once, so that it is not there for later use.
     ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 65536)
     torch.manual_seed(7)
@@ -88,7 +91,10 @@ def _done(values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     return future
 
 
-def train_with_hook(model: Weights, codec: str, exchange: str, settings: dict[str, Any]) -> int:
+def train_with_hook(
+    model: Weights, codec: str, exchange: str, settings: dict[str, Any]
+) -> tuple[int, float]:
+    """The bytes that the hook takes, and the bytes of a value in the last step's pushes."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def train(hook: Any, state: Any) -> None:
@@ -101,9 +107,10 @@ def train_with_hook(model: Weights, codec: str, exchange: str, settings: dict[st
     without = peak_of(lambda: train(lambda _, bucket: _done(bucket.buffer()), None))
     state = GradwireState(codec, exchange=exchange, **settings)
     beyond = peak_of(lambda: train(gradwire_hook, state)) - without
+    sent = state.last_step()["push_bits_per_value"] / 8
     dist.barrier()
     state.close()
-    return beyond
+    return beyond, sent
 
 
 def _train_with(model: Weights, wrap: Callable[[Any], Any], steps: int) -> int:

@@ -62,7 +62,19 @@ HOOKS: dict[str, Any] = {
 def test_the_hook(ranks: Cluster, way: str) -> None:
     codec, exchange, settings, expected, *less = HOOKS[way]
     taken = ranks.run(RANKS, jobs.measure, jobs.train_with_hook, codec, exchange, settings)
-    check(taken, [expected, expected - sum(less), expected])
+    check([each for each, _ in taken], [expected, expected - sum(less), expected])
+
+
+@pytest.mark.parametrize(
+    ("codec", "residual"), [("3lc", 4), ("3lc:coder=rice", 4), ("qsgd:bits=4,coder=elias", 0)]
+)
+def test_a_packet_has_the_bytes_that_a_coder_sends(
+    ranks: Cluster, codec: str, residual: int
+) -> None:
+    arguments = codec, "sharded", FROM_THE_START
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_with_hook, *arguments)
+    expected = [N * (residual + b) + rooms(B, b) for _, b in taken]
+    check([each for each, _ in taken], expected)
 
 
 def test_sharded_optimizer(ranks: Cluster) -> None:
