@@ -24,20 +24,12 @@ struct OutgoingMessage {
   std::shared_ptr<const void> keep = {};
 };
 
-// Whose value was found not to be finite. Ranks of one machine add their gradients before a
-// hierarchical exchange looks at them.
-enum class NonFiniteSource : uint8_t {
-  kRank,     // that of `rank`
-  kMachine,  // the sum of a machine's ranks; `rank` is its speaker
-  kResult,   // the result, which this machine's speaker `rank` sent; the speaker knows the machine
-};
-
-// The place of a gradient value that was not finite. Every rank skips such a step.
+// The place of a gradient value that was not finite, or of a sum that overflowed: then `rank` is
+// that which added. Every rank skips such a step.
 struct NonFiniteInput {
   uint32_t rank;
   std::string tensor;
   uint64_t element;  // index in the tensor
-  NonFiniteSource source = NonFiniteSource::kRank;
 };
 
 // "the gradient of rank 3 is not finite at element 7 of w". `values`: what the exchange averages.

@@ -394,19 +394,11 @@ GW_API gw_status gw_exchange_receive(gw_exchange* exchange, uint32_t peer, const
 /* Whether the bucket holds the result, the same bits on every rank. */
 GW_API int gw_exchange_done(const gw_exchange* exchange);
 
-/* Whose value was NaN or Inf. Ranks of one machine add their values before a hierarchical exchange
-   looks at them. */
-typedef int32_t gw_non_finite_source;
-#define GW_OF_RANK 0    /* that of the rank */
-#define GW_OF_MACHINE 1 /* the sum of a machine's ranks; the rank is its speaker */
-#define GW_OF_RESULT 2  /* the result; this machine's speaker knows whose value it was */
-
 /* The place of the NaN or Inf that was found first. */
 typedef struct gw_non_finite {
-  uint32_t rank;
+  uint32_t rank;      /* whose value it was; of a sum that overflowed, that which added */
   const char* tensor; /* valid until the next start */
   uint64_t element;   /* index in the tensor */
-  gw_non_finite_source source;
 } gw_non_finite;
 
 /* 1: the step's result is NaN on every rank, and *where (if where is not NULL) names the value that

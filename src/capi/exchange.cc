@@ -144,10 +144,7 @@ int gw_exchange_non_finite(const gw_exchange* exchange, gw_non_finite* where) {
   const std::optional<NonFiniteInput>& found = exchange->exchange->non_finite();
   if (!found) return 0;
   if (where != nullptr) {
-    *where = {.rank = found->rank,
-              .tensor = found->tensor.c_str(),
-              .element = found->element,
-              .source = static_cast<gw_non_finite_source>(found->source)};
+    *where = {.rank = found->rank, .tensor = found->tensor.c_str(), .element = found->element};
   }
   return 1;
 }

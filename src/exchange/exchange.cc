@@ -9,19 +9,8 @@
 namespace gradwire {
 
 std::string describe(const NonFiniteInput& found, std::string_view values) {
-  const std::string whose(values);
-  const std::string where = "at element " + std::to_string(found.element) + " of " + found.tensor;
-  switch (found.source) {
-    case NonFiniteSource::kRank:
-      return whose + " of " + name_of(found.rank) + " is not finite " + where;
-    case NonFiniteSource::kMachine:
-      return whose + " of a rank on the machine whose speaker is " + name_of(found.rank) +
-             " is not finite " + where;
-    case NonFiniteSource::kResult:
-      return whose + " of some rank is not finite (" + name_of(found.rank) +
-             ", the speaker of this machine, names the machine)";
-  }
-  return whose + " is not finite";
+  return std::string(values) + " of " + name_of(found.rank) + " is not finite at element " +
+         std::to_string(found.element) + " of " + found.tensor;
 }
 
 Status check_start(const Exchange& exchange, uint64_t values) {

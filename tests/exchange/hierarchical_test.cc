@@ -126,16 +126,9 @@ TEST(Hierarchical, AStepThatIsNotFiniteIsSkippedByAll) {
     ASSERT_TRUE(hierarchy.rank(r).non_finite().has_value()) << r;
     EXPECT_TRUE(std::isnan(buckets[r][0]));
     EXPECT_TRUE(hierarchy.rank(r).keeps_residuals());
+    EXPECT_EQ(describe(*hierarchy.rank(r).non_finite(), "the gradient"),
+              "the gradient of rank 4 is not finite at element 12 of a.bias");
   }
-  const NonFiniteInput& seen = *hierarchy.rank(0).non_finite();
-  EXPECT_EQ(seen.rank, 1u);  // the speaker of rank 4's machine
-  EXPECT_EQ(seen.source, NonFiniteSource::kMachine);
-  EXPECT_EQ(seen.tensor, "a.bias");
-  EXPECT_EQ(seen.element, 12u);
-  EXPECT_EQ(
-      describe(seen, "the gradient"),
-      "the gradient of a rank on the machine whose speaker is rank 1 is not finite at element "
-      "12 of a.bias");
   buckets = random_buckets(6, hierarchy.layout().numel(), 2);
   ASSERT_TRUE(hierarchy.step(buckets, 1).ok());
   EXPECT_FALSE(hierarchy.rank(3).non_finite().has_value());
@@ -338,16 +331,124 @@ TEST(RingsInGroups, AStepThatIsNotFiniteIsSkippedByAll) {
         EXPECT_EQ(std::isnan(buckets[r][100]), step == 0);
         EXPECT_EQ(groups.rank(r).stats().non_finite_steps, 1u);
       }
-      if (step == 0) {
-        EXPECT_EQ(groups.rank(0).non_finite()->rank, 3u);  // rank 4's speaker
-        EXPECT_EQ(groups.rank(0).non_finite()->source, NonFiniteSource::kMachine);
-        // The others know that some rank's value is not finite, and who can tell more.
-        EXPECT_EQ(groups.rank(1).non_finite()->source, NonFiniteSource::kResult);
-        EXPECT_EQ(describe(*groups.rank(1).non_finite(), "the gradient"),
-                  "the gradient of some rank is not finite (rank 0, the speaker of this machine, "
-                  "names the machine)");
+    }
+  }
+}
+
+// Element 12 of a.bias, which lies in the middle of a bucket, of each rank in turn.
+TEST(HierarchyOfEveryKind, AllRanksNameTheRankAndTheElementThatIsNotFinite) {
+  struct Kind {
+    const char* text;
+    const char* codec;  // between machines
+  };
+  for (const Kind& kind : {
+           Kind{"between=sharded", "3lc"},
+           Kind{"between=ring", "3lc"},
+           Kind{"between=broadcast", "topk:ef=on"},
+           Kind{"between=sharded,within_codec=bf16", "3lc"},
+           Kind{"between=sharded,within_codec=int8:ef=off", "3lc"},
+           Kind{"between=terngrad", "terngrad"},
+           Kind{kRings, "int8"},
+           Kind{"within=ring,within_codec=int8:ef=off", "int8"},
+           Kind{"within=ring,within_codec=inceptionn", "int8"},
+           Kind{"within=sharded", "3lc"},
+           Kind{"within=broadcast,between=ring", "3lc"},
+           Kind{"within=terngrad,within_codec=terngrad", "raw"},
+           Kind{"within=terngrad,between=terngrad,within_codec=terngrad", "terngrad"},
+       }) {
+    for (const uint32_t machines : {2u, 3u}) {
+      const uint32_t world = 3 * machines;
+      Groups groups(kind.text, world, 3, kind.codec);
+      for (uint32_t victim = 0; victim < world; ++victim) {
+        SCOPED_TRACE(std::string(kind.text) + ", " + kind.codec + " on " +
+                     std::to_string(machines) + " machines, rank " + std::to_string(victim));
+        Buckets buckets = random_buckets(world, groups.numel(), victim);
+        buckets[victim][12300] = std::numeric_limits<float>::quiet_NaN();
+        ASSERT_TRUE(groups.step(buckets, victim, victim).ok());
+        for (uint32_t r = 0; r < world; ++r) {
+          ASSERT_TRUE(groups.rank(r).non_finite().has_value()) << r;
+          EXPECT_EQ(describe(*groups.rank(r).non_finite(), "the gradient"),
+                    "the gradient of rank " + std::to_string(victim) +
+                        " is not finite at element 12 of a.bias");
+          EXPECT_EQ(groups.rank(r).stats().non_finite_steps, victim + 1);
+          for (const float value : buckets[r]) ASSERT_TRUE(std::isnan(value));
+        }
+        groups.rank(0).retract();
+      }
+      Buckets buckets = random_buckets(world, groups.numel(), 1);
+      ASSERT_TRUE(groups.step(buckets, world, 1).ok());
+      EXPECT_FALSE(groups.rank(0).non_finite().has_value());
+    }
+  }
+}
+
+TEST(HierarchyOfEveryKind, ASumThatOverflowsIsNamedByTheRankThatAdds) {
+  Groups groups("between=sharded", 6, 3, "3lc");
+  Buckets buckets = random_buckets(6, groups.numel(), 1);
+  buckets[4][12300] = buckets[5][12300] = std::numeric_limits<float>::max();
+  ASSERT_TRUE(groups.step(buckets, 0, 1).ok());
+  for (uint32_t r = 0; r < 6; ++r) {
+    ASSERT_TRUE(groups.rank(r).non_finite().has_value()) << r;
+    EXPECT_EQ(groups.rank(r).non_finite()->rank, 3u);
+    EXPECT_EQ(groups.rank(r).non_finite()->element, 12u);
+    EXPECT_EQ(groups.rank(r).stats().non_finite_steps, 1u);
+  }
+}
+
+TEST(HierarchyOfEveryKind, AStepThatIsNotFiniteIsTakenBackAsWithoutMachines) {
+  for (const std::string between : {"sharded", "ring", "broadcast"}) {
+    for (uint32_t victim = 0; victim < 3; ++victim) {
+      Groups groups("between=" + between, 6, 2, "3lc");
+      const auto layout = std::make_shared<const Layout>(
+          Layout::create(small_tensors(), 3, {.codec = "3lc"}).value());
+      std::vector<std::unique_ptr<Exchange>> plain;
+      std::vector<Exchange*> exchanges;
+      for (uint32_t r = 0; r < 3; ++r) {
+        plain.push_back(make_exchange(between, layout, r, Execution::create().value()).value());
+        exchanges.push_back(plain.back().get());
+      }
+      for (uint64_t step = 0; step < 3; ++step) {
+        Buckets buckets = random_buckets(3, groups.numel(), step);
+        Buckets of_machines;  // both ranks of a machine have its average
+        for (const std::vector<float>& bucket : buckets) {
+          of_machines.insert(of_machines.end(), 2, bucket);
+        }
+        if (step == 1) {
+          buckets[victim][12300] = std::numeric_limits<float>::infinity();
+          of_machines[2 * victim + 1][12300] = std::numeric_limits<float>::infinity();
+        }
+        const std::vector<std::span<float>> spans(buckets.begin(), buckets.end());
+        ASSERT_TRUE(run_loopback_step(exchanges, spans, step, {.seed = step, .delivery = {}}).ok());
+        ASSERT_TRUE(groups.step(of_machines, step, step).ok());
+        for (uint32_t r = 0; r < 3; ++r) {
+          if (step == 1) {
+            ASSERT_EQ(groups.rank(2 * r).non_finite()->rank, 2 * victim + 1);
+            plain[r]->retract();
+            groups.rank(2 * r).retract();
+          }
+          const std::vector<ResidualPiece> expected = plain[r]->export_residuals();
+          const std::vector<ResidualPiece> found = groups.rank(2 * r).export_residuals();
+          ASSERT_EQ(found.size(), expected.size());
+          for (size_t k = 0; k < found.size(); ++k) {
+            EXPECT_TRUE(same_bits(found[k].values, expected[k].values))
+                << between << " rank " << r << " step " << step << " " << found[k].tensor;
+          }
+        }
       }
     }
+  }
+}
+
+TEST(HierarchyOfEveryKind, AResultThatTheCodecWithinTurnsIntoInfinityIsFoundByAll) {
+  Groups groups("between=sharded,within_codec=fp16", 4, 2, "3lc");
+  Buckets buckets(4, std::vector<float>(groups.numel(), 0.0f));
+  for (const uint32_t r : {0u, 2u}) buckets[r][77] = 4e5f;  // the speakers'; the average is 2e5
+  ASSERT_TRUE(groups.step(buckets, 0, 1).ok());
+  for (uint32_t r = 0; r < 4; ++r) {
+    ASSERT_TRUE(groups.rank(r).non_finite().has_value()) << r;
+    EXPECT_EQ(groups.rank(r).non_finite()->rank, r - r % 2);
+    EXPECT_EQ(groups.rank(r).non_finite()->tensor, groups.rank(0).layout().tensors()[0].name);
+    EXPECT_EQ(groups.rank(r).non_finite()->element, 77u);
   }
 }
 

@@ -110,8 +110,19 @@ def test_terngrad_shares_scales_and_pulls_sums() -> None:
     assert "pull qsgd:levels=5" in exchanges[0].describe()
 
 
-def test_terngrad_tells_what_is_not_finite() -> None:
-    exchanges = make("terngrad", "terngrad")
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [
+        ("sharded", "3lc"),
+        ("ring", "int8"),
+        ("terngrad", "terngrad"),
+        ("hierarchical", "3lc"),
+        ("hierarchical:between=ring,within=ring", "int8"),
+        ("hierarchical:between=terngrad", "terngrad"),
+    ],
+)
+def test_every_rank_tells_what_is_not_finite(kind: str, codec: str) -> None:
+    exchanges = make(kind, codec)
     buckets = gradients(len(MACHINES), 64 * 300 + 64 + 4700)
     buckets[3][64 * 300 + 7] = np.nan
     lockstep.average(exchanges, buckets)

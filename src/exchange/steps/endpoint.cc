@@ -77,6 +77,8 @@ Result<Endpoint> Endpoint::create(const ExchangeSetup& setup, std::string descri
   endpoint.description_ = std::move(description);
   endpoint.reduction_ = options.reduction;
   endpoint.keeps_residuals_ = any_residuals(*shards.layout);
+  endpoint.marks_non_finite_ = setup.marks_non_finite;
+  endpoint.origins_ = setup.origins;
   endpoint.traffic_.resize(shards.layout->tensors().size());
   endpoint.everyone_.resize(shards.count());
   std::iota(endpoint.everyone_.begin(), endpoint.everyone_.end(), 0u);
@@ -194,16 +196,19 @@ Status Endpoint::check_frames(const ReceivedPacket& received) const {
 
 Result<FirstNonFinite> Endpoint::find_non_finite(std::span<const uint32_t> shards) {
   const Timer timer(stats_.encode_seconds);
-  return codec_->find_non_finite(shards);
+  if (const FirstNonFinite known = known_origin()) return known;
+  GW_ASSIGN_OR_RETURN(const FirstNonFinite origin, codec_->find_non_finite(shards));
+  return in_marker(origin);
 }
 
 Result<FirstNonFinite> Endpoint::encode(std::span<const uint32_t> shards,
                                         std::span<const uint32_t> finite) {
   const Timer timer(stats_.encode_seconds);
+  if (const FirstNonFinite known = known_origin()) return known;
   const uint64_t step = shards.empty() ? step_ : encoded(shards[0]).header.step;
   if (std::ranges::find(shards, rank()) != shards.end()) watch_residual(rank());
-  Result<FirstNonFinite> origin = codec_->encode(shards, finite, step, writers_);
-  if (!origin.ok() || origin.value()) return origin;
+  GW_ASSIGN_OR_RETURN(const FirstNonFinite origin, codec_->encode(shards, finite, step, writers_));
+  if (origin) return in_marker(origin);
   for (uint32_t shard : shards) {
     const Packet packet = encoded(shard);
     const bool pull = owns(shard);
@@ -298,6 +303,39 @@ void Endpoint::mark_non_finite(uint32_t shard, const NonFiniteOrigin& origin) {
   const Segment& segment = shards_->segment(origin.segment);
   non_finite_->tensor = layout().tensors()[segment.tensor].name;
   non_finite_->element += segment.tensor_offset;
+}
+
+uint32_t Endpoint::outer_rank(uint32_t rank) const {
+  return origins_.outer_ranks.empty() ? rank : origins_.outer_ranks[rank];
+}
+
+uint32_t Endpoint::leg_rank(const NonFiniteOrigin& origin) const {
+  if (origins_.outer_ranks.empty()) return origin.rank;
+  return origin.rank < origins_.leg_ranks.size() ? origins_.leg_ranks[origin.rank] : world_size();
+}
+
+FirstNonFinite Endpoint::known_origin() const {
+  if (!origins_.known || !*origins_.known) return {};
+  const NonFiniteInput& known = **origins_.known;
+  const std::vector<Segment>& segments = layout().segments();
+  NonFiniteOrigin origin = {.rank = known.rank,
+                            .segment = static_cast<uint32_t>(segments.size()),
+                            .element = known.element};
+  for (uint32_t i = 0; i < segments.size(); ++i) {
+    const Segment& segment = segments[i];
+    if (layout().tensors()[segment.tensor].name != known.tensor ||
+        known.element - segment.tensor_offset >= segment.n) {
+      continue;
+    }
+    origin.segment = i;
+    origin.element = known.element - segment.tensor_offset;
+  }
+  return origin;
+}
+
+FirstNonFinite Endpoint::in_marker(FirstNonFinite origin) const {
+  if (origin) origin->rank = outer_rank(origin->rank);
+  return origin;
 }
 
 Result<bool> Endpoint::pay_residuals() {

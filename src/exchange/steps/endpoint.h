@@ -119,7 +119,8 @@ class Endpoint {
   // kUnexpectedMessage unless the packet is of the step under way.
   [[nodiscard]] Status check_step(const ReceivedPacket& received, bool done) const;
 
-  // As in ShardCodec; the time is added to the statistics.
+  // As in ShardCodec; the time is added to the statistics. Where an earlier leg found a value that
+  // is not finite, this is returned at once.
   Result<FirstNonFinite> find_non_finite(std::span<const uint32_t> shards);
   Result<FirstNonFinite> encode(std::span<const uint32_t> shards, std::span<const uint32_t> finite);
   Status decode(uint32_t shard, std::span<const Packet* const> packets, DecodeMode mode,
@@ -149,12 +150,18 @@ class Endpoint {
   // Called if the shard's pull is a marker: the shard's values become NaN.
   void mark_non_finite(uint32_t shard, const NonFiniteOrigin& origin);
   [[nodiscard]] const std::optional<NonFiniteInput>& non_finite() const { return non_finite_; }
+  // The number in markers of a rank of this exchange.
+  [[nodiscard]] uint32_t outer_rank(uint32_t rank) const;
+  // The rank of this exchange that brought the value. The origin came from another rank and may be
+  // wrong.
+  [[nodiscard]] uint32_t leg_rank(const NonFiniteOrigin& origin) const;
 
   // Whether any rank keeps a residual. Then all ranks mark steps that are not finite.
   [[nodiscard]] bool keeps_residuals() const { return keeps_residuals_; }
-  // The shards whose values must be finite: `shards` if any rank keeps a residual, else none.
+  // The shards whose values must be finite: `shards` if any rank keeps a residual or the setup asks
+  // for it, else none.
   [[nodiscard]] std::span<const uint32_t> to_check(std::span<const uint32_t> shards) const {
-    return keeps_residuals_ ? shards : std::span<const uint32_t>();
+    return keeps_residuals_ || marks_non_finite_ ? shards : std::span<const uint32_t>();
   }
   [[nodiscard]] const std::vector<OutgrownResidual>& outgrown() const { return watch_.outgrown(); }
   [[nodiscard]] const std::vector<TensorTraffic>& traffic() const { return traffic_; }
@@ -169,6 +176,10 @@ class Endpoint {
   [[nodiscard]] bool owns(uint32_t shard) const { return shard == rank(); }
   void watch_residual(uint32_t shard);
   [[nodiscard]] Status check_frames(const ReceivedPacket& received) const;
+  // What an earlier leg found, as an origin in this layout.
+  [[nodiscard]] FirstNonFinite known_origin() const;
+  // The same origin with the rank's number in markers.
+  [[nodiscard]] FirstNonFinite in_marker(FirstNonFinite origin) const;
 
   std::shared_ptr<const Shards> shards_;
   std::unique_ptr<ShardCodec> codec_;
@@ -182,6 +193,8 @@ class Endpoint {
   std::vector<PacketWriter> writers_;  // of each shard
   uint64_t max_message_size_ = 0;
   bool keeps_residuals_ = false;
+  bool marks_non_finite_ = false;
+  Origins origins_;
 
   std::span<float> bucket_;
   uint64_t step_ = 0;

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <vector>
 
 #include "base/private_export.h"
 #include "exchange/shards/shard_codec.h"
@@ -11,12 +13,24 @@
 
 namespace gradwire {
 
+// Whom the markers of an exchange name if it is a leg of another exchange, whose ranks have numbers
+// of their own.
+struct Origins {
+  std::vector<uint32_t> outer_ranks;  // by this exchange's rank; empty: they are the same
+  std::vector<uint32_t> leg_ranks;    // by the outer rank: this exchange's rank that speaks for it
+  // What an earlier leg found, by the outer rank. This rank then sends markers of it alone.
+  std::shared_ptr<const std::optional<NonFiniteInput>> known;
+};
+
 // What an exchange is made of.
 struct ExchangeSetup {
   std::shared_ptr<const Layout> layout;
   uint32_t rank;
   ShardCodecFactory codecs;
   ExchangeOptions options;
+  Origins origins = {};
+  // Whether this rank looks for NaN and Inf although no rank keeps a residual.
+  bool marks_non_finite = false;
 };
 
 // The setup for buckets in the memory of the host.

@@ -21,6 +21,7 @@ struct Machines {
   std::vector<uint32_t> speakers;  // the lowest rank of each machine, in ascending order
   std::vector<uint32_t> sizes;     // the number of ranks on each machine
   std::vector<uint32_t> members;   // ranks of this rank's machine, in ascending order
+  std::vector<uint32_t> of_rank;   // the index of each rank's machine
   uint32_t mine = 0;               // index of this rank's machine
   uint32_t place = 0;              // index of this rank in `members`
   uint32_t world_size = 0;
@@ -38,6 +39,7 @@ struct Machines {
         machines.sizes.push_back(0);
       }
       ++machines.sizes[machine];
+      machines.of_rank.push_back(machine);
       if (machine_of_rank[r] != machine_of_rank[rank]) continue;
       machines.mine = machine;
       if (r == rank) machines.place = static_cast<uint32_t>(machines.members.size());
@@ -72,8 +74,9 @@ struct Plan {
   std::array<LegExchange, kDone> legs;
   std::unique_ptr<ShardCodec> whole;  // the bucket as one shard, that of the speaker
   float divisor;                      // of the sums of a machine's ranks; 1: they are averages
-  bool checks_result;  // whether all ranks skip a step that is not finite, and only the result
-                       // may show it to this rank
+  bool checks_result;  // whether all ranks skip a step that is not finite, and only the decoded
+                       // result may show it
+  std::shared_ptr<std::optional<NonFiniteInput>> found;  // by the legs of this step so far
 };
 
 class HierarchicalExchange final : public Exchange {
@@ -89,7 +92,7 @@ class HierarchicalExchange final : public Exchange {
   uint64_t max_message_size() const override;
   Status receive(uint32_t peer, std::span<const std::byte> message) override;
   bool done() const override { return at_ == kDone; }
-  const std::optional<NonFiniteInput>& non_finite() const override { return non_finite_; }
+  const std::optional<NonFiniteInput>& non_finite() const override { return *plan_.found; }
 
   // Only the speakers keep residuals.
   bool keeps_residuals() const noexcept override { return any_residuals(*plan_.layout); }
@@ -144,8 +147,7 @@ class HierarchicalExchange final : public Exchange {
   std::vector<EarlyMessage> early_;  // of legs that have not begun
   std::span<float> bucket_;
   uint64_t step_ = 0;
-  std::optional<NonFiniteInput> non_finite_;
-  uint64_t found_non_finite_ = 0;  // steps in which only the result showed it
+  uint64_t non_finite_steps_ = 0;
   ExchangeStats stats_;
 };
 
@@ -153,7 +155,7 @@ Status HierarchicalExchange::start(std::span<float> bucket, uint64_t step) {
   GW_RETURN_IF_ERROR(check_start(*this, bucket.size()));
   bucket_ = bucket;
   step_ = step;
-  non_finite_.reset();
+  plan_.found->reset();
   early_.clear();
   plan_.whole->begin(bucket);
   at_ = kWithin;
@@ -256,6 +258,7 @@ Status HierarchicalExchange::begin_leg() {
 
 Status HierarchicalExchange::advance() {
   while (!done() && leg(at_).exchange->done()) {
+    if (const auto& found = leg(at_).exchange->non_finite()) *plan_.found = found;
     if (at_ == kResult) return end_step();
     if (at_ == kWithin && between()) {
       if (plan_.divisor != 1.0f) plan_.whole->divide(0, plan_.divisor);
@@ -270,14 +273,8 @@ Status HierarchicalExchange::advance() {
 
 Status HierarchicalExchange::end_step() {
   at_ = kDone;
-  if (between()) non_finite_ = between()->non_finite();
-  if (non_finite_) {
-    const uint32_t machine = non_finite_->rank;
-    non_finite_->rank = plan_.machines.speakers[machine];
-    if (plan_.machines.sizes[machine] > 1) non_finite_->source = NonFiniteSource::kMachine;
-  } else if (plan_.checks_result) {
-    GW_RETURN_IF_ERROR(find_non_finite());
-  }
+  if (!*plan_.found && plan_.checks_result) GW_RETURN_IF_ERROR(find_non_finite());
+  if (*plan_.found) ++non_finite_steps_;
   count();
   return {};
 }
@@ -291,18 +288,16 @@ Status HierarchicalExchange::find_non_finite() {
   const auto segment = std::ranges::find_if(layout.segments(), [&](const Segment& candidate) {
     return element - candidate.bucket_offset < candidate.n;
   });
-  ++found_non_finite_;
-  non_finite_ = {.rank = plan_.machines.speaker(),
-                 .tensor = layout.tensors()[segment->tensor].name,
-                 .element = segment->tensor_offset + element - segment->bucket_offset,
-                 .source = NonFiniteSource::kResult};
+  *plan_.found = {.rank = plan_.machines.speaker(),  // it encoded the value
+                  .tensor = layout.tensors()[segment->tensor].name,
+                  .element = segment->tensor_offset + element - segment->bucket_offset};
   return {};
 }
 
 void HierarchicalExchange::count() {
   const ExchangeStats& within = leg(kWithin).exchange->stats();
   stats_ = between() ? between()->stats() : ExchangeStats{.steps = within.steps};
-  stats_.non_finite_steps += found_non_finite_;
+  stats_.non_finite_steps = non_finite_steps_;
   for (const ExchangeStats* local : {&within, &leg(kResult).exchange->stats()}) {
     stats_.local_bytes_sent += local->push_bytes_sent + local->pull_bytes_sent;
     stats_.encode_seconds += local->encode_seconds;
@@ -364,17 +359,26 @@ LayoutOptions options_within(const Layout& layout, const std::string& codec) {
   return options;
 }
 
-// Makes the exchanges inside a machine, one after the other.
+// Makes the exchanges inside a machine, one after the other. marks: whether all ranks skip a step
+// that is not finite.
 class LegMaker {
  public:
-  LegMaker(const ExchangeChoice& choice, const ExchangeSetup& setup, const Machines& machines)
-      : choice_(choice), setup_(setup), machines_(machines) {}
+  LegMaker(const ExchangeChoice& choice, const ExchangeSetup& setup, const Machines& machines,
+           std::shared_ptr<const std::optional<NonFiniteInput>> found, bool marks)
+      : choice_(choice),
+        setup_(setup),
+        machines_(machines),
+        found_(std::move(found)),
+        marks_(marks) {}
 
   Result<LegExchange> within(Reduction reduction) const {
     const bool star = choice_.within() == nullptr;
     // Draws differ from machine to machine.
     GW_ASSIGN_OR_RETURN(ExchangeSetup setup, of(owned_by_speaker(star), machines_.mine));
     setup.options.reduction = reduction;
+    // Once the values are added, nobody knows whose was not finite. A speaker that alone adds looks
+    // at the sum: what no other rank has found is its own, or the sum's.
+    setup.marks_non_finite = marks_ && (!star || machines_.place > 0);
     return leg(star ? make_reduce_scatter_exchange(std::move(setup))
                     : make_exchange(*choice_.within(), choice_, std::move(setup)));
   }
@@ -383,6 +387,11 @@ class LegMaker {
   Result<LegExchange> result() const {
     GW_ASSIGN_OR_RETURN(ExchangeSetup setup, of(owned_by_speaker(true), machines_.speakers.size()));
     return leg(make_allgather_exchange(choice_.within(), std::move(setup)));
+  }
+
+  // The ranks of the leg between machines, which are the speakers, in markers.
+  [[nodiscard]] Origins origins_between() const {
+    return {.outer_ranks = machines_.speakers, .leg_ranks = machines_.of_rank, .known = found_};
   }
 
   // The whole bucket as one value in the place of the speaker's shard.
@@ -406,10 +415,18 @@ class LegMaker {
                         Layout::create(setup_.layout->tensors(),
                                        static_cast<uint32_t>(machines_.members.size()), options));
     const uint64_t seeds[] = {setup_.options.seed, number};
+    // The values of ranks on other machines come through the speaker.
+    Origins origins = {.outer_ranks = machines_.members,
+                       .leg_ranks = std::vector<uint32_t>(machines_.world_size, 0),
+                       .known = found_};
+    for (uint32_t place = 0; place < machines_.members.size(); ++place) {
+      origins.leg_ranks[machines_.members[place]] = place;
+    }
     return ExchangeSetup{.layout = std::make_shared<const Layout>(std::move(layout)),
                          .rank = machines_.place,
                          .codecs = setup_.codecs,
-                         .options = {.seed = digest64(std::as_bytes(std::span(seeds)), {})}};
+                         .options = {.seed = digest64(std::as_bytes(std::span(seeds)), {})},
+                         .origins = std::move(origins)};
   }
 
   Result<LegExchange> leg(Result<std::unique_ptr<Exchange>> made) const {
@@ -422,6 +439,8 @@ class LegMaker {
   const ExchangeChoice& choice_;
   const ExchangeSetup& setup_;
   const Machines& machines_;
+  std::shared_ptr<const std::optional<NonFiniteInput>> found_;
+  bool marks_;
 };
 
 std::string describe(const ExchangeChoice& choice, const ExchangeSetup& setup,
@@ -446,9 +465,15 @@ Result<std::unique_ptr<Exchange>> make(const ExchangeChoice& choice, ExchangeSet
                .legs = {},
                .whole = nullptr,
                .divisor = 1.0f,
-               .checks_result = false};
+               .checks_result = false,
+               .found = std::make_shared<std::optional<NonFiniteInput>>()};
   const Machines& machines = plan.machines;
-  const LegMaker maker(choice, setup, machines);
+  const auto skips = [](const ExchangeInfo* info) {
+    return info != nullptr && info->always_skips_non_finite;
+  };
+  const bool marks = any_residuals(*setup.layout) || skips(choice.within()) ||
+                     (skips(&choice.inner()) && machines.speakers.size() > 1);
+  const LegMaker maker(choice, setup, machines, plan.found, marks);
   // The speakers average over the machines. If a machine has more ranks than another, its values
   // count more: its ranks then add, and the sum is divided by the mean number of ranks.
   Reduction reduction = setup.options.reduction;
@@ -460,17 +485,13 @@ Result<std::unique_ptr<Exchange>> make(const ExchangeChoice& choice, ExchangeSet
   GW_ASSIGN_OR_RETURN(plan.legs[kWithin], maker.within(reduction));
   GW_ASSIGN_OR_RETURN(plan.legs[kResult], maker.result());
   GW_ASSIGN_OR_RETURN(plan.whole, maker.whole());
-  const auto skips = [](const ExchangeInfo* info) {
-    return info != nullptr && info->always_skips_non_finite;
-  };
-  const bool marks_non_finite = any_residuals(*setup.layout) || skips(choice.within()) ||
-                                (skips(&choice.inner()) && machines.speakers.size() > 1);
-  // A speaker that sends its result unchanged knows from the leg between machines.
-  plan.checks_result = marks_non_finite && (machines.place > 0 || choice.compresses_within());
+  // A result that is sent unchanged is finite, unless the leg between machines has said otherwise.
+  plan.checks_result = marks && choice.compresses_within();
   plan.legs[kBetween].ranks = machines.speakers;
   if (machines.place == 0) {
     setup.rank = machines.mine;
     setup.options.machine_of_rank.clear();
+    setup.origins = maker.origins_between();
     GW_ASSIGN_OR_RETURN(plan.legs[kBetween].exchange,
                         make_exchange(choice.inner(), choice, std::move(setup)));
   }

@@ -86,7 +86,7 @@ Status RingExchange::send_average(FirstNonFinite origin) {
                       send_on(rank_, Direction::kPull, origin,
                               endpoint_.to_check(std::span<const uint32_t>(&rank_, 1))));
   if (!sent) return {};
-  broken_at_[rank_] = sent->rank;
+  broken_at_[rank_] = endpoint_.leg_rank(*sent);
   endpoint_.mark_non_finite(rank_, *sent);
   return {};
 }
@@ -134,7 +134,7 @@ Status RingExchange::take_pull(uint32_t shard, const ReceivedPacket& received) {
   }
   const Packet& packet = received.packet;
   if (!packet.non_finite) return endpoint_.decode(shard, packet, DecodeMode::kStore);
-  broken_at_[shard] = packet.non_finite->rank;
+  broken_at_[shard] = endpoint_.leg_rank(*packet.non_finite);
   endpoint_.mark_non_finite(shard, *packet.non_finite);
   return {};
 }

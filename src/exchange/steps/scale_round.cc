@@ -41,14 +41,18 @@ void ScaleRound::begin(std::span<const uint32_t> ranks, uint32_t but) {
 }
 
 Status ScaleRound::measure(Endpoint& endpoint) {
-  const Timer timer(endpoint.stats().encode_seconds);
-  GW_ASSIGN_OR_RETURN(bool finite, shared_->measure(scales_));
+  bool finite = false;
+  {
+    const Timer timer(endpoint.stats().encode_seconds);
+    GW_ASSIGN_OR_RETURN(finite, shared_->measure(scales_));
+  }
   if (finite) return {};
-  GW_ASSIGN_OR_RETURN(non_finite_, endpoint.codec().find_non_finite(endpoint.everyone()));
+  GW_ASSIGN_OR_RETURN(non_finite_, endpoint.find_non_finite(endpoint.everyone()));
   return {};
 }
 
-Status ScaleRound::take(const ReceivedPacket& received, ScaleRange scales) {
+Status ScaleRound::take(const Endpoint& endpoint, const ReceivedPacket& received,
+                        ScaleRange scales) {
   const std::string from = name_of(received.peer);
   if (!arrivals_.take(received.peer)) {
     return unexpected(from + " sent its scales of this step twice");
@@ -56,7 +60,9 @@ Status ScaleRound::take(const ReceivedPacket& received, ScaleRange scales) {
   const Packet& packet = received.packet;
   if (packet.non_finite) {
     NonFiniteOrigin origin = *packet.non_finite;
-    if (received.is_push()) origin.rank = received.peer;
+    if (received.is_push() && endpoint.leg_rank(origin) != received.peer) {
+      origin.rank = endpoint.outer_rank(received.peer);
+    }
     if (!non_finite_ || origin.rank < non_finite_->rank) non_finite_ = origin;
     return {};
   }

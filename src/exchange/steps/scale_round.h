@@ -32,7 +32,7 @@ class ScaleRound {
   // Keeps the larger of each scale and of its like in the packet; of markers, that of the lowest
   // rank. kUnexpectedMessage: this rank's scales came before. kPeerMismatch, kCorruptPayload: no
   // packet of these scales.
-  Status take(const ReceivedPacket& received, ScaleRange scales);
+  Status take(const Endpoint& endpoint, const ReceivedPacket& received, ScaleRange scales);
   // The packet of the scales as they are now, or the marker. Valid until it is made again.
   Result<std::span<const std::byte>> packet(size_t i, Endpoint& endpoint, Direction direction,
                                             uint64_t step);

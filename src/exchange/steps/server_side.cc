@@ -157,7 +157,7 @@ Status ServerExchange::take_scales(const ReceivedPacket& received) {
                       std::to_string(version_) + " is under way");
   }
   const ScaleRange own = scales_->shared().of_shard(endpoint_.rank());
-  GW_RETURN_IF_ERROR(scales_->take(received, own));
+  GW_RETURN_IF_ERROR(scales_->take(endpoint_, received, own));
   return done_ ? Status() : advance();
 }
 

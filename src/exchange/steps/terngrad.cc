@@ -47,7 +47,7 @@ Status TernGradExchange::begin() {
 Status TernGradExchange::take(ReceivedPacket received) {
   GW_RETURN_IF_ERROR(endpoint_.check_step(received, done()));
   if (received.shard == scales_.number()) {
-    GW_RETURN_IF_ERROR(scales_.take(received, scales_.shared().all()));
+    GW_RETURN_IF_ERROR(scales_.take(endpoint_, received, scales_.shared().all()));
     return scales_.complete() ? start_pushes() : Status();
   }
   if (scales_.complete()) return ShardedExchange::take(std::move(received));

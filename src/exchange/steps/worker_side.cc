@@ -136,7 +136,7 @@ Status WorkerExchange::take_scales(const ReceivedPacket& received) {
                       std::to_string(received.packet.header.step) + ", not of version " +
                       std::to_string(links_[server].next()));
   }
-  GW_RETURN_IF_ERROR(scales_->take(received, scales_->shared().of_shard(server)));
+  GW_RETURN_IF_ERROR(scales_->take(endpoint_, received, scales_->shared().of_shard(server)));
   if (!scales_->complete()) return {};
   if (!scales_->non_finite()) {
     GW_RETURN_IF_ERROR(scales_->share(endpoint_, links_[server].next()));

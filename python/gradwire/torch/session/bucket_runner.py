@@ -351,7 +351,7 @@ class BucketRunner:
 
     def _describe_non_finite(self, bucket: Bucket, job: BucketJob) -> str:
         """Says where NaN or Inf is if the step must be skipped, else "". All ranks skip the same
-        steps; with a hierarchical exchange, only speakers know the place.
+        steps.
 
         The average may hold NaN or Inf though the exchange found none in its input: in a bucket
         without residuals, and in a bucket of 16-bit values if the average is outside their range.
