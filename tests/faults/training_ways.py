@@ -233,7 +233,7 @@ def train(job: Job) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     step = 0
     if job.resume_from is not None:
-        saved = torch.load(_checkpoint_of(job, number), weights_only=False)
+        saved = torch.load(_checkpoint_of(job, number), weights_only=True)
         for name, state in training.states.items():
             state.load_state_dict(saved[name])
         step = saved["step"]
@@ -313,7 +313,7 @@ def _checkpoint_of(job: Job, number: int) -> Path:
     """The file that the rank with this number has left."""
     for folder in Path(job.folder).glob("checkpoints/*"):
         saved = folder / f"{job.resume_from}.pt"
-        if torch.load(saved, weights_only=False)["number"] == number:
+        if torch.load(saved, weights_only=True)["number"] == number:
             return saved
     raise FileNotFoundError(f"no checkpoint of rank {number} and step {job.resume_from}")
 
