@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include <utility>
 
 #include "fuzzing.h"
+#include "gradwire/codec.h"
 #include "gradwire/exchange.h"
 #include "gradwire/server.h"
 
@@ -51,8 +53,24 @@ constexpr std::string_view kCodecs[] = {
     "stc:density=0.2",
     "onebit",
     "inceptionn",
+    "fp16",
+    "truncate",
+    "stoch3",
+    "qgd",
+    "topk2bit",
+    "qsgd:bits=3,ef=on",
+    "int8:ef=off",
+    "qsgd:levels=2",  // as a pull codec: the sums of two workers' trits
 };
 constexpr uint64_t kMostSteps = 40;
+
+// `codec` with a residual in bfloat16, if it can have one.
+std::string with_half_residual(const std::string& codec) {
+  std::string halved = codec;
+  halved += codec.find(':') == std::string::npos ? ':' : ',';
+  halved += "residual=bf16";
+  return Codec::parse(halved).ok() ? halved : codec;
+}
 
 struct Message {
   uint32_t source;
@@ -80,8 +98,10 @@ struct Rank {
 class Job {
  public:
   explicit Job(ChoiceReader& choices) : choices_(choices) {
-    kind_ = choices.of(kKinds);
+    const uint8_t first = choices.below(2 * std::size(kKinds));
+    kind_ = kKinds[first % std::size(kKinds)];
     LayoutOptions options = {.codec = std::string(choices.of(kCodecs)), .min_numel = 16};
+    if (first >= std::size(kKinds)) choose_pulls_and_residuals(options);
     auto world = static_cast<uint32_t>(1 + choices.below(4));
     if (kind_ == "server") {
       options.servers = 1 + choices.below(2);
@@ -167,6 +187,12 @@ class Job {
   }
 
  private:
+  void choose_pulls_and_residuals(LayoutOptions& options) {
+    options.pull_codec = choices_.yes() ? choices_.of(kCodecs) : options.codec;
+    if (choices_.yes()) options.codec = with_half_residual(options.codec);
+    if (choices_.yes()) options.pull_codec = with_half_residual(options.pull_codec);
+  }
+
   [[nodiscard]] bool serves(uint32_t rank) const { return kind_ == "server" && rank >= workers_; }
   [[nodiscard]] ServerSide& server(uint32_t rank) {
     return static_cast<ServerSide&>(*ranks_[rank].exchange);

@@ -119,7 +119,7 @@ def main() -> None:
     copy_all("*/*.container", folder / "tensor_files")
     write_tensor_files(folder / "tensor_files")
     write_texts(folder / "texts")
-    write_choices(folder / "exchange_messages", 10, 13)  # exchanges, codecs
+    write_choices(folder / "exchange_messages", 20, 21)  # exchanges, codecs
     write_choices(folder / "c_api", 20, 2)  # functions
     unpack(folder)
 
