@@ -2,7 +2,8 @@
 # Cross-builds the library, tests and the Python module for 64-bit Arm and runs, in qemu-user, the
 # tests that compare the SIMD targets with scalar code, and the golden files. Each runs on emulated
 # CPUs whose SVE vectors have 128, 256 and 512 bits, because Highway has targets for these lengths:
-# sve2_128, sve_256, and sve and sve2 of any length. All have NEON.
+# sve2_128, sve_256, and sve and sve2 of any length. All have NEON. A CPU for which no target of SVE
+# is found is an error: its tests would be those of NEON.
 #
 # As root on Debian it installs the cross compiler and qemu-user.
 #
@@ -30,13 +31,27 @@ if [[ ${1-} == --build-only ]]; then
 fi
 cmake --build "$build" -j "$(nproc)" --target _core "${programs[@]}"
 
+arm=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
+
+# The SIMD targets of the emulated CPU, one a line: each test of a kernel runs once for each.
+list_targets() {
+  "${arm[@]}" "$build/tests/stages_test" --gtest_list_tests |
+    sed -n 's|^  [^/ ]*/\([a-z0-9_]*\)\(  *#.*\)\{0,1\}$|\1|p' | sort -u
+}
+
 # A cpu's `max` has vectors of sve-max-vq times 128 bits.
 for vq in 1 2 4; do
   export QEMU_CPU=max,sve-max-vq=$vq
+  targets=$(list_targets)
+  printf '== SVE vectors of %d bits: targets %s\n' $((128 * vq)) "${targets//$'\n'/ }"
+  if ! grep -q '^sve' <<<"$targets"; then
+    echo "check_aarch64.sh: no target uses SVE vectors of $((128 * vq)) bits" >&2
+    exit 1
+  fi
   for program in "${programs[@]}"; do
     printf '== %s, SVE vectors of %d bits: ' "$program" $((128 * vq))
     # qemu-user aborts in a child that is forked while other threads run.
-    qemu-aarch64 -L /usr/aarch64-linux-gnu "$build/tests/$program" --gtest_brief=1 \
+    "${arm[@]}" "$build/tests/$program" --gtest_brief=1 \
       --gtest_filter='-*Forked*' | tail -n 3
   done
 done
