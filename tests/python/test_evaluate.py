@@ -68,6 +68,10 @@ def stored(folder: Path, run: Run) -> Store:
     return store
 
 
+def changed(text: str, **fields: object) -> str:
+    return json.dumps(json.loads(text) | fields)
+
+
 @pytest.mark.parametrize("name", _EVALUATIONS)
 def test_every_training_has_settings_and_a_place_of_its_own(name: str) -> None:
     arms = _EVALUATIONS[name].arms()
@@ -110,15 +114,22 @@ def test_a_result_is_found_again_without_its_long_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda text: text[:-40], "is no result of gradwire evaluate"),
+        (lambda text: text[:-40], "it is cut off or no JSON"),
         (
             lambda text: text.replace('"kind": "gradwire-evaluate"', '"kind": "x"'),
             "kind 'x' instead of",
         ),
         (lambda text: text.replace(gradwire.__version__, "0.0.9"), "it is of gradwire 0.0.9"),
         (lambda text: text.replace('"clip": 0.0', '"clip": 2.0'), "clip 2.0 instead of 0.0"),
-        (lambda text: json.dumps(json.loads(text) | {"settings": []}), "is no result"),
-        (lambda text: text.replace('"final": 0.5', '"final": "y"'), "is no result"),
+        (lambda text: changed(text, settings=[]), "`settings` is a list, not an object"),
+        (lambda text: changed(text, links={}), "`shaped` of links is missing"),
+        (lambda text: text.replace('"result"', '"results"'), "`result` is missing"),
+        (lambda text: text.replace('"seconds"', '"time"'), "`seconds` of result is missing"),
+        (
+            lambda text: text.replace('"final": 0.5', '"final": "y"'),
+            "`final` of result is a text, not a number or null",
+        ),
+        (lambda text: text.replace('"link": null', '"link": {}'), "`sent` of link is missing"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_and_kept(

@@ -61,20 +61,39 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_profile(tmp_path / "p.json") == profile
 
 
+LAYER = {"name": "x", "dims": [1], "backward_seconds": 1}
+SPEED = {"encode_seconds": 0, "decode_seconds": 0, "bits": 1}
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"kind": "other"}, "kind"),
+        ({"kind": "other"}, "its `kind` is other, not gradwire-profile"),
+        ({"kind": None}, "`kind` is null, not a text"),
         ({"layers": []}, "no layers"),
-        ({"forward_seconds": -1}, "forward_seconds is -1"),
-        ({"rest_seconds": math.nan}, "rest_seconds is nan"),
-        ({"codecs": {"raw": {"encode_seconds": 0}}}, "decode_seconds"),
-        ({"codecs": {"raw": {"encode_seconds": 0, "decode_seconds": 0, "bits": -3}}}, "bits is -3"),
-        ({"layers": [{"name": "x", "dims": [0], "backward_seconds": 1}]}, "dimensions of x"),
-        ({"codecs": {"raw": {"encode_seconds": 0, "decode_seconds": 0, "bits": 0}}}, "bits is 0"),
-        ({"workers": "x"}, "workers is 'x'"),
-        ({"workers": 0}, "workers is 0"),
-        ({"unknown": 1}, "unknown"),
+        ({"layers": {}}, "`layers` is an object, not a list"),
+        ({"layers": [{"name": "x"}]}, "`dims` of layer 1 is missing"),
+        ({"layers": ["x"]}, "layer 1 is a text, not an object"),
+        ({"layers": [LAYER | {"dims": 3}]}, "`dims` of layer 1 is a whole number, not a list"),
+        ({"layers": [LAYER | {"dims": [0]}]}, r"`dims` of layer x is \[0\], not a list of numbers"),
+        ({"layers": [LAYER | {"dims": [2.5]}]}, r"`dims` of layer x is \[2.5\]"),
+        ({"layers": [LAYER | {"more": 1}]}, "`more` is no field of layer 1"),
+        ({"forward_seconds": -1}, "`forward_seconds` is -1"),
+        ({"forward_seconds": "1"}, "`forward_seconds` is a text, not a number"),
+        ({"rest_seconds": math.nan}, "`rest_seconds` is nan"),
+        ({"rest_seconds": 10**400}, "`rest_seconds` is 1000"),
+        ({"codecs": []}, "`codecs` is a list, not an object"),
+        ({"codecs": {"raw": 3}}, "codec raw is a whole number, not an object"),
+        ({"codecs": {"raw": {"encode_seconds": 0}}}, "`decode_seconds` of codec raw is missing"),
+        ({"codecs": {"raw": SPEED | {"bits": None}}}, "`bits` of codec raw is null, not a number"),
+        ({"codecs": {"raw": SPEED | {"bits": -3}}}, "`bits` of codec raw is -3"),
+        ({"codecs": {"raw": SPEED | {"bits": 0}}}, "`bits` of codec raw is 0"),
+        ({"transport": {"byte_seconds": True}}, "`byte_seconds` of transport is true or false"),
+        ({"transport": 4}, "`transport` is a whole number, not an object"),
+        ({"how": "quickly"}, "`how` is a text, not an object"),
+        ({"workers": "x"}, "`workers` is a text, not a whole number"),
+        ({"workers": 0}, "`workers` is 0"),
+        ({"unknown": 1}, "`unknown` is no field of a profile"),
     ],
 )
 def test_a_file_with_nonsense_is_no_profile(
@@ -85,6 +104,30 @@ def test_a_file_with_nonsense_is_no_profile(
     with pytest.raises(PlanError, match=why) as error:
         read_profile(file)
     assert "--profile-out" in str(error.value), "it says how to make one"
+
+
+@pytest.mark.parametrize("name", ["kind", "layers", "codecs", "workers", "forward_seconds"])
+def test_a_field_that_is_missing_is_named(file: Path, name: str) -> None:
+    document = json.loads(file.read_text())
+    del document[name]
+    file.write_text(json.dumps(document))
+    with pytest.raises(PlanError, match=f"is no profile: `{name}` is missing; "):
+        read_profile(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is cut off or no JSON"),
+        (b'{"kind": "gradwire-prof', "it is cut off or no JSON"),
+        (b"\xff\xfe", "it is cut off or no JSON"),
+        (b"[1]", "it holds a list, not an object of JSON"),
+    ],
+)
+def test_a_file_that_is_no_json_is_no_profile(file: Path, content: bytes, why: str) -> None:
+    file.write_bytes(content)
+    with pytest.raises(PlanError, match=f"is no profile: {why}; "):
+        read_profile(file)
 
 
 def test_a_layer_goes_raw_where_a_layout_sends_it_raw() -> None:

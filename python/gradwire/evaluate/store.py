@@ -14,7 +14,9 @@ from typing import Any
 import gradwire
 from gradwire.evaluate.arms import Arm, Setup
 from gradwire.files import write_text
-from gradwire.train.report import RunResult
+from gradwire.json_fields import check_fields, check_no_others, parse_object, take_field
+from gradwire.train.network import Bytes
+from gradwire.train.report import Conditions, RunResult
 from gradwire.train.results import settings_of
 from gradwire.train.settings import TrainSettings
 
@@ -48,22 +50,19 @@ class Store:
         """The file of a run, whose "result" is a RunResult; None: there is none. Raises ValueError,
         with the reason, if the file cannot be used."""
         try:
-            text = self.path(run).read_text(encoding="utf-8")
+            text = self.path(run).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(error.strerror or str(error)) from error
         try:
-            document = json.loads(text)
-            version = document["machine"]["gradwire"]["version"]
-            result = RunResult.read(document["result"])
-            if result.final is not None:
-                float(result.final)
-            different = self._compare(run, document)
-            if run.arm.observed:
-                document["observed"]["codecs"], document["observed"]["steps"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"it is no result of gradwire evaluate ({error!r})") from error
+            document = parse_object(text)
+            _check(document, run.arm.observed != ())
+        except ValueError as error:
+            raise ValueError(f"it is no result of gradwire evaluate: {error}") from error
+        version = document["machine"]["gradwire"]["version"]
+        different = self._compare(run, document)
+        result = RunResult.read(document["result"])
         if version != gradwire.__version__:
             raise ValueError(f"it is of gradwire {version}, this is {gradwire.__version__}")
         if different:
@@ -81,7 +80,7 @@ class Store:
             if key not in free and found[key] != value
         ]
         if run.arm.timed and not document["links"]["shaped"]:
-            different.append(f"links that were not shaped ({document['links']['note']})")
+            different.append(f"links that were not shaped ({document['links'].get('note', '')})")
         return different
 
     def set_aside(self, run: Run) -> Path:
@@ -130,6 +129,26 @@ class Store:
                 on_wait()
                 fcntl.flock(lock, kind)
             yield
+
+
+def _check(document: dict[str, Any], observed: bool) -> None:
+    """Raises ValueError that names a field that is missing or of another kind."""
+    for name in ("kind", "metric"):
+        take_field(document, name, str)
+    take_field(document, "settings", dict)
+    machine = take_field(document, "machine", dict)
+    for name, kind in (("cpu", str), ("cores", int), ("torch", str), ("gradwire", dict)):
+        take_field(machine, name, kind, "machine")
+    for name in ("version", "commit"):
+        take_field(machine["gradwire"], name, str, "gradwire")
+    check_fields(Conditions, take_field(document, "links", dict), "links")
+    result = check_fields(RunResult, take_field(document, "result", dict), "result")
+    if result["link"] is not None:
+        check_no_others(Bytes, check_fields(Bytes, result["link"], "link"), "link")
+    if observed:
+        seen = take_field(document, "observed", dict)
+        take_field(seen, "codecs", dict, "observed")
+        take_field(seen, "steps", list, "observed")
 
 
 def shorten(result: dict[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,16 @@ A profile is a JSON file. Its times hold where and how they were measured: on th
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from gradwire.errors import UserError
 from gradwire.files import write_text
+from gradwire.json_fields import check_fields, check_no_others, parse_object, take_field
 
 _KIND = "gradwire-profile"
 _MIN_NUMEL = 256
@@ -111,24 +113,11 @@ class Profile:
 
 def read_profile(path: Path) -> Profile:
     """Raises PlanError for a file that is no profile or holds nonsense, OSError."""
+    text = path.read_bytes()
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["kind"] != _KIND:
-            raise ValueError(f"its kind is {document['kind']!r}")
-        values = {name: value for name, value in document.items() if name != "kind"}
-        profile = Profile(
-            **values
-            | {
-                "layers": tuple(
-                    Layer(layer["name"], tuple(layer["dims"]), layer["backward_seconds"])
-                    for layer in values["layers"]
-                ),
-                "codecs": {name: CodecSpeed(**of) for name, of in values["codecs"].items()},
-                "transport": Transport(**values["transport"]),
-            }
-        )
+        profile = _profile_in(parse_object(text))
         _check(profile)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise PlanError(
             f"{path} is no profile: {error}; `gradwire plan --model NAME --profile-out FILE` "
             "makes one"
@@ -136,28 +125,57 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
+def _profile_in(document: dict[str, Any]) -> Profile:
+    """Raises ValueError."""
+    if (kind := take_field(document, "kind", str)) != _KIND:
+        raise ValueError(f"its `kind` is {kind}, not {_KIND}")
+    values = {name: value for name, value in document.items() if name != "kind"}
+    _check_part(Profile, values, "")
+    layers = []
+    for number, layer in enumerate(values["layers"], 1):
+        _check_part(Layer, layer, f"layer {number}")
+        layers.append(Layer(**layer | {"dims": tuple(layer["dims"])}))
+    for codec, speed in values["codecs"].items():
+        _check_part(CodecSpeed, speed, f"codec {codec}")
+    codecs = {codec: CodecSpeed(**speed) for codec, speed in values["codecs"].items()}
+    transport = values.get("transport", {})
+    _check_part(Transport, transport, "transport")
+    parts = {"layers": tuple(layers), "codecs": codecs, "transport": Transport(**transport)}
+    return Profile(**values | parts)
+
+
+def _check_part(kind: type, values: object, of: str) -> None:
+    """Raises ValueError."""
+    check_no_others(kind, check_fields(kind, values, of), of or "a profile")
+
+
 def _check(profile: Profile) -> None:
     """Raises ValueError."""
     if not profile.layers:
         raise ValueError("it has no layers")
-    if not (isinstance(profile.workers, int) and profile.workers >= 1):
-        raise ValueError(f"workers is {profile.workers!r}, not a number from 1")
+    if profile.workers < 1:
+        raise ValueError(f"`workers` is {profile.workers}, not a number from 1")
     for codec, speed in profile.codecs.items():
         if speed.bits == 0:
-            raise ValueError(f"{codec}: bits is 0, and no codec takes none")
+            raise ValueError(f"`bits` of codec {codec} is 0, and no codec takes none")
     seconds = {
-        "forward_seconds": profile.forward_seconds,
-        "rest_seconds": profile.rest_seconds,
-        **{f"backward_seconds of {layer.name}": layer.backward_seconds for layer in profile.layers},
-        **{f"transport {name}": value for name, value in asdict(profile.transport).items()},
+        "`forward_seconds`": profile.forward_seconds,
+        "`rest_seconds`": profile.rest_seconds,
     }
+    for layer in profile.layers:
+        seconds[f"`backward_seconds` of layer {layer.name}"] = layer.backward_seconds
+    for name, value in asdict(profile.transport).items():
+        seconds[f"`{name}` of transport"] = value
     for codec, speed in profile.codecs.items():
-        seconds |= {f"{codec}: {name}": value for name, value in asdict(speed).items()}
+        for name, value in asdict(speed).items():
+            seconds[f"`{name}` of codec {codec}"] = value
     for name, value in seconds.items():
-        if not (isfinite(value) and value >= 0):
+        if not 0 <= value <= sys.float_info.max:
             raise ValueError(f"{name} is {value}, not a number from 0")
     if profile.compute_seconds <= 0:
         raise ValueError("a step takes no time")
     for layer in profile.layers:
-        if not all(isinstance(dim, int) and dim > 0 for dim in layer.dims):
-            raise ValueError(f"the dimensions of {layer.name} are {list(layer.dims)}")
+        if not all(type(dim) is int and dim > 0 for dim in layer.dims):
+            raise ValueError(
+                f"`dims` of layer {layer.name} is {list(layer.dims)}, not a list of numbers from 1"
+            )
