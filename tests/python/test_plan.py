@@ -50,8 +50,9 @@ def profile_of(values: int = 4_000_000, layers: int = 8) -> Profile:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
+    """A profile as `gradwire plan --model` makes it, but for its numbers."""
     path = tmp_path / "profile.json"
-    profile_of().write(path)
+    replace(profile_of(), how={"steps": 20}).write(path)
     return path
 
 
@@ -427,10 +428,20 @@ def test_the_command_prints_a_table_and_an_advice(file: Path) -> None:
     ("arguments", "needed"),
     [
         (["--bandwidth", "1gbit"], "--profile FILE"),
+        (["--profile", "FILE", "--model", "lenet"], "give one of --profile and --model"),
+        (["--profile", "FILE", "--workers", "4"], "--workers goes with --model"),
+        (["--profile", "FILE", "--profile-steps=20"], "--profile-steps goes with --model"),
+        (
+            ["--model", "lenet", "--workers", "0", "--profile-out", "z.json"],
+            "greater than or equal to 1",
+        ),
+        (["--model", "lenet", "--ranks", "0", "--profile-out", "z.json"], "cannot be 0 ranks"),
+        (["--model", "lenet", "--codec", "foo", "--profile-out", "z.json"], "unknown codec"),
         (["--profile", "FILE"], "--bandwidth 100mbit"),
         (["--profile", "missing.json", "--bandwidth", "1gbit"], "missing.json"),
         (["--profile", "FILE", "--bandwidth", "0mbit"], "between 64kbit and 100gbit"),
-        (["--profile", "FILE", "--bandwidth", "1gbit", "--ranks", "1"], "from 2"),
+        (["--profile", "FILE", "--bandwidth", "1gbit", "--ranks", "1"], "1 rank exchanges nothing"),
+        (["--profile", "FILE", "--bandwidth", "1gbit", "--ranks=-3"], "cannot be -3 ranks: give"),
         (
             ["--profile", "FILE", "--bandwidth", "1gbit", "--latency", "-1"],
             "--latency -1: a message takes 0 m",
@@ -439,7 +450,12 @@ def test_the_command_prints_a_table_and_an_advice(file: Path) -> None:
             [*("--profile", "FILE", "--bandwidth", "1gbit"), "--ranks=8", "--ranks-per-machine=3"],
             "divides",
         ),
-        (["--profile", "FILE", "--bandwidth", "1gbit", "--codec", "onebit"], "--codec onebit"),
+        (
+            ["--profile", "FILE", "--bandwidth", "1gbit", "--codec", "onebit"],
+            "again with --codec onebit",
+        ),
+        (["--profile", "FILE", "--bandwidth", "1gbit", "--codec", "foo"], "terngrad, stoch3"),
+        (["--profile", "FILE", "--bandwidth", "1gbit", "--codec", "3lc:s=9"], "number in [1, 2)"),
         (["--profile", "FILE", "--bandwidth", "1gbit", "--exchange", "star"], "hierarchical"),
         (["--profile", "FILE", "--bandwidth=1gbit", "--local-bandwidth=9"], "--local-bandwidth"),
         (["--profile", "FILE", "--bandwidth=1gbit", "--burst=-1"], "--burst -1: a link passes 0"),
@@ -466,3 +482,11 @@ def test_nonsense_is_an_error_that_says_what_it_needs(
     said = " ".join(result.err.replace("│", " ").split())
     assert needed in said
     assert "Traceback" not in said
+
+
+def test_a_profile_that_nobody_measured_gets_a_codec_by_hand(file: Path) -> None:
+    profile_of().write(file)
+    for given, codec in ((["--codec", "onebit"], "onebit"), (["--exchange=terngrad"], "terngrad")):
+        result = cli_runner.run("plan", "--profile", file, "--bandwidth", "1gbit", *given)
+        assert result.err.endswith(f"add {codec} to `codecs` of the file\n")
+        assert result.code == 1

@@ -285,10 +285,12 @@ def test_a_number_of_values_is_exact(text: str, values: int) -> None:
     ("arguments", "needed"),
     [
         (["--bandwidth", "1gbit"], "--values 1M"),
+        (["--values", "1k", "--profile", "p.json"], "give one of --values and --profile"),
         (["--values", "1k"], "--bandwidth 100mbit"),
         (["--values", "0", "--bandwidth", "1gbit"], "number from 1"),
         (["--values", "1k", "--bandwidth", "0"], "between 64kbit and 100gbit"),
         (["--values", "1k", "--bandwidth", "1gbit", "--ranks", "1"], "from 2"),
+        (["--values", "1k", "--bandwidth", "1gbit", "--ranks", "4,0"], "cannot be 0 ranks: give"),
         (["--values", "1k", "--bandwidth", "1gbit", "--ranks", "two"], "such as 2,4,8"),
         (["--values", "1k", "--bandwidth", "1gbit", "--ranks", "2000"], "up to 1024"),
         (["--values", "1k", "--bandwidth", "1gbit", "--exchange", "star"], "; or server"),

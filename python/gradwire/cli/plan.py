@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
+from typer import Context, Option
 
 from gradwire.advice import RECOMMENDED
 from gradwire.cli.network_options import (
@@ -19,7 +19,14 @@ from gradwire.cli.network_options import (
     ServersOption,
     cluster_of,
 )
-from gradwire.cli.output import JsonOption, human_bytes, print_json, print_table, say
+from gradwire.cli.output import (
+    JsonOption,
+    check_codec,
+    human_bytes,
+    print_json,
+    print_table,
+    say,
+)
 from gradwire.local_schedule import Schedule
 from gradwire.plan.advise import (
     Plan,
@@ -28,7 +35,7 @@ from gradwire.plan.advise import (
     describe_exchange,
     make_plan,
 )
-from gradwire.plan.cluster import Cluster
+from gradwire.plan.cluster import Cluster, check_rank_count, count_servers
 from gradwire.plan.profile import PlanError, Profile, read_profile
 
 # Measured for a profile unless other codecs are asked for: from the gentlest to the coarsest.
@@ -51,9 +58,10 @@ _DELAY_HELP = "With --every: steps that an exchange may travel while the next on
 
 
 def plan(
+    context: Context,
     profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,
     model: Annotated[str | None, Option(help=_MODEL_HELP)] = None,
-    workers: Annotated[int | None, Option(help=_WORKERS_HELP)] = None,
+    workers: Annotated[int | None, Option(min=1, help=_WORKERS_HELP)] = None,
     profile_out: Annotated[
         Path | None, Option(metavar="FILE", help="Write the measured profile there.")
     ] = None,
@@ -78,12 +86,12 @@ def plan(
     without --bandwidth, the profile is measured and nothing is predicted. With --every, all rows
     but DDP's are local steps, which train in another way; a row is the mean of --every steps.
     """
-    if (profile is None) == (model is None):
-        raise PlanError(
-            "a plan needs the profile of a model: --profile FILE, or --model NAME to measure one "
-            "here (--profile-out FILE keeps it)"
-        )
     # Wrong options are found before anything is measured.
+    _check_source(context, profile, model)
+    for text in codec or ():
+        check_codec(text)
+    if ranks is not None:
+        check_rank_count(ranks)
     check_servers(servers or 0, exchange or (), every)
     check_exchanges(codec or (), exchange or ())
     schedule = _schedule(every, fragments, delay)
@@ -109,6 +117,29 @@ def plan(
         print_json(_document(measured, cluster, made))
     else:
         _print(measured, cluster, made)
+
+
+def _check_source(context: Context, profile: Path | None, model: str | None) -> None:
+    """Raises PlanError unless there is one profile, and no option for another one."""
+    if profile is None and model is None:
+        raise PlanError(
+            "a plan needs the profile of a model: --profile FILE, or --model NAME to measure one "
+            "here (--profile-out FILE keeps it)"
+        )
+    if profile is None:
+        return
+    if model is not None:
+        raise PlanError(
+            f"give one of --profile and --model: the profile is that of {profile}, or {model} is "
+            "measured here"
+        )
+    for name, why in (
+        ("workers", "says how many processes computed at once"),
+        ("profile_steps", "has been measured"),
+    ):
+        if str(context.get_parameter_source(name)).endswith("COMMANDLINE"):
+            option = "--" + name.replace("_", "-")
+            raise PlanError(f"{option} goes with --model: the profile of --profile {why}")
 
 
 def _schedule(every: int, fragments: int, delay: int) -> Schedule:
@@ -162,7 +193,7 @@ def _workers(profile: Profile) -> str:
 
 
 def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
-    beside = f" and {cluster.servers} servers" if cluster.servers else ""
+    beside = f" and {count_servers(cluster.servers)}" if cluster.servers else ""
     say(
         f"{profile.model}, {profile.numel:,} values, {cluster.ranks} ranks on {cluster.machines} "
         f"machines{beside}; a step computes {profile.compute_seconds * 1e3:.3g} ms\n"

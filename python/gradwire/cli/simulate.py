@@ -74,8 +74,12 @@ def simulate(
     those of an exchange, and `step ms` is the mean of --every steps.
     """
     check_codec(codec)
-    if (values is None) == (profile is None):
+    if values is None and profile is None:
         raise PlanError("a simulation needs the size of a model: --values 1M, or --profile FILE")
+    if values is not None and profile is not None:
+        raise PlanError(
+            f"give one of --values and --profile: {profile} says how many values the model has"
+        )
     if codec_time not in (_MEASURED, _NONE):
         raise BadParameter(
             f"{codec_time} is not valid; valid are {_MEASURED}, {_NONE}", param_hint="--codec-time"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire.local_schedule import EVERY_STEP, Schedule
-from gradwire.plan.cluster import Cluster
+from gradwire.plan.cluster import Cluster, count_servers
 from gradwire.plan.costs import EXCHANGES
 from gradwire.plan.predict import DDP, Prediction, cut_buckets, predict
 from gradwire.plan.profile import PlanError, Profile
@@ -67,8 +67,7 @@ class Plan:
 
     def _way(self, prediction: Prediction) -> str:
         if prediction.exchange in SERVED:
-            count = "1 server" if self.servers == 1 else f"{self.servers} servers"
-            return f"{prediction.exchange} and {count}"
+            return f"{prediction.exchange} and {count_servers(self.servers)}"
         return describe_exchange(prediction.exchange, prediction.every)
 
 
@@ -111,7 +110,7 @@ def make_plan(
         needed = TERNGRAD if TERNGRAD in exchanges else "NAME"
         raise PlanError(
             f"the profile of {profile.model} has no codec to predict, but "
-            f"{', '.join(profile.codecs) or 'none'}: measure it with --codec {needed}"
+            f"{', '.join(profile.codecs) or 'none'}; {profile.advise_codec(needed)}"
         )
     predictions.sort(key=lambda p: p.seconds)
     close = [p for p in predictions if p.seconds <= predictions[0].seconds * (1 + MARGIN)]

@@ -40,11 +40,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         """Raises PlanError for a network on which nothing can be exchanged."""
-        if self.ranks < 2:
-            raise PlanError(
-                f"{self.ranks} rank exchanges nothing: give --ranks, the number of processes that "
-                "train together, from 2"
-            )
+        check_rank_count(self.ranks)
         for name, rate in (
             ("--bandwidth", self.bandwidth),
             ("--local-bandwidth", self.local_bandwidth),
@@ -93,3 +89,14 @@ class Cluster:
 
     def local_seconds(self, payload: float) -> float:
         return 0.0 if self.local_bandwidth is None else payload * 8 / self.local_bandwidth
+
+
+def check_rank_count(ranks: int) -> None:
+    """Raises PlanError for fewer than two."""
+    if ranks < 2:
+        why = "1 rank exchanges nothing" if ranks == 1 else f"there cannot be {ranks} ranks"
+        raise PlanError(f"{why}: give --ranks, the number of processes that train together, from 2")
+
+
+def count_servers(servers: int) -> str:
+    return "1 server" if servers == 1 else f"{servers} servers"

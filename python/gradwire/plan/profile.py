@@ -102,9 +102,15 @@ class Profile:
         if text not in self.codecs:
             raise PlanError(
                 f"the profile of {self.model} has no codec {text}, but "
-                f"{', '.join(self.codecs) or 'none'}; measure it again with --codec {text}"
+                f"{', '.join(self.codecs) or 'none'}; {self.advise_codec(text)}"
             )
         return self.codecs[text]
+
+    def advise_codec(self, text: str) -> str:
+        """How the profile gets a codec: one that gradwire has measured, or one from elsewhere."""
+        if self.how:
+            return f"measure it again with --codec {text}"
+        return f"add {text} to `codecs` of the file"
 
     def write(self, path: Path) -> None:
         document = {"kind": _KIND, **asdict(self)}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import gradwire
 from gradwire._core import Layout, Simulation
-from gradwire.plan.cluster import MOST_RANKS, Cluster
+from gradwire.plan.cluster import MOST_RANKS, Cluster, count_servers
 from gradwire.plan.predict import Bucket
 from gradwire.plan.profile import PlanError
 from gradwire.train.network import share_bytes
@@ -143,7 +143,7 @@ def check_ranks(
     """Raises PlanError that says how many ranks there can be, and servers."""
     servers = cluster.servers
     ranks = cluster.ranks + servers
-    beside = f" and {servers} servers" if servers else ""
+    beside = f" and {count_servers(servers)}" if servers else ""
     if ranks > MOST_RANKS:
         raise PlanError(
             f"{cluster.ranks} ranks{beside}: gradwire simulate takes up to {MOST_RANKS}"
