@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from gradwire.evaluate.store import Run, Store, curve, shorten
 from gradwire.train import network
 from gradwire.train.records import Evaluation, RankRecord
 from gradwire.train.report import Conditions, Report, RunResult, result_of
+from gradwire.train.settings import TrainSettings
 
 TINY = Setup(scale=0.0005)
 MLP = arm("mlp", "raw", seeds=2)
@@ -63,7 +65,7 @@ def made(run: Run, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
 
 def stored(folder: Path, run: Run) -> Store:
     store = Store(folder, TINY)
-    store.path(run).parent.mkdir(parents=True)
+    store.path(run).parent.mkdir(parents=True, exist_ok=True)
     store.write(run, made(run))
     return store
 
@@ -145,7 +147,10 @@ def test_a_file_that_cannot_be_used_is_named_and_kept(
     assert why in runner.read([MLP], store)[2][0]
     assert path.read_text() == spoilt, "reading leaves it"
     assert not runner._is_there(run, store, Console())
-    assert why in capsys.readouterr().out.replace("\n", " ")
+    said = capsys.readouterr().out
+    assert said.startswith(f"{path} cannot be used (")
+    assert why in said
+    assert said.endswith(f"; kept as {path.name}.unusable-1; its run is made again\n")
     assert path.with_name(f"{path.name}.unusable-1").read_text() == spoilt
     assert not path.exists()
 
@@ -260,6 +265,7 @@ def test_the_page_shows_every_result(tmp_path: Path, name: str) -> None:
 
 
 def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
+    stored(tmp_path / "runs", Run(arm("gpt", "raw"), 0))  # of another page
     done = run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path, "--json")
     page_of = str(tmp_path / "qsgd.md")
     empty = {"name": "qsgd", "page": page_of, "runs": []}
@@ -271,6 +277,7 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_the_page_quotes_what_people_wrote_about_it(tmp_path: Path) -> None:
+    stored(tmp_path / "runs", Run(arm("gpt", "raw"), 0))
     (tmp_path / "qsgd").mkdir()
     (tmp_path / "qsgd" / page.FINDINGS).write_text("- Four bits are enough.\n")
     run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path)
@@ -281,6 +288,69 @@ def test_the_page_quotes_what_people_wrote_about_it(tmp_path: Path) -> None:
     )
     assert before.endswith("No run is there yet.\n\n")
     assert text.startswith("## Table 1")
+
+
+def test_without_runs_nothing_is_drawn(tmp_path: Path) -> None:
+    out = tmp_path / "nothere"
+    done = run_command("evaluate", "qsgd", "--draw-only", "--out", out)
+    assert done.code == 1
+    assert f"no runs in {out}/runs: without --draw-only the command makes them" in done.err
+    assert not out.exists()
+    stored(out / "runs-0.01", Run(MLP, 0))
+    done = run_command("evaluate", "qsgd", "--draw-only", "--out", out)
+    assert done.code == 1
+    assert f"no runs in {out}/runs, but in {out}/runs-0.01: give the options" in done.err
+    assert [path.name for path in out.iterdir()] == ["runs-0.01"]
+
+
+@pytest.mark.parametrize("place", ["runs", "runs/mlp"])
+@pytest.mark.parametrize("options", [[], ["--draw-only"]])
+def test_a_file_in_place_of_the_runs_is_said_once(
+    tmp_path: Path, place: str, options: list[str]
+) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    done = run_command("evaluate", "qsgd", "--out", tmp_path, *options)
+    assert done.code == 1
+    assert done.err == f"gradwire: error: {path} is a file; results need a folder\n"
+    assert done.out == ""
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_says_that_the_same_command_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+    word: str,
+) -> None:
+    trained: list[Arm] = []
+
+    def train(one: Arm, settings: TrainSettings) -> dict[str, Any]:
+        trained.append(one)
+        if len(trained) == 2:
+            signal.raise_signal(number)
+        return made(Run(one, settings.seed), TINY)
+
+    monkeypatch.setattr(runner, "_train_or_observe", train)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    options = ("--scale", TINY.scale, "--out", tmp_path)
+    try:
+        done = run_command("evaluate", "qsgd", *options)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    left = len(runner.runs_of(_EVALUATIONS["qsgd"].arms())) - 1
+    assert done.code == code
+    assert done.err == f"gradwire: {word}; {left} runs left; the same command goes on\n"
+    assert f"wrote {tmp_path}/qsgd-0.0005.md" in done.out
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    files = [path for path in tmp_path.glob("runs-0.0005/*/*") if not path.name.startswith(".")]
+    assert len(files) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import shlex
+import signal
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer import Argument, BadParameter, Option
 
-from gradwire.cli.output import JsonOption, print_json
+from gradwire.cli.output import JsonOption, print_json, warn
+from gradwire.errors import UserError
 from gradwire.evaluate import frontier, inceptionn, qsgd, terngrad, three_lc
 from gradwire.evaluate.arms import RESNETS, Setup
 from gradwire.train.recipes import IMAGES
@@ -23,6 +29,13 @@ _EVALUATIONS = {
 _NAMES_HELP = f"{', '.join(_EVALUATIONS)}. Default: all."
 _OUT_HELP = "Runs, pages and pictures; a run that is there is not repeated."
 _RESNET_HELP = f"{', '.join(RESNETS)}; from resnet20 on with 3LC's 25,600 steps."
+
+
+_INTERRUPTED_STATUS, _TERMINATED_STATUS = (128 + n for n in (signal.SIGINT, signal.SIGTERM))
+
+
+class EvaluateError(UserError):
+    """A folder does not fit the command. The message says why."""
 
 
 def evaluate(
@@ -62,32 +75,88 @@ def evaluate(
         if value not in valid:
             raise BadParameter(f"unknown value '{value}'; valid are {', '.join(valid)}")
     setup = Setup(scale, resnet, data, data_dir, device, threads)
+    store = Store(out / f"runs{setup.suffix}", setup)
     arms = [one for name in chosen for one in _EVALUATIONS[name].arms()]
     settings = [one.settings(0, setup) for one in arms]  # raises for what does not go together
-    if not draw_only:
+    _check_places(out, store.folder, {one.task for one in arms})
+    if draw_only:
+        _check_runs(out, store.folder)
+    else:
         for given in {(one.data, one.data_dir) for one in settings}:
             data_sets.locate(*given)
     run.prepare(TrainSettings(device=device), run.Outputs(plots=out))
-    store = Store(out / f"runs{setup.suffix}", setup)
     console, failed, described = Console(stderr=as_json), 0, []
-    for name in chosen:
-        evaluation = _EVALUATIONS[name]
-        try:
-            if not draw_only:
-                failed += runner.make(evaluation.arms(), store, console)
-        finally:
-            found, documents, unusable = runner.read(evaluation.arms(), store)
-            machines = page.describe_machines(documents)
-            command = _command(name, out, setup)
-            path = out / f"{name}{setup.suffix}.md"
-            written = page.write(evaluation, found, machines, command, path)
-            lines = [f"not used: {line}" for line in unusable] + [f"wrote {p}" for p in written]
-            say(console, "\n".join(lines))
-        described.append({"name": name, "page": str(path), "runs": _described(documents)})
+    try:
+        with _stopped_by_sigterm():
+            for name in chosen:
+                evaluation = _EVALUATIONS[name]
+                try:
+                    if not draw_only:
+                        failed += runner.make(evaluation.arms(), store, console)
+                finally:
+                    found, documents, unusable = runner.read(evaluation.arms(), store)
+                    machines = page.describe_machines(documents)
+                    command = _command(name, out, setup)
+                    path = out / f"{name}{setup.suffix}.md"
+                    written = page.write(evaluation, found, machines, command, path)
+                    lines = [f"not used: {line}" for line in unusable]
+                    say(console, "\n".join([*lines, *(f"wrote {p}" for p in written)]))
+                runs = _described(documents)
+                described.append({"name": name, "page": str(path), "runs": runs})
+    except (KeyboardInterrupt, _Terminated) as stop:
+        terminated = isinstance(stop, _Terminated)
+        text = "terminated" if terminated else "interrupted"
+        if not draw_only:
+            left = runner.count_missing(arms, store)
+            text += f"; {left} run{'' if left == 1 else 's'} left; the same command goes on"
+        warn(text)
+        raise typer.Exit(_TERMINATED_STATUS if terminated else _INTERRUPTED_STATUS) from None
     if as_json:
         print_json({"evaluations": described, "failed": failed})
     if failed:
         raise typer.Exit(1)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Lets `finally` run when SIGTERM comes, which raises _Terminated in the block."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    main = threading.current_thread() is threading.main_thread()  # others may set no handler
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _check_places(out: Path, runs: Path, tasks: Collection[str]) -> None:
+    """Raises EvaluateError if a folder of results is a file."""
+    for folder in (out, runs, *(runs / task for task in sorted(tasks))):
+        if folder.exists() and not folder.is_dir():
+            raise EvaluateError(f"{folder} is a file; results need a folder")
+
+
+def _check_runs(out: Path, runs: Path) -> None:
+    """Raises EvaluateError if there is nothing to draw."""
+    if any(runs.glob("*/*.json")):
+        return
+    others = sorted(str(other) for other in out.glob("runs*") if any(other.glob("*/*.json")))
+    raise EvaluateError(
+        f"no runs in {runs}, but in {', '.join(others)}: give the options of these runs, such as "
+        "--scale"
+        if others
+        else f"no runs in {runs}: without --draw-only the command makes them"
+    )
 
 
 def _command(name: str, out: Path, setup: Setup) -> str:

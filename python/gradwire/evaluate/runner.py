@@ -72,6 +72,11 @@ def make(arms: Sequence[Arm], store: Store, console: Console) -> int:
     return failed
 
 
+def count_missing(arms: Sequence[Arm], store: Store) -> int:
+    """The runs that are not there, or not in a file that can be used."""
+    return len({store.path(run) for run in runs_of(arms) if not _can_be_read(run, store)})
+
+
 def _can_be_read(run: Run, store: Store) -> bool:
     try:
         return store.read(run) is not None
@@ -84,7 +89,8 @@ def _is_there(run: Run, store: Store, console: Console) -> bool:
         return store.read(run) is not None
     except ValueError as error:
         kept = store.set_aside(run)
-        say(console, f"{store.path(run)} is run again, and kept as {kept.name}: {error}")
+        line = f"cannot be used ({error}); kept as {kept.name}; its run is made again"
+        say(console, f"{store.path(run)} {line}")
         return False
 
 
