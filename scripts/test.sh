@@ -145,6 +145,8 @@ make_venv_of() {
   here=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   cp -r python/gradwire "$here/"
   cp "build/$1/python/_core.abi3.so" "$here/gradwire/"
+  sed "1s|.*|#!$PWD/$folder/bin/python|" "$venv/bin/gradwire" >"$folder/bin/gradwire"
+  chmod +x "$folder/bin/gradwire"
 }
 
 stage_asan_py() {
@@ -154,8 +156,8 @@ stage_asan_py() {
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     GRADWIRE_ON_HOST_MODULE=$build/cuda_on_host PATH=$build/venv/bin:$PATH \
     LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
-    "$build/venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-    --durations=10 tests/python tests/torch
+    "$build/venv/bin/python" -m pytest -m "not long and not without_sanitizers" -n 2 \
+    --dist loadfile --no-loadscope-reorder --durations=10 tests/python tests/torch
 }
 
 # Ranks that communicate in threads of their own. PyTorch is not built with ThreadSanitizer, which

@@ -53,6 +53,7 @@ def test_every_function_in_c_is_in_the_page(name: str, least: int) -> None:
         assert status in page
 
 
+@pytest.mark.without_sanitizers
 @pytest.mark.skipif(shutil.which("groff") is None, reason="no groff")
 @pytest.mark.parametrize("page", sorted(path.name for path in MAN.glob("*.[0-9]")))
 def test_roff_has_no_warnings(page: str) -> None:

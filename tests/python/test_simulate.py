@@ -160,6 +160,7 @@ def test_servers_count_as_ranks() -> None:
         check_ranks(Cluster(2, None, servers=4), "int8", "server", BUCKETS, 10**15)
 
 
+@pytest.mark.without_sanitizers
 @pytest.mark.parametrize(("ranks", "values"), [(8, 2_000_000), (128, 20_000)])
 def test_a_simulation_takes_the_memory_that_was_said(ranks: int, values: int) -> None:
     """The growth of a process is at most what was said, and at least a third of it."""

@@ -19,6 +19,7 @@ def test_nothing_stays_of_a_model_that_is_dropped(
     assert fragile_cluster.run(2, drop_jobs.leftovers, way, fails) == [[], []]
 
 
+@pytest.mark.without_sanitizers
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc, of glibc")
 @pytest.mark.parametrize("way", ["close", *long("drop", "error")])
 def test_many_servers_in_one_process_hold_no_more_than_a_few(

@@ -15,9 +15,12 @@ from cluster import Cluster
 
 RANKS = 3
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="needs the peaks that Linux counts"
-)
+pytestmark = [
+    pytest.mark.without_sanitizers,
+    pytest.mark.skipif(
+        not Path("/proc/self/clear_refs").exists(), reason="needs the peaks that Linux counts"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
