@@ -1,4 +1,4 @@
-"""One way to train with one fault: runs it, and judges what came of it."""
+"""One way to train with one fault: runs it, and has judge.py judge what came of it."""
 
 from __future__ import annotations
 
@@ -9,84 +9,31 @@ import shutil
 import time
 import zipfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cluster import free_port
-from faults import AT_STEP, KILLED_EARLY, RATE, SAVE_EVERY, STEPS, Fault, Must, Network
+from faults import AT_STEP, RATE, SAVE_EVERY, STEPS, Fault, Must, Network
+from judge import (
+    BEYOND_TIMEOUT,
+    VICTIM,
+    WARNING,
+    Outcome,
+    Seen,
+    find_problems,
+    goes_on_without_a_rank,
+)
 from running import Cluster, Launcher, Rank, bridged, relayed, write_offset
 
 RANKS = 4
-VICTIM = 2
 SERVER = RANKS - 1
-BEYOND_TIMEOUT = 5.0  # seconds that a rank may take beyond its timeout to end with an error
 MPI_CHECKPOINT_BYTES = 400_000  # of mpi_rank.cc
-EXIT_SECONDS = 10.0  # that the process may take to end after that
 _START_SECONDS = 150.0
 _FINISH_SECONDS = 300.0
 _HANGING_SECONDS = 30.0  # beyond what is allowed, before a rank is killed
 
-# What an error says of the rank that it blames.
-_BLAMED = re.compile(
-    r"\branks? ((?:\d+(?:, | and )?)+) "
-    r"(?:is gone|are gone|sent|stopped|closed|has|have|left|differ|was silent|does not|can't)"
-    r"|\bmessage from rank (\d+)\b|\bsent by rank (\d+)\b"
-)
 _PREFIX = re.compile(r"^\[rank\d+\]:\s?")
-_WARNING = re.compile(r"\b\w+LostWarning: .*")
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt)(?::|$)")
-
-
-@dataclass
-class Seen:
-    """What a rank came to.
-
-    seconds  from the fault to the end of its process
-    spoke    from the fault to its last line, which is that of its error; None: it printed nothing
-    said     the last line of its error, and gradwire's own lines; None: there was no error
-    """
-
-    status: int
-    seconds: float
-    said: str | None
-    warned: list[str]
-    digest: str | None
-    step: int
-    spoke: float | None = None
-    hung: bool = False
-
-
-@dataclass
-class Outcome:
-    way: str
-    fault: str
-    victim: int
-    timeout: float
-    step: int  # of the victim, when the fault began
-    ranks: list[Seen]
-    number: int = VICTIM  # by which errors name the victim
-    checkpoints: int | None = None  # files that were found; None: nobody looked
-    broken: list[str] = field(default_factory=list)  # the files among them that are not whole
-    problems: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> Outcome:
-        return Outcome(**values | {"ranks": [Seen(**seen) for seen in values["ranks"]]})
-
-
-def goes_on_without_a_rank(way: str, fault: Fault) -> bool:
-    """Those who begin a training with servers must all come."""
-    return way.endswith("-go-on") and not (way.startswith("servers") and fault.name == KILLED_EARLY)
-
-
-def resumes_exactly(way: str) -> bool:
-    """Whether a training that restarts has the bits of one that never stopped. With servers, the
-    workers then begin with the exact model; mpi_rank.cc saves no residual."""
-    return not way.startswith("servers") and way != "mpi"
 
 
 def victim_of(way: str) -> int:
@@ -124,6 +71,7 @@ def run_cell(
         if not fault.needs_checkpoint and fault.name != "none":
             cluster.wait_for_step(victim, fault.at_step, _START_SECONDS)
             began = time.monotonic()
+        cluster.watch_steps()
         step = cluster.step(victim)
         if fault.apply is not None:
             fault.apply(cluster, victim)
@@ -232,12 +180,12 @@ def _see(cluster: Cluster, number: int, began: float, hung: bool) -> Seen:
     said, warned = read_output(lines)
     result = cluster.folder / f"result-{number}.json"
     digest = json.loads(result.read_text())["digest"] if result.exists() else None
+    offset = time.time() - time.monotonic()  # of the clock of files
     seconds = round(rank.ended - began, 1)
-    spoke = None
-    if lines:
-        began_at = time.time() - (time.monotonic() - began)  # of the clock of files
-        spoke = round(output.stat().st_mtime - began_at, 1)
-    return Seen(rank.status, seconds, said, warned, digest, cluster.step(number), spoke, hung)
+    spoke = round(output.stat().st_mtime - offset - began, 1) if lines else None
+    trained = result.stat().st_mtime - offset if result.exists() else rank.ended
+    gap = round(max(rank.longest_gap, trained - rank.stepped), 1)
+    return Seen(rank.status, seconds, said, warned, digest, cluster.step(number), spoke, hung, gap)
 
 
 def read_output(lines: list[str]) -> tuple[str | None, list[str]]:
@@ -251,92 +199,6 @@ def read_output(lines: list[str]) -> tuple[str | None, list[str]]:
             error = line
         elif line.startswith("gradwire:"):
             said.append(line)
-        elif warning := _WARNING.search(line):
+        elif warning := WARNING.search(line):
             warned.append(warning[0])
     return " | ".join([*([error] if error else []), *said]) or None, warned
-
-
-def blamed(said: str | None) -> set[int]:
-    """The ranks that an error blames."""
-    found = _BLAMED.findall(said or "")
-    return {int(number) for groups in found for number in re.findall(r"\d+", " ".join(groups))}
-
-
-def find_problems(outcome: Outcome, fault: Fault, expected: str | None) -> list[str]:
-    """What is not as it must be."""
-    problems = [f"rank {rank} hangs" for rank, seen in enumerate(outcome.ranks) if seen.hung]
-    problems += [f"{name} is not whole" for name in outcome.broken]
-    must = fault.must
-    if must is Must.NEVER_BREAK and all(seen.status == 0 for seen in outcome.ranks):
-        must = Must.CHANGE_NOTHING
-    if must is Must.CHANGE_NOTHING:
-        exact = resumes_exactly(outcome.way) or not fault.needs_checkpoint
-        return problems + _not_as_before(outcome.ranks, expected if exact else None)
-    if not goes_on_without_a_rank(outcome.way, fault):
-        return problems + _not_stopped(outcome, fault)
-    if must is Must.STOP:
-        going_on = [seen for rank, seen in enumerate(outcome.ranks) if rank != outcome.victim]
-        problems += _victim_ends_well(outcome, fault)
-    else:
-        going_on = [seen for seen in outcome.ranks if seen.status == 0]
-        problems += [
-            f"rank {rank} does not name rank {outcome.number}"
-            for rank, seen in enumerate(outcome.ranks)
-            if rank != outcome.victim
-            and seen.status != 0
-            and outcome.number not in blamed(seen.said)
-        ]
-    if going_on and not any(map(_has_warned, going_on)):  # of servers, these warn
-        problems.append("the others go on without a warning")
-    return problems + _not_as_before(going_on, None)
-
-
-def _not_as_before(ranks: list[Seen], expected: str | None) -> list[str]:
-    problems = [f"exit status {seen.status}: {seen.said}" for seen in ranks if seen.status != 0]
-    digests = {seen.digest for seen in ranks}
-    if not problems and len(digests) > 1:
-        problems.append("the ranks' models differ")
-    elif not problems and expected is not None and digests != {expected}:
-        problems.append("the model is not that of the run without the fault")
-    return problems
-
-
-def _not_stopped(outcome: Outcome, fault: Fault) -> list[str]:
-    problems = _victim_ends_well(outcome, fault)
-    for rank, seen in enumerate(outcome.ranks):
-        if rank == outcome.victim:
-            continue
-        if seen.status == 0:
-            problems.append(f"rank {rank} ends with exit status 0")
-        elif seen.status < 0 and not seen.hung:
-            problems.append(f"rank {rank} is ended by signal {-seen.status}")
-        if outcome.number not in blamed(seen.said):
-            problems.append(f"rank {rank} does not name rank {outcome.number}")
-        elif blamed(seen.said) - {outcome.number, rank} and fault.must is Must.STOP:
-            problems.append(f"rank {rank} also blames {sorted(blamed(seen.said))}")
-        if not fault.needs_checkpoint:
-            problems += _too_late(f"rank {rank}", seen, outcome.timeout + BEYOND_TIMEOUT)
-    return problems
-
-
-def _too_late(name: str, seen: Seen, allowed: float) -> list[str]:
-    if seen.spoke is not None and seen.spoke > allowed:
-        return [f"{name} has its error {seen.spoke} s after the fault"]
-    if seen.seconds > allowed + EXIT_SECONDS:
-        return [f"{name} ends {seen.seconds} s after the fault"]
-    return []
-
-
-def _has_warned(seen: Seen) -> bool:
-    return any(_WARNING.search(text) for text in seen.warned)
-
-
-def _victim_ends_well(outcome: Outcome, fault: Fault) -> list[str]:
-    victim = outcome.ranks[outcome.victim]
-    if victim.status == 0:
-        return [f"rank {outcome.victim} ends with exit status 0"]
-    if victim.status > 0 and victim.said is None:
-        return [f"rank {outcome.victim} says nothing"]
-    if victim.status > 0 and fault.cause not in (victim.said or ""):
-        return [f"rank {outcome.victim} does not say '{fault.cause}'"]
-    return []

@@ -16,6 +16,7 @@ STEPS = 200
 AT_STEP = 100
 SAVE_EVERY = 50
 RATE = 100_000_000  # bits a second of the links
+STARTING = 10.0  # seconds from the start of the processes to their first step
 
 
 class Must(Enum):
@@ -41,6 +42,7 @@ class Fault:
     at_step  when it happens
     cause    what the error of the victim itself says
     goes_on  whether the victim, which is stopped, is continued when all others have ended
+    lasts    seconds by which a fault that must change nothing may hold up the training
     """
 
     name: str
@@ -55,6 +57,7 @@ class Fault:
     shifts_clock: bool = False
     needs_checkpoint: bool = False
     cause: str = ""
+    lasts: float = 0.0
 
 
 def _kill(cluster: Cluster, victim: int) -> None:
@@ -93,7 +96,7 @@ def _jump_clock(cluster: Cluster, victim: int) -> None:
 
 
 KILLED_EARLY = "killed-early"
-NONE = Fault("none", "nothing", Must.CHANGE_NOTHING)
+NONE = Fault("none", "nothing", Must.CHANGE_NOTHING, at_step=0, lasts=STARTING)
 FAULTS = (
     Fault("killed", "a rank is killed (SIGKILL)", Must.STOP, _kill),
     Fault(
@@ -102,7 +105,7 @@ FAULTS = (
     ),
     Fault(
         "stopped-20s", "a rank is stopped for 20 s (SIGSTOP) and continued; timeout 30 s",
-        Must.CHANGE_NOTHING, _stop_for_20_seconds,
+        Must.CHANGE_NOTHING, _stop_for_20_seconds, lasts=20.0,
     ),
     Fault(
         "stopped", "a rank is stopped beyond the timeout of 15 s", Must.STOP, _stop,
@@ -110,11 +113,11 @@ FAULTS = (
     ),
     Fault(
         "link-cut", "the link of a rank is cut for 8 s", Must.CHANGE_NOTHING, _cut_link,
-        network=Network.BRIDGE,
+        network=Network.BRIDGE, lasts=16.0,  # TCP's waits double: the last one ends after the cut
     ),
     Fault(
         "link-slow", "the link of a rank falls from 100 to 1 Mbit/s, for the last 20 steps",
-        Must.CHANGE_NOTHING, _slow_link, at_step=180, network=Network.BRIDGE,
+        Must.CHANGE_NOTHING, _slow_link, at_step=180, network=Network.BRIDGE, lasts=60.0,
     ),
     Fault(
         "bit-flipped", "a bit of a message flips, and TCP's checksum fits", Must.NEVER_BREAK,
@@ -133,6 +136,7 @@ FAULTS = (
         "all ranks restart from a checkpoint of step 100; times count from there",
         Must.CHANGE_NOTHING,
         needs_checkpoint=True,
+        lasts=STARTING,
     ),
     Fault(
         "old-checkpoint",
@@ -141,7 +145,7 @@ FAULTS = (
     ),
     Fault(
         "clock-jumps", "the wall clock jumps by 1 h, by -2 h and back", Must.CHANGE_NOTHING,
-        _jump_clock, shifts_clock=True,
+        _jump_clock, shifts_clock=True, lasts=3.0,
     ),
 )  # fmt: skip
 BY_NAME = {fault.name: fault for fault in (NONE, *FAULTS)}

@@ -7,8 +7,8 @@ import re
 import textwrap
 from pathlib import Path
 
-from cells import Outcome, Seen, blamed, find_problems, resumes_exactly
 from faults import FAULTS, Fault
+from judge import Outcome, Seen, blamed, find_problems, resumes_exactly
 
 WAYS = {
     "hook-sharded": "DDP hook, `sharded`",

@@ -9,7 +9,8 @@ Each cell, a way with a fault, gets a file WAY/FAULT.json; a cell that has one i
 files of the last run of a cell, among them what each rank printed, are in WAY/FAULT/. --table only
 writes the tables from the files, between the marks of the page.
 
-Faults of links need root. The exit status is 1 if a cell that was run shows a problem.
+Times are judged, too (judge.py): a machine with ten times as much to do as it has cores can be too
+slow. Faults of links need root. The exit status is 1 if a cell that was run shows a problem.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from cells import Outcome, run_cell
+from cells import run_cell
 from faults import BY_NAME, FAULTS, KILLED_EARLY, NONE, Fault, Network
 from gradwire.train import network
+from judge import Outcome
 from reliability_page import NOT_NOTICED, WAYS, model_without_fault, write_tables
 from running import Forks, Launcher, write_offset
 from running_mpi import MpiRanks

@@ -100,11 +100,20 @@ def clock_library() -> Path:
 
 @dataclass
 class Rank:
-    """A process. ended: time.monotonic() of its end."""
+    """A process.
+
+    ended        time.monotonic() of its end
+    step         that it had taken when it was last looked at
+    stepped      time.monotonic() of that step, or of the last call of watch_steps
+    longest_gap  seconds between two steps since then
+    """
 
     pid: int = 0
     status: int | None = None
     ended: float = 0.0
+    step: int = 0
+    stepped: float = 0.0
+    longest_gap: float = 0.0
 
 
 @dataclass
@@ -166,6 +175,19 @@ class Cluster:
             for rank in [*self.ranks, *([self._store] if self._store else [])]:
                 if rank.pid == event["ended"]:
                     rank.status, rank.ended = event["status"], event["at"]
+        self._note_steps()
+
+    def watch_steps(self) -> None:
+        """From now on, each rank's longest time without a step is noted."""
+        for rank in self.ranks:
+            rank.stepped, rank.longest_gap = time.monotonic(), 0.0
+
+    def _note_steps(self) -> None:
+        now = time.monotonic()
+        for number, rank in enumerate(self.ranks):
+            if rank.status is None and (step := self.step(number)) != rank.step:
+                rank.longest_gap = max(rank.longest_gap, now - rank.stepped)
+                rank.step, rank.stepped = step, now
 
     def _rank(self, number: int) -> Rank:
         if number >= 0:

@@ -1,4 +1,4 @@
-"""The short form of run_faults.py: a few cells, and the judge of cells."""
+"""The short form of run_faults.py: a few cells, and what is read and written of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cells import Outcome, Seen, blamed, find_problems, look_at_checkpoints, read_output, run_cell
+from cells import look_at_checkpoints, read_output, run_cell
 from faults import BY_NAME, FAULTS, NONE, Must
 from flipping_switch import flip_in_segment
+from judge import Outcome, Seen, blamed
 from reliability_page import WAYS, write_tables
 from run_faults import why_not
 from running import Forks
@@ -53,53 +54,6 @@ def test_servers_go_on_without_a_worker(forks: Forks, tmp_path: Path) -> None:
     outcome = run_cell("servers-go-on", BY_NAME["killed"], forks, tmp_path / "cell", None, None)
     assert outcome.problems == [], outcome
     assert [seen.status for seen in outcome.ranks] == [0, 0, -9, 0]
-
-
-KILLED = Seen(-9, 0.1, None, [], None, 100)
-STOPPED = Seen(1, 3.0, "PeerLostError: rank 2 is gone; rank 0, step 100", [], None, 100, 1.2)
-FINISHED = Seen(0, 9.0, None, [], "abc", 200)
-
-
-def judge(name: str, ranks: list[Seen], way: str = WAY) -> list[str]:
-    fault = BY_NAME[name]
-    return find_problems(Outcome(way, name, 2, fault.timeout, 100, ranks), fault, "abc")
-
-
-def test_a_right_outcome_has_no_problem() -> None:
-    assert judge("killed", [STOPPED, STOPPED, KILLED, STOPPED]) == []
-    assert judge("link-cut", [FINISHED] * 4) == []
-    assert judge("bit-flipped", [FINISHED] * 4) == []
-    assert judge("bit-flipped", [STOPPED] * 4) == []
-    warned = replace(FINISHED, warned=["WorkerLostWarning: rank 2 is gone"], digest="of three")
-    ranks = [warned, warned, KILLED, warned]
-    assert judge("killed", ranks, "servers-go-on") == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "problem"),
-    [
-        ({"status": 0, "said": None}, "rank 0 ends with exit status 0"),
-        ({"said": "PeerLostError: rank 1 is gone"}, "rank 0 does not name rank 2"),
-        ({"said": "PeerLostError: ranks 1, 2 are gone"}, "rank 0 also blames [1, 2]"),
-        ({"said": None}, "rank 0 does not name rank 2"),
-        ({"status": -6}, "rank 0 is ended by signal 6"),
-        ({"spoke": 40.0}, "rank 0 has its error 40.0 s after the fault"),
-        ({"seconds": 60.0}, "rank 0 ends 60.0 s after the fault"),
-        ({"hung": True}, "rank 0 hangs"),
-    ],
-)
-def test_a_wrong_stop_is_found(changed: dict[str, object], problem: str) -> None:
-    wrong = replace(STOPPED, **changed)  # type: ignore[arg-type]
-    assert problem in judge("killed", [wrong, STOPPED, KILLED, STOPPED])
-
-
-def test_a_wrong_model_is_found() -> None:
-    other = replace(FINISHED, digest="other")
-    assert judge("link-cut", [FINISHED, FINISHED, FINISHED, other]) == ["the ranks' models differ"]
-    expected = "the model is not that of the run without the fault"
-    assert judge("stopped-20s", [other] * 4) == [expected]
-    assert judge("bit-flipped", [other] * 4) == [expected]
-    assert judge("link-cut", [STOPPED, FINISHED, FINISHED, FINISHED]) != []
 
 
 def test_the_error_of_an_output_is_found() -> None:
@@ -145,9 +99,12 @@ def test_a_flipped_segment_has_the_right_checksum() -> None:
 def test_the_tables_show_what_was_run_and_what_was_not(tmp_path: Path) -> None:
     folder = tmp_path / WAY
     folder.mkdir()
-    without = Outcome(WAY, "none", 2, 30.0, 200, [FINISHED] * 4)
-    killed = Outcome(WAY, "killed", 2, 30.0, 100, [STOPPED, STOPPED, KILLED, STOPPED])
-    wrong = Outcome(WAY, "link-cut", 2, 30.0, 100, [replace(FINISHED, digest="x")] * 4)
+    finished = Seen(0, 9.0, None, [], "abc", 200)
+    stopped = Seen(1, 3.0, "PeerLostError: rank 2 is gone", [], None, 100, 1.2)
+    victim = Seen(-9, 0.1, None, [], None, 100)
+    without = Outcome(WAY, "none", 2, 30.0, 200, [finished] * 4)
+    killed = Outcome(WAY, "killed", 2, 30.0, 100, [stopped, stopped, victim, stopped])
+    wrong = Outcome(WAY, "link-cut", 2, 30.0, 100, [replace(finished, digest="x")] * 4)
     for outcome in (without, killed, wrong):
         (folder / f"{outcome.fault}.json").write_text(json.dumps(outcome.as_dict()))
     page = tmp_path / "page.md"
