@@ -1,6 +1,6 @@
 // Encodes a tensor with every SIMD target, with one thread and two, and with each type of residual:
 // all must give the same bytes and the same residual. Then decodes, and checks that decoded values
-// and residual add up to the input.
+// and residual add up to the input, a residual in bf16 after its rounding.
 //
 // Input: 8 bytes of choices, then float32. The first half of these, repeated, gives the n values,
 // the second half the residual.
@@ -13,6 +13,8 @@
 #include "base/endian.h"
 #include "fuzzing.h"
 #include "gradwire/frame.h"
+#include "stages/element/bfloat16.h"
+#include "stages/element/float_bits.h"
 
 namespace {
 
@@ -133,12 +135,25 @@ Encoded encode(const Codec& codec, std::span<const float> x, std::vector<float> 
   return encoded;
 }
 
-// The new residual must be x + r where nothing was sent, else the difference to the sent value.
+// A value of the residual before the step, of which encode() gives a codec the upper half if that
+// is the type.
+float upper_half(float residual, ResidualType type) {
+  return type == ResidualType::kBfloat16
+             ? widen_bf16(static_cast<uint16_t>(bits_of(residual) >> 16))
+             : residual;
+}
+
+float as_kept(float residual, ResidualType type) {
+  return type == ResidualType::kBfloat16 ? widen_bf16(narrow_bf16_finite(residual)) : residual;
+}
+
+// The new residual must be x + r where nothing was sent, else the difference to the sent value; as
+// bf16, if that is the type, rounded to the nearest finite one.
 void check_residual(std::span<const float> x, std::span<const float> before,
-                    std::span<const float> sent, std::span<const float> after) {
+                    std::span<const float> sent, std::span<const float> after, ResidualType type) {
   for (size_t i = 0; i < x.size(); ++i) {
-    const float both = x[i] + before[i];
-    const float kept = sent[i] == 0.0f ? both : both - sent[i];
+    const float both = x[i] + upper_half(before[i], type);
+    const float kept = as_kept(sent[i] == 0.0f ? both : both - sent[i], type);
     require(std::isfinite(after[i]), "a residual is not finite");
     require(kept == after[i], "the residual differs from the part that was not sent");
   }
@@ -172,8 +187,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<float> sent(choices.n);
   require(decode_frame(frame.value(), sent, DecodeMode::kStore, executions().back()).ok(),
           "a payload that was just made is refused");
-  if (choices.residual == ResidualType::kFloat32) {
-    check_residual(x, residual, sent, scalar.residual);
+  if (choices.residual != ResidualType::kNone) {
+    check_residual(x, residual, sent, scalar.residual, choices.residual);
   }
   return 0;
 }
