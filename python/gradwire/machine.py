@@ -25,6 +25,15 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def load_average() -> float | None:
+    """How many threads ran or waited for a core, the mean of the last minute; None: the system does
+    not say."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
+
+
 def describe_build() -> dict[str, Any]:
     """Version, commit, compiler and flags of the compiled module, whether it has kernels for GPUs,
     and the SIMD targets of this CPU (best first)."""

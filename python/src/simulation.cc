@@ -27,6 +27,12 @@ namespace {
 using Buckets = std::vector<std::pair<const PyLayout*, double>>;
 using CostFunction = nb::typed<nb::callable, nb::typed<nb::tuple, double, double>(nb::str)>;
 
+// Lets Python handle a signal such as that of Ctrl-C, and throws what the handler raises.
+void handle_signals() {
+  const GilHeld gil;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
 // A simulation with the array that it reads.
 struct PySimulation {
   FloatInput values;
@@ -56,6 +62,7 @@ void make_simulation_in(PySimulation* self, const std::string& exchange, uint32_
   options.pause = pause;
   options.stride = stride;
   options.seed = seed;
+  options.look_up = handle_signals;
   if (cost) {  // it is called in create alone, with the GIL
     options.cost = [&cost](const std::string& codec) {
       const auto [encode, decode] = nb::cast<std::pair<double, double>>((*cost)(codec));

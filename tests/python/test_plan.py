@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import numpy as np
 import pytest
 
 import cli_runner
+from gradwire import machine
 from gradwire._core import Layout
+from gradwire.cli import plan as plan_command
+from gradwire.plan import measure
 from gradwire.plan.advise import MARGIN, make_plan
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.predict import DDP, cut_buckets, predict
@@ -490,3 +494,22 @@ def test_a_profile_that_nobody_measured_gets_a_codec_by_hand(file: Path) -> None
         result = cli_runner.run("plan", "--profile", file, "--bandwidth", "1gbit", *given)
         assert result.err.endswith(f"add {codec} to `codecs` of the file\n")
         assert result.code == 1
+
+
+def test_a_busy_machine_is_said(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its profile is used, and in every plan with it."""
+    cores = len(os.sched_getaffinity(0))
+    made = tmp_path / "made.json"
+    for load, is_busy in ((cores / 2, False), (cores / 2 + 0.25, True)):
+        how = {"load_average": load, "machine": {"cores": cores}}
+        measured = replace(profile_of(), how=how)
+        monkeypatch.setattr(plan_command, "load_average", lambda load=load: load)
+        monkeypatch.setattr(measure, "measure_profile", lambda *_, measured=measured: measured)
+        result = cli_runner.run("plan", "--model", "lenet", "--workers", 1, "--profile-out", made)
+        assert result.code == 0, result.err
+        assert ("keeps this machine busy" in result.err) == is_busy
+        said = cli_runner.run("plan", "--profile", made, "--bandwidth", "1gbit").out
+        assert ("its times are too long" in said) == is_busy
+    assert machine.load_average() is not None

@@ -12,6 +12,7 @@ import pytest
 import cli_runner
 from gradwire._core import Exchange, GradwireError, Layout, ServerSide, Simulation, WorkerSide
 from gradwire.bench_data import load_data
+from gradwire.cli import progress
 from gradwire.cli.simulate import _number
 from gradwire.plan.cluster import PAYLOAD_BYTES, Cluster
 from gradwire.plan.predict import Bucket
@@ -154,8 +155,11 @@ def test_servers_count_as_ranks() -> None:
     check_ranks(Cluster(98, None, servers=2), "int8", "server", BUCKETS, memory)
     with pytest.raises(PlanError, match=r"99 ranks and 2 servers of .* 98 ranks fit"):
         check_ranks(Cluster(99, None, servers=2), "int8", "server", BUCKETS, memory)
-    with pytest.raises(PlanError, match=r"1023 ranks and 2 servers: .* up to 1024"):
+    fits = r"1023 ranks and 2 servers: .* up to 1024 together; 1022 workers fit$"
+    with pytest.raises(PlanError, match=fits):
         check_ranks(Cluster(1023, None, servers=2), "int8", "server", BUCKETS, 10**15)
+    with pytest.raises(PlanError, match=r"1024 ranks and 1 server: .* 1023 workers fit"):
+        check_ranks(Cluster(1024, None, servers=1), "int8", "server", BUCKETS, 10**15)
     with pytest.raises(PlanError, match=r"--servers 4: .* the model has 3"):
         check_ranks(Cluster(2, None, servers=4), "int8", "server", BUCKETS, 10**15)
 
@@ -182,6 +186,53 @@ print(needed_memory({ranks}, "3lc:s=1,coder=rice", "sharded", bucket))
     run = [sys.executable, "-c", script]
     taken, said = map(int, subprocess.run(run, check=True, capture_output=True).stdout.split())
     assert said / 3 <= taken <= said
+
+
+INTERRUPTED = """
+import signal, sys, threading, time
+import numpy as np
+from gradwire._core import GradwireError, Layout, Simulation
+signal.signal(signal.SIGINT, signal.default_int_handler)
+values = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+layout = Layout([("all", [40_000, 100])], 32, "3lc")
+running = Simulation("ring", 32, [(layout, 0.0)], values, bits_per_second=1e9)
+def interrupt():
+    time.sleep(0.3)
+    began.append(time.monotonic())
+    signal.raise_signal(signal.SIGINT)
+began = []
+threading.Thread(target=interrupt).start()
+try:
+    running.step()
+except KeyboardInterrupt:
+    print(time.monotonic() - began[0])
+try:
+    running.step()
+except GradwireError as error:
+    print(error)
+"""
+
+
+def test_ctrl_c_ends_a_step() -> None:
+    """Which would take some 30 s. An event, and so the wait, takes hundredths of a second."""
+    run = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(run, check=True, capture_output=True, text=True)
+    seconds, said = done.stdout.splitlines()
+    assert float(seconds) < 5
+    assert said == "a step of this simulation was interrupted"
+
+
+def test_a_long_simulation_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr, but not with --json."""
+    arguments = (*RUN, "--values", "1k", "--bandwidth", "1gbit", "--ranks", "2,3")
+    assert "steps" not in cli_runner.run(*arguments).err, "it takes less than ten seconds"
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    said = cli_runner.run(*arguments).err.splitlines()
+    assert [line.partition(" are done")[0] for line in said] == [
+        "gradwire: 2 ranks: 1 of 2 steps",
+        "gradwire: 3 ranks: 2 of 2 steps",
+    ]
+    assert cli_runner.run(*arguments, "--json").err == ""
 
 
 def test_layouts_of_another_number_of_ranks_are_refused() -> None:
@@ -297,7 +348,10 @@ def test_a_number_of_values_is_exact(text: str, values: int) -> None:
         (["--values", "1k", "--bandwidth", "1gbit", "--exchange", "star"], "; or server"),
         (["--values", "1k", "--bandwidth", "1gbit", "--codec", "zip"], "3lc"),
         (["--values", "1k", "--bandwidth", "1gbit", "--codec-time", "slow"], "measured, none"),
-        (["--values", "9M", "--bandwidth", "1gbit", "--memory", "1G", "--ranks=64"], "ranks fit"),
+        (
+            ["--values", "9M", "--bandwidth", "1gbit", "--memory", "1G", "--ranks=64"],
+            "1 GB are allowed",
+        ),
         (["--values", "10G", "--bandwidth", "1gbit", "--memory", "1G"], "not even 2 ranks fit"),
         (["--values", "1k", "--bandwidth", "1gbit", "--exchange", "server"], "--servers 1, or"),
         (["--values", "1k", "--bandwidth", "1gbit", "--servers", "0"], "greater than or equal to"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,8 +27,10 @@ from gradwire.cli.output import (
     print_json,
     print_table,
     say,
+    warn,
 )
 from gradwire.local_schedule import Schedule
+from gradwire.machine import load_average
 from gradwire.plan.advise import (
     Plan,
     check_exchanges,
@@ -166,6 +169,12 @@ def _measure(model: str, workers: int, codecs: list[str] | tuple[str, ...], step
     from gradwire.train.options import from_options
     from gradwire.train.settings import SHARDED
 
+    load, cores = load_average(), len(os.sched_getaffinity(0))
+    if load is not None and is_busy(load, cores):
+        warn(
+            f"other work keeps this machine busy (load average {load:.1f}, cores: {cores}), so the "
+            "times of the profile will be too long: measure again when it is idle"
+        )
     options = {"model": model, "workers": workers, "steps": steps, "exchange": SHARDED, "every": 1}
     return measure_profile(from_options(options), codecs, steps)
 
@@ -184,12 +193,24 @@ def _document(profile: Profile, cluster: Cluster, made: Plan) -> dict[str, Any]:
     }
 
 
+def is_busy(load: float, cores: int) -> bool:
+    """Whether other work shares the cores with a measurement."""
+    return load > cores / 2
+
+
 def _workers(profile: Profile) -> str:
-    """How many processes computed at once, and on how many cores if the profile says it."""
-    machine = profile.how.get("machine")
+    """How many processes computed at once, and on how many cores, which other work may have kept
+    busy, if the profile says it."""
+    machine, load = profile.how.get("machine"), profile.how.get("load_average")
     cores = machine.get("cores") if isinstance(machine, dict) else None
-    processes = "1 process" if profile.workers == 1 else f"{profile.workers} processes"
-    return f"{processes} computed at once" + ("" if cores is None else f" on {cores} cores")
+    text = "1 process" if profile.workers == 1 else f"{profile.workers} processes"
+    text += " computed at once"
+    if not isinstance(cores, int):
+        return text
+    text += f" on {cores} cores"
+    if isinstance(load, float) and is_busy(load, cores):
+        text += f", which other work kept busy (load average {load:.1f}): its times are too long"
+    return text
 
 
 def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:

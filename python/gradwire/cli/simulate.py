@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import BadParameter, Option
 
@@ -25,6 +25,7 @@ from gradwire.cli.network_options import (
     cluster_of,
 )
 from gradwire.cli.output import JsonOption, check_codec, human_bytes, print_json, print_table
+from gradwire.cli.progress import ProgressOfSteps
 from gradwire.plan.advise import check_servers
 from gradwire.plan.predict import Bucket, cut_buckets, join
 from gradwire.plan.profile import Layer, PlanError, Profile, read_profile
@@ -92,30 +93,34 @@ def simulate(
     if every > 1 or exchange in SERVED:
         buckets = [join(buckets)]
     limit = free_memory() if memory is None else _number(memory, "--memory")
+    state: Literal["free", "allowed"] = "free" if memory is None else "allowed"
     clusters = [
         cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth, servers, burst)
         for count in _parse_ranks(ranks)
     ]
     for cluster in clusters:
-        check_ranks(cluster, codec, exchange, buckets, limit)
+        check_ranks(cluster, codec, exchange, buckets, limit, state)
     gradients = load_data(data, seed)
     speed = _speed_of(model, codec_time)
-    rows = [
-        run(
-            cluster,
-            codec,
-            exchange,
-            buckets,
-            gradients.period,
-            cost=speed,
-            message_seconds=0.0 if model is None else model.transport.message_seconds,
-            pause=0.0 if model is None else _pause(model, every),
-            steps=steps,
-            memory=limit,
-            seed=seed,
-        )
-        for cluster in clusters
-    ]
+    rows = []
+    with ProgressOfSteps(len(clusters) * steps, is_shown=not as_json) as progress:
+        for cluster in clusters:
+            progress.begin(f"{cluster.ranks} ranks")
+            row = run(
+                cluster,
+                codec,
+                exchange,
+                buckets,
+                gradients.period,
+                cost=speed,
+                message_seconds=0.0 if model is None else model.transport.message_seconds,
+                pause=0.0 if model is None else _pause(model, every),
+                steps=steps,
+                memory=limit,
+                seed=seed,
+                on_step=progress.advance,
+            )
+            rows.append(row)
     whole = [_step_seconds(model, row, buckets, every) for row in rows]
     if as_json:
         document = {

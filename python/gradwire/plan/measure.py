@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gradwire
-from gradwire.machine import describe_build, describe_machine
+from gradwire.machine import describe_build, describe_machine, load_average
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.costs import Volume, allreduce, sharded
 from gradwire.plan.profile import CodecSpeed, Layer, Profile, Transport
@@ -66,7 +66,7 @@ def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) 
     from gradwire.plan.recorder import profile_of
     from gradwire.train import data, models
 
-    processes = max(2, settings.workers)
+    processes, load = max(2, settings.workers), load_average()
     images = data.load(settings.data, settings.data_dir)  # here, so that an error is seen once
     for codec in codecs:
         gradwire.max_encoded_size(codec, 0)
@@ -87,6 +87,7 @@ def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) 
         transport=_mean([process.transport for process in measured]),
         how={
             "machine": describe_machine(),
+            "load_average": load,  # of other work, before
             "build": describe_build(),
             "batch": settings.batch,
             "data": settings.data,

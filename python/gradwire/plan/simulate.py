@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,18 +60,22 @@ def simulate(
     memory: int | None = None,
     stride: int = _STRIDE,
     seed: int = 0,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Simulated:
     """Runs `steps` steps. values: float32, repeated as gradients; rank r begins step s at place
     (r + s * ranks) * stride, so a stride of the model's size takes recorded gradients. pause:
     seconds from a step's end to the next, in which the links' token buckets fill. memory: bytes
-    that it may take; None: those that the system has free.
+    that it may take; None: those that the system has free. on_step: called after each step.
 
     With the exchange `server`, workers pull the averages as the change of the servers' model.
 
     Raises PlanError for more ranks than the simulation or the memory takes and for gradients that
     are not finite, GradwireError for an unknown codec or exchange, or two that do not go together.
     """
-    check_ranks(cluster, codec, exchange, buckets, free_memory() if memory is None else memory)
+    if memory is None:
+        check_ranks(cluster, codec, exchange, buckets, free_memory())
+    else:
+        check_ranks(cluster, codec, exchange, buckets, memory, "allowed")
     if not np.isfinite(values).all():
         raise PlanError("gradients with NaN or Inf: such steps are skipped, so they have no time")
     ranks, servers, owners = _world(cluster, exchange)
@@ -93,7 +97,10 @@ def simulate(
         stride=stride,
         seed=seed,
     )
-    done = [running.step() for _ in range(steps)]
+    done = []
+    for _ in range(steps):
+        done.append(running.step())
+        on_step()
     of_ranks = [rank for step in done for rank in step["ranks"]]
     return Simulated(
         ranks=cluster.ranks,
@@ -138,15 +145,22 @@ def needed_memory(ranks: int, codec: str, exchange: str, buckets: Sequence[Bucke
 
 
 def check_ranks(
-    cluster: Cluster, codec: str, exchange: str, buckets: Sequence[Bucket], memory: int
+    cluster: Cluster,
+    codec: str,
+    exchange: str,
+    buckets: Sequence[Bucket],
+    memory: int,
+    state: Literal["free", "allowed"] = "free",
 ) -> None:
-    """Raises PlanError that says how many ranks there can be, and servers."""
+    """state: of the bytes of memory. Raises PlanError that says how many ranks there can be, and
+    servers."""
     servers = cluster.servers
     ranks = cluster.ranks + servers
     beside = f" and {count_servers(servers)}" if servers else ""
     if ranks > MOST_RANKS:
+        fit = f" together; {MOST_RANKS - servers} workers fit" if servers else ""
         raise PlanError(
-            f"{cluster.ranks} ranks{beside}: gradwire simulate takes up to {MOST_RANKS}"
+            f"{cluster.ranks} ranks{beside}: gradwire simulate takes up to {MOST_RANKS}{fit}"
         )
     tensors = min(len(bucket.layers) for bucket in buckets)
     if servers > tensors:
@@ -169,7 +183,7 @@ def check_ranks(
     )
     raise PlanError(
         f"{cluster.ranks} ranks{beside} of {values:,} values need about {needed / 1e9:.3g} GB of "
-        f"memory, and {memory / 1e9:.3g} GB are free: {advice}"
+        f"memory, and {memory / 1e9:.3g} GB are {state}: {advice}"
     )
 
 

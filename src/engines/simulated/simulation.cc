@@ -1,6 +1,7 @@
 #include "engines/simulated/simulation.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <deque>
 #include <map>
@@ -12,6 +13,9 @@
 
 namespace gradwire {
 namespace {
+
+using Watch = std::chrono::steady_clock;
+constexpr Watch::duration kBetweenLooks = std::chrono::milliseconds(100);
 
 // A message that has come.
 struct Letter {
@@ -69,6 +73,8 @@ class RunningSimulation final : public Simulation {
   void send(uint32_t r, uint32_t bucket, std::vector<OutgoingMessage> messages);
   void arrive(uint32_t r, Letter letter);
   [[nodiscard]] Status check_end() const;
+  // Calls options_.look_up if it is time.
+  void look_up();
 
   SimulationOptions options_;
   EventClock clock_;
@@ -79,6 +85,8 @@ class RunningSimulation final : public Simulation {
   double began_ = 0;  // the time when the step began
   SimulatedStep now_;
   Status failure_;
+  bool is_under_way_ = false;  // a step, also one that an exception has ended
+  Watch::time_point looked_up_ = Watch::now();
 };
 
 Status RunningSimulation::make_ranks() {
@@ -90,17 +98,31 @@ Status RunningSimulation::make_ranks() {
     for (const SimulatedBucket& bucket : options_.buckets) {
       ranks_[r].values.emplace_back(bucket.layout->numel());
     }
+    look_up();
   }
   return {};
 }
 
+void RunningSimulation::look_up() {
+  if (!options_.look_up || Watch::now() - looked_up_ < kBetweenLooks) return;
+  options_.look_up();
+  looked_up_ = Watch::now();
+}
+
 Result<SimulatedStep> RunningSimulation::step() {
+  if (is_under_way_) {
+    return Status(StatusCode::kInvalidArgument, "a step of this simulation was interrupted");
+  }
+  is_under_way_ = true;
   now_ = SimulatedStep();
   now_.traffic.resize(ranks_.size());
   began_ = clock_.now() + (step_ > 0 ? options_.pause : 0);
-  for (uint32_t r = 0; r < ranks_.size(); ++r) begin_step(r);
-  while (failure_.ok() && clock_.run_next()) {
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    begin_step(r);
+    look_up();
   }
+  while (failure_.ok() && clock_.run_next()) look_up();
+  is_under_way_ = false;
   GW_RETURN_IF_ERROR(failure_);
   GW_RETURN_IF_ERROR(check_end());
   for (const Rank& rank : ranks_) {

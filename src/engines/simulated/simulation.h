@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -40,6 +41,9 @@ struct SimulationOptions {
   double per_message = 0;  // seconds of CPU for each message, of its sender and of its receiver
   double pause = 0;        // seconds from the end of a step to the next, in which links are idle
   uint64_t seed = 0;       // of the codecs' draws
+  // Called about every tenth of a second while ranks are made and a step runs; empty: never. If it
+  // throws, the exception leaves create() or step(), and the simulation takes no further step.
+  std::function<void()> look_up;
 };
 
 // The messages of one rank in one step. Bytes are those of the packets, without headers of frames.
@@ -68,7 +72,8 @@ class Simulation {
   virtual ~Simulation() = default;
 
   // The next step; residuals grow from step to step. Returns the first failure of any rank, and
-  // kTruncated naming a rank that waits for a message which never comes.
+  // kTruncated naming a rank that waits for a message which never comes; kInvalidArgument after a
+  // step that `look_up` has ended.
   virtual Result<SimulatedStep> step() = 0;
   // The counters of a rank, of all buckets: values and bytes since the simulation was made.
   [[nodiscard]] virtual std::vector<ExchangeStats> stats(uint32_t rank) const = 0;
