@@ -5,7 +5,10 @@ The papers print no profiles, and few numbers: those that they print are checked
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from math import log2
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from gradwire.plan.predict import Bucket, predict
 from gradwire.plan.profile import CodecSpeed, Layer, Profile
 from gradwire.plan.simulate import simulate
 
+ROOT = Path(__file__).resolve().parents[2]
 MB = 10**6
 HEADERS = 1 + HEADER_BYTES / PAYLOAD_BYTES
 FLOATS, TRITS = "raw", "terngrad"  # 32 bits, and 2 bits a value
@@ -145,3 +149,12 @@ def test_the_real_rings_time_hardly_grows_either() -> None:
         simulate(Cluster(p, 1e9, 1e-5), "raw", "ring", [bucket], values).seconds for p in (4, 6, 8)
     ]
     assert seconds[2] / seconds[0] == pytest.approx((7 / 8) / (3 / 4), rel=0.02)
+
+
+def test_the_page_has_the_example_and_its_output() -> None:
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    example = ROOT / "examples" / "papers_models.py"
+    assert f"```python\n{example.read_text(encoding='utf-8')}```" in page
+    run = [sys.executable, str(example)]
+    said = subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    assert f"$ python examples/papers_models.py\n{said}```" in page
