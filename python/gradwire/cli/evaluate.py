@@ -45,7 +45,7 @@ def evaluate(
         bool, Option("--draw-only", help="Write the pages from the runs that are there.")
     ] = False,
     scale: Annotated[
-        float, Option(help="So many of the steps, for a trial.", min=0.0001, max=1.0)
+        float, Option(help="Share of the steps, for a trial.", min=0.0001, max=1.0)
     ] = 1.0,
     resnet: Annotated[str, Option(help=_RESNET_HELP)] = RESNETS[0],
     data: Annotated[str, Option(help=f"{', '.join(IMAGES)}.")] = "fashion-mnist",

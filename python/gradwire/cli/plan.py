@@ -57,7 +57,7 @@ _EXCHANGE_HELP = (
     "`server`."
 )
 _FRAGMENTS_HELP = "With --every: parts of the model, whose exchanges take turns within these steps."
-_DELAY_HELP = "With --every: steps that an exchange may travel while the next ones compute."
+_DELAY_HELP = "With --every: steps that an exchange may take while the next ones compute."
 
 
 def plan(

@@ -39,7 +39,7 @@ _BENCH_VALUES = 200_000
 _BENCH_SECONDS = 0.1
 
 _RANKS_HELP = "Numbers of ranks, such as 2,4,8; with --servers, of workers."
-_VALUES_HELP = "Values of the model, such as 270k or 25.6M, which are there at once."
+_VALUES_HELP = "Values of the model, such as 270k or 25.6M; all gradients are ready at once."
 _PROFILE_HELP = "The model instead: a profile of `gradwire plan`, with its backward pass."
 _CODEC_TIME_HELP = "measured (in the profile, or else here and now) or none."
 _DATA_HELP = "Gradients, as `gradwire bench` takes them: recorded, synthetic, a file, or auto."

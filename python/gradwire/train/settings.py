@@ -108,7 +108,7 @@ _EXCHANGE_HELP = (
 _EVERY_HELP = "Steps from one exchange to the next; workers step alone between."
 _LOCAL = "Local steps (--compress updates): "
 _FRAGMENTS_HELP = _LOCAL + "parts of the model, whose exchanges take turns within --every steps."
-_DELAY_HELP = _LOCAL + "steps that an exchange may travel while the next ones compute."
+_DELAY_HELP = _LOCAL + "steps that an exchange may take while the next ones compute."
 _MIX_HELP = _LOCAL + "share of a worker's own values that it keeps after an exchange, below 1."
 _OUTER_HELP = (
     _LOCAL + "the workers subtract the average change, or step an outer optimizer by it: "
