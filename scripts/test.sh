@@ -29,6 +29,7 @@ on_request=(
   "clang     build with clang++ without sanitizers, warnings are errors; ctest"
   "tsan      ThreadSanitizer; ctest"
   "asan_py   the Python tests with a module that has the sanitizers of asan"
+  "asan_mpi  the MPI engine and its tests with the sanitizers of asan"
   "tsan_py   the hook, ShardedOptimizer, LocalSteps and servers with a module that has ThreadSanitizer"
   "valgrind  the golden files in Valgrind"
   "long      the Python tests that take long, which pytest leaves out"
@@ -106,6 +107,7 @@ stage_mpich() {
   scripts/install_packages.sh mpich libmpich-dev
   build_and_ctest mpich
 }
+stage_asan_mpi() { build_and_ctest asan_mpi; }
 stage_tsan() { build_and_ctest tsan; }
 stage_pytest() {
   scripts/setup.sh # the module must be built from the current sources
