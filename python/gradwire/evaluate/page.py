@@ -90,7 +90,7 @@ def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
     if not seen:
         return "No run is there yet."
     commits = sorted({_short(str(machine["gradwire"]["commit"])) for machine in seen})
-    cpus = sorted({f"{machine['cpu']}, {machine['cores']} cores" for machine in seen})
+    cpus = sorted({f"{machine['cpu']}, {_count(machine['cores'])}" for machine in seen})
     torch = sorted({str(machine["torch"]) for machine in seen})
     return (
         f"Runs made: {len(seen)}, on {'; '.join(cpus)}; gradwire {', '.join(commits)}; PyTorch "
@@ -98,6 +98,10 @@ def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
         "seeds: the mean, and in brackets the lowest and the highest; a difference compares equal "
         "seeds."
     )
+
+
+def _count(cores: int) -> str:
+    return f"{cores} core{'s' if cores > 1 else ''}"
 
 
 def _short(commit: str) -> str:
