@@ -158,7 +158,7 @@ def test_the_command(tmp_path: Path) -> None:
 def test_a_series_that_broke_down_does_not_press_the_others_together() -> None:
     plots = pytest.importorskip("gradwire.train.plots", exc_type=ImportError)
     accuracies = [90.0, 89.5, 89.0, 10.0]
-    assert plots._worst_shown(accuracies, ACCURACY) == 87.0
-    assert plots._worst_shown(accuracies[:3], ACCURACY) == 89.0
+    assert plots.worst_shown(accuracies, ACCURACY) == 87.0
+    assert plots.worst_shown(accuracies[:3], ACCURACY) == 89.0
     losses = [1.4, 1.5, 1.6, 9.0]
-    assert plots._worst_shown(losses, LOSS) == pytest.approx(2.0)
+    assert plots.worst_shown(losses, LOSS) == pytest.approx(2.0)
