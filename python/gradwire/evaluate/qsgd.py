@@ -42,7 +42,7 @@ def _arm(task: str, codec: str) -> Arm:
 def _table(found: Found, task: str) -> str:
     rows = [Row(label, _arm(task, codec)) for label, codec in _CODECS.items()]
     ours = accuracy_table(found, _arm(task, "raw"), rows)
-    return "\n\n".join([ours, *([_TABLE_1] if task == "resnet8" else [])])
+    return f"{ours}\n\n{_TABLE_1}" if task == "resnet8" else ours
 
 
 def _figure(found: Found, task: str, of_loss: bool) -> Figure | None:

@@ -95,16 +95,20 @@ _TABLE_1 = {
 
 
 def _table_1(found: Found) -> str:
-    tables = []
-    for workers in _ADAM:
-        rows = [
-            Row(f"{label}, {workers} workers", _adam(workers, _CODECS[label]), theirs)
-            for (own, label), theirs in _TABLE_1.items()
-            if own == workers
-        ]
-        base = _adam(workers, "raw")
-        tables.append(accuracy_table(found, base, rows, ("paper: CifarNet", "difference")))
-    return "\n\n".join(tables)
+    rows = [
+        (workers, Row(f"{label}, {workers} workers", _adam(workers, _CODECS[label]), theirs))
+        for (workers, label), theirs in _TABLE_1.items()
+    ]
+    return _by_equal_workers(found, rows, "paper: CifarNet")
+
+
+def _by_equal_workers(found: Found, rows: list[tuple[int, Row]], theirs: str) -> str:
+    """A table for each number of workers, whose first row is the base of its differences."""
+    groups: dict[int, list[Row]] = {}
+    for workers, row in rows:
+        groups.setdefault(workers, []).append(row)
+    heads = (theirs, "difference")
+    return "\n\n".join(accuracy_table(found, of[0].arm, of, heads) for of in groups.values())
 
 
 # Table 2: dropout, clipping, and larger batches by more workers, with as many epochs.
@@ -132,20 +136,11 @@ def _dropping(workers: int, label: str, dropout: float) -> Arm:
 
 
 def _table_2(found: Found) -> str:
-    tables = []
-    for workers in dict.fromkeys(own for own, _, _ in _ALEXNET):
-        rows = [
-            Row(
-                f"{label}, {workers} workers, dropout {dropout}",
-                _dropping(workers, label, dropout),
-                theirs,
-            )
-            for (own, label, dropout), theirs in _ALEXNET.items()
-            if own == workers
-        ]
-        heads = ("paper: AlexNet, top 1", "difference")
-        tables.append(accuracy_table(found, rows[0].arm, rows, heads))
-    return "\n\n".join(tables)
+    rows = []
+    for (workers, label, dropout), theirs in _ALEXNET.items():
+        title = f"{label}, {workers} workers, dropout {dropout}"
+        rows.append((workers, Row(title, _dropping(workers, label, dropout), theirs)))
+    return _by_equal_workers(found, rows, "paper: AlexNet, top 1")
 
 
 # Figures 2 and 4.

@@ -190,7 +190,9 @@ def _bits_over_steps(found: Found, s: str) -> Figure | None:
 
     drawn: dict[str, Line] = {}
     share, one = _compressed_share(found), _with_zre(s)
-    for run in found.runs(one)[: 1 if share else 0]:
+    if not share:
+        return None
+    for run in found.runs(one)[:1]:
         for leg in ("push", "pull"):
             everything, mean = getattr(run, f"{leg}_bits"), getattr(run, f"{leg}_payload_bits")
             steps, bits = curve(everything, found.settings[one].steps)
