@@ -1,4 +1,4 @@
-"""The models have the papers' sizes, and a seed always gives the same weights."""
+"""The models have the papers' sizes; a seed always gives the same weights, and drops the same."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 
 from gradwire.train import models
+from gradwire.train.strategy import seed_dropout
 
 
 @pytest.mark.parametrize(
@@ -59,3 +61,14 @@ def test_weights_come_from_the_seed_alone(name: str) -> None:
 
     assert torch.equal(weights(first), weights(again))
     assert not torch.equal(weights(first), weights(other))
+
+
+def test_what_is_dropped_comes_from_seed_step_and_worker() -> None:
+    drawn = {}
+    for place in [(3, 7, 1), (3, 7, 2), (3, 8, 1), (4, 7, 1)]:
+        seed_dropout(*place)
+        drawn[place] = torch.rand(100)
+        # Runs that are there already are repeated to the bit.
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+        assert torch.equal(torch.rand(100), drawn[place])
+    assert len({tuple(values.tolist()) for values in drawn.values()}) == len(drawn)

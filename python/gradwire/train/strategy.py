@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 
 def seed_dropout(seed: int, step: int, worker: int) -> None:
-    """Every codec drops the same values."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, step, worker]).generate_state(1)[0]))
+    """Every codec drops the same values: those after torch.manual_seed, which takes half a
+    millisecond where there is no GPU, and keeps a stack of every call for the day that one is."""
+    drawn = int(np.random.SeedSequence([seed, step, worker]).generate_state(1)[0])
+    torch.default_generator.manual_seed(drawn)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(drawn)
 
 
 class Strategy:
