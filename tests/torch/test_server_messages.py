@@ -17,7 +17,6 @@ from gradwire.torch.link.wire import Bytes
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     apply_options,
-    check_options,
     encode_options,
     options_message,
     read_options,
@@ -96,7 +95,7 @@ def test_options_of_other_content_are_refused(text: bytes, error: str) -> None:
     message = options_message(3, text)
     assert read_version(message) == 3
     with pytest.raises(ValueError, match=error):
-        check_options(make_groups(), read_options(message))
+        read_options(message, make_groups())
 
 
 @pytest.mark.parametrize("size", range(8))
@@ -110,12 +109,11 @@ def test_options_that_schedulers_set_are_taken() -> None:
     for group in theirs:
         group |= {"lr": torch.tensor(0.5), "betas": (0.5, 0.75), "amsgrad": False, "foreach": True}
         group |= {"initial_lr": 0.25, "weight_decay": 1}
-    options = read_options(options_message(0, encode_options(theirs)))
-    check_options(ours, options)
-    apply_options(ours, options)
+    apply_options(ours, read_options(options_message(0, encode_options(theirs)), ours))
     assert ours[1]["betas"] == (0.5, 0.75)
     assert (ours[1]["lr"], ours[1]["amsgrad"], ours[1]["initial_lr"]) == (0.5, False, 0.25)
-    check_options([{"lr": torch.tensor(0.1), "order": [1, 2], "kind": "a"}], [{"order": [3]}])
+    changed = as_bytes(bytes(8) + b'[{"order": [3]}]')
+    read_options(changed, [{"lr": torch.tensor(0.1), "order": [1, 2], "kind": "a"}])
 
 
 JSON = st.recursive(
@@ -134,8 +132,7 @@ def test_any_bytes_are_read_or_refused_with_a_value_error(content: bytes) -> Non
     groups, message = make_groups(), as_bytes(content)
     try:
         read_version(message)
-        options = read_options(message)
-        check_options(groups, options)
+        options = read_options(message, groups)
     except ValueError:
         return
     apply_options(groups, options)

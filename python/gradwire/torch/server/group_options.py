@@ -57,8 +57,9 @@ def read_version(message: Bytes) -> int:
     return int(version)
 
 
-def read_options(message: Bytes) -> list[Options]:
-    """The options in what `options_message` made. Raises ValueError for any other bytes."""
+def read_options(message: Bytes, groups: Sequence[Options]) -> list[Options]:
+    """The options in what `options_message` made, which `apply_options` can write into the groups.
+    Raises ValueError for any other bytes."""
     try:
         options: list[Options] = json.loads(message[_VERSION.size :].tobytes())
         if not isinstance(options, list) or not all(isinstance(group, dict) for group in options):
@@ -68,17 +69,13 @@ def read_options(message: Bytes) -> list[Options]:
                 _plain(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"it holds no options of parameter groups as JSON ({error})") from error
-    return options
-
-
-def check_options(groups: list[Options], options: list[Options]) -> None:
-    """Raises ValueError if `apply_options` can't write the options into the groups."""
     if len(options) != len(groups):
         raise ValueError(f"it has options of {len(options)} parameter groups, not {len(groups)}")
     for place, (group, new) in enumerate(zip(groups, options, strict=True)):
         for key, value in new.items():
             if key in ("params", "param_names") or (key in group and not _fits(group[key], value)):
                 raise ValueError(f"it says that {key} of group {place} is {value!r}")
+    return options
 
 
 def _fits(old: Any, new: Any) -> bool:

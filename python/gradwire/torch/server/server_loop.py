@@ -19,7 +19,6 @@ from gradwire.torch.server.group_options import (
     VERSION_BYTES,
     Agreement,
     OptionsOfWorkers,
-    check_options,
     encode_options,
     options_message,
     read_options,
@@ -227,7 +226,7 @@ class Serving(Side[ServerSide]):
     def _take_options(self, message: Message) -> None:
         with self.link.reading(message):
             read_version(message.payload)
-            check_options(self._optimizer.param_groups, read_options(message.payload))
+            read_options(message.payload, self._optimizer.param_groups)
         self._options.take(message.peer, message.payload)
 
     def _take_push(self, message: Message) -> None:

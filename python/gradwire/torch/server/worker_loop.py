@@ -16,7 +16,6 @@ from gradwire.torch.records.parameters import Options
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     apply_options,
-    check_options,
     encode_options,
     options_message,
     read_options,
@@ -243,8 +242,7 @@ class Working(Side[WorkerSide]):
                     continue
                 if message.kind is Kind.OPTIONS:
                     version = read_version(message.payload)
-                    options[version] = read_options(message.payload)
-                    check_options(list(groups), options[version])
+                    options[version] = read_options(message.payload, groups)
                     continue
                 version = self.parts[message.part].load_model(message.peer, message.payload)
             if on_model is not None:
