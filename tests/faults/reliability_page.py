@@ -19,6 +19,7 @@ WAYS = {
     "sharded-optimizer": "`ShardedOptimizer`",
     "local-steps": "`LocalSteps`",
     "local-steps-fragments": "`LocalSteps`, `fragments=2, delay=1`",
+    "sparse-loco": "`LocalSteps`, `**sparse_loco()`",
     "servers": "`ServerOptimizer`, a worker",
     "servers-server": "`ServerOptimizer`, the server",
     "fsdp": "`FullyShardComm`",

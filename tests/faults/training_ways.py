@@ -34,6 +34,7 @@ from gradwire.torch import (
     gradwire_hook,
     register_backend,
     save,
+    sparse_loco,
 )
 from gradwire.train import network
 from training import BATCH, CLASSES, INPUTS, digest, make_model
@@ -212,6 +213,7 @@ WAYS: dict[str, Callable[[Job], Training]] = {
     "sharded-optimizer": _sharded_optimizer,
     "local-steps": _local_steps(),
     "local-steps-fragments": _local_steps(fragments=2, delay=1),
+    "sparse-loco": _local_steps(**sparse_loco(density=0.02)),
     "servers": _with_server(codec="3lc"),
     "servers-server": _with_server(codec="3lc"),  # the fault happens to the server
     "fsdp": _fsdp(),
