@@ -375,6 +375,26 @@ def train_in_part(members: list[int]) -> str | None:
     return result
 
 
+def lose_a_rank_of_a_part(members: list[int], victim: int, how: str) -> None:
+    """how: "killed" is the victim, or it has another "codec" than the others."""
+    group = dist.new_group(members)
+    if dist.get_rank() not in members:
+        return
+    is_victim = dist.get_rank() == victim
+    codec = "int8" if is_victim and how == "codec" else "3lc"
+    model = make_model()
+    ddp = DistributedDataParallel(model, process_group=group)
+    ddp.register_comm_hook(GradwireState(codec, process_group=group), gradwire_hook)
+    optimizer = make_optimizer(model)
+    for step in range(1000):
+        if step == 4 and is_victim and how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        inputs, labels = batch(dist.get_rank(), step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(ddp(inputs), labels).backward()
+        optimizer.step()
+
+
 def _train_two_models(group: dist.ProcessGroup) -> str:
     models = [make_model(), make_model()]
     ddps = [DistributedDataParallel(m, process_group=group, bucket_cap_mb=0.05) for m in models]

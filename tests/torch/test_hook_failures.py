@@ -34,6 +34,26 @@ def test_a_killed_rank_is_named_by_all_others(fragile_cluster: Cluster, victim: 
     assert [code for rank, code in enumerate(codes) if rank != victim] == [0, 0]
 
 
+def test_in_a_part_of_the_world_a_rank_keeps_its_name(fragile_cluster: Cluster) -> None:
+    """Rank 2 of the world is the group's rank 1."""
+    fragile_cluster.start(WORLD, jobs.lose_a_rank_of_a_part, [0, 2], 2, "killed")
+    answer = fragile_cluster.collect(range(WORLD), seconds=60)[0]
+    assert isinstance(answer, Failed)
+    assert "PeerLostError: rank 2 is gone; rank 0, step 4" in answer.message, answer.trace
+
+
+def test_what_ranks_of_a_part_of_the_world_differ_in_says_which_ranks_they_are(
+    fragile_cluster: Cluster,
+) -> None:
+    fragile_cluster.start(WORLD, jobs.lose_a_rank_of_a_part, [0, 2], 2, "codec")
+    answers = fragile_cluster.collect(range(WORLD), seconds=60)
+    for rank, pair in ((0, "ranks 0 and 1"), (2, "ranks 1 and 0")):
+        answer = answers[rank]
+        assert isinstance(answer, Failed)
+        assert f"PeerMismatchError: {pair} can't exchange" in answer.message, answer.trace
+        assert "(ranks are places in the process group [0, 2])" in answer.message
+
+
 def test_a_rank_lost_between_two_steps_is_named(fragile_cluster: Cluster) -> None:
     """Either DDP's broadcast of buffers or the hook notices the loss first."""
     fragile_cluster.start(WORLD, jobs.train_with_buffers_and_lose_a_rank, 1, 4)

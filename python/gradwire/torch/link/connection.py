@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -17,15 +18,20 @@ import torch.distributed as dist
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.failure import TIMEOUT_SPREAD_SECONDS, FailureBoard
 from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.roll_call import RollCall, places_note
+from gradwire.torch.link.roll_call import RollCall
 from gradwire.torch.link.thread import ABORT_SECONDS, join, only_here
 from gradwire.torch.link.wire import LostError, Wire
 
 T = TypeVar("T", bound=Exception)
 
+_MENTIONS_RANK = re.compile(r"\branks? \d")
+
 
 class Connection:
     """A Gloo group that nobody else uses, its wire, and the error that ended it.
+
+    An error about a lost, silent or stopped rank calls it by its rank in the world. The wire and
+    the exchange count the places in the group, and their own errors say so where the two differ.
 
     It is of use only in the process that made it. In a forked child `check` raises, and nothing
     else touches the connections.
@@ -39,9 +45,9 @@ class Connection:
         """
         if isinstance(process_group, Meeting):
             group, store = process_group.connect(timeout), process_group.store
-            self._names = list(process_group.names)
+            names = process_group.names
         else:
-            group, self._names = _new_group(process_group or _world(), timeout)
+            group, names = _new_group(process_group or _world(), timeout)
             store = group.get_group_store()
         numbers = process_group.numbers if isinstance(process_group, Meeting) else ()
         self.wire = Wire(group, timeout, numbers)
@@ -49,7 +55,10 @@ class Connection:
         self.world_size = group.size()
         self.error: Exception | None = None
         self.readers: list[threading.Thread] = []  # threads that wait for messages
-        self._board = FailureBoard(store, self.rank, [self.rank, *self.wire.peers])
+        self._name_of = dict(enumerate(names)) if list(names) != list(range(len(names))) else {}
+        self._board = FailureBoard(
+            store, self._name(self.rank), self._names((self.rank, *self.wire.peers))
+        )
         self._group: dist.ProcessGroup | None = group
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._finalizing = threading.Lock()  # held while one finalizer takes the other's place
@@ -125,7 +134,8 @@ class Connection:
         """
         if self._group is None or self.is_inherited:
             return None
-        peers, when = tuple(self.wire.peers), f"rank {self.rank}, between two steps: {why}"
+        peers = self._names(self.wire.peers)
+        when = f"rank {self._name(self.rank)}, between two steps: {why}"
         return self._end(self._board.diagnose(peers, True, when, patience=TIMEOUT_SPREAD_SECONDS))
 
     def abandon(self, error: Exception) -> None:
@@ -174,13 +184,29 @@ class Connection:
     def _judge(self, raised: Exception, doing: str) -> Exception:
         if isinstance(raised, LostError):
             return self._diagnose(raised, doing)
+        self._say_which_ranks(raised)
         self.announce(raised)
         return raised
 
     def _diagnose(self, lost: LostError, doing: str) -> CommunicationError:
-        when = f"rank {self.rank}, {doing}: {lost}{places_note(self._names)}"
-        closed = () if lost.silent else self.wire.closed_peers()
-        return self._board.diagnose(lost.peers, lost.silent, when, closed)
+        when = f"rank {self._name(self.rank)}, {doing}: {lost}"
+        closed = () if lost.silent else self._names(self.wire.closed_peers())
+        return self._board.diagnose(self._names(lost.peers), lost.silent, when, closed)
+
+    def _name(self, rank: int) -> int:
+        """What errors call a rank of the wire."""
+        return self._name_of.get(rank, rank)
+
+    def _names(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        return tuple(map(self._name, ranks))
+
+    def _say_which_ranks(self, error: Exception) -> None:
+        """Adds to an error of the wire or the exchange which ranks of the world it is about."""
+        if self._name_of and _MENTIONS_RANK.search(str(error)):
+            group = list(self._name_of.values())
+            error.args = (f"{error} (ranks are places in the process group {group})",)
+        if isinstance(error, CommunicationError):
+            error.ranks = self._names(error.ranks)
 
     def _end(self, error: T) -> T:
         self.error = error
@@ -206,9 +232,8 @@ def _new_group(
 ) -> tuple[dist.ProcessGroup, list[int]]:
     """A Gloo group of the same ranks, and their numbers in the world."""
     names = dist.get_process_group_ranks(process_group)
-    store, rank, places = process_group.get_group_store(), process_group.rank(), range(len(names))
-    note = places_note(names)
-    with RollCall(store, rank, places, timeout, process_group, note).connecting():
+    store, rank = process_group.get_group_store(), names[process_group.rank()]
+    with RollCall(store, rank, names, timeout, process_group).connecting():
         group = dist.new_group(
             names,
             timeout=timedelta(seconds=timeout),

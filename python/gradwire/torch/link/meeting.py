@@ -19,7 +19,7 @@ class Meeting:
     """Where `world_size` ranks meet, and which of them this one is.
 
     store   of these ranks alone (a PrefixStore), and of no earlier meeting
-    names   by which the program knows the ranks; empty: by their places, from 0 on
+    names   by which the program and errors know the ranks; empty: by their places, from 0 on
     connect_seconds   the most that a connection may take, if the group's timeout is longer
     numbers   the ranks that messages and errors are about, by place; empty: the places themselves
     """
@@ -38,8 +38,8 @@ class Meeting:
         `timeout` and `connect_seconds`.
         """
         timeout = min(timeout, self.connect_seconds)
-        numbers = self.numbers or range(self.world_size)
-        with RollCall(self.store, numbers[self.rank], numbers, timeout).connecting():
+        ranks = self.numbers or self.names or range(self.world_size)
+        with RollCall(self.store, ranks[self.rank], ranks, timeout).connecting():
             group = dist.ProcessGroup(self.store, self.rank, self.world_size)
             add_gloo(group, self.store, timedelta(seconds=timeout))
         return group

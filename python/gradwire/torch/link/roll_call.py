@@ -36,7 +36,6 @@ class RollCall:
     ranks    all of them, as errors name them
     timeout  seconds
     group    of the same ranks, in the same order; over Gloo it shows at once that a process ended
-    note     goes into errors, after what this rank was doing
     """
 
     store: Store
@@ -44,7 +43,6 @@ class RollCall:
     ranks: Sequence[int]
     timeout: float
     group: dist.ProcessGroup | None = None
-    note: str = ""
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[None]:
@@ -105,7 +103,7 @@ class RollCall:
     def _store_lost(self, why: str) -> StoreLostError:
         return StoreLostError(
             "the store where the ranks meet, hosted by rank 0 unless a launcher hosts it, does not "
-            f"answer ({why}); rank {self.rank}, {self._doing}{self.note}"
+            f"answer ({why}); rank {self.rank}, {self._doing}"
         )
 
     @property
@@ -120,7 +118,7 @@ class RollCall:
         when = f"rank {self.rank}, {self._doing}: {why}"
         board = FailureBoard(keys or self.store, self.rank, self.ranks)
         patience = TIMEOUT_SPREAD_SECONDS if silent else GRACE_SECONDS
-        error = board.diagnose(lost, silent, when + self.note, () if silent else lost, patience)
+        error = board.diagnose(lost, silent, when, () if silent else lost, patience)
         board.linger(frozenset(error.ranks))
         raise error
 
@@ -155,13 +153,6 @@ class _Entry(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-
-
-def places_note(names: Sequence[int]) -> str:
-    """Says for errors what the ranks are, if they are not those of the world."""
-    if list(names) in ([], list(range(len(names)))):
-        return ""
-    return f" (ranks are places in the process group {list(names)})"
 
 
 def _is_gloo(group: dist.ProcessGroup) -> bool:
