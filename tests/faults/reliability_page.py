@@ -24,6 +24,7 @@ WAYS = {
     "servers-server": "`ServerOptimizer`, the server",
     "fsdp": "`FullyShardComm`",
     "fsdp-weights": "`FullyShardComm`, `weights=`",
+    "hsdp": "`FullyShardComm`, two replicas of two shards",
     "backend": "backend `gradwire`",
     "local-steps-go-on": '`LocalSteps`, `on_lost="continue"`',
     "servers-go-on": '`ServerOptimizer`, `on_lost="continue"`',
@@ -35,6 +36,10 @@ NOT_NOTICED = {
         "fsdp",
         "bit-flipped",
     ): "in weights that PyTorch gathers itself; with `weights=` gradwire does",
+    (
+        "hsdp",
+        "bit-flipped",
+    ): "in what PyTorch sends inside a replica; between replicas gradwire does",
     ("backend", "old-checkpoint"): "as over Gloo itself; compare the steps in the program",
     ("mpi", "old-checkpoint"): "as with MPI's own all-reduce; compare the steps in the program",
 }

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -179,11 +179,11 @@ def _with_server(**settings: Any) -> Callable[[Job], Training]:
     return make
 
 
-def _fsdp(**settings: Any) -> Callable[[Job], Training]:
+def _fsdp(replicas: int = 1, **settings: Any) -> Callable[[Job], Training]:
     def make(job: Job) -> Training:
         _join_group(job)
         model = make_model()
-        mesh = init_device_mesh("cpu", (job.world_size,))
+        mesh = _mesh(job, replicas)
         for layer in model.children():
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -193,6 +193,19 @@ def _fsdp(**settings: Any) -> Callable[[Job], Training]:
         return Training(model, optimizer, states, model, comm.close)
 
     return make
+
+
+def _mesh(job: Job, replicas: int) -> DeviceMesh:
+    """The groups of two dimensions are made by PyTorch, with a timeout of 30 minutes, unless it is
+    told otherwise."""
+    if replicas == 1:
+        return init_device_mesh("cpu", (job.world_size,))
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # PyTorch hides it
+    options._timeout = timedelta(seconds=job.timeout)
+    names = ("replicas", "shards")
+    override: dict[int | str, Any] = dict.fromkeys(names, ("gloo", options))
+    shape = (replicas, job.world_size // replicas)
+    return init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override=override)
 
 
 def _backend(job: Job) -> Training:
@@ -218,6 +231,7 @@ WAYS: dict[str, Callable[[Job], Training]] = {
     "servers-server": _with_server(codec="3lc"),  # the fault happens to the server
     "fsdp": _fsdp(),
     "fsdp-weights": _fsdp(weights="bf16"),
+    "hsdp": _fsdp(replicas=2),
     "backend": _backend,
     "local-steps-go-on": _local_steps_go_on,
     "servers-go-on": _with_server(codec="3lc", on_lost="continue"),

@@ -327,6 +327,16 @@ def unlike_replicas() -> str:
     return raised_by(lambda: _backward(model))
 
 
+def unlike_steps_of_shards() -> str:
+    """Both replicas have mixed the same steps, so that gradients between replicas agree."""
+    model = shard(make_model(), Sharded(hybrid=True))
+    comm = FullyShardComm(model, "3lc:s=1.5")
+    comm.load_state_dict({**comm.state_dict(), "iterations": 5 + dist.get_rank() % 2})
+    found = raised_by(lambda: _backward(model))
+    comm.close()
+    return found
+
+
 def unlike_arguments() -> str:
     model = shard(make_model(), Sharded())
     codec = "int8" if dist.get_rank() == 0 else "3lc"

@@ -170,6 +170,13 @@ def test_replicas_that_differ_are_named(cluster: Cluster) -> None:
         assert "second.weight" in message
 
 
+def test_shards_of_different_steps_are_named(cluster: Cluster) -> None:
+    for rank, answer in enumerate(cluster.run(4, fsdp_jobs.unlike_steps_of_shards)):
+        other = rank ^ 1
+        assert f"ranks {rank} and {other} can't exchange" in answer, answer
+        assert f"rank {rank} has 'a state of step {5 + rank % 2}'" in answer, answer
+
+
 def test_arguments_that_differ_are_named(cluster: Cluster) -> None:
     for message in cluster.run(3, fsdp_jobs.unlike_arguments):
         assert message.startswith("PeerMismatchError")

@@ -47,11 +47,10 @@ def test_what_ranks_of_a_part_of_the_world_differ_in_says_which_ranks_they_are(
 ) -> None:
     fragile_cluster.start(WORLD, jobs.lose_a_rank_of_a_part, [0, 2], 2, "codec")
     answers = fragile_cluster.collect(range(WORLD), seconds=60)
-    for rank, pair in ((0, "ranks 0 and 1"), (2, "ranks 1 and 0")):
+    for rank, pair in ((0, "ranks 0 and 2"), (2, "ranks 2 and 0")):
         answer = answers[rank]
         assert isinstance(answer, Failed)
         assert f"PeerMismatchError: {pair} can't exchange" in answer.message, answer.trace
-        assert "(ranks are places in the process group [0, 2])" in answer.message
 
 
 def test_a_rank_lost_between_two_steps_is_named(fragile_cluster: Cluster) -> None:

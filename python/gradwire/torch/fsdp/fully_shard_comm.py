@@ -21,6 +21,7 @@ from gradwire.torch.fsdp.settings import all_gather_settings, reduce_scatter_set
 from gradwire.torch.fsdp.units import Unit, find_units, name_parameters
 from gradwire.torch.hook.gradwire_state import LossScaler
 from gradwire.torch.link.engine import agree
+from gradwire.torch.link.failure import FailureBoard
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
@@ -127,27 +128,34 @@ class FullyShardComm(SessionOwner):
         tensors = [(n, shapes[n]) for n, _ in name_parameters(model) if n in shapes]
         self._settings = chosen.with_last_excluded(tensors)
         self._tensors = [(name, list(p.shape)) for name, p in name_parameters(model)]
-        leg = None
+        inner = None
+        if self._hybrid:
+            inner = ExchangeSettings(process_group=shards, timeout=self._settings.timeout)
         if weights is not None:
-            leg = all_gather_settings(self._settings, weights, weights_rules, shards)
+            inner = all_gather_settings(self._settings, weights, weights_rules, shards)
         self._flights: deque[_Flight] = deque()
         # Backward passes whose gradients were reduced. It numbers the steps, so that a forward and
         # its backward draw alike for weights, also after a restart.
         self._iterations = 0
+        self._is_compared = False  # with the other ranks of the mesh, since it began or was loaded
         self._backward: int | None = None  # autograd's number of the one under way
         self._gathers = False  # whether weights were gathered since the last end of a step
         self._loss_scale: float | None = None
         device = self._units[0].device
-        self._session = Session(self._settings, device)
+        board = None if inner is None else FailureBoard.of_world(self._units[0].ranks)
+        self._session = Session(self._settings, device, board=board)
         self._session.close_with(self)
+        # Inside a replica it carries weights, or only tells which rank is gone.
+        self._inner_session: Session | None = None
         self._weights_session: Session | None = None
         lines = [f"start_iter {start_iter}, weights {weights} {list(weights_rules)}"]
         for unit in self._units:
             lines += [f"unit {unit.index} {name} {shape}" for name, shape in unit.weights()]
         self._session.start(partial(agree, "\n".join(lines)), "comparing the model").result()
-        if leg is not None:
-            self._weights_session = Session(leg, device)
-            self._weights_session.close_with(self)
+        if inner is not None:
+            self._inner_session = Session(inner, device, board=board)
+            self._inner_session.close_with(self)
+            self._weights_session = None if weights is None else self._inner_session
         layout = self._settings.layout(tensors, world_size=1)
         parameters = [p for unit in self._units for p in unit.parameters]
         push = usual_push_codec(layout)
@@ -196,13 +204,26 @@ class FullyShardComm(SessionOwner):
             raise ValueError(f"the state is of shard {state.get('shard')}, this is {self._shard()}")
         session.load_state_dict(state)
         self._iterations = int(state["iterations"])
+        self._is_compared = False
 
     def close(self) -> None:
         """Ends the communication threads and their process groups. The model can't be used after
         it; statistics and residuals stay."""
         super().close()
-        if self._weights_session is not None:
-            self._weights_session.close()
+        if self._inner_session is not None:
+            self._inner_session.close()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """An error that names the ranks that are gone; `error` itself if no rank is.
+
+        PyTorch's own communication, such as the reduce-scatter inside a replica, does not say whose
+        connection closed.
+        """
+        if self._inner_session is not None:
+            found = self._inner_session.explain(error)
+            if found is not error:
+                return found
+        return super().explain(error)
 
     # Construction ------------------------------------------------------------------------------
 
@@ -218,11 +239,14 @@ class FullyShardComm(SessionOwner):
         shards = self._units[0].shards
         return f"{shards.rank()} of {shards.size()}"
 
-    def _compare_replicas(self) -> None:
-        """Averages of gradients keep replicas equal that began equal."""
+    def _compare_ranks(self) -> None:
+        """Of HSDP. Averages of gradients keep replicas equal that began equal. And inside a replica
+        PyTorch communicates itself, so nothing else shows that a shard is of another step."""
+        session, inner = self._running(), self._inner_session
+        assert inner is not None, "there are replicas"
+        lines = [f"a state of step {self._iterations}"]
 
-        def work(wire: Wire) -> None:
-            lines = []
+        def compare(wire: Wire) -> None:
             for unit in self._units:
                 for (name, _), parameter in zip(unit.gradients(), unit.parameters, strict=True):
                     assert isinstance(parameter, DTensor), "fully_shard makes it one"
@@ -230,7 +254,10 @@ class FullyShardComm(SessionOwner):
                     lines.append(f"{name} {hashlib.sha256(values.cpu().numpy()).hexdigest()}")
             agree("\n".join(lines), wire)
 
-        self._running().start(work, "comparing the replicas' parameters").result()
+        inner.start(partial(agree, lines[0]), "comparing the steps of the shards").result()
+        alike = compare if self._iterations == 0 else partial(agree, lines[0])
+        session.start(alike, "comparing the replicas").result()
+        self._is_compared = True
 
     def _take_over(self, unit: Unit) -> None:
         """Replaces the unit's communication."""
@@ -307,8 +334,8 @@ class FullyShardComm(SessionOwner):
 
     def _begin_step(self, backward: int) -> None:
         self._land(0)  # there are flights if the last backward() ended with an error
-        if self._hybrid and self._iterations == 0:
-            self._compare_replicas()
+        if self._hybrid and not self._is_compared:
+            self._compare_ranks()
         self._backward = backward
         self._loss_scale = None if self._scaler is None else self._scaler.get_scale()
         # PyTorch calls it when all units are done, before backward() returns.

@@ -48,6 +48,7 @@ class Unit:
 
     index      its place in the model, the same on every rank
     module     takes the setters of its communication
+    ranks      all ranks of the mesh
     replicas   the process group of the ranks that have the same shard (HSDP); None: there are none
     """
 
@@ -57,6 +58,7 @@ class Unit:
         self._group = group
         self._names = {id(p): names[id(p.sharded_param)] for p in group.fsdp_params}
         mesh = group.mesh_info
+        self.ranks: list[int] = mesh.mesh.mesh.flatten().tolist()
         self.replicas = mesh.replicate_process_group if isinstance(mesh, HSDPMeshInfo) else None
 
     def names(self) -> str:

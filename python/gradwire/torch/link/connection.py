@@ -24,21 +24,28 @@ from gradwire.torch.link.wire import LostError, Wire
 
 T = TypeVar("T", bound=Exception)
 
-_MENTIONS_RANK = re.compile(r"\branks? \d")
+_RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+)*\b")
 
 
 class Connection:
     """A Gloo group that nobody else uses, its wire, and the error that ended it.
 
-    An error about a lost, silent or stopped rank calls it by its rank in the world. The wire and
-    the exchange count the places in the group, and their own errors say so where the two differ.
+    Errors call ranks by their numbers in the world. The wire and the exchange count the places in
+    the group.
 
     It is of use only in the process that made it. In a forked child `check` raises, and nothing
     else touches the connections.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup | Meeting | None, timeout: float) -> None:
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | Meeting | None,
+        timeout: float,
+        board: FailureBoard | None = None,
+    ) -> None:
         """Every rank of `process_group` must call this, in the same order. None: of the world.
+
+        board: where the ranks of several connections report. None: this connection has its own.
 
         Raises PeerLostError, PeerSilentError or StoreLostError, if not all of them come within
         `timeout` (seconds).
@@ -56,12 +63,13 @@ class Connection:
         self.error: Exception | None = None
         self.readers: list[threading.Thread] = []  # threads that wait for messages
         self._name_of = dict(enumerate(names)) if list(names) != list(range(len(names))) else {}
-        self._board = FailureBoard(
+        self._board = board or FailureBoard(
             store, self._name(self.rank), self._names((self.rank, *self.wire.peers))
         )
         self._group: dist.ProcessGroup | None = group
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._finalizing = threading.Lock()  # held while one finalizer takes the other's place
+        self._ending = threading.RLock()  # held while peers read why this rank ends
         self._stop: Callable[[], bool] = lambda: True
         self._process = os.getpid()
 
@@ -69,6 +77,11 @@ class Connection:
     def is_inherited(self) -> bool:
         """Whether this process is a child, forked from the one that made the connections."""
         return os.getpid() != self._process
+
+    @property
+    def verdict(self) -> CommunicationError | None:
+        """Which ranks are to blame that this rank stops, if that has been found out."""
+        return self._board.verdict
 
     def finish_with(
         self, owner: object, finish: Callable[[], None], stop: Callable[[], bool]
@@ -96,6 +109,8 @@ class Connection:
                 f"process {os.getpid()}, a child that was forked from it, which cannot use them"
             )
         if self.error is not None:
+            with self._ending:  # the process may be the store's host, and end with the error
+                pass
             raise self.error.with_traceback(None)  # it would grow with each raise
 
     @contextlib.contextmanager
@@ -184,7 +199,7 @@ class Connection:
     def _judge(self, raised: Exception, doing: str) -> Exception:
         if isinstance(raised, LostError):
             return self._diagnose(raised, doing)
-        self._say_which_ranks(raised)
+        self._name_ranks_of(raised)
         self.announce(raised)
         return raised
 
@@ -200,15 +215,23 @@ class Connection:
     def _names(self, ranks: Iterable[int]) -> tuple[int, ...]:
         return tuple(map(self._name, ranks))
 
-    def _say_which_ranks(self, error: Exception) -> None:
-        """Adds to an error of the wire or the exchange which ranks of the world it is about."""
-        if self._name_of and _MENTIONS_RANK.search(str(error)):
-            group = list(self._name_of.values())
-            error.args = (f"{error} (ranks are places in the process group {group})",)
+    def _name_ranks_of(self, error: Exception) -> None:
+        """Gives the ranks in an error of the wire or the exchange their numbers in the world."""
+
+        def name(places: re.Match[str]) -> str:
+            return re.sub(r"\d+", lambda place: str(self._name(int(place[0]))), places[0])
+
+        if self._name_of:
+            error.args = (_RANKS.sub(name, str(error)),)
         if isinstance(error, CommunicationError):
             error.ranks = self._names(error.ranks)
 
     def _end(self, error: T) -> T:
+        with self._ending:
+            self._part(error)
+        return error
+
+    def _part(self, error: Exception) -> None:
         self.error = error
         with self._finalizing:
             alive = self._finalizer.detach() if self._finalizer is not None else None
@@ -218,7 +241,6 @@ class Connection:
         # After the report: a rank that sees the connection close must find it in the store.
         self.disconnect()
         self._board.linger(frozenset(error.ranks if isinstance(error, CommunicationError) else ()))
-        return error
 
 
 def _world() -> dist.ProcessGroup:

@@ -9,12 +9,15 @@ others waited for and that left no report.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from gradwire.torch.link.errors import (
     CommunicationError,
@@ -43,7 +46,10 @@ class Report:
 
 
 class FailureBoard:
-    """The reports of all ranks of one group."""
+    """The reports of the ranks of one group, or of several whose errors have one cause.
+
+    A rank reports once and has one verdict, whichever of its connections breaks first.
+    """
 
     def __init__(
         self,
@@ -57,10 +63,23 @@ class FailureBoard:
         self._ranks = sorted(ranks)
         self._may_host_store = dist.is_initialized() and dist.get_rank() == 0
         self._access = StoreAccess()
+        self._judging = threading.Lock()
+        self._has_reported = False
+        self.verdict: CommunicationError | None = None  # what `diagnose` found
+
+    @classmethod
+    def of_world(cls, ranks: Collection[int]) -> FailureBoard:
+        """For several groups, of the world's `ranks`. Each of them must call this, as often as the
+        others."""
+        assert dist.group.WORLD is not None, "init_process_group was not called"
+        store, rank = dist.group.WORLD.get_group_store(), dist.get_rank()
+        name = "gradwire/board/" + hashlib.sha256(str(sorted(ranks)).encode()).hexdigest()[:16]
+        number = store.add(f"{name}/{rank}", 1)
+        return cls(PrefixStore(f"{name}/{number}", store), rank, ranks)
 
     def announce(self, error: BaseException) -> None:
         """Leaves a report of this rank's own error, if the store can be reached."""
-        with contextlib.suppress(StoreUnreachableError):
+        with contextlib.suppress(StoreUnreachableError), self._judging:
             self._write(Report(error=f"{type(error).__name__}: {error}"))
             self.leave()
 
@@ -79,6 +98,19 @@ class FailureBoard:
         `closed`: ranks whose connections are closed, too, though this rank did not wait for them.
         `patience`: seconds for the reports of the others.
         """
+        with self._judging:
+            if self.verdict is None:
+                self.verdict = self._find_culprits(lost, silent, when, closed, patience)
+            return self.verdict
+
+    def _find_culprits(
+        self,
+        lost: tuple[int, ...],
+        silent: bool,
+        when: str,
+        closed: tuple[int, ...],
+        patience: float,
+    ) -> CommunicationError:
         try:
             self._write(Report(waited_for=lost, silent=silent))
             self._access.pause(patience)
@@ -125,6 +157,9 @@ class FailureBoard:
         )
 
     def _write(self, report: Report) -> None:
+        if self._has_reported:
+            return
+        self._has_reported = True
         text = json.dumps(asdict(report))
         self._access.ask(lambda: self._store.set(_STOPPED.format(self._rank), text))
 

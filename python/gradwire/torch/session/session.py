@@ -19,7 +19,7 @@ from gradwire.torch.device.device_queue import DeviceQueue
 from gradwire.torch.device.kernels import has_kernels
 from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.errors import CommunicationError
-from gradwire.torch.link.failure import GRACE_SECONDS
+from gradwire.torch.link.failure import GRACE_SECONDS, FailureBoard
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread
 from gradwire.torch.link.wire import Wire
@@ -46,13 +46,14 @@ class Session:
         settings: ExchangeSettings,
         device: torch.device = _CPU,
         meeting: Meeting | None = None,
+        board: FailureBoard | None = None,
     ) -> None:
         """Makes a Gloo group of its own. Every rank must call this, in the same order.
 
         `device`: the device that the buckets are on. `meeting`: takes the place of the settings'
-        process group.
+        process group. `board`: of several sessions whose errors have one cause.
         """
-        self._connection = Connection(meeting or settings.process_group, settings.timeout)
+        self._connection = Connection(meeting or settings.process_group, settings.timeout, board)
         # Nothing needs the group from here on, and it may be the owner, which must not be kept.
         self._settings = settings = replace(settings, process_group=None)
         self.rank = self._connection.rank
@@ -185,11 +186,15 @@ class Session:
         """
         if not self._thread.drain(seconds):
             return error
-        if isinstance(self.error, CommunicationError):
-            return self.error
+        if found := self._find_verdict():
+            return found
         if _TIMED_OUT in str(error):
             return self._connection.find_silent(str(error)) or error
         return self._connection.find_lost(GRACE_SECONDS if _names_no_rank(error) else 0.0) or error
+
+    def _find_verdict(self) -> CommunicationError | None:
+        found = self.error if isinstance(self.error, CommunicationError) else None
+        return found or self._connection.verdict
 
     def close(self) -> None:
         """Ends the thread and the groups; residuals and counters stay readable.
@@ -269,7 +274,8 @@ def _finish(session: Session) -> None:
     unhandled = getattr(sys, "last_value", None)
     # After any other error this rank is the first that stops, and a session that finishes later
     # would blame the ranks that stop because of it.
-    if unhandled is not None and _names_no_rank(unhandled) and session.error is None:
+    knows = session.error is not None or session._find_verdict() is not None
+    if unhandled is not None and _names_no_rank(unhandled) and not knows:
         verdict = session.explain(unhandled, _LEAVE_SECONDS)
         if verdict is not unhandled:
             print(f"gradwire: {verdict}", file=sys.stderr)
