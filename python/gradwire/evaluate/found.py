@@ -81,14 +81,15 @@ class Found:
 
     def seconds_a_step(self, arm: Arm) -> float | None:
         """Of training, measured."""
-        seconds = self._seconds_of_runs(arm)
+        seconds = self.seconds_of_runs(arm)
         return fmean(seconds) if seconds else None
 
-    def _seconds_of_runs(self, arm: Arm) -> list[float]:
+    def seconds_of_runs(self, arm: Arm) -> list[float]:
+        """Of a step, measured."""
         return [run.measured_seconds / self.settings[arm].steps for run in self.runs(arm)]
 
     def speed_up(self, arm: Arm, base: Arm) -> str:
-        own, other = self._seconds_of_runs(arm), self._seconds_of_runs(base)
+        own, other = self.seconds_of_runs(arm), self.seconds_of_runs(base)
         if not own or not other:
             return MISSING
         text = f"{fmean(other) / fmean(own):.3g}"

@@ -116,7 +116,10 @@ EVALUATION = Evaluation(
     "Bits and accuracy: codecs on five tasks",
     "What each codec sends, and what the training ends with. Bits are of a value of the compressed "
     "tensors, pushed and pulled, without headers. Left out: `bf16` and `fp16` (16 bits), "
-    "`truncate` (8 to 16), and `qgd`, which is for gradient descent.",
+    "`truncate` (8 to 16), `topk2bit`, and `qgd`, which is for gradient descent. *The hook*: the "
+    "workers pull the average of their gradients, as with DDP's communication hook, and not the "
+    "change of the model. In the pictures, a codec that ends far worse than most stands on the "
+    "dotted line, with its number.",
     tuple(
         Experiment(
             _TITLES[task],

@@ -74,7 +74,7 @@ def _draw(experiment: Experiment, found: Found, page: Path) -> Iterable[tuple[Pa
     folder = page.with_suffix("")
     for name, (text, draw) in experiment.figures.items():
         for path in plots.save({f"{name}.png": partial(draw, found)}, folder):
-            Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)
+            Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
             yield path, text
 
 
@@ -91,13 +91,17 @@ def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
         return "No run is there yet."
     commits = sorted({_short(str(machine["gradwire"]["commit"])) for machine in seen})
     cpus = sorted({f"{machine['cpu']}, {_count(machine['cores'])}" for machine in seen})
+    unsaved = any(commit.endswith("-dirty") for commit in commits)
     torch = sorted({str(machine["torch"]) for machine in seen})
     return (
         f"Runs made: {len(seen)}, on {'; '.join(cpus)}; gradwire {', '.join(commits)}; PyTorch "
-        f"{', '.join(torch)}. A cell of bits has two numbers, of pushes and of pulls. Several "
-        "seeds: the mean, and in brackets the lowest and the highest; a difference compares equal "
-        "seeds."
+        f"{', '.join(torch)}. {_DIRTY if unsaved else ''}A cell of bits has two numbers, of "
+        "pushes and of pulls. Several seeds: the mean, and in brackets the lowest and the highest; "
+        "a difference compares equal seeds."
     )
+
+
+_DIRTY = "*dirty*: with changes that were not committed. "
 
 
 def _count(cores: int) -> str:

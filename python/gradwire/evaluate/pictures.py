@@ -43,15 +43,19 @@ def lines(
     markers: bool = False,
     title: str = "",
     metric: Metric | None = None,
+    looks: Sequence[str] = (),
 ) -> Figure | None:
     """A line for each name. logarithmic: the axis across. metric: of the heights; a line that ends
-    far worse than most is cut off, and the legend says where it ends. None: no line."""
+    far worse than most is cut off, and the legend says where it ends. looks: the names in an order
+    that gives each its colour and marker; empty: that of `drawn`. None: no line."""
     if not any(len(line.xs) for line in drawn.values()):
         return None
     figure = Figure(figsize=plots.SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     cut_off = _far_worse(drawn, metric) if metric is not None else {}
-    for index, (name, line) in enumerate(drawn.items()):
+    order = list(looks or drawn)
+    for name, line in drawn.items():
+        index = order.index(name)
         marker = plots.MARKERS[index % len(plots.MARKERS)] if markers else ""
         style = plots.style(index)
         label = name + cut_off.get(name, "")
@@ -78,9 +82,11 @@ def lines(
 def _far_worse(drawn: Mapping[str, Line], metric: Metric) -> dict[str, str]:
     """The names of lines that end far worse than most, with the end as text."""
     ends = {name: line.ys[-1] for name, line in drawn.items() if line.ys}
+    if len(ends) < 3:
+        return {}  # either may be the one that is worse
     worst = plots.worst_shown(list(ends.values()), metric)
     return {
-        name: f" (ends at {metric.text(end / metric.scale)})"
+        name: f" (beyond the picture: ends at {metric.text(end / metric.scale)})"
         for name, end in ends.items()
         if not metric.reached(end, worst)
     }
@@ -100,10 +106,15 @@ def _ticks_between(drawn: Mapping[str, Line]) -> tuple[float, ...]:
 
 
 def over_steps(
-    found: Found, arms: Mapping[str, Arm], *, of_loss: bool = False, title: str = ""
+    found: Found,
+    arms: Mapping[str, Arm],
+    *,
+    of_loss: bool = False,
+    title: str = "",
+    looks: Sequence[str] = (),
 ) -> Figure | None:
     """The training loss, or what the evaluations measure, over the steps: the mean of the seeds.
-    Runs that diverged are left out."""
+    Runs that diverged are left out. looks: as of `lines`."""
     drawn = {}
     for label, one in arms.items():
         runs = [run for run in found.runs(one) if run.final is not None]
@@ -124,12 +135,13 @@ def over_steps(
     metric = found.metric(next(iter(arms.values())))
     up = "training loss (nats)" if of_loss else f"{metric.title} ({metric.unit})"
     ends = None if of_loss else metric
-    return lines(drawn, "step", up, markers=not of_loss, title=title, metric=ends)
+    return lines(drawn, "step", up, markers=not of_loss, title=title, metric=ends, looks=looks)
 
 
 def _spread(runs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Line:
-    """Of curves that may have their points at different places: at those of the first one."""
-    xs = runs[0][0]
+    """Of curves that may have their points at different places: at those of the curve that begins
+    last, so that every other one has points on both sides."""
+    xs = max(runs, key=lambda run: run[0][0])[0]
     ys = np.array([np.interp(xs, *run) for run in runs])
     if len(runs) == 1:
         return Line(xs, ys[0].tolist())

@@ -201,9 +201,9 @@ EVALUATION = Evaluation(
     "terngrad",
     "TernGrad: its evaluation, here",
     "Wen et al.: TernGrad (NeurIPS 2017), section 4. The paper trains LeNet on MNIST, CifarNet on "
-    "CIFAR-10, AlexNet and GoogLeNet on ImageNet; here it is LeNet. The average comes back as it "
-    "is, in 32 bits; the paper's has 2N + 1 levels, because all workers share the largest of their "
-    "scales. Here each worker has its own.",
+    "CIFAR-10, AlexNet and GoogLeNet (table 3) on ImageNet; here it is LeNet. The average comes "
+    "back as it is, in 32 bits; the paper's has 2N + 1 levels, because all workers share the "
+    "largest of their scales. Here each worker has its own.",
     (
         _of_figure_3(
             "(a), SGD with momentum",
@@ -243,7 +243,8 @@ EVALUATION = Evaluation(
         ),
         Experiment(
             "Figure 4: during a training",
-            "Seed 0. In the paper 71 % of fc6 of AlexNet are zeros on average, with 4 workers.",
+            "Accuracy and loss: the mean of two seeds, and their spread; zeros: seed 0. In the "
+            "paper 71 % of fc6 of AlexNet are zeros on average, with 4 workers.",
             (_dropping(4, "floating", 0.5), _dropping(4, "TernGrad", 0.2), _OBSERVED),
             figures={
                 "figure-4-accuracy": ("accuracy", partial(_figure_4, of_loss=False)),

@@ -41,9 +41,15 @@ _DESIGNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 }
 _BASE = "32-bit float"
 _SHOWN = (_BASE, "Stoch 3-value b-3-5", "5% sparsification", "2 local steps", "3LC (s=1.00)")
+# Each has the same colour and marker in all figures. Those that share a colour share no figure.
+_LOOKS = (
+    *(_BASE, "8-bit int", "MQE 1-bit int", "5% sparsification", "2 local steps", "3LC (s=1.00)"),
+    *("3LC (s=1.75)", "Stoch 3-value b-3-5", "", "3LC (s=1.50)", "3LC (s=1.90)"),
+)
 _ALL_S = tuple(f"3LC (s={s})" for s in _S)
 _IN_FIGURE_6 = ("1.00", "1.75")
 _NO_ZRE = "no ZRE"
+_ALL_STEPS = ", all steps"
 _WITHOUT_ZRE = f"{_ALL_S[0]}, {_NO_ZRE}"
 
 
@@ -141,9 +147,14 @@ def _table_2(found: Found) -> str:
         ("bits pushed, pulled", lambda row: found.bits(row.arm)),
         ("paper: ratio", lambda row: row.theirs[0]),
         ("bits", lambda row: row.theirs[1]),
-        ("with coder=rice: bits", lambda row: found.bits(_of_s(row.label))),
+        ("with coder=rice: bits", lambda row: found.bits(_with_rice(row.label))),
     ]
-    return table(columns, [Row(s, _with_zre_shorter(s), theirs) for s, theirs in _TABLE_2.items()])
+    rows = []
+    for s, theirs in _TABLE_2.items():
+        rows.append(Row(s, _with_zre_shorter(s), theirs))
+        if s in _IN_FIGURE_6:
+            rows.append(Row(s + _ALL_STEPS, _with_zre(s), theirs))
+    return table(columns, rows)
 
 
 _TABLE_2 = {
@@ -155,8 +166,11 @@ _TABLE_2 = {
 }
 
 
-def _of_s(s: str) -> Arm:
-    return _shorter(f"3LC (s={_S[0] if s == _NO_ZRE else s})", 0.25)
+def _with_rice(label: str) -> Arm:
+    """What a row of table 2 is compared with."""
+    s = label.removesuffix(_ALL_STEPS)
+    design = f"3LC (s={_S[0] if s == _NO_ZRE else s})"
+    return _shorter(design, 0.25 if s == label else 1.0)
 
 
 def _of_time(found: Found, designs: tuple[str, ...], bandwidth: str) -> Figure | None:
@@ -175,14 +189,15 @@ def _of_time(found: Found, designs: tuple[str, ...], bandwidth: str) -> Figure |
             drawn[design] = Line(minutes, means, lows, highs)
     return lines(
         drawn, f"training time at {_RATES[bandwidth]} (minutes)", "test accuracy (%)",
-        logarithmic=True, markers=True,
+        logarithmic=True, markers=True, looks=_LOOKS,
     )  # fmt: skip
 
 
 def _over_steps(found: Found, of_loss: bool) -> Figure | None:
     from gradwire.evaluate.pictures import over_steps
 
-    return over_steps(found, {design: _full(design) for design in _SHOWN}, of_loss=of_loss)
+    arms = {design: _full(design) for design in _SHOWN}
+    return over_steps(found, arms, of_loss=of_loss, looks=_LOOKS)
 
 
 def _bits_over_steps(found: Found, s: str) -> Figure | None:
@@ -253,14 +268,18 @@ EVALUATION = Evaluation(
         ),
         Experiment(
             "Table 2: bits of a value",
-            "Average over a training of a quarter of the steps, of the compressed tensors alone.",
-            (*map(_with_zre_shorter, _TABLE_2), *map(_of_s, _S)),
+            "Average of the compressed tensors alone, over a training of a quarter of the steps, "
+            "and for two s over all steps, as in the paper.",
+            (*map(_with_zre_shorter, _TABLE_2), *map(_with_rice, _S)),
             _table_2,
         ),
         Experiment(
             "Figures 3 and 5: 25, 50, 75 and 100 % of the steps",
-            "Each point is a training of its own, with its own schedule of the learning rate. A "
-            f"design that ends below {_LOWEST_DRAWN} % is left out.",
+            "Each point is a training of its own, in one process, with its own schedule of the "
+            "learning rate; its time is the number of its steps times that of a step in table 1's "
+            "speed-ups. Points of 25, 50 and 75 % have one seed, those of 100 % two or three, and "
+            f"the spread. A design that ends below {_LOWEST_DRAWN} % is left out. 2 local steps "
+            "run without a server, in whose exchange uncompressed steps, too, take another time.",
             (
                 *(_shorter(design, share) for share in _QUARTERS for design in _DESIGNS),
                 *_TIMED,
@@ -276,8 +295,9 @@ EVALUATION = Evaluation(
         ),
         Experiment(
             "Figure 4: during a training",
-            "The mean of the seeds, and their spread. The loss is that of the workers' models, the "
-            "accuracy that of the server's.",
+            "The mean of the seeds, and their spread. Between two evaluations of a seed its "
+            "accuracy is interpolated, where another seed has its own. The loss is that of the "
+            "workers' models, the accuracy that of the server's.",
             tuple(_full(design) for design in _SHOWN),
             figures={
                 "figure-4-loss": (
