@@ -38,7 +38,7 @@ _ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt)(?::|$)")
 
 def victim_of(way: str) -> int:
     """The rank to which a fault happens."""
-    return SERVER if way == "servers-server" else VICTIM
+    return {"servers-server": SERVER, "hsdp-rank-1": 1}.get(way, VICTIM)
 
 
 def needs_store(way: str) -> bool:

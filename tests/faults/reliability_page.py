@@ -25,6 +25,7 @@ WAYS = {
     "fsdp": "`FullyShardComm`",
     "fsdp-weights": "`FullyShardComm`, `weights=`",
     "hsdp": "`FullyShardComm`, two replicas of two shards",
+    "hsdp-rank-1": "the same, the rank beside rank 0",
     "backend": "backend `gradwire`",
     "local-steps-go-on": '`LocalSteps`, `on_lost="continue"`',
     "servers-go-on": '`ServerOptimizer`, `on_lost="continue"`',

@@ -56,9 +56,12 @@ def test_servers_go_on_without_a_worker(forks: Forks, tmp_path: Path) -> None:
     assert [seen.status for seen in outcome.ranks] == [0, 0, -9, 0]
 
 
-def test_replicas_of_shards_name_the_rank_that_is_gone(forks: Forks, tmp_path: Path) -> None:
-    """Rank 3 shares only PyTorch's own communication with it, and rank 1 none."""
-    outcome = run_cell("hsdp", BY_NAME["killed"], forks, tmp_path / "cell", None, None)
+@pytest.mark.parametrize("way", ["hsdp", "hsdp-rank-1"])
+def test_replicas_of_shards_name_the_rank_that_is_gone(
+    forks: Forks, tmp_path: Path, way: str
+) -> None:
+    """One of the others shares only PyTorch's own communication with it, and one none."""
+    outcome = run_cell(way, BY_NAME["killed"], forks, tmp_path / "cell", None, None)
     assert outcome.problems == [], outcome
 
 

@@ -232,6 +232,7 @@ WAYS: dict[str, Callable[[Job], Training]] = {
     "fsdp": _fsdp(),
     "fsdp-weights": _fsdp(weights="bf16"),
     "hsdp": _fsdp(replicas=2),
+    "hsdp-rank-1": _fsdp(replicas=2),  # the fault happens to the rank beside the store's host
     "backend": _backend,
     "local-steps-go-on": _local_steps_go_on,
     "servers-go-on": _with_server(codec="3lc", on_lost="continue"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -375,24 +376,29 @@ def train_in_part(members: list[int]) -> str | None:
     return result
 
 
-def lose_a_rank_of_a_part(members: list[int], victim: int, how: str) -> None:
-    """how: "killed" is the victim, or it has another "codec" than the others."""
+def lose_a_rank_of_a_part(members: list[int], victim: int, how: str) -> list[str]:
+    """how: "killed" is the victim, or it has another "codec" than the others, or in the fifth step
+    "nan" in its data. Returns the warnings of that."""
     group = dist.new_group(members)
     if dist.get_rank() not in members:
-        return
+        return []
     is_victim = dist.get_rank() == victim
     codec = "int8" if is_victim and how == "codec" else "3lc"
     model = make_model()
     ddp = DistributedDataParallel(model, process_group=group)
     ddp.register_comm_hook(GradwireState(codec, process_group=group), gradwire_hook)
     optimizer = make_optimizer(model)
-    for step in range(1000):
-        if step == 4 and is_victim and how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        inputs, labels = batch(dist.get_rank(), step)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(ddp(inputs), labels).backward()
-        optimizer.step()
+    with warnings.catch_warnings(record=True) as caught:
+        for step in range(5 if how == "nan" else 1000):
+            if step == 4 and is_victim and how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            inputs, labels = batch(dist.get_rank(), step)
+            if step == 4 and is_victim and how == "nan":
+                inputs[0, 0] = math.nan
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(ddp(inputs), labels).backward()
+            optimizer.step()
+    return [str(w.message) for w in caught if w.category is NonFiniteStepWarning]
 
 
 def _train_two_models(group: dist.ProcessGroup) -> str:

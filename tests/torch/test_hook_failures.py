@@ -53,6 +53,12 @@ def test_what_ranks_of_a_part_of_the_world_differ_in_says_which_ranks_they_are(
         assert f"PeerMismatchError: {pair} can't exchange" in answer.message, answer.trace
 
 
+def test_a_warning_of_a_part_of_the_world_says_which_rank_it_is(cluster: Cluster) -> None:
+    for rank, warned in enumerate(cluster.run(3, jobs.lose_a_rank_of_a_part, [0, 2], 2, "nan")):
+        assert all("the gradient of rank 2 is not finite" in text for text in warned)
+        assert len(warned) == (0 if rank == 1 else 1)
+
+
 def test_a_rank_lost_between_two_steps_is_named(fragile_cluster: Cluster) -> None:
     """Either DDP's broadcast of buffers or the hook notices the loss first."""
     fragile_cluster.start(WORLD, jobs.train_with_buffers_and_lose_a_rank, 1, 4)

@@ -194,6 +194,7 @@ def test_only_an_error_that_may_be_pytorchs_is_explained_at_exit(
     """A rank with two sessions, as FullyShardComm with weights= has, ended with a GradwireError and
     then said that other ranks were gone: they had stopped because of it."""
     other = mock.Mock(error=None)
+    other._find_cause.return_value = None
     other.explain.return_value = PeerLostError("rank 2 is gone", (2,))
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     session._finish(other)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,70 @@ import torch.distributed as dist
 from gradwire.torch.fsdp.units import DefaultAllGather, DefaultReduceScatter
 from gradwire.torch.session.reduction import Op
 from gradwire.torch.session.work import ExchangeWork
+
+Explain = Callable[[BaseException], BaseException]
+
+
+@contextlib.contextmanager
+def _explained(explain: Explain) -> Iterator[None]:
+    """PyTorch's errors name no rank; `explain` finds one that does."""
+    try:
+        yield
+    except RuntimeError as error:
+        found = explain(error)
+        if found is error:
+            raise
+        raise found from error
+
+
+class ExplainedReduceScatter(DefaultReduceScatter):
+    """PyTorch's own, with errors that name ranks."""
+
+    def __init__(self, explain: Explain) -> None:
+        self._explain = explain
+
+    def __call__(  # type: ignore[override] # PyTorch's has no result if it waits
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Op,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        with _explained(self._explain):
+            work = super().__call__(output_tensor, input_tensor, group, op, async_op)
+        return None if work is None else _ExplainedWork(work, self._explain)
+
+
+class ExplainedAllGather(DefaultAllGather):
+    """PyTorch's own, with errors that name ranks."""
+
+    def __init__(self, explain: Explain) -> None:
+        self._explain = explain
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        with _explained(self._explain):
+            work = super().__call__(output_tensor, input_tensor, group, async_op)
+        return None if work is None else _ExplainedWork(work, self._explain)
+
+
+class _ExplainedWork(dist.Work):
+    def __init__(self, work: dist.Work, explain: Explain) -> None:
+        super().__init__()
+        self._work, self._explain = work, explain
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        with _explained(self._explain):
+            return self._work.wait(timeout)
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
 
 
 class ShardedReduceScatter(DefaultReduceScatter):

@@ -16,9 +16,14 @@ from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 
 from gradwire.torch.device import device_queue
-from gradwire.torch.fsdp.comms import ShardedAllGather, ShardedReduceScatter
+from gradwire.torch.fsdp.comms import (
+    ExplainedAllGather,
+    ExplainedReduceScatter,
+    ShardedAllGather,
+    ShardedReduceScatter,
+)
 from gradwire.torch.fsdp.settings import all_gather_settings, reduce_scatter_settings
-from gradwire.torch.fsdp.units import Unit, find_units, name_parameters
+from gradwire.torch.fsdp.units import DefaultAllGather, Unit, find_units, name_parameters
 from gradwire.torch.hook.gradwire_state import LossScaler
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.failure import FailureBoard
@@ -216,8 +221,8 @@ class FullyShardComm(SessionOwner):
     def explain(self, error: BaseException) -> BaseException:
         """An error that names the ranks that are gone; `error` itself if no rank is.
 
-        PyTorch's own communication, such as the reduce-scatter inside a replica, does not say whose
-        connection closed.
+        For errors of PyTorch's own communication, which does not say whose connection closed. What
+        `forward` and `backward` raise is explained already.
         """
         if self._inner_session is not None:
             found = self._inner_session.explain(error)
@@ -264,13 +269,15 @@ class FullyShardComm(SessionOwner):
         unit.take_unused()
         if self._hybrid:
             unit.reduce_inside()
+            unit.module.set_custom_reduce_scatter(ExplainedReduceScatter(self.explain))
             unit.module.set_all_reduce_hook(partial(self._average_replicas, unit))
         else:
             reduce = ShardedReduceScatter(partial(self._reduce_scatter, unit))
             unit.module.set_custom_reduce_scatter(reduce)
+        gather: DefaultAllGather = ExplainedAllGather(self.explain)
         if self._weights_session is not None:
             gather = ShardedAllGather(partial(self._all_gather, unit), unit.shards.size())
-            unit.module.set_custom_all_gather(gather)
+        unit.module.set_custom_all_gather(gather)
 
     # Gradients ---------------------------------------------------------------------------------
 

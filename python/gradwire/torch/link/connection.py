@@ -10,11 +10,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from gradwire import GradwireError
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.failure import TIMEOUT_SPREAD_SECONDS, FailureBoard
 from gradwire.torch.link.meeting import Meeting
@@ -64,8 +64,9 @@ class Connection:
         self.readers: list[threading.Thread] = []  # threads that wait for messages
         self._name_of = dict(enumerate(names)) if list(names) != list(range(len(names))) else {}
         self._board = board or FailureBoard(
-            store, self._name(self.rank), self._names((self.rank, *self.wire.peers))
+            store, self.name(self.rank), self._names((self.rank, *self.wire.peers))
         )
+        self._board.add_connection(self.wire.abort)
         self._group: dist.ProcessGroup | None = group
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._finalizing = threading.Lock()  # held while one finalizer takes the other's place
@@ -79,9 +80,9 @@ class Connection:
         return os.getpid() != self._process
 
     @property
-    def verdict(self) -> CommunicationError | None:
-        """Which ranks are to blame that this rank stops, if that has been found out."""
-        return self._board.verdict
+    def reported(self) -> Exception | None:
+        """Why this rank ends, whichever of the connections that share a board ended first."""
+        return self._board.error
 
     def finish_with(
         self, owner: object, finish: Callable[[], None], stop: Callable[[], bool]
@@ -128,7 +129,7 @@ class Connection:
                 raise
             raise error from raised
 
-    def find_lost(self, patience: float) -> CommunicationError | None:
+    def find_lost(self, patience: float) -> Exception | None:
         """Ends the connection if a peer closed its own between two messages. Returns the error.
 
         patience: seconds to wait for that. The connections of a process that ends close one after
@@ -143,14 +144,14 @@ class Connection:
             time.sleep(0.1)
         return self._end(self._diagnose(LostError(lost, False, "they left"), "between two steps"))
 
-    def find_silent(self, why: str) -> CommunicationError | None:
+    def find_silent(self, why: str) -> Exception | None:
         """Ends the connection because the program waited elsewhere for some rank, in vain. The
         error names the ranks that did not do the same. why: what the system said.
         """
         if self._group is None or self.is_inherited:
             return None
         peers = self._names(self.wire.peers)
-        when = f"rank {self._name(self.rank)}, between two steps: {why}"
+        when = f"rank {self.name(self.rank)}, between two steps: {why}"
         return self._end(self._board.diagnose(peers, True, when, patience=TIMEOUT_SPREAD_SECONDS))
 
     def abandon(self, error: Exception) -> None:
@@ -203,26 +204,29 @@ class Connection:
         self.announce(raised)
         return raised
 
-    def _diagnose(self, lost: LostError, doing: str) -> CommunicationError:
-        when = f"rank {self._name(self.rank)}, {doing}: {lost}"
+    def _diagnose(self, lost: LostError, doing: str) -> Exception:
+        when = f"rank {self.name(self.rank)}, {doing}: {lost}"
         closed = () if lost.silent else self._names(self.wire.closed_peers())
         return self._board.diagnose(self._names(lost.peers), lost.silent, when, closed)
 
-    def _name(self, rank: int) -> int:
+    def name(self, rank: int) -> int:
         """What errors call a rank of the wire."""
         return self._name_of.get(rank, rank)
 
     def _names(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        return tuple(map(self._name, ranks))
+        return tuple(map(self.name, ranks))
 
-    def _name_ranks_of(self, error: Exception) -> None:
-        """Gives the ranks in an error of the wire or the exchange their numbers in the world."""
+    def name_ranks(self, text: str) -> str:
+        """Gives the ranks in a text of the wire or the exchange their numbers in the world."""
 
         def name(places: re.Match[str]) -> str:
-            return re.sub(r"\d+", lambda place: str(self._name(int(place[0]))), places[0])
+            return re.sub(r"\d+", lambda place: str(self.name(int(place[0]))), places[0])
 
-        if self._name_of:
-            error.args = (_RANKS.sub(name, str(error)),)
+        return _RANKS.sub(name, text) if self._name_of else text
+
+    def _name_ranks_of(self, error: Exception) -> None:
+        if self._name_of and isinstance(error, GradwireError | CommunicationError):
+            error.args = (self.name_ranks(str(error)),)
         if isinstance(error, CommunicationError):
             error.ranks = self._names(error.ranks)
 
@@ -236,11 +240,12 @@ class Connection:
         with self._finalizing:
             alive = self._finalizer.detach() if self._finalizer is not None else None
             if alive is not None:
-                finish = partial(self._board.finish, self._stop)
+                finish = self._board.finisher(self._stop)
                 self._finalizer = weakref.finalize(alive[0], only_here(finish))
-        # After the report: a rank that sees the connection close must find it in the store.
+        # After the report: a rank that sees a connection close must find it in the store.
         self.disconnect()
-        self._board.linger(frozenset(error.ranks if isinstance(error, CommunicationError) else ()))
+        self._board.break_off()
+        self._board.linger()
 
 
 def _world() -> dist.ProcessGroup:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
@@ -48,7 +49,8 @@ class Report:
 class FailureBoard:
     """The reports of the ranks of one group, or of several whose errors have one cause.
 
-    A rank reports once and has one verdict, whichever of its connections breaks first.
+    A rank ends once, with one report and one error, whichever of its connections breaks first. Then
+    the others break off, too: their peers must not wait for a rank that ends.
     """
 
     def __init__(
@@ -65,7 +67,8 @@ class FailureBoard:
         self._access = StoreAccess()
         self._judging = threading.Lock()
         self._has_reported = False
-        self.verdict: CommunicationError | None = None  # what `diagnose` found
+        self._break_offs: list[Callable[[], None]] = []
+        self.error: Exception | None = None  # why this rank ends
 
     @classmethod
     def of_world(cls, ranks: Collection[int]) -> FailureBoard:
@@ -77,9 +80,19 @@ class FailureBoard:
         number = store.add(f"{name}/{rank}", 1)
         return cls(PrefixStore(f"{name}/{number}", store), rank, ranks)
 
-    def announce(self, error: BaseException) -> None:
+    def add_connection(self, break_off: Callable[[], None]) -> None:
+        """break_off: ends all waits for the connection's peers, who see that this rank ends."""
+        self._break_offs.append(break_off)
+
+    def break_off(self) -> None:
+        """Breaks off all connections."""
+        for break_off in self._break_offs:
+            break_off()
+
+    def announce(self, error: Exception) -> None:
         """Leaves a report of this rank's own error, if the store can be reached."""
         with contextlib.suppress(StoreUnreachableError), self._judging:
+            self.error = self.error or error
             self._write(Report(error=f"{type(error).__name__}: {error}"))
             self.leave()
 
@@ -90,7 +103,7 @@ class FailureBoard:
         when: str,
         closed: tuple[int, ...] = (),
         patience: float = GRACE_SECONDS,
-    ) -> CommunicationError:
+    ) -> Exception:
         """The error to raise where the connections to the ranks `lost` broke.
 
         `silent`: nothing came for the whole timeout, though the connection is open.
@@ -99,9 +112,9 @@ class FailureBoard:
         `patience`: seconds for the reports of the others.
         """
         with self._judging:
-            if self.verdict is None:
-                self.verdict = self._find_culprits(lost, silent, when, closed, patience)
-            return self.verdict
+            if self.error is None:
+                self.error = self._find_culprits(lost, silent, when, closed, patience)
+            return self.error
 
     def _find_culprits(
         self,
@@ -127,13 +140,15 @@ class FailureBoard:
         with contextlib.suppress(StoreUnreachableError):
             self._access.ask(lambda: self._store.set(_LEFT.format(self._rank), ""))
 
-    def linger(self, culprits: frozenset[int]) -> None:
-        """Keeps the store alive: rank 0, which may host it, waits until all but the culprits left.
+    def linger(self) -> None:
+        """Keeps the store alive: rank 0, which may host it, waits until all but the ranks that
+        `error` blames left.
 
         Called after this rank's connections are closed, and before the program sees the error.
         """
         if not self._may_host_store:
             return
+        culprits = self.error.ranks if isinstance(self.error, CommunicationError) else ()
         end = time.monotonic() + LINGER_SECONDS
         keys = [_LEFT.format(rank) for rank in self._ranks if rank not in culprits]
         with contextlib.suppress(StoreUnreachableError):  # then no other rank can read it either
@@ -146,7 +161,9 @@ class FailureBoard:
         hosted = "the process group's store, hosted by rank 0 unless a launcher hosts it, is gone"
         if silent:
             return PeerSilentError(
-                f"{_name(lost)} sent nothing; {hosted} too ({why}); {when}", lost
+                f"{_name(lost)} sent nothing; {hosted} too ({why})"
+                f"{'' if lost == (0,) else ', so rank 0 may be the first that is silent'}; {when}",
+                lost,
             )
         if lost == (0,):
             return PeerLostError(f"rank 0 is gone, and with it the store ({why}); {when}", lost)
@@ -175,14 +192,19 @@ class FailureBoard:
         """Ends all waits for the store and for other ranks, because the program exits."""
         self._access.hurry()
 
-    def finish(self, stop: Callable[[], bool]) -> None:
-        """Ends all waits, and calls `stop`, which ends the owner's threads."""
-        self.hurry()
-        self.warn_of_threads(stop())
+    def finisher(self, stop: Callable[[], bool]) -> Callable[[], None]:
+        """What ends all waits, and calls `stop`, which ends the owner's threads. It does not know
+        the board, whose error knows frames of the program, and through them the owner."""
+        return partial(_finish, self._access, self._rank, stop)
 
     def warn_of_threads(self, ended: bool) -> None:
         """Says on stderr if a thread still waits. `ended`: whether the owner's threads ended."""
         self._access.warn_of_threads(self._rank, ended)
+
+
+def _finish(access: StoreAccess, rank: int, stop: Callable[[], bool]) -> None:
+    access.hurry()
+    access.warn_of_threads(rank, stop())
 
 
 def _judge(reports: dict[int, Report], lost: tuple[int, ...], when: str) -> CommunicationError:

@@ -119,7 +119,7 @@ class RollCall:
         board = FailureBoard(keys or self.store, self.rank, self.ranks)
         patience = TIMEOUT_SPREAD_SECONDS if silent else GRACE_SECONDS
         error = board.diagnose(lost, silent, when, () if silent else lost, patience)
-        board.linger(frozenset(error.ranks))
+        board.linger()
         raise error
 
 

@@ -24,6 +24,7 @@ class StoreAccess:
     def __init__(self) -> None:
         self._unanswered: list[threading.Thread] = []
         self._leaving = threading.Event()
+        self._has_warned = False
 
     def ask(self, call: Callable[[], T]) -> T:
         """The answer. Raises StoreUnreachableError if there is none, and an error of `call` that is
@@ -60,8 +61,11 @@ class StoreAccess:
         self._leaving.set()
 
     def warn_of_threads(self, rank: int, ended: bool) -> None:
-        """Says on stderr if a thread still waits. `ended`: whether the owner's threads ended."""
+        """Says once, on stderr, if a thread still waits. `ended`: whether the owner's have ended."""
+        if self._has_warned:
+            return
         if not (join(self._unanswered, ABORT_SECONDS) and ended):
+            self._has_warned = True
             print(
                 f"gradwire: rank {rank}: a thread still waits for another rank or for the "
                 "store, though its connections are closed; if the wait ends while Python exits, "

@@ -16,6 +16,7 @@ import torch
 
 from gradwire._core import Layout, scale_growth
 from gradwire.torch.device.device_queue import DeviceQueue
+from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.errors import (
     GrowingScalesWarning,
@@ -24,7 +25,6 @@ from gradwire.torch.link.errors import (
     OutgrownResidualWarning,
     UnmatchedPatternWarning,
 )
-from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.checkpoint import (
     Residual,
     StateDict,
@@ -57,7 +57,7 @@ class BucketRunner:
     """Averages buckets in the order in which they come, which is the same on every rank."""
 
     def __init__(
-        self, settings: ExchangeSettings, wire: Wire, queue: DeviceQueue | None = None
+        self, settings: ExchangeSettings, connection: Connection, queue: DeviceQueue | None = None
     ) -> None:
         """`queue`: of the device that the buckets are on; None: they are on the CPU."""
         self.totals = Totals()
@@ -66,7 +66,8 @@ class BucketRunner:
         self._auto = AutoCodecs(settings.goals, settings.remedy) if settings.goals else None
         self._stale: set[int] = set()  # buckets whose codecs are no longer those that were chosen
         self._decides = False  # whether a decision about codecs ends the step under way
-        self._wire = wire
+        self._wire = connection.wire
+        self._name_ranks = connection.name_ranks
         self._queue = queue
         # Residuals of parameters that no bucket has yet. They come from a checkpoint, or from
         # buckets that DDP has replaced.
@@ -358,7 +359,7 @@ class BucketRunner:
         Such a step must be skipped only if some bucket keeps residuals.
         """
         if (where := bucket.exchange.non_finite) is not None:
-            return f"{where['text']}; the bucket is NaN on every rank"
+            return f"{self._name_ranks(where['text'])}; the bucket is NaN on every rank"
         if job.raw or (bucket.exchange.keeps_residuals and bucket.dtype == torch.float32):
             return ""
         if not any(other.exchange.keeps_residuals for other in self._buckets.values()):

@@ -62,7 +62,7 @@ class Session:
             DeviceQueue(device, settings.offload_residuals) if has_kernels(device) else None
         )
         self._thread = CommunicationThread()
-        self.runner = BucketRunner(settings, self._connection.wire, self.queue)
+        self.runner = BucketRunner(settings, self._connection, self.queue)
 
     def close_with(self, owner: object) -> None:
         """Closes the session at exit, or when `owner` is dropped."""
@@ -151,7 +151,7 @@ class Session:
             counters = self.runner.last_step
             if not counters.skipped and not all_finite(job.values):
                 self.runner.skip_last_step(
-                    f"the gradient of rank {self.rank} is {fault}"
+                    f"the gradient of rank {self._connection.name(self.rank)} is {fault}"
                     if fault
                     else "the gradient of another rank is not finite, or the sum of all"
                 )
@@ -186,15 +186,15 @@ class Session:
         """
         if not self._thread.drain(seconds):
             return error
-        if found := self._find_verdict():
+        if found := self._find_cause():
             return found
         if _TIMED_OUT in str(error):
             return self._connection.find_silent(str(error)) or error
         return self._connection.find_lost(GRACE_SECONDS if _names_no_rank(error) else 0.0) or error
 
-    def _find_verdict(self) -> CommunicationError | None:
+    def _find_cause(self) -> Exception | None:
         found = self.error if isinstance(self.error, CommunicationError) else None
-        return found or self._connection.verdict
+        return found or self._connection.reported
 
     def close(self) -> None:
         """Ends the thread and the groups; residuals and counters stay readable.
@@ -274,7 +274,7 @@ def _finish(session: Session) -> None:
     unhandled = getattr(sys, "last_value", None)
     # After any other error this rank is the first that stops, and a session that finishes later
     # would blame the ranks that stop because of it.
-    knows = session.error is not None or session._find_verdict() is not None
+    knows = session.error is not None or session._find_cause() is not None
     if unhandled is not None and _names_no_rank(unhandled) and not knows:
         verdict = session.explain(unhandled, _LEAVE_SECONDS)
         if verdict is not unhandled:
