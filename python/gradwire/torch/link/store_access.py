@@ -61,7 +61,7 @@ class StoreAccess:
         self._leaving.set()
 
     def warn_of_threads(self, rank: int, ended: bool) -> None:
-        """Says once, on stderr, if a thread still waits. `ended`: whether the owner's have ended."""
+        """Says on stderr, once, if a thread still waits. `ended`: whether the owner's threads did."""
         if self._has_warned:
             return
         if not (join(self._unanswered, ABORT_SECONDS) and ended):
