@@ -25,7 +25,7 @@ WAYS = {
     "fsdp": "`FullyShardComm`",
     "fsdp-weights": "`FullyShardComm`, `weights=`",
     "hsdp": "`FullyShardComm`, two replicas of two shards",
-    "hsdp-rank-1": "the same, the rank beside rank 0",
+    "hsdp-rank-1": "the same, with rank 1 as the victim",
     "backend": "backend `gradwire`",
     "local-steps-go-on": '`LocalSteps`, `on_lost="continue"`',
     "servers-go-on": '`ServerOptimizer`, `on_lost="continue"`',
@@ -37,10 +37,10 @@ NOT_NOTICED = {
         "fsdp",
         "bit-flipped",
     ): "in weights that PyTorch gathers itself; with `weights=` gradwire does",
-    (
-        "hsdp",
-        "bit-flipped",
-    ): "in what PyTorch sends inside a replica; between replicas gradwire does",
+    **dict.fromkeys(
+        [("hsdp", "bit-flipped"), ("hsdp-rank-1", "bit-flipped")],
+        "in what PyTorch sends inside a replica; between replicas gradwire does",
+    ),
     ("backend", "old-checkpoint"): "as over Gloo itself; compare the steps in the program",
     ("mpi", "old-checkpoint"): "as with MPI's own all-reduce; compare the steps in the program",
 }
