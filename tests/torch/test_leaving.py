@@ -183,6 +183,7 @@ def _start(script: str, *arguments: str, **place: str) -> subprocess.Popen[str]:
         (PeerLostError("rank 1 is gone", (1,)), False),
         (GradwireError("message from rank 1: packet: the checksum does not match"), False),
         (ValueError("the data of this rank"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x32 and 64x8)"), False),
     ],
 )
 def test_only_an_error_that_may_be_pytorchs_is_explained_at_exit(

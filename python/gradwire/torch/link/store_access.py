@@ -61,7 +61,7 @@ class StoreAccess:
         self._leaving.set()
 
     def warn_of_threads(self, rank: int, ended: bool) -> None:
-        """Says on stderr, once, if a thread still waits. `ended`: whether the owner's threads did."""
+        """Says on stderr, once, if a thread waits. `ended`: whether the owner's threads have."""
         if self._has_warned:
             return
         if not (join(self._unanswered, ABORT_SECONDS) and ended):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.device_queue import DeviceQueue
@@ -33,6 +35,7 @@ from gradwire.torch.session.bucket_runner import BucketRunner
 
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
 _LEAVE_SECONDS = 1.0  # for the thread to end by itself; after that its waits are broken off
+_OF_COMMUNICATION = re.compile(r"gloo|nccl|connection|timed out|socket|broken pipe", re.IGNORECASE)
 _TIMED_OUT = "Timed out waiting"  # Gloo's words in an error of PyTorch
 _CPU = torch.device("cpu")
 _T = TypeVar("_T")
@@ -265,8 +268,11 @@ def _describe(job: BucketJob) -> str:
 
 
 def _names_no_rank(error: BaseException) -> bool:
-    """Whether PyTorch may have raised it because a rank is gone: its RuntimeErrors name none."""
-    return isinstance(error, RuntimeError) and not isinstance(error, CommunicationError)
+    """Whether it is PyTorch's error of communication, which names no rank. Gloo's are
+    RuntimeErrors, as are those of a program that multiplies matrices of the wrong sizes."""
+    if not isinstance(error, RuntimeError) or isinstance(error, CommunicationError):
+        return False
+    return isinstance(error, dist.DistError) or _OF_COMMUNICATION.search(str(error)) is not None
 
 
 def _finish(session: Session) -> None:
