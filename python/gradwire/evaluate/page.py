@@ -18,6 +18,7 @@ from gradwire.train.settings import TrainSettings
 
 FINDINGS = "findings.md"
 _COLUMNS = 100
+_DIRTY = "*dirty*: with changes that were not committed. "
 # What stands in place of a result.
 _WORDS = {
     STOPPED: "the run ended with an error, as one of `auto` does whose budget can't be kept",
@@ -99,9 +100,6 @@ def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
         "pushes and of pulls. Several seeds: the mean, and in brackets the lowest and the highest; "
         "a difference compares equal seeds."
     )
-
-
-_DIRTY = "*dirty*: with changes that were not committed. "
 
 
 def _count(cores: int) -> str:

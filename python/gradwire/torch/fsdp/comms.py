@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,41 +29,26 @@ def _explained(explain: Explain) -> Iterator[None]:
         raise found from error
 
 
-class ExplainedReduceScatter(DefaultReduceScatter):
-    """PyTorch's own, with errors that name ranks."""
+class _Explained:
+    """Before one of PyTorch's own collectives among the bases: its errors name ranks."""
 
     def __init__(self, explain: Explain) -> None:
         self._explain = explain
 
-    def __call__(  # type: ignore[override] # PyTorch's has no result if it waits
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Op,
-        async_op: bool = False,
-    ) -> dist.Work | None:
+    def __call__(self, *args: Any, **settings: Any) -> dist.Work | None:
         with _explained(self._explain):
-            work = super().__call__(output_tensor, input_tensor, group, op, async_op)
+            work = super().__call__(*args, **settings)  # type: ignore[misc] # the other base has it
         return None if work is None else _ExplainedWork(work, self._explain)
 
 
-class ExplainedAllGather(DefaultAllGather):
-    """PyTorch's own, with errors that name ranks."""
+class ExplainedReduceScatter(  # type: ignore[misc] # PyTorch's has no result if it waits
+    _Explained, DefaultReduceScatter
+):
+    pass
 
-    def __init__(self, explain: Explain) -> None:
-        self._explain = explain
 
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        with _explained(self._explain):
-            work = super().__call__(output_tensor, input_tensor, group, async_op)
-        return None if work is None else _ExplainedWork(work, self._explain)
+class ExplainedAllGather(_Explained, DefaultAllGather):
+    pass
 
 
 class _ExplainedWork(dist.Work):

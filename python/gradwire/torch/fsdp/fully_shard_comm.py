@@ -252,7 +252,7 @@ class FullyShardComm(SessionOwner):
         lines = [f"a state of step {self._iterations}"]
 
         def compare(wire: Wire) -> None:
-            for unit in self._units:
+            for unit in self._units if self._iterations == 0 else ():
                 for (name, _), parameter in zip(unit.gradients(), unit.parameters, strict=True):
                     assert isinstance(parameter, DTensor), "fully_shard makes it one"
                     values = parameter.to_local().detach().contiguous().view(torch.uint8)
@@ -260,8 +260,7 @@ class FullyShardComm(SessionOwner):
             agree("\n".join(lines), wire)
 
         inner.start(partial(agree, lines[0]), "comparing the steps of the shards").result()
-        alike = compare if self._iterations == 0 else partial(agree, lines[0])
-        session.start(alike, "comparing the replicas").result()
+        session.start(compare, "comparing the replicas").result()
         self._is_compared = True
 
     def _take_over(self, unit: Unit) -> None:
