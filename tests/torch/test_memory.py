@@ -74,11 +74,7 @@ def test_the_hook(ranks: Cluster, way: str) -> None:
 def test_a_packet_has_the_bytes_that_a_coder_sends(
     ranks: Cluster, codec: str, residual: int
 ) -> None:
-    """On a busy machine packets of the peers may come one after the other, which lowers the peak:
-    the highest of three trainings counts."""
-    arguments = codec, "sharded", FROM_THE_START
-    runs = [ranks.run(RANKS, jobs.measure, jobs.train_with_hook, *arguments) for _ in range(3)]
-    taken = [max(of_rank) for of_rank in zip(*runs, strict=True)]
+    taken = ranks.run(RANKS, jobs.measure, jobs.train_with_hook, codec, "sharded", FROM_THE_START)
     expected = [N * (residual + b) + rooms(B, b) for _, b in taken]
     check([each for each, _ in taken], expected)
 
@@ -132,6 +128,6 @@ def test_server_and_workers(ranks: Cluster) -> None:
 
 
 def check(taken: list[int], expected: list[float]) -> None:
-    """Within 5 %, or half a megabyte: what does not grow with the model, and whole pages."""
+    """Within 5 %. What does not grow with the model is small beside it."""
     said = [round((e + (RANKS - 1) * A_PEER) / N, 3) for e in expected]
-    assert [round(t / N, 3) for t in taken] == pytest.approx(said, rel=0.05, abs=0.5e6 / N)
+    assert [round(t / N, 3) for t in taken] == pytest.approx(said, rel=0.05)
