@@ -57,3 +57,20 @@ def test_the_table_of_the_other_papers_codecs_quotes_the_runs() -> None:
                 assert cell in [found.difference(one, base) for one in own], (codec, task)
                 compared += 1
     assert compared >= 14
+
+
+def test_the_readme_quotes_the_page() -> None:
+    page_text = (PAGES / "frontier.md").read_text()
+    _, _, readme = (DOCS.parent / "README.md").read_text().partition("## What trainings end with")
+    rows = re.findall(r"^\| (\w\S*), (\w+), .*: \w+ \|(.*)\|$", readme.partition("\n## ")[0], re.M)
+    assert len(rows) == 5
+    for model, optimizer, cells in rows:
+        _, _, section = page_text.lower().partition(f"## {model} with {optimizer}".lower())
+        table = section.partition("\n## ")[0]
+        (base,) = re.findall(r"^\| (?:uncompressed|ddp) \| 32, 32 \| (\S+) \(", table, re.M)
+        ((pushed, pulled, coded),) = re.findall(
+            r"^\| `3lc:s=1.00,coder=rice` \| (\S+), (\S+) \| (\S+) \(", table, re.M
+        )
+        *accuracies, bits = (cell.strip() for cell in cells.split("|"))
+        assert [a.replace(" ", "") for a in accuracies] == [f"{base}(3)", f"{coded}(3)"], model
+        assert float(bits) == pytest.approx((float(pushed) + float(pulled)) / 2, abs=0.0051), model
