@@ -368,6 +368,20 @@ def lose_a_rank() -> str:
     return found
 
 
+def lose_a_rank_of_a_machine() -> str:
+    """In backward, the ranks of a machine gather the weights by themselves."""
+    model = shard(make_model(), Sharded(reshard=2))
+    comm = FullyShardComm(model, "int8", weights="bf16", start_iter=0)
+    _backward(model)
+    inputs, labels = batch(dist.get_rank(), 1)
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    if dist.get_rank() == 2:
+        os._exit(3)
+    found = raised_by(loss.backward)
+    comm.close()
+    return found
+
+
 # Local steps of sharded replicas ---------------------------------------------------------------
 
 

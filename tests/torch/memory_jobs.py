@@ -27,7 +27,7 @@ from gradwire.torch import (
     gradwire_hook,
 )
 from gradwire.torch.fsdp.comms import ShardedAllGather, ShardedReduceScatter
-from gradwire.torch.fsdp.units import find_units
+from gradwire.torch.fsdp.units import DefaultAllGather, find_units
 from gradwire.torch.session.reduction import Op, write_shard
 from gradwire.torch.session.work import ExchangeWork
 from processes import status_of
@@ -212,7 +212,7 @@ def _exchange_nothing(model: Weights, gathers: bool) -> None:
     the all-gather of weights too, which are 0 then."""
     for unit in find_units(model):
         if gathers:
-            gather = ShardedAllGather(_gather_nothing, unit.shards.size())
+            gather = ShardedAllGather(_gather_nothing, unit.shards.size(), DefaultAllGather())
             unit.module.set_custom_all_gather(gather)
         if unit.replicas is not None:
             unit.reduce_inside()

@@ -191,6 +191,15 @@ def test_a_lost_rank_is_named(fragile_cluster: Cluster) -> None:
         assert answer.startswith("PeerLostError: rank 2 is gone"), (rank, answer)
 
 
+def test_a_lost_rank_of_the_same_machine_is_named() -> None:
+    cluster = Cluster(4, fragile=True)
+    cluster.start(4, fsdp_jobs.lose_a_rank_of_a_machine)
+    for rank, answer in cluster.collect([0, 1, 3], 120.0).items():
+        assert not isinstance(answer, Failed), answer
+        assert answer.startswith("PeerLostError: rank 2 is gone"), (rank, answer)
+    cluster.close(seconds=1.0)
+
+
 PLAIN = {"codec": "raw", "correct_noise": False}
 LOCAL = {
     "every step": PLAIN,

@@ -82,11 +82,18 @@ class ShardedReduceScatter(DefaultReduceScatter):
 
 
 class ShardedAllGather(DefaultAllGather):
-    """`gather(output)` begins to fill the output, in which this rank's input is already."""
+    """`gather(output)` begins to fill the output, in which this rank's input is already. inside:
+    for the ranks of a machine, which gather in backward if reshard_after_forward is a number."""
 
-    def __init__(self, gather: Callable[[torch.Tensor], ExchangeWork], world_size: int) -> None:
+    def __init__(
+        self,
+        gather: Callable[[torch.Tensor], ExchangeWork],
+        world_size: int,
+        inside: DefaultAllGather,
+    ) -> None:
         self._gather = gather
         self._world_size = world_size
+        self._inside = inside
 
     def __call__(
         self,
@@ -96,6 +103,5 @@ class ShardedAllGather(DefaultAllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         if group.size() != self._world_size:
-            # reshard_after_forward is a number: in backward so many ranks of a machine gather.
-            return super().__call__(output_tensor, input_tensor, group, async_op)
+            return self._inside(output_tensor, input_tensor, group, async_op)
         return self._gather(output_tensor)

@@ -275,7 +275,7 @@ class FullyShardComm(SessionOwner):
             unit.module.set_custom_reduce_scatter(reduce)
         gather: DefaultAllGather = ExplainedAllGather(self.explain)
         if self._weights_session is not None:
-            gather = ShardedAllGather(partial(self._all_gather, unit), unit.shards.size())
+            gather = ShardedAllGather(partial(self._all_gather, unit), unit.shards.size(), gather)
         unit.module.set_custom_all_gather(gather)
 
     # Gradients ---------------------------------------------------------------------------------
