@@ -25,7 +25,8 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median
@@ -36,6 +37,7 @@ import numpy as np
 from gradwire.local_schedule import Schedule
 from gradwire.machine import describe_build, describe_machine
 from gradwire.plan.cluster import Cluster
+from gradwire.plan.meters import ByteMeter
 from gradwire.plan.predict import DDP, Bucket, cut_buckets, predict
 from gradwire.plan.profile import CodecSpeed, Layer, Profile, Transport
 from gradwire.plan.simulate import simulate
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="blocks of each kind")
     parser.add_argument("--render", action="store_true", help="only print the table")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--values", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
@@ -96,23 +99,17 @@ def settings_of(model: str, workers: int) -> TrainSettings:
 def check(model: str, workers: int, bandwidth: str, kind: Kind, rounds: int) -> dict[str, Any]:
     """Measures one combination, and predicts it."""
     load = os.getloadavg()[0]
-    ranks = workers + kind.servers
-    with tempfile.TemporaryDirectory() as folder:
-        results = [Path(folder) / f"{rank}.pickle" for rank in range(ranks)]
-        arguments = ["--model", model, "--workers", str(workers), "--rounds", str(rounds)]
-        arguments += ["--servers", str(kind.servers), "--every", str(kind.every)]
-
-        def command(rank: int) -> list[str]:
-            return [folder, *arguments, "--rank", str(rank), "--result", str(results[rank])]
-
-        rate = parse_bandwidth(bandwidth)
-        assert rate is not None
-        run_ranks(command, ranks, rate)
-        measured = [pickle.loads(result.read_bytes()) for result in results[:workers]]
+    options = ["--model", model, "--workers", str(workers), "--rounds", str(rounds)]
+    options += ["--servers", str(kind.servers), "--every", str(kind.every)]
+    rate = parse_bandwidth(bandwidth)
+    assert rate is not None
+    measured = on_ranks(options, workers + kind.servers, rate)[:workers]
+    values = sum(parameter.numel() for parameter in measured[0]["model"].parameters())
+    of_bytes = on_ranks([*options, "--values", str(values)], workers + kind.servers, None)
     # tbf counts what the models count: frames with their Ethernet headers. It is on both ends of a
     # link, which have a bucket for each direction, as in the simulation.
     cluster = Cluster(workers, rate, servers=kind.servers, burst=network.bucket_bytes(rate))
-    rows = compare(model, cluster, kind, measured)
+    rows = compare(model, cluster, kind, measured, of_bytes)
     return {
         "model": model,
         "workers": workers,
@@ -128,14 +125,35 @@ def check(model: str, workers: int, bandwidth: str, kind: Kind, rounds: int) -> 
     }
 
 
+def on_ranks(options: list[str], ranks: int, rate: int | None) -> list[Any]:
+    """What each rank measures, over links of so many bits a second, or the loopback."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = [Path(folder) / f"{rank}.pickle" for rank in range(ranks)]
+
+        def command(rank: int) -> list[str]:
+            return [folder, *options, "--rank", str(rank), "--result", str(results[rank])]
+
+        run_ranks(command, ranks, rate)
+        return [pickle.loads(result.read_bytes()) for result in results]
+
+
 def run_rank(arguments: argparse.Namespace) -> None:
-    """Measures, and pickles a dict: what `measure` returns."""
+    """Measures, and pickles what it found: what bytes cost, of a bucket of so many values, or the
+    dict of `measure`."""
     import torch.distributed as dist
 
     settings, rank = settings_of(arguments.model[0], arguments.workers[0]), arguments.rank
     kind = Kind(arguments.servers, arguments.every)
     join(rank, settings.workers + kind.servers)
-    arguments.result.write_bytes(pickle.dumps(measure(settings, kind, rank, arguments.rounds)))
+    found: Any
+    if arguments.values:
+        meter = ByteMeter(arguments.values)
+        for _ in range(arguments.rounds):
+            meter.measure()
+        found = meter.close()
+    else:
+        found = measure(settings, kind, rank, arguments.rounds)
+    arguments.result.write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -144,10 +162,14 @@ def run_rank(arguments: argparse.Namespace) -> None:
 
 
 def compare(
-    model: str, cluster: Cluster, kind: Kind, ranks: list[dict[str, Any]]
+    model: str,
+    cluster: Cluster,
+    kind: Kind,
+    ranks: list[dict[str, Any]],
+    of_bytes: list[tuple[float, float]],
 ) -> list[dict[str, Any]]:
-    """A row for each way but ALONE."""
-    profile = profile_of_ranks(model, ranks)
+    """A row for each way but ALONE. of_bytes: of each rank, what ByteMeter measured."""
+    profile = profile_of_ranks(model, ranks, of_bytes)
     buckets = cut_buckets(profile)
     exchange = AVERAGING if kind.servers else SHARDED
     rows = []
@@ -166,19 +188,20 @@ def compare(
     return rows
 
 
-def profile_of_ranks(model: str, ranks: list[dict[str, Any]]) -> Profile:
-    from dataclasses import replace
-
+def profile_of_ranks(
+    model: str, ranks: list[dict[str, Any]], of_bytes: list[tuple[float, float]]
+) -> Profile:
     from gradwire.plan.recorder import profile_of
 
-    def middle(values: Iterator[Any]) -> Any:
+    def middle(values: Iterable[Any]) -> Any:
         found = [vars(value) for value in values]
         return {name: median(one[name] for one in found) for name in found[0]}
 
     profile = profile_of(model, ranks[0]["model"], [rank["marks"] for rank in ranks])
     codecs = {c: CodecSpeed(**middle(rank["speeds"][c] for rank in ranks)) for c in CODECS}
-    transport = Transport(**middle(rank["transport"] for rank in ranks))
-    return replace(profile, codecs=codecs, transport=transport)
+    message, reduce = ranks[0]["messages"]  # all ranks have the same
+    byte, reduce_byte = (median(costs) for costs in zip(*of_bytes, strict=True))
+    return replace(profile, codecs=codecs, transport=Transport(message, byte, reduce, reduce_byte))
 
 
 def simulate_row(

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gradwire.plan.measure import TransportMeter, measure_codec
+from gradwire.plan.measure import (
+    KEPT_GRADIENTS,
+    Gradients,
+    gradients_of,
+    measure_codec,
+)
+from gradwire.plan.meters import MessageMeter
 from gradwire.plan.predict import DDP
 from gradwire.plan.recorder import StepRecorder, without_exchange
 from gradwire.torch import GradwireState, LocalSteps, ServerOptimizer, gradwire_hook
@@ -74,6 +83,7 @@ class Ways:
         self._settings, self._kind = settings, kind
         self._shape, self._workers = images.shape, workers
         self.alone = self.build()
+        self.messages = MessageMeter()
         self.recorder = StepRecorder(self.alone)
 
     def build(self) -> torch.nn.Module:
@@ -83,7 +93,7 @@ class Ways:
     def make(self, way: str) -> Made:
         if way == ALONE:
             optimizer = local_optimizer(self.alone, self._settings)
-            forward = without_exchange(self.alone, self._workers)
+            forward = without_exchange(self.alone, self._workers, self.messages.begin)
             return Made(Strategy(self.alone, optimizer, forward=forward))
         if self._kind.servers:
             return self._serve(way)
@@ -194,34 +204,36 @@ def measure(settings: TrainSettings, kind: Kind, rank: int, rounds: int) -> dict
         return {}
     batches = images.batches(settings.batch, settings.workers, rank, settings.seed)
     made = {way: ways.make(way) for way in kind.ways}
-    meter = TransportMeter([1])
-    step = 0
+    numbers = count()
+
+    def take_step(way: str) -> None:
+        inputs, targets = (torch.from_numpy(array) for array in batches.at(next(numbers)))
+        made[way].strategy.take_step(inputs, targets).item()
+
+    gradients: deque[Gradients] = deque(maxlen=KEPT_GRADIENTS)
     for _ in range(rounds):
-        for _ in range(_STEPS):
-            meter.measure()
+        ways.messages.measure(partial(take_step, ALONE))
         for way, one in made.items():
             for _ in range(kind.block):
-                inputs, targets = (torch.from_numpy(array) for array in batches.at(step))
                 dist.barrier()
                 began = time.perf_counter()
                 if way == ALONE:
                     with ways.recorder:
                         ways.recorder.begin_step()
-                        one.strategy.take_step(inputs, targets).item()
+                        take_step(way)
                         ways.recorder.end_step()
                 else:
-                    one.strategy.take_step(inputs, targets).item()
+                    take_step(way)
                 one.seconds.append(time.perf_counter() - began)
+                if way == ALONE:
+                    gradients.append(gradients_of(ways.alone))
                 if one.count_bytes is not None:
                     one.sent.append(one.count_bytes())
-                step += 1
-    alone = ways.alone
-    gradients = {n: p.grad.numpy() for n, p in alone.named_parameters() if p.grad is not None}
     speeds = {}
     for codec in CODECS:
         dist.barrier()
-        speeds[codec] = measure_codec(codec, [gradients])
-    transport = meter.close()
+        speeds[codec] = measure_codec(codec, list(gradients), group)
+    messages = ways.messages.close()
     for one in made.values():
         if isinstance(one.strategy.optimizer, ServerOptimizer):
             one.strategy.optimizer.close()
@@ -230,10 +242,10 @@ def measure(settings: TrainSettings, kind: Kind, rank: int, rounds: int) -> dict
         "seconds": {way: one.seconds for way, one in made.items()},
         "marks": ways.recorder.steps,
         "speeds": speeds,
-        "transport": transport,
+        "messages": messages,
         "buckets": {way: one.recorded for way, one in made.items()},
         "sent": {way: one.sent for way, one in made.items()},
-        "model": alone if rank == 0 else None,
+        "model": ways.alone if rank == 0 else None,
     }
 
 
@@ -245,14 +257,12 @@ def serve(ways: Ways, kind: Kind, rounds: int) -> None:
         optimizer.connect()
         threads.append(threading.Thread(target=optimizer.serve))
         threads[-1].start()
-    meter = TransportMeter([1])
     for _ in range(rounds):
-        for _ in range(_STEPS):
-            meter.measure()
+        ways.messages.measure(None)
         for _ in range(len(kind.ways) * kind.block):
             dist.barrier()
     for _ in CODECS:
         dist.barrier()
-    meter.close()
+    ways.messages.close()
     for thread in threads:
         thread.join()

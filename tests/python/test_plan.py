@@ -47,7 +47,7 @@ def profile_of(values: int = 4_000_000, layers: int = 8) -> Profile:
             "raw": FREE,
             "bf16": replace(FREE, bits=16.0),
             "int8": replace(FREE, bits=8.0),
-            "3lc:s=1.00,coder=rice": replace(FREE, bits=0.4),
+            "3lc:s=1.00,coder=rice": replace(FREE, bits=0.4, pull_bits=0.3),
         },
     )
 
@@ -93,6 +93,8 @@ SPEED = {"encode_seconds": 0, "decode_seconds": 0, "bits": 1}
         ({"codecs": {"raw": SPEED | {"bits": None}}}, "`bits` of codec raw is null, not a number"),
         ({"codecs": {"raw": SPEED | {"bits": -3}}}, "`bits` of codec raw is -3"),
         ({"codecs": {"raw": SPEED | {"bits": 0}}}, "`bits` of codec raw is 0"),
+        ({"codecs": {"raw": SPEED | {"pull_bits": -1}}}, "`pull_bits` of codec raw is -1"),
+        ({"codecs": {"raw": SPEED | {"pull_bits": "1"}}}, "`pull_bits` of codec raw is a text"),
         ({"transport": {"byte_seconds": True}}, "`byte_seconds` of transport is true or false"),
         ({"transport": 4}, "`transport` is a whole number, not an object"),
         ({"how": "quickly"}, "`how` is a text, not an object"),

@@ -68,6 +68,20 @@ def test_the_prediction_is_that_of_the_simulation(
             assert predicted.seconds == pytest.approx(whole, rel=0.05)
 
 
+def test_pulls_of_servers_have_their_own_bits() -> None:
+    for cluster, exchange, share in (
+        (Cluster(4, 1e6, servers=1), "server", 0.75),
+        (Cluster(4, 1e6), "sharded", 1.0),
+    ):
+        seconds = []
+        for pull_bits in (None, 1.0):
+            codec = replace(FREE, bits=2.0, pull_bits=pull_bits)
+            profile = replace(profile_of(NUMEL), codecs={"raw": FREE, "3lc": codec})
+            done = predict(profile, cluster, "3lc", exchange, cut_buckets(profile))
+            seconds.append(done.wire_seconds)
+        assert seconds[1] == pytest.approx(share * seconds[0], rel=0.01)
+
+
 @pytest.mark.parametrize("burst", [4542, 100_000, 10**7])
 def test_a_burst_is_for_pushes_and_for_pulls(burst: int) -> None:
     """A server's link takes nothing but pushes, and then sends nothing but pulls. The workers'

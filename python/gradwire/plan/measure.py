@@ -16,11 +16,10 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
-from itertools import cycle
+from itertools import count, cycle
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +27,6 @@ from numpy.typing import NDArray
 
 import gradwire
 from gradwire.machine import describe_build, describe_machine, load_average
-from gradwire.plan.cluster import Cluster
-from gradwire.plan.costs import Volume, allreduce, sharded
 from gradwire.plan.profile import CodecSpeed, Layer, Profile, Transport
 from gradwire.train.settings import TrainSettings
 
@@ -37,12 +34,15 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
+    from gradwire.plan.meters import MessageMeter
     from gradwire.plan.recorder import Marks
 
 Gradients = dict[str, NDArray[np.float32]]
 
-_KEPT_GRADIENTS = 3
-_RESIDUAL_STEPS = 24  # until residuals have about their usual size
+KEPT_GRADIENTS = 3
+# Bits are those of the second half, when residuals have about their usual size. From a step to the
+# next they may differ by half.
+_RESIDUAL_STEPS = 24
 _CODEC_SECONDS = 0.15  # for each codec and operation
 _TRANSPORT_ROUNDS = 12
 _PATIENCE = timedelta(minutes=10)
@@ -129,6 +129,8 @@ def _work(
     import torch
     import torch.distributed as dist
 
+    from gradwire.plan.meters import ByteMeter, MessageMeter
+
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -138,28 +140,39 @@ def _work(
         timeout=_PATIENCE,
     )
     workers = dist.new_group(list(range(settings.workers)))
+    messages = MessageMeter()
     marks: list[Marks] = []
     speeds: dict[str, CodecSpeed] = {}
     values = torch.zeros(1, dtype=torch.int64)
     if rank < settings.workers:
-        marks, gradients = _compute(settings, rank, steps, workers)
+        marks, gradients = _compute(settings, rank, steps, workers, messages)
         for codec in codecs:
             dist.barrier(workers)
-            speeds[codec] = measure_codec(codec, gradients)
+            speeds[codec] = measure_codec(codec, gradients, workers)
         values[0] = sum(gradient.size for gradient in gradients[0].values())
+    else:
+        for _ in range(_TRANSPORT_ROUNDS):
+            messages.measure(None)
     dist.broadcast(values, 0)
-    meter = TransportMeter([1, int(values)])
+    of_bytes = ByteMeter(int(values))
     for _ in range(_TRANSPORT_ROUNDS):
-        meter.measure()
-    transport = meter.close()
+        of_bytes.measure()
+    message_seconds, allreduce_seconds = messages.close()
+    byte_seconds, allreduce_byte_seconds = of_bytes.close()
     dist.destroy_process_group()
+    transport = Transport(message_seconds, byte_seconds, allreduce_seconds, allreduce_byte_seconds)
     return _Measured(marks, speeds, transport)
 
 
 def _compute(
-    settings: TrainSettings, rank: int, steps: int, workers: dist.ProcessGroup
+    settings: TrainSettings,
+    rank: int,
+    steps: int,
+    workers: dist.ProcessGroup,
+    messages: MessageMeter,
 ) -> tuple[list[Marks], list[Gradients]]:
-    """Steps of DDP that exchange nothing; the last of them keep their gradients."""
+    """Steps of DDP that exchange nothing; the last of them keep their gradients. Then some with
+    messages."""
     import torch
     import torch.distributed as dist
 
@@ -177,41 +190,56 @@ def _compute(
         dropout=settings.dropout,
     )
     optimizer = local_optimizer(model, settings)
-    strategy = Strategy(
-        model, optimizer, forward=without_exchange(model, workers), clip=settings.clip
-    )
+    forward = without_exchange(model, workers, messages.begin)
+    strategy = Strategy(model, optimizer, forward=forward, clip=settings.clip)
     batches = images.batches(settings.batch, settings.workers, rank, settings.seed)
+    numbers = count()
+
+    def take_step() -> None:
+        inputs, targets = (torch.from_numpy(array) for array in batches.at(next(numbers)))
+        strategy.take_step(inputs, targets).item()
+
     gradients: list[Gradients] = []
     with StepRecorder(model) as recorder:
         for step in range(steps):
             dist.barrier(workers)
             recorder.begin_step()
-            inputs, targets = (torch.from_numpy(array) for array in batches.at(step))
-            strategy.take_step(inputs, targets).item()
+            take_step()
             recorder.end_step()
-            if step >= steps - _KEPT_GRADIENTS:
-                gradients.append(
-                    {
-                        name: p.grad.detach().numpy().copy()
-                        for name, p in model.named_parameters()
-                        if p.grad is not None
-                    }
-                )
+            if step >= steps - KEPT_GRADIENTS:
+                gradients.append(gradients_of(model))
+    for _ in range(_TRANSPORT_ROUNDS):
+        messages.measure(take_step)
     return recorder.steps, gradients
 
 
-def measure_codec(codec: str, gradients: Sequence[Gradients]) -> CodecSpeed:
-    """Of the tensors that do not go raw, with the residuals of some steps; payloads alone."""
+def gradients_of(model: torch.nn.Module) -> Gradients:
+    """Copies."""
+    return {
+        name: parameter.grad.detach().numpy().copy()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def measure_codec(
+    codec: str, gradients: Sequence[Gradients], workers: dist.ProcessGroup
+) -> CodecSpeed:
+    """Of the tensors that do not go raw, with the residuals of some steps; payloads alone. All
+    workers call it together."""
     names = [n for n, g in gradients[0].items() if not Layer(n, g.shape, 0.0).goes_raw]
     steps = [[np.ravel(step[name]) for name in names] for step in gradients]
-    compressors = [gradwire.Compressor(codec, values.size) for values in steps[0]]
+    pushes = [gradwire.Compressor(codec, values.size) for values in steps[0]]
+    pulls = [gradwire.Compressor(codec, values.size) for values in steps[0]]
     turns = cycle(steps)
-    frames = [
-        [c.encode(values, number) for c, values in zip(compressors, next(turns), strict=True)]
-        for number in range(_RESIDUAL_STEPS)
-    ]
+    pushed, pulled = [], []  # payload bytes of each step
+    for number in range(_RESIDUAL_STEPS):
+        frames = _encode(pushes, next(turns), number)
+        averages = [_average(gradwire.decode(frame), workers) for frame in frames]
+        pushed.append(_payload_bytes(frames))
+        pulled.append(_payload_bytes(_encode(pulls, averages, number)))
+    later = slice(_RESIDUAL_STEPS // 2, None)
     total = sum(values.size for values in steps[0])
-    payload = sum(gradwire.inspect(frame)["payload_bytes"] for frame in frames[-1])
     # One array, so that Python's part of a call does not count.
     flat = [np.concatenate([_scale(values) for values in step]) for step in steps]
     compressor = gradwire.Compressor(codec, total)
@@ -221,7 +249,31 @@ def measure_codec(codec: str, gradients: Sequence[Gradients]) -> CodecSpeed:
     frame = compressor.encode(flat[0], 0)
     added = np.zeros(total, np.float32)
     decode = _time(lambda: gradwire.decode_into(frame, added, accumulate=True))
-    return CodecSpeed(encode / total, decode / total, 8 * payload / total)
+    return CodecSpeed(
+        encode_seconds=encode / total,
+        decode_seconds=decode / total,
+        bits=8 * fmean(pushed[later]) / total,
+        pull_bits=8 * fmean(pulled[later]) / total,
+    )
+
+
+def _encode(
+    compressors: Sequence[gradwire.Compressor], step: Sequence[NDArray[np.float32]], number: int
+) -> list[bytes]:
+    return [c.encode(values, number) for c, values in zip(compressors, step, strict=True)]
+
+
+def _average(values: NDArray[np.float32], workers: dist.ProcessGroup) -> NDArray[np.float32]:
+    """Of all workers."""
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.from_numpy(values), group=workers)
+    return values / np.float32(workers.size())
+
+
+def _payload_bytes(frames: Sequence[bytes]) -> int:
+    return sum(gradwire.inspect(frame)["payload_bytes"] for frame in frames)
 
 
 def _scale(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -238,70 +290,3 @@ def _time(call: Callable[[], object]) -> float:
         call()
         calls += 1
     return seconds / calls
-
-
-class TransportMeter:
-    """Measures what an exchange of the hook and an all-reduce cost beside codec and bandwidth.
-
-    Needs an initialised process group; all ranks make it, and call `measure`, together. sizes: of
-    buckets; the first for the cost of messages, a second one for that of bytes.
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        import torch
-        import torch.distributed as dist
-
-        from gradwire.torch.records.exchange_settings import ExchangeSettings
-        from gradwire.torch.session.session import Session
-
-        self._workers = dist.get_world_size()
-        self._buckets = [torch.zeros(size) for size in sizes]
-        self._session = Session(ExchangeSettings(codec="raw"))
-        self._step = 0
-        self._hook: list[list[float]] = [[] for _ in sizes]  # seconds, of each size
-        self._reduce: list[list[float]] = [[] for _ in sizes]
-        self.measure()  # connections, memory
-        for times in (*self._hook, *self._reduce):
-            times.clear()
-
-    def measure(self) -> None:
-        """One exchange and one all-reduce of each size."""
-        import torch.distributed as dist
-
-        for index, bucket in enumerate(self._buckets):
-            self._hook[index].append(_time_together(partial(self._exchange, index, bucket)))
-            self._reduce[index].append(_time_together(partial(dist.all_reduce, bucket)))
-
-    def close(self) -> Transport:
-        """The medians."""
-        self._session.close()
-        hook = [median(times) for times in self._hook]
-        reduce = [median(times) for times in self._reduce]
-        cluster = Cluster(self._workers, None)
-        volumes = [Volume(b.numel(), 4 * b.numel(), 4 * b.numel()) for b in self._buckets]
-        whole = volumes[-1]
-        return Transport(
-            message_seconds=hook[0] / sharded(volumes[0], cluster).handled,
-            byte_seconds=max(0.0, hook[-1] - hook[0]) / sharded(whole, cluster).rank_bytes,
-            allreduce_seconds=reduce[0],
-            allreduce_byte_seconds=max(0.0, reduce[-1] - reduce[0])
-            / allreduce(whole, cluster).rank_bytes,
-        )
-
-    def _exchange(self, index: int, bucket: torch.Tensor) -> None:
-        from gradwire.torch.session.bucket import BucketJob
-
-        tensors = [("values", [bucket.numel()])]
-        job = BucketJob(step=self._step, index=index, tensors=tensors, values=bucket)
-        self._step += 1
-        self._session.submit(job).result()
-
-
-def _time_together(call: Callable[[], object]) -> float:
-    """Seconds of a call that all ranks begin at once."""
-    import torch.distributed as dist
-
-    dist.barrier()
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began

@@ -184,6 +184,8 @@ def _cost(bucket: Bucket, codec: str, speed: CodecSpeed, cluster: Cluster, excha
     if exchange == DDP:
         return allreduce(Volume(bucket.numel, pushed, pulled), cluster)
     if exchange in SERVED:
+        if speed.pull_bits is not None:
+            pulled = _bytes(bucket.layers, speed.pull_bits)
         adds_trits = SERVED[exchange] == GRADIENTS and codec.partition(":")[0] == "terngrad"
         if adds_trits:
             pulled = _sum_bytes(bucket, cluster)

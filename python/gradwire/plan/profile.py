@@ -47,11 +47,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """Seconds a value, and bits a value, on the model's own gradients."""
+    """Seconds a value, and bits a value, on the model's own gradients. pull_bits: of the average of
+    what the profile's workers send, as servers encode it; None: as many as `bits`. Owners that are
+    workers add their own gradient, which was not encoded, to the average, and its bits are close to
+    `bits`."""
 
     encode_seconds: float
     decode_seconds: float
     bits: float
+    pull_bits: float | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,8 @@ def _check(profile: Profile) -> None:
         seconds[f"`{name}` of transport"] = value
     for codec, speed in profile.codecs.items():
         for name, value in asdict(speed).items():
-            seconds[f"`{name}` of codec {codec}"] = value
+            if value is not None:
+                seconds[f"`{name}` of codec {codec}"] = value
     for name, value in seconds.items():
         if not 0 <= value <= sys.float_info.max:
             raise ValueError(f"{name} is {value}, not a number from 0")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -85,14 +85,22 @@ class StepRecorder:
 
 
 def without_exchange(
-    model: nn.Module, group: dist.ProcessGroup | None = None
+    model: nn.Module,
+    group: dist.ProcessGroup | None = None,
+    beside: Callable[[], torch.futures.Future[Any] | None] = lambda: None,
 ) -> DistributedDataParallel:
     """DDP around the model, with a hook that hands back every bucket as it is: a step takes what
-    it would take on a network without limits. Needs a process group; group: None: the default."""
+    it would take on a network without limits. Needs a process group; group: None: the default.
+    beside: called when the last bucket is there, which is handed back when the future is done."""
+
     # DDP refuses annotations that are strings.
-    return_bucket = lambda _, bucket: _done(bucket.buffer())  # noqa: E731
+    def hand_back(_, bucket):  # type: ignore[no-untyped-def]
+        values = bucket.buffer()
+        future = beside() if bucket.is_last() else None
+        return _done(values) if future is None else future.then(lambda _: values)
+
     ddp = DistributedDataParallel(model, process_group=group)
-    ddp.register_comm_hook(None, return_bucket)
+    ddp.register_comm_hook(None, hand_back)
     return ddp
 
 
