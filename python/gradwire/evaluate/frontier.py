@@ -51,14 +51,16 @@ _ABOUT = {
 }
 
 
-def _images(task: str, *more: tuple[str, Arm], auto: str = _AUTO) -> dict[str, Arm]:
+def _images(task: str, *more: tuple[str, Arm], auto: str = _AUTO, seeds: int = 2) -> dict[str, Arm]:
+    """seeds: of the other codecs."""
     arms = {"uncompressed": arm(task, "raw", seeds=_SEEDS)}
     arms[_S1] = arm(task, _S1, seeds=_SEEDS)
     arms |= dict(more)
-    arms[auto] = arm(task, auto)
+    arms[auto] = arm(task, auto, seeds=seeds)
     for codec in (*_ALL, "inceptionn:bound=10"):
         changes: dict[str, Any] = {"exchange": HOOK} if codec in _FOR_GRADIENTS else {}
-        arms[codec + (" (the hook)" if changes else "")] = arm(task, codec, **changes)
+        label = codec + (" (the hook)" if changes else "")
+        arms[label] = arm(task, codec, seeds=seeds, **changes)
     return arms
 
 
@@ -76,6 +78,7 @@ _ARMS: dict[str, dict[str, Arm]] = {
         ("3lc:s=1.75,coder=rice", arm("resnet8", "3lc:s=1.75,coder=rice", seeds=_SEEDS)),
         (f"every=4, {_S1}", arm("resnet8", _S1, seeds=_SEEDS, every=4, **_UPDATES)),
         auto="auto:bits=0.7",  # 3lc:s=1 sends more than half a bit of its pulls
+        seeds=1,  # each takes ten minutes
     ),
     "lenet": _images(
         "lenet",
