@@ -8,10 +8,11 @@
 
 Workers in network namespaces, each behind a rate-limited link, train one model in several ways, in
 blocks of steps that take turns. One of them, `alone`, is DDP that exchanges nothing, and gives the
-profile. So the profile sees the same contention as the others: all ranks share the cores of this
-machine, with whatever else runs there. A step lasts from a barrier of all ranks to the end of the
-last worker's step; figures are medians. With --every K it is the mean of the medians of K kinds of
-steps, the last of which exchange. Each combination leaves a file in the folder and is not repeated.
+profile; what bytes cost is measured over the loopback. So the profile sees the same contention as
+the others: all ranks share the cores of this machine, with whatever else runs there. A step lasts
+from a barrier of all ranks to the end of the last worker's step; figures are medians. With --every
+K it is the mean of the medians of K kinds of steps, the last of which exchange. Each combination
+leaves a file in the folder and is not repeated.
 
 The bytes of gradwire's codecs are compared with a simulation that gets the recorded gradients, or
 the changes that local steps exchange. Servers are those that average (`server:pulls=gradients`).

@@ -14,12 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.plan.measure import (
-    KEPT_GRADIENTS,
-    Gradients,
-    gradients_of,
-    measure_codec,
-)
+from gradwire.plan.measure import KEPT_GRADIENTS, Gradients, gradients_of, measure_codec
 from gradwire.plan.meters import MessageMeter
 from gradwire.plan.predict import DDP
 from gradwire.plan.recorder import StepRecorder, without_exchange

@@ -83,8 +83,8 @@ def measure(job: Callable[..., Taken], *args: Any) -> Taken:
 
 def _stay_on_one_processor() -> None:
     """Linux adds up the pages of a process from counts of each processor, and while it looks for
-    the peak it leaves out what a processor has not reported: up to 31 pages, or more with many
-    processors. On one processor that is 128 kB, however many the machine has."""
+    the peak it leaves out what each of them has not reported yet: up to 31 pages (with more than 16
+    processors, up to twice their number). On one processor it leaves out that once."""
     processors = sorted(os.sched_getaffinity(0))
     processor = processors[dist.get_rank() % len(processors)]
     for thread in os.listdir("/proc/self/task"):

@@ -23,8 +23,7 @@ _ALONE, _HOOK, _REDUCE = "alone", "hook", "all-reduce"
 
 class MessageMeter:
     """Measures what the messages of an exchange of the hook and of an all-reduce add to a step of
-    DDP: both of one value, when the last gradient is there. Between steps they would cost less,
-    because no threads have to wake, and caches keep what they need.
+    DDP: both of one value, when the last gradient is there. Between steps they would cost less.
 
     Needs an initialised process group, of which all ranks make it, and call `measure` and `close`
     together.
@@ -45,9 +44,8 @@ class MessageMeter:
             work = dist.all_reduce(self._value, async_op=True)
             assert work is not None
             return work.get_future()
-        job = BucketJob(step=self._exchanges, tensors=[("value", [1])], values=self._value)
         self._exchanges += 1
-        return self._session.submit_for_ddp(job)
+        return self._session.submit_for_ddp(_job(self._exchanges, self._value))
 
     def measure(self, take_step: Callable[[], object] | None) -> None:
         """Some steps of each kind. take_step: without the exchange, with `begin` beside it; None:
@@ -113,10 +111,14 @@ class ByteMeter:
         )
 
     def _exchange(self, index: int, bucket: torch.Tensor) -> None:
-        tensors = [("values", [bucket.numel()])]
-        job = BucketJob(step=self._step, index=index, tensors=tensors, values=bucket)
         self._step += 1
-        self._session.submit(job).result()
+        self._session.submit(_job(self._step, bucket, index)).result()
+
+
+def _job(step: int, values: torch.Tensor, index: int = 0) -> BucketJob:
+    """The only one of its step. index: of buckets that have other sizes."""
+    tensors = [("values", [values.numel()])]
+    return BucketJob(step=step, index=index, tensors=tensors, values=values)
 
 
 def _time_together(call: Callable[[], object]) -> float:
