@@ -35,6 +35,7 @@ from gradwire.cli.output import (
     significant,
 )
 from gradwire.machine import describe_build, describe_machine
+from gradwire.progress_line import ProgressLine
 
 _MULTIPLES = {"k": 10**3, "M": 10**6}
 _LARGEST_SIZE = 2**31
@@ -104,7 +105,8 @@ def _measure_all(
     measured: dict[Case, Measurement] = {}
     work: Workload | None = None
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    line, hidden = ProgressLine(console), not console.is_terminal
+    with Progress(line, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("", total=len(planned))
         for case in planned:
             progress.update(task, description=f"{case.codec} {case.operation} {case.numel}")
@@ -198,6 +200,7 @@ def _print_measurements(rows: list[dict[str, Any]]) -> None:
             for place, operations in lines.items()
         ],
         left=range(2),
+        keys=4,
     )
     if any(row["parallel_memcpy_gb_per_s"] for row in rows):
         print("In brackets: memcpy on as many threads, the limit that memory sets.")

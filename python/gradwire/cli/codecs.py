@@ -36,6 +36,7 @@ def codecs(as_json: JsonOption = False) -> None:
             for parameter in codec["parameters"]
         ],
         left=range(5),
+        keys=2,
     )
     print(
         "In trainings auto:bits=1 or auto:error=0.3 stands for codecs that are chosen at run time: "

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Container, Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import gradwire
 from gradwire.printable import printable
+from gradwire.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
@@ -33,26 +38,26 @@ def print_json(document: object) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], left: Container[int] = range(1)
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    left: Collection[int] = (0,),
+    keys: int = 1,
 ) -> None:
-    """Prints a table. The columns in `left` are text, the others numbers. Cells are no markup, and
-    printable."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """Prints a Table; an empty line stands before and after it."""
+    table = Table(columns, [[str(cell) for cell in row] for row in rows], left, keys, indent=1)
+    print()
+    terminal().print(table, soft_wrap=True)
+    print()
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(columns):
-        table.add_column(
-            name,
-            justify="left" if index in left else "right",
-            overflow="fold",
-            no_wrap=index not in left,
-        )
-    for row in rows:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL).print(table)
+
+def terminal(*, is_on_stderr: bool = False) -> Console:
+    """stdout or stderr: as wide as the terminal, or as COLUMNS says."""
+    from rich.console import Console
+
+    console = Console(stderr=is_on_stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDTH_WITHOUT_TERMINAL
+    return console
 
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:

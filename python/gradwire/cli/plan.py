@@ -241,5 +241,6 @@ def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
             for prediction in made.predictions
         ],
         left=range(2),
+        keys=2,
     )
     say(made.advice())

@@ -6,9 +6,10 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from gradwire.cli.output import warn
+from gradwire.progress_line import ProgressLine
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -22,11 +23,7 @@ class ProgressOfSteps:
         self._lines = is_shown and not console.is_terminal
         self._began = self._last_line = time.monotonic()
         self._bar = Progress(
-            TextColumn("{task.description:<12}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps"),
-            TimeElapsedColumn(),
+            ProgressLine(console),
             console=console,
             disable=not (is_shown and console.is_terminal),
             transient=True,

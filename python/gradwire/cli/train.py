@@ -7,13 +7,12 @@ from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from rich.console import Console
 from typer import Context, Option
 
+from gradwire.cli.output import terminal
 from gradwire.train import options, run, settings, worker
 from gradwire.train.settings import TrainSettings
 
-_WIDTH_WITHOUT_TERMINAL = 120
 _OUT_HELP = (
     "Write a JSON file of each run there as soon as it ends, and don't repeat the runs that are "
     "there."
@@ -75,9 +74,7 @@ def train(
     that are there, on the network that is there.
     """
     chosen = options.from_options(given)
-    console = Console(stderr=json_path == "-")
-    if not console.is_terminal:
-        console.width = _WIDTH_WITHOUT_TERMINAL
+    console = terminal(is_on_stderr=json_path == "-")
     outputs = run.Outputs(json_path, plots, out, page)
     place = worker.world_of_torchrun()
     if place is None:

@@ -7,17 +7,10 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID
 
 from gradwire.printable import printable
+from gradwire.progress_line import ProgressLine
 from gradwire.train.recipes import Metric
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -34,17 +27,7 @@ class Display(Progress):
     """Shows the events of rank 0. A context manager."""
 
     def __init__(self, console: Console, steps: int, metric: Metric) -> None:
-        super().__init__(
-            TextColumn("{task.description:<14}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        super().__init__(ProgressLine(console), console=console, disable=not console.is_terminal)
         self._steps = steps
         self._metric = metric
         self._last_line = -math.inf

@@ -1,4 +1,4 @@
-"""The report of a training for people: a table of 80 columns and the notes below it."""
+"""The report of a training for people: a table and the notes below it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
-
 from gradwire.advice import sends_coarsely
-from gradwire.printable import printable
+from gradwire.table import Table
 from gradwire.train.recipes import Metric
 from gradwire.train.report import Report, RunResult, finished, mean_of
 from gradwire.train.rivals import is_rival
@@ -26,7 +22,6 @@ from gradwire.train.settings import (
 )
 
 Results = Sequence[RunResult]  # of one codec
-_WIDTH_OF_CODEC = 14
 
 
 def columns(report: Report) -> dict[str, Callable[[Results], str]]:
@@ -37,46 +32,38 @@ def columns(report: Report) -> dict[str, Callable[[Results], str]]:
         return lambda results: text(mean_of(results, number))
 
     cells: dict[str, Callable[[Results], str]] = {
-        "codec": lambda results: _broken(results[0].codec),
-        metric.title.replace(" ", "\n"): lambda results: (
+        "codec": lambda results: results[0].codec,
+        metric.title: lambda results: (
             ("failed" if results[0].failed else "diverged")
             if (value := mean_of(results, lambda result: result.final)) is None
             else metric.text(value)
         ),
     }
     if report.settings.seeds > 1:
-        cells["\n±"] = lambda results: _spread(metric, results)
+        cells["±"] = lambda results: _spread(metric, results)
     cells |= {
-        f"{'modelled' if report.conditions.modelled else 'wall'}\nseconds": mean(
+        f"{'modelled' if report.conditions.modelled else 'wall'} seconds": mean(
             lambda seconds: "-" if seconds is None else f"{seconds:.1f}", lambda r: r.seconds
         ),
-        "speed-\nup": lambda results: _ratio(report.speedup(results[0].codec)),
+        "speed-up": lambda results: _ratio(report.speedup(results[0].codec)),
     }
     if (goal := report.goal) is not None:
-        cells[f"s to\n{metric.text(goal)}"] = lambda results: _time_to_goal(report, results)
+        cells[f"s to {metric.text(goal)}"] = lambda results: _time_to_goal(report, results)
     cells |= {
-        "\nMB": mean(_megabytes, _sent_bytes),
-        "bits\npush": mean(_number, lambda r: r.push_bits_per_value),
-        "bits\npull": mean(_number, lambda r: r.pull_bits_per_value),
-        "\nratio": mean(_number, lambda r: r.ratio),
+        "MB": mean(_megabytes, _sent_bytes),
+        "bits push": mean(_number, lambda r: r.push_bits_per_value),
+        "bits pull": mean(_number, lambda r: r.pull_bits_per_value),
+        "ratio": mean(_number, lambda r: r.ratio),
     }
     if _has_links(report):
-        cells["link\nMB"] = mean(_megabytes, lambda r: r.link.sent if r.link else None)
+        cells["link MB"] = mean(_megabytes, lambda r: r.link.sent if r.link else None)
     return cells
 
 
 def table(report: Report) -> Table:
-    """Fits into 80 columns."""
     cells = columns(report)
-    shown = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-    for title in cells:
-        if title == "codec":
-            shown.add_column(title, overflow="fold")
-        else:
-            shown.add_column(title, justify="right", no_wrap=True)
-    for results in report.by_codec().values():
-        shown.add_row(*(Text(printable(cell(results), keep="\n")) for cell in cells.values()))
-    return shown
+    rows = [[cell(results) for cell in cells.values()] for results in report.by_codec().values()]
+    return Table(list(cells), rows, codecs=(0,))
 
 
 def footnotes(report: Report) -> list[str]:
@@ -193,11 +180,6 @@ def _servers(settings: TrainSettings, result: RunResult) -> str | None:
     }
     late = ", ".join(f"{count} of worker {worker}" for worker, count in dropped.items() if count)
     return f"{note}; pushes that came too late and were dropped: {late or 'none'}."
-
-
-def _broken(codec: str) -> str:
-    """A long codec on several lines."""
-    return codec if len(codec) <= _WIDTH_OF_CODEC else codec.replace(",", ",\n")
 
 
 def _spread(metric: Metric, results: Results) -> str:

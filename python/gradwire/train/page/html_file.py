@@ -99,18 +99,14 @@ def _section(
     title = f"<h2>{_escape(_task(report))}</h2>" if has_title else ""
     notes = "".join(f"<li>{_escape(note)}</li>" for note in footnotes(report))
     cells = columns(report)
-    rows = [
-        [cell(results).replace("\n", "") for cell in cells.values()]
-        for results in report.by_codec().values()
-    ]
-    titles = [title.replace("-\n", "").replace("\n", " ").strip() for title in cells]
+    rows = [[cell(results) for cell in cells.values()] for results in report.by_codec().values()]
     pictures = "\n".join(
         _picture(figure, number) for figure, number in zip(figures, numbers, strict=True)
     )
     return f"""<section>
 {title}
 <p>{_escape(_circumstances(report))}</p>
-<div class="wide">{_table(titles, rows)}</div>
+<div class="wide">{_table(cells, rows)}</div>
 <details><summary>Notes on the table</summary><ul>{notes}</ul></details>
 <div class="figures">
 {pictures}
