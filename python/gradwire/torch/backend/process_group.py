@@ -22,6 +22,7 @@ from gradwire.torch.link.errors import ResidualDroppedWarning
 from gradwire.torch.link.meeting import Meeting, add_gloo
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.records.modes import writing_to
 from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.session.bucket import Bucket, BucketJob
 from gradwire.torch.session.reduction import factor_of, write_shard
@@ -197,7 +198,8 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             self._drop(released)
             bucket = self._bucket_for(op, number, job, session, wire)
             bucket.average(job, wire)
-            finish(values)
+            with writing_to(values, *outputs):
+                finish(values)
             self._count(op, bucket)
             return values
 

@@ -28,7 +28,7 @@ class _Cut:
 
     def unite(self, chunks: torch.Tensor) -> torch.Tensor:
         """The parameter from the values of its chunks. What is missing at the end is 0."""
-        values = torch.zeros(self._shards, *self._chunk, dtype=chunks.dtype)
+        values = chunks.new_zeros(self._shards, *self._chunk)
         values.view(-1)[: chunks.numel()] = chunks
         whole = torch.cat(values.unbind(), self._dim)
         return whole.narrow(self._dim, 0, self._shape[self._dim])
@@ -37,7 +37,7 @@ class _Cut:
         """[shards, values of a chunk], with padding of zeros."""
         padded = list(self._chunk)
         padded[self._dim] *= self._shards
-        whole = torch.zeros(padded, dtype=values.dtype)
+        whole = values.new_zeros(padded)
         whole.narrow(self._dim, 0, self._shape[self._dim]).copy_(values)
         return torch.stack(whole.chunk(self._shards, self._dim)).view(self._shards, -1)
 
@@ -97,7 +97,7 @@ def _sum_chunks(
     for shard in range(shards):
         owed = sum_residuals(all_residuals(states[shard::shards]), weights)
         for name, values in owed.items():
-            empty = torch.zeros(shards, cuts[name].numel, dtype=torch.float64)
-            chunk = found.setdefault(name, empty.view(-1)).view(shards, -1)[shard]
+            empty = values.new_zeros(shards * cuts[name].numel)
+            chunk = found.setdefault(name, empty).view(shards, -1)[shard]
             chunk[: values.numel()] = values
     return found

@@ -20,9 +20,9 @@ def sum_residuals(residuals: Iterable[Residual], weights: dict[str, float]) -> S
             continue
         values = torch.from_numpy(residual.values).double() * weights[residual.kind]
         end = residual.offset + values.numel()
-        total = sums.setdefault(residual.name, torch.zeros(0, dtype=torch.float64))
+        total = sums.setdefault(residual.name, values.new_zeros(0))
         if total.numel() < end:
-            missing = torch.zeros(end - total.numel(), dtype=torch.float64)
+            missing = values.new_zeros(end - total.numel())
             total = sums[residual.name] = torch.cat([total, missing])
         total[residual.offset : end] += values
     return sums

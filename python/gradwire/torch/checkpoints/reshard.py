@@ -28,6 +28,7 @@ from gradwire.torch.checkpoints.servers import reshard_servers
 from gradwire.torch.optimizers.shard import join_shards
 from gradwire.torch.records.checkpoint import StateDict, ranks_per_machine_of
 from gradwire.torch.records.exchange_settings import check_machines
+from gradwire.torch.records.modes import ordinary_tensors
 
 
 class Target(TypedDict, total=False):
@@ -40,6 +41,7 @@ class Target(TypedDict, total=False):
     exchange: str | None
 
 
+@ordinary_tensors()
 def reshard(
     states: Sequence[StateDict],
     world_size: int,

@@ -81,7 +81,8 @@ class RollCall:
             for place, rank in enumerate(self.ranks):
                 if group is not None and rank != self.rank:
                     try:
-                        group.recv([torch.empty(1, dtype=torch.uint8)], place, _PROBE_TAG)
+                        nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
+                        group.recv([nothing], place, _PROBE_TAG)
                     except RuntimeError:
                         closed.append(rank)
             return tuple(closed)

@@ -268,9 +268,8 @@ class Wire:
         for peer in self.peers:
             with contextlib.suppress(RuntimeError):
                 # torch.distributed itself no longer knows a group that the program destroyed.
-                probe = group.recv(
-                    [torch.empty(1, dtype=torch.uint8)], self._place_of[peer], _PROBE_TAG
-                )
+                nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
+                probe = group.recv([nothing], self._place_of[peer], _PROBE_TAG)
                 probe.wait(timedelta(milliseconds=1))
 
     def drop(self) -> None:

@@ -40,6 +40,7 @@ from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.optimizers.replica import ReplicaOptimizer
 from gradwire.torch.optimizers.state_size import most_bytes
 from gradwire.torch.records.checkpoint import Residual, StateDict, from_bytes, to_bytes
+from gradwire.torch.records.modes import ordinary_tensors, writing_to
 from gradwire.torch.session.bucket_runner import BucketRunner
 
 
@@ -303,10 +304,11 @@ class ElasticReplica(ReplicaOptimizer):
             "last_mix": self._last_mix,
         }
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def _become(self, state: StateDict) -> None:
         for (_, _, tensor), values in zip(self._model_tensors(), state["tensors"], strict=True):
-            tensor.copy_(values)
+            with writing_to(tensor):
+                tensor.copy_(values)
         self._optimizer.load_state_dict(state["optimizer"])
         self._share_groups()
         for fragment, shared in zip(self._fragments, state["fragments"], strict=True):

@@ -21,10 +21,15 @@ from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
 from gradwire.torch.optimizers.replica import ReplicaBucket
+from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import NamedTensor
 from gradwire.torch.records.stats import StepCounters
 
 _NOTES = 2  # values
+EQUALLY_OFTEN = (
+    "call step, and synchronize, equally often on all ranks, such as while "
+    "optimizer.local_steps < N"
+)
 OuterFactory = Callable[[list[nn.Parameter]], Optimizer]
 
 
@@ -57,6 +62,7 @@ class Fragment:
     noise, momentum, local, outer   None where the settings don't ask for them
     """
 
+    @ordinary_tensors()
     def __init__(
         self,
         named: Sequence[NamedTensor],
@@ -105,16 +111,17 @@ class Fragment:
     def write_notes(self, is_asked: bool) -> None:
         """Writes to the bucket whether a process asks this rank to let it join, and the number of
         steps since the last exchange."""
-        notes = [float(is_asked), float(self.steps)]
-        self.bucket.beside[self._sketch_numel :] = torch.tensor(notes)
+        asked, steps = self.bucket.beside[self._sketch_numel :]
+        asked.fill_(is_asked)
+        steps.fill_(self.steps)
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def set_anchors(self) -> None:
         """Makes the parameters' values the anchors."""
         for anchor, parameter in zip(self.anchors, self.parameters, strict=True):
             anchor.copy_(parameter)
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def write_changes(self) -> None:
         """Writes what this rank has changed since the parameters were the anchors to the bucket."""
         if self.local is not None:
@@ -147,11 +154,10 @@ class Fragment:
         if abs(average_steps - steps) > 1e-3:
             raise PeerMismatchError(
                 f"this rank exchanges the changes of {steps} local steps, the average of all ranks "
-                f"is {average_steps:g}: call step, and synchronize, equally often on all ranks, "
-                "such as while optimizer.local_steps < N"
+                f"is {average_steps:g}: {EQUALLY_OFTEN}"
             )
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def apply(self, mix: float) -> None:
         """Applies the result under way, if there is one, to the anchors. The parameters become
         mix * parameters + (1 - mix) * anchors; or the anchors, if the result is not finite."""
@@ -163,7 +169,7 @@ class Fragment:
             self._step_anchors(flight)
         self.follow_anchors(mix)
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def follow_anchors(self, mix: float) -> None:
         """After the anchors changed. mix: as in `apply`."""
         if mix > 0:
@@ -173,7 +179,7 @@ class Fragment:
             self.go_back()
             self.steps = 0
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def go_back(self) -> None:
         """Makes the anchors' values the parameters."""
         for parameter, anchor in zip(self.parameters, self.anchors, strict=True):
@@ -233,7 +239,7 @@ class Fragment:
             if saved != here:
                 raise ValueError(f"{what}: the state has {saved}, this rank has {here}")
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Gives up the exchange under way. The session must be idle."""
         self.load_shared_state(state)
@@ -250,7 +256,7 @@ class Fragment:
             steps, due = int(saved["steps"]), int(saved["due"])
             self.flight = Flight(self._spare, 0, steps, due, result)
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def load_shared_state(self, state: dict[str, Any]) -> None:
         """All of shared_state() but the noise."""
         for anchor, values in zip(self.anchors, state["anchors"], strict=True):

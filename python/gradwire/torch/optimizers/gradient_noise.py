@@ -27,6 +27,8 @@ import torch
 import torch.distributed as dist
 from torch.optim import AdamW, Optimizer
 
+from gradwire.torch.records.modes import ordinary_tensors
+
 SUMS = 4  # signed sums of a tensor in a step; more than the memory makes up for
 _MEMORY = 0.99  # of the averages of powers: they are over about the last 100 exchanges
 _OFFSETS, _STRIDE = 1021, 389  # a step's signs begin at one of these places, the next far from it
@@ -42,21 +44,23 @@ class GradientNoise:
     power   f64 (2, tensors): of the rank's own gradient, and of the average gradient
     """
 
+    @ordinary_tensors()
     def __init__(self, numels: Sequence[int], world_size: int, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device="cpu").manual_seed(seed)
         length = max((-(-numel // SUMS) for numel in numels), default=0) * SUMS + _OFFSETS
-        self._signs = torch.randint(2, (length,), generator=generator).mul_(2).sub_(1).float()
+        draws = torch.randint(2, (length,), generator=generator, dtype=torch.int64, device="cpu")
+        self._signs = draws.mul_(2).sub_(1).float()
         self.world_size = world_size
         self._updates = 0
-        self.power = torch.zeros(2, len(numels), dtype=torch.float64)
-        self._own = torch.zeros(len(numels), dtype=torch.float64)  # at the last `sketch`
+        self.power = torch.zeros(2, len(numels), dtype=torch.float64, device="cpu")
+        self._own = torch.zeros_like(self.power[0])  # at the last `sketch`
 
     @property
     def numel(self) -> int:
         """The length of a sketch."""
         return SUMS * self.power.shape[1]
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def sketch(self, gradients: Gradients, sketch: torch.Tensor) -> None:
         """Writes this rank's signed sums into `sketch`, f32 (numel,), to be averaged over the
         ranks."""
@@ -74,14 +78,14 @@ class GradientNoise:
             sums += signed[:whole].view(-1, SUMS).sum(dim=0)
             sums[: numel - whole] += signed[whole:]
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def update(self, average: torch.Tensor) -> None:
         """Takes in the average of all ranks' sketches, f32 (numel,), after each `sketch`."""
         seen = torch.stack([self._own, average.double().view(-1, SUMS).square().sum(dim=1)])
         self.power.mul_(_MEMORY).add_(seen, alpha=1.0 - _MEMORY)
         self._updates += 1
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def follow(self, other: dict[str, Any]) -> None:
         """Does what `update` did on another rank, whose state afterwards is `other`."""
         if int(other["updates"]) == self._updates:
@@ -112,6 +116,7 @@ class GradientNoise:
         self._own.copy_(state["own"])
 
 
+@ordinary_tensors()
 def average_norm(
     noises: Sequence[GradientNoise],
     gradients: Gradients,
@@ -120,8 +125,8 @@ def average_norm(
     """The norm of the average gradient, estimated from this rank's own gradient: its norm now, and
     by how much the average was smaller in the last exchanges. noises: of all the tensors. shards:
     the ranks that have the other parts of the tensors; all of them must call this."""
-    now = torch.tensor([sum(_power(gradient) for gradient in gradients)], dtype=torch.float64)
-    powers = torch.stack([noise.power.sum(dim=1) for noise in noises]).sum(dim=0).double()
+    powers = torch.stack([noise.power.sum(dim=1) for noise in noises]).sum(dim=0)
+    now = powers.new_tensor([sum(_power(gradient) for gradient in gradients)])
     sums = torch.cat([now, powers])
     if shards is not None:
         dist.all_reduce(sums, group=shards)

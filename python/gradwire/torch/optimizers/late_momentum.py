@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwire.torch.records.modes import ordinary_tensors
+
 
 def take_momentum(optimizer: Optimizer) -> list[float]:
     """Sets the first of `betas` to 0 in all groups of Adam or AdamW. Returns it for each of their
@@ -55,6 +57,7 @@ class LateMomentum:
     correction of the first steps: equal on all ranks. The changes were made with the learning rates
     and the weight decay of their own steps."""
 
+    @ordinary_tensors()
     def __init__(self, betas: Sequence[float], tensors: Sequence[Tensor]) -> None:
         self.betas = list(betas)
         self.velocities = [torch.zeros_like(t, requires_grad=False) for t in tensors]
@@ -96,6 +99,7 @@ class LocalMomentum:
     parameters  of this rank; a tensor may have leading dimensions that the shared one lacks
     """
 
+    @ordinary_tensors()
     def __init__(self, shared: LateMomentum, parameters: Sequence[Tensor]) -> None:
         self.sums = [torch.zeros_like(p, requires_grad=False) for p in parameters]
         self._velocities = [torch.zeros_like(total) for total in self.sums]
@@ -106,7 +110,7 @@ class LocalMomentum:
         """For `go_on`, before the optimizer's step."""
         return [parameter.detach().clone() for parameter in self._parameters]
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def go_on(self, before: Sequence[Tensor], steps: int) -> None:
         """Replaces the change that the optimizer has made in this step, without momentum, by one
         with momentum. steps: those since the last exchange, with this one."""

@@ -29,16 +29,20 @@ from torch.optim import LBFGS, Adam, AdamW, Optimizer
 
 from gradwire.advice import keeps_residual
 from gradwire.local_schedule import Schedule
+from gradwire.torch.link.engine import agree
+from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.link.wire import Wire
 from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.optimizers.elastic_replica import ElasticReplica
 from gradwire.torch.optimizers.elastic_settings import check_elastic
-from gradwire.torch.optimizers.fragment import Fragment, OuterFactory, deal_layers
+from gradwire.torch.optimizers.fragment import EQUALLY_OFTEN, Fragment, OuterFactory, deal_layers
 from gradwire.torch.optimizers.gradient_noise import average_norm, correct_changes, count_decay
 from gradwire.torch.optimizers.late_momentum import check_taken, take_momentum
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.optimizers.replica import BESIDE, name_trainable
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
+from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import options_of, require_dense
 from gradwire.torch.records.shards import local_of
 from gradwire.torch.records.stats import StepCounters
@@ -289,10 +293,23 @@ class LocalSteps(ElasticReplica):
         """Exchanges what was changed since the last exchanges, and applies it without `mix`.
 
         For the end of a training: after it the ranks' models are equal. The exchanges are then
-        spread over the next steps as at the beginning. Every rank must call it at the same step.
+        spread over the next steps as at the beginning. Every rank must call it at the same step;
+        otherwise all ranks get a PeerMismatchError, which names two ranks and their steps.
         """
         self._check_session()
-        self._go_on(self._exchange_all)
+        self._go_on(self._exchange_together)
+
+    def _exchange_together(self) -> None:
+        """Raises PeerMismatchError unless all ranks have taken the same number of steps."""
+
+        def compare(wire: Wire) -> None:
+            try:
+                agree(f"{self._local_steps} local steps\nstep {self._clock} of the schedule", wire)
+            except PeerMismatchError as error:
+                raise PeerMismatchError(f"{error}: {EQUALLY_OFTEN}", error.ranks) from None
+
+        self._session.start(compare, "comparing the numbers of steps").result()
+        self._exchange_all()
 
     def _exchange_all(self) -> None:
         under_way = [fragment for fragment in self._fragments if fragment.flight is not None]
@@ -358,7 +375,7 @@ class LocalSteps(ElasticReplica):
         if factor != 1.0:
             torch._foreach_mul_([g for g in gradients if g is not None], factor)
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def _begin(self, fragment: Fragment) -> None:
         """Begins to average the fragment's changes. If the result before is due in this step, it is
         applied after they are taken, and then they are not lost."""
@@ -387,6 +404,7 @@ class LocalSteps(ElasticReplica):
             bucket.values,
             index=self._fragments.index(fragment),
             parts=len(self._fragments),
+            moment=f" after {self._local_steps} local steps",
         )
         result = self._session.average(job, fault, self._residual_decay)
         fragment.take_off(result, self._exchanges, steps, self._clock + self._schedule.delay)

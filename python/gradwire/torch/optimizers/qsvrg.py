@@ -35,7 +35,13 @@ from gradwire.torch.link.engine import agree
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.checkpoint import Identity, StateDict, residuals_in, residuals_of
 from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.parameters import NamedShape, all_finite, split_like
+from gradwire.torch.records.modes import ordinary_tensors
+from gradwire.torch.records.parameters import (
+    NamedShape,
+    all_finite,
+    require_trainable,
+    split_like,
+)
 from gradwire.torch.records.stats import Stats
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.session import Session, SessionOwner
@@ -146,10 +152,12 @@ class QSVRG(SessionOwner):
                 f"count is {count}, valid are {players}, {2 * players}, {3 * players}, ..."
             )
         share = count // players
-        self._shares = [torch.arange(k * share, (k + 1) * share) for k in range(players)]
         self._seed, self._workers = seed, mine
         self._draws = [np.random.default_rng([seed, worker]) for worker in mine]
-        self._values = torch.cat([p.detach().reshape(-1) for p in self._parameters])
+        with ordinary_tensors():
+            places = torch.arange(count, dtype=torch.int64, device="cpu")
+            self._shares = places.split(share)
+            self._values = torch.cat([p.detach().reshape(-1) for p in self._parameters])
         self._step = 0
         self._sum = f"{share} functions a worker, {self.steps} steps of {self.lr} in an epoch"
         self._compared = False
@@ -235,7 +243,7 @@ class QSVRG(SessionOwner):
                 j = share[int(draws.integers(len(share)))].reshape(1)
                 updates.append(self._gradient(x, j) - self._gradient(y, j) + full)
             x -= self.lr * self._average(updates)
-        self._values = (total / self.steps).float()
+        self._values.copy_(total / self.steps)
 
     def _average(self, vectors: list[torch.Tensor], raw: bool = False) -> torch.Tensor:
         mean = self._ranks.average(vectors, self._step, raw)
@@ -250,11 +258,11 @@ class QSVRG(SessionOwner):
     def _gradient(self, at: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         """Of the mean of the functions j; flat."""
         self._set(at)
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             parts = torch.autograd.grad(self._loss_of(j), self._parameters)
         return torch.cat([part.reshape(-1) for part in parts])
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def _set(self, values: torch.Tensor) -> None:
         for parameter, part in zip(
             self._parameters, split_like(values, self._parameters), strict=True
@@ -277,9 +285,8 @@ class _Ranks:
         self._session.load_state_dict(state)
 
     def compare(self, facts: Sequence[str]) -> None:
-        def work(wire: Wire) -> torch.Tensor:
+        def work(wire: Wire) -> None:
             agree("\n".join(facts), wire)
-            return torch.empty(0)
 
         self._session.start(work, "comparing the settings of QSVRG").result()
 
@@ -350,6 +357,7 @@ def _count_values(parameters: Sequence[torch.Tensor]) -> int:
     if not parameters:
         raise ValueError("QSVRG got no parameters")
     for place, parameter in enumerate(parameters):
+        require_trainable(f"parameter {place}", parameter)
         dense = parameter.dtype == torch.float32 and parameter.layout == torch.strided
         if not (dense and parameter.device.type == "cpu" and parameter.requires_grad):
             raise TypeError(

@@ -20,12 +20,14 @@ from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.wire import Kind, Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.records.modes import ordinary_tensors, writing_to
 from gradwire.torch.records.parameters import (
     NamedTensor,
     all_finite,
     name_parameters,
     shapes_of,
     split_like,
+    tensors_in_common,
 )
 from gradwire.torch.records.shards import group_of_shards, local_of
 from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
@@ -44,13 +46,14 @@ class ReplicaBucket:
     tensors  names and shapes of all
     """
 
+    @ordinary_tensors()
     def __init__(self, named: Sequence[NamedTensor], beside: int = 0) -> None:
         self.tensors = shapes_of(named)
         if beside:
             self.tensors.append((BESIDE, [beside]))
         parameters = [parameter for _, parameter in named]
         numel = sum(parameter.numel() for parameter in parameters)
-        self.values = torch.zeros(numel + beside)
+        self.values = torch.zeros(numel + beside, dtype=torch.float32, device="cpu")
         self.beside = self.values[numel:]
         self.parts = split_like(self.values[:numel], parameters)
 
@@ -97,8 +100,16 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
 
     def _model_tensors(self) -> list[tuple[str, str, torch.Tensor]]:
         """Kind, name and values of all tensors that ranks have in common at the beginning."""
-        named = [("parameter", n, local_of(p).detach()) for n, p in self._model.named_parameters()]
-        return named + [("buffer", n, b) for n, b in self._model.named_buffers()]
+        model = self._model
+        places = {
+            "parameter": [(n, local_of(p).detach()) for n, p in model.named_parameters()],
+            "buffer": model.named_buffers(),
+        }
+        return [
+            (kind, name, tensor)
+            for kind, named in places.items()
+            for name, tensor in tensors_in_common(model, kind, named)
+        ]
 
     def _describe(self, settings: Sequence[str]) -> str:
         """What must be equal on all ranks: `settings`, exchange and tensors, a line for each."""
@@ -168,7 +179,8 @@ def _broadcast(tensors: Sequence[torch.Tensor], wire: Wire) -> str:
     """Overwrites the tensors with rank 0's, bit for bit; returns the digest of their bytes."""
     sizes = [tensor.nbytes for tensor in tensors]
     if wire.rank == 0:
-        parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+        plain = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+        parts = [tensor.reshape(-1).view(torch.uint8) for tensor in plain]
         values = torch.cat(parts).numpy() if parts else np.empty(0, np.uint8)
         for peer in wire.peers:
             wire.send(peer, Kind.TENSORS, values)
@@ -178,7 +190,8 @@ def _broadcast(tensors: Sequence[torch.Tensor], wire: Wire) -> str:
     pieces = torch.from_numpy(values).split(sizes)
     for tensor, piece in zip(tensors, pieces, strict=True):
         # The clone starts at an address that suits every type.
-        tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+        with writing_to(tensor):
+            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
     digest = hashlib.sha256(values).hexdigest()
     wire.release(0)
     return digest

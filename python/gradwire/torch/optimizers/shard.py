@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire._core import Compressor, Layout
+from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import all_finite
 
 # These optimizers step a tensor as a whole, evaluate the loss again, or take sparse gradients.
@@ -70,6 +71,7 @@ class Shard:
         self.optimizer = optimizer
         self.pieces: list[Piece] = []
 
+    @ordinary_tensors()
     def take(
         self,
         parameters: Mapping[str, torch.Tensor],
@@ -88,7 +90,7 @@ class Shard:
                 name,
                 offset,
                 parameters[name],
-                nn.Parameter(torch.empty(size)),
+                nn.Parameter(parameters[name].new_empty(size)),
                 bucket[start : start + size],
                 world_size > 1 and _keeps_residual(segment["pull_codec"]),
             )
@@ -101,7 +103,7 @@ class Shard:
             if "param_names" in group:
                 group["param_names"] = [f"{piece.name}[{piece.offset}:]" for piece in mine]
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def update(self) -> None:
         """Turns the shard's averaged gradients, in the bucket, into the model's changes.
 
@@ -124,7 +126,7 @@ class Shard:
                     "finite gradient"
                 )
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def follow(self) -> None:
         """After a step: takes over the model's values where no residual keeps the difference."""
         for piece in self.pieces:
@@ -152,7 +154,7 @@ class Shard:
             ],
         }
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what the state has of the pieces here, and of their optimizer states.
 

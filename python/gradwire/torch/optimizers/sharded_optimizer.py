@@ -28,6 +28,7 @@ from gradwire.torch.records.exchange_settings import (
     CodecArguments,
     ExchangeSettings,
 )
+from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import copy_gradient, options_of
 from gradwire.torch.records.shards import group_of_shards
@@ -105,7 +106,6 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._handed_over = options_of(optimizer.param_groups)
         self._steps = 0
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Averages the gradients and steps the model, on all ranks. Returns the closure's loss."""
         if vars(self).pop("found_inf", None) is not None:
@@ -117,6 +117,12 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._check_session()
         loss = self._evaluate(closure)
         self._hand_over_options()
+        self._exchange()
+        self._log(self._steps - 1)
+        return loss
+
+    @ordinary_tensors()
+    def _exchange(self) -> None:
         bucket = self._bucket
         for place in zip(self._names, self._parameters, bucket.parts, strict=True):
             copy_gradient(*place)
@@ -130,8 +136,6 @@ class ShardedOptimizer(ReplicaOptimizer):
             for parameter, part in zip(self._parameters, bucket.parts, strict=True):
                 parameter.add_(part)
         self._shard.follow()
-        self._log(self._steps - 1)
-        return loss
 
     def stats(self) -> Stats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from gradwire.torch.records.modes import ordinary_tensors
+
 # torch.save's entry for a tensor: a name, two headers of ZIP, alignment to 64 bytes, the pickle.
 _BESIDE_TENSOR = 512
 _BESIDE_ALL = 65536  # names and numbers
@@ -42,7 +44,8 @@ def _of_optimizer(optimizer: Optimizer) -> int:
     own = bytes_of(list(optimizer.state.values()))
     if isinstance(optimizer, LBFGS):
         # The direction and the gradient before; of each kept step two of these and two numbers.
-        flat = torch.empty(sum(p.numel() for p in parameters), device="meta")
+        numel = sum(p.numel() for p in parameters)
+        flat = torch.empty(numel, dtype=parameters[0].dtype, device="meta")
         history = optimizer.param_groups[0]["history_size"]
         return bytes_of([flat] * (2 + 2 * history)) + (1 + 2 * history) * _BESIDE_TENSOR
     for device in ("meta", "cpu"):  # a few need values; those are freed at once
@@ -51,6 +54,7 @@ def _of_optimizer(optimizer: Optimizer) -> int:
     return max(own, _MOST_MODELS * bytes_of(parameters))
 
 
+@ordinary_tensors()
 def _step_of_copy(optimizer: Optimizer, device: str) -> Optimizer:
     """A copy without hooks that has taken a step of zeros."""
     groups = []

@@ -37,6 +37,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import AutoGoal, Compressor, Exchange, is_goal
+from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import NamedShape
 
 FORMAT = 1
@@ -63,6 +64,7 @@ def to_bytes(state: StateDict) -> bytes:
     return buffer.getvalue()
 
 
+@ordinary_tensors()
 def from_bytes(saved: bytes) -> StateDict:
     """Runs no code that the bytes may hold."""
     state: StateDict = torch.load(io.BytesIO(saved), weights_only=True)
@@ -87,6 +89,7 @@ class Identity:
     exchange: str | None = None
     tensors: Sequence[NamedShape] | None = None
 
+    @ordinary_tensors()
     def make_state(self, residuals: Iterable[Residual], **more: Any) -> StateDict:
         """A state of this rank. `more`: further entries of the state."""
         tensors = self.tensors

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 NamedShape = tuple[str, list[int]]
@@ -29,8 +30,8 @@ def name_parameters(
     """The optimizer's parameters in the order of its groups, with the names that `named` has.
 
     None: their names are "group.place".
-    Raises ValueError for a parameter without a name, TypeError for one that is not dense or of
-    another dtype.
+    Raises ValueError for a parameter without a name, TypeError for one that is not dense, of
+    another dtype, or an inference tensor.
     """
     names = None if named is None else {id(tensor): name for name, tensor in named}
     found = []
@@ -48,7 +49,48 @@ def name_parameters(
                     f"dense {valid} parameters are exchanged; {name} is {tensor.dtype}, "
                     f"{tensor.layout}"
                 )
+            require_trainable(name, tensor)
             found.append((name, tensor))
+    return found
+
+
+def require_trainable(name: str, parameter: torch.Tensor) -> None:
+    """Raises TypeError for an inference tensor, which no step can change."""
+    if parameter.is_inference():
+        raise TypeError(
+            f"{name} was made inside torch.inference_mode(), so it can't be trained: make the "
+            "model outside"
+        )
+
+
+def tensors_in_common(
+    model: nn.Module, kind: str, named: Iterable[NamedTensor]
+) -> list[NamedTensor]:
+    """Those of the model's parameters or buffers (`kind`) that all ranks take over from one of
+    them: without those that DistributedDataParallel is told to ignore.
+
+    Raises TypeError for one into which another rank's values can't be written.
+    """
+    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    found = [
+        (name, tensor)
+        for name, tensor in named
+        if name not in ignored and not getattr(tensor, "_ddp_ignored", False)
+    ]
+    for name, tensor in found:
+        if tensor.layout != torch.strided:
+            why = f"sparse ({tensor.layout})"
+        elif tensor.is_meta:
+            why = "on the device meta, without values"
+        elif any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
+            why = "expanded, so that several elements share a place in memory"
+        else:
+            continue
+        raise TypeError(
+            f"the {kind} {name} is {why}, and the ranks can't take over each other's values of it: "
+            "make it a dense tensor of its own, or leave it out by DistributedDataParallel."
+            f"_set_params_and_buffers_to_ignore_for_model(model, ['{name}'])"
+        )
     return found
 
 

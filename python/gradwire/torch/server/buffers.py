@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from gradwire.torch.link.wire import Bytes
+from gradwire.torch.records.modes import ordinary_tensors, writing_to
+from gradwire.torch.records.parameters import NamedTensor, tensors_in_common
 
 
 class ModelBuffers:
@@ -23,44 +25,49 @@ class ModelBuffers:
     def describe(self) -> str:
         """What must be equal on all ranks."""
         lines = [f"buffers of rank {self.sender}, every {self.every} versions"]
-        lines += [f"buffer {n} {list(b.shape)} {b.dtype}" for n, b in self._model.named_buffers()]
+        lines += [f"buffer {n} {list(b.shape)} {b.dtype}" for n, b in self._named()]
         return "\n".join(lines)
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._model.buffers())
+        return sum(buffer.nbytes for _, buffer in self._named())
 
     def pack(self) -> Bytes:
         """Their bytes, one buffer after the other."""
         parts = [
             buffer.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-            for buffer in self._model.buffers()
+            for _, buffer in self._named()
         ]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def load(self, message: Bytes) -> None:
         """Takes over what `pack` wrote on another rank. Raises ValueError for another size."""
         if message.size != self.nbytes:
             raise ValueError(f"it has {message.size} bytes, and the model's buffers {self.nbytes}")
-        sizes = [buffer.numel() * buffer.element_size() for buffer in self._model.buffers()]
-        parts = torch.from_numpy(message).split(sizes)
-        for buffer, part in zip(self._model.buffers(), parts, strict=True):
-            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+        named = self._named()
+        parts = torch.from_numpy(message).split([buffer.nbytes for _, buffer in named])
+        for (_, buffer), part in zip(named, parts, strict=True):
+            with writing_to(buffer):
+                buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
     def named(self) -> dict[str, torch.Tensor]:
-        return {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+        return {name: buffer.detach().clone() for name, buffer in self._named()}
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def load_named(self, buffers: dict[str, torch.Tensor]) -> None:
         """Takes over saved buffers. Raises ValueError if they are not those of the model."""
-        own = dict(self._model.named_buffers())
+        own = dict(self._named())
         if own.keys() != buffers.keys():
             raise ValueError(
                 f"the state's buffers are {sorted(buffers)}, the model has {sorted(own)}"
             )
         for name, buffer in own.items():
-            buffer.copy_(buffers[name])
+            with writing_to(buffer):
+                buffer.copy_(buffers[name])
+
+    def _named(self) -> list[NamedTensor]:
+        return tensors_in_common(self._model, "buffer", self._model.named_buffers())
 
 
 def make_buffers(

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from gradwire._core import Layout
 from gradwire.torch.link.wire import Bytes, Kind
+from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import NamedTensor, Options, copy_gradient, split_like
 from gradwire.torch.server.group_options import apply_options
 
@@ -46,6 +47,7 @@ class ServerPart:
     begin with.
     """
 
+    @ordinary_tensors()
     def __init__(
         self, layout: Layout, named: Sequence[NamedTensor], rank: int, pulls: str = UPDATES
     ) -> None:
@@ -94,7 +96,7 @@ class ServerPart:
         if factor != 1.0:
             self.bucket *= np.float32(factor)
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def apply(self, server: int, version: int) -> None:
         """Adds the change of the server's tensors, which is in the bucket."""
         for name, tensor, values in self._of_server[server]:
@@ -107,14 +109,15 @@ class ServerPart:
         """Steps the tensors of these servers by the averages in the bucket, which become their
         gradients, as with DDP."""
         places = [place for server in servers for place in self._of_server[server]]
-        for _, tensor, values in places:
-            if tensor.grad is None:
-                tensor.grad = torch.empty_like(tensor)
-            tensor.grad.copy_(values)
+        with ordinary_tensors():
+            for _, tensor, values in places:
+                if tensor.grad is None:
+                    tensor.grad = torch.empty_like(tensor)
+                tensor.grad.copy_(values)
         with _only(optimizer, [place.tensor for place in places]):
             optimizer.step()
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def load_model(self, server: int, message: Bytes) -> int:
         """Takes over the tensors of the message, from the server's `model`. Returns its version.
         Raises ValueError for a message of another size."""
@@ -145,7 +148,7 @@ class ServerPart:
             for name, tensor, _ in self._places.values()
         }
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def load_replica(self, replica: dict[str, torch.Tensor]) -> None:
         """Takes over the sums of a saved worker."""
         for name, tensor, _ in self._places.values():
@@ -160,7 +163,7 @@ class ServerPart:
         """Of the tensors of this server."""
         return {place.name for place in self._own}
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def keep_model(self, with_replica: bool) -> None:
         """Keeps a copy of the tensors, from which `step` computes the change of the next version.
 
@@ -183,7 +186,7 @@ class ServerPart:
             parts.append(tensor.detach().cpu().contiguous().view(-1).numpy().view(np.uint8))
         return np.concatenate(parts)
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def follow(self) -> None:
         """Adds the change in the bucket, as the workers decode it, to the tensors of CATCH_UP."""
         if not self._replica:
@@ -196,12 +199,13 @@ class ServerPart:
             return {}
         return {name: tensor.detach().clone() for name, tensor, _ in self._own}
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def load_named(self, model: dict[str, torch.Tensor]) -> None:
         """Takes over saved tensors, among which must be those of this server."""
         for name, tensor, _ in self._own:
             tensor.copy_(model[name])
 
+    @ordinary_tensors()
     def step(self, optimizer: Optimizer, options: list[Options] | None) -> None:
         """Replaces the averaged gradients in the bucket by the change that the step makes."""
         if options is not None:
@@ -210,11 +214,10 @@ class ServerPart:
             tensor.grad = values.to(tensor.device)
         with _only(optimizer, [place.tensor for place in self._own]):
             optimizer.step()
-        with torch.no_grad():
-            for (_, tensor, values), before in zip(self._own, self._before, strict=True):
-                tensor.grad = None
-                values.copy_(tensor - before)
-                before.copy_(tensor)
+        for (_, tensor, values), before in zip(self._own, self._before, strict=True):
+            tensor.grad = None
+            values.copy_(tensor - before)
+            before.copy_(tensor)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from gradwire.torch.link.errors import ResidualDroppedWarning
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.checkpoint import Residual, residuals_in
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.records.modes import writing_to
 from gradwire.torch.records.parameters import NamedShape
 from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.records.traffic import TensorTraffic
@@ -31,7 +32,7 @@ class BucketJob:
 
     `values` are float32, bfloat16 or float16. On a GPU they are complete after the event `ready`.
     `parts`: buckets that together hold the model and take turns, each in steps of its own; 1: every
-    step has all buckets.
+    step has all buckets. `moment`: says more about the step, equal on all ranks.
     """
 
     step: int
@@ -41,6 +42,7 @@ class BucketJob:
     last: bool = True  # of its step
     parts: int = 1
     raw: bool = False
+    moment: str = ""
     loss_scale: float | None = None
     queued: float = field(default_factory=time.perf_counter)
     hook_seconds: float = 0.0
@@ -56,6 +58,7 @@ class Bucket:
     ) -> None:
         self.tensors = job.tensors
         self._terms = f"seed {settings.seed}\n{settings.terms}".rstrip()
+        self._moment = f"step {job.step}{job.moment}"
         self.raw = job.raw
         self.dtype = job.values.dtype
         raw_codec = RAW_CODECS[self.dtype]
@@ -71,9 +74,11 @@ class Bucket:
 
     def describe(self) -> str:
         """What must be equal on all ranks: the exchange's description, the dtype, which decides how
-        averages are rounded, and settings."""
+        averages are rounded, settings, and the step in which the bucket is made. So ranks that have
+        loaded states of different steps are found."""
         further = f"\ngradients {self.dtype}\n{self._terms}\n"
-        return self.exchange.describe().replace("\n", further, 1)
+        described = self.exchange.describe().replace("\n", further, 1)
+        return f"{described.rstrip()}\n{self._moment}"
 
     def fits(self, job: BucketJob) -> bool:
         same = self.raw == job.raw and self.dtype == job.values.dtype
@@ -95,7 +100,8 @@ class Bucket:
         if auto is not None:
             auto.record_pulls(self.layout, self.exchange, wide.cpu().numpy(), wire)
         if wide is not job.values:
-            job.values.copy_(wide)
+            with writing_to(job.values):
+                job.values.copy_(wide)
 
     @property
     def kept_values(self) -> int:
