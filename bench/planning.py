@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import pickle
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -89,6 +88,15 @@ def main() -> None:
     render(arguments.folder)
 
 
+def build(model: str) -> Any:
+    """The untrained model."""
+    from gradwire.train import data, models
+
+    chosen = settings_of(model, 1)
+    shape = data.load(chosen.data, chosen.data_dir).shape
+    return models.build(model, *shape, seed=0, width=chosen.width, dropout=0.0)
+
+
 def settings_of(model: str, workers: int) -> TrainSettings:
     options = {"model": model, "workers": workers, "steps": 1000, "exchange": SHARDED, "every": 1}
     return from_options(options | {"start_iter": 1})
@@ -105,7 +113,7 @@ def check(model: str, workers: int, bandwidth: str, kind: Kind, rounds: int) -> 
     rate = parse_bandwidth(bandwidth)
     assert rate is not None
     measured = on_ranks(options, workers + kind.servers, rate)[:workers]
-    values = sum(parameter.numel() for parameter in measured[0]["model"].parameters())
+    values = sum(parameter.numel() for parameter in build(model).parameters())
     of_bytes = on_ranks([*options, "--values", str(values)], workers + kind.servers, None)
     # tbf counts what the models count: frames with their Ethernet headers. It is on both ends of a
     # link, which have a bucket for each direction, as in the simulation.
@@ -128,19 +136,22 @@ def check(model: str, workers: int, bandwidth: str, kind: Kind, rounds: int) -> 
 
 def on_ranks(options: list[str], ranks: int, rate: int | None) -> list[Any]:
     """What each rank measures, over links of so many bits a second, or the loopback."""
+    import torch
+
     with tempfile.TemporaryDirectory() as folder:
-        results = [Path(folder) / f"{rank}.pickle" for rank in range(ranks)]
+        results = [Path(folder) / f"{rank}.pt" for rank in range(ranks)]
 
         def command(rank: int) -> list[str]:
             return [folder, *options, "--rank", str(rank), "--result", str(results[rank])]
 
         run_ranks(command, ranks, rate)
-        return [pickle.loads(result.read_bytes()) for result in results]
+        return [torch.load(result, weights_only=True) for result in results]
 
 
 def run_rank(arguments: argparse.Namespace) -> None:
-    """Measures, and pickles what it found: what bytes cost, of a bucket of so many values, or the
+    """Measures, and saves what it found: what bytes cost, of a bucket of so many values, or the
     dict of `measure`."""
+    import torch
     import torch.distributed as dist
 
     settings, rank = settings_of(arguments.model[0], arguments.workers[0]), arguments.rank
@@ -154,7 +165,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
         found = meter.close()
     else:
         found = measure(settings, kind, rank, arguments.rounds)
-    arguments.result.write_bytes(pickle.dumps(found))
+    torch.save(found, arguments.result)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -194,11 +205,11 @@ def profile_of_ranks(
 ) -> Profile:
     from gradwire.plan.recorder import profile_of
 
-    def middle(values: Iterable[Any]) -> Any:
-        found = [vars(value) for value in values]
+    def middle(values: Iterable[dict[str, float]]) -> Any:
+        found = list(values)
         return {name: median(one[name] for one in found) for name in found[0]}
 
-    profile = profile_of(model, ranks[0]["model"], [rank["marks"] for rank in ranks])
+    profile = profile_of(model, build(model), [rank["marks"] for rank in ranks])
     codecs = {c: CodecSpeed(**middle(rank["speeds"][c] for rank in ranks)) for c in CODECS}
     message, reduce = ranks[0]["messages"]  # all ranks have the same
     byte, reduce_byte = (median(costs) for costs in zip(*of_bytes, strict=True))
@@ -228,7 +239,7 @@ def simulate_row(
     steps = (len(recorded[0]) - first) // of_step
     values = np.concatenate(
         [
-            recorded[rank][first + step * of_step + bucket][2]
+            recorded[rank][first + step * of_step + bucket][2].numpy()
             for step in range(steps)
             for rank in range(cluster.ranks)
             for bucket in range(of_step)

@@ -190,7 +190,7 @@ def _flat(tensors: list[Any]) -> Any:
 
 def measure(settings: TrainSettings, kind: Kind, rank: int, rounds: int) -> dict[str, Any]:
     """Called by all ranks; those after settings.workers are the servers. Returns what a worker
-    measured."""
+    measured, as plain values and tensors."""
     images = data.load(settings.data, settings.data_dir)
     group = dist.new_group(list(range(settings.workers)))
     ways = Ways(settings, kind, images, group)
@@ -236,11 +236,13 @@ def measure(settings: TrainSettings, kind: Kind, rank: int, rounds: int) -> dict
     return {
         "seconds": {way: one.seconds for way, one in made.items()},
         "marks": ways.recorder.steps,
-        "speeds": speeds,
+        "speeds": {codec: vars(speed) for codec, speed in speeds.items()},
         "messages": messages,
-        "buckets": {way: one.recorded for way, one in made.items()},
+        "buckets": {
+            way: [(index, shapes, torch.from_numpy(v)) for index, shapes, v in one.recorded]
+            for way, one in made.items()
+        },
         "sent": {way: one.sent for way, one in made.items()},
-        "model": ways.alone if rank == 0 else None,
     }
 
 

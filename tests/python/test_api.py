@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import pickle  # pickle: its own states, which users pickle
 from typing import Any
 
 import numpy as np

@@ -68,6 +68,46 @@ def test_arrows_of_this_repository() -> None:
     assert result.returncode == 0, result.stdout
 
 
+PICKLES = {
+    "import pickle\n": 1,
+    "from marshal import loads\n": 1,
+    "import os\nimport dill as d\n": 2,
+    "import torch.distributed as dist\ndist.broadcast_object_list([1])\n": 2,
+    "from torch.distributed import gather_object as g\n": 1,
+    "torch.load(\n    path\n)\n": 1,
+    "torch.load(path, weights_only=False)\n": 1,
+    "np.load(path, allow_pickle=True)\n": 1,
+}
+
+
+def check_pickles(root: Path) -> subprocess.CompletedProcess[str]:
+    subprocess.run(["git", "init", "-q", root], check=True)
+    command = [sys.executable, str(ROOT / "scripts" / "check_pickles.py"), str(root)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("text", "line"), PICKLES.items())
+def test_what_unpickles_is_refused(tmp_path: Path, text: str, line: int) -> None:
+    (tmp_path / "one.py").write_text(text)
+    (tmp_path / "page.md").write_text(f"A page.\n\n```python\n{text}```\n")
+    result = check_pickles(tmp_path)
+    assert result.returncode == 1
+    places = [line.split(": ")[0] for line in result.stdout.splitlines()]
+    assert places == [f"one.py:{line}", f"page.md:{line + 3}"]
+
+
+def test_what_does_not_unpickle_is_let_through(tmp_path: Path) -> None:
+    lines = [
+        "import pickle  # pickle: a test of what users do",
+        "torch.load(path, weights_only=True)",
+        "np.load(path)",
+        "dist.broadcast(tensor)",
+    ]
+    (tmp_path / "one.py").write_text("\n".join(lines))
+    result = check_pickles(tmp_path)
+    assert result.returncode == 0, result.stdout
+
+
 @pytest.mark.parametrize(
     ("file", "text", "line", "reason"),
     [

@@ -32,8 +32,8 @@ NUMEL = 4096
 def over_backend(job: str, options: dict[str, Any]) -> Any:
     """Runs the job, over groups of the backend, in the place of the cluster's own group."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    ports: list[Any] = [free_port()]
-    dist.broadcast_object_list(ports, 0)
+    port = torch.tensor(free_port())
+    dist.broadcast(port, 0)
     dist.barrier()
     dist.destroy_process_group()
     register_backend(**options)
@@ -41,7 +41,7 @@ def over_backend(job: str, options: dict[str, Any]) -> Any:
     with contextlib.redirect_stderr(said):
         dist.init_process_group(
             "cpu:gradwire,cuda:gradwire",
-            init_method=f"tcp://127.0.0.1:{ports[0]}",
+            init_method=f"tcp://127.0.0.1:{port.item()}",
             rank=rank,
             world_size=size,
         )

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoin
 import gradwire.torch
 from checkpoint_ways import OverBackend, Served, Training, Way, make
 from gradwire.torch import PerRank
-from training import CLASSES, TwoPaths, load, make_model, save
+from training import CLASSES, TwoPaths, gather, load, make_model, save
 
 FIRST, REST = 3, 4
 
@@ -78,9 +78,8 @@ def train_and_note(training: Training) -> tuple[dict[str, Any], dict[str, Any]]:
         training.saves_at = FIRST
         training.run(FIRST + REST)
         assert training.saved is not None
-        kept = [training.kept]
-        dist.broadcast_object_list(kept, 0)  # a worker's: servers of gradients do not step
-        return kept[0], training.saved
+        kept, *_ = gather(training.kept)  # a worker's: servers of gradients do not step
+        return kept, training.saved
     training.run(FIRST)
     saved = load(save({"kept": training.keep(), "state": training.source.state_dict()}))
     training.run(REST)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from gradwire import decode, encode
 from gradwire.torch import FullyShardComm, LocalSteps, ShardedOptimizer
 from jobs import Owed, owed_in
-from training import batch, load, make_model, make_optimizer, save
+from training import batch, gather, load, make_model, make_optimizer, save
 
 NAMES = [name for name, _ in make_model().named_parameters()]
 
@@ -231,12 +231,10 @@ def gather_weights(hybrid: bool, weights: str) -> dict[str, tuple[np.ndarray, np
     group = dist.new_subgroups(dist.get_world_size() // 2)[0] if hybrid else None
     expected = {}
     for name in used:
-        shards: list[Any] = [None] * dist.get_world_size(group)
         part = exact[name].numpy()
         if part.ndim > 1 and used[name].size >= 256 and part.size:
             part = decode(encode(part.reshape(-1), f"{weights},ef=off")).reshape(part.shape)
-        dist.all_gather_object(shards, part, group=group)
-        expected[name] = np.concatenate(shards)
+        expected[name] = torch.cat(gather(torch.from_numpy(part), group)).numpy()
     return {name: (used[name], expected[name]) for name in used}
 
 

@@ -24,10 +24,10 @@ def run_examples(text: str) -> list[str]:
     """Runs the blocks and returns the model's digest after each. Trainings get a new model."""
     rank = dist.get_rank()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-    ports = [store.port]
-    dist.broadcast_object_list(ports)
+    port = torch.tensor(store.port)
+    dist.broadcast(port, 0)
     names = {"torch": torch, "functional": functional, "rank": rank}
-    names |= {"host": "127.0.0.1", "port": ports[0], "steps": 5}
+    names |= {"host": "127.0.0.1", "port": int(port), "steps": 5}
     digests = []
     for block in BLOCK.findall(text):
         if "batches" in block:

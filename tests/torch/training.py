@@ -90,15 +90,25 @@ class Trained:
     weights: bytes
 
 
-def save(content: dict[str, Any]) -> bytes:
+def save(content: Any) -> bytes:
     file = io.BytesIO()
     torch.save(content, file)
     return file.getvalue()
 
 
-def load(content: bytes) -> dict[str, Any]:
-    result: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
-    return result
+def load(content: bytes) -> Any:
+    return torch.load(io.BytesIO(content), weights_only=True)
+
+
+def gather(content: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """The content of every rank: what `load` reads, and so no pickles of objects."""
+    own = torch.frombuffer(bytearray(save(content)), dtype=torch.uint8)
+    sizes = [torch.empty_like(torch.tensor(0)) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor(own.numel()), group)
+    padded = nn.functional.pad(own, (0, int(max(sizes)) - own.numel()))
+    everyone = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(everyone, padded, group)
+    return [load(one[:n].numpy().tobytes()) for one, n in zip(everyone, sizes, strict=True)]
 
 
 def digest(model: nn.Module) -> str:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import gzip
 import math
-import pickle
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,33 +163,37 @@ def _read_idx(path: Path, dimensions: int) -> Bytes:
     return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
 
 
-# CIFAR-10: the "python" and the "binary" version of its authors, unpacked.
+# CIFAR-10: the "binary" version of its authors, unpacked. Their "python" version is pickles, which
+# can run code, and is not read.
 
-_CIFAR_TRAIN = [f"data_batch_{i}" for i in range(1, 6)]
+_CIFAR_TRAIN = [f"data_batch_{i}.bin" for i in range(1, 6)]
+_CIFAR_TEST = "test_batch.bin"
 _CIFAR_ROW = 3 * 32 * 32
+_CIFAR_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 
 def _locate_cifar10(data_dir: Path | None) -> Path:
     if data_dir is None:
         raise TrainError(
-            "CIFAR-10 needs --data-dir: the folder where cifar-10-python.tar.gz or "
-            "cifar-10-binary.tar.gz was unpacked"
+            f"CIFAR-10 needs --data-dir: the folder where {_CIFAR_SOURCE} was unpacked"
         )
-    for folder in (data_dir / part for part in ("", "cifar-10-batches-py", "cifar-10-batches-bin")):
-        if (folder / "test_batch").is_file() or (folder / "test_batch.bin").is_file():
+    for folder in (data_dir, data_dir / "cifar-10-batches-bin"):
+        if (folder / _CIFAR_TEST).is_file():
             return folder
+    for folder in (data_dir, data_dir / "cifar-10-batches-py"):
+        if (folder / "test_batch").is_file():
+            raise TrainError(
+                f"{folder} has CIFAR-10's python version, whose files are pickles and could run "
+                f"code: take the binary version, {_CIFAR_SOURCE}, which has the same images"
+            )
     raise TrainError(
-        f"no CIFAR-10 in {data_dir}: neither test_batch (python version) nor test_batch.bin "
-        "(binary version), nor in cifar-10-batches-py or cifar-10-batches-bin below it"
+        f"no CIFAR-10 in {data_dir}: neither it nor cifar-10-batches-bin below it has {_CIFAR_TEST}"
     )
 
 
 def _load_cifar10(folder: Path) -> tuple[ImageSet, ImageSet]:
-    read, ending = _read_cifar_pickle, ""
-    if not (folder / "test_batch").is_file():
-        read, ending = _read_cifar_binary, ".bin"
-    train = [read(folder / f"{name}{ending}") for name in _CIFAR_TRAIN]
-    return _cifar_set(train), _cifar_set([read(folder / f"test_batch{ending}")])
+    train = [_read_cifar(folder / name) for name in _CIFAR_TRAIN]
+    return _cifar_set(train), _cifar_set([_read_cifar(folder / _CIFAR_TEST)])
 
 
 def _cifar_set(parts: list[tuple[Bytes, Labels]]) -> ImageSet:
@@ -199,38 +201,7 @@ def _cifar_set(parts: list[tuple[Bytes, Labels]]) -> ImageSet:
     return ImageSet(images, np.concatenate([labels for _, labels in parts]))
 
 
-_ALLOWED_IN_PICKLES = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("_codecs", "encode"),
-}
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles only NumPy arrays and plain values, as any other pickle could run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ALLOWED_IN_PICKLES:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"refuses to load {module}.{name}")
-
-
-def _read_cifar_pickle(path: Path) -> tuple[Bytes, Labels]:
-    try:
-        with path.open("rb") as file:
-            content = _ArrayUnpickler(file, encoding="bytes").load()
-        images = np.asarray(content[b"data"], np.uint8).reshape(-1, _CIFAR_ROW)
-        labels = np.asarray(content[b"labels"], np.int64)
-    except (OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
-        raise TrainError(f"cannot read {path} as a CIFAR-10 python batch: {error}") from error
-    if len(images) != len(labels):
-        raise TrainError(f"{path}: {len(images)} images but {len(labels)} labels")
-    return images, labels
-
-
-def _read_cifar_binary(path: Path) -> tuple[Bytes, Labels]:
+def _read_cifar(path: Path) -> tuple[Bytes, Labels]:
     """The file has rows of a label byte and 3072 bytes: the red, the green, the blue plane."""
     try:
         rows = np.fromfile(path, np.uint8)

@@ -15,11 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any
 
-from gradwire.train import network
+from gradwire.train import messages, network
 from gradwire.train.errors import TrainError
 from gradwire.train.records import RankRecord
 from gradwire.train.settings import Run, TrainSettings
@@ -60,8 +61,15 @@ def run_workers(
             for worker in workers[:: settings.ranks_per_machine]:
                 attach(worker.rank, worker.process)
         for worker in workers:
-            place = (network.address(0), network.INTERFACE) if shaped else ("127.0.0.1", None)
-            worker.tell(settings, runs, worker.rank, *place)
+            address = network.address(0) if shaped else "127.0.0.1"
+            interface = network.INTERFACE if shaped else None
+            worker.tell(
+                settings=settings.to_json(),
+                runs=[asdict(run) for run in runs],
+                rank=worker.rank,
+                address=address,
+                interface=interface,
+            )
         try:
             _follow(settings, workers, on_event)
             deadline = time.monotonic() + _SECONDS_TO_LEAVE
@@ -128,22 +136,23 @@ class _Worker:
     def has_delivered(self) -> bool:
         return len(self.records) == len(self._runs)
 
-    def tell(self, *values: object) -> None:
+    def tell(self, **message: Any) -> None:
         with contextlib.suppress(BrokenPipeError):  # it ended, and so next_event will say
-            self.pipe.send(values)
+            messages.send(self.pipe, message)
 
     def next_event(self) -> Event | None:
         """Waits for an event. Returns None when the process has ended."""
         try:
-            event: Event = self.pipe.recv()
+            event: Event = messages.receive(self.pipe)
         except (EOFError, OSError):  # a killed worker may leave half an event
             return None
         match event["event"]:
             case "record":
+                event["record"] = RankRecord.read(event["record"])
                 self.records.append(event["record"])
                 self.steps = 0
             case "error":
-                self._error = event["error"]
+                self._error = TrainError(event["error"])
             case "ready":
                 self._place = "before the first step"
             case "begin":
@@ -224,12 +233,12 @@ def _follow(settings: TrainSettings, workers: Sequence[_Worker], on_event: OnEve
                     raise min(failed, key=lambda w: w.process.returncode).failure()
                 lost.append(worker)
                 for other in workers:
-                    other.tell(worker.rank)
+                    other.tell(lost=worker.rank)
                 on_event(worker.rank, worker.loss())
                 continue
             if event["event"] == "store":
                 for other in workers[1:]:
-                    other.tell(event["port"])
+                    other.tell(port=event["port"])
             on_event(worker.rank, event)
 
 

@@ -1,18 +1,18 @@
 """A rank's process: `python -m gradwire.train.worker`, started by the launcher, or torchrun's.
 
-A launched worker and its launcher exchange Python objects over the pipe that is the worker's stdin
-(multiprocessing.connection), and so never over the network that is measured:
+A launched worker and its launcher exchange JSON (messages.py) over the pipe that is the worker's
+stdin, and so never over the network that is measured:
 
-    launcher -> worker   settings, runs, rank, address, interface       the network is there: go
+    launcher -> worker   {"settings", "runs", "rank", "address", "interface"}   the network is there
     worker -> launcher   {"event": "ready", "parameters", "data", "step_seconds",
                           "evaluation_seconds"}
     rank 0 -> launcher   {"event": "store", "port"}                     where the others meet it
-    launcher -> worker   port                                           to the others
-    launcher -> worker   rank                                           of a worker that is gone
+    launcher -> worker   {"port"}                                       to the others
+    launcher -> worker   {"lost"}                                       a worker that is gone
     worker -> launcher   {"event": "begin", "run"}
     worker -> launcher   {"event": "step", "run", "step", "seconds", "loss"[, "value"]}
     worker -> launcher   {"event": "record", "record": RankRecord}      a run is done
-    worker -> launcher   {"event": "error", "error": TrainError}        and exit status 1
+    worker -> launcher   {"event": "error", "error": text}              and exit status 1
 
 The end of the pipe means that the launcher is gone: the worker ends at once.
 """
@@ -27,16 +27,19 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from gradwire.train import messages
 from gradwire.train.errors import TrainError
+from gradwire.train.records import RankRecord
 from gradwire.train.settings import Run, TrainSettings
 
 if TYPE_CHECKING:
     from gradwire.train.loop import OnEvent, Trainer
-    from gradwire.train.records import RankRecord
 
 # Rank 0 may evaluate for long on a slow machine while the others wait in a barrier. A worker that
 # ended is noticed by its closed connections and by the launcher, not by this limit.
@@ -67,9 +70,7 @@ def run_all(
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=_PATIENCE, **group)
-    agreed = [runs]
-    dist.broadcast_object_list(agreed)
-    for run in agreed[0]:
+    for run in [Run(**run) for run in messages.broadcast([asdict(run) for run in runs])]:
         on_event({"event": "begin", "run": trainer.settings.title(run)})
         yield trainer.run(run, on_event)
     gc.collect()  # models that are part of a cycle would keep the group
@@ -92,14 +93,10 @@ def run_under_torchrun(
 ) -> None:
     """Trains in torchrun's ranks, whose number must be that of the settings. Rank 0 decides about
     the runs, and gets events with the records of all ranks. Raises TrainError."""
-    import torch.distributed as dist
-
     trainer = prepare(settings, rank, int(os.environ.get("LOCAL_RANK", rank)), None, on_event)
     for record in run_all(trainer, runs, on_event):
-        everyone: list[Any] = [None] * settings.ranks
-        dist.gather_object(record, everyone if rank == 0 else None)
-        for gathered in everyone if rank == 0 else []:
-            on_event({"event": "record", "record": gathered})
+        for gathered in messages.gather(record.to_json()):
+            on_event({"event": "record", "record": RankRecord.read(gathered)})
 
 
 # Started by the launcher
@@ -109,8 +106,7 @@ def _listen(launcher: Connection, lost: set[int]) -> None:
     """Notes workers that are gone, and ends with the pipe."""
     with contextlib.suppress(EOFError, OSError):
         while True:
-            (rank,) = launcher.recv()
-            lost.add(rank)
+            lost.add(messages.receive(launcher)["lost"])
     os._exit(1)
 
 
@@ -131,23 +127,26 @@ def main() -> int:
 
     from gradwire.train.meeting import Survivors
 
-    settings, runs, rank, address, interface = launcher.recv()
+    told = messages.receive(launcher)
+    settings, rank = TrainSettings.read(told["settings"]), told["rank"]
+    runs = [Run(**run) for run in told["runs"]]
+    tell = partial(messages.send, launcher)
     try:
-        trainer = prepare(settings, rank, rank, interface, launcher.send)
-        (port,) = launcher.recv() if rank > 0 else (0,)
+        trainer = prepare(settings, rank, rank, told["interface"], tell)
+        port = messages.receive(launcher)["port"] if rank > 0 else 0
         lost: set[int] = set()
         threading.Thread(target=_listen, args=(launcher, lost), daemon=True).start()
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            address, port, settings.ranks, rank == 0, wait_for_workers=False
+            told["address"], port, settings.ranks, rank == 0, wait_for_workers=False
         )
         if rank == 0:
-            launcher.send({"event": "store", "port": store.port})
+            tell({"event": "store", "port": store.port})
         trainer.survivors = Survivors(store, lost)
         group = {"store": store, "rank": rank, "world_size": settings.ranks}
-        for record in run_all(trainer, runs, launcher.send, **group):
-            launcher.send({"event": "record", "record": record})
+        for record in run_all(trainer, runs, tell, **group):
+            tell({"event": "record", "record": record.to_json()})
     except TrainError as error:
-        launcher.send({"event": "error", "error": error})
+        tell({"event": "error", "error": str(error)})
         return 1
     return 0
 
