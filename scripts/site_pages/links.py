@@ -24,10 +24,14 @@ class Mirror:
 
     def __init__(self, root: Path, target: Path) -> None:
         self._root, self._target = root, target
+        self._pages: set[Path] = set()
         self.count = 0
 
     def add_page(self, page: Path) -> None:
-        """Copies a page in Markdown, with the pictures and the files that it links to."""
+        """Copies a page in Markdown, with the pages, pictures and files that it links to."""
+        if page in self._pages:
+            return
+        self._pages.add(page)
         text = page.read_text(encoding="utf-8")
         parts, at = [], 0
         for code in _CODE.finditer(text):  # code has no links
@@ -59,7 +63,8 @@ class Mirror:
     def _show(self, target: Path) -> str:
         """Makes the target part of the mirror. Returns what its link needs at its end."""
         if target.suffix == ".md":
-            return ""  # it is added by itself, or mkdocs reports it
+            self.add_page(target)
+            return ""
         name = target.relative_to(self._root)
         if target.is_dir():
             if not (target / "README.md").exists():

@@ -323,7 +323,7 @@ def _batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _save(job: Job, training: Training, step: int, number: int) -> None:
     states = {name: state.state_dict() for name, state in training.states.items()}
-    save(job.checkpoints / f"{step}.pt", {"step": step, "number": number, **states})
+    save({"step": step, "number": number, **states}, job.checkpoints / f"{step}.pt")
 
 
 def _checkpoint_of(job: Job, number: int) -> Path:

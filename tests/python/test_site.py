@@ -39,10 +39,12 @@ def test_links_to_files_lead_to_pages_that_show_them(tmp_path: Path) -> None:
     (root / "code" / "a.py").write_text("print(1)\n")
     page = root / "docs" / "page.md"
     page.write_text("[a](../code/a.py) [b](../code) [c](other.md#x)\n```\n[d](../code/a.py)\n```\n")
+    (root / "docs" / "other.md").write_text("[back](page.md)")
     Mirror(root, pages).add_page(page)
     assert (pages / "docs" / "page.md").read_text() == (
         "[a](../code/a.py.md) [b](../code/README.md) [c](other.md#x)\n```\n[d](../code/a.py)\n```\n"
     )
+    assert (pages / "docs" / "other.md").read_text() == "[back](page.md)"
     assert "````python\nprint(1)\n````" in (pages / "code" / "a.py.md").read_text()
     assert "- `a.py`" in (pages / "code" / "README.md").read_text()
 

@@ -52,7 +52,7 @@ def resume(way: Way, folder: str) -> Resumed:
     values = {"whole": bytes_of(training)}
     training.close()
     file = Path(folder) / f"rank{dist.get_rank()}.pt"
-    gradwire.torch.save(file, {"kept": kept, "state": state})
+    gradwire.torch.save({"kept": kept, "state": state}, file)
     read = torch.load(file, weights_only=True)
     save_checkpoint({"gradwire": PerRank(Held(state))}, checkpoint_id=f"{folder}/distributed")
 

@@ -68,7 +68,7 @@ def test_a_compressor_goes_on(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal(1000, np.float32)
     one, other = (gradwire.Compressor("3lc:s=1.5", x.size) for _ in range(2))
     one.encode(x, 0)
-    gradwire.torch.save(tmp_path / "state.pt", one.state_dict())
+    gradwire.torch.save(one.state_dict(), tmp_path / "state.pt")
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert other.encode(x, 1) == one.encode(x, 1) != gradwire.encode(x, "3lc:s=1.5", step=1)
     with pytest.raises(gradwire.GradwireError, match=r"of '3lc:s=1\.5' with 1000 values"):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
 import resource
 import signal
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -50,7 +53,7 @@ def save_and_die(path: Path, at_byte: int) -> None:
             raise AssertionError("a killed process goes on")
 
         with mock.patch.object(files.OutputFile, "write", killing):
-            gradwire.torch.save(path, AFTER)
+            gradwire.torch.save(AFTER, path)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status)
@@ -58,15 +61,15 @@ def save_and_die(path: Path, at_byte: int) -> None:
 
 def test_a_kill_at_any_byte_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "rank0.pt"
-    gradwire.torch.save(path, AFTER)
+    gradwire.torch.save(AFTER, path)
     size = path.stat().st_size
-    gradwire.torch.save(path, BEFORE)
+    gradwire.torch.save(BEFORE, path)
     draw = random.Random(0)
     for at_byte in [0, 1, size, *(draw.randrange(size) for _ in range(50))]:
         save_and_die(path, at_byte)
         assert load(path) == BEFORE["model"].numel()
         assert len(list(tmp_path.iterdir())) == 2, "the next save removes what the last one left"
-    gradwire.torch.save(path, AFTER)
+    gradwire.torch.save(AFTER, path)
     assert load(path) == AFTER["model"].numel()
     assert list(tmp_path.iterdir()) == [path]
 
@@ -86,7 +89,7 @@ def test_a_file_of_another_name_is_no_rest(tmp_path: Path) -> None:
     others = [tmp_path / name for name in (".other.pt.01234567", ".model.pt.0123456", ".model.pt")]
     for other in others:
         other.touch()
-    gradwire.torch.save(tmp_path / "model.pt", BEFORE)
+    gradwire.torch.save(BEFORE, tmp_path / "model.pt")
     assert all(other.exists() for other in others)
 
 
@@ -101,21 +104,55 @@ def test_bytes_are_on_the_disk_before_they_have_the_name(tmp_path: Path) -> None
         mock.patch.object(os, "fsync", side_effect=lambda *_: calls.append("fsync")),
         mock.patch.object(Path, "replace", side_effect=lambda *_: calls.append("replace")),
     ):
-        gradwire.torch.save(tmp_path / "rank0.pt", BEFORE)
+        gradwire.torch.save(BEFORE, tmp_path / "rank0.pt")
     assert calls == ["fsync", "replace", "fsync"]
 
 
 @pytest.mark.parametrize("room", [0, 100, 700, 5000, 12000])
 def test_a_full_disk_leaves_the_file_and_is_named(tmp_path: Path, room: int) -> None:
     path = tmp_path / "rank0.pt"
-    gradwire.torch.save(path, BEFORE)
+    gradwire.torch.save(BEFORE, path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # of every file of this process
     try:
         with pytest.raises(OSError, match=r"rank0\.pt") as raised:
-            gradwire.torch.save(path, AFTER)
+            gradwire.torch.save(AFTER, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert raised.value.errno == errno.EFBIG
     assert load(path) == BEFORE["model"].numel()
     assert [entry.name for entry in tmp_path.iterdir()] == ["rank0.pt"]
+
+
+@pytest.mark.parametrize(
+    ("call", "warns"),
+    [
+        (lambda path: gradwire.torch.save(BEFORE, path), False),
+        (lambda path: gradwire.torch.save(BEFORE, str(path)), False),
+        (lambda path: gradwire.torch.save(BEFORE, f=path), False),
+        (lambda path: gradwire.torch.save(obj=BEFORE, f=path), False),
+        (lambda path: gradwire.torch.save(path, BEFORE), True),
+        (lambda path: gradwire.torch.save(str(path), BEFORE), True),
+        (lambda path: gradwire.torch.save(path, state=BEFORE), True),
+        (lambda path: gradwire.torch.save(path=path, state=BEFORE), True),
+    ],
+)
+def test_the_order_is_that_of_torch_and_the_old_one_warns(
+    tmp_path: Path, call: Callable[[Path], None], warns: bool
+) -> None:
+    path = tmp_path / "model.pt"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(path)
+    assert load(path) == 1000
+    assert [(w.category, w.filename) for w in caught] == [(DeprecationWarning, __file__)] * warns
+
+
+def test_texts_are_saved_and_open_files_refused(tmp_path: Path) -> None:
+    gradwire.torch.save("a text", str(tmp_path / "text.pt"))
+    assert torch.load(tmp_path / "text.pt", weights_only=True) == "a text"
+    for given in ((BEFORE, io.BytesIO()), (io.BytesIO(), BEFORE)):
+        with pytest.raises(TypeError, match="needs a path"):
+            gradwire.torch.save(*given)
+    with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="missing 1 required pos"):
+        gradwire.torch.save(path=tmp_path / "model.pt")
