@@ -23,6 +23,7 @@ stages=(
   "install   cmake --install of the gcc build, shared and static; the examples against it"
   "wheel     the built package alone, in an environment without PyTorch"
   "rtl       the engine in hardware: lint, and Verilator against the C++ codec"
+  "site      the documentation site; every warning is an error (scripts/docs.sh)"
   "pytest    the Python tests"
 )
 on_request=(
@@ -37,7 +38,6 @@ on_request=(
   "mpich     the MPI engine and its tests with MPICH; the other stages have Open MPI"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
   "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; docs/recipes.md runs"
-  "site      the documentation site; every warning is an error (scripts/docs.sh)"
   "aarch64   cross-built for 64-bit Arm; tests of the kernels and golden files with NEON and SVE, in qemu-user"
   "oss_fuzz  the fuzzers as OSS-Fuzz builds them (fuzz/oss-fuzz), run over their seeds"
   "debian    Debian packages, checked by lintian and used (scripts/debian.sh)"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import check_search
 from site_pages import commands, headers
 from site_pages.aligned import as_tables
 from site_pages.links import Mirror
@@ -78,3 +79,20 @@ def test_the_page_of_commands_has_every_option() -> None:
     assert "| `--html PATH` | Write a web page there" in text
     assert "| `--codec, -c TEXT` |" in text
     assert "| `FILE` |" in text
+
+
+def test_a_query_that_leads_elsewhere_is_told() -> None:
+    def section(location: str, title: str, text: str = "") -> dict[str, object]:
+        return {"location": location, "title": title, "text": text, "path": ["Tutorials", title]}
+
+    titles = {"docs/start/": "Quickstart", "docs/checkpoints/": "Checkpoints: save and resume"}
+    items = [section(location, title, "getting started") for location, title in titles.items()]
+    items += [section("docs/start/#install", "Install"), section("docs/c/", "To install in C")]
+    index = {"config": {"separator": r"[\s:]+"}, "items": items}
+    lines = list(check_search.check(index))
+    assert lines == [
+        "'getting started' finds ['docs/checkpoints/', 'docs/start/'] first, not docs/start/"
+    ]
+    items.append(section("docs/c/#install", "Install", "<p>in <code>C</code></p>"))
+    assert "'install' finds ['docs/c/', 'docs/start/'] first" in next(check_search.check(index))
+    assert "'install' finds nothing first" in next(check_search.check(index | {"items": []}))
