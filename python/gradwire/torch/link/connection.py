@@ -121,6 +121,7 @@ class Connection:
         Raises the connection's error, also if the connection ended earlier.
         """
         self.check()
+        self.wire.doing = doing
         try:
             yield
         except Exception as raised:

@@ -79,8 +79,8 @@ def receive(wire: Wire, peer: int, expected: Kind, limit: int) -> Bytes:
     kind, message, *_ = wire.receive(peer, {expected: limit})
     if kind is not expected:
         raise PeerMismatchError(
-            f"rank {wire.rank} and rank {peer} are not at the same bucket: rank {peer} sent a "
-            f"{kind.label} where rank {wire.rank} expects a {expected.label}; the "
+            f"rank {wire.rank} ({wire.doing}) and rank {peer} are not at the same bucket: rank "
+            f"{peer} sent a {kind.label} where rank {wire.rank} expects a {expected.label}; the "
             "two cut their gradients into different buckets, or did not take the same number of "
             "steps",
             (peer,),

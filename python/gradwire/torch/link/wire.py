@@ -123,6 +123,7 @@ class Wire:
         self.peers = [peer for peer in numbers if peer != self.rank]
         self._place_of = {number: place for place, number in enumerate(numbers)}
         self.timeout = timeout
+        self.doing = ""  # for errors
         self.sent_bytes = 0  # of messages, with their words and checksums
         self.waited_seconds = 0.0  # blocked on the wire
         self._counting = threading.Lock()

@@ -302,13 +302,15 @@ class LocalSteps(ElasticReplica):
     def _exchange_together(self) -> None:
         """Raises PeerMismatchError unless all ranks have taken the same number of steps."""
 
+        here = f"synchronize() after {self._local_steps} local steps"
+
         def compare(wire: Wire) -> None:
             try:
-                agree(f"{self._local_steps} local steps\nstep {self._clock} of the schedule", wire)
+                agree(f"{here}\nstep {self._clock} of the schedule", wire)
             except PeerMismatchError as error:
                 raise PeerMismatchError(f"{error}: {EQUALLY_OFTEN}", error.ranks) from None
 
-        self._session.start(compare, "comparing the numbers of steps").result()
+        self._session.start(compare, here).result()
         self._exchange_all()
 
     def _exchange_all(self) -> None:

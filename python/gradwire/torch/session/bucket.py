@@ -73,12 +73,12 @@ class Bucket:
         self._traffic = [(0, 0, 0, 0)] * len(job.tensors)
 
     def describe(self) -> str:
-        """What must be equal on all ranks: the exchange's description, the dtype, which decides how
-        averages are rounded, settings, and the step in which the bucket is made. So ranks that have
-        loaded states of different steps are found."""
+        """What must be equal on all ranks: the step in which the bucket is made (others have loaded
+        the state of another step), the exchange's description, the dtype, which decides how
+        averages are rounded, and settings."""
         further = f"\ngradients {self.dtype}\n{self._terms}\n"
         described = self.exchange.describe().replace("\n", further, 1)
-        return f"{described.rstrip()}\n{self._moment}"
+        return f"{self._moment}\n{described}"
 
     def fits(self, job: BucketJob) -> bool:
         same = self.raw == job.raw and self.dtype == job.values.dtype

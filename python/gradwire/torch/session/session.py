@@ -264,7 +264,7 @@ class Session:
 
 
 def _describe(job: BucketJob) -> str:
-    return f"step {job.step}, bucket {job.index}"
+    return f"step {job.step}{job.moment}, bucket {job.index}"
 
 
 def _names_no_rank(error: BaseException) -> bool:
