@@ -25,7 +25,7 @@ from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import NamedTensor
 from gradwire.torch.records.stats import StepCounters
 
-_NOTES = 2  # values
+_NOTES = 3  # values
 EQUALLY_OFTEN = (
     "call step, and synchronize, equally often on all ranks, such as while "
     "optimizer.local_steps < N"
@@ -109,11 +109,12 @@ class Fragment:
         return self.bucket.beside[: self._sketch_numel]
 
     def write_notes(self, is_asked: bool) -> None:
-        """Writes to the bucket whether a process asks this rank to let it join, and the number of
-        steps since the last exchange."""
-        asked, steps = self.bucket.beside[self._sketch_numel :]
+        """Writes to the bucket whether a process asks this rank to let it join, the number of steps
+        since the last exchange, and its square."""
+        asked, steps, squared = self.bucket.beside[self._sketch_numel :]
         asked.fill_(is_asked)
         steps.fill_(self.steps)
+        squared.fill_(self.steps**2)
 
     @ordinary_tensors()
     def set_anchors(self) -> None:
@@ -149,9 +150,10 @@ class Fragment:
         return self.flight.arrived
 
     def _read_notes(self, averages: torch.Tensor, steps: int) -> None:
-        asked, average_steps = averages.tolist()
+        asked, average_steps, average_square = averages.tolist()
         self.is_asked = asked > 0
-        if abs(average_steps - steps) > 1e-3:
+        # Every rank sees in the square that others differ, also where its own steps are average.
+        if max(abs(average_steps - steps), abs(average_square - steps**2)) > 1e-3:
             raise PeerMismatchError(
                 f"this rank exchanges the changes of {steps} local steps, the average of all ranks "
                 f"is {average_steps:g}: {EQUALLY_OFTEN}"

@@ -297,7 +297,7 @@ class LocalSteps(ElasticReplica):
         otherwise all ranks get a PeerMismatchError, which names two ranks and their steps.
         """
         self._check_session()
-        self._go_on(self._exchange_together)
+        self._go_on(self._exchange_all if self._compares_steps else self._exchange_together)
 
     def _exchange_together(self) -> None:
         """Raises PeerMismatchError unless all ranks have taken the same number of steps."""
@@ -343,6 +343,11 @@ class LocalSteps(ElasticReplica):
         for fragment in self._fragments:
             if fragment.flight is not None and fragment.flight.due == self._clock:
                 self._apply(fragment, self._schedule.mix)
+
+    @property
+    def _compares_steps(self) -> bool:
+        """Whether every exchange does so, as those of members that come and go."""
+        return self._members is not None
 
     def _has_noise(self) -> bool:
         return self._fragments[0].noise is not None
@@ -406,7 +411,7 @@ class LocalSteps(ElasticReplica):
             bucket.values,
             index=self._fragments.index(fragment),
             parts=len(self._fragments),
-            moment=f" after {self._local_steps} local steps",
+            moment="" if self._compares_steps else f" after {self._local_steps} local steps",
         )
         result = self._session.average(job, fault, self._residual_decay)
         fragment.take_off(result, self._exchanges, steps, self._clock + self._schedule.delay)
