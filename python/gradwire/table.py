@@ -111,7 +111,7 @@ class _Column:
         if not self.is_text:
             return self.below_title
         pieces = [_longest(_IN_CODEC.split(cell)) for cell in self.cells]
-        return max(_longest(_IN_TITLE.split(self.title)), *pieces)
+        return max([_longest(_IN_TITLE.split(self.title)), *pieces])
 
     def lines(self, row: int, width: int) -> list[str]:
         places = self.end_of_line if width >= self.least else _IN_CODEC

@@ -12,7 +12,7 @@ import pytest
 
 import gradwire
 from cli_runner import run
-from gradwire.cli.app import COMMANDS
+from gradwire.cli.app import COMMANDS, make_command
 
 # The command as a whole
 
@@ -60,6 +60,22 @@ def test_unknown_command_and_option_are_usage_errors() -> None:
     result = run("compress", "x.npy", "--codek", "raw")
     assert result.code == 2
     assert "--codek" in result.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_that_takes_one_value_is_refused_when_it_is_given_twice(command: str) -> None:
+    options = [
+        one.opts[0]
+        for one in make_command(command).params
+        if one.opts[0].startswith("-") and not one.multiple and not one.is_flag
+    ]
+    assert options or command in ("codecs", "inspect", "info")
+    for option in options:
+        result = run(command, option, "1", f"{option}=2")
+        assert result.code == 2, option
+        said = " ".join(result.err.replace("│", " ").split())
+        assert "it is given 2 times and takes one value" in said, option
+        assert option in said
 
 
 # codecs, info

@@ -15,7 +15,7 @@ import cli_runner
 from gradwire import machine
 from gradwire._core import Layout
 from gradwire.cli import plan as plan_command
-from gradwire.plan import measure
+from gradwire.plan import assumed, measure
 from gradwire.plan.advise import MARGIN, make_plan
 from gradwire.plan.cluster import Cluster
 from gradwire.plan.predict import DDP, cut_buckets, predict
@@ -434,6 +434,18 @@ def test_the_command_prints_a_table_and_an_advice(file: Path) -> None:
     ("arguments", "needed"),
     [
         (["--bandwidth", "1gbit"], "--profile FILE"),
+        (["--bandwidth", "1gbit"], "or --values 7B --compute 800ms"),
+        (["--values", "7B", "--bandwidth", "1gbit"], "--values and --compute go together"),
+        (["--profile", "FILE", "--compute", "1s"], "--values and --compute go together"),
+        (["--profile", "FILE", "--values=7B", "--compute=1s"], "or one of --profile and --model"),
+        (["--values", "7B", "--compute", "1s", "--workers=2"], "--workers goes with --model"),
+        (["--values", "7B", "--compute", "1s"], "--bandwidth 100mbit"),
+        (["--values", "7T", "--compute", "1s"], "--values: 7T is no number from 1, such as"),
+        (["--values", "1.5", "--compute", "1s"], "1.5 is no number from 1"),
+        (["--values", "-7B", "--compute", "1s"], "-7B is no number from 1"),
+        (["--values", "7B", "--compute", "800"], "--compute: 800 is no time above 0 with its un"),
+        (["--values", "7B", "--compute", "0ms"], "0ms is no time above 0"),
+        (["--values", "7B", "--compute", "1h"], "such as 800ms, 1.5s or 2min"),
         (["--profile", "FILE", "--model", "lenet"], "give one of --profile and --model"),
         (["--profile", "FILE", "--workers", "4"], "--workers goes with --model"),
         (["--profile", "FILE", "--profile-steps=20"], "--profile-steps goes with --model"),
@@ -490,6 +502,60 @@ def test_nonsense_is_an_error_that_says_what_it_needs(
     assert "Traceback" not in said
 
 
+def test_a_model_that_is_not_here_is_planned_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Transport(1e-4, 1e-10, 1e-4, 1e-10)
+    monkeypatch.setattr(measure, "measure_transport", lambda *_: measured)
+    arguments = [
+        *("plan", "--values", "7B", "--compute", "800ms", "--bandwidth", "10gbit"),
+        *("--ranks", 8, "-c", "bf16", "-c", "int8"),
+    ]
+    made = cli_runner.run(*arguments, "--json").json
+    assert (made["values"], made["compute_seconds"]) == (7_000_000_000, pytest.approx(0.8))
+    by_way = {(p["codec"], p["exchange"]): p for p in made["predictions"]}
+    half = by_way["bf16", "sharded"]
+    assert half["bits"] == pytest.approx(16, abs=0.01)
+    assert 1e-11 < half["codec_seconds"] / 7e9 < 1e-7, "the codecs are measured"
+    assert by_way[DDP, DDP]["wire_seconds"] == pytest.approx(2 * 7 / 8 * 28e9 * 8 / 1e10, rel=0.1)
+    shown = cli_runner.run(*arguments)
+    assert shown.code == 0, shown.err
+    assert "7,000,000,000 values, 8 ranks on 8 machines; a step computes 800 ms" in shown.out
+    assert "assumed: a third of the step is the forward pass" in shown.out
+    assert "messages cost nothing" not in shown.out
+    # Without PyTorch nobody knows what messages cost.
+    monkeypatch.setattr(assumed, "find_spec", lambda _: None)
+    assert "In doubt: in the profile gradwire's messages cost" in cli_runner.run(*arguments).out
+
+
+@pytest.mark.parametrize("values", [1, 4095, 270_001, 25_600_000, 7_000_000_000, 10**12])
+def test_the_layers_of_an_assumed_model_have_all_its_values(values: int) -> None:
+    layers = assumed._equal_layers(values, 2.0)
+    assert sum(layer.numel for layer in layers) == values
+    assert sum(layer.backward_seconds for layer in layers) == pytest.approx(2.0)
+    assert len(layers) <= 1024
+    assert len(layers) >= 8 or values < 8 * 4096
+
+
+def test_doubts_stand_in_the_advice() -> None:
+    """A meter that found nothing made `raw` look faster than DDP."""
+    found_nothing = replace(
+        profile_of(), transport=Transport(0.0, 0.0, 0.05, 0.0), how={"steps": 20}
+    )
+    plan = make_plan(found_nothing, Cluster(4, 1e10), ["raw"])
+    assert plan.choice.codec == "raw"
+    assert "1.33 times as fast" not in plan.advice().partition("In doubt: ")[2]
+    assert "In doubt: in the profile gradwire's messages cost nothing" in plan.advice()
+    assert plan.advice().endswith("measure the model again, on an idle machine")
+    lacking = make_plan(profile_of(), Cluster(4, 1e7))
+    assert lacking.advice().endswith("`gradwire plan --model` made on that machine")
+    measured = replace(profile_of(), transport=Transport(1e-5, 0.0, 1e-5, 0.0))
+    assert make_plan(measured, Cluster(4, 1e7)).doubts == ()
+    # DDP is the one that looks too fast.
+    slow = replace(profile_of(), transport=Transport(1e-3, 0.0, 0.0, 0.0))
+    plan = make_plan(slow, Cluster(4, 1e11))
+    assert not plan.pays
+    assert "DDP's messages cost nothing" in plan.advice()
+
+
 def test_a_profile_that_nobody_measured_gets_a_codec_by_hand(file: Path) -> None:
     profile_of().write(file)
     for given, codec in ((["--codec", "onebit"], "onebit"), (["--exchange=terngrad"], "terngrad")):
@@ -514,4 +580,5 @@ def test_a_busy_machine_is_said(
         assert ("keeps this machine busy" in result.err) == is_busy
         said = cli_runner.run("plan", "--profile", made, "--bandwidth", "1gbit").out
         assert ("its times are too long" in said) == is_busy
+        assert ("In doubt: other work kept the machine busy" in said) == is_busy
     assert machine.load_average() is not None

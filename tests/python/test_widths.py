@@ -147,6 +147,13 @@ def test_wide_characters_and_names_longer_than_the_terminal() -> None:
     assert table._width(second) == table._width(first)
 
 
+def test_a_table_without_rows_has_its_titles() -> None:
+    console = Console(width=5)
+    with console.capture() as capture:
+        console.print(Table(("tensor", "bytes"), []), soft_wrap=True)
+    assert capture.get().splitlines()[0] == "tensor  bytes"
+
+
 def test_titles_break_before_texts_and_texts_before_the_table() -> None:
     shown = Table(("codec", "bits a value"), [[CODEC, "0.5"]], codecs=(0,))
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from gradwire import __version__
 
@@ -32,8 +32,32 @@ def make_command(name: str) -> Any:
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     described = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(name, help=described, context_settings=_HELP_OPTIONS)(function)
+    alone.command(name, cls=_Command, help=described, context_settings=_HELP_OPTIONS)(function)
     return typer.main.get_command(alone)
+
+
+class _Command(TyperCommand):
+    """Refuses an option that is given twice and takes one value; typer takes the last."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_once(args: list[str]) -> Any:
+            parsed = parse(args)
+            order = parsed[-1]  # the parameters as they were given
+            for one in self.params:
+                takes_one = not getattr(one, "multiple", False) and not getattr(
+                    one, "is_flag", False
+                )
+                if takes_one and order.count(one) > 1:
+                    raise typer.BadParameter(
+                        f"it is given {order.count(one)} times and takes one value", ctx, one
+                    )
+            return parsed
+
+        parser.parse_args = parse_once
+        return parser
 
 
 class _Commands(TyperGroup):

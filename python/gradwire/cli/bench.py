@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from dataclasses import asdict, replace
@@ -34,10 +33,10 @@ from gradwire.cli.output import (
     print_table,
     significant,
 )
+from gradwire.cli.quantities import count_of
 from gradwire.machine import describe_build, describe_machine
 from gradwire.progress_line import ProgressLine
 
-_MULTIPLES = {"k": 10**3, "M": 10**6}
 _LARGEST_SIZE = 2**31
 
 
@@ -119,17 +118,13 @@ def _measure_all(
 
 
 def _parse_size(text: str) -> int:
-    multiple = _MULTIPLES.get(text[-1:], 1)
-    try:
-        size = float(text.rstrip("kM")) * multiple
-    except ValueError:
-        size = math.nan
-    if not (1 <= size <= _LARGEST_SIZE and size == int(size)):
+    size = count_of(text)
+    if size is None or size > _LARGEST_SIZE:
         raise BadParameter(
             f"{text} is not a number of values from 1 to 2^31, such as 5000, 200k, 25.6M",
             param_hint="--size",
         )
-    return int(size)
+    return size
 
 
 def _choose(option: str, given: list[str] | None, valid: tuple[str, ...]) -> tuple[str, ...]:

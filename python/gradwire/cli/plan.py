@@ -29,6 +29,7 @@ from gradwire.cli.output import (
     say,
     warn,
 )
+from gradwire.cli.quantities import parse_count, parse_seconds
 from gradwire.local_schedule import Schedule
 from gradwire.machine import load_average
 from gradwire.plan.advise import (
@@ -37,15 +38,22 @@ from gradwire.plan.advise import (
     check_servers,
     describe_exchange,
     make_plan,
+    show_time,
 )
+from gradwire.plan.assumed import assume_profile
 from gradwire.plan.cluster import Cluster, check_rank_count, count_servers
-from gradwire.plan.profile import PlanError, Profile, read_profile
+from gradwire.plan.profile import PlanError, Profile, is_busy, read_profile
 
 # Measured for a profile unless other codecs are asked for: from the gentlest to the coarsest.
 CODECS = ("raw", "bf16", "int8", "qsgd:bits=4", RECOMMENDED, "3lc:s=1.75,coder=rice")
 
 _PROFILE_HELP = "The profile of a model: a file that --profile-out wrote."
 _MODEL_HELP = "Measure a model of `gradwire train` here instead, with --workers processes."
+_VALUES_HELP = (
+    "The size of a model that is not here, such as 7B: with --compute in place of a profile. "
+    "Codecs are measured here, and messages if PyTorch is installed."
+)
+_COMPUTE_HELP = "With --values: the time in which a step computes, such as 800ms."
 _WORKERS_HELP = (
     "Processes that compute at once while the model is measured: as many as share a machine in the "
     "training that is planned. Default: --ranks."
@@ -64,6 +72,8 @@ def plan(
     context: Context,
     profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,
     model: Annotated[str | None, Option(help=_MODEL_HELP)] = None,
+    values: Annotated[str | None, Option(help=_VALUES_HELP)] = None,
+    compute: Annotated[str | None, Option(metavar="TIME", help=_COMPUTE_HELP)] = None,
     workers: Annotated[int | None, Option(min=1, help=_WORKERS_HELP)] = None,
     profile_out: Annotated[
         Path | None, Option(metavar="FILE", help="Write the measured profile there.")
@@ -85,14 +95,17 @@ def plan(
 ) -> None:
     """Predict the time of a training step with each codec and exchange, and say which to take.
 
-    Needs a profile of the model, measured in a few steps, and the network. With --profile-out and
-    without --bandwidth, the profile is measured and nothing is predicted. With --every, all rows
+    Needs a profile of the model, measured in a few steps, or its size and the time of a step; and
+    the network. With --profile-out and without --bandwidth, the profile is measured and nothing is
+    predicted. With --every, all rows
     but DDP's are local steps, which train in another way; a row is the mean of --every steps.
     """
     # Wrong options are found before anything is measured.
-    _check_source(context, profile, model)
+    _check_source(context, profile, model, values, compute)
     for text in codec or ():
         check_codec(text)
+    count = None if values is None else parse_count(values, "--values")
+    seconds = None if compute is None else parse_seconds(compute, "--compute")
     if ranks is not None:
         check_rank_count(ranks)
     check_servers(servers or 0, exchange or (), every)
@@ -105,6 +118,10 @@ def plan(
         _check_writable(profile_out)
     if profile is not None:
         measured = read_profile(profile)
+    elif count is not None:
+        assert seconds is not None
+        _warn_if_busy()
+        measured = assume_profile(count, seconds, codec or CODECS)
     else:
         assert model is not None
         measured = _measure(model, workers or ranks or 2, codec or CODECS, profile_steps)
@@ -113,8 +130,7 @@ def plan(
         if bandwidth is None:
             say(f"wrote {profile_out}")
             return
-    count = measured.workers if ranks is None else ranks
-    cluster = cluster_of(count, *network)
+    cluster = cluster_of(ranks or measured.workers, *network)
     made = make_plan(measured, cluster, codec or (), exchange or (), schedule=schedule)
     if as_json:
         print_json(_document(measured, cluster, made))
@@ -122,27 +138,45 @@ def plan(
         _print(measured, cluster, made)
 
 
-def _check_source(context: Context, profile: Path | None, model: str | None) -> None:
+def _check_source(
+    context: Context,
+    profile: Path | None,
+    model: str | None,
+    values: str | None,
+    compute: str | None,
+) -> None:
     """Raises PlanError unless there is one profile, and no option for another one."""
-    if profile is None and model is None:
+    if profile is None and model is None and values is None:
         raise PlanError(
             "a plan needs the profile of a model: --profile FILE, or --model NAME to measure one "
-            "here (--profile-out FILE keeps it)"
+            "here (--profile-out FILE keeps it), or --values 7B --compute 800ms for a model that "
+            "is not here"
         )
-    if profile is None:
-        return
-    if model is not None:
+    if profile is not None and model is not None:
         raise PlanError(
             f"give one of --profile and --model: the profile is that of {profile}, or {model} is "
             "measured here"
         )
+    if values is not None and (profile, model) != (None, None):
+        raise PlanError(
+            f"give --values {values}, or one of --profile and --model, which say how many values "
+            "the model has"
+        )
+    if (values is None) != (compute is None):
+        raise PlanError(
+            "--values and --compute go together: --values 7B --compute 800ms is a model of so many "
+            "values whose step computes so long"
+        )
+    if model is not None:
+        return
     for name, why in (
         ("workers", "says how many processes computed at once"),
         ("profile_steps", "has been measured"),
     ):
         if str(context.get_parameter_source(name)).endswith("COMMANDLINE"):
             option = "--" + name.replace("_", "-")
-            raise PlanError(f"{option} goes with --model: the profile of --profile {why}")
+            source = f"--values {values}" if profile is None else "the profile of --profile"
+            raise PlanError(f"{option} goes with --model: {source} {why}")
 
 
 def _schedule(every: int, fragments: int, delay: int) -> Schedule:
@@ -169,14 +203,18 @@ def _measure(model: str, workers: int, codecs: list[str] | tuple[str, ...], step
     from gradwire.train.options import from_options
     from gradwire.train.settings import SHARDED
 
+    _warn_if_busy()
+    options = {"model": model, "workers": workers, "steps": steps, "exchange": SHARDED, "every": 1}
+    return measure_profile(from_options(options), codecs, steps)
+
+
+def _warn_if_busy() -> None:
     load, cores = load_average(), len(os.sched_getaffinity(0))
     if load is not None and is_busy(load, cores):
         warn(
             f"other work keeps this machine busy (load average {load:.1f}, cores: {cores}), so the "
             "times of the profile will be too long: measure again when it is idle"
         )
-    options = {"model": model, "workers": workers, "steps": steps, "exchange": SHARDED, "every": 1}
-    return measure_profile(from_options(options), codecs, steps)
 
 
 def _document(profile: Profile, cluster: Cluster, made: Plan) -> dict[str, Any]:
@@ -189,26 +227,24 @@ def _document(profile: Profile, cluster: Cluster, made: Plan) -> dict[str, Any]:
         "predictions": [asdict(prediction) for prediction in made.predictions],
         "choice": asdict(made.choice),
         "pays": made.pays,
+        "doubts": list(made.doubts),
         "advice": made.advice(),
     }
 
 
-def is_busy(load: float, cores: int) -> bool:
-    """Whether other work shares the cores with a measurement."""
-    return load > cores / 2
-
-
-def _workers(profile: Profile) -> str:
-    """How many processes computed at once, and on how many cores, which other work may have kept
-    busy, if the profile says it."""
-    machine, load = profile.how.get("machine"), profile.how.get("load_average")
+def _origin(profile: Profile) -> str:
+    """What was assumed, or how many processes computed at once, and on how many cores, which other
+    work may have kept busy, if the profile says it."""
+    if assumed := profile.how.get("assumed"):
+        return f"assumed: {assumed}; codecs measured here on {profile.how.get('data')}"
+    machine = profile.how.get("machine")
     cores = machine.get("cores") if isinstance(machine, dict) else None
-    text = "1 process" if profile.workers == 1 else f"{profile.workers} processes"
+    text = "profile: 1 process" if profile.workers == 1 else f"profile: {profile.workers} processes"
     text += " computed at once"
     if not isinstance(cores, int):
         return text
     text += f" on {cores} cores"
-    if isinstance(load, float) and is_busy(load, cores):
+    if (load := profile.load_of_others) is not None:
         text += f", which other work kept busy (load average {load:.1f}): its times are too long"
     return text
 
@@ -217,8 +253,8 @@ def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
     beside = f" and {count_servers(cluster.servers)}" if cluster.servers else ""
     say(
         f"{profile.model}, {profile.numel:,} values, {cluster.ranks} ranks on {cluster.machines} "
-        f"machines{beside}; a step computes {profile.compute_seconds * 1e3:.3g} ms\n"
-        f"profile: {_workers(profile)}"
+        f"machines{beside}; a step computes {show_time(profile.compute_seconds)}\n"
+        f"{_origin(profile)}"
     )
     print_table(
         (

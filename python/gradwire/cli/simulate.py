@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import asdict
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,6 +25,7 @@ from gradwire.cli.network_options import (
 )
 from gradwire.cli.output import JsonOption, check_codec, human_bytes, print_json, print_table
 from gradwire.cli.progress import ProgressOfSteps
+from gradwire.cli.quantities import parse_count as _number
 from gradwire.plan.advise import check_servers
 from gradwire.plan.predict import Bucket, cut_buckets, join
 from gradwire.plan.profile import Layer, PlanError, Profile, read_profile
@@ -33,7 +33,6 @@ from gradwire.plan.simulate import Simulated, check_ranks, free_memory
 from gradwire.plan.simulate import simulate as run
 from gradwire.train.settings import SERVED
 
-_MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 _MEASURED, _NONE = "measured", "none"
 _BENCH_VALUES = 200_000
 _BENCH_SECONDS = 0.1
@@ -144,16 +143,6 @@ def simulate(
 def _one_bucket(values: str | None) -> list[Bucket]:
     assert values is not None
     return [Bucket((Layer("values", (_number(values, "--values"), 1), 0.0),), 0.0)]
-
-
-def _number(text: str, option: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMG]?)", text)
-    number = Decimal(match[1]) * _MULTIPLES[match[2]] if match else Decimal(0)
-    if number < 1 or number != int(number):
-        raise BadParameter(
-            f"{text} is no number from 1, such as 5000, 200k, 25.6M or 8G", param_hint=option
-        )
-    return int(number)
 
 
 def _check_exchange(text: str) -> None:

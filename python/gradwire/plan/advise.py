@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gradwire.local_schedule import EVERY_STEP, Schedule
@@ -32,13 +32,17 @@ class Plan:
     baseline: Prediction  # DDP without gradwire
     compute_seconds: float  # of a step that exchanges nothing
     servers: int = 0
+    doubts: tuple[str, ...] = ()  # why the choice may be wrong
 
     @property
     def pays(self) -> bool:
         return self.choice is not self.baseline
 
     def advice(self) -> str:
-        """A sentence for the user."""
+        """A sentence for the user, and another one if it is in doubt."""
+        return ". In doubt: ".join([self._advice(), *self.doubts])
+
+    def _advice(self) -> str:
         before, chosen = self.baseline, self.choice
         if not self.pays:
             fastest = self.predictions[0]
@@ -46,12 +50,12 @@ class Plan:
                 "no codec is faster"
                 if fastest is before
                 else f"the fastest, {fastest.codec} in {self._way(fastest)}, takes "
-                f"{_ms(fastest.seconds)}, and a gain below {MARGIN:.0%} is within the error of the "
-                "prediction"
+                f"{show_time(fastest.seconds)}, and a gain below {MARGIN:.0%} is within the error "
+                "of the prediction"
             )
             return (
-                f"do not compress: a step of DDP takes {_ms(before.seconds)}, of which "
-                f"{_ms(before.exposed_seconds)} wait for the network; {others}"
+                f"do not compress: a step of DDP takes {show_time(before.seconds)}, of which "
+                f"{show_time(before.exposed_seconds)} wait for the network; {others}"
             )
         differs = (
             ""
@@ -60,9 +64,9 @@ class Plan:
         )
         return (
             f"take codec {chosen.codec} with exchange {self._way(chosen)}: "
-            f"{_ms(chosen.seconds)} a step instead of {_ms(before.seconds)} with DDP "
+            f"{show_time(chosen.seconds)} a step instead of {show_time(before.seconds)} with DDP "
             f"({before.seconds / chosen.seconds:.2f} times as fast; "
-            f"{_ms(self.compute_seconds)} without any exchange){differs}"
+            f"{show_time(self.compute_seconds)} without any exchange){differs}"
         )
 
     def _way(self, prediction: Prediction) -> str:
@@ -115,7 +119,34 @@ def make_plan(
     predictions.sort(key=lambda p: p.seconds)
     close = [p for p in predictions if p.seconds <= predictions[0].seconds * (1 + MARGIN)]
     gentlest = max(close, key=lambda p: (p is baseline, p.bits, -p.seconds))
-    return Plan(tuple(predictions), gentlest, baseline, profile.compute_seconds, cluster.servers)
+    doubts = tuple(_doubts(profile, pays=gentlest is not baseline))
+    return Plan(
+        tuple(predictions),
+        gentlest,
+        baseline,
+        profile.compute_seconds,
+        cluster.servers,
+        doubts,
+    )
+
+
+def _doubts(profile: Profile, *, pays: bool) -> Iterator[str]:
+    """What the profile leaves out that would change the choice."""
+    if pays and profile.transport.message_seconds == 0:
+        yield (
+            "in the profile gradwire's messages cost nothing (`message_seconds` is 0), which makes "
+            f"its steps too short; {profile.remedy}"
+        )
+    if not pays and profile.transport.message_seconds > 0 == profile.transport.allreduce_seconds:
+        yield (
+            "in the profile DDP's messages cost nothing (`allreduce_seconds` is 0), which makes "
+            f"its step too short; {profile.remedy}"
+        )
+    if (load := profile.load_of_others) is not None:
+        yield (
+            f"other work kept the machine busy when the profile was measured (load average "
+            f"{load:.1f}); measure it again when the machine is idle"
+        )
 
 
 def check_exchanges(codecs: Sequence[str], exchanges: Sequence[str]) -> None:
@@ -175,5 +206,6 @@ def _suits(codec: str, exchange: str, cluster: Cluster) -> bool:
     return True
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+def show_time(seconds: float) -> str:
+    """`12.3 ms`, `1.23 s`."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"

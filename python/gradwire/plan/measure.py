@@ -20,7 +20,7 @@ from itertools import count, cycle
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,17 @@ def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) 
     )
 
 
+def measure_transport(processes: int, values: int) -> Transport:
+    """Of messages between processes that compute nothing; bytes are those of so many values."""
+    with tempfile.TemporaryDirectory() as folder, _environment():
+        store = str(Path(folder) / "store")
+        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+            waiting = [
+                pool.submit(_exchange, rank, processes, store, values) for rank in range(processes)
+            ]
+            return cast(Transport, _mean([work.result() for work in waiting]))
+
+
 def _mean(measured: Sequence[Any]) -> Any:
     """The same dataclass with the means of all fields."""
     fields = vars(measured[0])
@@ -129,16 +140,9 @@ def _work(
     import torch
     import torch.distributed as dist
 
-    from gradwire.plan.meters import ByteMeter, MessageMeter
+    from gradwire.plan.meters import MessageMeter
 
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=processes,
-        timeout=_PATIENCE,
-    )
+    _join(rank, processes, store)
     workers = dist.new_group(list(range(settings.workers)))
     messages = MessageMeter()
     marks: list[Marks] = []
@@ -154,14 +158,47 @@ def _work(
         for _ in range(_TRANSPORT_ROUNDS):
             messages.measure(None)
     dist.broadcast(values, 0)
-    of_bytes = ByteMeter(int(values))
+    return _Measured(marks, speeds, _close(messages, int(values)))
+
+
+def _exchange(rank: int, processes: int, store: str, values: int) -> Transport:
+    """One of the processes of which none computes."""
+    from gradwire.plan.meters import MessageMeter
+
+    _join(rank, processes, store)
+    messages = MessageMeter()
+    for _ in range(_TRANSPORT_ROUNDS):
+        messages.measure(None)
+    return _close(messages, values)
+
+
+def _join(rank: int, processes: int, store: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=processes,
+        timeout=_PATIENCE,
+    )
+
+
+def _close(messages: MessageMeter, values: int) -> Transport:
+    """Measures bytes, and leaves the process group."""
+    import torch.distributed as dist
+
+    from gradwire.plan.meters import ByteMeter
+
+    of_bytes = ByteMeter(values)
     for _ in range(_TRANSPORT_ROUNDS):
         of_bytes.measure()
     message_seconds, allreduce_seconds = messages.close()
     byte_seconds, allreduce_byte_seconds = of_bytes.close()
     dist.destroy_process_group()
-    transport = Transport(message_seconds, byte_seconds, allreduce_seconds, allreduce_byte_seconds)
-    return _Measured(marks, speeds, transport)
+    return Transport(message_seconds, byte_seconds, allreduce_seconds, allreduce_byte_seconds)
 
 
 def _compute(

@@ -101,6 +101,24 @@ class Profile:
     def numel(self) -> int:
         return sum(layer.numel for layer in self.layers)
 
+    @property
+    def load_of_others(self) -> float | None:
+        """The load average before it was measured, if it says that other work shared the cores."""
+        machine, load = self.how.get("machine"), self.how.get("load_average")
+        cores = machine.get("cores") if isinstance(machine, dict) else None
+        if isinstance(load, float) and isinstance(cores, int) and is_busy(load, cores):
+            return load
+        return None
+
+    @property
+    def remedy(self) -> str:
+        """How to get a profile without doubts."""
+        if "assumed" in self.how:
+            return "with PyTorch installed they are measured"
+        if self.how:
+            return "measure the model again, on an idle machine"
+        return "take `transport` from a profile that `gradwire plan --model` made on that machine"
+
     def codec(self, text: str) -> CodecSpeed:
         """Raises PlanError if the codec was not measured."""
         if text not in self.codecs:
@@ -119,6 +137,11 @@ class Profile:
     def write(self, path: Path) -> None:
         document = {"kind": _KIND, **asdict(self)}
         write_text(path, json.dumps(document, indent=1, allow_nan=False))
+
+
+def is_busy(load: float, cores: int) -> bool:
+    """Whether other work shares the cores with a measurement."""
+    return load > cores / 2
 
 
 def read_profile(path: Path) -> Profile:
