@@ -13,7 +13,7 @@ import cli_runner
 from gradwire._core import Exchange, GradwireError, Layout, ServerSide, Simulation, WorkerSide
 from gradwire.bench_data import load_data
 from gradwire.cli import progress
-from gradwire.cli.simulate import _number
+from gradwire.cli.quantities import parse_count
 from gradwire.plan.cluster import PAYLOAD_BYTES, Cluster
 from gradwire.plan.predict import Bucket
 from gradwire.plan.profile import Layer, PlanError
@@ -330,7 +330,7 @@ def test_local_steps_share_an_exchange(tmp_path: Path) -> None:
     [("8.2M", 8_200_000), ("2.01M", 2_010_000), ("1.001M", 1_001_000), ("0.5k", 500), ("7", 7)],
 )
 def test_a_number_of_values_is_exact(text: str, values: int) -> None:
-    assert _number(text, "--values") == values
+    assert parse_count(text, "--values") == values
 
 
 @pytest.mark.parametrize(

@@ -40,19 +40,21 @@ class _Command(TyperCommand):
     """Refuses an option that is given twice and takes one value; typer takes the last."""
 
     def make_parser(self, ctx: Any) -> Any:
-        parser = super().make_parser(ctx)
+        parser: Any = super().make_parser(ctx)
         parse = parser.parse_args
+        of_one_value: list[Any] = [
+            one
+            for one in self.params
+            if not getattr(one, "multiple", False) and not getattr(one, "is_flag", False)
+        ]
 
         def parse_once(args: list[str]) -> Any:
             parsed = parse(args)
-            order = parsed[-1]  # the parameters as they were given
-            for one in self.params:
-                takes_one = not getattr(one, "multiple", False) and not getattr(
-                    one, "is_flag", False
-                )
-                if takes_one and order.count(one) > 1:
+            for one in of_one_value:
+                count = parsed[-1].count(one)  # of the parameters in the order of the line
+                if count > 1 and not ctx.resilient_parsing:  # as it is while a shell completes
                     raise typer.BadParameter(
-                        f"it is given {order.count(one)} times and takes one value", ctx, one
+                        f"it is given {count} times and takes one value", ctx, one
                     )
             return parsed
 

@@ -25,7 +25,7 @@ from gradwire.cli.network_options import (
 )
 from gradwire.cli.output import JsonOption, check_codec, human_bytes, print_json, print_table
 from gradwire.cli.progress import ProgressOfSteps
-from gradwire.cli.quantities import parse_count as _number
+from gradwire.cli.quantities import parse_count
 from gradwire.plan.advise import check_servers
 from gradwire.plan.predict import Bucket, cut_buckets, join
 from gradwire.plan.profile import Layer, PlanError, Profile, read_profile
@@ -91,7 +91,7 @@ def simulate(
     buckets = _one_bucket(values) if model is None else cut_buckets(model)
     if every > 1 or exchange in SERVED:
         buckets = [join(buckets)]
-    limit = free_memory() if memory is None else _number(memory, "--memory")
+    limit = free_memory() if memory is None else parse_count(memory, "--memory")
     state: Literal["free", "allowed"] = "free" if memory is None else "allowed"
     clusters = [
         cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth, servers, burst)
@@ -142,7 +142,7 @@ def simulate(
 
 def _one_bucket(values: str | None) -> list[Bucket]:
     assert values is not None
-    return [Bucket((Layer("values", (_number(values, "--values"), 1), 0.0),), 0.0)]
+    return [Bucket((Layer("values", (parse_count(values, "--values"), 1), 0.0),), 0.0)]
 
 
 def _check_exchange(text: str) -> None:
