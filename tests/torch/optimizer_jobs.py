@@ -231,8 +231,6 @@ def refusals_of_sharded() -> dict[str, str]:
     other = make_model()
     sgd = ShardedOptimizer(LOCAL["sgd"](other.parameters()), other, "3lc")
     note("class", lambda: sgd.load_state_dict(state))
-    inner.param_groups[0]["lr"] = 0.5
-    note("options", optimizer.step)
     optimizer.close()
     note("closed", optimizer.step)
     return said

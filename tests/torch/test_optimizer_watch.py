@@ -111,7 +111,15 @@ def test_one_of_several_optimizers_is_found(adaptive_first: bool) -> None:
         optimizer.step()
     (said,) = watch.remarks
     assert "AdamW" in said
-    assert len(_global_optimizer_post_hooks) == 0
+
+
+def test_two_models_are_watched_at_once() -> None:
+    """PyTorch raises if a hook is taken away while it calls the next one."""
+    first, second = parameter(), parameter()
+    watches = [OptimizerWatch([p], "3lc:s=1", rank=1) for p in (first, second)]
+    for parameters in ([first], [second]):
+        torch.optim.AdamW(parameters).step()
+    assert [len(watch.remarks) for watch in watches] == [1, 1]
 
 
 @pytest.mark.parametrize("codec", ["3lc", "stc", "topk", "terngrad", "stoch3", "onebit"])

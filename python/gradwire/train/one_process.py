@@ -37,7 +37,12 @@ from gradwire.torch.optimizers.gradient_noise import (
     correct_changes,
     count_decay,
 )
-from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum, take_momentum
+from gradwire.torch.optimizers.late_momentum import (
+    LateMomentum,
+    LocalMomentum,
+    momentum_of_each,
+    without_momentum,
+)
 from gradwire.torch.records.exchange_settings import RAW, ExchangeSettings
 from gradwire.torch.records.optimizer_watch import describe_coarse_gradients
 from gradwire.torch.records.parameters import split_like
@@ -104,7 +109,8 @@ class OneProcess(Strategy):
         self._momentum: LateMomentum | None = None  # as in LocalSteps
         self._local: LocalMomentum | None = None
         if self._corrects:
-            self._momentum = LateMomentum(take_momentum(self.optimizer)[:1], [self._pulled])
+            betas = momentum_of_each(self.optimizer.param_groups)
+            self._momentum = LateMomentum(betas[:1], [self._pulled])
             if self._every > 1:
                 self._local = LocalMomentum(self._momentum, [self._models])
 
@@ -189,7 +195,11 @@ class OneProcess(Strategy):
             for noise, gradient in zip(self._noises, self._views, strict=True):
                 optimizers.clip(gradient, average_norm([noise], gradient), self._clip)
         before = [] if self._local is None else self._local.copy_parameters()
-        self.optimizer.step()
+        if self._momentum is None:
+            self.optimizer.step()
+        else:
+            with without_momentum(self.optimizer.param_groups):
+                self.optimizer.step()
         if self._local is not None:
             self._local.go_on(before, self._step % self._every + 1)
         count_decay(self.optimizer, self._kept)

@@ -102,6 +102,10 @@ class ElasticReplica(ReplicaOptimizer):
             self._require_loss(error)
             self._regroup(self._members)
 
+    @abstractmethod
+    def _load_optimizer(self, state: StateDict) -> None:
+        """Loads the state of the wrapped optimizer."""
+
     def close(self) -> None:
         super().close()
         if self._members is not None:
@@ -309,8 +313,7 @@ class ElasticReplica(ReplicaOptimizer):
         for (_, _, tensor), values in zip(self._model_tensors(), state["tensors"], strict=True):
             with writing_to(tensor):
                 tensor.copy_(values)
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._share_groups()
+        self._load_optimizer(state["optimizer"])
         for fragment, shared in zip(self._fragments, state["fragments"], strict=True):
             fragment.load_shared_state(shared)
             if fragment.noise is not None:

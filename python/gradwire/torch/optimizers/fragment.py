@@ -103,6 +103,11 @@ class Fragment:
     def numel(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters)
 
+    def set_betas(self, betas: Sequence[float]) -> None:
+        """betas: as in the constructor."""
+        if self.momentum is not None:
+            self.momentum.betas = [betas[place] for place in self.places]
+
     @property
     def sketch(self) -> torch.Tensor:
         """The part of the bucket that the noise writes."""

@@ -20,35 +20,46 @@ Changes are those that are subtracted from parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+Groups = Sequence[dict[str, Any]]  # of Adam or AdamW
 
 from gradwire.torch.records.modes import ordinary_tensors
 
 
-def take_momentum(optimizer: Optimizer) -> list[float]:
-    """Sets the first of `betas` to 0 in all groups of Adam or AdamW. Returns it for each of their
-    parameters."""
-    taken: list[float] = []
-    for group in optimizer.param_groups:
-        momentum, other = group["betas"]
-        taken += [float(momentum)] * len(group["params"])
-        group["betas"] = (0.0, other)
-    return taken
+def momentum_of_each(groups: Groups) -> list[float]:
+    """The first of `betas` for each parameter."""
+    return [m for group in groups for m in [float(group["betas"][0])] * len(group["params"])]
 
 
-def check_taken(groups: Sequence[dict[str, Any]]) -> None:
-    """Raises RuntimeError if a group has a momentum again."""
-    if any(group["betas"][0] != 0.0 for group in groups):
+@contextlib.contextmanager
+def without_momentum(groups: Groups) -> Iterator[None]:
+    """Inside, the first of `betas` is 0. (Outside it is the user's: schedulers and checkpoints of
+    the optimizer read it.)"""
+    kept = [group["betas"] for group in groups]
+    for group, (momentum, other) in zip(groups, kept, strict=True):
+        group["betas"] = (momentum * 0, other)  # which may be tensors
+    try:
+        yield
+    finally:
+        for group, betas in zip(groups, kept, strict=True):
+            group["betas"] = betas
+
+
+def check_momentum(groups: Groups, agreed: Sequence[float]) -> None:
+    """Raises RuntimeError unless each parameter has the momentum on which all ranks agreed."""
+    if momentum_of_each(groups) != agreed:
         raise RuntimeError(
-            "the first of betas was set in a parameter group, but LocalSteps applies it to the "
-            "averaged changes. If a scheduler sets it, give the scheduler cycle_momentum=False, as "
-            "OneCycleLR and CyclicLR take it. late_momentum=False would help, too, but then no "
-            "momentum smooths the codec's error"
+            "the first of betas was changed in a parameter group, but LocalSteps applies it to the "
+            "averaged changes, with the values that all ranks agreed on when it was made. If a "
+            "scheduler sets it, give the scheduler cycle_momentum=False, as OneCycleLR and "
+            "CyclicLR take it. late_momentum=False would help, too, but then no momentum smooths "
+            "the codec's error"
         )
 
 
@@ -81,12 +92,9 @@ class LateMomentum:
         self.steps += steps
 
     def state_dict(self) -> dict[str, Any]:
-        velocities = [velocity.clone() for velocity in self.velocities]
-        return {"betas": list(self.betas), "steps": self.steps, "velocities": velocities}
+        return {"steps": self.steps, "velocities": [v.clone() for v in self.velocities]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over the state's betas, too, as optimizers do with the options of their groups."""
-        self.betas = list(state["betas"])
         self.steps = int(state["steps"])
         for velocity, values in zip(self.velocities, state["velocities"], strict=True):
             velocity.copy_(values)

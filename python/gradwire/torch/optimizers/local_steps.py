@@ -19,6 +19,7 @@ sum every second step. In gradwire that is gradient accumulation, with the hook 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -37,7 +38,11 @@ from gradwire.torch.optimizers.elastic_replica import ElasticReplica
 from gradwire.torch.optimizers.elastic_settings import check_elastic
 from gradwire.torch.optimizers.fragment import EQUALLY_OFTEN, Fragment, OuterFactory, deal_layers
 from gradwire.torch.optimizers.gradient_noise import average_norm, correct_changes, count_decay
-from gradwire.torch.optimizers.late_momentum import check_taken, take_momentum
+from gradwire.torch.optimizers.late_momentum import (
+    check_momentum,
+    momentum_of_each,
+    without_momentum,
+)
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.optimizers.replica import BESIDE, name_trainable
 from gradwire.torch.records import checkpoint
@@ -46,7 +51,7 @@ from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import options_of, require_dense
 from gradwire.torch.records.shards import local_of
 from gradwire.torch.records.stats import StepCounters
-from gradwire.torch.records.wrapping_optimizer import require_optimizer
+from gradwire.torch.records.wrapping_optimizer import refuse_modes, require_optimizer
 from gradwire.torch.session.bucket import BucketJob
 
 _MIN_RANKS, _LOST_AFTER = 1, 30.0
@@ -96,11 +101,11 @@ class LocalSteps(ElasticReplica):
                    so that the average steps as far as one optimizer of the average gradient would.
                    Decoupled weight decay is left as it is. None: for the optimizers of PyTorch that
                    divide by the root of a second moment, without `outer` and `mix`
-    late_momentum  takes the momentum of Adam and AdamW (the first of `betas`) out of the optimizer,
-                   whose groups then have 0 there, and applies it to the averaged changes, alike on
-                   all ranks (late_momentum.py). It smooths the error of the codec, too. A new
-                   learning rate takes effect over the next 1 / (1 - momentum) steps. None: for
-                   these optimizers, without `outer` and `mix`
+    late_momentum  leaves the momentum of Adam and AdamW (the first of `betas`) out of their steps,
+                   and applies it to the averaged changes, alike on all ranks (late_momentum.py). It
+                   smooths the error of the codec, too. A new learning rate takes effect over the
+                   next 1 / (1 - momentum) steps. None: for these optimizers, without `outer` and
+                   `mix`
     residual_decay  by which residuals are multiplied after each exchange, in (0, 1]: what is left
                    out fades, as in SparseLoCo. For codecs with error feedback
     on_lost        "stop": an error on every rank when one is lost. "continue": the others go on,
@@ -163,6 +168,7 @@ class LocalSteps(ElasticReplica):
         **settings: Unpack[ExchangeArguments],
     ) -> None:
         require_optimizer(optimizer, "the second is the model")
+        refuse_modes(optimizer, "LocalSteps")
         schedule = Schedule(every, fragments, delay, mix)
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm is {clip_norm}; a positive norm is needed")
@@ -214,7 +220,7 @@ class LocalSteps(ElasticReplica):
         self._residual_decay = residual_decay
         self._corrects = correct_noise
         self._momentum_is_late = late_momentum
-        betas = take_momentum(optimizer) if late_momentum else []
+        self._betas = momentum_of_each(optimizer.param_groups) if late_momentum else []
         self._locals = [(name, local_of(parameter)) for name, parameter in named]
         self._fragments = [
             Fragment(
@@ -222,7 +228,7 @@ class LocalSteps(ElasticReplica):
                 places,
                 has_noise=needs_gradients,
                 takes_notes=members is not None,
-                betas=betas,
+                betas=self._betas,
                 outer=outer,
                 is_back_to_back=schedule.is_back_to_back,
                 exchanges_each_step=every == 1,
@@ -241,11 +247,10 @@ class LocalSteps(ElasticReplica):
             *schedule.describe(),
             f"gradients {clipped}, changes {'corrected' if correct_noise else 'not corrected'} for "
             "noise",
-            f"late momentum {betas or 'of none'}",
+            f"late momentum {self._betas or 'of none'}",
             f"residuals multiplied by {residual_decay}",
         ]
         follows += self._outer_text()
-        self._share_groups()
         self._last_skipped, self._last_mix = False, 0.0
         if members is not None and store is not None:
             follows.append(f"min_ranks {min_ranks}, lost_after {lost_after:g}")
@@ -260,19 +265,13 @@ class LocalSteps(ElasticReplica):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
         self._check_session()
-        self._check_shards()
+        self._shared.check()
         if self._momentum_is_late:
-            check_taken(self.param_groups)
+            check_momentum(self.param_groups, self._betas)
         scale, not_finite = self._scaler_says()
         self._gradients_count = not not_finite
         before = [f.local.copy_parameters() if f.local else [] for f in self._fragments]
-        if scale is None and not self._has_noise() and not not_finite:
-            loss = self._optimizer.step() if closure is None else self._optimizer.step(closure)
-        else:
-            loss = self._evaluate(closure)
-            if not not_finite:
-                self._scale_gradients(scale)
-                self._optimizer.step()
+        loss = self._evaluate(closure) if not_finite else self._step_alone(closure, scale)
         for fragment in self._fragments:
             fragment.steps += 1
         if self._gradients_count:
@@ -289,6 +288,19 @@ class LocalSteps(ElasticReplica):
             self._log(self._local_steps - 1)
         return loss
 
+    def _step_alone(self, closure: Callable[[], Any] | None, scale: float | None) -> Any:
+        def evaluate() -> Any:  # several times, if the optimizer does, as LBFGS and SAM do
+            loss = self._evaluate(closure)
+            if scale is not None or self._has_noise():
+                self._scale_gradients(scale)
+            return loss
+
+        momentum = without_momentum(self.param_groups) if self._momentum_is_late else nullcontext()
+        if closure is None:
+            evaluate()
+        with momentum:
+            return self._own_use.step(*([] if closure is None else [evaluate]))
+
     def synchronize(self) -> None:
         """Exchanges what was changed since the last exchanges, and applies it without `mix`.
 
@@ -297,6 +309,7 @@ class LocalSteps(ElasticReplica):
         otherwise all ranks get a PeerMismatchError, which names two ranks and their steps.
         """
         self._check_session()
+        self._shared.check()
         self._go_on(self._exchange_all if self._compares_steps else self._exchange_together)
 
     def _exchange_together(self) -> None:
@@ -357,15 +370,7 @@ class LocalSteps(ElasticReplica):
         gradients = (self._parameters[place].grad for place in places)
         return [None if gradient is None else local_of(gradient) for gradient in gradients]
 
-    def _check_shards(self) -> None:
-        """Raises RuntimeError if the model no longer has the memory that this object changes."""
-        for (name, local), parameter in zip(self._locals, self._parameters, strict=True):
-            if local is not parameter and local.data_ptr() != local_of(parameter).data_ptr():
-                raise RuntimeError(
-                    f"{name} was replaced after LocalSteps was made, such as by "
-                    "load_state_dict(assign=True): load first, then make a new LocalSteps"
-                )
-
+    @torch.no_grad()
     def _scale_gradients(self, scale: float | None) -> None:
         """Divides them by the GradScaler's scale and clips them."""
         gradients = self._gradients(range(len(self._parameters)))
@@ -516,8 +521,7 @@ class LocalSteps(ElasticReplica):
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.check_state(saved)
         checkpoint.check_optimizer(state, self._optimizer)
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._share_groups()
+        self._load_optimizer(state["optimizer"])
         self._session.load_state_dict(state)
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
@@ -527,6 +531,13 @@ class LocalSteps(ElasticReplica):
         self._clock = int(state["clock"])
         self._kept = list(state["kept"])
         self._arrived = StepCounters()
+
+    def _load_optimizer(self, state: checkpoint.StateDict) -> None:
+        self._optimizer.load_state_dict(state)
+        if self._momentum_is_late:
+            self._betas = momentum_of_each(self.param_groups)
+            for fragment in self._fragments:
+                fragment.set_betas(self._betas)
 
     def _outer_text(self) -> Sequence[str]:
         outer = self._fragments[0].outer  # those of the others have the same options

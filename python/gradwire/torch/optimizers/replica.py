@@ -29,6 +29,7 @@ from gradwire.torch.records.parameters import (
     split_like,
     tensors_in_common,
 )
+from gradwire.torch.records.shared_parameters import SharedParameters
 from gradwire.torch.records.shards import group_of_shards, local_of
 from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
 from gradwire.torch.session.session import Session, SessionOwner
@@ -87,6 +88,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
     ) -> None:
         """named: the optimizer's parameters, as name_trainable gives them."""
         super().__init__(optimizer)
+        self._shared = SharedParameters(type(self).__name__, named, optimizer, model)
         self._shards = group_of_shards(named)
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
@@ -97,6 +99,12 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         """Begins a session with the ranks of the process group, or with those of `meeting`."""
         self._session = Session(self._settings, meeting=meeting)
         self._session.close_with(self)
+
+    def close(self) -> None:
+        """Ends the communication thread and its process group, and gives the wrapped optimizer
+        back. Statistics and residuals stay. Happens by itself at exit, or when this is dropped."""
+        super().close()
+        self._own_use.end()
 
     def _model_tensors(self) -> list[tuple[str, str, torch.Tensor]]:
         """Kind, name and values of all tensors that ranks have in common at the beginning."""

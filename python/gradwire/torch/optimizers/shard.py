@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +15,16 @@ from torch.optim import Optimizer
 from gradwire._core import Compressor, Layout
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import all_finite
+from gradwire.torch.records.wrapping_optimizer import OwnUse, evaluates_again
 
-# These optimizers step a tensor as a whole, evaluate the loss again, or take sparse gradients.
-_NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
+# These optimizers step a tensor as a whole, or take sparse gradients.
+_NOT_ELEMENTWISE = ("Adafactor", "Muon", "SparseAdam")
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
     """Raises ValueError for an optimizer that cannot step a part of a tensor, or has stepped."""
     name = type(optimizer).__name__
-    if name in _NOT_ELEMENTWISE:
+    if name in _NOT_ELEMENTWISE or evaluates_again(optimizer):
         raise ValueError(f"{name} does not step each element by itself, so it can't be sharded")
     if optimizer.state:
         raise ValueError(
@@ -65,11 +68,18 @@ class Piece:
 
 
 class Shard:
-    """The pieces that this rank owns. They replace the parameters in the groups of `optimizer`."""
+    """The pieces that this rank owns, and the optimizer's state of them.
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    The optimizer has them only while it steps them. Otherwise its groups have the user's
+    parameters, whose gradients its zero_grad takes.
+    """
+
+    def __init__(self, optimizer: Optimizer, own_use: OwnUse) -> None:
         self.optimizer = optimizer
+        self.state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         self.pieces: list[Piece] = []
+        self._own_use = own_use
+        self._of_groups: list[list[Piece]] = []
 
     @ordinary_tensors()
     def take(
@@ -80,7 +90,7 @@ class Shard:
         rank: int,
         world_size: int,
     ) -> None:
-        """Replaces the optimizer's parameters by the pieces that `rank` owns in the layout."""
+        """Cuts the parameters into the pieces that `rank` owns in the layout."""
         for segment in layout.segments:
             if segment["owner"] != rank:
                 continue
@@ -98,10 +108,26 @@ class Shard:
             self.pieces.append(piece)
         for group in self.optimizer.param_groups:
             members = {id(parameter) for parameter in group["params"]}
-            mine = [piece for piece in self.pieces if id(piece.parameter) in members]
-            group["params"] = [piece.values for piece in mine]
-            if "param_names" in group:
-                group["param_names"] = [f"{piece.name}[{piece.offset}:]" for piece in mine]
+            self._of_groups.append([p for p in self.pieces if id(p.parameter) in members])
+
+    @contextlib.contextmanager
+    def _in_optimizer(self) -> Iterator[None]:
+        """Inside, the optimizer has the pieces and their state."""
+        optimizer = self.optimizer
+        keys = ("params", "param_names")
+        kept = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
+        theirs, optimizer.state = optimizer.state, self.state
+        for group, pieces in zip(optimizer.param_groups, self._of_groups, strict=True):
+            names = [f"{piece.name}[{piece.offset}:]" for piece in pieces]
+            group |= {"params": [piece.values for piece in pieces]}
+            group |= {"param_names": names} if "param_names" in group else {}
+        try:
+            with self._own_use.of_owner():
+                yield
+        finally:
+            self.state, optimizer.state = optimizer.state, theirs
+            for group, entries in zip(optimizer.param_groups, kept, strict=True):
+                group |= entries
 
     @ordinary_tensors()
     def update(self) -> None:
@@ -116,7 +142,8 @@ class Shard:
         before = [(p.values.detach() if p.is_owed else p.in_replica).clone() for p in self.pieces]
         for piece in self.pieces:
             piece.values.grad = piece.in_bucket
-        self.optimizer.step()
+        with self._in_optimizer():
+            self.optimizer.step()
         for piece, old in zip(self.pieces, before, strict=True):
             piece.values.grad = None
             torch.sub(piece.values, old, out=piece.in_bucket)
@@ -137,7 +164,7 @@ class Shard:
         """Bytes of the optimizer's tensors with a value for each element: momentum, moments."""
         tensors = [
             tensor
-            for state in self.optimizer.state.values()
+            for state in self.state.values()
             for tensor in state.values()
             if isinstance(tensor, torch.Tensor) and tensor.dim() > 0
         ]
@@ -145,12 +172,13 @@ class Shard:
 
     def state_dict(self) -> dict[str, Any]:
         """The pieces are in the order of the optimizer's state."""
-        order = {id(p): i for i, p in enumerate(_parameters_of(self.optimizer))}
+        with self._in_optimizer():
+            optimizer = self.optimizer.state_dict()
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "pieces": [
                 {"name": p.name, "offset": p.offset, "values": p.values.detach().clone()}
-                for p in sorted(self.pieces, key=lambda piece: order[id(piece.values)])
+                for p in self._in_order()
             ],
         }
 
@@ -164,23 +192,26 @@ class Shard:
         places = [(p["name"], p["offset"], p["values"].numel()) for p in state["pieces"]]
         values = [p["values"] for p in state["pieces"]]
         states = [saved["state"].get(index, {}) for index in range(len(places))]
-        pieces = {id(piece.values): piece for piece in self.pieces}
         loaded: dict[int, dict[str, Any]] = {}
         exact: list[tuple[Piece, torch.Tensor]] = []
-        for index, parameter in enumerate(_parameters_of(self.optimizer)):
-            piece = pieces[id(parameter)]
+        for index, piece in enumerate(self._in_order()):
             parts = _find(places, piece)
             exact.append((piece, torch.cat([values[i][cut] for i, cut in parts])))
             if any(states[i] for i, _ in parts):
                 loaded[index] = _join_states(piece, [(states[i], values[i], c) for i, c in parts])
-        here = self.optimizer.state_dict()["param_groups"]
-        groups = [
-            options | {key: ours[key] for key in ("params", "param_names") if key in ours}
-            for options, ours in zip(saved["param_groups"], here, strict=True)
-        ]
-        self.optimizer.load_state_dict({"state": loaded, "param_groups": groups})
+        with self._in_optimizer():
+            here = self.optimizer.state_dict()["param_groups"]
+            groups = [
+                options | {key: ours[key] for key in ("params", "param_names") if key in ours}
+                for options, ours in zip(saved["param_groups"], here, strict=True)
+            ]
+            self.optimizer.load_state_dict({"state": loaded, "param_groups": groups})
         for piece, own in exact:
             piece.values.copy_(own)
+
+    def _in_order(self) -> list[Piece]:
+        """The order in which the optimizer's state_dict counts the pieces."""
+        return [piece for pieces in self._of_groups for piece in pieces]
 
 
 def join_shards(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -198,11 +229,6 @@ def join_shards(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 entries.append(shard["pieces"][index])
         groups.append({**options[0], "params": members})
     return {"optimizer": {"state": states, "param_groups": groups}, "pieces": entries}
-
-
-def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """In the order in which the optimizer's state_dict counts them."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _find(places: Sequence[tuple[str, int, int]], piece: Piece) -> list[tuple[int, slice]]:

@@ -12,6 +12,7 @@ and the residuals (4 n bytes).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Unpack
@@ -33,7 +34,7 @@ from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_co
 from gradwire.torch.records.parameters import copy_gradient, options_of
 from gradwire.torch.records.shards import group_of_shards
 from gradwire.torch.records.stats import Stats
-from gradwire.torch.records.wrapping_optimizer import require_optimizer
+from gradwire.torch.records.wrapping_optimizer import refuse_modes, require_optimizer
 from gradwire.torch.session.bucket import BucketJob
 
 
@@ -50,8 +51,7 @@ class ShardedOptimizer(ReplicaOptimizer):
     and take over rank 0's parameters and buffers. Buffers are not exchanged after that.
 
     optimizer      a torch.optim optimizer that steps each element by itself and has taken no step.
-                   From now on it steps this rank's shard. At each step it gets the options in the
-                   ShardedOptimizer's `param_groups`: give the ShardedOptimizer to schedulers
+                   Until `close` it steps this rank's shard. It shares its groups with this one
     model          gives the parameters their names, which rules and errors mention
     codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
                    process_group, threads, target, seed, timeout
@@ -79,9 +79,8 @@ class ShardedOptimizer(ReplicaOptimizer):
     ) -> None:
         require_optimizer(optimizer, "the second is the model")
         check_optimizer(optimizer)
-        shard = Shard(optimizer)
-        # `update` is the shard's: the session would keep this object alive through its own method.
-        exchange_settings = ExchangeSettings(codec, **settings, update=shard.update)
+        refuse_modes(optimizer, "ShardedOptimizer")
+        exchange_settings = ExchangeSettings(codec, **settings)
         exchange_settings.check()
         named = name_trainable(optimizer, model)
         if group_of_shards(named) is not None:
@@ -90,8 +89,10 @@ class ShardedOptimizer(ReplicaOptimizer):
                 "FullyShardComm compresses what FSDP2 sends"
             )
         super().__init__(optimizer, model, named, exchange_settings)
+        self._shard = shard = Shard(optimizer, self._own_use)
+        # `update` is the shard's: the session would keep this object alive through its own method.
+        self._settings = replace(self._settings, update=shard.update)
         self._connect()
-        self._shard = shard
         self._bucket = ReplicaBucket(list(zip(self._names, self._parameters, strict=True)))
         options = [f"group {options}" for options in options_of(self.param_groups)]
         self._follow_rank_0([f"sharded {type(optimizer).__name__}", *options])
@@ -102,8 +103,8 @@ class ShardedOptimizer(ReplicaOptimizer):
         shard.take(parameters, layout, self._bucket.values, rank, world_size)
         mine = [piece.values for piece in shard.pieces]
         self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(layout), rank)
-        self.state = optimizer.state
-        self._handed_over = options_of(optimizer.param_groups)
+        self._own_use.refuse_saving()
+        self._own_use.refuse_loading("load a state that a ShardedOptimizer saved into that one")
         self._steps = 0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -115,8 +116,8 @@ class ShardedOptimizer(ReplicaOptimizer):
                 "train in float32 or bfloat16"
             )
         self._check_session()
+        self._shared.check()
         loss = self._evaluate(closure)
-        self._hand_over_options()
         self._exchange()
         self._log(self._steps - 1)
         return loss
@@ -136,6 +137,11 @@ class ShardedOptimizer(ReplicaOptimizer):
             for parameter, part in zip(self._parameters, bucket.parts, strict=True):
                 parameter.add_(part)
         self._shard.follow()
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
+        """The optimizer's, of the pieces that this rank owns."""
+        return self._shard.state
 
     def stats(self) -> Stats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
@@ -173,18 +179,5 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._shard.load_state_dict(state["shard"])
         self._session.load_state_dict(state)
         self._steps = int(state["iterations"])
-        self.state = self._optimizer.state
         for group, options in zip(self.param_groups, state["options"], strict=True):
-            group.update(options)
-        self._handed_over = options_of(self._optimizer.param_groups)
-
-    def _hand_over_options(self) -> None:
-        groups = self._optimizer.param_groups
-        if options_of(groups) != self._handed_over:
-            raise RuntimeError(
-                "the options of the wrapped optimizer were changed, but the ShardedOptimizer has "
-                "its own: give schedulers that one"
-            )
-        self._handed_over = options_of(self.param_groups)
-        for group, options in zip(groups, self._handed_over, strict=True):
             group.update(options)

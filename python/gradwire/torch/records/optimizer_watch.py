@@ -63,8 +63,8 @@ class OptimizerWatch:
     """If `codec`, which sends the parameters' gradients, is coarse: waits for the first step of an
     adaptive optimizer on any of the parameters. Of all ranks, rank 0 warns.
 
-    It costs nothing after that step, or when other optimizers have stepped all of the parameters.
-    It is stopped when it is dropped.
+    After that step, or when other optimizers have stepped all of the parameters, it only returns.
+    It is removed when it is dropped: PyTorch takes no hook away while it calls them.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class OptimizerWatch:
         me = weakref.ref(self)
 
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if (watch := me()) is not None:
+            if (watch := me()) is not None and watch._watched:
                 watch._look_at(optimizer)
 
         # The registry is PyTorch's own and lasts for ever, so it must not hold this object.
         handle = register_optimizer_step_post_hook(after_step)
-        self._stop = weakref.finalize(self, handle.remove)
+        weakref.finalize(self, handle.remove)
 
     def _look_at(self, optimizer: Optimizer) -> None:
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -96,10 +96,8 @@ class OptimizerWatch:
             return
         if not is_adaptive(optimizer):
             self._watched -= stepped
-            if not self._watched:
-                self._stop()
             return
-        self._stop()
+        self._watched.clear()
         remark = describe_coarse_gradients(type(optimizer).__name__, self._codec, self._local_steps)
         self.remarks = (remark,)
         if self._rank == 0:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradwire.torch.records.uncopied import Uncopied
+
+_MODES = ("train", "eval")  # methods of schedule-free optimizers
 
 
 def require_optimizer(optimizer: object, others: str) -> None:
@@ -18,29 +26,117 @@ def require_optimizer(optimizer: object, others: str) -> None:
         )
 
 
-class WrappingOptimizer(Optimizer):
-    """Keeps the interface of `optimizer`, which belongs to it from now on."""
+def refuse_modes(optimizer: Optimizer, owner: str) -> None:
+    """Raises ValueError for an optimizer that puts other weights into the model to evaluate it,
+    from a state that `owner` does not keep equal on all ranks."""
+    if all(hasattr(optimizer, mode) for mode in _MODES):
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps weights in its state, which train() and eval() put "
+            f"into the model, and {owner} would keep others on each rank: take DDP and "
+            "gradwire_hook, or ServerOptimizer(pulls='gradients'), where all ranks step alike"
+        )
+
+
+def evaluates_again(optimizer: Optimizer) -> bool:
+    """Whether a step computes several gradients: LBFGS, and sharpness-aware minimization."""
+    is_sam = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
+    return isinstance(optimizer, LBFGS) or is_sam
+
+
+class OwnUse:
+    """Makes its holder the only one who uses the wrapped optimizer, until `end`: a step that the
+    user takes with it would be exchanged nowhere."""
+
+    def __init__(self, optimizer: Optimizer, owner: str) -> None:
+        self._optimizer, self._owner = optimizer, owner
+        self._is_own = False
+        self._handles: list[RemovableHandle] = []
+        self.end = weakref.finalize(self, _remove, self._handles)
+        self._refuse(
+            optimizer.register_step_pre_hook,
+            "was stepped",
+            f"give the {owner} to everything that steps, such as scaler.step",
+        )
+
+    def refuse_saving(self) -> None:
+        """From now on the user's state_dict() of the optimizer is an error, too."""
+        self._refuse(
+            self._optimizer.register_state_dict_pre_hook,
+            "was asked for its state",
+            f"take the state_dict() of the {self._owner}",
+        )
+
+    def refuse_loading(self, instead: str) -> None:
+        """From now on the user's load_state_dict() of the optimizer is an error, too."""
+        self._refuse(
+            self._optimizer.register_load_state_dict_pre_hook, "was given a state", instead
+        )
+
+    def _refuse(self, register: Callable[[Any], RemovableHandle], what: str, instead: str) -> None:
+        name, owner, me = type(self._optimizer).__name__, self._owner, weakref.ref(self)
+
+        def before_use(*args: Any) -> None:
+            if (use := me()) is not None and not use._is_own:
+                raise RuntimeError(f"{name} {what} itself, but {owner} wraps it: {instead}")
+
+        self._handles.append(register(before_use))
+
+    @contextlib.contextmanager
+    def of_owner(self) -> Iterator[None]:
+        """Inside, every use is the holder's."""
+        before, self._is_own = self._is_own, True
+        try:
+            yield
+        finally:
+            self._is_own = before
+
+    def step(self, *closure: Callable[[], Any]) -> Any:
+        with self.of_owner():
+            return self._optimizer.step(*closure)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+class WrappingOptimizer(Uncopied, Optimizer):
+    """Keeps the interface of `optimizer`, which belongs to it until `close`. Groups and state are
+    those of `optimizer`, whatever the user replaces there: a scheduler may be given either."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__([dict(group) for group in optimizer.param_groups], optimizer.defaults)
         self._optimizer = optimizer
+        self._own_use = OwnUse(optimizer, type(self).__name__)
+        self.defaults = optimizer.defaults
+        self.__setstate__({})  # makes what Optimizer.__init__ makes, beside groups and state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self._optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._optimizer.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
+        return self._optimizer.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._optimizer.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused after construction: the ranks have agreed on the parameters."""
-        if hasattr(self, "_optimizer"):
-            raise RuntimeError(
-                f"{type(self).__name__} takes no further parameters: make a new one, of an "
-                "optimizer with all of them"
-            )
-        super().add_param_group(param_group)
+        """Refused: the ranks have agreed on the parameters."""
+        raise RuntimeError(
+            f"{type(self).__name__} takes no further parameters: make a new one, of an optimizer "
+            "with all of them"
+        )
 
-    def _share_groups(self) -> None:
-        """Makes groups and state the same objects as those of the wrapped optimizer.
-
-        So a scheduler may be given either of the two.
-        """
-        self.param_groups = self._optimizer.param_groups
-        self.state = self._optimizer.state
+    def __getattr__(self, name: str) -> Any:
+        if name in _MODES and "_optimizer" in vars(self):
+            return getattr(self._optimizer, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @staticmethod
     def _evaluate(closure: Callable[[], Any] | None) -> Any:

@@ -1,0 +1,113 @@
+"""What the user's optimizer and module share with gradwire, looked at again in each step."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gradwire.torch.records.parameters import NamedTensor
+from gradwire.torch.records.shards import local_of
+
+_Slot = tuple[dict[str, Any], str, object]  # `_parameters` or `_modules` of a module, key, entry
+
+
+class SharedParameters:
+    """The parameters that an optimizer steps and a module computes with.
+
+    `check` finds out if the user has given the optimizer others, put others into the module, or
+    made them of another shape or dtype: they would be exchanged no longer, or wrongly.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        named: Sequence[NamedTensor],
+        optimizer: Optimizer | None = None,
+        model: nn.Module | None = None,
+    ) -> None:
+        """owner: the class to name in errors. None: it has no such object."""
+        self._owner = owner
+        self._names = [name for name, _ in named]
+        self._tensors = [tensor for _, tensor in named]
+        self._optimizer = optimizer
+        self._model = model
+        self._kinds = [_kind(tensor) for tensor in self._tensors]
+        # FSDP2 moves sharded parameters in and out of the module, and their memory is what counts.
+        self._sharded = [(name, t, local_of(t).data_ptr()) for name, t in named if _is_sharded(t)]
+        self._slots = [] if model is None or self._sharded else list(_slots(model))
+
+    def check(self) -> None:
+        """Raises RuntimeError naming the parameter, what was done to it, and what to do instead."""
+        if self._optimizer is not None:
+            now = [p for group in self._optimizer.param_groups for p in group["params"]]
+            if len(now) != len(self._tensors) or any(map(operator.is_not, now, self._tensors)):
+                self._refuse_groups(self._optimizer, now)
+        if any(entries.get(key) is not entry for entries, key, entry in self._slots):
+            self._look_through_model()
+        if [_kind(tensor) for tensor in self._tensors] != self._kinds:
+            self._refuse_kinds()
+        for name, tensor, pointer in self._sharded:
+            if local_of(tensor).data_ptr() != pointer:
+                self._refuse(f"{name} was replaced", "load_state_dict(assign=True)")
+
+    def _refuse_groups(self, optimizer: Optimizer, now: Sequence[torch.Tensor]) -> None:
+        ours, theirs = ({id(t) for t in tensors} for tensors in (self._tensors, now))
+        names = {} if self._model is None else {id(t): n for n, t in self._model.named_parameters()}
+        kind = type(optimizer).__name__
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if id(tensor) not in theirs:
+                self._refuse(f"{name} was taken out of the groups of the {kind}", "param_groups")
+        for tensor in now:
+            if id(tensor) not in ours:
+                name = names.get(id(tensor), f"a parameter of shape {list(tensor.shape)}")
+                self._refuse(f"{name} was added to the groups of the {kind}", "add_param_group")
+        self._refuse(f"the parameters of the {kind} are in another order", "param_groups")
+
+    def _look_through_model(self) -> None:
+        """A parameter may have moved to another name, as `parametrize` does."""
+        assert self._model is not None
+        ours = {id(tensor) for tensor in self._tensors}
+        paths = {id(module._parameters): path for path, module in self._model.named_modules()}
+        for entries, key, entry in self._slots:
+            found = entries.get(key)
+            if id(entry) in ours and isinstance(found, nn.Parameter) and found is not entry:
+                name = f"{paths.get(id(entries), '')}.{key}".lstrip(".")
+                self._refuse(f"{name} was replaced in the module", "load_state_dict(assign=True)")
+        here = {id(tensor) for tensor in self._model.parameters()}
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if id(tensor) not in here:
+                self._refuse(f"{name} left the module", "putting another layer in its place")
+        self._slots = list(_slots(self._model))
+
+    def _refuse_kinds(self) -> None:
+        for name, tensor, before in zip(self._names, self._tensors, self._kinds, strict=True):
+            if (now := _kind(tensor)) != before:
+                was, became = (f"{list(s)} of {d} on {where}" for s, d, where in (before, now))
+                self._refuse(f"{name} was {was} and is {became}", "to(...) or .data = ...")
+
+    def _refuse(self, what: str, how: str) -> None:
+        raise RuntimeError(
+            f"{what} after {self._owner} was made, such as by {how}; it exchanges the parameters "
+            f"that it was given. Do that first, then make the optimizer and a new {self._owner}"
+        )
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    return local_of(tensor) is not tensor
+
+
+def _slots(model: nn.Module) -> Iterator[_Slot]:
+    for module in model.modules():
+        for entries in (module._parameters, module._modules):
+            for key, entry in entries.items():
+                if entry is not None:
+                    yield entries, key, entry
