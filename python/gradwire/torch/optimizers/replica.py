@@ -29,8 +29,8 @@ from gradwire.torch.records.parameters import (
     split_like,
     tensors_in_common,
 )
-from gradwire.torch.records.shared_parameters import SharedParameters
 from gradwire.torch.records.shards import group_of_shards, local_of
+from gradwire.torch.records.shared_parameters import SharedParameters
 from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
 from gradwire.torch.session.session import Session, SessionOwner
 

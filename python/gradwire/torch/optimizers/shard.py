@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from gradwire._core import Compressor, Layout
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import all_finite
-from gradwire.torch.records.wrapping_optimizer import OwnUse, evaluates_again
+from gradwire.torch.records.wrapping_optimizer import OwnUse
 
 # These optimizers step a tensor as a whole, or take sparse gradients.
 _NOT_ELEMENTWISE = ("Adafactor", "Muon", "SparseAdam")
@@ -24,7 +24,7 @@ _NOT_ELEMENTWISE = ("Adafactor", "Muon", "SparseAdam")
 def check_optimizer(optimizer: Optimizer) -> None:
     """Raises ValueError for an optimizer that cannot step a part of a tensor, or has stepped."""
     name = type(optimizer).__name__
-    if name in _NOT_ELEMENTWISE or evaluates_again(optimizer):
+    if name in _NOT_ELEMENTWISE:
         raise ValueError(f"{name} does not step each element by itself, so it can't be sharded")
     if optimizer.state:
         raise ValueError(
@@ -115,7 +115,9 @@ class Shard:
         """Inside, the optimizer has the pieces and their state."""
         optimizer = self.optimizer
         keys = ("params", "param_names")
-        kept = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
+        kept = [
+            {key: group[key] for key in keys if key in group} for group in optimizer.param_groups
+        ]
         theirs, optimizer.state = optimizer.state, self.state
         for group, pieces in zip(optimizer.param_groups, self._of_groups, strict=True):
             names = [f"{piece.name}[{piece.offset}:]" for piece in pieces]

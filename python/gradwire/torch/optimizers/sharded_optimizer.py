@@ -34,7 +34,11 @@ from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_co
 from gradwire.torch.records.parameters import copy_gradient, options_of
 from gradwire.torch.records.shards import group_of_shards
 from gradwire.torch.records.stats import Stats
-from gradwire.torch.records.wrapping_optimizer import refuse_modes, require_optimizer
+from gradwire.torch.records.wrapping_optimizer import (
+    refuse_modes,
+    refuse_several_gradients,
+    require_optimizer,
+)
 from gradwire.torch.session.bucket import BucketJob
 
 
@@ -80,6 +84,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         require_optimizer(optimizer, "the second is the model")
         check_optimizer(optimizer)
         refuse_modes(optimizer, "ShardedOptimizer")
+        refuse_several_gradients(optimizer, "ShardedOptimizer")
         exchange_settings = ExchangeSettings(codec, **settings)
         exchange_settings.check()
         named = name_trainable(optimizer, model)
@@ -139,9 +144,13 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._shard.follow()
 
     @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
+    def state(self) -> defaultdict[torch.Tensor, Any]:
         """The optimizer's, of the pieces that this rank owns."""
         return self._shard.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._shard.state = state
 
     def stats(self) -> Stats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""

@@ -37,9 +37,16 @@ class SharedParameters:
         self._optimizer = optimizer
         self._model = model
         self._kinds = [_kind(tensor) for tensor in self._tensors]
-        # FSDP2 moves sharded parameters in and out of the module, and their memory is what counts.
-        self._sharded = [(name, t, local_of(t).data_ptr()) for name, t in named if _is_sharded(t)]
-        self._slots = [] if model is None or self._sharded else list(_slots(model))
+        self._slots: list[_Slot] = []
+        self._memory: list[int] = []
+        if any(local_of(tensor) is not tensor for tensor in self._tensors):
+            self.keep_memory()  # FSDP2 moves sharded parameters in and out of the module itself
+        elif model is not None:
+            self._slots = list(_slots(model))
+
+    def keep_memory(self) -> None:
+        """From now on the tensors must keep their memory, too."""
+        self._memory = [local_of(tensor).data_ptr() for tensor in self._tensors]
 
     def check(self) -> None:
         """Raises RuntimeError naming the parameter, what was done to it, and what to do instead."""
@@ -51,9 +58,9 @@ class SharedParameters:
             self._look_through_model()
         if [_kind(tensor) for tensor in self._tensors] != self._kinds:
             self._refuse_kinds()
-        for name, tensor, pointer in self._sharded:
+        for name, tensor, pointer in zip(self._names, self._tensors, self._memory, strict=False):
             if local_of(tensor).data_ptr() != pointer:
-                self._refuse(f"{name} was replaced", "load_state_dict(assign=True)")
+                self._refuse(f"{name} was replaced", "load_state_dict(assign=True) or .data = ...")
 
     def _refuse_groups(self, optimizer: Optimizer, now: Sequence[torch.Tensor]) -> None:
         ours, theirs = ({id(t) for t in tensors} for tensors in (self._tensors, now))
@@ -99,10 +106,6 @@ class SharedParameters:
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return tensor.shape, tensor.dtype, tensor.device
-
-
-def _is_sharded(tensor: torch.Tensor) -> bool:
-    return local_of(tensor) is not tensor
 
 
 def _slots(model: nn.Module) -> Iterator[_Slot]:

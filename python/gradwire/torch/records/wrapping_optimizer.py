@@ -37,10 +37,15 @@ def refuse_modes(optimizer: Optimizer, owner: str) -> None:
         )
 
 
-def evaluates_again(optimizer: Optimizer) -> bool:
-    """Whether a step computes several gradients: LBFGS, and sharpness-aware minimization."""
+def refuse_several_gradients(optimizer: Optimizer, owner: str) -> None:
+    """Raises ValueError for LBFGS and sharpness-aware minimization, which compute several gradients
+    in a step, for an `owner` that gives them one."""
     is_sam = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
-    return isinstance(optimizer, LBFGS) or is_sam
+    if is_sam or isinstance(optimizer, LBFGS):
+        raise ValueError(
+            f"{type(optimizer).__name__} computes several gradients in a step, and {owner} "
+            "exchanges one: take LocalSteps, which exchanges what such a step has changed"
+        )
 
 
 class OwnUse:
@@ -111,7 +116,7 @@ class WrappingOptimizer(Uncopied, Optimizer):
         self.__setstate__({})  # makes what Optimizer.__init__ makes, beside groups and state
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self._optimizer.param_groups
 
     @param_groups.setter
@@ -119,7 +124,7 @@ class WrappingOptimizer(Uncopied, Optimizer):
         self._optimizer.param_groups = groups
 
     @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:  # type: ignore[override]
+    def state(self) -> defaultdict[torch.Tensor, Any]:
         return self._optimizer.state
 
     @state.setter

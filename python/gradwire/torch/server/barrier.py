@@ -102,10 +102,8 @@ class TensorBarrier:
             names = sorted(self._name_of[key] for key in lacking)
             raise ValueError(f"the optimizer steps {names[0]}, which is no parameter of model=")
         self._number_of = {id(t): n for n, part in working.parts.items() for t in part.tensors}
-        # Gradients that a part's push waits for: frozen tensors get none.
-        self._expected = {
-            n: sum(t.requires_grad for t in part.tensors) for n, part in working.parts.items()
-        }
+        self._watched: set[int] = set()  # tensors whose gradients are taken; frozen ones get none
+        self._expected: dict[int, int] = {}  # gradients that a part's push waits for
         self._lock = threading.Lock()  # gradients of several devices come in several threads
         self._paused = False
         self._begun = False  # a gradient of this step has come, and `finish` has not
@@ -138,10 +136,11 @@ class TensorBarrier:
             if (barrier := me()) is not None and barrier._called is not None:
                 barrier._called.add(id(module))
 
-        for part in self._working.parts.values():
-            for tensor in part.tensors:
-                if tensor.requires_grad:
-                    self._handles.append(tensor.register_post_accumulate_grad_hook(on_gradient))
+        for number, part in self._working.parts.items():
+            trained = [tensor for tensor in part.tensors if tensor.requires_grad]
+            self._handles += [t.register_post_accumulate_grad_hook(on_gradient) for t in trained]
+            self._watched |= {id(tensor) for tensor in trained}
+            self._expected[number] = len(trained)
         self._handles.append(self._model.register_state_dict_pre_hook(before_state_dict))
         self._noting = [
             module.register_forward_pre_hook(note_call) for module in self._model.modules()
@@ -249,6 +248,13 @@ class TensorBarrier:
                 "they were sent, and optimizer.step(): change them after step(), as schedulers do. "
                 + INSTEAD
             )
+        for part in self._working.parts.values():
+            for name, tensor in zip(part.names, part.tensors, strict=True):
+                if tensor.requires_grad and id(tensor) not in self._watched:
+                    raise RuntimeError(
+                        f"{name} required no gradient in connect() and requires one now, which was "
+                        f"not sent: let it require one before connect(). {INSTEAD}"
+                    )
         for name, gradient, version in self._pushed:
             if gradient._version != version:
                 raise RuntimeError(

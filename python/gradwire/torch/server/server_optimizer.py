@@ -29,8 +29,14 @@ from gradwire.torch.records.exchange_settings import (
 from gradwire.torch.records.live import LiveScalars
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import NamedTensor, name_parameters, shapes_of
+from gradwire.torch.records.shared_parameters import SharedParameters
 from gradwire.torch.records.stats import OutgrownResidual
-from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer, require_optimizer
+from gradwire.torch.records.wrapping_optimizer import (
+    WrappingOptimizer,
+    refuse_modes,
+    refuse_several_gradients,
+    require_optimizer,
+)
 from gradwire.torch.server.barrier import INSTEAD, TensorBarrier, divide
 from gradwire.torch.server.buffers import make_buffers
 from gradwire.torch.server.model_parts import GRADIENTS, UPDATES, ServerPart
@@ -147,7 +153,9 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         require_optimizer(optimizer, "the others are given by name")
         self._settings = CodecSettings(codec, **settings)
         super().__init__(optimizer)
-        self._share_groups()
+        if pulls != GRADIENTS:
+            refuse_modes(optimizer, "ServerOptimizer")
+        refuse_several_gradients(optimizer, "ServerOptimizer")
         group = self._settings.process_group
         given = {"store": store, "ranks": ranks, "role": role, "lost_after": lost_after}
         are_given = {name: value is not None for name, value in given.items()}
@@ -224,6 +232,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
             if tensorwise:
                 assert model is not None
                 self._barrier = TensorBarrier(model, self._side)
+        self._shared = SharedParameters("ServerOptimizer", self._named, optimizer, model)
         self._link: ServerLink | None = None
         # At the ends of the last two steps.
         self._counted: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
@@ -292,6 +301,10 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
             self._replica, self._lacking = {}, None
         if self._barrier is not None:
             self._barrier.attach(self._link.guard, self._optimizer)
+        if self._pulls == UPDATES:
+            # The servers have the model and the optimizer's state from here on.
+            self._shared.keep_memory()
+            self._own_use.refuse_loading("load a ServerOptimizer's state before connect()")
 
     def stats(self) -> ServerStats:
         """Counters over all steps of this rank."""
@@ -322,12 +335,13 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         """
         if isinstance(self._side, Serving):
             raise RuntimeError(f"rank {self.rank} is a server: serve() takes its steps")
+        self._shared.check()
         loss = self._evaluate(closure)
         if self._link is None:
             self._connect_late()
         step, self._steps = self._steps, self._steps + 1
         scale = vars(self).get("grad_scale")  # while a GradScaler calls this
-        with self._side.link.guard(f"step {step}"):
+        with self._side.link.guard(f"step {step}"), self._own_use.of_owner():
             if self._barrier is None:
                 factor = 1.0 if scale is None else 1.0 / float(scale)
                 self._side.step(step, self.param_groups, factor)
@@ -360,6 +374,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
 
         It does not wait for the last `backup_workers` workers. A server needs no close after serve.
         """
+        self._own_use.end()
         link = self._link or self._arrival
         if link is None or link.error is not None:
             return
@@ -385,13 +400,14 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         self.connect()
 
         def end_version(version: int) -> None:
+            self._shared.check()
             self._warn()
             self._count()
             self._log(version)
             if on_version is not None:
                 on_version(version)
 
-        with self._side.link.guard("serving"):
+        with self._side.link.guard("serving"), self._own_use.of_owner():
             self._side.run(end_version)
         self._side.link.close()
 
@@ -448,7 +464,6 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
             mine = {index for index, (name, _) in enumerate(self._named) if name in here}
             local["state"] = {i: s for i, s in local["state"].items() if i in mine}
         self._optimizer.load_state_dict(local)
-        self._share_groups()
         self._loaded_version = int(own["version"])
         if isinstance(side, Working):
             side.load_residuals(residuals)
