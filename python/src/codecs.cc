@@ -227,7 +227,10 @@ class PyCompressor {
                int threads, const std::string& target)
       : compressor_(value_or_raise(
             Compressor::create(value_or_raise(Codec::parse(codec)), numel, seed, stream))),
-        execution_(value_or_raise(Execution::create(target, threads))) {}
+        execution_(value_or_raise(Execution::create(target, threads))),
+        seed_(seed),
+        stream_(stream),
+        target_(target) {}
 
   nb::bytes encode(ArrayLike x, uint64_t step) {
     const ValueInput input(x);
@@ -257,6 +260,32 @@ class PyCompressor {
     state["numel"] = numel();
     state["residual"] = residual_bytes();
     return state;
+  }
+
+  // For pickle and copy: state_dict() and the other arguments of the constructor.
+  [[nodiscard]] Dict all_state() const {
+    Dict state = state_dict();
+    state["seed"] = seed_;
+    state["stream"] = stream_;
+    state["threads"] = execution_.threads();
+    state["target"] = target_;
+    return state;
+  }
+
+  // Constructs `self` from what all_state() returned.
+  static void construct(PyCompressor& self, const Dict& state) {
+    new (&self) PyCompressor(entry_of<std::string>(state, "codec", "a text"),
+                             entry_of<uint64_t>(state, "numel", "a number of values"),
+                             entry_of<uint64_t>(state, "seed", "a number"),
+                             entry_of<uint64_t>(state, "stream", "a number"),
+                             entry_of<int>(state, "threads", "a number of threads"),
+                             entry_of<std::string>(state, "target", "a text"));
+    try {
+      self.load_state_dict(state);
+    } catch (...) {
+      self.~PyCompressor();
+      throw;
+    }
   }
 
   void load_state_dict(const Dict& state) {
@@ -338,6 +367,9 @@ class PyCompressor {
 
   Compressor compressor_;
   Execution execution_;
+  uint64_t seed_;
+  uint64_t stream_;
+  std::string target_;
   std::mutex mutex_;  // two threads could call it while the GIL is released
 };
 
@@ -428,6 +460,8 @@ void bind_codecs(nb::module_& module) {
       .def_prop_ro("max_encoded_size", &PyCompressor::max_encoded_size)
       .def_prop_ro("residual", &PyCompressor::residual, nb::rv_policy::automatic,
                    "A copy of the residual as float32 [numel]; None without error feedback.")
+      .def("__getstate__", &PyCompressor::all_state)
+      .def("__setstate__", &PyCompressor::construct)
       .def("state_dict", &PyCompressor::state_dict,
            "codec, numel and residual (float32 as bytes, little-endian; None without error "
            "feedback): torch.load(weights_only=True) reads it again.")

@@ -38,6 +38,7 @@ from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import NamedShape
 from gradwire.torch.records.stats import Stats
+from gradwire.torch.records.uncopied import Uncopied
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.reduction import Op, is_reduction, write_shard
 from gradwire.torch.session.session import Session, SessionOwner
@@ -60,7 +61,7 @@ class _Flight:
         self.deliver()
 
 
-class FullyShardComm(SessionOwner):
+class FullyShardComm(Uncopied, SessionOwner):
     """Compresses what a model sends that `torch.distributed.fsdp.fully_shard` has sharded.
 
         for layer in model.layers:

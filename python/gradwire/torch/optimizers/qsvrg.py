@@ -42,7 +42,9 @@ from gradwire.torch.records.parameters import (
     require_trainable,
     split_like,
 )
+from gradwire.torch.records.shared_parameters import SharedParameters
 from gradwire.torch.records.stats import Stats
+from gradwire.torch.records.uncopied import Uncopied
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.session import Session, SessionOwner
 
@@ -68,7 +70,7 @@ class QSVRGEpoch:
     sent_bytes: int
 
 
-class QSVRG(SessionOwner):
+class QSVRG(Uncopied, SessionOwner):
     """Minimizes a mean of convex functions, at a proven linear rate, with compressed exchanges.
 
         def loss_of(j):  # the mean of the functions j at the present parameters
@@ -157,10 +159,12 @@ class QSVRG(SessionOwner):
         with ordinary_tensors():
             places = torch.arange(count, dtype=torch.int64, device="cpu")
             self._shares = places.split(share)
-            self._values = torch.cat([p.detach().reshape(-1) for p in self._parameters])
+        self._values = self._read()
         self._step = 0
         self._sum = f"{share} functions a worker, {self.steps} steps of {self.lr} in an epoch"
         self._compared = False
+        named = [(f"parameter {place}", p) for place, p in enumerate(self._parameters)]
+        self._shared = SharedParameters("QSVRG", named)
         shapes = [(str(place), list(p.shape)) for place, p in enumerate(self._parameters)]
         rank, world_size = self._ranks.place
         self._identity = settings.identity("QSVRG", rank, world_size, shapes)
@@ -174,14 +178,18 @@ class QSVRG(SessionOwner):
         return (1 / (self.convexity * self.lr * self.steps) + noise) / (1 - noise)
 
     def epoch(self) -> QSVRGEpoch:
-        """Takes an epoch on all workers, after which the parameters are the new y.
+        """Takes an epoch on all workers, from the parameters as they are now to the new y.
 
         Raises FloatingPointError, on all ranks alike, if a gradient is NaN or infinite; parameters
         are then as before the epoch. Raises the errors of GradwireState.
         """
+        self._shared.check()
+        values = self._read()
+        if not torch.equal(values, self._values):
+            self._values, self._compared = values, False
         if not self._compared:
-            values = hashlib.sha256(self._values.numpy().tobytes()).hexdigest()
-            self._ranks.compare([f"QSVRG of {self._sum}", f"parameters {values}"])
+            digest = hashlib.sha256(self._values.numpy().tobytes()).hexdigest()
+            self._ranks.compare([f"QSVRG of {self._sum}", f"parameters {digest}"])
             self._compared = True
         before = self._ranks.sent()
         y = self._values.clone()
@@ -261,6 +269,10 @@ class QSVRG(SessionOwner):
         with torch.inference_mode(False), torch.enable_grad():
             parts = torch.autograd.grad(self._loss_of(j), self._parameters)
         return torch.cat([part.reshape(-1) for part in parts])
+
+    @ordinary_tensors()
+    def _read(self) -> torch.Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self._parameters])
 
     @ordinary_tensors()
     def _set(self, values: torch.Tensor) -> None:
