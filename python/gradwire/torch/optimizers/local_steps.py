@@ -255,19 +255,23 @@ class LocalSteps(ElasticReplica):
         if members is not None and store is not None:
             follows.append(f"min_ranks {min_ranks}, lost_after {lost_after:g}")
             self._join(store, members, self._describe([*follows, *self._bucket_texts()]))
-            return
-        self._connect()
-        self._set_world_size(self._session.world_size)
-        self._follow_rank_0(follows)
-        for fragment in self._fragments:
-            fragment.set_anchors()
+        else:
+            self._connect()
+            self._set_world_size(self._session.world_size)
+            self._follow_rank_0(follows)
+            for fragment in self._fragments:
+                fragment.set_anchors()
+        self._shared.watch_loads()
+        self._shared.note_values()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
         self._check_session()
         self._shared.check()
+        self._shared.check_load()
         if self._momentum_is_late:
             check_momentum(self.param_groups, self._betas)
+            self._check_unedited()
         scale, not_finite = self._scaler_says()
         self._gradients_count = not not_finite
         before = [f.local.copy_parameters() if f.local else [] for f in self._fragments]
@@ -284,9 +288,24 @@ class LocalSteps(ElasticReplica):
         self._clock += 1
         self._arrived = StepCounters()
         self._go_on(self._exchange)
+        self._shared.note_values()
         if self._arrived.step >= 0:
             self._log(self._local_steps - 1)
         return loss
+
+    def _check_unedited(self) -> None:
+        """Raises RuntimeError if the user has changed a parameter since the last step."""
+        edited = set(self._shared.edited())
+        for fragment in self._fragments if edited else ():
+            for place, anchor in zip(fragment.places, fragment.anchors, strict=True):
+                name, values = self._locals[place]
+                # After an exchange it may have been changed and put back, as to evaluate a mean.
+                if name in edited and (fragment.steps > 0 or not torch.equal(values, anchor)):
+                    raise RuntimeError(
+                        f"{name} was changed between two steps, and late momentum averages what "
+                        "steps change: give LocalSteps late_momentum=False, which exchanges every "
+                        "change. To evaluate other weights, put them into a copy of the model"
+                    )
 
     def _step_alone(self, closure: Callable[[], Any] | None, scale: float | None) -> Any:
         def evaluate() -> Any:  # several times, if the optimizer does, as LBFGS and SAM do
@@ -310,7 +329,9 @@ class LocalSteps(ElasticReplica):
         """
         self._check_session()
         self._shared.check()
+        self._shared.check_load()
         self._go_on(self._exchange_all if self._compares_steps else self._exchange_together)
+        self._shared.note_values()
 
     def _exchange_together(self) -> None:
         """Raises PeerMismatchError unless all ranks have taken the same number of steps."""
@@ -531,6 +552,7 @@ class LocalSteps(ElasticReplica):
         self._clock = int(state["clock"])
         self._kept = list(state["kept"])
         self._arrived = StepCounters()
+        self._shared.allow_load()
 
     def _load_optimizer(self, state: checkpoint.StateDict) -> None:
         self._optimizer.load_state_dict(state)

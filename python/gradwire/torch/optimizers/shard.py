@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire._core import Compressor, Layout
+from gradwire.torch.records.checkpoint import Residual
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import all_finite
 from gradwire.torch.records.wrapping_optimizer import OwnUse
@@ -161,6 +162,19 @@ class Shard:
         for piece in self.pieces:
             if not piece.is_owed:
                 piece.values.copy_(piece.in_replica)
+
+    @torch.no_grad()
+    def take_over(self, names: Sequence[str], residuals: Iterable[Residual]) -> None:
+        """The user has changed these parameters: their exact values are the model's, and what
+        residuals still owe it."""
+        for piece in self.pieces:
+            if piece.name in names:
+                piece.values.copy_(piece.in_replica)
+                for owed in residuals:
+                    first = owed.offset - piece.offset
+                    if (owed.kind, owed.name) == ("pull", piece.name) and first >= 0:
+                        values = torch.from_numpy(owed.values)
+                        piece.values[first : first + values.numel()] += values
 
     def state_bytes(self) -> int:
         """Bytes of the optimizer's tensors with a value for each element: momentum, moments."""

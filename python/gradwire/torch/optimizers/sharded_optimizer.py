@@ -111,6 +111,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._own_use.refuse_saving()
         self._own_use.refuse_loading("load a state that a ShardedOptimizer saved into that one")
         self._steps = 0
+        self._shared.note_values()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Averages the gradients and steps the model, on all ranks. Returns the closure's loss."""
@@ -122,6 +123,8 @@ class ShardedOptimizer(ReplicaOptimizer):
             )
         self._check_session()
         self._shared.check()
+        if edited := self._shared.edited():
+            self._shard.take_over(edited, self._session.runner.residuals())
         loss = self._evaluate(closure)
         self._exchange()
         self._log(self._steps - 1)
@@ -142,6 +145,7 @@ class ShardedOptimizer(ReplicaOptimizer):
             for parameter, part in zip(self._parameters, bucket.parts, strict=True):
                 parameter.add_(part)
         self._shard.follow()
+        self._shared.note_values()
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
@@ -190,3 +194,4 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._steps = int(state["iterations"])
         for group, options in zip(self.param_groups, state["options"], strict=True):
             group.update(options)
+        self._shared.allow_load()

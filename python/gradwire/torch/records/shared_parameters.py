@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from gradwire._core import checksum32
+from gradwire.torch.records.module_hook import ModuleHook
 from gradwire.torch.records.parameters import NamedTensor
 from gradwire.torch.records.shards import local_of
 
@@ -37,6 +41,9 @@ class SharedParameters:
         self._optimizer = optimizer
         self._model = model
         self._kinds = [_kind(tensor) for tensor in self._tensors]
+        self._marks: list[tuple[int, int]] = []
+        self._before_load: list[int] | None = None  # checksums
+        self._may_load = True
         self._slots: list[_Slot] = []
         self._memory: list[int] = []
         if any(local_of(tensor) is not tensor for tensor in self._tensors):
@@ -61,6 +68,53 @@ class SharedParameters:
         for name, tensor, pointer in zip(self._names, self._tensors, self._memory, strict=False):
             if local_of(tensor).data_ptr() != pointer:
                 self._refuse(f"{name} was replaced", "load_state_dict(assign=True) or .data = ...")
+
+    # Values -------------------------------------------------------------------------------------
+
+    def note_values(self) -> None:
+        """The owner has the values that the tensors have now."""
+        self._marks = [_mark(tensor) for tensor in self._tensors]
+        self._before_load, self._may_load = None, False
+
+    def allow_load(self) -> None:
+        """The owner has values of a saved state. The user loads the model's before or after."""
+        self._marks, self._before_load, self._may_load = [], None, True
+
+    def edited(self) -> list[str]:
+        """The names of the tensors that may have other values than at the last note_values. (What
+        is written through `.data` is not seen.)"""
+        places = zip(self._names, self._tensors, self._marks, strict=False)
+        return [name for name, tensor, mark in places if _mark(tensor) != mark]
+
+    def watch_loads(self) -> None:
+        """Lets `check_load` find loads. They call a module's own hook alone, so each gets one."""
+        if self._model is None:
+            return
+        hook = ModuleHook(self._note_load)
+        handles = [m.register_load_state_dict_pre_hook(hook) for m in self._model.modules()]
+        weakref.finalize(self, _remove, handles)
+
+    def check_load(self) -> None:
+        """Raises RuntimeError if a load_state_dict of the module has brought other values since the
+        last note_values. (A model that is loaded to be evaluated, and loaded back, is the same.)"""
+        if self._before_load is None:
+            return
+        if self._checksums() != self._before_load:
+            raise RuntimeError(
+                f"the model's values were loaded after {self._owner} was made, which goes on from "
+                f"those before. Load them first, or load a state of the {self._owner} with them"
+            )
+        self.note_values()
+
+    def _note_load(self, *of_load: object) -> None:
+        if self._before_load is None and not self._may_load:
+            self._before_load = self._checksums()
+
+    def _checksums(self) -> list[int]:
+        tensors = (local_of(tensor).detach().cpu().contiguous() for tensor in self._tensors)
+        return [checksum32(t.reshape(-1).view(torch.uint8).numpy()) for t in tensors]
+
+    # --------------------------------------------------------------------------------------------
 
     def _refuse_groups(self, optimizer: Optimizer, now: Sequence[torch.Tensor]) -> None:
         ours, theirs = ({id(t) for t in tensors} for tensors in (self._tensors, now))
@@ -106,6 +160,16 @@ class SharedParameters:
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return tensor.shape, tensor.dtype, tensor.device
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    local = local_of(tensor)
+    return local.data_ptr(), local._version
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _slots(model: nn.Module) -> Iterator[_Slot]:

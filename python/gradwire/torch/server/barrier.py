@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwire._core import Layout
 from gradwire.torch.link.wire import PART_BITS
 from gradwire.torch.records.exchange_settings import CodecSettings
+from gradwire.torch.records.module_hook import ModuleHook
 from gradwire.torch.records.parameters import NamedTensor, shapes_of
 from gradwire.torch.server.worker_loop import Working
 
@@ -122,26 +123,15 @@ class TensorBarrier:
         servers get."""
         self._guard, self._optimizer = guard, optimizer
         self._first_version = self._working.version
-        me = weakref.ref(self)  # the model keeps the hooks, and must not keep this object
-
-        def on_gradient(tensor: torch.Tensor) -> None:
-            if (barrier := me()) is not None and not barrier._paused:
-                barrier._take_gradient(tensor)
-
-        def before_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-            if (barrier := me()) is not None:
-                barrier.synchronize()
-
-        def note_call(module: nn.Module, inputs: object) -> None:
-            if (barrier := me()) is not None and barrier._called is not None:
-                barrier._called.add(id(module))
-
+        on_gradient = ModuleHook(self._on_gradient)
         for number, part in self._working.parts.items():
             trained = [tensor for tensor in part.tensors if tensor.requires_grad]
             self._handles += [t.register_post_accumulate_grad_hook(on_gradient) for t in trained]
             self._watched |= {id(tensor) for tensor in trained}
             self._expected[number] = len(trained)
+        before_state_dict = ModuleHook(self._before_state_dict)
         self._handles.append(self._model.register_state_dict_pre_hook(before_state_dict))
+        note_call = ModuleHook(self._note_call)
         self._noting = [
             module.register_forward_pre_hook(note_call) for module in self._model.modules()
         ]
@@ -190,6 +180,17 @@ class TensorBarrier:
 
     def detach(self) -> None:
         _remove(self._handles)
+
+    def _on_gradient(self, tensor: torch.Tensor) -> None:
+        if not self._paused:
+            self._take_gradient(tensor)
+
+    def _before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        self.synchronize()
+
+    def _note_call(self, module: nn.Module, inputs: object) -> None:
+        if self._called is not None:
+            self._called.add(id(module))
 
     def _take_gradient(self, tensor: torch.Tensor) -> None:
         name, number = self._name_of[id(tensor)], self._number_of[id(tensor)]
@@ -286,26 +287,15 @@ class TensorBarrier:
                 numbers_at[place] |= numbers
             else:
                 self._eager |= numbers
-        me = weakref.ref(self)
         for place, numbers in numbers_at.items():
             if numbers:
-                hook = _make_wait(me, sorted(numbers))
+                hook = ModuleHook(self._before_forward, sorted(numbers))
                 self._handles.append(modules[place].register_forward_pre_hook(hook))
 
-    def _before_forward(self, numbers: Sequence[int]) -> None:
+    def _before_forward(self, numbers: Sequence[int], module: nn.Module, inputs: object) -> None:
         if not self._begun:  # a checkpointed module is called again in the backward pass
             with self._guard(f"step {self.steps - 1}, waiting for its pulls"):
                 self._await(numbers)
-
-
-def _make_wait(
-    barrier: weakref.ref[TensorBarrier], numbers: list[int]
-) -> Callable[[nn.Module, object], None]:
-    def wait(module: nn.Module, inputs: object) -> None:
-        if (found := barrier()) is not None:
-            found._before_forward(numbers)
-
-    return wait
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

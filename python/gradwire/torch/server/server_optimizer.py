@@ -304,6 +304,8 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         if self._pulls == UPDATES:
             # The servers have the model and the optimizer's state from here on.
             self._shared.keep_memory()
+            self._shared.watch_loads()
+            self._shared.note_values()
             self._own_use.refuse_loading("load a ServerOptimizer's state before connect()")
 
     def stats(self) -> ServerStats:
@@ -335,13 +337,13 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         """
         if isinstance(self._side, Serving):
             raise RuntimeError(f"rank {self.rank} is a server: serve() takes its steps")
-        self._shared.check()
         loss = self._evaluate(closure)
         if self._link is None:
             self._connect_late()
         step, self._steps = self._steps, self._steps + 1
         scale = vars(self).get("grad_scale")  # while a GradScaler calls this
         with self._side.link.guard(f"step {step}"), self._own_use.of_owner():
+            self._check_shared()
             if self._barrier is None:
                 factor = 1.0 if scale is None else 1.0 / float(scale)
                 self._side.step(step, self.param_groups, factor)
@@ -352,10 +354,22 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
                 )
             else:
                 self._barrier.finish()
+        self._shared.note_values()
         self._warn()
         self._count()
         self._log(step)
         return loss
+
+    def _check_shared(self) -> None:
+        self._shared.check()
+        self._shared.check_load()
+        if self._pulls == UPDATES and self._barrier is None:
+            for name in self._shared.edited():
+                raise RuntimeError(
+                    f"{name} was changed between two steps on rank {self.rank}, but the servers "
+                    "have the model: change it before connect(). To evaluate other weights, put "
+                    "them into a copy of the model"
+                )
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Inside, backward() only accumulates gradients, as in DDP's no_sync. Only with
