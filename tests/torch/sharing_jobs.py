@@ -23,8 +23,8 @@ from gradwire.torch import (
     ShardedOptimizer,
 )
 
-RAW = {"codec": "raw"}
-SERVED = RAW | {"timeout": 20.0}
+RAW: dict[str, Any] = {"codec": "raw"}
+SERVED: dict[str, Any] = RAW | {"timeout": 20.0}
 
 
 class Tied(nn.Module):

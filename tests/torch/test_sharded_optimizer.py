@@ -176,7 +176,7 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     (said,) = cluster.run(1, optimizer_jobs.refusals_of_sharded)
     expected = {
         "order": "TypeError: the first argument is the optimizer, and the second is the model",
-        "lbfgs": "ValueError: LBFGS does not step each element by itself",
+        "lbfgs": "ValueError: LBFGS computes several gradients in a step",
         "stepped": "ValueError: the Adam has taken steps already",
         "frozen": "ValueError: last.bias requires no gradient",
         "foreign": "ValueError: parameter 0 of group 0 is not among the named parameters of the",

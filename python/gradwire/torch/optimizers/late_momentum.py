@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Groups = Sequence[dict[str, Any]]  # of Adam or AdamW
-
 from gradwire.torch.records.modes import ordinary_tensors
+
+Groups = Sequence[dict[str, Any]]  # of Adam or AdamW
 
 
 def momentum_of_each(groups: Groups) -> list[float]:

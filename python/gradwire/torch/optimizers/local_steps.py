@@ -391,7 +391,7 @@ class LocalSteps(ElasticReplica):
         gradients = (self._parameters[place].grad for place in places)
         return [None if gradient is None else local_of(gradient) for gradient in gradients]
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def _scale_gradients(self, scale: float | None) -> None:
         """Divides them by the GradScaler's scale and clips them."""
         gradients = self._gradients(range(len(self._parameters)))

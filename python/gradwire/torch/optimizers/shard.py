@@ -163,7 +163,7 @@ class Shard:
             if not piece.is_owed:
                 piece.values.copy_(piece.in_replica)
 
-    @torch.no_grad()
+    @ordinary_tensors()
     def take_over(self, names: Sequence[str], residuals: Iterable[Residual]) -> None:
         """The user has changed these parameters: their exact values are the model's, and what
         residuals still owe it."""
