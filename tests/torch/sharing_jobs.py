@@ -319,13 +319,14 @@ def copy_everything(way: str) -> dict[str, str]:
     model = Tied()
     optimizer: Any = WAYS[way](torch.optim.SGD(model.parameters(), lr=0.1), model)
     said = {}
-    for name, make in {
+    ways: dict[str, Callable[[Any], Any]] = {
         "copy": copy.copy,
         "deepcopy": copy.deepcopy,
         "pickle": pickle.dumps,
         "torch.save": lambda o: torch.save(o, io.BytesIO()),
         "in a dictionary": lambda o: copy.deepcopy({"optimizer": o}),
-    }.items():
+    }
+    for name, make in ways.items():
         try:
             make(optimizer)
             said[name] = "nothing"
