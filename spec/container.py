@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from common import BFLOAT16, FLOAT16, FLOAT32, FormatError, little, require
 from reference import parse_frame
@@ -26,6 +27,20 @@ FRAME_DTYPES = {
     "safetensors": {"F32": FLOAT32, "F16": FLOAT16, "BF16": BFLOAT16},
 }
 KEYS = {"name", "dtype", "shape", "storage", "offset", "size"}
+NESTING = 4
+# The dtypes of plain tensors, and the bits of a value.
+SAFETENSORS_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+TIME_UNIT = r"(\[([1-9]\d{0,9})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
+NPY_DTYPES = [r"\|[biu](1)", r"[<>][iu]([248])", r"[<>]f(2|4|8|16)", r"[<>]c(8|16|32)"]
+NPY_DTYPES += [rf"[<>][Mm](8){TIME_UNIT}", r"\|[SV](0|[1-9]\d{0,9})", r"[<>]U(0|[1-9]\d{0,9})"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,8 @@ def parse_container(data: bytes) -> Container:
     require(end == len(body), "trailing_bytes", f"{len(body) - end} after the last tensor")
     names = [tensor.name for tensor in tensors]
     corrupt_unless(len(set(names)) == len(names), "two tensors have one name")
+    reserved = kind == "safetensors" and "__metadata__" in names
+    corrupt_unless(not reserved, "a tensor with the name of the metadata")
     corrupt_unless(kind != "npy" or (names == [""] and not metadata), "not the tensor of an npy")
     for tensor in tensors:
         check_frame(tensor, kind)
@@ -83,12 +100,39 @@ def read_header(data: bytes) -> tuple[dict[str, Any], bytes]:
     header = data[PREFIX_SIZE:end]
     matches = stored == checksum(data[:4], data[8:16], header)
     require(matches, "checksum_mismatch", "of the header")
-    try:
-        content = json.loads(header.decode("utf-8"), object_pairs_hook=no_key_twice)
-    except (ValueError, RecursionError) as error:
-        raise FormatError("corrupt_payload", f"the header is no JSON: {error}") from error
+    content = read_json(header)
     has_keys(content, {"kind", "metadata", "tensors"})
     return content, data[end:]
+
+
+def read_json(text: bytes) -> Any:
+    """The value of a text, with what Python's parser takes beyond RFC 8259 refused."""
+
+    def no_constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        value = json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=no_key_twice,
+            parse_constant=no_constant,
+            parse_int=integer,
+        )
+    except (ValueError, RecursionError) as error:
+        raise FormatError("corrupt_payload", f"the header is no JSON: {error}") from error
+    corrupt_unless(depth(value) <= NESTING, "arrays and objects nest too deep")
+    return value
+
+
+def integer(digits: str) -> int:
+    """int() refuses more than 4300 digits; every integer from 10^19 on is beyond all limits."""
+    return int(digits) if len(digits) < 20 else int(digits[:20])
+
+
+def depth(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
 def read_tensor(entry: Any, kind: str, begin: int, body: bytes) -> Tensor:
@@ -98,6 +142,7 @@ def read_tensor(entry: Any, kind: str, begin: int, body: bytes) -> Tensor:
     name, dtype, storage, shape = (entry[key] for key in ("name", "dtype", "storage", "shape"))
     corrupt_unless(isinstance(name, str) and isinstance(dtype, str), "name or dtype is no string")
     corrupt_unless(plain or storage == "frame", f"storage {storage!r}")
+    corrupt_unless(bits_of(kind, dtype) is not None, f"dtype {dtype!r}")
     corrupt_unless(plain or dtype in FRAME_DTYPES[kind], f"a frame of dtype {dtype!r}")
     corrupt_unless(isinstance(shape, list), "shape is not an array")
     require(len(shape) <= MAX_DIMENSIONS, "limit_exceeded", f"{len(shape)} dimensions")
@@ -109,8 +154,21 @@ def read_tensor(entry: Any, kind: str, begin: int, body: bytes) -> Tensor:
     require(size <= len(body) - begin, "truncated", f"{size} bytes at {begin}")
     data = body[begin : begin + size]
     if plain:
+        fits = 8 * size == math.prod(lengths) * (bits_of(kind, dtype) or 0)
+        corrupt_unless(fits, f"{size} bytes of dtype {dtype!r}, shape {shape}")
         require(zlib.crc32(data) == whole(entry["crc32"]), "checksum_mismatch", f"of {name!r}")
     return Tensor(name, dtype, lengths, storage, data)
+
+
+def bits_of(kind: str, dtype: str) -> int | None:
+    """The bits of a value; None: there is no such dtype."""
+    if kind == "safetensors":
+        return SAFETENSORS_BITS.get(dtype)
+    for pattern in NPY_DTYPES:
+        if found := re.fullmatch(pattern, dtype, re.ASCII):
+            size = int(found[1])
+            return None if size >= 2**31 else 8 * size * (4 if "U" in dtype else 1)
+    return None
 
 
 def check_frame(tensor: Tensor, kind: str) -> None:

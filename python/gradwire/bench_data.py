@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.container import FRAME_DTYPES
 from gradwire.machine import find_checkout
+from gradwire.tensor_dtypes import FRAME_DTYPES
 from gradwire.tensor_files import TensorFileError, read_tensor_file, values_of, widen
 
 Floats = NDArray[np.float32]

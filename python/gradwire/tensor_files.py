@@ -6,33 +6,20 @@ even if NumPy has no type for it (float8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwire.container import Kind, Tensor, TensorFile
+from gradwire.container import Tensor, TensorFile
 from gradwire.errors import UserError
+from gradwire.safetensors_format import header_of, order_in_file, read_safetensors
+from gradwire.tensor_dtypes import Kind, bits_of
 
 _NUMPY_DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
-
-# The names of dtypes in safetensors files, and the names that the package's writer takes.
-_WRITER_DTYPES = {
-    "BOOL": "bool",
-    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
-    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
-    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    "BF16": "bfloat16",
-    "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-}
 
 
 class Writer(Protocol):
@@ -42,7 +29,7 @@ class Writer(Protocol):
 
 
 class TensorFileError(UserError, ValueError):
-    """A file cannot be read or written; the message names the file and the reason."""
+    """A file cannot be read or written; the message says why, and names a file that is read."""
 
 
 def values_of(tensor: Tensor, frame_dtype: str) -> NDArray[Any]:
@@ -74,96 +61,65 @@ def kind_of(path: Path) -> Kind:
 def read_tensor_file(path: Path) -> TensorFile:
     """Reads a whole file. Raises TensorFileError, OSError."""
     kind = kind_of(path)
-    if kind == "npy":
-        return TensorFile(kind, (_read_npy(path),))
-    return _read_safetensors(path)
+    with path.open("rb") as file:
+        try:
+            if kind == "npy":
+                return TensorFile(kind, (_read_npy(file),))
+            tensors, metadata = read_safetensors(memoryview(file.read()))
+            return TensorFile(kind, tuple(tensors), metadata)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # NumPy lets through what Python's parser raises
+            reason = str(error).partition("\n")[0]
+            raise TensorFileError(f"{path}: cannot read it as .{kind}: {reason}") from None
 
 
-def write_tensor_file(content: TensorFile, file: Writer) -> None:
-    """Writes `content` in its own kind."""
+def write_tensor_file(
+    content: TensorFile,
+    file: Writer,
+    values: Callable[[Tensor], bytes | memoryview] = lambda tensor: tensor.data,
+) -> None:
+    """Writes `content` in its own kind. values: gives the plain bytes of a tensor, when they are
+    written and not before. Raises TensorFileError, and what `values` raises."""
+    tensors = list(content.tensors)
     if content.kind == "npy":
-        _write_npy(file, content.tensors[0])
+        (tensor,) = tensors
+        header = {"descr": tensor.dtype, "fortran_order": False, "shape": tensor.shape}
+        np.lib.format.write_array_header_1_0(cast(Any, file), header)
     else:
-        _write_safetensors(file, content)
+        tensors = order_in_file(tensors)
+        try:
+            file.write(header_of(tensors, content.metadata))
+        except ValueError as error:
+            raise TensorFileError(f"cannot write .safetensors: {error}") from None
+    for tensor in tensors:
+        file.write(values(tensor))
 
 
-def _read_npy(path: Path) -> Tensor:
-    try:
-        # Only the header is read here. NumPy compares the size that it claims with the file's.
-        array = np.lib.format.open_memmap(path, mode="r")
-        data = path.read_bytes()[array.offset :]
-        if len(data) != array.nbytes:
-            raise ValueError("bytes follow the array")
-    except OSError:
-        raise
-    except Exception as error:  # NumPy lets through what Python's parser raises
-        raise TensorFileError(f"{path}: cannot read it as .npy: {error}") from None
-    descr: Any = np.lib.format.dtype_to_descr(array.dtype)  # a list for records
-    if not isinstance(descr, str):
-        raise TensorFileError(f"{path}: arrays of records (dtype {array.dtype}) are not supported")
-    if not array.flags.c_contiguous:
-        data = np.ndarray(array.shape, array.dtype, data, order="F").tobytes()
-    return Tensor("", descr, array.shape, data)
-
-
-def _write_npy(file: Writer, tensor: Tensor) -> None:
-    try:
-        dtype = np.dtype(tensor.dtype)
-        array = np.frombuffer(tensor.data, dtype=dtype).reshape(tensor.shape)
-    except (TypeError, ValueError) as error:
-        raise TensorFileError(f"the file's dtype {tensor.dtype!r} does not fit: {error}") from None
-    np.lib.format.write_array(file, array, allow_pickle=False)
-
-
-def _read_safetensors(path: Path) -> TensorFile:
-    safetensors = _import_safetensors()
-    try:
-        # The file is read once, by deserialize; safe_open maps it and reads the header alone.
-        with safetensors.safe_open(path, framework="np") as header:
-            metadata: Mapping[str, str] = header.metadata() or {}
-        parts = safetensors.deserialize(path.read_bytes())
-    except safetensors.SafetensorError as error:
-        raise TensorFileError(f"{path}: cannot read it as .safetensors: {error}") from None
-    tensors = []
-    for name, part in sorted(parts, key=lambda item: item[0]):
-        if part["dtype"] not in _WRITER_DTYPES:
-            raise TensorFileError(
-                f"{path}: tensor {name!r} has dtype {part['dtype']}, not supported"
-            )
-        tensors.append(Tensor(name, part["dtype"], tuple(part["shape"]), memoryview(part["data"])))
-    return TensorFile("safetensors", tuple(tensors), dict(metadata))
-
-
-def _write_safetensors(file: Writer, content: TensorFile) -> None:
-    safetensors = _import_safetensors()
-    # The writer takes addresses, so the arrays must live until it has returned.
-    arrays = {tensor.name: np.frombuffer(tensor.data, dtype=np.uint8) for tensor in content.tensors}
-    specs = {}
-    for tensor in content.tensors:
-        if tensor.dtype not in _WRITER_DTYPES:
-            raise TensorFileError(f"tensor {tensor.name!r} has dtype {tensor.dtype}, not supported")
-        specs[tensor.name] = safetensors.TensorSpec(
-            dtype=_WRITER_DTYPES[tensor.dtype],
-            shape=list(tensor.shape),
-            data_ptr=arrays[tensor.name].ctypes.data,
-            data_len=len(tensor.data),
-        )
-    try:
-        file.write(safetensors.serialize(specs, content.metadata or None))
-    except (safetensors.SafetensorError, UnicodeEncodeError) as error:  # lone surrogates in a name
-        raise TensorFileError(f"cannot write .safetensors: {error}") from None
-
-
-def _import_safetensors() -> ModuleType:
-    try:
-        import safetensors
-    except ImportError:
-        raise TensorFileError(
-            ".safetensors files need the safetensors package: pip install 'gradwire[safetensors]'"
-        ) from None
-    if not hasattr(safetensors, "TensorSpec"):
-        raise TensorFileError(
-            f"the safetensors package found is {safetensors.__version__}, gradwire needs 0.8 or "
-            "newer: pip install 'gradwire[safetensors]'"
-        )
-    return safetensors
+def _read_npy(file: BinaryIO) -> Tensor:
+    """Raises whatever NumPy raises."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"version {version[0]}.{version[1]} is not known")
+    # Version 3 is version 2 with other letters in the names of records.
+    read_header = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
+    shape, fortran_order, dtype = read_header(file)
+    descr: Any = np.lib.format.dtype_to_descr(dtype)  # a list for records
+    if dtype.hasobject or dtype.subdtype or not isinstance(descr, str):
+        raise ValueError(f"arrays of records or objects (dtype {dtype}) are not supported")
+    if bits_of("npy", descr) is None:
+        raise ValueError(f"dtype {descr} is not supported")
+    if any(length < 0 for length in shape):
+        raise ValueError(f"shape {shape} has a negative length")
+    data: bytes | memoryview = file.read()
+    needed = math.prod(shape) * dtype.itemsize
+    if len(data) != needed:
+        what = "bytes follow the array" if len(data) > needed else "it is cut off"
+        raise ValueError(f"{what}: {len(data)} bytes, shape and dtype take {needed}")
+    if fortran_order:
+        data = np.ndarray(shape, dtype, data, order="F").tobytes()
+    return Tensor("", descr, tuple(shape), data)

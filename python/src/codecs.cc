@@ -157,8 +157,7 @@ void add_class_shares(nb::dict& entry, const Codec& codec, uint64_t n,
   entry["class_shares"] = shares;
 }
 
-nb::dict inspect_frame(std::span<const std::byte> bytes) {
-  const Frame frame = value_or_raise(parse_frame(bytes));
+nb::dict describe_frame(const Frame& frame, size_t frame_bytes) {
   nb::dict result;
   result["kind"] = "frame";
   result["version"] = 1;
@@ -166,10 +165,22 @@ nb::dict inspect_frame(std::span<const std::byte> bytes) {
   result["dtype"] = dtype_text(frame.dtype);
   result["numel"] = frame.n;
   result["payload_bytes"] = frame.payload.size();
-  result["frame_bytes"] = bytes.size();
-  result["bits_per_value"] = bits_per_value(bytes.size(), frame.n);
+  result["frame_bytes"] = frame_bytes;
+  result["bits_per_value"] = bits_per_value(frame_bytes, frame.n);
   result["non_finite"] = frame.content == FrameContent::kNonFinite;
   result["checksum"] = frame.checksum;
+  return result;
+}
+
+// Checks 1 to 11 of spec/format.md, whatever the codec: inspect also reads tags.
+Dict frame_header(ArrayLike data) {
+  const ByteInput input(data);
+  return describe_frame(value_or_raise(parse_frame(input.bytes())), input.bytes().size());
+}
+
+nb::dict inspect_frame(std::span<const std::byte> bytes) {
+  const Frame frame = value_or_raise(parse_frame(bytes));
+  nb::dict result = describe_frame(frame, bytes.size());
   add_class_shares(result, *frame.codec, frame.n, frame.payload);
   return result;
 }
@@ -420,6 +431,8 @@ void bind_codecs(nb::module_& module) {
              "GradwireError; after corrupt_payload the values of `out` are unspecified.");
   module.def("inspect", &inspect, nb::arg("data"),
              "Header of a frame or a packet as a dict, after its checksum has been checked.");
+  module.def("frame_header", &frame_header, nb::arg("data"),
+             "As inspect, for a frame alone, and without what only its payload shows.");
   module.def(
       "checksum32", [](ArrayLike data) { return checksum32(ByteInput(data).bytes(), {}); },
       nb::arg("data"),

@@ -6,6 +6,7 @@ import json
 import zlib
 from typing import Any
 
+import reference as spec
 import reference_encoder as encoder
 from container import MAX_HEADER, Container, Tensor, seal_container
 from golden_cases.inputs import GRADIENTS, builder, put, u64
@@ -25,7 +26,13 @@ def containers() -> dict[str, Container]:
         Tensor("counts", "I8", (3,), "plain", PLAIN),
         Tensor("empty", "I64", (0, 4), "plain", b""),
     )
+    sub_bytes = (
+        Tensor("\ud800", "F4", (2, 1), "plain", b"\x5a"),
+        Tensor("six", "F6_E2M3", (4,), "plain", b"\x01\x02\x03"),
+    )
     return {
+        "sub-bytes": Container("safetensors", {}, sub_bytes),
+        "npy-unicode": Container("npy", {}, (Tensor("", ">U1", (1,), "plain", b"\0\0\0a"),)),
         "empty": Container("safetensors", {}, ()),
         "several": Container("safetensors", {"made by": "a test \u00e4\ud83d"}, several),
         "npy": Container("npy", {}, (Tensor("", "<f4", (39,), "frame", frame),)),
@@ -46,6 +53,17 @@ def without(key: str) -> bytes:
     return build({name: value for name, value in ENTRY.items() if name != key})
 
 
+def spelled(**texts: str) -> bytes:
+    """The entry with values that json.dumps cannot write."""
+    fields = [f'"{key}":{texts.get(key) or json.dumps(value)}' for key, value in ENTRY.items()]
+    text = '{"kind":"safetensors","metadata":{},"tensors":[{' + ",".join(fields) + "}]}"
+    return seal_container(text.encode(), PLAIN)
+
+
+def npy_entry(dtype: str) -> bytes:
+    return build(ENTRY | {"name": "", "dtype": dtype}, kind="npy")
+
+
 def frame_entry(frame: bytes, **changes: Any) -> bytes:
     fields = ENTRY | {"dtype": "F32", "storage": "frame", "size": len(frame)} | changes
     return build({key: fields[key] for key in fields if key != "crc32"}, body=frame)
@@ -54,10 +72,16 @@ def frame_entry(frame: bytes, **changes: Any) -> bytes:
 def errors() -> dict[str, tuple[str, bytes]]:
     """The status and the bytes by name. The checksums are correct unless they are the fault."""
     good = build(ENTRY)
+    long = "1" * 4301  # more digits than Python's int() takes
+    packet = encoder.encode_packet(spec.Packet(spec.PUSH, 1, 7, 99, ()))
     frame = builder(raw.NUMBER)(3, bytes(12))
     text = b'{"kind":"safetensors","metadata":{},"tensors":[]}'
     cases = {
-        "bad_magic": {"bad-magic": put(good, 0, b"CG"), "short-and-bad-magic": b"X"},
+        "bad_magic": {
+            "bad-magic": put(good, 0, b"CG"),
+            "short-and-bad-magic": b"X",
+            "packet-in-place-of-a-frame": frame_entry(packet),
+        },
         "truncated": {
             "empty": b"",
             "prefix-cut": good[:15],
@@ -65,6 +89,8 @@ def errors() -> dict[str, tuple[str, bytes]]:
             "header-2-27": put(good, 8, u64(MAX_HEADER)),
             "data-cut": good[:-1],
             "size-beyond-data": entry(size=4),
+            "size-of-4301-digits": spelled(size=long),
+            "frame-cut": frame_entry(frame[:31]),
         },
         "unsupported_version": {"version-2": seal_container(text, b"", version=2)},
         "reserved_bits": {"flag-7": seal_container(text, b"", flags=128)},
@@ -73,17 +99,26 @@ def errors() -> dict[str, tuple[str, bytes]]:
             "65-dimensions": entry(shape=[1] * 65),
             "shape-beyond-2-40": entry(shape=[2**20, 2**20, 2]),
             "shape-beyond-2-40-with-a-zero": entry(shape=[0, 2**41]),
+            "shape-of-4301-digits": spelled(shape=f"[{long}]"),
         },
         "checksum_mismatch": {
             "checksum": put(good, 4, bytes([good[4] ^ 1])),
             "checksum-of-header": put(good, 30, bytes([good[30] ^ 32])),
             "checksum-of-plain-data": put(good, len(good) - 1, b"\xfe"),
+            "crc32-with-bit-32": entry(crc32=zlib.crc32(PLAIN) + 2**32),
         },
         "corrupt_payload": {
             "header-not-json": seal_container(b"{", b""),
             "header-not-utf-8": seal_container(text.replace(b"safe", b"s\xff"), b""),
             "header-with-byte-order-mark": seal_container(b"\xef\xbb\xbf" + text, b""),
             "header-an-array": seal_container(b"[]", b""),
+            "header-with-nan": spelled(shape=f"[{'1,' * 64}NaN]"),
+            "header-with-infinity": spelled(size="4", crc32="Infinity"),
+            "header-with-a-surrogate": seal_container(text.replace(b"safe", b"\xed\xa0\x80"), b""),
+            "header-of-five-levels": spelled(shape=f"[{'1,' * 64}[1]]"),
+            "key-twice-by-an-escape": seal_container(
+                text.replace(b"{", b'{"k\\u0069nd":"npy",', 1), b""
+            ),
             "key-twice": seal_container(text.replace(b"}", b'},"metadata":{}', 1), b""),
             "key-unknown": build(more=1, body=b""),
             "kind-unknown": build(kind="zip", body=b""),
@@ -95,13 +130,20 @@ def errors() -> dict[str, tuple[str, bytes]]:
             "plain-without-crc32": without("crc32"),
             "frame-with-crc32": build(ENTRY | {"storage": "frame", "dtype": "F32"}),
             "name-a-number": entry(name=1),
+            "name-of-the-metadata": entry(name="__metadata__"),
             "dtype-a-number": entry(dtype=4),
+            **{f"dtype-{dtype or 'empty'}": entry(dtype=dtype) for dtype in ("", "F33", "i1")},
+            **{f"npy-dtype-{dtype}": npy_entry(dtype) for dtype in ("int", "a3", "I8")},
             "storage-unknown": entry(storage="zip"),
             "frame-of-integers": frame_entry(frame, dtype="I32"),
             "frame-of-another-dtype": frame_entry(frame, dtype="F16"),
             "shape-a-number": entry(shape=3),
             "shape-negative": entry(shape=[-3]),
             "shape-a-fraction": entry(shape=[3.0]),
+            "shape-with-an-exponent": spelled(shape="[3e0]"),
+            "size-of-another-shape": entry(shape=[4]),
+            "size-of-another-dtype": entry(dtype="I16"),
+            "size-of-half-a-byte": entry(dtype="F4", shape=[5]),
             "shape-true": entry(shape=[True]),
             "offset-a-gap": entry(offset=1),
             "names-equal": build(ENTRY, ENTRY | {"offset": 3}, body=PLAIN * 2),

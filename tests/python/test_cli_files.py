@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -280,38 +279,6 @@ def test_input_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert len(result.err.splitlines()) == 1, name
 
 
-def test_safetensors_dtypes_that_cannot_be_written_back(tmp_path: Path) -> None:
-    text = b'{"t":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'
-    (tmp_path / "x.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\x12")
-    result = run("compress", "-c", "3lc", tmp_path / "x.safetensors")
-    assert result.code == 1
-    assert "'t' has dtype F4, not supported" in result.err
-    content = TensorFile("safetensors", (Tensor("t", "F4", (2,), b"\x12"),))
-    (tmp_path / "x.gw").write_bytes(b"".join(serialize(content)))
-    result = run("decompress", tmp_path / "x.gw", "-f")
-    assert "'t' has dtype F4, not supported" in result.err
-
-
-def test_an_old_safetensors_package_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    safetensors_numpy.save_file({"a": gradient(3)}, tmp_path / "m.safetensors")
-    monkeypatch.delattr(safetensors, "TensorSpec")
-    result = run("compress", "-c", "3lc", tmp_path / "m.safetensors")
-    assert result.code == 1
-    assert f"found is {safetensors.__version__}, gradwire needs 0.8" in result.err
-
-
-def test_a_missing_package_is_named_with_its_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    safetensors_numpy.save_file({"a": gradient(3)}, tmp_path / "m.safetensors")
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    result = run("compress", "-c", "3lc", tmp_path / "m.safetensors")
-    assert result.code == 1
-    assert "pip install 'gradwire[safetensors]'" in result.err
-
-
 def test_a_wrong_codec_is_an_error_before_anything_is_read(tmp_path: Path) -> None:
     result = run("compress", tmp_path / "missing.npy", "-c", "3lc:s=2")
     assert result.code == 2
@@ -351,7 +318,7 @@ def test_a_plain_tensor_must_have_the_bytes_of_its_shape(tmp_path: Path) -> None
         assert repr(dtype) in result.err
     content_st = TensorFile("safetensors", (Tensor("t", "I64", (2,), bytes(15)),))
     (tmp_path / "x.gw").write_bytes(b"".join(serialize(content_st)))
-    assert "cannot write .safetensors" in run("decompress", tmp_path / "x.gw").err
+    assert "tensor 0 ('t'): 15 bytes" in run("decompress", tmp_path / "x.gw").err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.gw"]
 
 

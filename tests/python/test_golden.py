@@ -20,6 +20,7 @@ PACKETS = [case for case in cases("decode") if "packet" in case]
 CONTAINERS = [case for case in cases("decode") if "container" in case]
 
 
+BYTES_PER_CODEC = 45_000  # of the folder, with the cases of packets and containers
 FILES = ("frame", "packet", "container", "values", "data", "input", "residual_in", "residual_out")
 
 
@@ -129,9 +130,7 @@ def test_container(case: Case) -> None:
 
 def read_container(data: bytes) -> None:
     """Makes all checks that a reader makes before it decodes the frames."""
-    for tensor in container.parse(data).tensors:
-        if tensor.storage == "frame":
-            tensor.inspect_frame()
+    container.check_frames(container.parse(data))
 
 
 @pytest.mark.parametrize(
@@ -199,4 +198,6 @@ def test_the_folder_holds_what_the_index_names_and_nothing_else() -> None:
     there = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file()}
     assert there == named | {"README.md", "index.json"}
     size = sum((FOLDER / name).stat().st_size for name in there)
-    assert size < 600_000, f"{size} bytes: use fewer or shorter cases in scripts/golden_cases"
+    # Git keeps every version of every file. The limit leaves a new codec its room: most take less.
+    most = BYTES_PER_CODEC * len(payloads.CODECS)
+    assert size < most, f"{size} bytes: use fewer or shorter cases in scripts/golden_cases"

@@ -6,15 +6,22 @@ import re
 import subprocess
 import sys
 import warnings
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
+import xxhash
 
 import gradwire
-from golden import ROOT, array, common, encoder, payloads, spec
+from golden import ROOT, array, common, container, encoder, payloads, spec
+from gradwire._core import checksum32
+from gradwire.tensor_dtypes import SAFETENSORS_BITS, bits_of
 
 PAGE = (ROOT / "spec" / "format.md").read_text()
+PHILOX = PAGE.partition("## Random words")[2].partition("A word w stands")[0]
+XXH3 = PAGE.partition("XXH3-64 with seed 0")[2].partition("It detects")[0]
 
 
 @dataclass
@@ -133,22 +140,113 @@ def test_codec_numbers_of_the_page() -> None:
     }
 
 
-def test_defaults_of_the_page_are_those_of_the_registry() -> None:
+def test_codec_strings_of_the_page_are_those_of_the_registry() -> None:
     section = PAGE.partition("## Codec strings\n")[2].partition("## Packet")[0]
     table = re.findall(r"^\| (\w+) \| (.*) \|$", section, re.MULTILINE)
     keys = {
-        name: dict(item.split("=") for item in re.findall("`(.*?)`", row))
+        name: [item.partition(": ") for item in row.split("; ") if item]
         for name, row in table
         if name != "codec"
     }
-    assert keys == {
+    assert {
+        name: {key.strip("`"): values.replace("`", "").replace(", ", "|") for key, _, values in row}
+        for name, row in keys.items()
+    } == {
         codec["name"]: {
-            parameter["name"]: parameter["default"]
+            parameter["name"]
+            + ("" if parameter["default"] == "by bits" else f"={parameter['default']}"): (
+                parameter["values"].replace(", ", "|")
+            )
             for parameter in codec["parameters"]
-            if parameter["default"] != "by bits"
         }
         for codec in gradwire.codecs()
     }
+
+
+# Rules of the section that follow the table: texts, and the texts that mean the same; "": refused.
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("3lc:s=1.75", "3lc:s=175e-2"),
+        ("3lc:s=+1.75", ""),
+        ("3lc:s=1.99999999", ""),  # the nearest f32 is 2
+        ("3lc: s=1.75", ""),
+        ("3lc:s=1.75,s=1.75", ""),
+        ("3LC", ""),
+        ("int8:bucket=whole", ""),
+        ("3lc:bucket=4294967295", "3lc:bucket=4294967295"),
+        ("3lc:bucket=0", ""),
+        ("int8:bucket=4294967296", ""),
+        ("onebit:bucket=4294967296", ""),
+        ("qsgd:bits=8", "qsgd:levels=127"),
+        ("qsgd:bits=8,levels=127", ""),
+        ("terngrad:coder=zre", ""),
+        ("terngrad:coder=none", "terngrad"),
+        ("terngrad:pack=trits5,coder=zre", "terngrad:coder=zre,pack=trits5"),
+        ("bf16:residual=bf16", ""),
+        ("bf16:ef=on,residual=f32", "bf16:ef=on"),
+    ],
+)
+def test_rules_of_codec_strings(text: str, same: str) -> None:
+    if same:
+        assert gradwire.Compressor(text, 0).codec == gradwire.Compressor(same, 0).codec
+    else:
+        with pytest.raises(gradwire.GradwireError):
+            gradwire.Compressor(text, 0)
+
+
+def test_dtypes_of_containers_of_the_page() -> None:
+    section = PAGE.partition("### Dtypes of containers\n")[2].partition("### Order")[0]
+    rows = re.findall(r"^\| (\w*) ?\| (.+) \| (.+) \|$", section, re.MULTILINE)[1:]
+    first_of_npy = [kind for kind, _, _ in rows].index("npy")
+    listed = {
+        name: int(size.split()[0]) * (1 if "bit" in size else 8)
+        for _, names, size in rows[:first_of_npy]
+        for name in re.findall("`(.+?)`", names)
+    }
+    assert listed == SAFETENSORS_BITS == container.SAFETENSORS_BITS
+    numbers = re.findall("`([iufc][0-9]+)`", section)
+    units = re.findall("`([A-Za-z]{1,2})`", section.partition("`unit` is one of")[2])
+    known = {"|b1": 8, "|i1": 8, "|u1": 8, "|S0": 0, "|V7": 56, "|S2147483647": 8 * (2**31 - 1)}
+    for order in "<>":
+        known |= {f"{order}{number}": 8 * int(number[1:]) for number in numbers}
+        known |= {f"{order}{letter}8": 64 for letter in "Mm"}
+        known |= {f"{order}M8[{unit}]": 64 for unit in units}
+        known |= {f"{order}m8[1234567890{unit}]": 64 for unit in units}
+        known |= {f"{order}U0": 0, f"{order}U3": 96}
+    assert (len(numbers), len(units)) == (13, 13)
+    unknown = ["", "F33", "a3", "int", "f4", "=f4", "<f4 ", "<i1", "|b2", "<b1", "<c4", "<f12"]
+    unknown += ["|O", "|S2147483648", "|S01", "<S3", "|U3", "<M8[generic]", "<M8[0s]", "<M8[]"]
+    unknown += ["<f\u0664", "F32", "|S", "<M8[12345678901s]"]
+    for dtype in [*known, *unknown]:
+        assert bits_of("npy", dtype) == container.bits_of("npy", dtype) == known.get(dtype), dtype
+    for dtype, bits in known.items():
+        if re.fullmatch("[<>][iucf].*|.*[Mm].*", dtype):
+            assert (np.dtype(dtype).str, 8 * np.dtype(dtype).itemsize) == (dtype, bits)
+
+
+def test_check_values_of_the_page() -> None:
+    """Philox, XXH3-64 and CRC-32, here and in gradwire."""
+    words = [int(word, 16) for word in re.findall(r"\b[0-9a-f]{8}\b", PHILOX)]
+    for line in re.findall(r"^\| ([0-9a-f]{8} .*) \|$", PHILOX, re.MULTILINE):
+        counter, key, result = ([int(w, 16) for w in part.split()] for part in line.split(" | "))
+        assert list(common.philox(tuple(counter), *key)) == result
+    drawn = words[-5:]
+    assert common.Draws(seed=1, draw_stream=2, step=3).words(5) == drawn
+    # stoch3 sends a value that is above its word, and not one that is as large.
+    numbers = [word >> 8 for word in drawn]
+    for more in (0, 1):
+        values = [(number + more) * 2.0**-24 for number in numbers] + [1.0]
+        frame = gradwire.encode(array(common.to_bytes(values)), "stoch3", seed=1, stream=2, step=3)
+        assert gradwire.decode(frame)[:5].tolist() == [float(more)] * 5
+
+    nothing, nine, low = re.findall(r"\b[0-9a-f]{16}\b|\b[0-9a-f]{8}\b", XXH3)
+    assert xxhash.xxh3_64_hexdigest(b"") == nothing
+    assert xxhash.xxh3_64_hexdigest(b"123456789") == nine
+    assert checksum32(b"123456789") == int(low, 16) == int(nine[8:], 16)
+    crc = re.search(r"`123456789` it is ([0-9]+) \((0x[0-9a-f]{8})\)", PAGE)
+    assert crc is not None
+    assert zlib.crc32(b"123456789") == int(crc[1]) == int(crc[2], 16)
 
 
 def test_status_names_of_the_page_are_those_of_the_reference() -> None:

@@ -26,10 +26,11 @@ from gradwire.cli.output import (
     significant,
     warn,
 )
-from gradwire.cli.output_file import OutputOption, Outputs
-from gradwire.container import FRAME_DTYPES, Tensor, TensorFile, serialize
+from gradwire.cli.output_file import OutputOption, Outputs, errors_name, report_beside
+from gradwire.container import Tensor, TensorFile, check_content, serialize
 from gradwire.errors import UserError
 from gradwire.files import replace_file
+from gradwire.tensor_dtypes import FRAME_DTYPES
 from gradwire.tensor_files import read_tensor_file, values_of, widen
 
 SUFFIX = ".gw"
@@ -68,17 +69,21 @@ def compress(
     reports = []
     for path in files:
         target = outputs.claim(path, path.name + SUFFIX)
-        content = read_tensor_file(path)
-        stored, rows = _encode_tensors(path, content, codec, plain or [], threads)
-        with replace_file(target) as file:
-            for part in serialize(replace(content, tensors=stored)):
-                file.write(part)
+        with errors_name(path):
+            content = read_tensor_file(path)
+            check_content(content)
+            stored, rows = _encode_tensors(path, content, codec, plain or [], threads)
+            with replace_file(target) as file:
+                for part in serialize(replace(content, tensors=stored)):
+                    file.write(part)
         report = _report(path, target, file.size, codec, rows)
         reports.append(report)
         if not as_json:
-            _print_report(report, verbose)
+            with report_beside(target):
+                _print_report(report, verbose)
     if as_json:
-        print_json({"files": reports})
+        with report_beside(target):
+            print_json({"files": reports})
 
 
 def _encode_tensors(
@@ -166,7 +171,7 @@ def _report(
         row["relative_error"] = _relative(row.pop("squared_error"), row.pop("squared_norm"))
         values = math.prod(row["shape"])
         row["bits_per_value"] = 8 * row["stored_bytes"] / values if values else None
-    size = path.stat().st_size
+    size = path.stat().st_size or sum(row["bytes"] for row in rows)  # a pipe has no size
     return {
         "input": str(path),
         "output": str(target),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +11,19 @@ from typer import Argument, Option
 import gradwire
 from gradwire.cli.compress import SUFFIX
 from gradwire.cli.output import ForceOption, JsonOption, human_bytes, print_json, say
-from gradwire.cli.output_file import OutputOption, Outputs
-from gradwire.container import FRAME_DTYPES, ContainerError, Kind, Tensor, parse
+from gradwire.cli.output_file import OutputOption, Outputs, errors_name, report_beside
+from gradwire.container import ContainerError, Tensor, TensorFile, check_frames, parse
 from gradwire.errors import UserError
 from gradwire.files import replace_file
+from gradwire.tensor_dtypes import FRAME_DTYPES, Kind
 from gradwire.tensor_files import kind_of, write_tensor_file
 
 _MAX_VALUES_HELP = (
     "Refuse a file whose compressed tensors have more values in all: a few bytes can stand for "
-    "many zeros."
+    "many zeros. Default: 2^28, or 256 for each byte of the file if these are more."
 )
+_SAFE_VALUES = 2**28
+_SAFE_VALUES_PER_BYTE = 256  # more than the codecs reach unless nearly all values are zeros
 
 
 def decompress(
@@ -30,7 +32,9 @@ def decompress(
     ],
     output: OutputOption = None,
     threads: Annotated[int, Option(min=1, help="Threads.")] = 1,
-    max_values: Annotated[int, Option(min=1, help=_MAX_VALUES_HELP)] = 2**31,
+    max_values: Annotated[
+        int | None, Option(min=1, help=_MAX_VALUES_HELP, show_default=False)
+    ] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -41,23 +45,24 @@ def decompress(
     outputs = Outputs(output, len(files), force)
     reports = []
     for path in files:
-        try:
-            content = parse(path.read_bytes())
-            target = outputs.claim(path, _restored_name(path, content.kind))
-            if kind_of(target) != content.kind:
-                raise UserError(f"{path} holds a .{content.kind} file, not {target.suffix}")
-            _check_values(content.tensors, max_values)
-            tensors = tuple(_restore(tensor, content.kind, threads) for tensor in content.tensors)
-        except ContainerError as error:
-            raise UserError(f"{path}: {error}") from None
-        with replace_file(target) as file:
-            write_tensor_file(replace(content, tensors=tensors), file)
-        size, count = file.size, len(tensors)
+        with errors_name(path):
+            data = path.read_bytes()
+            content = parse(data)
+            check_frames(content)
+            _check_values(content, max_values or _safe_values(len(data)))
+        target = outputs.claim(path, _restored_name(path, content.kind))
+        if kind_of(target) != content.kind:
+            raise UserError(f"{path} holds a .{content.kind} file, not {target.suffix}")
+        with errors_name(path), replace_file(target) as file:
+            write_tensor_file(content, file, partial(_restore, content.kind, threads))
+        size, count = file.size, len(content.tensors)
         reports.append({"input": str(path), "output": str(target), "bytes": size, "tensors": count})
         if not as_json:
-            say(f"{path} -> {target}: {human_bytes(size)}, tensors: {count}")
+            with report_beside(target):
+                say(f"{path} -> {target}: {human_bytes(size)}, tensors: {count}")
     if as_json:
-        print_json({"files": reports})
+        with report_beside(target):
+            print_json({"files": reports})
 
 
 def _restored_name(path: Path, kind: Kind) -> str:
@@ -66,9 +71,13 @@ def _restored_name(path: Path, kind: Kind) -> str:
     return name if name.endswith(f".{kind}") else f"{name}.{kind}"
 
 
-def _check_values(tensors: Iterable[Tensor], max_values: int) -> None:
+def _safe_values(file_bytes: int) -> int:
+    return max(_SAFE_VALUES, _SAFE_VALUES_PER_BYTE * file_bytes)
+
+
+def _check_values(content: TensorFile, max_values: int) -> None:
     """Refuses the file before memory is taken for its first tensor."""
-    values = sum(tensor.numel for tensor in tensors if tensor.storage == "frame")
+    values = sum(tensor.numel for tensor in content.tensors if tensor.storage == "frame")
     if values > max_values:
         raise ContainerError(
             "limit_exceeded",
@@ -76,15 +85,17 @@ def _check_values(tensors: Iterable[Tensor], max_values: int) -> None:
         )
 
 
-def _restore(tensor: Tensor, kind: Kind, threads: int) -> Tensor:
+def _restore(kind: Kind, threads: int, tensor: Tensor) -> bytes | memoryview:
+    """The plain bytes of a tensor. One tensor after the other is restored and written, so that the
+    memory is that of the largest."""
     if tensor.storage == "plain":
-        return tensor
+        return tensor.data
     where = f"tensor {tensor.name!r}"
+    dtype = FRAME_DTYPES[kind][tensor.dtype]
     try:
-        tensor.inspect_frame()
-        dtype = FRAME_DTYPES[kind][tensor.dtype]
         values = gradwire.decode(tensor.data, threads=threads, max_numel=tensor.numel, dtype=dtype)
     except gradwire.GradwireError as error:
         raise ContainerError(error.code, f"{where}: {error}") from None
-    data = values.astype(values.dtype.newbyteorder("<"), copy=False).data.cast("B")
-    return replace(tensor, data=data, storage="plain")
+    except MemoryError:
+        raise UserError(f"{where}: {tensor.numel} values need more memory than there is") from None
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).data.cast("B")

@@ -20,7 +20,6 @@ _PACKAGES = {
     "numpy": "arrays",
     "torch": "the DDP hook, `gradwire train`",
     "matplotlib": "`gradwire train --plots`",
-    "safetensors": ".safetensors files",
 }
 
 

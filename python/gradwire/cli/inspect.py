@@ -15,7 +15,8 @@ from gradwire.cli.output import (
     print_table,
     significant,
 )
-from gradwire.container import ContainerError, is_container, parse
+from gradwire.cli.output_file import errors_name
+from gradwire.container import check_frames, is_container, parse
 from gradwire.errors import UserError
 
 _TEXTS = (
@@ -26,6 +27,7 @@ _TEXTS = (
     "codec",
     "class_shares",
 )  # columns of text, not of numbers
+_TOLD_BY = 9  # bytes that show the kind of a file
 _OF_FRAMES = ("codec", "bits_per_value", "non_finite", "class_shares")
 
 
@@ -37,20 +39,28 @@ def inspect(
 
     Checks lengths and checksums; decodes nothing.
     """
-    data = file.read_bytes()
-    if data[:2] not in (b"GW", b"GP", b"GC"):
-        raise UserError(
-            f"{file}: neither a frame ('GW') nor a packet ('GP') nor a compressed file ('GC')"
-            f"{_hint(data)}"
-        )
-    try:
+    with errors_name(file):
+        data = _read(file)
         found = _inspect_container(data) if is_container(data) else gradwire.inspect(data)
-    except (ContainerError, gradwire.GradwireError) as error:
-        raise UserError(f"{file}: {error}") from None
     if as_json:
         print_json(found)
     else:
         _print(found)
+
+
+def _read(path: Path) -> bytes:
+    """The whole file, unless its first bytes show that it is of another kind."""
+    with path.open("rb") as file:
+        begin = file.read(_TOLD_BY)
+        if begin[:2] not in (b"GW", b"GP", b"GC"):
+            raise UserError(
+                "neither a frame ('GW') nor a packet ('GP') nor a compressed file ('GC')"
+                f"{_hint(begin)}"
+            )
+        if file.seekable():  # begin + file.read() would hold the file twice
+            file.seek(0)
+            begin = b""
+        return begin + file.read()
 
 
 def _hint(data: bytes) -> str:
@@ -64,6 +74,7 @@ def _hint(data: bytes) -> str:
 
 def _inspect_container(data: bytes) -> dict[str, Any]:
     container = parse(data)
+    check_frames(container)
     tensors = []
     for tensor in container.tensors:
         entry = tensor.describe() | {"stored_bytes": len(tensor.data)}

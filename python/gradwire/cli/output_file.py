@@ -1,13 +1,17 @@
-"""Where a command writes its results."""
+"""Where a command writes its results, and how its errors name files."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
+from gradwire import GradwireError
 from gradwire.errors import UserError
 
 _OUTPUT_HELP = (
@@ -15,6 +19,32 @@ _OUTPUT_HELP = (
     "input, with .gw added to its name or taken from it."
 )
 OutputOption = Annotated[Path | None, Option("--output", "-o", help=_OUTPUT_HELP)]
+
+
+@contextmanager
+def errors_name(path: Path) -> Iterator[None]:
+    """Errors in the block that name no file are about `path`, and say so."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+    except MemoryError:
+        raise UserError(f"{path}: out of memory") from None
+    except (UserError, GradwireError) as error:
+        named = str(error).startswith(f"{path}: ")
+        raise UserError(str(error) if named else f"{path}: {error}") from None
+
+
+@contextmanager
+def report_beside(target: Path) -> Iterator[None]:
+    """What is printed in the block goes to stderr if `target` is stdout."""
+    if target.exists() and os.path.samestat(target.stat(), os.fstat(1)):
+        with redirect_stdout(sys.stderr):
+            yield
+    else:
+        yield
 
 
 class Outputs:
