@@ -57,10 +57,8 @@ def _read(path: Path) -> bytes:
                 "neither a frame ('GW') nor a packet ('GP') nor a compressed file ('GC')"
                 f"{_hint(begin)}"
             )
-        if file.seekable():  # begin + file.read() would hold the file twice
-            file.seek(0)
-            begin = b""
-        return begin + file.read()
+        # Of a pipe, the bytes are there only once. A file would be held twice for a moment.
+        return path.read_bytes() if file.seekable() else begin + file.read()
 
 
 def _hint(data: bytes) -> str:
