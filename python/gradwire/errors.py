@@ -16,3 +16,13 @@ class LimitError(GradwireError):
 
 class LimitWarning(RuntimeWarning):
     """No choice of codecs keeps the limit of an `auto` text at the moment."""
+
+
+def missing(package: str, extra: str) -> str:
+    """What to do where a package of one of gradwire's extras is not installed.
+
+    gradwire is on no package index, where anybody could take its name, so this names its source.
+    """
+    return (
+        f"{package} not installed; in gradwire's source tree `pip install '.[{extra}]'` brings it"
+    )

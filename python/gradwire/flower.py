@@ -25,13 +25,14 @@ from typing import Any
 import numpy as np
 
 import gradwire
+from gradwire.errors import missing
 
 try:
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
     from flwr.serverapp import Grid
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "gradwire.flower needs Flower: pip install flwr", name=error.name
+        f"gradwire.flower needs Flower: {missing('flwr', 'flower')}", name=error.name
     ) from error
 
 STYPE = "gradwire"

@@ -61,3 +61,28 @@ def test_the_options_of_cmake_exist() -> None:
         declared = r"(?:option\(|set\(|find_program\()\s*{}\b"
         missing = [option for option in given if not re.search(declared.format(option), known)]
         assert not missing, name
+
+
+def test_no_text_sends_readers_to_a_package_index_for_gradwire() -> None:
+    """The name is free there: whoever took it would get these installations."""
+    folders = ("bench", "docs", "examples", "man", "packaging", "python", "scripts")
+    texts = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    found = [
+        f"{path}: {line}"
+        for path in [*texts, *ROOT.glob("*.md")]
+        if path.suffix in (".md", ".py", ".sh", ".yaml", ".1", "")
+        for line in re.findall(r"pip3? install [^`\n]*", path.read_text(encoding="utf-8"))
+    ]
+    assert any("'.[train" in line for line in found)
+    named = re.compile(r"install.*[ '\"]gradwire\b(?![-/])")  # but no wheel and no folder
+    assert [line for line in found if named.search(line.partition(": ")[2])] == []
+
+
+def test_every_hint_names_an_extra() -> None:
+    named = {
+        extra
+        for path in (ROOT / "python" / "gradwire").rglob("*.py")
+        for extra in re.findall(r"""missing\(.*["']([a-z]+)["']\)""", path.read_text("utf-8"))
+    }
+    assert named == {"torch", "train", "report", "flower", "recipes"}
+    assert named <= set(PROJECT["project"]["optional-dependencies"])

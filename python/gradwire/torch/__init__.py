@@ -16,8 +16,10 @@ try:
     import torch as _torch  # noqa: F401
     import torch.distributed as _distributed
 except ModuleNotFoundError as error:
+    from gradwire.errors import missing as _missing
+
     raise ModuleNotFoundError(
-        "gradwire.torch needs PyTorch: pip install 'gradwire[torch]'", name="torch"
+        f"gradwire.torch needs PyTorch: {_missing('torch', 'torch')}", name="torch"
     ) from error
 
 if not _distributed.is_initialized():

@@ -20,12 +20,14 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.futures import Future
 
+from gradwire.errors import missing
+
 try:
     import torchft
     from torchft.process_group import ProcessGroupWrapper
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "gradwire.torch.torchft needs torchft: pip install torchft", name=error.name
+        f"gradwire.torch.torchft needs torchft: {missing('torchft', 'recipes')}", name=error.name
     ) from error
 
 from gradwire.torch.backend.process_group import NAME, BackendArguments, GradwireGroup

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gradwire.errors import missing
 from gradwire.files import write_text
 from gradwire.machine import describe_build, describe_machine
 from gradwire.train import (
@@ -55,11 +56,9 @@ def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
     """Fails now rather than after the training: TrainError if a package or the device is missing,
     OSError if a place cannot be written to."""
     needed = ["torch"] + (["matplotlib"] if outputs.plots else [])
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise TrainError(
-            f"{' and '.join(missing)} not installed; `pip install 'gradwire[train]'` brings it"
-        )
+    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise TrainError(missing(" and ".join(lacking), "train"))
     if settings.is_cuda(chosen.device):
         from gradwire.train import devices
 

@@ -24,7 +24,7 @@ def require_kernels(device: torch.device) -> Any:
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"gradients on {device}: this gradwire was built without CUDA. Build it where nvcc is: "
-            "pip install . -C cmake.define.GRADWIRE_CUDA=ON"
+            "in its source tree, pip install . -C cmake.define.GRADWIRE_CUDA=ON"
         ) from error
 
 

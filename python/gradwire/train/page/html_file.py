@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from gradwire.errors import missing
 from gradwire.files import write_text
 from gradwire.printable import printable
 from gradwire.train import describe
@@ -28,7 +29,7 @@ _LONGEST_TABLE = 60  # rows; a longer one is thinned evenly, and says so
 def check(path: Path) -> None:
     """Raises TrainError if the page could not be written there later."""
     if importlib.util.find_spec("plotly") is None:
-        raise TrainError("plotly not installed; `pip install 'gradwire[report]'` brings it")
+        raise TrainError(missing("plotly", "report"))
     if not path.parent.is_dir():
         raise TrainError(f"{path}: there is no folder {path.parent}")
     if path.is_dir():
