@@ -43,6 +43,58 @@ nb::object with_strides(nb::handle object) {
   return view;
 }
 
+// The memory of the storage behind a PyTorch tensor.
+struct Storage {
+  uintptr_t begin;
+  uint64_t size;
+};
+
+// Raises for tensors whose memory does not hold their values. DLPack hands out their addresses all
+// the same: of storages that were freed, of tensors that only describe values (FakeTensor, wrappers
+// of other tensors), and of tensors whose values are the negatives of those in memory. Returns
+// nothing for objects that are no tensors of PyTorch.
+std::optional<Storage> check_storage(nb::handle object) {
+  if (!nb::hasattr(object, "untyped_storage")) return std::nullopt;
+  std::optional<Storage> found;
+  bool negative = false;
+  try {
+    const nb::object storage = object.attr("untyped_storage")();
+    // The storage of a FakeTensor is on no device, whatever the tensor says.
+    if (nb::object(storage.attr("device")).equal(object.attr("device"))) {
+      found = {.begin = nb::cast<uintptr_t>(storage.attr("data_ptr")()),
+               .size = nb::cast<uint64_t>(storage.attr("nbytes")())};
+    }
+    negative = nb::cast<bool>(object.attr("is_neg")());
+  } catch (const nb::python_error&) {
+    found.reset();  // PyTorch refuses to say where the values are, because they are nowhere
+  }
+  if (!found || (found->begin == 0 && found->size > 0)) {
+    raise(StatusCode::kInvalidArgument,
+          "this " + class_name(object) +
+              " has no memory with its values; pass a plain tensor of them");
+  }
+  if (negative) {
+    raise(StatusCode::kInvalidArgument,
+          "the values of this " + class_name(object) +
+              " are the negatives of those in its memory; pass a copy (tensor.resolve_neg())");
+  }
+  return found;
+}
+
+// size: bytes from `data` on.
+void check_bounds(const std::optional<Storage>& storage, uintptr_t data, uint64_t size,
+                  nb::handle object) {
+  if (size == 0) return;
+  const uintptr_t begin = storage ? storage->begin : data;
+  const uint64_t room = storage ? storage->size : data == 0 ? 0 : size;
+  if (data < begin || data - begin > room || size > room - (data - begin)) {
+    raise(StatusCode::kInvalidArgument,
+          "the " + std::to_string(size) + " bytes of this " + class_name(object) +
+              "'s values reach beyond its memory of " + std::to_string(room) +
+              " bytes, which was freed or made smaller; allocate it again and fill it");
+  }
+}
+
 template <typename Array>
 bool is_contiguous(const Array& array) {
   if (array.size() == 0) return true;
@@ -62,6 +114,7 @@ constexpr nb::dlpack::dtype kFloat16 = {static_cast<uint8_t>(nb::dlpack::dtype_c
 template <typename Array>
 Array take_array(nb::handle given, std::initializer_list<nb::dlpack::dtype> dtypes,
                  const std::string& wanted) {
+  const std::optional<Storage> storage = check_storage(given);
   const nb::object object = with_strides(given);
   Array array;
   if (!nb::try_cast<Array>(object, array, false)) {
@@ -76,7 +129,8 @@ Array take_array(nb::handle given, std::initializer_list<nb::dlpack::dtype> dtyp
           return found == dtype_name(dtype) || found == "torch." + dtype_name(dtype);
         })) {
       raise(StatusCode::kInvalidArgument,
-            "this " + class_name(given) + " can't be read on the CPU; pass a CPU copy");
+            "this " + class_name(given) +
+                " gives no access to values in CPU memory; pass a CPU copy");
     }
     if (!found.empty()) {
       raise(StatusCode::kUnsupportedDtype, "expected " + wanted + ", got dtype " + found);
@@ -100,6 +154,7 @@ Array take_array(nb::handle given, std::initializer_list<nb::dlpack::dtype> dtyp
           "the array is not C-contiguous; pass a contiguous copy (numpy.ascontiguousarray, "
           "tensor.contiguous())");
   }
+  check_bounds(storage, reinterpret_cast<uintptr_t>(array.data()), array.nbytes(), given);
   return array;
 }
 

@@ -69,6 +69,9 @@ class DeviceCompressors {
   }
 
   std::vector<std::pair<uint64_t, bool>> transmit(uintptr_t x, uint64_t step, uintptr_t sums) {
+    if (x == 0 || sums == 0) {
+      raise(StatusCode::kInvalidArgument, "transmit: an address is 0; the array was freed");
+    }
     return without_gil([&] { return encode_and_decode(x, step, sums); });
   }
 

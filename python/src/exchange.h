@@ -89,6 +89,10 @@ class PyExchange {
 
   void start_on_device(uintptr_t address, uint64_t numel, uint64_t step) {
     require_place(Place::kDevice);
+    if (address == 0 && numel > 0) {
+      raise(StatusCode::kInvalidArgument,
+            "start_on_device: the address is 0; the bucket was freed");
+    }
     auto* values = reinterpret_cast<float*>(address);  // NOLINT(performance-no-int-to-ptr)
     run([&] { return exchange_->start({values, numel}, step); });
   }

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -67,3 +73,76 @@ def test_nan_in_a_16_bit_tensor_is_named() -> None:
     x[7] = torch.nan
     with pytest.warns(gradwire.NonFiniteWarning, match="element 7 is NaN"):
         gradwire.encode(x, "3lc")
+
+
+# What is said of each kind of bad_tensors.py whose memory does not hold its values.
+NO_MEMORY = "has no memory with its values; pass a plain tensor"
+FREED = "reach beyond its memory of [0-9]+ bytes, which was freed"
+NEGATIVE = "the negatives of those in its memory.*resolve_neg"
+STRIDED = "contiguous"
+ANSWERS = {
+    "good": "taken|it does not start with",
+    "good, a part": "taken|it does not start with",
+    "good, the last part": "taken|it does not start with",
+    "fake": NO_MEMORY,
+    "fake, behind the beginning": NO_MEMORY,
+    "freed": FREED,
+    "freed, behind the beginning": FREED,
+    "half freed": FREED,
+    "one byte short": FREED,
+    "freed, in 16 bits": FREED + "|got dtype bfloat16",
+    "freed, of DLPack": FREED,
+    "on meta": NO_MEMORY,
+    "negative": NEGATIVE,
+    "imaginary part": NEGATIVE,
+    "conjugate": "got dtype complex64",
+    "zeros without memory": NO_MEMORY,
+    "functional": NO_MEMORY,
+    "in vmap": NO_MEMORY,
+    "in grad": NO_MEMORY,
+    "of two tensors": NO_MEMORY,
+    "not yet initialised": NO_MEMORY,
+    "sparse": NO_MEMORY,
+    "nested": "gives no access to values in CPU memory",
+    "jagged": NO_MEMORY,
+    "quantized": "got dtype torch.quint8",
+    "for MKL-DNN": NO_MEMORY,
+    "expanded": STRIDED,
+    "backwards": STRIDED,
+}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, dict[str, str] | str]:
+    """Of every function that takes arrays to every kind; in processes, which a fault may end."""
+    script = Path(__file__).with_name("bad_tensors.py")
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    found = dict(json.loads(line) for line in run.stdout.splitlines())
+    assert found.keys() == ANSWERS.keys()
+    return found
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_memory_without_a_tensors_values_is_refused_by_all_that_take_arrays(
+    kind: str, answers: dict[str, dict[str, str] | str]
+) -> None:
+    by_door = answers[kind]
+    assert isinstance(by_door, dict), by_door
+    for door, answer in by_door.items():
+        assert re.search(ANSWERS[kind], answer), (door, answer)
+
+
+def test_every_function_that_takes_arrays_is_tried(
+    answers: dict[str, dict[str, str] | str],
+) -> None:
+    stub = Path(gradwire.__file__).with_name("_core.pyi").read_text()
+    parameters = re.findall(r"(\w+): _Array", stub)
+    parameters.remove("frame")  # decode has two signatures
+    tried = [door.split()[-1] for door in answers["good"] if door != RESIDUAL]
+    assert sorted(tried) == sorted(parameters)
+
+
+RESIDUAL = "Compressor.load_state_dict residual"  # in a dictionary, so the stub does not name it

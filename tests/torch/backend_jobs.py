@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster import free_port
+from gradwire import GradwireError
 from gradwire.torch import register_backend
 from gradwire.torch.backend.process_group import GradwireGroup
 from gradwire.torch.backend.rules import Rules
@@ -153,6 +154,15 @@ def _unlike_sizes() -> str:
     return "nothing"
 
 
+def _reduce_a_negative() -> str:
+    """A tensor whose values are the negatives of those in its memory."""
+    try:
+        dist.all_reduce(torch._neg_view(_values(dist.get_rank())))
+    except GradwireError as error:
+        return str(error)
+    return "taken"
+
+
 def reduce_without_a_world(port: int, steps: int) -> dict[str, Any]:
     """The sums of two tensors over several steps, and what the ranks owe at the end."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -184,5 +194,6 @@ _JOBS = {
     "ddp": lambda: train("ddp"),
     "fsdp": lambda: train("fsdp"),
     "lose a rank": _lose_a_rank,
+    "reduce a negative": _reduce_a_negative,
     "unlike sizes": _unlike_sizes,
 }

@@ -31,7 +31,7 @@ def name_parameters(
 
     None: their names are "group.place".
     Raises ValueError for a parameter without a name, TypeError for one that is not dense, of
-    another dtype, or an inference tensor.
+    another dtype, an inference tensor, or whose values are not in its memory.
     """
     names = None if named is None else {id(tensor): name for name, tensor in named}
     found = []
@@ -55,12 +55,16 @@ def name_parameters(
 
 
 def require_trainable(name: str, parameter: torch.Tensor) -> None:
-    """Raises TypeError for an inference tensor, which no step can change."""
+    """Raises TypeError for an inference tensor, which no step can change, and for a tensor whose
+    memory does not hold its values."""
     if parameter.is_inference():
         raise TypeError(
             f"{name} was made inside torch.inference_mode(), so it can't be trained: make the "
             "model outside"
         )
+    flaw = _flaw_of_memory(parameter)
+    if flaw:
+        raise TypeError(f"{name} is {flaw}: make a parameter that holds its values")
 
 
 def tensors_in_common(
@@ -85,6 +89,8 @@ def tensors_in_common(
         elif any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
             why = "expanded, so that several elements share a place in memory"
         else:
+            why = _flaw_of_memory(tensor)
+        if not why:
             continue
         raise TypeError(
             f"the {kind} {name} is {why}, and the ranks can't take over each other's values of it: "
@@ -92,6 +98,21 @@ def tensors_in_common(
             f"_set_params_and_buffers_to_ignore_for_model(model, ['{name}'])"
         )
     return found
+
+
+def _flaw_of_memory(tensor: torch.Tensor) -> str:
+    """Why the tensor's memory does not hold its values; empty if it does, or on the device meta.
+    Reading freed memory ends the process, and PyTorch's negative bit is lost where memory is read.
+    """
+    tensor = getattr(tensor, "_local_tensor", tensor)  # of FSDP2
+    if tensor.numel() == 0 or tensor.is_meta:
+        return ""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    storage = tensor.untyped_storage()
+    if storage.device != tensor.device or storage.data_ptr() == 0 or storage.nbytes() < end:
+        return f"a {type(tensor).__name__} whose memory does not hold its values (fake, or freed)"
+    return "stored as its negative (see tensor.resolve_neg())" if tensor.is_neg() else ""
 
 
 def shapes_of(named: Sequence[NamedTensor]) -> list[NamedShape]:

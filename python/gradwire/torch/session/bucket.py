@@ -95,7 +95,7 @@ class Bucket:
         if self._on_device:
             self.exchange.start_on_device(wide.data_ptr(), wide.numel(), job.step)
         else:
-            self.exchange.start(wide.numpy(), job.step)
+            self.exchange.start(wide, job.step)
         finish_step(self.exchange, wire)
         if auto is not None:
             auto.record_pulls(self.layout, self.exchange, wide.cpu().numpy(), wire)

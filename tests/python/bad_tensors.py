@@ -1,0 +1,178 @@
+"""Gives every function of gradwire._core that takes arrays all kinds of tensors whose memory does
+not hold their values, and prints a line of JSON for each kind: the answers by door, or the signal
+that ended the kind's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
+
+import gradwire
+from gradwire._core import (
+    AutoGoal,
+    Exchange,
+    Layout,
+    Simulation,
+    WorkerSide,
+    checksum32,
+)
+
+Door = Callable[[Any], object]
+
+NUMEL = 4096  # float32 or, as bytes, a frame's
+
+
+def free(tensor: torch.Tensor, keep: int = 0) -> torch.Tensor:
+    tensor.untyped_storage().resize_(keep)
+    return tensor
+
+
+def leak(transform: Callable[..., Any], tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that a transformed function sees, after the transform has ended."""
+    seen: list[torch.Tensor] = []
+
+    def watch(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return x.sum()
+
+    transform(watch)(tensor)
+    return seen[0]
+
+
+FAKE = FakeTensorMode()
+
+
+def fake(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    with FAKE:
+        return torch.ones(numel, dtype=dtype)
+
+
+def ones(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.ones(numel, dtype=dtype)
+
+
+KINDS: dict[str, Callable[[int, torch.dtype], Any]] = {
+    "good": ones,
+    "good, a part": lambda n, t: ones(4 * n, t)[n : 2 * n],
+    "good, the last part": lambda n, t: ones(2 * n, t)[n:],
+    "fake": fake,
+    "fake, behind the beginning": lambda n, t: fake(4 * n, t)[n : 2 * n],
+    "freed": lambda n, t: free(ones(n, t)),
+    "freed, behind the beginning": lambda n, t: free(ones(4 * n, t)[n : 2 * n]),
+    "half freed": lambda n, t: free(ones(n, t), ones(n, t).nbytes // 2),
+    "one byte short": lambda n, t: free(ones(n, t), ones(n, t).nbytes - 1),
+    "freed, in 16 bits": lambda n, t: free(ones(n, torch.bfloat16)),
+    "freed, of DLPack": lambda n, t: free(ones(n, t)).__dlpack__(),
+    "on meta": lambda n, t: torch.ones(n, dtype=t, device="meta"),
+    "negative": lambda n, t: torch._neg_view(ones(n, t)),
+    "imaginary part": lambda n, t: torch.complex(torch.ones(1), torch.ones(1)).conj().imag,
+    "conjugate": lambda n, t: torch.complex(torch.ones(n), torch.ones(n)).conj(),
+    "zeros without memory": lambda n, t: torch._efficientzerotensor(n, dtype=t),
+    "functional": lambda n, t: torch._to_functional_tensor(ones(n, t)),
+    "in vmap": lambda n, t: leak(torch.vmap, torch.ones(n)),
+    "in grad": lambda n, t: leak(torch.func.grad, torch.ones(n)),
+    "of two tensors": lambda n, t: TwoTensor(ones(n, t), ones(n, t)),
+    "not yet initialised": lambda n, t: torch.nn.UninitializedParameter(),
+    "sparse": lambda n, t: ones(n, t).to_sparse(),
+    "nested": lambda n, t: torch.nested.nested_tensor([ones(3, t), ones(4, t)]),
+    "jagged": lambda n, t: torch.nested.nested_tensor(
+        [ones(3, t), ones(4, t)], layout=torch.jagged
+    ),
+    "quantized": lambda n, t: torch.quantize_per_tensor(torch.ones(n), 0.1, 0, torch.quint8),
+    "for MKL-DNN": lambda n, t: torch.ones(n).to_mkldnn(),
+    "expanded": lambda n, t: ones(1, t).expand(n),
+    "backwards": lambda n, t: np.ones(n, np.float32 if t is torch.float32 else np.uint8)[::-1],
+}
+
+
+def exchange(receiving: bool = False) -> Exchange:
+    made = Exchange(Layout([("w", [2, NUMEL // 2])], 2, "3lc"), 0)
+    if receiving:
+        made.start(np.ones(NUMEL, np.float32), 0)
+    return made
+
+
+def join(bucket: Any) -> None:
+    layout = Layout([("w", [NUMEL])], 2, "3lc", servers=1)
+    worker = WorkerSide(layout, 0, lambda server, version: None)
+    worker.join(1, 1, bucket)
+
+
+def load_residual(values: Any) -> None:
+    compressor = gradwire.Compressor("3lc", NUMEL)
+    compressor.load_state_dict({**compressor.state_dict(), "residual": values})
+
+
+FRAME = gradwire.encode(np.ones(NUMEL, np.float32), "raw")
+OUT = np.zeros(2 * len(FRAME), np.uint8)
+
+# By the names of the arguments in _core.pyi.
+FLOATS: dict[str, Door] = {
+    "encode x": lambda t: gradwire.encode(t, "raw"),
+    "decode_into out": lambda t: gradwire.decode_into(FRAME, t),
+    "Compressor.encode x": lambda t: gradwire.Compressor("3lc", NUMEL).encode(t),
+    "Compressor.encode_into x": lambda t: gradwire.Compressor("3lc", NUMEL).encode_into(t, OUT),
+    "Compressor.load_state_dict residual": load_residual,
+    "AutoGoal.try_candidates x": lambda t: AutoGoal("auto:bits=0.5").try_candidates(t),
+    "AutoGoal.try_candidates residual": lambda t: AutoGoal("auto:bits=0.5").try_candidates(
+        np.ones(NUMEL, np.float32), t
+    ),
+    "Exchange.start bucket": lambda t: exchange().start(t, 0),
+    "Exchange.import_residual values": lambda t: exchange().import_residual("push", "w", 0, t),
+    "WorkerSide.join bucket": join,
+    "Simulation.__init__ values": lambda t: Simulation(
+        "sharded", 2, [(Layout([("w", [NUMEL])], 2, "3lc"), 0.0)], t, bits_per_second=1e9
+    ),
+}
+BYTES: dict[str, Door] = {
+    "decode frame": gradwire.decode,
+    "decode_into frame": lambda t: gradwire.decode_into(t, np.zeros(NUMEL, np.float32)),
+    "inspect data": gradwire.inspect,
+    "checksum32 data": checksum32,
+    "Compressor.encode_into out": lambda t: gradwire.Compressor("3lc", NUMEL).encode_into(
+        np.ones(NUMEL, np.float32), t
+    ),
+    "Exchange.receive message": lambda t: exchange(receiving=True).receive(1, t),
+}
+
+
+def knock(door: Door, tensor: Any) -> str:
+    try:
+        door(tensor)
+    except gradwire.GradwireError as error:
+        return str(error)
+    return "taken"
+
+
+def visit(kind: str) -> dict[str, str]:
+    warnings.simplefilter("ignore")  # of prototypes in PyTorch
+    make = KINDS[kind]
+    answers = {name: knock(door, make(NUMEL, torch.float32)) for name, door in FLOATS.items()}
+    for name, door in BYTES.items():
+        answers[name] = knock(door, make(NUMEL, torch.uint8))
+    return answers
+
+
+def main() -> None:
+    for kind in KINDS:
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            print(json.dumps([kind, visit(kind)]), flush=True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            print(json.dumps([kind, f"ended with status {os.waitstatus_to_exitcode(status)}"]))
+
+
+if __name__ == "__main__":
+    main()

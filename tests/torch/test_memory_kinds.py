@@ -1,0 +1,36 @@
+"""Tensors whose values are not what lies in their memory: averaged rightly, or refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+import backend_jobs
+import memory_kind_jobs
+from cluster import Cluster
+
+
+def test_autograd_makes_gradients_with_the_negative_bit() -> None:
+    assert memory_kind_jobs.gradient_is_negative(1.0)
+
+
+@pytest.mark.parametrize("way", ["hook", "local", "sharded", "server", "fsdp"])
+def test_gradients_with_the_negative_bit_keep_their_sign(cluster: Cluster, way: str) -> None:
+    workers = 2
+    ranks = workers + (way == "server")
+    found = cluster.run(ranks, memory_kind_jobs.weights_of, way)
+    assert found[:workers] == [[0.625, 0.25, -0.125, -0.5]] * workers
+
+
+def test_parameters_without_their_values_are_refused_by_name(cluster: Cluster) -> None:
+    for said in cluster.run(2, memory_kind_jobs.refusals):
+        assert len(said) == 12
+        for case, text in said.items():
+            kept = "is stored as its negative" if "negative" in case else "not hold its values"
+            assert text.startswith("weight"), case
+            assert kept in text, case
+
+
+def test_the_backend_refuses_a_tensor_with_the_negative_bit(cluster: Cluster) -> None:
+    options = {"all_reduce": "raw", "min_numel": 1}
+    for said, _ in cluster.run(2, backend_jobs.over_backend, "reduce a negative", options):
+        assert "the negatives of those in its memory" in said
