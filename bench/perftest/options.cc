@@ -1,42 +1,24 @@
 #include "perftest/options.h"
 
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <map>
+#include <set>
 #include <string_view>
 
+#include "base/parse.h"
 #include "gradwire/codec.h"
 
 namespace gradwire::perftest {
 namespace {
 
-// Parses sizes such as 100, 64K, 1M and 2G; the suffixes are powers of 1024.
-bool parse_size(std::string_view text, uint64_t& bytes) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
-  if (error != std::errc()) return false;
-  const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
-  const size_t power = std::string_view(" KMG").find(unit);
-  if (unit.size() > 1 || (!unit.empty() && (power == 0 || power == std::string_view::npos))) {
-    return false;
-  }
-  if (!unit.empty()) bytes <<= 10 * power;
-  return true;
-}
-
-template <typename T>
-bool parse_number(std::string_view text, T& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
 constexpr const char* kUsage =
     R"(gradwire-perftest: compressed all-reduce beside MPI_Allreduce, float32.
 
 Usage: mpirun -n N gradwire-perftest [OPTION...]
-  --min SIZE, --max SIZE  bytes of float32, with K, M or G (1M, 64M)
+  --min SIZE, --max SIZE  bytes of float32, with K, M or G: powers of 1024 (1M, 64M)
   --factor F              from size to size (4)
-  --codec TEXT            (3lc:s=1.75,coder=rice)
+  --codec TEXT            (persistent: 3lc:s=1.75,coder=rice; blocking: bf16)
   --pull-codec TEXT       (as codec)
   --tensor VALUES         how many have a scale of their own, as layers do; 0: the buffer as a whole
                           has one (262144)
@@ -51,7 +33,8 @@ Usage: mpirun -n N gradwire-perftest [OPTION...]
   --threads N             that encode and decode on each rank (1)
   --seed N                of stochastic codecs (0)
   --timeout SECONDS       for a rank that is silent (600)
-  --check                 also: results have the same bits on all ranks, lossless codecs are exact
+  --check                 also: results have the same bits on all ranks, and are those of
+                          MPI_Allreduce where all codecs are raw
 
 Columns, as in nccl-tests: time is that of the slowest rank; algbw = size / time; busbw = algbw *
 2 (N - 1) / N; error: of one repetition's result, norm of the difference to MPI_Allreduce's over the
@@ -91,11 +74,11 @@ std::optional<std::string> parse(int argc, char** argv, Options& options) {
       {"--min", {[&](auto text) { return parse_size(text, options.min_bytes); }, kSize}},
       {"--max", {[&](auto text) { return parse_size(text, options.max_bytes); }, kSize}},
       {"--factor",
-       {[&](auto text) { return parse_number(text, options.factor) && options.factor > 1; },
+       {[&](auto text) { return parse_whole(text, options.factor) && options.factor > 1; },
         "numbers above 1"}},
       {"--codec", {[&](auto text) { return collective.codec = text, true; }, ""}},
       {"--pull-codec", {[&](auto text) { return collective.pull_codec = text, true; }, ""}},
-      {"--tensor", {[&](auto text) { return parse_number(text, options.tensor_values); }, kCount}},
+      {"--tensor", {[&](auto text) { return parse_whole(text, options.tensor_values); }, kCount}},
       {"--exchange", {[&](auto text) { return collective.exchange = text, true; }, ""}},
       {"--mode",
        {[&](auto text) {
@@ -111,27 +94,29 @@ std::optional<std::string> parse(int argc, char** argv, Options& options) {
       {"--input", {[&](auto text) { return options.input = text, true; }, ""}},
       {"--repetitions",
        {[&](auto text) {
-          return parse_number(text, options.repetitions) && options.repetitions > 0;
+          return parse_whole(text, options.repetitions) && options.repetitions > 0;
         },
         "whole numbers above 0"}},
       {"--warmups",
-       {[&](auto text) { return parse_number(text, options.warmups) && options.warmups >= 0; },
+       {[&](auto text) { return parse_whole(text, options.warmups) && options.warmups >= 0; },
         kCount}},
       {"--plain-repetitions",
        {[&](auto text) {
-          return parse_number(text, options.plain_repetitions) && options.plain_repetitions >= 0;
+          return parse_whole(text, options.plain_repetitions) && options.plain_repetitions >= 0;
         },
         kCount}},
-      {"--threads", {[&](auto text) { return parse_number(text, collective.threads); }, kCount}},
-      {"--seed", {[&](auto text) { return parse_number(text, collective.seed); }, kCount}},
+      {"--threads", {[&](auto text) { return parse_whole(text, collective.threads); }, kCount}},
+      {"--seed", {[&](auto text) { return parse_whole(text, collective.seed); }, kCount}},
       {"--timeout",
        {[&](auto text) {
-          return parse_number(text, collective.timeout_seconds) && collective.timeout_seconds > 0;
+          return parse_whole(text, collective.timeout_seconds) && collective.timeout_seconds > 0;
         },
         "numbers of seconds above 0"}},
   };
+  std::set<std::string_view> given;
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
+    if (!given.insert(name).second) return std::string(name) + " is given twice";
     if (name == "--check") {
       options.check = true;
       continue;
@@ -143,6 +128,9 @@ std::optional<std::string> parse(int argc, char** argv, Options& options) {
       return std::string(name) + ": '" + argv[i] + "' is not valid; valid are " +
              found->second.valid;
     }
+  }
+  if (collective.codec.empty()) {
+    collective.codec = options.persistent ? "3lc:s=1.75,coder=rice" : mpi::kCodecWithoutResidual;
   }
   for (const std::string& codec : {collective.codec, collective.pull_codec}) {
     if (codec.empty()) continue;

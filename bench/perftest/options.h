@@ -9,7 +9,7 @@
 namespace gradwire::perftest {
 
 struct Options {
-  mpi::Options collective = {.codec = "3lc:s=1.75,coder=rice", .timeout_seconds = 600};
+  mpi::Options collective = {.timeout_seconds = 600};
   bool persistent = true;  // false: blocking calls, without error feedback
   Reduction reduction = Reduction::kSum;
   uint64_t min_bytes = 1 << 20;  // of float32

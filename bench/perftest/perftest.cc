@@ -62,6 +62,8 @@ uint64_t digest(const std::vector<float>& values) {
   return hash;
 }
 
+bool is_lossless(const std::string& codec) { return Codec::parse(codec).value()->info().lossless; }
+
 bool same_on_all_ranks(const std::vector<float>& values) {
   uint64_t ends[2] = {digest(values), ~digest(values)};
   MPI_Allreduce(MPI_IN_PLACE, ends, 2, MPI_UINT64_T, MPI_MAX, MPI_COMM_WORLD);
@@ -163,9 +165,12 @@ class Measurement {
       std::fprintf(stderr, "rank %u: results differ between ranks\n", ranks_.rank);
       return false;
     }
-    const bool lossless =
-        options_.collective.codec == "raw" &&
-        (options_.collective.pull_codec.empty() || options_.collective.pull_codec == "raw");
+    const mpi::Options& collective = options_.collective;
+    const std::string& pull =
+        collective.pull_codec.empty() ? collective.codec : collective.pull_codec;
+    const Result<ExchangeChoice> exchange = ExchangeChoice::parse(collective.exchange);
+    const bool lossless = is_lossless(collective.codec) && is_lossless(pull) &&
+                          is_lossless(exchange.value().within_codec());
     if (!has_exact || !lossless) return true;
     return relative_error(output_, exact_) < 1e-6;
   }

@@ -37,7 +37,8 @@ typedef int32_t gw_op;
 #define GW_AVERAGE 1
 
 typedef struct gw_mpi_options {
-  const char* codec;      /* NULL: the default_codec of the exchange's gw_exchange_info */
+  const char* codec; /* NULL: the default_codec of the exchange's gw_exchange_info in persistent
+                        operations; "bf16" in others, which keep no residual */
   const char* pull_codec; /* NULL: as codec */
   const char* exchange;   /* of gw_allreduce: "sharded", or another of gw_exchange_info_at, such as
                              "hierarchical:between=ring,ranks=4" (without parameters: sharded

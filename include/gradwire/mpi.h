@@ -40,6 +40,10 @@ namespace gradwire::mpi {
 
 inline constexpr double kDefaultTimeout = 60;
 
+// The codec of blocking and non-blocking operations whose options name none. They keep no residual,
+// and the default codecs of exchanges are made for one.
+inline constexpr std::string_view kCodecWithoutResidual = "bf16";
+
 // Drives one exchange over a communicator, with non-blocking sends and receives of any size. Before
 // the first step the ranks compare what they are about to exchange. If it differs, every rank gets
 // kPeerMismatch, which names two ranks and the difference.
@@ -109,7 +113,9 @@ class GRADWIRE_EXPORT Engine {
 };
 
 struct Options {
-  std::string codec = {};       // empty: that of the exchange, ExchangeInfo::default_codec
+  // Empty: that of the exchange (ExchangeInfo::default_codec) in persistent operations,
+  // kCodecWithoutResidual in others.
+  std::string codec = {};
   std::string pull_codec = {};  // empty: as codec
   // For all-reduce: one of exchanges() with its parameters, such as
   // "hierarchical:between=ring,ranks=4". Without `ranks`, a machine is a group of ranks as
@@ -171,9 +177,9 @@ class GRADWIRE_EXPORT Operation {
 // - If one rank alone fails (an unknown codec, too many threads), the others learn the reason.
 //
 // Blocking and non-blocking operations keep no residual: the part that the codec leaves out is
-// lost, and "ef=on" in the codec is kInvalidArgument. Error feedback, which training needs, works
-// only with the persistent operation that a function `*_init` makes and that is started in each
-// step.
+// lost, and "ef=on" in the codec is kInvalidArgument. Without a codec they send bf16. Error
+// feedback, which training needs, works only with the persistent operation that a function `*_init`
+// makes and that is started in each step.
 
 // Sum or average over all ranks of `count` values. TernGrad's exchange averages; its sum is the
 // average times the number of ranks, rounded once more.

@@ -4,6 +4,7 @@
 #include <array>
 #include <iterator>
 #include <utility>
+#include <vector>
 
 #include "base/parse.h"
 #include "base/return_if_error.h"
@@ -67,14 +68,22 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
   const bool has_parameters = text.find(':') != std::string_view::npos;
   ExchangeChoice choice;
   choice.info_ = find_info(take_until(text, ':'));
-  if (choice.info_ == nullptr || (has_parameters && text.empty())) return invalid;
+  if (choice.info_ == nullptr || (has_parameters && text.empty()) || text.ends_with(',')) {
+    return invalid;
+  }
   choice.inner_ = choice.info_->between_machines ? exchange_entries::sharded.info : choice.info_;
+  std::vector<std::string_view> given;
   while (!text.empty()) {
     const std::string_view rest = text;  // from this key on
     std::string_view value = take_until(text, ',');
     const std::string_view key = take_until(value, '=');
     if (std::ranges::count(choice.info_->parameters, key, &CodecParameter::name) == 0)
       return invalid;
+    if (std::ranges::count(given, key) > 0) {
+      return Status(StatusCode::kInvalidArgument,
+                    "an exchange's parameter '" + std::string(key) + "' is given twice");
+    }
+    given.push_back(key);
     if (key == "between" || key == "within") {
       const ExchangeInfo* found = find_info(value);
       if (found == nullptr || found->between_machines) return invalid;

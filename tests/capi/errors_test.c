@@ -81,6 +81,12 @@ static void check_null(void) {
   CHECK_FAILS(gw_compressor_encode(NULL, x, kN, GW_F32, 0, frame, sizeof(frame), &size, NULL),
               GW_INVALID_ARGUMENT, "compressor is NULL");
   CHECK_FAILS(gw_layout_create(NULL, 1, 1, NULL, &layout), GW_INVALID_ARGUMENT, "tensors is NULL");
+  {
+    const uint64_t dims[2] = {4, 5};
+    const gw_tensor twice[2] = {{"w", dims, 2}, {"w", dims, 1}};
+    CHECK_FAILS(gw_layout_create(twice, 2, 1, NULL, &layout), GW_INVALID_ARGUMENT,
+                "two tensors have the name 'w'");
+  }
   CHECK_FAILS(gw_exchange_create(NULL, 0, NULL, &exchange), GW_INVALID_ARGUMENT, "layout is NULL");
   CHECK_FAILS(gw_exchange_start(NULL, x, kN, 0), GW_INVALID_ARGUMENT, "exchange is NULL");
   gw_codec_free(codec);

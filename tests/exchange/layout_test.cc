@@ -203,6 +203,20 @@ TEST(Layout, RefusesWhatNoRankCouldUse) {
   EXPECT_EQ(Layout::create(kTensors, 65536, {}).status().code(), StatusCode::kInvalidArgument);
 }
 
+TEST(Layout, RefusesTwoTensorsOfOneName) {
+  for (const char* name : {"a", ""}) {
+    for (const LayoutOptions& options :
+         {LayoutOptions{}, LayoutOptions{.servers = 1}, LayoutOptions{.cut = Cut::kRows}}) {
+      const std::vector<TensorInfo> tensors = {{name, {5, 2}}, {"b", {3}}, {name, {0}}};
+      const Status status = Layout::create(tensors, 2, options).status();
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_EQ(status.message(),
+                "two tensors have the name '" + std::string(name) + "'; give each its own");
+      EXPECT_TRUE(Layout::create({tensors[0], tensors[1]}, 2, options).ok());
+    }
+  }
+}
+
 TEST(Layout, DescriptionsDifferWhereLayoutsDo) {
   std::set<std::string> seen;
   EXPECT_TRUE(seen.insert(make(2).describe()).second);

@@ -175,11 +175,18 @@ TEST(ExchangeChoice, TextsAreReadAndWritten) {
   for (const char* text :
        {"", "star", "ring:ranks=2", "hierarchical:", "hierarchical:between=star",
         "hierarchical:between=hierarchical", "hierarchical:within=star",
-        "hierarchical:within=hierarchical", "hierarchical:colour=red", "hierarchical:ring"}) {
+        "hierarchical:within=hierarchical", "hierarchical:colour=red", "hierarchical:ring",
+        "hierarchical:ranks=2,", "hierarchical:ranks=2,,within=ring"}) {
     const Status status = ExchangeChoice::parse(text).status();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << text;
     EXPECT_NE(status.message().find("hierarchical[:between="), std::string::npos)
         << status.message();
+  }
+  for (const char* text : {"hierarchical:ranks=2,ranks=4", "hierarchical:between=ring,between=ring",
+                           "hierarchical:within=ring,ranks=2,within=sharded"}) {
+    EXPECT_NE(ExchangeChoice::parse(text).status().message().find("is given twice"),
+              std::string::npos)
+        << text;
   }
 }
 

@@ -42,6 +42,13 @@ TEST(ExchangeChoice, WithoutACodecEachExchangeTakesItsDefault) {
     ASSERT_TRUE(operation.ok()) << exchange->name << ": " << operation.status().message();
     EXPECT_EQ(operation.value().layout().segments()[0].push_codec->text(),
               Codec::parse(exchange->default_codec).value()->text());
+    // What keeps no residual must not take a codec that needs one.
+    Result<Operation> started =
+        iall_reduce(MPI_IN_PLACE, values.data(), kN, Dtype::kFloat32, Reduction::kAverage,
+                    MPI_COMM_WORLD, {.exchange = std::string(exchange->name)});
+    ASSERT_TRUE(started.ok()) << exchange->name << ": " << started.status().message();
+    EXPECT_EQ(started.value().layout().segments()[0].push_codec->text(), kCodecWithoutResidual);
+    EXPECT_TRUE(started.value().wait().ok());
   }
 }
 

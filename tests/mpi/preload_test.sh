@@ -68,6 +68,33 @@ printf 'codec = bf16\ncolour = red\n' >"$config"
 run GRADWIRE_MPI_CONFIG="$config" --
 ((status != 0))
 expect "config:2: 'colour = red' is no line"
+
+# refused TEXT LINE...: the file of these lines ends the job, also one that makes no large call.
+refused() {
+  printf '%s\n' "${@:2}" >"$config"
+  run GRADWIRE_MPI_CONFIG="$config" --
+  ((status != 0)) || { printf 'taken: %s\n' "${*:2}" >&2 && exit 1; }
+  expect "$1"
+}
+size="valid is a size such as 100, 64K, 1M, 2G"
+refused "config:2: min-bytes is '1X'; $size" 'codec = bf16' 'min-bytes = 1X'
+refused "config:2: min-bytes is '-1'; $size" 'codec = bf16' 'min-bytes = -1'
+refused "config:2: min-bytes is '17179869184G'; $size" 'codec = bf16' 'min-bytes = 17179869184G'
+refused "config:3: codec is given twice, first in line 1" 'codec = bf16' 'seed = 1' 'codec = raw'
+refused "config:2: threads is 'two'; valid is a whole number" 'codec = bf16' 'threads = two'
+refused "config:2: codec is ''; valid is a codec" '# the codec' 'codec ='
+small='min-bytes = 1G' # no call is large enough to use the options
+refused "config: threads must be 1 to 256, got 0" 'codec = bf16' 'threads = 0' "$small"
+refused "config: " 'codec = bf16' 'timeout = -1' "$small"
+refused "config: 'star' is no exchange" 'codec = bf16' 'exchange = star' "$small"
+refused "parameter 'ranks' is given twice" 'codec = bf16' 'exchange = hierarchical:ranks=2,ranks=3'
+refused "config: '3lc:ef=on': error feedback works only" 'codec = 3lc:ef=on' "$small"
+refused "config: unknown codec 'bf17'" 'codec = bf16' 'pull-codec = bf17' "$small"
+printf 'codec=bf16\nmin-bytes=1K\nthreads=2\ntimeout=1.5' >"$config"
+run GRADWIRE_MPI_CONFIG="$config" --
+((status == 0))
+expect "compressed from 1024 bytes on"
+
 run GRADWIRE_MPI_CONFIG="$folder/none" --
 ((status != 0))
 expect "none: can't be read"

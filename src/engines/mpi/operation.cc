@@ -27,7 +27,9 @@ Result<std::string> without_residual(const std::string& text) {
 Result<Layout> make_layout(const Request& request, const Options& options,
                            const ExchangeInfo& exchange, Memory memory, uint32_t world) {
   LayoutOptions chosen{.codec = options.codec, .pull_codec = options.pull_codec};
-  if (chosen.codec.empty()) chosen.codec = exchange.default_codec;
+  if (chosen.codec.empty()) {
+    chosen.codec = memory == Memory::kForgets ? kCodecWithoutResidual : exchange.default_codec;
+  }
   std::vector<TensorInfo> tensors;
   if (request.collective != Collective::kAllReduce) {
     for (uint32_t r = 0; r < world; ++r) {

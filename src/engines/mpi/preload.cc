@@ -4,10 +4,13 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,7 +21,6 @@
 #include <vector>
 
 #include "base/parse.h"
-#include "base/return_if_error.h"
 #include "gradwire/mpi.h"
 
 namespace gradwire::mpi {
@@ -26,7 +28,7 @@ namespace {
 
 // Which calls are compressed, and how.
 struct Config {
-  Options options = {.codec = ""};
+  Options options;
   uint64_t min_bytes = 1 << 20;  // smaller buffers are left alone
 };
 
@@ -37,54 +39,79 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
 }
 
-// Sets the option. false: the key is unknown, or the value is invalid.
-bool set(std::string_view key, std::string_view value, Config& config) {
-  Options& options = config.options;
-  if (key == "codec" || key == "pull-codec") {
-    (key == "codec" ? options.codec : options.pull_codec) = value;
-    return !value.empty();
+// Sets an option; the return value says whether the value is valid.
+struct Key {
+  std::string_view name;
+  bool (*set)(std::string_view value, Config& config);
+  std::string_view valid;
+};
+
+constexpr Key kKeys[] = {
+    {"codec", [](std::string_view v, Config& c) { return !(c.options.codec = v).empty(); },
+     "a codec"},
+    {"pull-codec",
+     [](std::string_view v, Config& c) { return !(c.options.pull_codec = v).empty(); }, "a codec"},
+    {"exchange", [](std::string_view v, Config& c) { return !(c.options.exchange = v).empty(); },
+     "an exchange"},
+    {"min-bytes", [](std::string_view v, Config& c) { return parse_size(v, c.min_bytes); },
+     "a size such as 100, 64K, 1M, 2G (powers of 1024)"},
+    {"threads", [](std::string_view v, Config& c) { return parse_whole(v, c.options.threads); },
+     "a whole number"},
+    {"seed", [](std::string_view v, Config& c) { return parse_whole(v, c.options.seed); },
+     "a whole number"},
+    {"timeout",
+     [](std::string_view v, Config& c) { return parse_whole(v, c.options.timeout_seconds); },
+     "a number of seconds"},
+};
+
+// Reads a line `key = value`; # begins a comment. `lines`: where each key was given so far.
+Status read_line(std::string_view text, int number, std::map<std::string_view, int>& lines,
+                 Config& config) {
+  std::string_view value = trim(text.substr(0, text.find('#')));
+  if (value.empty()) return {};
+  const auto refuse = [](std::string what) { return Status(StatusCode::kInvalidArgument, what); };
+  const bool is_pair = value.find('=') != std::string_view::npos;
+  const std::string line(value);
+  const std::string_view name = trim(take_until(value, '='));
+  value = trim(value);
+  const auto key = std::ranges::find(kKeys, name, &Key::name);
+  if (!is_pair || key == std::end(kKeys)) {
+    std::string names;
+    for (const Key& known : kKeys) names += (names.empty() ? "" : ", ") + std::string(known.name);
+    return refuse("'" + line + "' is no line of key = value; keys: " + names);
   }
-  if (key == "exchange") return options.exchange = value, true;
-  if (key == "min-bytes") return parse_whole(value, config.min_bytes);
-  if (key == "threads") return parse_whole(value, options.threads);
-  if (key == "seed") return parse_whole(value, options.seed);
-  if (key == "timeout") return parse_whole(value, options.timeout_seconds);
-  return false;
+  if (const auto [before, is_new] = lines.emplace(key->name, number); !is_new) {
+    return refuse(std::string(name) + " is given twice, first in line " +
+                  std::to_string(before->second));
+  }
+  if (key->set(value, config)) return {};
+  return refuse(std::string(name) + " is '" + std::string(value) + "'; valid is " +
+                std::string(key->valid));
 }
 
-// Lines `key = value`; # begins a comment. Keys: codec (which must be there), pull-codec, exchange
-// (as ExchangeChoice::parse takes it), min-bytes, threads, seed, timeout. kInvalidArgument with
-// path and line if the file can't be read, a key is unknown or a value is invalid; also the
-// statuses of the codecs.
+// Lines `key = value`. Keys: codec (which must be there), and the others of kKeys. Fails with path
+// and line if the file can't be read, a line is no pair, a key is unknown or given twice, or a
+// value is invalid.
 Result<Config> read_config(const std::string& path) {
   std::ifstream file(path);
   if (!file) return Status(StatusCode::kInvalidArgument, path + ": can't be read");
   Config config;
+  std::map<std::string_view, int> lines;
   int number = 0;
   for (std::string text; std::getline(file, text);) {
-    ++number;
-    const std::string_view line = trim(std::string_view(text).substr(0, text.find('#')));
-    if (line.empty()) continue;
-    const size_t equals = line.find('=');
-    const bool known = equals != std::string_view::npos &&
-                       set(trim(line.substr(0, equals)), trim(line.substr(equals + 1)), config);
-    if (!known) {
-      return Status(
-          StatusCode::kInvalidArgument,
-          path + ":" + std::to_string(number) + ": '" + std::string(line) +
-              "' is no line of key = value; keys: codec, pull-codec, exchange, min-bytes, "
-              "threads, seed, timeout");
-    }
+    const Status read = read_line(text, ++number, lines, config);
+    if (read.ok()) continue;
+    return Status(read.code(), path + ":" + std::to_string(number) + ": " + read.message());
   }
   if (config.options.codec.empty()) {
     return Status(StatusCode::kInvalidArgument, path + ": has no line 'codec = ...'");
   }
-  for (const std::string& codec : {config.options.codec, config.options.pull_codec}) {
-    if (!codec.empty()) GW_RETURN_IF_ERROR(Codec::parse(codec).status());
-  }
-  GW_ASSIGN_OR_RETURN(const ExchangeChoice exchange,
-                      ExchangeChoice::parse(config.options.exchange));
-  config.options.exchange = exchange.text();
+  // A call among this rank alone finds values that no call could use, also together.
+  float value = 1;
+  const Status tried = all_reduce(MPI_IN_PLACE, &value, 1, Dtype::kFloat32, Reduction::kSum,
+                                  MPI_COMM_SELF, config.options);
+  if (!tried.ok()) return Status(tried.code(), path + ": " + tried.message());
+  config.options.exchange = ExchangeChoice::parse(config.options.exchange).value().text();
   return config;
 }
 

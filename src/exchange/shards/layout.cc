@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <unordered_set>
 
 #include "base/return_if_error.h"
 #include "gradwire/codec_choice.h"
@@ -279,6 +280,15 @@ Result<Layout> Layout::create(std::vector<TensorInfo> tensors, uint32_t world_si
   }
   for (const LayoutRule& rule : options.rules) {
     GW_RETURN_IF_ERROR(check_codec(rule.codec, options));
+  }
+
+  // Residuals find their tensors by name.
+  std::unordered_set<std::string_view> names;
+  for (const TensorInfo& tensor : tensors) {
+    if (!names.insert(tensor.name).second) {
+      return Status(StatusCode::kInvalidArgument,
+                    "two tensors have the name '" + tensor.name + "'; give each its own");
+    }
   }
 
   Layout layout;
