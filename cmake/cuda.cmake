@@ -1,16 +1,7 @@
-# gradwire::cuda is built where nvcc is found. As part of another project it is built only on
-# request, because the kernels take minutes to compile.
-if(PROJECT_IS_TOP_LEVEL)
-  set(gradwire_cuda_default AUTO)
-else()
-  set(gradwire_cuda_default OFF)
-endif()
-set(GRADWIRE_CUDA ${gradwire_cuda_default} CACHE STRING
-  "The codecs on the GPU: ON, OFF, or AUTO: where nvcc is found")
-set_property(CACHE GRADWIRE_CUDA PROPERTY STRINGS AUTO ON OFF)
+# gradwire::cuda is built on request alone, because the kernels take minutes to compile.
+option(GRADWIRE_CUDA "The codecs on the GPU; needs nvcc 12.0 or newer, takes minutes" OFF)
 
 set(GRADWIRE_HAS_CUDA OFF)
-set(why_not "GRADWIRE_CUDA is OFF")
 if(GRADWIRE_CUDA AND GRADWIRE_SANITIZE)
   set(why_not "nvcc knows no sanitizer")
 elseif(GRADWIRE_CUDA)
@@ -44,8 +35,8 @@ if(GRADWIRE_HAS_CUDA)
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   message(STATUS "gradwire: the codecs on the GPU are built, with nvcc ${nvcc_version} for ${CMAKE_CUDA_ARCHITECTURES}")
-elseif(GRADWIRE_CUDA AND NOT GRADWIRE_CUDA STREQUAL "AUTO")
+elseif(GRADWIRE_CUDA)
   message(FATAL_ERROR "GRADWIRE_CUDA is ${GRADWIRE_CUDA}, but ${why_not}")
 else()
-  message(STATUS "gradwire: the codecs on the GPU are not built (${why_not})")
+  message(STATUS "gradwire: the codecs on the GPU are not built (-DGRADWIRE_CUDA=ON builds them)")
 endif()

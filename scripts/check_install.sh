@@ -124,9 +124,22 @@ echo '#include <gradwire/gradwire.h>' |
   c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$prefix/include" -x c++ -
 build_project c shared
 build_project cpp shared
+say "docs/c.md, without root"
+(
+  unset PKG_CONFIG_PATH
+  export HOME=$examples/home
+  # shellcheck disable=SC2016 # backquotes of Markdown
+  block=$(sed -n '/^Without root/,/^A CMake/{/^```sh/,/^```/{/^```/d;p}}' docs/c.md)
+  [[ $block == *"cmake --install build "* ]]
+  cd "$examples" && mkdir -p home && ln -sfn ../../examples examples && ln -sfn "$build" build
+  bash -euc "$block" | tail -n 1
+)
 if [[ -f $prefix/lib/libgradwire_mpi.so ]]; then
   build_mpi shared
   compile_mpi shared
+  # As docs/mpi.md has it.
+  # shellcheck disable=SC2046 # flags are words
+  mpicxx -std=c++20 -fsyntax-only examples/mpi_training.cc $(pkg-config --cflags gradwire_mpi)
 fi
 
 say another language, without a compiler: the same bytes as the Python module makes
@@ -159,6 +172,27 @@ if(gradwire_FOUND)
   message(FATAL_ERROR "gradwire 99.0 was found")
 endif()' >"$examples/newer/CMakeLists.txt"
 cmake -S "$examples/newer" -B "$examples/newer/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix"
+
+say components that are not there
+# refused_component NAME REASON ARGUMENTS...: CMake gives the reason.
+refused_component() {
+  local folder=$examples/component-$1 said
+  mkdir -p "$folder"
+  echo "cmake_minimum_required(VERSION 3.16)
+project(user LANGUAGES CXX)
+find_package(gradwire CONFIG REQUIRED COMPONENTS $1)" >"$folder/CMakeLists.txt"
+  rm -rf "$folder/build"
+  ! said=$(cmake -S "$folder" -B "$folder/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" "${@:3}" \
+    2>&1) || { echo "component $1 was found" >&2 && return 1; }
+  [[ $(tr -s ' \n' ' ' <<<"$said") == *"component $1: $2"* ]] || { echo "$said" >&2 && return 1; }
+}
+refused_component cuda "this gradwire was built without CUDA, so build it with -DGRADWIRE_CUDA=ON"
+refused_component mpl "there are mpi and cuda alone"
+if [[ -f $prefix/lib/libgradwire_mpi.so ]]; then
+  refused_component mpi "CMake found no MPI here" -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON
+else
+  refused_component mpi "this gradwire was built without MPI, so build it with -DGRADWIRE_MPI=ON"
+fi
 
 say manual pages
 for page in gradwire gw_encode gw_exchange_receive; do

@@ -173,7 +173,7 @@ check_source_tarball() {
   mkdir "$folder"
   tar -x -C "$folder" -f "$dist/$name-src.tar.gz"
   CCACHE_BASEDIR=$folder/$name cmake -S "$folder/$name" -B "$folder/$name/build/check" -G Ninja \
-    -DGRADWIRE_TESTS=OFF -DGRADWIRE_MPI=OFF -DGRADWIRE_CUDA=OFF -DCMAKE_INSTALL_LIBDIR=lib
+    -DGRADWIRE_TESTS=OFF -DGRADWIRE_MPI=OFF -DCMAKE_INSTALL_LIBDIR=lib
   CCACHE_BASEDIR=$folder/$name cmake --build "$folder/$name/build/check" -j "$(nproc)"
   cmake --install "$folder/$name/build/check" --prefix "$folder/prefix"
   cc -std=c99 "$folder/$name/examples/c/average.c" -I "$folder/prefix/include" \

@@ -15,7 +15,8 @@ struct ExchangeInfo {
   std::string_view name;
   std::string_view summary;
   std::string_view source;  // paper and section
-  // The codec to take where the user names none; with parameters, that of ExchangeChoice::inner().
+  // The codec to take where the user names none and residuals are kept from step to step; with
+  // parameters, that of ExchangeChoice::inner().
   std::string_view default_codec;
   // Whether it can give the sum over the ranks instead of the average.
   bool sums = true;

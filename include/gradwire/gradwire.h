@@ -238,7 +238,7 @@ GW_API gw_status gw_compressor_set_residual(gw_compressor* compressor, const flo
 
 /* A tensor of a bucket (the floats of all tensors, one after the other). */
 typedef struct gw_tensor {
-  const char* name;
+  const char* name;     /* that of no other tensor of the bucket: residuals belong to names */
   const uint64_t* dims; /* its shape */
   size_t dim_count;
 } gw_tensor;
@@ -275,7 +275,8 @@ GW_API void gw_layout_options_init(gw_layout_options* options);
 typedef struct gw_layout gw_layout;
 
 /* options: NULL for the defaults. GW_UNKNOWN_CODEC, GW_BAD_PARAMETER, GW_LIMIT_EXCEEDED.
-   GW_INVALID_ARGUMENT: also if world_size is 0 or a direction is no gw_direction. */
+   GW_INVALID_ARGUMENT: also if world_size is 0, a direction is no gw_direction, or two tensors have
+   one name. */
 GW_API gw_status gw_layout_create(const gw_tensor* tensors, size_t tensor_count,
                                   uint32_t world_size, const gw_layout_options* options,
                                   gw_layout** layout);
@@ -317,10 +318,11 @@ typedef struct gw_exchange gw_exchange;
 typedef struct gw_exchange_info {
   const char* name;
   const char* summary;
-  const char* source;        /* paper and section */
-  const char* default_codec; /* the codec to take where the user names none */
-  int sums;                  /* whether it can give the sum instead of the average */
-  int updates;               /* whether it takes a gw_shard_update */
+  const char* source; /* paper and section */
+  const char*
+      default_codec; /* the codec to take where the user names none and residuals are kept */
+  int sums;          /* whether it can give the sum instead of the average */
+  int updates;       /* whether it takes a gw_shard_update */
   const gw_parameter_info* parameters;
   size_t parameter_count;
 } gw_exchange_info;

@@ -88,8 +88,8 @@ struct Segment {
 // computes the same layout from the same tensors, world size and options.
 class GRADWIRE_EXPORT Layout {
  public:
-  // kInvalidArgument, kUnknownCodec (also: a goal without `chosen`), kBadParameter, kLimitExceeded
-  // (more than kMaxNumel values).
+  // kInvalidArgument (also: two tensors of one name), kUnknownCodec (also: a goal without
+  // `chosen`), kBadParameter, kLimitExceeded (more than kMaxNumel values).
   static Result<Layout> create(std::vector<TensorInfo> tensors, uint32_t world_size,
                                const LayoutOptions& options);
 

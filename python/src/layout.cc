@@ -90,7 +90,8 @@ void bind_layout(nb::module_& module) {
   nb::class_<PyLayout>(
       module, "Layout",
       "How a bucket is cut into segments, who owns each, and their codecs.\n\n"
-      "tensors: (name, dims) in the order in which they lie in the bucket. raw_codec: the codec of "
+      "tensors: (name, dims) in the order in which they lie in the bucket; no two have one name. "
+      "raw_codec: the codec of "
       "raw tensors, 'bf16' or 'fp16' if the values are of these types. owner: if given, the one of "
       "the `servers` that owns everything. chosen: if given, codecs may be goals "
       "('auto:bits=0.5'); (direction, tensor, codec) says what was chosen so far. rows: every "

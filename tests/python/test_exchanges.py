@@ -169,6 +169,14 @@ def test_what_does_not_fit_is_refused(
     assert has_code(error, "invalid_argument")
 
 
+def test_two_tensors_of_one_name_are_refused() -> None:
+    """A residual that is imported would go to the first of them alone."""
+    for name in ("w", ""):
+        with pytest.raises(GradwireError, match=f"two tensors have the name '{name}'") as error:
+            Layout([(name, [64, 64]), ("b", [3]), (name, [64, 64])], 2, "3lc")
+        assert has_code(error, "invalid_argument")
+
+
 def test_more_ranks_than_the_sums_have_levels_are_refused() -> None:
     with pytest.raises(GradwireError, match="at most 8191 ranks"):
         Exchange(Layout(TENSORS, 8192, "terngrad"), 0, "terngrad")

@@ -1,10 +1,12 @@
-"""cmake/platform.cmake refuses processors for which gradwire can't be built, in plain words."""
+"""What cmake/platform.cmake refuses, in plain words, and what cmake/cuda.cmake leaves out."""
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+CUDA = Path(__file__).parents[2] / "cmake" / "cuda.cmake"
 SCRIPT = Path(__file__).parents[2] / "cmake" / "platform.cmake"
 
 
@@ -48,3 +50,15 @@ def test_an_unknown_byte_order_is_said() -> None:
         "static_assert(std::endian::native =="
         in (SCRIPT.parents[1] / "src" / "base" / "endian.h").read_text()
     )
+
+
+def test_the_codecs_on_the_gpu_are_built_on_request_alone(tmp_path: Path) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\necho release 13.0\n")
+    nvcc.chmod(0o755)
+    environment = {**os.environ, "CUDACXX": str(nvcc), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["cmake", "-P", str(CUDA)], capture_output=True, text=True, check=True, env=environment
+    )
+    assert "the codecs on the GPU are not built (-DGRADWIRE_CUDA=ON builds them)" in done.stdout
+    assert not (tmp_path / "asked").exists()
