@@ -17,6 +17,7 @@ from gradwire.train.page.figure import line, log_axis
 from gradwire.train.page.html_file import draw
 from gradwire.train.records import RankRecord, StepCosts
 from gradwire.train.report import Report
+from gradwire.train.verdict import verdict
 from test_train_report import MODELLED, PARAMETERS, SETTINGS, SHAPED, assemble, records, seeds
 
 STEP_SECONDS = (0.25, 0.5, 0.75, 2.0)  # when the steps end
@@ -92,6 +93,39 @@ def test_the_numbers_are_those_of_the_json(tmp_path: Path) -> None:
     assert parts["the whole step"] == pytest.approx(1e3 * own["seconds"] / 4)
     bars = [parts[name] for name in list(parts)[:-1]]
     assert sum(bars) == pytest.approx(parts["the whole step"])
+
+
+def test_the_page_begins_with_a_verdict(tmp_path: Path) -> None:
+    shown = made()
+    said = (
+        "3lc came to 74.50% first, after 2.0 s, 4.0 times as fast as raw (8.0 s); it ended with "
+        "75.00%, raw with 75.00%."
+    )
+    text = without_library(written(tmp_path, shown))
+    assert text.index(said) < text.index("<table>")
+    modelled = replace(shown, conditions=MODELLED)
+    assert "after 2.0 s (modelled times), 4.0" in verdict(modelled)
+    swapped = replace(shown, results=shown.results[::-1])
+    assert verdict(swapped).startswith(
+        "3lc came to 74.50% first, after 2.0 s, so compression did not pay here; next came raw, "
+        "after 8.0 s. 3lc ended with 75.00%."
+    )
+    unreached = replace(shown, settings=replace(shown.settings, until=0.9))
+    assert verdict(unreached) == "None came to 90.00%; raw ended with 75.00%."
+    alone = replace(shown, results=shown.results[:1])
+    assert verdict(alone) == ""
+    assert "verdict" not in without_library(written(tmp_path, alone)).partition("</style>")[2]
+
+
+def test_no_run_that_diverged_is_called_the_first() -> None:
+    raw, small = made().results
+    lost = replace(small, final=None, diverged=4)
+    assert verdict(replace(made(), results=[raw, lost])).startswith("raw came to 74.50% first")
+    assert verdict(replace(made(), results=[replace(raw, final=None), small])) == ""
+    slow = replace(raw, evaluations=[])
+    until = replace(made().settings, until=0.7)
+    made_up = replace(made(), settings=until, results=[slow, small])
+    assert "where raw did not come; it ended with 75.00%" in verdict(made_up)
 
 
 def test_layers_with_their_bits_and_what_went_raw(tmp_path: Path) -> None:

@@ -149,9 +149,16 @@ def test_the_command(tmp_path: Path) -> None:
     assert "lenet on fashion-mnist: test accuracy" in shown.out
     row = next(line.split() for line in shown.out.splitlines() if "raw/int8" in line)
     assert row[1:9] == ["2", "0", "0", "62.50%", "50.00%", "75.00%", "32", "8"]
+    assert row[-1] == "1.5"
+    assert "seconds: of a run, the mean of those that came to their end; measured" in shown.out
     assert (tmp_path / "frontier-lenet-fashion-mnist.png").stat().st_size > 10_000
     (task,) = run_command("report", str(folder), "--json").json["tasks"]
     assert [one["mean"] for one in task["series"]] == [0.5, 0.625]
+    assert [one["seconds"] for one in task["series"]] == [1.5, 1.5]
+    modelled = folder / "raw_int8-4.json"
+    modelled.write_text(json.dumps(json.loads(modelled.read_text()) | {"times": "modelled"}))
+    (task,) = run_command("report", str(folder), "--json").json["tasks"]
+    assert task["times"] == "measured and modelled"
     assert run_command("report", str(tmp_path / "none")).code == 1
 
 

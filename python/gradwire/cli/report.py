@@ -28,7 +28,7 @@ def report(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare finished trainings: bits a value and the metric at the end, over all seeds."""
+    """Compare finished trainings: the metric at the end, bits a value, seconds, over all seeds."""
     if page_path is not None:
         page.check(page_path)
     documents = read_documents(places)
@@ -57,6 +57,7 @@ def _described(task: Task) -> dict[str, Any]:
         "model": task.model,
         "data": task.data,
         "metric": task.metric.name,
+        "times": task.times,
         "series": series,
     }
 
@@ -71,6 +72,7 @@ def _numbers(series: Series) -> dict[str, Any]:
         "mean": fmean(finals) if finals else None,
         "lowest": min(finals, default=None),
         "highest": max(finals, default=None),
+        "seconds": mean_of(series.runs, lambda run: run.seconds),
         "push_bits": mean_of(series.runs, lambda run: run.push_bits_per_value),
         "pull_bits": mean_of(series.runs, lambda run: run.pull_bits_per_value),
         "push_payload_bits": mean_of(series.runs, lambda run: run.push_payload_bits),
@@ -89,6 +91,10 @@ def _print(task: Task) -> None:
         bits = [significant(n[key]) for key in ("push_bits", "pull_bits")]
         payload = [significant(n[key]) for key in ("push_payload_bits", "pull_payload_bits")]
         metric = [value(n[key]) for key in ("mean", "lowest", "highest")]
-        rows.append((n["label"], n["runs"], n["diverged"], n["failed"], *metric, *bits, *payload))
+        seconds = "-" if n["seconds"] is None else f"{n['seconds']:.1f}"
+        states = (n["runs"], n["diverged"], n["failed"])
+        rows.append((n["label"], *states, *metric, *bits, *payload, seconds))
     columns = ("codec", "runs", "diverged", "failed", "mean", "lowest", "highest")
-    print_table((*columns, "bits push", "bits pull", "payload push", "payload pull"), rows)
+    bits_of = ("bits push", "bits pull", "payload push", "payload pull")
+    print_table((*columns, *bits_of, "seconds"), rows)
+    say(f"seconds: of a run, the mean of those that came to their end; {task.times}")

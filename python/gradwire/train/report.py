@@ -148,6 +148,12 @@ class Report:
         reached = (e["seconds"] for e in result.evaluations if metric.reached(e["value"], goal))
         return next(reached, None)
 
+    def mean_time_to_goal(self, codec: str) -> float | None:
+        """None if a run of the codec did not reach the goal."""
+        times = [self.time_to_goal(result) for result in self.by_codec()[codec]]
+        reached = [time for time in times if time is not None]
+        return fmean(reached) if len(reached) == len(times) else None
+
     @property
     def times(self) -> str:
         return "modelled" if self.conditions.modelled else "measured"

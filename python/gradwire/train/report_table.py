@@ -43,12 +43,14 @@ def columns(report: Report) -> dict[str, Callable[[Results], str]]:
         cells["±"] = lambda results: _spread(metric, results)
     cells |= {
         f"{'modelled' if report.conditions.modelled else 'wall'} seconds": mean(
-            lambda seconds: "-" if seconds is None else f"{seconds:.1f}", lambda r: r.seconds
+            _seconds, lambda r: r.seconds
         ),
         "speed-up": lambda results: _ratio(report.speedup(results[0].codec)),
     }
     if (goal := report.goal) is not None:
-        cells[f"s to {metric.text(goal)}"] = lambda results: _time_to_goal(report, results)
+        cells[f"s to {metric.text(goal)}"] = lambda results: _seconds(
+            report.mean_time_to_goal(results[0].codec)
+        )
     cells |= {
         "MB": mean(_megabytes, _sent_bytes),
         "bits push": mean(_number, lambda r: r.push_bits_per_value),
@@ -220,10 +222,8 @@ def _megabytes(count: float | None) -> str:
     return "-" if count is None else _number(count / 1e6)
 
 
-def _time_to_goal(report: Report, results: Results) -> str:
-    """The mean time to the goal, if every run reached it."""
-    times = [time for result in results if (time := report.time_to_goal(result)) is not None]
-    return f"{fmean(times):.1f}" if len(times) == len(results) else "-"
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _ratio(value: float | None) -> str:

@@ -94,11 +94,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Task:
-    """What some runs have in common."""
+    """What some runs have in common. times: whether their seconds are measured, or modelled, or
+    `measured and modelled`."""
 
     model: str
     data: str
     series: list[Series]
+    times: str = "measured"
 
     @property
     def metric(self) -> Metric:
@@ -160,7 +162,8 @@ def tasks_of(documents: Sequence[dict[str, Any]]) -> list[Task]:
                 label = ", ".join([result.codec, *differing])
                 runs.setdefault(label, {})[result.seed] = result
         series = [Series(label, list(of_label.values())) for label, of_label in runs.items()]
-        tasks.append(Task(model, data, series))
+        times = " and ".join(sorted({document["times"] for document in own}))
+        tasks.append(Task(model, data, series, times))
     return tasks
 
 

@@ -20,6 +20,7 @@ from gradwire.train.page.figure import Figure
 from gradwire.train.report import Report
 from gradwire.train.report_table import columns, footnotes
 from gradwire.train.settings import format_bandwidth
+from gradwire.train.verdict import verdict
 
 # A browser then takes nothing from outside, whatever the file holds.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
@@ -99,6 +100,7 @@ def _section(
 ) -> str:
     title = f"<h2>{_escape(_task(report))}</h2>" if has_title else ""
     notes = "".join(f"<li>{_escape(note)}</li>" for note in footnotes(report))
+    said = f'<p class="verdict">{_escape(text)}</p>' if (text := verdict(report)) else ""
     cells = columns(report)
     rows = [[cell(results) for cell in cells.values()] for results in report.by_codec().values()]
     pictures = "\n".join(
@@ -106,8 +108,9 @@ def _section(
     )
     return f"""<section>
 {title}
+{said}
 <p>{_escape(_circumstances(report))}</p>
-<div class="wide">{_table(cells, rows)}</div>
+{_wide("What the runs ended with", _table(cells, rows))}
 <details><summary>Notes on the table</summary><ul>{notes}</ul></details>
 <div class="figures">
 {pictures}
@@ -128,14 +131,24 @@ def _picture(figure: Figure, number: int) -> str:
 {plot}
 <figcaption>{_escape(figure.text)}</figcaption>
 <details><summary>Numbers{thinned}</summary>
-<div class="wide">{_table(figure.columns, rows)}</div></details>
+{_wide(f"Numbers of {figure.title}", _table(figure.columns, rows))}</details>
 </figure>"""
+
+
+def _wide(label: str, table: str) -> str:
+    """A table that scrolls sideways where it is wider than the screen, also by keys."""
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{_escape(label)}">{table}</div>'
+    )
 
 
 def _table(titles: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f'<th scope="col">{_escape(title)}</th>' for title in titles)
     body = "".join(
-        "<tr>" + "".join(f"<td>{_escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>"
+        + "".join(f"<td>{_escape(cell).replace(',', ',<wbr>')}</td>" for cell in row)
+        + "</tr>"
+        for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
