@@ -88,29 +88,27 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         alone = not several or len(tensors) == 1
         if not alone or not self._takes(ALL_REDUCE, values, options.reduceOp):
             return self._inner.allreduce(tensors, options)
-
-        def finish(averaged: torch.Tensor) -> None:
-            averaged.mul_(factor_of(options.reduceOp, self.size()))
-
-        return self._exchange(ALL_REDUCE, values.view(-1), finish, [values])
+        factor = factor_of(options.reduceOp, self.size())
+        return self._exchange(ALL_REDUCE, values.view(-1), _leave, [values], factor)
 
     def reduce_scatter_single(self, output: Any, given: Any, options: Any = None) -> dist.Work:
         options = dist.ReduceScatterOptions() if options is None else options
         if not self._takes(REDUCE_SCATTER, given, options.reduceOp):
             return self._inner_reduce_scatter(output, given, options)
 
-        def finish(averaged: torch.Tensor) -> None:
-            write_shard(averaged, output, self.rank(), self.size(), options.reduceOp)
+        def finish(reduced: torch.Tensor) -> None:
+            write_shard(reduced, output, self.rank(), self.size())
 
         # The exchange works in its bucket, and the caller's input must stay as it is.
-        return self._exchange(REDUCE_SCATTER, given.reshape(-1).clone(), finish, [output])
+        values, factor = given.reshape(-1).clone(), factor_of(options.reduceOp, self.size())
+        return self._exchange(REDUCE_SCATTER, values, finish, [output], factor)
 
     def all_gather_single(self, output: Any, given: Any, options: Any = None) -> dist.Work:
         options = AllgatherOptions() if options is None else options
         if not self._takes(ALL_GATHER, output):
             return self._inner_all_gather(output, given, options)
         output.view(self.size(), -1)[self.rank()].copy_(given.reshape(-1))
-        return self._exchange(ALL_GATHER, output.view(-1), lambda values: None, [output])
+        return self._exchange(ALL_GATHER, output.view(-1), _leave, [output])
 
     # Names that earlier versions of PyTorch call, and the lists of functional collectives.
     _reduce_scatter_base: Any = reduce_scatter_single
@@ -181,6 +179,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         values: torch.Tensor,
         finish: Callable[[torch.Tensor], None],
         outputs: list[torch.Tensor],
+        factor: int = 1,
     ) -> dist.Work:
         """`values` (flat) are the exchange's bucket."""
         self._check_session()
@@ -190,7 +189,8 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         self._calls += 1
         rows = 1 if op == ALL_REDUCE else self.size()  # each rank owns a row
         shape = [rows, values.numel() // rows]
-        job = BucketJob(step=self._calls, tensors=[("values", shape)], values=values)
+        tensors = [("values", shape)]
+        job = BucketJob(step=self._calls, tensors=tensors, values=values, factor=factor)
 
         number, released = self._find_residual(values)
 
@@ -255,6 +255,10 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             return dist.get_process_group_ranks(self)
         except KeyError:
             return []
+
+
+def _leave(values: torch.Tensor) -> None:
+    """The bucket is the output."""
 
 
 def _warn_of_dropped(values: int, why: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -25,8 +26,9 @@ from gradwire.torch.fsdp.comms import (
 from gradwire.torch.fsdp.settings import all_gather_settings, reduce_scatter_settings
 from gradwire.torch.fsdp.units import DefaultAllGather, Unit, find_units, name_parameters
 from gradwire.torch.hook.gradwire_state import LossScaler
-from gradwire.torch.link.engine import agree
+from gradwire.torch.link.engine import agree, gather_bytes
 from gradwire.torch.link.failure import FailureBoard
+from gradwire.torch.link.unused import Unused
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
@@ -40,7 +42,7 @@ from gradwire.torch.records.parameters import NamedShape
 from gradwire.torch.records.stats import Stats
 from gradwire.torch.records.uncopied import Uncopied
 from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.reduction import Op, is_reduction, write_shard
+from gradwire.torch.session.reduction import Op, factor_of, is_reduction, write_shard
 from gradwire.torch.session.session import Session, SessionOwner
 from gradwire.torch.session.work import ExchangeWork
 
@@ -55,10 +57,14 @@ class _Flight:
 
     future: torch.futures.Future[torch.Tensor]
     deliver: Callable[[], None]
+    unused: Unused
+    parameters: list[nn.Parameter]
 
-    def land(self) -> None:
+    def land(self) -> set[nn.Parameter]:
+        """Returns the parameters of which no rank has a gradient."""
         self.future.wait()
         self.deliver()
+        return {self.parameters[place] for place in self.unused.everywhere()}
 
 
 class FullyShardComm(Uncopied, SessionOwner):
@@ -82,7 +88,8 @@ class FullyShardComm(Uncopied, SessionOwner):
     Every rank must be given the same arguments, after the last call of `fully_shard` and before the
     first forward; the ranks compare them. Gradient accumulation (`set_requires_gradient_sync`),
     mixed precision, `reshard_after_forward`, activation checkpointing and `clip_grad_norm_` need no
-    change. Unused parameters count as gradients of zeros (`set_reduce_scatter_unused_params`).
+    change. A parameter that no rank uses has no gradient; where some ranks use it, zeros are the
+    gradients of the others.
 
     codec        of gradients, as text. An adaptive optimizer needs one that sends every value, such
                  as the default "int8"; see docs/training.md
@@ -140,6 +147,9 @@ class FullyShardComm(Uncopied, SessionOwner):
         if weights is not None:
             inner = all_gather_settings(self._settings, weights, weights_rules, shards)
         self._flights: deque[_Flight] = deque()
+        self._unused: Callable[[], Unused] = Unused  # of the reduction under way
+        self._blank: set[nn.Parameter] = set()  # have zeros as gradients that no rank may have
+        self._silenced: list[tuple[nn.Parameter, Any]] = []  # see _silence
         # Backward passes whose gradients were reduced. It numbers the steps, so that a forward and
         # its backward draw alike for weights, also after a restart.
         self._iterations = 0
@@ -266,7 +276,8 @@ class FullyShardComm(Uncopied, SessionOwner):
 
     def _take_over(self, unit: Unit) -> None:
         """Replaces the unit's communication."""
-        unit.take_unused()
+        if self._hybrid or unit.shards.size() > 1:
+            unit.fill_before_reducing(partial(self._note_unused, unit))
         if self._hybrid:
             unit.reduce_inside()
             unit.module.set_custom_reduce_scatter(ExplainedReduceScatter(self.explain))
@@ -281,13 +292,25 @@ class FullyShardComm(Uncopied, SessionOwner):
 
     # Gradients ---------------------------------------------------------------------------------
 
+    def _note_unused(self, unit: Unit, unused: Unused) -> None:
+        """Of HSDP: the replica lacks a gradient that all of its ranks lack. PyTorch, which adds
+        their gradients up, does not say so."""
+        self._unused = lambda: unused
+        if self._hybrid:
+            inner = self._inner_session
+            assert inner is not None, "there are replicas"
+            work = partial(_lacking_in_all, unused, len(unit.reduced))
+            agreed = inner.start(work, "comparing which gradients there are")
+            if unused.own:
+                self._unused = agreed.result
+
     def _average_replicas(self, unit: Unit, reduced: torch.Tensor) -> None:
         if unit.accumulates_shards():
             raise RuntimeError(
                 "set_requires_all_reduce(False) adds up shards between two all-reduces, which "
                 "FullyShardComm replaces: accumulate with set_requires_gradient_sync(False)"
             )
-        self._exchange(unit, unit.pieces(), reduced, reduced, lambda: None)
+        self._exchange(unit, unit.reduced_pieces(), reduced, reduced, lambda: None)
 
     def _reduce_scatter(
         self, unit: Unit, output: torch.Tensor, given: torch.Tensor, op: Op
@@ -300,8 +323,9 @@ class FullyShardComm(Uncopied, SessionOwner):
                 "called: call set_force_sum_reduction_for_comms(True), too"
             )
         size, rank = unit.shards.size(), unit.shards.rank()
-        deliver = partial(write_shard, given, output, rank, size, op)
-        self._exchange(unit, unit.gradients(), given, output, deliver)
+        deliver = partial(write_shard, given, output, rank, size)
+        factor = factor_of(op, size)
+        self._exchange(unit, unit.reduced_tensors(), given, output, deliver, factor)
 
     def _exchange(
         self,
@@ -310,8 +334,10 @@ class FullyShardComm(Uncopied, SessionOwner):
         values: torch.Tensor,
         reduced: torch.Tensor,
         deliver: Callable[[], None],
+        factor: int = 1,
     ) -> None:
         self._check_session()
+        self._end_silence()
         if values.dtype not in RAW_CODECS:
             raise TypeError(
                 "float32, bfloat16 and float16 gradients are exchanged; those of "
@@ -323,11 +349,17 @@ class FullyShardComm(Uncopied, SessionOwner):
         later = self._overlap and unit.takes_result_later(reduced)
         if not later:
             self._land(0)  # what PyTorch does next may read earlier results
+        unused, parameters = self._unused(), unit.reduced
+        for place in unused.own:
+            if parameters[place].grad is None:
+                self._blank.add(parameters[place])
         job = BucketJob(
             step=self._iterations,
             index=unit.index,
             last=False,
             raw=self._iterations < self._start_iter,
+            factor=factor,
+            unused=unused,
             tensors=tensors,
             values=values,
             loss_scale=self._loss_scale,
@@ -335,14 +367,16 @@ class FullyShardComm(Uncopied, SessionOwner):
         )
         if not self._hybrid:
             self._land(_SHARDS_IN_FLIGHT - 1)
-        self._flights.append(_Flight(self._running().submit_for_ddp(job), deliver))
+        future = self._running().submit_for_ddp(job)
+        self._flights.append(_Flight(future, deliver, unused, parameters))
         if not later:
-            self._land(0)
+            self._silence(self._land(0))
 
     def _begin_step(self, backward: int) -> None:
         self._land(0)  # there are flights if the last backward() ended with an error
         if self._hybrid and not self._is_compared:
             self._compare_ranks()
+        self._blank.clear()
         self._backward = backward
         self._loss_scale = None if self._scaler is None else self._scaler.get_scale()
         # PyTorch calls it when all units are done, before backward() returns.
@@ -351,6 +385,10 @@ class FullyShardComm(Uncopied, SessionOwner):
     def _end_step(self) -> None:
         self._backward = None
         self._land(0)
+        self._end_silence()
+        for parameter in self._blank:
+            parameter.grad = None
+        self._blank.clear()
         self._iterations += 1
         session = self._running()
         session.start(partial(_end_step, session), "ending a step").result()
@@ -360,10 +398,28 @@ class FullyShardComm(Uncopied, SessionOwner):
             weights.start(partial(_end_step, weights), "ending a step").result()
         self._log(self._iterations - 1)
 
-    def _land(self, left: int) -> None:
-        """Waits for exchanges, the oldest first, until so many are under way."""
+    def _land(self, left: int) -> set[nn.Parameter]:
+        """Waits for exchanges, the oldest first, until so many are under way. Returns those
+        parameters of the last that no rank has a gradient of."""
+        unused: set[nn.Parameter] = set()
         while len(self._flights) > left:
-            self._flights.popleft().land()
+            flight = self._flights.popleft()
+            unused = flight.land()
+            self._blank -= set(flight.parameters) - unused
+        return unused
+
+    def _silence(self, parameters: Iterable[nn.Parameter]) -> None:
+        """PyTorch now writes zeros to the parameters' gradients, and would step an optimizer that
+        steps in `backward()`."""
+        for parameter in parameters:
+            if hooks := parameter._post_accumulate_grad_hooks:
+                self._silenced.append((parameter, hooks))
+                parameter._post_accumulate_grad_hooks = None
+
+    def _end_silence(self) -> None:
+        for parameter, hooks in self._silenced:
+            parameter._post_accumulate_grad_hooks = hooks
+        self._silenced.clear()
 
     # Weights -----------------------------------------------------------------------------------
 
@@ -402,6 +458,15 @@ def _check_meshes(units: Sequence[Unit]) -> None:
                 f"{units[0].names()} have the mesh of {meshes[0]}, and {unit.names()} that of "
                 f"{mesh}: give every call of fully_shard the same mesh"
             )
+
+
+def _lacking_in_all(unused: Unused, tensors: int, wire: Wire) -> Unused:
+    """The tensors that all ranks of the wire lack."""
+    lacking = np.zeros(tensors, dtype=np.uint8)
+    lacking[unused.own] = 1
+    for message in gather_bytes(lacking.tobytes(), wire, tensors):
+        lacking &= np.frombuffer(message, dtype=np.uint8)
+    return Unused(np.flatnonzero(lacking).tolist())
 
 
 def _end_step(session: Session, wire: Wire) -> None:

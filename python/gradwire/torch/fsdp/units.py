@@ -8,12 +8,14 @@ and this is the only file that reads it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from gradwire.torch.link.unused import Unused
 from gradwire.torch.records.parameters import NamedShape
 
 try:
@@ -22,10 +24,12 @@ try:
         DefaultAllGather,
         DefaultReduceScatter,
     )
-    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
-
-    _use_zeros = FSDPModule.set_reduce_scatter_unused_params
-except (ImportError, AttributeError) as error:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import (
+        FSDPMeshInfo,
+        HSDPMeshInfo,
+        TrainingState,
+    )
+except ImportError as error:
     raise ImportError(
         f"FullyShardComm needs the fully_shard of PyTorch 2.13; this is {torch.__version__}"
     ) from error
@@ -53,10 +57,18 @@ class Unit:
     """
 
     def __init__(self, index: int, module: FSDPModule, group: Any, names: dict[int, str]) -> None:
+        """names: of the parameters, by the id of any tensor that stands for one of them."""
         self.index = index
         self.module = module
         self._group = group
-        self._names = {id(p): names[id(p.sharded_param)] for p in group.fsdp_params}
+        self._names = {}
+        for place, p in enumerate(group.fsdp_params):
+            # FSDP2 still gathers the parameters of a module that the program has replaced.
+            lost = f"{p._module_info.param_name} of a replaced module ({index}.{place})"
+            found = (names[id(tensor)] for tensor in _tensors_of(p) if id(tensor) in names)
+            self._names[id(p)] = next(found, lost)
+        self._reduced: list[Any] = []
+        self._accumulates = False  # gradients of a backward pass that was not reduced
         mesh = group.mesh_info
         self.ranks: list[int] = mesh.mesh.mesh.flatten().tolist()
         self.replicas = mesh.replicate_process_group if isinstance(mesh, HSDPMeshInfo) else None
@@ -96,14 +108,64 @@ class Unit:
         """Along which dimension each of `parameters` is cut."""
         return {self._name(p): p.fsdp_placement.dim for p in self._trainable()}
 
-    def pieces(self) -> list[NamedShape]:
-        """This rank's part of `gradients()`, padded as on every rank."""
-        return [(self._name(p), list(p.padded_sharded_param_size)) for p in self._trainable()]
+    def reduced_pieces(self) -> list[NamedShape]:
+        """This rank's part of them, padded as on every rank."""
+        return [(self._name(p), list(p.padded_sharded_param_size)) for p in self._reduced]
 
-    def take_unused(self) -> None:
-        """A parameter that no loss depends on takes part with zeros, as on the ranks that use
-        it."""
-        _use_zeros(self.module, True, recurse=False)
+    def fill_before_reducing(self, on_fill: Callable[[Unused], None]) -> None:
+        """From now on zeros stand in a reduction for gradients that this rank lacks and others may
+        have; `on_fill` gets the places of these parameters before each reduction.
+
+        (PyTorch's set_reduce_scatter_unused_params does not say which they are. If the program has
+        called it, these zeros count as gradients, as without gradwire.)
+        """
+        group = self._group
+        reduce = group.post_backward
+
+        def post_backward(*args: Any) -> None:
+            self._reduced = [p for p in group.fsdp_params if _takes_part(p)]
+            if not self._may_have_gradients():
+                self._reduced = []
+            self._accumulates = bool(self._reduced) and not group.reduce_grads
+            if self._reduced and group.reduce_grads:
+                on_fill(Unused(self._fill()))
+            reduce(*args)
+
+        group.post_backward = post_backward
+
+    def _may_have_gradients(self) -> bool:
+        """Whether some rank may have gradients: whether the unit was gathered since the last
+        reduction, which all ranks do together."""
+        group = self._group
+        return (
+            self._accumulates
+            or group._training_state != TrainingState.IDLE
+            or bool(group._post_forward_indices)  # of forward passes without a backward pass
+            or group.is_unsharded
+            or any(_gradient_of(p) for p in self._reduced)
+        )
+
+    def _fill(self) -> list[int]:
+        """Gives the parameters in the next reduction that lack a gradient one of zeros. Returns
+        their places."""
+        gradients = [gradient for p in self._reduced for gradient in _gradient_of(p)]
+        unused = []
+        for place, parameter in enumerate(self._reduced):
+            if not _gradient_of(parameter) and not self._group.reduce_scatter_unused_params:
+                dtype = gradients[0].dtype if gradients else None  # all must have one
+                zeros = torch.zeros_like(parameter._unsharded_param, dtype=dtype)
+                parameter.unsharded_accumulated_grad = zeros
+                unused.append(place)
+        return unused
+
+    @property
+    def reduced(self) -> list[nn.Parameter]:
+        """The sharded parameters in the reduction under way, in the order of its buffer."""
+        return [p.sharded_param for p in self._reduced]
+
+    def reduced_tensors(self) -> list[NamedShape]:
+        """As `gradients`, in the reduction under way."""
+        return [_whole(self._name(p), p, self.shards.size()) for p in self._reduced]
 
     def reduce_inside(self) -> None:
         """From now on PyTorch reduces gradients over `shards` alone, and not over `replicas`."""
@@ -130,7 +192,7 @@ class Unit:
             and p.dtype == reduced.dtype
             and p.device == reduced.device
             and not getattr(p, "_post_accumulate_grad_hooks", None)
-            for p in self.parameters
+            for p in self.reduced
         )
 
     def _trainable(self) -> list[Any]:
@@ -184,6 +246,11 @@ def find_units(model: nn.Module) -> list[Unit]:
                 f"{_clean(name) or 'the model'} is replicated and not sharded: DDP with "
                 "gradwire_hook compresses that"
             )
+        if "post_backward" in vars(groups[0]):
+            raise ValueError(
+                "the model has a FullyShardComm already, which has replaced its communication for "
+                "good: use that one, or shard a new model"
+            )
         units.append(Unit(len(units), module, groups[0], names))
     return units
 
@@ -192,6 +259,26 @@ def _clean(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
+
+
+def _tensors_of(parameter: Any) -> list[Any]:
+    """Those that may stand for it in its module: which of them does depends on what the program did
+    last, such as a forward, which leaves the model's own parameters unsharded."""
+    places = ("sharded_param", "_unsharded_param", "_sharded_post_forward_param")
+    return [getattr(parameter, place, None) for place in places]
+
+
+def _takes_part(parameter: Any) -> bool:
+    """Whether it is in a reduction of its unit."""
+    if not hasattr(parameter, "_unsharded_param"):
+        return False  # it was never gathered
+    return parameter._unsharded_param.requires_grad or bool(_gradient_of(parameter))
+
+
+def _gradient_of(parameter: Any) -> list[torch.Tensor]:
+    """Its whole gradient on this rank; empty if it has none."""
+    found = (parameter.unsharded_accumulated_grad, parameter._unsharded_param.grad)
+    return [gradient for gradient in found if gradient is not None]
 
 
 def _whole(name: str, parameter: Any, world_size: int) -> NamedShape:

@@ -15,6 +15,7 @@ from torch.futures import Future
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.kernels import has_kernels, require_kernels
 from gradwire.torch.hook.parameter_names import check_ranks, find_module, name_parameters_of
+from gradwire.torch.link.unused import Unused
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
     RAW_CODECS,
@@ -93,8 +94,10 @@ class GradwireState(SessionOwner):
     the same result as on the CPU. `threads` and `target` have no effect then, and exchange cannot
     be "terngrad".
 
-    If no rank used a parameter in an iteration (find_unused_parameters), its residual is still
-    sent, but DDP does not change its gradient: the sent residual is not applied.
+    If no rank used a parameter in an iteration (find_unused_parameters), DDP does not change its
+    gradient, and its residual stays for the next one that uses it. With
+    `zero_grad(set_to_none=False)` nothing tells such a parameter from a used one: its residual is
+    sent, and not applied.
     """
 
     def __init__(
@@ -171,6 +174,7 @@ class GradwireState(SessionOwner):
             index=bucket.index(),
             last=bucket.is_last(),
             raw=step < self._start_iter,
+            unused=Unused(i for i, p in enumerate(parameters) if p.grad is None),
             tensors=tensors,
             values=values,
             loss_scale=self._loss_scale,

@@ -12,7 +12,8 @@ import numpy as np
 
 from gradwire._core import Exchange
 from gradwire.torch.link.errors import PeerMismatchError
-from gradwire.torch.link.wire import TEXT_BYTES, Bytes, Kind, Wire
+from gradwire.torch.link.unused import Unused
+from gradwire.torch.link.wire import TEXT_BYTES, Bytes, Kind, Limits, Wire
 
 
 def gather_bytes(message: bytes, wire: Wire, limit: int) -> list[bytes]:
@@ -53,20 +54,27 @@ def agree(text: str, wire: Wire) -> None:
                 )
 
 
-def finish_step(exchange: Exchange, wire: Wire) -> None:
-    """Moves the messages of a step that was started, until its bucket holds the result."""
-    limit = exchange.max_message_size
-    _send_all(exchange, wire)
+def finish_step(exchange: Exchange, wire: Wire, unused: Unused) -> None:
+    """Moves the messages of a step that was started, until its bucket holds the result. `unused`,
+    which has begun, then knows the tensors that no rank has a gradient of."""
+    limits = {Kind.PACKET: exchange.max_message_size, Kind.UNUSED: unused.max_size}
+    _send_all(exchange, wire, unused)
     while not exchange.done:
         for peer in exchange.awaiting():
-            exchange.receive(peer, receive(wire, peer, Kind.PACKET, limit))
+            kind, message = _receive(wire, peer, Kind.PACKET, limits)
+            if kind is Kind.UNUSED:
+                unused.learn(peer, message)
+                wire.release(peer)
+                message = receive(wire, peer, Kind.PACKET, exchange.max_message_size)
+            exchange.receive(peer, message)
             wire.release(peer)
-            _send_all(exchange, wire)
+            _send_all(exchange, wire, unused)
     wire.flush()
 
 
-def _send_all(exchange: Exchange, wire: Wire) -> None:
+def _send_all(exchange: Exchange, wire: Wire, unused: Unused) -> None:
     for peer, message in exchange.outgoing():
+        unused.tell(wire, peer)
         wire.send(peer, Kind.PACKET, message)
 
 
@@ -76,8 +84,13 @@ def receive(wire: Wire, peer: int, expected: Kind, limit: int) -> Bytes:
     Raises PeerMismatchError if the peer sent a message of another kind, or of more than `limit`
     bytes.
     """
-    kind, message, *_ = wire.receive(peer, {expected: limit})
-    if kind is not expected:
+    return _receive(wire, peer, expected, {expected: limit})[1]
+
+
+def _receive(wire: Wire, peer: int, expected: Kind, limits: Limits) -> tuple[Kind, Bytes]:
+    """As `receive`, where messages of the other kinds of `limits` may come first."""
+    kind, message, *_ = wire.receive(peer, limits)
+    if kind not in limits:
         raise PeerMismatchError(
             f"rank {wire.rank} ({wire.doing}) and rank {peer} are not at the same bucket: rank "
             f"{peer} sent a {kind.label} where rank {wire.rank} expects a {expected.label}; the "
@@ -85,4 +98,4 @@ def receive(wire: Wire, peer: int, expected: Kind, limit: int) -> Bytes:
             "steps",
             (peer,),
         )
-    return message
+    return kind, message

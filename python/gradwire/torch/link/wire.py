@@ -69,6 +69,7 @@ class Kind(IntEnum):
     TENSORS = 8  # a model that another rank takes over, outside of any exchange
     JOIN = 9  # a worker takes a free place: empty, then the first version that it pushes for (u64)
     EXPELLED = 10  # the servers took this worker for dead
+    UNUSED = 11  # which tensors of the next packet's bucket have no gradient, by rank (unused.py)
 
     @property
     def label(self) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire._core import Compressor, Layout
+from gradwire.torch.link.unused import Unused
 from gradwire.torch.records.checkpoint import Residual
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import all_finite
@@ -81,6 +82,8 @@ class Shard:
         self.pieces: list[Piece] = []
         self._own_use = own_use
         self._of_groups: list[list[Piece]] = []
+        self._names: list[str] = []
+        self._unused = Unused()
 
     @ordinary_tensors()
     def take(
@@ -92,6 +95,7 @@ class Shard:
         world_size: int,
     ) -> None:
         """Cuts the parameters into the pieces that `rank` owns in the layout."""
+        self._names = list(parameters)
         for segment in layout.segments:
             if segment["owner"] != rank:
                 continue
@@ -132,6 +136,15 @@ class Shard:
             for group, entries in zip(optimizer.param_groups, kept, strict=True):
                 group |= entries
 
+    def begin(self, unused: Unused) -> None:
+        """Begins a step. unused: of the parameters, in the order of `take`."""
+        self._unused = unused
+
+    def _has_gradient(self) -> list[bool]:
+        """Of each piece, whether some rank has a gradient of it."""
+        unused = {self._names[place] for place in self._unused.everywhere()}
+        return [piece.name not in unused for piece in self.pieces]
+
     @ordinary_tensors()
     def update(self) -> None:
         """Turns the shard's averaged gradients, in the bucket, into the model's changes.
@@ -143,8 +156,8 @@ class Shard:
         # What the replicas lack, and no residual will send, is in the change: after a checkpoint of
         # other ranks. (Otherwise they lack nothing then.)
         before = [(p.values.detach() if p.is_owed else p.in_replica).clone() for p in self.pieces]
-        for piece in self.pieces:
-            piece.values.grad = piece.in_bucket
+        for piece, has_gradient in zip(self.pieces, self._has_gradient(), strict=True):
+            piece.values.grad = piece.in_bucket if has_gradient else None
         with self._in_optimizer():
             self.optimizer.step()
         for piece, old in zip(self.pieces, before, strict=True):
@@ -159,8 +172,8 @@ class Shard:
     @ordinary_tensors()
     def follow(self) -> None:
         """After a step: takes over the model's values where no residual keeps the difference."""
-        for piece in self.pieces:
-            if not piece.is_owed:
+        for piece, has_gradient in zip(self.pieces, self._has_gradient(), strict=True):
+            if has_gradient and not piece.is_owed:
                 piece.values.copy_(piece.in_replica)
 
     @ordinary_tensors()

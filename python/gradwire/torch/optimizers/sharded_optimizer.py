@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from gradwire.torch.link.unused import Unused
 from gradwire.torch.optimizers.replica import ReplicaBucket, ReplicaOptimizer, name_trainable
 from gradwire.torch.optimizers.shard import Shard, check_optimizer, keeps_residuals
 from gradwire.torch.records import checkpoint
@@ -60,8 +61,10 @@ class ShardedOptimizer(ReplicaOptimizer):
     codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
                    process_group, threads, target, seed, timeout
 
-    A parameter without a gradient counts as one with a zero gradient: momentum and weight decay go
-    on. If a codec keeps a residual, the owner holds the exact values of its shard, and the residual
+    A parameter that no rank has a gradient of is not stepped, as by any optimizer of PyTorch; where
+    some ranks have one, it counts as zeros on the others.
+
+    If a codec keeps a residual, the owner holds the exact values of its shard, and the residual
     holds their difference from the replicas. Otherwise the owner takes over the replicas' values.
 
     If a gradient is not finite on any rank, no rank changes a parameter. A NonFiniteStepWarning
@@ -138,7 +141,9 @@ class ShardedOptimizer(ReplicaOptimizer):
         fault = None if self._marks_non_finite else bucket.find_non_finite()
         if fault is not None:
             bucket.values.fill_(torch.nan)  # in every shard, so that no owner steps
-        job = BucketJob(self._steps, bucket.tensors, bucket.values)
+        unused = Unused(i for i, p in enumerate(self._parameters) if p.grad is None)
+        self._shard.begin(unused)
+        job = BucketJob(self._steps, bucket.tensors, bucket.values, unused=unused)
         counters = self._session.average(job, fault).result()
         self._steps += 1
         if not counters.skipped:

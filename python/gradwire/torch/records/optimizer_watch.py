@@ -35,11 +35,11 @@ def is_adaptive(optimizer: Optimizer) -> bool:
 
 
 def usual_push_codec(layout: Layout) -> str:
-    """The codec, or the `auto` text, that most values are pushed with."""
+    """The codec, or the `auto` text, that most values are pushed with; "raw" if there are none."""
     sent: Counter[str] = Counter()
     for segment in layout.segments:
         sent[segment["push_goal"] or segment["push_codec"]] += segment["numel"]
-    return sent.most_common(1)[0][0]
+    return max(sent, key=sent.__getitem__, default="raw")
 
 
 def describe_coarse_gradients(optimizer: str, codec: str, local_steps: bool = True) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -15,6 +16,7 @@ import torch
 from gradwire.torch.device.device_queue import DeviceQueue
 from gradwire.torch.link.engine import finish_step
 from gradwire.torch.link.errors import ResidualDroppedWarning
+from gradwire.torch.link.unused import Unused
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.checkpoint import Residual, residuals_in
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
@@ -31,6 +33,9 @@ class BucketJob:
     """A bucket to average in place. `tensors` lie one after the other in `values`, which is flat.
 
     `values` are float32, bfloat16 or float16. On a GPU they are complete after the event `ready`.
+    `factor`: multiplies the average before it is rounded to the dtype of the values.
+    `unused`: the tensors that this rank has no gradient of, which are 0 in `values`; after the
+    exchange, also those that no rank has one of. These stay 0, and their residuals as they were.
     `parts`: buckets that together hold the model and take turns, each in steps of its own; 1: every
     step has all buckets. `moment`: says more about the step, equal on all ranks.
     """
@@ -43,6 +48,8 @@ class BucketJob:
     parts: int = 1
     raw: bool = False
     moment: str = ""
+    factor: int = 1
+    unused: Unused = field(default_factory=Unused)
     loss_scale: float | None = None
     queued: float = field(default_factory=time.perf_counter)
     hook_seconds: float = 0.0
@@ -68,6 +75,11 @@ class Bucket:
         self.exchange = settings.make_exchange(
             self.layout, wire.rank, None if queue is None else queue.shard_codecs, job.raw
         )
+        info = settings.info
+        self._passes_on = info["encodes_sums_on_the_way"] or info["between_machines"]
+        # The last step's tensors that no rank has a gradient of, and their residuals.
+        self._left_out: list[int] = []
+        self._kept: list[Residual] = []
         self._pullers = settings.machines(wire.world_size) - 1  # of each pull packet
         self._counted = self.exchange.stats()
         self._traffic = [(0, 0, 0, 0)] * len(job.tensors)
@@ -90,18 +102,68 @@ class Bucket:
         `auto`: tries the codecs among which it chooses on what this rank sends.
         """
         wide = job.values.float()  # the bucket itself if it is float32
+        unused = job.unused
+        # A program may have taken a gradient off its parameter after it came into the bucket.
+        unused.own = [at for at in unused.own if not any(v.any() for v in self._places(at, wide))]
+        before = self._residuals_of(unused.own)
+        unused.begin(wire, len(self.tensors), self._passes_on)
         if auto is not None:
             auto.record_pushes(self.layout, self.exchange, wide.cpu().numpy(), wire)
         if self._on_device:
             self.exchange.start_on_device(wide.data_ptr(), wide.numel(), job.step)
         else:
             self.exchange.start(wide, job.step)
-        finish_step(self.exchange, wire)
+        finish_step(self.exchange, wire, unused)
+        self._leave_out(unused.everywhere(), before, wide)
         if auto is not None:
             auto.record_pulls(self.layout, self.exchange, wide.cpu().numpy(), wire)
+        if job.factor != 1:
+            with writing_to(wide):
+                wide.mul_(job.factor)
         if wide is not job.values:
             with writing_to(job.values):
                 job.values.copy_(wide)
+
+    def retract(self) -> None:
+        """After a step whose result no rank applied: the residuals take back what it sent."""
+        self.exchange.retract()
+        self._set_residuals(self._left_out, self._kept)
+
+    def _places(self, tensor: int, values: torch.Tensor) -> list[torch.Tensor]:
+        """The tensor's parts of the bucket."""
+        name, _ = self.tensors[tensor]
+        return [
+            values[segment["bucket_offset"] :][: segment["numel"]]
+            for segment in self.layout.segments
+            if segment["name"] == name
+        ]
+
+    def _residuals_of(self, tensors: Sequence[int]) -> list[Residual]:
+        if not tensors:
+            return []  # residuals_in copies all residuals
+        names = {self.tensors[tensor][0] for tensor in tensors}
+        return [residual for residual in residuals_in(self.exchange) if residual.name in names]
+
+    def _leave_out(
+        self, tensors: list[int], before: list[Residual], values: torch.Tensor
+    ) -> None:
+        """Of the tensors that no rank has a gradient of: their residuals are as `before` again, and
+        their values 0."""
+        names = {self.tensors[tensor][0] for tensor in tensors}
+        self._left_out = tensors
+        self._kept = [residual for residual in before if residual.name in names]
+        self._set_residuals(tensors, self._kept)
+        for tensor in tensors:
+            for part in self._places(tensor, values):
+                with writing_to(part):
+                    part.zero_()
+
+    def _set_residuals(self, tensors: Sequence[int], residuals: list[Residual]) -> None:
+        """Replaces those of these tensors."""
+        for now in self._residuals_of(tensors):
+            self.exchange.import_residual(*now._replace(values=-now.values))
+        for residual in residuals:
+            self.exchange.import_residual(*residual)
 
     @property
     def kept_values(self) -> int:

@@ -337,7 +337,7 @@ class BucketRunner:
         """After a skipped step: puts the values that were sent in it back into the residuals."""
         if self._step.skipped:
             for index in self._done:
-                self._buckets[index].exchange.retract()
+                self._buckets[index].retract()
             self._done.clear()
 
     def _rescale(self, loss_scale: float | None) -> None:
