@@ -223,7 +223,7 @@ def _exchange_nothing(model: Weights, gathers: bool) -> None:
 
 
 def _write_own(rank: int, size: int, output: torch.Tensor, given: torch.Tensor, op: Op) -> None:
-    write_shard(given, output, rank, size, op)
+    write_shard(given, output, rank, size)
 
 
 def _gather_nothing(output: torch.Tensor) -> ExchangeWork:

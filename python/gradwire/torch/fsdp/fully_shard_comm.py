@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,6 +16,7 @@ from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 
 from gradwire.torch.device import device_queue
+from gradwire.torch.fsdp.blanks import Blanks
 from gradwire.torch.fsdp.comms import (
     ExplainedAllGather,
     ExplainedReduceScatter,
@@ -26,7 +26,7 @@ from gradwire.torch.fsdp.comms import (
 from gradwire.torch.fsdp.settings import all_gather_settings, reduce_scatter_settings
 from gradwire.torch.fsdp.units import DefaultAllGather, Unit, find_units, name_parameters
 from gradwire.torch.hook.gradwire_state import LossScaler
-from gradwire.torch.link.engine import agree, gather_bytes
+from gradwire.torch.link.engine import agree, lacking_in_all
 from gradwire.torch.link.failure import FailureBoard
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.link.wire import Wire
@@ -60,11 +60,11 @@ class _Flight:
     unused: Unused
     parameters: list[nn.Parameter]
 
-    def land(self) -> set[nn.Parameter]:
-        """Returns the parameters of which no rank has a gradient."""
+    def land(self) -> list[nn.Parameter]:
+        """Returns the parameters that no rank has a gradient of."""
         self.future.wait()
         self.deliver()
-        return {self.parameters[place] for place in self.unused.everywhere()}
+        return [self.parameters[place] for place in self.unused.everywhere()]
 
 
 class FullyShardComm(Uncopied, SessionOwner):
@@ -85,9 +85,9 @@ class FullyShardComm(Uncopied, SessionOwner):
 
     `weights` compresses the all-gather of parameters among the shards, in forward and backward.
 
-    Every rank must be given the same arguments, after the last call of `fully_shard` and before the
-    first forward; the ranks compare them. Gradient accumulation (`set_requires_gradient_sync`),
-    mixed precision, `reshard_after_forward`, activation checkpointing and `clip_grad_norm_` need no
+    Every rank must be given the same arguments, after the last call of `fully_shard`, once for a
+    model; the ranks compare them. Gradient accumulation (`set_requires_gradient_sync`), mixed
+    precision, `reshard_after_forward`, activation checkpointing and `clip_grad_norm_` need no
     change. A parameter that no rank uses has no gradient; where some ranks use it, zeros are the
     gradients of the others.
 
@@ -148,8 +148,7 @@ class FullyShardComm(Uncopied, SessionOwner):
             inner = all_gather_settings(self._settings, weights, weights_rules, shards)
         self._flights: deque[_Flight] = deque()
         self._unused: Callable[[], Unused] = Unused  # of the reduction under way
-        self._blank: set[nn.Parameter] = set()  # have zeros as gradients that no rank may have
-        self._silenced: list[tuple[nn.Parameter, Any]] = []  # see _silence
+        self._blanks = Blanks()
         # Backward passes whose gradients were reduced. It numbers the steps, so that a forward and
         # its backward draw alike for weights, also after a restart.
         self._iterations = 0
@@ -299,8 +298,8 @@ class FullyShardComm(Uncopied, SessionOwner):
         if self._hybrid:
             inner = self._inner_session
             assert inner is not None, "there are replicas"
-            work = partial(_lacking_in_all, unused, len(unit.reduced))
-            agreed = inner.start(work, "comparing which gradients there are")
+            work = partial(lacking_in_all, unused, len(unit.reduced))
+            agreed = inner.start(work, "asking which gradients there are")
             if unused.own:
                 self._unused = agreed.result
 
@@ -337,7 +336,7 @@ class FullyShardComm(Uncopied, SessionOwner):
         factor: int = 1,
     ) -> None:
         self._check_session()
-        self._end_silence()
+        self._blanks.end_silence()
         if values.dtype not in RAW_CODECS:
             raise TypeError(
                 "float32, bfloat16 and float16 gradients are exchanged; those of "
@@ -350,9 +349,7 @@ class FullyShardComm(Uncopied, SessionOwner):
         if not later:
             self._land(0)  # what PyTorch does next may read earlier results
         unused, parameters = self._unused(), unit.reduced
-        for place in unused.own:
-            if parameters[place].grad is None:
-                self._blank.add(parameters[place])
+        self._blanks.note(parameters[place] for place in unused.own)
         job = BucketJob(
             step=self._iterations,
             index=unit.index,
@@ -370,13 +367,13 @@ class FullyShardComm(Uncopied, SessionOwner):
         future = self._running().submit_for_ddp(job)
         self._flights.append(_Flight(future, deliver, unused, parameters))
         if not later:
-            self._silence(self._land(0))
+            self._blanks.silence(self._land(0))
 
     def _begin_step(self, backward: int) -> None:
         self._land(0)  # there are flights if the last backward() ended with an error
         if self._hybrid and not self._is_compared:
             self._compare_ranks()
-        self._blank.clear()
+        self._blanks.begin()
         self._backward = backward
         self._loss_scale = None if self._scaler is None else self._scaler.get_scale()
         # PyTorch calls it when all units are done, before backward() returns.
@@ -385,10 +382,8 @@ class FullyShardComm(Uncopied, SessionOwner):
     def _end_step(self) -> None:
         self._backward = None
         self._land(0)
-        self._end_silence()
-        for parameter in self._blank:
-            parameter.grad = None
-        self._blank.clear()
+        self._blanks.end_silence()
+        self._blanks.take_off()
         self._iterations += 1
         session = self._running()
         session.start(partial(_end_step, session), "ending a step").result()
@@ -398,28 +393,15 @@ class FullyShardComm(Uncopied, SessionOwner):
             weights.start(partial(_end_step, weights), "ending a step").result()
         self._log(self._iterations - 1)
 
-    def _land(self, left: int) -> set[nn.Parameter]:
+    def _land(self, left: int) -> list[nn.Parameter]:
         """Waits for exchanges, the oldest first, until so many are under way. Returns those
         parameters of the last that no rank has a gradient of."""
-        unused: set[nn.Parameter] = set()
+        unused: list[nn.Parameter] = []
         while len(self._flights) > left:
             flight = self._flights.popleft()
             unused = flight.land()
-            self._blank -= set(flight.parameters) - unused
+            self._blanks.settle(flight.parameters, unused)
         return unused
-
-    def _silence(self, parameters: Iterable[nn.Parameter]) -> None:
-        """PyTorch now writes zeros to the parameters' gradients, and would step an optimizer that
-        steps in `backward()`."""
-        for parameter in parameters:
-            if hooks := parameter._post_accumulate_grad_hooks:
-                self._silenced.append((parameter, hooks))
-                parameter._post_accumulate_grad_hooks = None
-
-    def _end_silence(self) -> None:
-        for parameter, hooks in self._silenced:
-            parameter._post_accumulate_grad_hooks = hooks
-        self._silenced.clear()
 
     # Weights -----------------------------------------------------------------------------------
 
@@ -458,15 +440,6 @@ def _check_meshes(units: Sequence[Unit]) -> None:
                 f"{units[0].names()} have the mesh of {meshes[0]}, and {unit.names()} that of "
                 f"{mesh}: give every call of fully_shard the same mesh"
             )
-
-
-def _lacking_in_all(unused: Unused, tensors: int, wire: Wire) -> Unused:
-    """The tensors that all ranks of the wire lack."""
-    lacking = np.zeros(tensors, dtype=np.uint8)
-    lacking[unused.own] = 1
-    for message in gather_bytes(lacking.tobytes(), wire, tensors):
-        lacking &= np.frombuffer(message, dtype=np.uint8)
-    return Unused(np.flatnonzero(lacking).tolist())
 
 
 def _end_step(session: Session, wire: Wire) -> None:

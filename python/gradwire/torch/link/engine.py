@@ -54,6 +54,21 @@ def agree(text: str, wire: Wire) -> None:
                 )
 
 
+def lacking_in_all(unused: Unused, tensors: int, wire: Wire) -> Unused:
+    """The tensors, of so many, that no rank has a gradient of."""
+    lacking = np.zeros(tensors, dtype=np.uint8)
+    lacking[unused.own] = 1
+    for peer, message in enumerate(gather_bytes(lacking.tobytes(), wire, tensors)):
+        if len(message) != tensors:
+            raise PeerMismatchError(
+                f"rank {wire.rank} reduces the gradients of {tensors} parameters, rank {peer} those "
+                f"of {len(message)}: all ranks must run the same units, in the same order",
+                (peer,),
+            )
+        lacking &= np.frombuffer(message, dtype=np.uint8)
+    return Unused(np.flatnonzero(lacking).tolist())
+
+
 def finish_step(exchange: Exchange, wire: Wire, unused: Unused) -> None:
     """Moves the messages of a step that was started, until its bucket holds the result. `unused`,
     which has begun, then knows the tensors that no rank has a gradient of."""

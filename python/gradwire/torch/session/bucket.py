@@ -144,9 +144,7 @@ class Bucket:
         names = {self.tensors[tensor][0] for tensor in tensors}
         return [residual for residual in residuals_in(self.exchange) if residual.name in names]
 
-    def _leave_out(
-        self, tensors: list[int], before: list[Residual], values: torch.Tensor
-    ) -> None:
+    def _leave_out(self, tensors: list[int], before: list[Residual], values: torch.Tensor) -> None:
         """Of the tensors that no rank has a gradient of: their residuals are as `before` again, and
         their values 0."""
         names = {self.tensors[tensor][0] for tensor in tensors}

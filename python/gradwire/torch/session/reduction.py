@@ -20,9 +20,7 @@ def factor_of(op: Op, world_size: int) -> int:
     return world_size if op == dist.ReduceOp.SUM else 1
 
 
-def write_shard(
-    reduced: torch.Tensor, output: torch.Tensor, rank: int, world_size: int
-) -> None:
+def write_shard(reduced: torch.Tensor, output: torch.Tensor, rank: int, world_size: int) -> None:
     """Writes what a reduce-scatter gives this rank: `reduced` (flat) holds one shard after the
     other."""
     output.view(-1).copy_(reduced.view(world_size, -1)[rank])
