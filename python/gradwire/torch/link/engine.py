@@ -61,8 +61,8 @@ def lacking_in_all(unused: Unused, tensors: int, wire: Wire) -> Unused:
     for peer, message in enumerate(gather_bytes(lacking.tobytes(), wire, tensors)):
         if len(message) != tensors:
             raise PeerMismatchError(
-                f"rank {wire.rank} reduces the gradients of {tensors} parameters, rank {peer} those "
-                f"of {len(message)}: all ranks must run the same units, in the same order",
+                f"rank {wire.rank} reduces the gradients of {tensors} parameters, rank {peer} "
+                f"those of {len(message)}: all ranks must run the same units, in the same order",
                 (peer,),
             )
         lacking &= np.frombuffer(message, dtype=np.uint8)
