@@ -273,6 +273,32 @@ def broken_frames(draw: st.DrawFn) -> bytes:
     return resealed(broken) if draw(st.integers(0, 3)) else broken
 
 
+# Of the header of a frame: offset and bytes of each field but the checksum.
+FIELDS = [(0, 2), (2, 1), (3, 1), (4, 1), (5, 1), (6, 2), (8, 8), (16, 4), (24, 8)]
+FIELD_VALUES = [0, 1, 2, 3, 4, 5, 8, 255, 2**16 - 1, 2**32, 2**40, 2**40 + 1, 2**63, 2**64 - 1]
+
+
+@st.composite
+def frames_with_several_faults(draw: st.DrawFn) -> bytes:
+    """Up to three wrong fields, and bytes too few or too many: the order of the checks counts."""
+    frame = bytearray(encoder.encode_frame(common.to_bytes([1.0, -2.0] * 9), draw(codecs)))
+    for offset, size in draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3)):
+        value = draw(st.sampled_from(FIELD_VALUES)) % 256**size
+        frame[offset : offset + size] = value.to_bytes(size, "little")
+    data = bytes(frame) + bytes(draw(st.sampled_from([0, 0, 1])))
+    data = data[: len(data) - draw(st.sampled_from([0, 0, 1, 40]))]
+    if len(data) < spec.HEADER_SIZE or draw(st.integers(0, 3)) == 0:
+        return data
+    checksum = struct.pack("<I", spec.checksum(data[:20], data[24:]))
+    return data[:20] + checksum + data[24:]
+
+
+@settings(max_examples=400)
+@given(frame=frames_with_several_faults())
+def test_frames_with_several_faults(frame: bytes) -> None:
+    check_all_targets(frame)
+
+
 @settings(max_examples=600)
 @given(frame=broken_frames())
 def test_broken_frames(frame: bytes) -> None:

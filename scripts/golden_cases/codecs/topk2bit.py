@@ -15,7 +15,12 @@ ENCODE = [
     ("topk2bit:density=0.9", "spike", 39),
     ("topk2bit:density=0.5", "blocks", 16),
 ]
-FEEDBACK = [("topk2bit", "topk2bit:density=0.2", gradient(60, 101), gradient(61, 101))]
+# The mean lies between two neighbouring float32, and rounds to the larger.
+NEIGHBOURS = [1 + 2.0**-23, 1 + 2.0**-22]
+FEEDBACK = [
+    ("topk2bit", "topk2bit:density=0.2", gradient(60, 101), gradient(61, 101)),
+    ("topk2bit-mean", "topk2bit:density=0.9", NEIGHBOURS, [0.0, 0.0]),
+]
 # The trits 0, -1, 0, +1 are the packed byte 0x61.
 DECODE = {
     "high-below-low": frame(4, chunk(2.0, 0.0, "0100 61 02")),
