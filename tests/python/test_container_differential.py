@@ -45,12 +45,9 @@ TEXTS = [
     *("[0,2199023255552]", f"[{'1' * 5000}]", f"[{'1,' * 64}1]", f"[{'[],' * 64}[]]", "[2,2]"),
     *("{}", '{"a":1}', '{"a":"b"}', '{"a":"b","\\u0061":"c"}', "[" * 5 + "]" * 5, "[" * 2000),
 ]  # fmt: skip
-# Texts of the kind that a key has.
-FITTING = {
-    "shape": [text for text in TEXTS if text.startswith("[")],
-    **dict.fromkeys(["name", "dtype", "storage"], [text for text in TEXTS if text[0] == '"']),
-    **dict.fromkeys(["offset", "size", "crc32"], [text for text in TEXTS if text[0] in "-01234"]),
-}
+# The first letters of texts that fit a key.
+FITTING = {"shape": "["} | {key: '"' for key in ("name", "dtype", "storage")}
+FITTING |= {key: "-01234" for key in ("offset", "size", "crc32")}
 KEYS = ["name", "dtype", "shape", "storage", "offset", "size", "crc32", "more"]
 
 
@@ -100,7 +97,8 @@ def damage_draft(draw: st.DrawFn, draft: Draft) -> None:
     match draw(st.sampled_from(["field", "field", "frame", "frame", "top", "remove", "twice"])):
         case "field":
             key = draw(st.sampled_from(KEYS))
-            pool = draw(st.sampled_from([TEXTS, FITTING.get(key, TEXTS)]))
+            fitting = [text for text in TEXTS if text[0] in FITTING.get(key, "")]
+            pool = draw(st.sampled_from([TEXTS, fitting or TEXTS]))
             tensor[key] = draft.text(draw(st.sampled_from(pool)))
         case "top":
             key = draw(st.sampled_from(["kind", "metadata", "tensors", "more"]))
