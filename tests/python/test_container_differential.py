@@ -46,8 +46,8 @@ TEXTS = [
     *("{}", '{"a":1}', '{"a":"b"}', '{"a":"b","\\u0061":"c"}', "[" * 5 + "]" * 5, "[" * 2000),
 ]  # fmt: skip
 # The first letters of texts that fit a key.
-FITTING = {"shape": "["} | {key: '"' for key in ("name", "dtype", "storage")}
-FITTING |= {key: "-01234" for key in ("offset", "size", "crc32")}
+FITTING = {"shape": "["} | dict.fromkeys(("name", "dtype", "storage"), '"')
+FITTING |= dict.fromkeys(("offset", "size", "crc32"), "-01234")
 KEYS = ["name", "dtype", "shape", "storage", "offset", "size", "crc32", "more"]
 
 
