@@ -7,6 +7,7 @@ even if NumPy has no type for it (float8).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
@@ -107,7 +108,9 @@ def _read_npy(file: BinaryIO) -> Tensor:
         if version == (1, 0)
         else np.lib.format.read_array_header_2_0
     )
-    shape, fortran_order, dtype = read_header(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of files that Python 2 wrote, or of damaged ones
+        shape, fortran_order, dtype = read_header(file)
     descr: Any = np.lib.format.dtype_to_descr(dtype)  # a list for records
     if dtype.hasobject or dtype.subdtype or not isinstance(descr, str):
         raise ValueError(f"arrays of records or objects (dtype {dtype}) are not supported")

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,13 @@ def npy(descr: str, shape: str, data: bytes, version: bytes = b"\1\0") -> bytes:
     text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     size = len(text).to_bytes(2 if version == b"\1\0" else 4, "little")
     return b"\x93NUMPY" + version + size + text + data
+
+
+def test_a_file_of_python_2_is_read_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(npy("'<f4'", "(2L,)", bytes(8)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_tensor_file(tmp_path / "x.npy").tensors[0].shape == (2,)
 
 
 WRONG_NPY = {
