@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle  # pickle: its own states, which users pickle
 from typing import Any
 
@@ -260,18 +261,36 @@ def test_a_compressor_resumes_from_its_state(codec: str) -> None:
     assert same_bits(second.residual, first.residual)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_copied_compressor_goes_on_alike(codec: str) -> None:
+    first = gradwire.Compressor(codec, 500, seed=3, stream=7, threads=2, target="scalar")
+    first.encode(gradient(500), 0)
+    copies = [copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))]
+    frame = first.encode(gradient(500, 1), 1)
+    for each in copies:
+        assert each.encode(gradient(500, 1), 1) == frame
+        assert same_bits(each.residual, first.residual)
+
+
+def test_a_pickled_state_of_a_compressor_is_checked() -> None:
+    state = gradwire.Compressor("3lc", 50).__getstate__()
+    for wrong in (state | {"residual": bytes(201)}, state | {"threads": 0}, {"codec": "3lc"}):
+        with pytest.raises(gradwire.GradwireError):
+            gradwire.Compressor.__new__(gradwire.Compressor).__setstate__(wrong)
+
+
 def test_a_state_is_a_copy() -> None:
     compressor = gradwire.Compressor("3lc", 50)
     compressor.encode(gradient(50))
     state, residual = compressor.state_dict(), compressor.residual
     kept = pickle.dumps(state)
     assert residual is not None
-    copy = residual.copy()
+    before = residual.copy()
     residual[:] = 7
     compressor.encode(gradient(50, 1))
     assert pickle.dumps(state) == kept
     compressor.load_state_dict(state)
-    assert same_bits(compressor.residual, copy)
+    assert same_bits(compressor.residual, before)
 
 
 def test_a_state_of_another_compressor_is_refused() -> None:

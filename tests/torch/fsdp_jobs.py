@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import warnings
@@ -293,6 +294,7 @@ def misuse() -> dict[str, str]:
     comm = FullyShardComm(hybrid)
     hybrid.set_requires_all_reduce(False)
     found["partial"] = raised_by(lambda: _backward(hybrid))
+    found["copy"] = raised_by(lambda: copy.deepcopy(comm))
     comm.close()
     return found
 

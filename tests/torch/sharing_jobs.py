@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import pickle
+import pickle  # pickle: to show that it is refused
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

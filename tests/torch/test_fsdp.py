@@ -148,6 +148,7 @@ def test_mistakes_are_named(cluster: Cluster) -> None:
         "codec": "int9",
         "group": "process_group comes from the mesh",
         "partial": "accumulate with set_requires_gradient_sync(False)",
+        "copy": "TypeError: a FullyShardComm can't be copied or pickled",
     }
     for rank in cluster.run(4, fsdp_jobs.misuse):
         assert rank.keys() == expected.keys()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sharing_jobs
+import wrapping_jobs
 from cluster import Cluster
 from sharing_jobs import FOLLOWED, REFUSED, UNLIKE
 
@@ -67,3 +68,65 @@ def test_a_way_is_not_copied_by_halves(cluster: Cluster, way: str) -> None:
         for name, said in rank.items():
             assert "can't be copied or pickled" in said, name
             assert "save its state_dict()" in said
+
+
+WRAPPED = {
+    ("local", "Sharp"): "nothing",
+    ("local", "LBFGS"): "nothing",
+    ("local", "ScheduleFree"): "ScheduleFree keeps weights in its state (which train() and eval()",
+    ("local", "ASGD"): "ASGD keeps weights in its state ('ax')",
+    ("local", "Lookahead"): "Lookahead keeps weights in its state ('slow')",
+    ("sharded", "Sharp"): "Sharp computes several gradients in a step",
+    ("sharded", "ScheduleFree"): "ScheduleFree keeps weights in its state",
+    ("served", "Sharp"): "Sharp computes several gradients in a step",
+    ("served", "LBFGS"): "LBFGS computes several gradients in a step",
+    ("served", "ScheduleFree"): "ScheduleFree keeps weights in its state",
+}
+
+
+@pytest.mark.parametrize(("way", "optimizer"), WRAPPED)
+def test_what_an_optimizer_keeps_or_asks_for_is_given_or_refused(
+    cluster: Cluster, way: str, optimizer: str
+) -> None:
+    for said in cluster.run(2, wrapping_jobs.step_with, way, optimizer):
+        assert WRAPPED[way, optimizer] in said
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+def test_each_gradient_of_a_step_is_clipped(cluster: Cluster, clip_norm: float | None) -> None:
+    ((wrapped, alone),) = cluster.run(1, wrapping_jobs.clip_sharply, clip_norm)
+    for mine, other in zip(wrapped, alone, strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-6)
+
+
+def test_train_and_eval_are_those_of_the_wrapped_optimizer(cluster: Cluster) -> None:
+    first, second, _ = cluster.run(3, wrapping_jobs.evaluate_schedule_free)
+    for evaluated, other, trained in zip(first[0], second[0], first[1], strict=True):
+        np.testing.assert_array_equal(evaluated, other)
+        assert not np.array_equal(evaluated, trained)
+
+
+def test_the_wrapped_adam_is_an_adam_during_and_after_local_steps(cluster: Cluster) -> None:
+    (found,) = cluster.run(1, wrapping_jobs.leave_local_steps)
+    for when in ("betas 0", "betas 1", "betas 2", "betas after"):
+        assert found[when] == (0.9, 0.999), when
+    assert "first.weight was changed between two steps" in found["edited"]
+    assert found["modes"] == [False, False]
+
+
+def test_an_outer_optimizer_has_the_anchors(cluster: Cluster) -> None:
+    (said,) = cluster.run(1, wrapping_jobs.refusals_of_outer)
+    assert "the outer SGD has other parameters than the list" in said[0]
+    assert "outer= must return the optimizer that it makes, and returned None" in said[1]
+    assert "the outer SGD has other parameters than the list" in said[2]
+
+
+def test_a_thawed_layer_is_found(cluster: Cluster) -> None:
+    said, _ = cluster.run(2, wrapping_jobs.thaw)
+    assert "first.weight required no gradient in connect() and requires one now" in said
+
+
+def test_qsvrg_goes_on_from_the_parameters_as_they_are() -> None:
+    (moved, loaded), said = wrapping_jobs.move_qsvrg()
+    np.testing.assert_array_equal(moved, loaded)
+    assert "a QSVRG can't be copied or pickled" in said

@@ -89,6 +89,11 @@ class Fragment:
         self.bucket = ReplicaBucket(mine, beside)
         self._spare = ReplicaBucket(mine, beside) if is_back_to_back else self.bucket
         self.outer = None if outer is None else outer(self.anchors)
+        if outer is not None and not isinstance(self.outer, Optimizer):
+            raise TypeError(
+                f"outer= must return the optimizer that it makes, and returned {self.outer!r}"
+            )
+        self.check_outer()
         self.momentum: LateMomentum | None = None
         self.local: LocalMomentum | None = None
         if betas:
@@ -98,6 +103,17 @@ class Fragment:
         self.steps = 0
         self.flight: Flight | None = None
         self.is_asked = False  # whether a rank said so in the last exchange
+
+    def check_outer(self) -> None:
+        """Raises ValueError unless the outer optimizer's parameters are the anchors."""
+        if self.outer is None:
+            return
+        stepped = [id(p) for group in self.outer.param_groups for p in group["params"]]
+        if sorted(stepped) != sorted(map(id, self.anchors)):
+            raise ValueError(
+                f"the outer {type(self.outer).__name__} has other parameters than the list that "
+                "outer= was called with: make it of that list, and add or take away none"
+            )
 
     @property
     def numel(self) -> int:

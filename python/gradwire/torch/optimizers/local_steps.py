@@ -45,13 +45,18 @@ from gradwire.torch.optimizers.late_momentum import (
 )
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.optimizers.replica import BESIDE, name_trainable
+from gradwire.torch.optimizers.weights_in_state import find_weights
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import options_of, require_dense
 from gradwire.torch.records.shards import local_of
 from gradwire.torch.records.stats import StepCounters
-from gradwire.torch.records.wrapping_optimizer import refuse_modes, require_optimizer
+from gradwire.torch.records.wrapping_optimizer import (
+    describe_weights,
+    refuse_modes,
+    require_optimizer,
+)
 from gradwire.torch.session.bucket import BucketJob
 
 _MIN_RANKS, _LOST_AFTER = 1, 30.0
@@ -238,6 +243,7 @@ class LocalSteps(ElasticReplica):
         self._exchanges = 0
         self._local_steps = 0
         self._left_out = 0
+        self._looks = 2 * fragments  # for weights in the state of the optimizer
         self._clock = 0  # steps since the construction, or since `synchronize`
         self._kept = [1.0] * len(named)  # by weight decay, since the parameters were the anchors
         self._gradients_count = True  # false after a step that a GradScaler left out
@@ -269,6 +275,8 @@ class LocalSteps(ElasticReplica):
         self._check_session()
         self._shared.check()
         self._shared.check_load()
+        for fragment in self._fragments:
+            fragment.check_outer()
         if self._momentum_is_late:
             check_momentum(self.param_groups, self._betas)
             self._check_unedited()
@@ -278,6 +286,7 @@ class LocalSteps(ElasticReplica):
         loss = self._evaluate(closure) if not_finite else self._step_alone(closure, scale)
         for fragment in self._fragments:
             fragment.steps += 1
+        self._look_for_weights()
         if self._gradients_count:
             for fragment, copies in zip(self._fragments, before, strict=True):
                 if fragment.local is not None:
@@ -292,6 +301,18 @@ class LocalSteps(ElasticReplica):
         if self._arrived.step >= 0:
             self._log(self._local_steps - 1)
         return loss
+
+    def _look_for_weights(self) -> None:
+        """Raises ValueError if the optimizer keeps weights in its state. It looks twice: at the
+        first look, a copy of the parameters may still be just these."""
+        fragments = [f for f in self._fragments if f.steps == 1 and self._gradients_count]
+        if not fragments or not self._looks:
+            return
+        self._looks -= 1
+        for fragment in fragments:
+            parameters = [self._parameters[place] for place in fragment.places]
+            if key := find_weights(self._optimizer, parameters, fragment.anchors):
+                raise ValueError(describe_weights(self._optimizer, "LocalSteps", repr(key)))
 
     def _check_unedited(self) -> None:
         """Raises RuntimeError if the user has changed a parameter since the last step."""

@@ -30,11 +30,16 @@ def refuse_modes(optimizer: Optimizer, owner: str) -> None:
     """Raises ValueError for an optimizer that puts other weights into the model to evaluate it,
     from a state that `owner` does not keep equal on all ranks."""
     if all(hasattr(optimizer, mode) for mode in _MODES):
-        raise ValueError(
-            f"{type(optimizer).__name__} keeps weights in its state, which train() and eval() put "
-            f"into the model, and {owner} would keep others on each rank: take DDP and "
-            "gradwire_hook, or ServerOptimizer(pulls='gradients'), where all ranks step alike"
-        )
+        raise ValueError(describe_weights(optimizer, owner, "which train() and eval() exchange"))
+
+
+def describe_weights(optimizer: Optimizer, owner: str, which: str) -> str:
+    """The error for weights in the state of an optimizer. which: of them."""
+    return (
+        f"{type(optimizer).__name__} keeps weights in its state ({which}), and {owner} would not "
+        "keep those equal on all ranks: take DDP and gradwire_hook, or "
+        "ServerOptimizer(pulls='gradients'), where all ranks take the same steps"
+    )
 
 
 def refuse_several_gradients(optimizer: Optimizer, owner: str) -> None:
