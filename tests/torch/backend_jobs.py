@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -19,7 +22,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster import free_port
-from gradwire import GradwireError
 from gradwire.torch import register_backend
 from gradwire.torch.backend.process_group import GradwireGroup
 from gradwire.torch.backend.rules import Rules
@@ -109,6 +111,54 @@ def _collectives() -> dict[str, Any]:
     return {"found": answer, "stats": group.stats()}  # type: ignore[attr-defined]
 
 
+def _non_finite() -> dict[str, Any]:
+    """Sums and gathers with NaN, Inf or an overflow at one place, in each shard and from each rank,
+    and what Gloo makes of them."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    gloo = dist.new_group(backend="gloo")
+    found: dict[str, tuple[Any, Any]] = {}
+
+    def both(run: Callable[[dist.ProcessGroup | None], torch.Tensor]) -> tuple[Any, Any]:
+        return run(None).double().numpy(), run(gloo).double().numpy()
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for giver in range(size):
+            for place, value in (
+                (1, math.inf),
+                (NUMEL // 2, -math.inf),
+                (NUMEL - 1, math.nan),
+                (7, torch.finfo(dtype).max),  # the sum is infinite
+            ):
+                values = _values(rank, dtype)
+                sums_overflow = value == torch.finfo(dtype).max
+                if rank == giver or sums_overflow:
+                    values[place] = value
+
+                def reduce(group: Any, given: torch.Tensor = values) -> torch.Tensor:
+                    whole = given.clone()
+                    dist.all_reduce(whole, group=group)
+                    return whole
+
+                def scatter(group: Any, given: torch.Tensor = values) -> torch.Tensor:
+                    shard = torch.empty(NUMEL // size, dtype=given.dtype)
+                    dist.reduce_scatter_single(shard, given, group=group)
+                    return shard
+
+                def gather(group: Any, given: torch.Tensor = values) -> torch.Tensor:
+                    whole = torch.empty(size * NUMEL, dtype=given.dtype)
+                    dist.all_gather_single(whole, given, group=group)
+                    return whole
+
+                for run in (reduce,) if sums_overflow else (reduce, scatter, gather):
+                    name = f"{run.__name__} {dtype} {value} at {place} of {giver}"
+                    found[name] = both(run)
+    with pytest.raises(RuntimeError):  # of Gloo; the group goes on
+        dist.reduce_scatter_single(torch.empty(NUMEL // size), torch.ones(NUMEL + size))
+    dist.monitored_barrier(wait_all_ranks=True)
+    dist.monitored_barrier(gloo)
+    return found
+
+
 def train(way: str) -> tuple[list[float], bytes, dict[str, Any]]:
     """Losses, parameters and statistics of a training, over whatever group is the default one."""
     model: Any = make_model()
@@ -154,17 +204,17 @@ def _unlike_sizes() -> str:
     return "nothing"
 
 
-def _reduce_a_negative() -> str:
-    """A tensor whose values are the negatives of those in its memory."""
-    try:
-        dist.all_reduce(torch._neg_view(_values(dist.get_rank())))
-    except GradwireError as error:
-        return str(error)
-    return "taken"
+def _reduce_a_negative() -> bool:
+    """A tensor whose values are the negatives of those in its memory: whether its sum is right."""
+    values = torch._neg_view(_values(dist.get_rank()))
+    dist.all_reduce(values)
+    exact = -torch.stack([_values(rank) for rank in range(dist.get_world_size())]).sum(0)
+    return bool(torch.allclose(values, exact, atol=1e-5))
 
 
-def reduce_without_a_world(port: int, steps: int) -> dict[str, Any]:
-    """The sums of two tensors over several steps, and what the ranks owe at the end."""
+def reduce_without_a_world(port: int, steps: int, spoiled: int) -> dict[str, Any]:
+    """The sums of two tensors over several steps, and what the ranks owe at the end. In the step
+    `spoiled` the last rank has an infinite value, so the values go raw, and count in neither."""
     rank, size = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     store = TCPStore("127.0.0.1", port, is_master=False)
@@ -176,9 +226,16 @@ def reduce_without_a_world(port: int, steps: int) -> dict[str, Any]:
     for step in range(steps):
         for place, values in enumerate(tensors):
             values.copy_((place + 1) * _values(2 * step + rank))
-            given[place] += values
+            if step != spoiled:
+                given[place] += values
+            elif rank == size - 1:
+                values[5] = math.inf
             group.allreduce([values], dist.AllreduceOptions()).wait()
-            summed[place] += values
+            if step != spoiled:
+                summed[place] += values
+            else:
+                assert values.isinf().nonzero().tolist() == [[5]]
+                assert not values.isnan().any()
     owed = torch.zeros(2, NUMEL, dtype=torch.float64)
     buckets = list(group._buckets.values())
     for place, bucket in enumerate(buckets):
@@ -191,6 +248,7 @@ def reduce_without_a_world(port: int, steps: int) -> dict[str, Any]:
 
 _JOBS = {
     "collectives": _collectives,
+    "non-finite": _non_finite,
     "ddp": lambda: train("ddp"),
     "fsdp": lambda: train("fsdp"),
     "lose a rank": _lose_a_rank,

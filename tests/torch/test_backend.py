@@ -76,6 +76,20 @@ def test_gathers_are_compressed_on_request(cluster: Cluster) -> None:
         np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_values_that_are_not_finite_go_as_over_gloo(cluster: Cluster, world: int) -> None:
+    """Exactly where they are, and no other value becomes NaN; monitored_barrier works, too."""
+    options = {"min_numel": 1000, "all_gather": "int8:bucket=256"}
+    ranks = cluster.run(world, backend_jobs.over_backend, "non-finite", options)
+    for rank, (found, _) in enumerate(ranks):
+        assert len(found) == world * 20
+        for name, (ours, exact) in found.items():
+            is_near = 0.02 if "bfloat16" in name else 1e-6
+            np.testing.assert_allclose(ours, exact, rtol=is_near, atol=is_near, err_msg=name)
+            if "scatter" not in name:
+                np.testing.assert_array_equal(ours, ranks[0][0][name][0], f"{name}, rank {rank}")
+
+
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_trainings_run_over_it(cluster: Cluster, way: str) -> None:
     exact = cluster.run(4, backend_jobs.train, way)
@@ -112,9 +126,10 @@ def test_bad_arguments_are_refused() -> None:
 
 
 def test_a_group_outside_a_world_keeps_a_residual_for_each_memory(cluster: Cluster) -> None:
-    """What the ranks gave is what they got and what they still owe, for each of two tensors."""
+    """What the ranks gave is what they got and what they still owe, for each of two tensors; also
+    if a step between is not finite."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = cluster.run(2, backend_jobs.reduce_without_a_world, store.port, 5)
+    ranks = cluster.run(2, backend_jobs.reduce_without_a_world, store.port, 5, 2)
     given, owed = (sum(rank[name] for rank in ranks) for name in ("given", "owed"))
     assert np.abs(owed).max() > 0.1
     for rank in ranks:

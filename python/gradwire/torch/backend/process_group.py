@@ -7,13 +7,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from functools import wraps
 from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from gradwire.torch.backend.collective import Collective
 from gradwire.torch.backend.memories import Memories
 from gradwire.torch.backend.rules import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules
 from gradwire.torch.device import device_queue
@@ -25,7 +28,7 @@ from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSetting
 from gradwire.torch.records.modes import writing_to
 from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.session.bucket import Bucket, BucketJob
-from gradwire.torch.session.reduction import factor_of, write_shard
+from gradwire.torch.session.reduction import factor_of
 from gradwire.torch.session.session import Session, SessionOwner
 from gradwire.torch.session.work import ExchangeWork
 
@@ -70,9 +73,9 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         self._inner_reduce_scatter = _either(inner, "reduce_scatter_single", "_reduce_scatter_base")
         self._inner_all_gather = _either(inner, "all_gather_single", "_allgather_base")
         self._rules = rules
-        self._seconds = timeout.total_seconds()
+        self.timeout = timeout
         self._group_name = ""
-        self._buckets: dict[tuple[str, torch.dtype, int, int], Bucket] = {}
+        self._buckets: dict[tuple[str, torch.dtype, int, bool, int], Bucket] = {}
         self._memories = Memories()
         self._counts = {op: OperationStats(codec) for op, codec in rules.codecs.items()}
         self._calls = 0
@@ -88,27 +91,52 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         alone = not several or len(tensors) == 1
         if not alone or not self._takes(ALL_REDUCE, values, options.reduceOp):
             return self._inner.allreduce(tensors, options)
-        factor = factor_of(options.reduceOp, self.size())
-        return self._exchange(ALL_REDUCE, values.view(-1), _leave, [values], factor)
+        given = values.view(1, -1)
+        return self._exchange(
+            Collective(
+                ALL_REDUCE,
+                values,
+                rows=1,
+                fill=lambda rows: rows.copy_(given),
+                deliver=lambda rows: given.copy_(rows),
+                factor=factor_of(options.reduceOp, self.size()),
+            ),
+            values,
+        )
 
     def reduce_scatter_single(self, output: Any, given: Any, options: Any = None) -> dist.Work:
         options = dist.ReduceScatterOptions() if options is None else options
-        if not self._takes(REDUCE_SCATTER, given, options.reduceOp):
+        if not self._takes(REDUCE_SCATTER, given, options.reduceOp, shard=output):
             return self._inner_reduce_scatter(output, given, options)
 
-        def finish(reduced: torch.Tensor) -> None:
-            write_shard(reduced, output, self.rank(), self.size())
-
-        # The exchange works in its bucket, and the caller's input must stay as it is.
-        values, factor = given.reshape(-1).clone(), factor_of(options.reduceOp, self.size())
-        return self._exchange(REDUCE_SCATTER, values, finish, [output], factor)
+        own, size = self.rank(), self.size()
+        return self._exchange(
+            Collective(
+                REDUCE_SCATTER,
+                given,
+                rows=size,
+                fill=lambda rows: rows.copy_(given.view(size, -1)),
+                deliver=lambda rows: output.view(-1).copy_(rows[own]),
+                factor=factor_of(options.reduceOp, size),
+            ),
+            output,
+        )
 
     def all_gather_single(self, output: Any, given: Any, options: Any = None) -> dist.Work:
         options = AllgatherOptions() if options is None else options
-        if not self._takes(ALL_GATHER, output):
+        if not self._takes(ALL_GATHER, output, shard=given):
             return self._inner_all_gather(output, given, options)
-        output.view(self.size(), -1)[self.rank()].copy_(given.reshape(-1))
-        return self._exchange(ALL_GATHER, output.view(-1), _leave, [output])
+        own, size = self.rank(), self.size()
+        return self._exchange(
+            Collective(
+                ALL_GATHER,
+                output,
+                rows=size,
+                fill=lambda rows: rows[own].copy_(given.reshape(-1)),
+                deliver=lambda rows: output.view(size, -1).copy_(rows),
+            ),
+            output,
+        )
 
     # Names that earlier versions of PyTorch call, and the lists of functional collectives.
     _reduce_scatter_base: Any = reduce_scatter_single
@@ -159,8 +187,19 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
 
     # -------------------------------------------------------------------------------------------
 
-    def _takes(self, op: str, values: torch.Tensor, reduction: Any = None) -> bool:
+    def _takes(
+        self,
+        op: str,
+        values: torch.Tensor,
+        reduction: Any = None,
+        shard: torch.Tensor | None = None,
+    ) -> bool:
+        """shard: the smaller tensor of the call. What does not fit together is passed on, too: the
+        group below says so."""
         takes = self.size() > 1 and self._rules.takes(op, values, reduction)
+        if shard is not None:
+            takes &= shard.dtype == values.dtype and shard.is_contiguous()
+            takes &= shard.numel() * self.size() == values.numel()
         if not takes:
             self._counts[op].passed_on += 1
         return takes
@@ -173,39 +212,34 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             work.wait()
         return works[-1]
 
-    def _exchange(
-        self,
-        op: str,
-        values: torch.Tensor,
-        finish: Callable[[torch.Tensor], None],
-        outputs: list[torch.Tensor],
-        factor: int = 1,
-    ) -> dist.Work:
-        """`values` (flat) are the exchange's bucket."""
+    def _exchange(self, collective: Collective, output: torch.Tensor) -> dist.Work:
         self._check_session()
         if self._session is None:
-            self._session = self._connect(values.device)
+            self._session = self._connect(output.device)
         session = self._session
         self._calls += 1
-        rows = 1 if op == ALL_REDUCE else self.size()  # each rank owns a row
-        shape = [rows, values.numel() // rows]
-        tensors = [("values", shape)]
-        job = BucketJob(step=self._calls, tensors=tensors, values=values, factor=factor)
+        step, number, released = self._calls, *self._find_residual(collective.whole)
 
-        number, released = self._find_residual(values)
+        def run(wire: Wire, raw: bool) -> tuple[torch.Tensor, Bucket]:
+            job = collective.job(step, raw)
+            bucket = self._bucket_for(collective.op, number, job, session, wire)
+            bucket.average(job, wire)
+            self._count(collective.op, bucket)
+            return job.values, bucket
 
         def work(wire: Wire) -> torch.Tensor:
             self._drop(released)
-            bucket = self._bucket_for(op, number, job, session, wire)
-            bucket.average(job, wire)
-            with writing_to(values, *outputs):
-                finish(values)
-            self._count(op, bucket)
-            return values
+            values, bucket = run(wire, raw=False)
+            self._counts[collective.op].compressed += 1
+            if collective.found_non_finite(bucket, values, wire.rank):
+                values, _ = run(wire, raw=True)  # residuals are as before
+            with writing_to(output):
+                collective.deliver(collective.rows_of(values))
+            return output
 
-        ready = device_queue.mark_ready(values)
-        future = session.start_for_torch(work, f"{op} of {values.numel()} values", ready)
-        return ExchangeWork(future, outputs)
+        ready = device_queue.mark_ready(output)
+        doing = f"{collective.op} of {collective.whole.numel()} values"
+        return ExchangeWork(session.start_for_torch(work, doing, ready), [output])
 
     def _find_residual(self, values: torch.Tensor) -> tuple[int, list[int]]:
         """The number of the residual that belongs to the tensor (0 where none is kept), and those
@@ -225,7 +259,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     def _bucket_for(
         self, op: str, number: int, job: BucketJob, session: Session, wire: Wire
     ) -> Bucket:
-        key = op, job.values.dtype, job.values.numel(), number
+        key = op, job.values.dtype, job.values.numel(), job.raw, number
         if key not in self._buckets:
             bucket = Bucket(job, self._rules.settings_of(op), wire, session.queue)
             agree(f"{op}\n{bucket.describe()}", wire)
@@ -236,14 +270,13 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         step = StepCounters()
         bucket.count_into(step)
         counts = self._counts[op]
-        counts.compressed += 1
         counts.sent_bytes += step.push_bytes + step.pull_bytes
         counts.raw_bytes += step.raw_bytes
 
     def _connect(self, device: torch.device) -> Session:
         if self.rank() == 0:
             print(self._rules.describe(), file=sys.stderr)
-        settings = replace(self._rules.settings, timeout=self._seconds)
+        settings = replace(self._rules.settings, timeout=self.timeout.total_seconds())
         meeting = Meeting(self._store, self.rank(), self.size(), self._ranks_in_world())
         session = Session(settings, device, meeting)
         session.close_with(self)
@@ -255,10 +288,6 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             return dist.get_process_group_ranks(self)
         except KeyError:
             return []
-
-
-def _leave(values: torch.Tensor) -> None:
-    """The bucket is the output."""
 
 
 def _warn_of_dropped(values: int, why: str) -> None:
@@ -308,7 +337,8 @@ def register_backend(
     operations that have a codec, and sends the rest over Gloo on the CPU and NCCL on CUDA. What it
     compresses, it says on stderr of the group's first rank. DDP, FSDP2 and DTensor call these
     operations. A group knows values alone, and not whose they are, so it keeps no residuals:
-    gradwire_hook, FullyShardComm and LocalSteps, which do, need fewer bits.
+    gradwire_hook, FullyShardComm and LocalSteps, which do, need fewer bits. A tensor with NaN or
+    Inf is exchanged once more, uncompressed, so that they are where Gloo would have them.
 
     all_reduce       codec of sums and averages, both ways; None: not compressed
     reduce_scatter   codec of sums and averages of tensors (reduce_scatter_tensor)
@@ -331,6 +361,24 @@ def register_backend(
         return GradwireGroup(store, rank, size, rules, timeout)
 
     dist.Backend.register_backend(name, make, devices=["cpu", "cuda"])
+    dist.monitored_barrier = distributed_c10d.monitored_barrier = _monitored_barrier
+
+
+_pytorchs_barrier = distributed_c10d.monitored_barrier
+
+
+@wraps(_pytorchs_barrier)
+def _monitored_barrier(
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """PyTorch's own looks for Gloo by its name, and refuses the group that has one inside."""
+    target = dist.group.WORLD if group is None else group
+    if isinstance(target, GradwireGroup):
+        target.monitored_barrier(timeout or target.timeout, wait_all_ranks)  # type: ignore[attr-defined] # passed on
+    else:
+        _pytorchs_barrier(group, timeout, wait_all_ranks)
 
 
 def _uncompressed(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:

@@ -15,6 +15,7 @@ from gradwire.torch.records.exchange_settings import (
 from gradwire.torch.session.reduction import Op, is_reduction
 
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"
+MARK = "(whether values are finite)"  # a tensor beside them, which goes raw
 _LEGS = {ALL_REDUCE: None, REDUCE_SCATTER: "reduce_scatter", ALL_GATHER: "allgather"}
 
 
@@ -55,7 +56,9 @@ class Rules:
         """Of the exchange that takes the operation's place."""
         codec = self.codecs[op]
         assert codec is not None, "the operation is not compressed"
-        return replace(self.settings, codec=codec, leg=_LEGS[op], min_numel=1, chosen=None)
+        return replace(
+            self.settings, codec=codec, leg=_LEGS[op], min_numel=1, exclude=[MARK], chosen=None
+        )
 
     def takes(self, op: str, values: torch.Tensor, reduction: Op | None = None) -> bool:
         """Whether this operation on these values (the larger of its two tensors) is compressed."""
