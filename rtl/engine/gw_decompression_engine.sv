@@ -45,8 +45,9 @@ module gw_decompression_engine #(
         .absent_tag
     );
 
-    // A burst without values has no tags either.
+    // A burst without values has no tags either. Tags that the packet does not have mean nothing.
     wire empty = step_present == 4'd0;
+    wire wrong_tag = !step_raw && !empty && absent_tag && available >= 6'd2;
     assign take = step_raw ? step_raw_size : empty ? 6'd0 : burst_size;
     wire item_last, item_valid, item_ready;
     wire [2:0] item_reason;
@@ -54,7 +55,7 @@ module gw_decompression_engine #(
         .need       (take),
         .last       (step_last),
         .padding    (step_padding),
-        .step_reason(!step_raw && !empty && absent_tag ? 3'd4 : 3'd0),
+        .step_reason(wrong_tag ? 3'd4 : 3'd0),
         .*
     );
 

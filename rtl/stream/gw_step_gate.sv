@@ -44,8 +44,8 @@ module gw_step_gate (
 
     always_comb begin
         if (broken) item_reason = 3'd1;
-        else if (cut_off) item_reason = 3'd2;
         else if (step_reason != 3'd0) item_reason = step_reason;
+        else if (cut_off) item_reason = 3'd2;
         else if (too_long) item_reason = 3'd3;
         else item_reason = 3'd0;
     end

@@ -11,7 +11,7 @@ import codec
 import engine
 import golden
 import gradwire
-from engine import CUT_OFF, FLOWS, KEEP, LEFT_OVER, SETTINGS, Flow
+from engine import ABSENT_TAG, CUT_OFF, FLOWS, KEEP, LEFT_OVER, SETTINGS, Flow
 
 NAME = codec.CODECS[0]
 
@@ -81,6 +81,28 @@ def test_payloads_cut_or_longer_by_any_number_of_bytes(flow: Flow) -> None:
     assert [p.reason for p in made[::2]] == [CUT_OFF] * len(cut) + [LEFT_OVER] * len(longer)
     assert all(p.data == restored and p.reason == engine.FINE for p in made[1::2])
     assert all(restored.startswith(p.data) for p in made[::2])
+
+
+@pytest.mark.parametrize("flow", [Flow(), Flow(30, 40, 5)], ids=str)
+def test_a_tag_of_an_absent_value_is_the_reason(flow: Flow) -> None:
+    """Whatever follows the tags of the last burst: the bytes that all tags ask for, those of the
+    present values alone, fewer or more. Without both bytes of the tags it is cut off."""
+    packets, counts, reasons = [], [], []
+    for n in (1, 7, 9, 15, 79):
+        values = codec.random_values(n, n)
+        whole = codec.compress(values, NAME)
+        place = len(codec.compress(values[: 4 * (n // 8 * 8)], NAME))  # of the last tags
+        for lane in range(n % 8, 8):
+            for tag in (1, 2, 3):
+                bad = bytearray(whole)
+                bad[place + lane // 4] |= tag << 2 * (lane % 4)
+                for size in (place, place + 1, place + 2, len(whole), len(whole) + tag + tag // 3):
+                    packets += [bytes(bad).ljust(size, b"\x11")[:size], whole]
+                    reasons.append(CUT_OFF if size < place + 2 else ABSENT_TAG)
+                    counts += [n, n]
+    made = engine.run("gw_decompressor", packets, flow, users=counts)
+    assert [p.reason for p in made[::2]] == reasons
+    assert {p.reason for p in made[1::2]} == {engine.FINE}
 
 
 def test_bytes_that_are_no_whole_value_are_not_compressed() -> None:

@@ -68,3 +68,68 @@ def test_packets_back_to_back(frame: bytes, limit: int) -> None:
         total, latency = count_cycles(name, [data] * PACKETS, 0)
         print(f"{name}: {total / PACKETS:.2f} cycles a packet, first beat after {latency}")
         assert total / PACKETS <= limit + 0.2, name
+
+
+def steady_cycles(name: str, packet: bytes, n: int) -> float:
+    """Of a packet among others like it, back to back."""
+    few, many = (count_cycles(name, [packet] * count, n)[0] for count in (20, 40))
+    return (many - few) / 20
+
+
+def expected_cycles(sizes: list[int], beats: int) -> int:
+    """Of a packet that came in so many beats, and whose steps leave with so many bytes each.
+
+    A step takes a cycle, in which a beat can leave, and one more for a further beat: one that is
+    full, or the packet's last.
+    """
+    cycles, held = len(sizes), 0
+    for place, size in enumerate(sizes):
+        left = held + size - 32  # behind the beat that leaves in this cycle
+        full, last = left >= 32, place == len(sizes) - 1
+        cycles += full + (last and left - 32 * full > 0)
+        held = (held + size) % 32
+    return max(cycles, beats)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.01, 0.3, 1.5])
+def test_cycles_of_every_length_of_packets(value: float) -> None:
+    """One more where the last burst crosses from one beat of the output into the next."""
+    crossings = 0
+    for n in range(1, 49):
+        values = np.full(n, value, "<f4").tobytes()
+        payload = codec.compress(values, NAME)
+        present = [min(8, n - first) for first in range(0, n, 8)]
+        code = (len(payload) - 2 * len(present)) // n
+        bursts = [2 + code * count for count in present]
+        whole = [4 * count for count in present]
+        frame = frames.udp(values)
+        headers = [34, len(frame) - len(values) - 34]
+        for name, data, sizes in (
+            ("gw_compressor", values, bursts),
+            ("gw_decompressor", payload, whole),
+            ("gw_packet_compressor", frame, headers + bursts),
+            ("gw_packet_decompressor", frames.compressed(frame, NAME), headers + whole),
+        ):
+            expected = expected_cycles(sizes, -(-len(data) // 32))
+            assert steady_cycles(name, data, n) == expected, (name, n)
+            before = sum(sizes[:-1]) % 32
+            crossings += expected == len(sizes) + (before + sizes[-1] > 32) > len(sizes)
+    assert crossings > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "packet", "n", "cycles"),
+    [
+        pytest.param("gw_compressor", repeat([0.3] * 8)[:4], 1, 5, id="compressor, 4 bytes"),
+        pytest.param("gw_compressor", repeat([0.3] * 8)[:32], 8, 5, id="compressor, 32 bytes"),
+        pytest.param("gw_compressor", repeat([1.5] * 8)[:36], 9, 6, id="compressor, 36 bytes"),
+        pytest.param("gw_compressor", repeat([1.5] * 8), 8, 6, id="compressor, long"),
+        pytest.param("gw_compressor", repeat([0.3] * 8), 8, 7, id="compressor, two bursts to 32"),
+        pytest.param("gw_decompressor", bytes(32), 128, 5, id="decompressor, 32 bytes"),
+        pytest.param("gw_decompressor", bytes(34), 136, 6, id="decompressor, 34 bytes"),
+        pytest.param("gw_packet_compressor", frames.udp(bytes(1472)), 0, 6, id="tagged frame"),
+        pytest.param("gw_packet_decompressor", bytes(60), 0, 6, id="untagged frame"),
+    ],
+)
+def test_cycles_to_the_first_beat(name: str, packet: bytes, n: int, cycles: int) -> None:
+    assert count_cycles(name, [packet], n)[1] == cycles

@@ -76,6 +76,7 @@ SPEED = {"encode_seconds": 0, "decode_seconds": 0, "bits": 1}
         ({"kind": "other"}, "its `kind` is other, not gradwire-profile"),
         ({"kind": None}, "`kind` is null, not a text"),
         ({"layers": []}, "no layers"),
+        ({"layers": [LAYER, LAYER]}, "two of its layers have the name x"),
         ({"layers": {}}, "`layers` is an object, not a list"),
         ({"layers": [{"name": "x"}]}, "`dims` of layer 1 is missing"),
         ({"layers": ["x"]}, "layer 1 is a text, not an object"),

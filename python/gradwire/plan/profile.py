@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import prod
@@ -195,6 +196,10 @@ def _check(profile: Profile) -> None:
         "`forward_seconds`": profile.forward_seconds,
         "`rest_seconds`": profile.rest_seconds,
     }
+    counts = Counter(layer.name for layer in profile.layers)
+    for name, count in counts.items():
+        if count > 1:
+            raise ValueError(f"two of its layers have the name {name}")
     for layer in profile.layers:
         seconds[f"`backward_seconds` of layer {layer.name}"] = layer.backward_seconds
     for name, value in asdict(profile.transport).items():
