@@ -3,6 +3,7 @@
 #include <array>
 
 #include "base/standard_arithmetic.h"
+#include "base/suggestion.h"
 
 namespace gradwire {
 namespace {
@@ -53,10 +54,8 @@ ResidualType parse_residual_type(bool feedback, Parameters& given) {
   return ResidualType::kNone;
 }
 
-}  // namespace
-
-Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text, FeedbackDefault feedback) {
-  const StandardArithmetic arithmetic;
+Result<std::shared_ptr<const Codec>> parse_as_written(std::string_view text,
+                                                      FeedbackDefault feedback) {
   const std::string_view name = text.substr(0, text.find(':'));
   for (const CodecEntry* entry : kEntries) {
     if (entry->info->name != name) continue;
@@ -76,6 +75,23 @@ Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text, Feedbac
   }
   return Status(StatusCode::kUnknownCodec,
                 "unknown codec '" + std::string(name) + "'; valid names are: " + valid_names());
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Codec>> Codec::parse(std::string_view text, FeedbackDefault feedback) {
+  const StandardArithmetic arithmetic;
+  Result<std::shared_ptr<const Codec>> parsed = parse_as_written(text, feedback);
+  if (parsed.ok()) return parsed;
+  const std::string meant = with_usual_punctuation(text);
+  if (meant == text) return parsed;
+  const StatusCode before = parsed.status().code();
+  const StatusCode then = parse_as_written(meant, feedback).status().code();
+  // A text that chooses codecs at run time is no codec here.
+  const bool names_one = then != StatusCode::kUnknownCodec || meant.starts_with("auto:");
+  if (then != StatusCode::kOk && !(before == StatusCode::kUnknownCodec && names_one)) return parsed;
+  return Status(parsed.status().code(),
+                parsed.status().message() + ". Did you mean '" + meant + "'?");
 }
 
 Result<std::shared_ptr<const Codec>> Codec::from_wire(const WireCodec& wire, Dtype dtype) {

@@ -8,6 +8,7 @@
 
 #include "base/parse.h"
 #include "base/return_if_error.h"
+#include "base/suggestion.h"
 #include "exchange/steps/exchange_entry.h"
 #include "gradwire/codec.h"
 
@@ -62,14 +63,18 @@ std::span<const ExchangeInfo* const> exchanges() noexcept {
 }
 
 Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
-  const Status invalid(
-      StatusCode::kInvalidArgument,
-      "'" + std::string(text) + "' is no exchange; valid ones are: " + valid_exchanges());
+  const auto invalid = [whole = text] {
+    const std::string meant = with_usual_punctuation(whole);
+    const bool is_hint = meant != whole && parse(meant).ok();
+    return Status(StatusCode::kInvalidArgument,
+                  "'" + std::string(whole) + "' is no exchange; valid ones are: " +
+                      valid_exchanges() + (is_hint ? ". Did you mean '" + meant + "'?" : ""));
+  };
   const bool has_parameters = text.find(':') != std::string_view::npos;
   ExchangeChoice choice;
   choice.info_ = find_info(take_until(text, ':'));
   if (choice.info_ == nullptr || (has_parameters && text.empty()) || text.ends_with(',')) {
-    return invalid;
+    return invalid();
   }
   choice.inner_ = choice.info_->between_machines ? exchange_entries::sharded.info : choice.info_;
   std::vector<std::string_view> given;
@@ -78,7 +83,7 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
     std::string_view value = take_until(text, ',');
     const std::string_view key = take_until(value, '=');
     if (std::ranges::count(choice.info_->parameters, key, &CodecParameter::name) == 0)
-      return invalid;
+      return invalid();
     if (std::ranges::count(given, key) > 0) {
       return Status(StatusCode::kInvalidArgument,
                     "an exchange's parameter '" + std::string(key) + "' is given twice");
@@ -86,7 +91,7 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
     given.push_back(key);
     if (key == "between" || key == "within") {
       const ExchangeInfo* found = find_info(value);
-      if (found == nullptr || found->between_machines) return invalid;
+      if (found == nullptr || found->between_machines) return invalid();
       (key == "between" ? choice.inner_ : choice.within_) = found;
     } else if (key == "within_codec") {
       const std::string_view codec = rest.substr(std::min(key.size() + 1, rest.size()));

@@ -255,3 +255,51 @@ def test_an_error_is_a_value_error_with_a_code() -> None:
         gradwire.decode(b"PK" + bytes(40))
     assert has_code(error, "bad_magic")
     assert issubclass(gradwire.NonFiniteWarning, Warning)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("3lc,s=1", "3lc:s=1"),
+        ("3lc s=1", "3lc:s=1"),
+        ("3LC:s=1", "3lc:s=1"),
+        ("3lc:S=1", "3lc:s=1"),
+        ("3lc:s:1", "3lc:s=1"),
+        ("3lc: s = 1", "3lc:s=1"),
+        ("3lc(s=1)", "3lc:s=1"),
+        ("3lc:s=1;coder=rice", "3lc:s=1,coder=rice"),
+        ("3lc:s=1:coder=rice", "3lc:s=1,coder=rice"),
+        ("3lc,s=1.75, coder=rice", "3lc:s=1.75,coder=rice"),
+        ("QSGD bits 4, norm l2", "qsgd:bits=4,norm=l2"),
+        ("qsgd,coder=elias-dense", "qsgd:coder=elias-dense"),
+        (" raw", "raw"),
+        ("3lc:", "3lc"),
+        ("auto,bits=1", "auto:bits=1"),
+        ("3lc,s=9", "3lc:s=9"),
+    ],
+)
+def test_other_punctuation_gets_a_hint(text: str, meant: str) -> None:
+    with pytest.raises(gradwire.GradwireError) as raised:
+        gradwire.max_encoded_size(text, 1)
+    assert str(raised.value).endswith(f". Did you mean '{meant}'?")
+
+
+@pytest.mark.parametrize("text", ["zip,s=1", "3lc:s=9", "3lc:s", "3lc:t=1", "", ",,", "s=1,3lc"])
+def test_what_would_not_help_is_no_hint(text: str) -> None:
+    with pytest.raises(gradwire.GradwireError) as raised:
+        gradwire.max_encoded_size(text, 1)
+    assert "Did you mean" not in str(raised.value)
+
+
+def test_an_exchange_with_other_punctuation_gets_a_hint() -> None:
+    for text, meant in (
+        ("hierarchical,ranks=2", "hierarchical:ranks=2"),
+        ("Ring", "ring"),
+        ("hierarchical:between:ring;ranks:2", "hierarchical:between=ring,ranks=2"),
+    ):
+        with pytest.raises(gradwire.GradwireError) as raised:
+            gradwire.parse_exchange(text)
+        assert str(raised.value).endswith(f". Did you mean '{meant}'?")
+    with pytest.raises(gradwire.GradwireError) as raised:
+        gradwire.parse_exchange("star,ranks=2")
+    assert "Did you mean" not in str(raised.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -78,6 +79,28 @@ def test_an_option_that_takes_one_value_is_refused_when_it_is_given_twice(comman
         assert option in said
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("bench -c q", ["qgd", "qsgd"]),
+        ("compress x.npy --codec ra", ["raw"]),
+        ("simulate -c 3", ["3lc"]),
+        ("simulate --exchange r", ["ring"]),
+        ("plan -c bf16 -c in", ["int8", "inceptionn"]),
+        ("plan --exchange b", ["broadcast"]),
+        ("train --codec ter", ["terngrad"]),
+        ("train --exchange h", ["hierarchical"]),
+    ],
+)
+def test_a_shell_completes_codecs_and_exchanges(
+    line: str, offered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_GRADWIRE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"gradwire {line}")
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split())))
+    assert sorted(run().out.split()) == sorted(offered)
+
+
 # codecs, info
 
 
@@ -85,6 +108,10 @@ def test_codecs() -> None:
     assert run("codecs", "--json").json == {"codecs": gradwire.codecs()}
     table = run("codecs").out
     assert "auto:bits=1" in table
+    bits = dict(re.findall(r"^ (\w+) +([\d.]+)  (?:on|off) ", table, re.MULTILINE))
+    assert set(bits) == {codec["name"] for codec in gradwire.codecs()}
+    assert [float(bits[name]) for name in ("raw", "bf16", "int8")] == [32, 16, 8]
+    assert 0.1 < float(bits["3lc"]) < 1.6
     for codec in gradwire.codecs():
         assert codec["name"] in table
         for parameter in codec["parameters"]:

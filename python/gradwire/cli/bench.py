@@ -26,6 +26,7 @@ from gradwire.bench_data import BenchData, load_data
 from gradwire.cli.output import (
     JsonOption,
     check_codec,
+    complete_codec,
     describe_compilation,
     human_bytes,
     print_json,
@@ -58,7 +59,9 @@ _DATA_HELP = (
 
 
 def bench(
-    codec: Annotated[list[str] | None, Option("--codec", "-c", help=_CODEC_HELP)] = None,
+    codec: Annotated[
+        list[str] | None, Option("--codec", "-c", help=_CODEC_HELP, autocompletion=complete_codec)
+    ] = None,
     size: Annotated[list[str] | None, Option(help=_SIZE_HELP)] = None,
     operation: Annotated[list[str] | None, Option(help=_OPERATION_HELP)] = None,
     target: Annotated[list[str] | None, Option(help=_TARGET_HELP)] = None,

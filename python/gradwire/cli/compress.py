@@ -19,6 +19,7 @@ from gradwire.cli.output import (
     ForceOption,
     JsonOption,
     check_codec,
+    complete_codec,
     human_bytes,
     print_json,
     print_table,
@@ -48,7 +49,7 @@ def compress(
     files: Annotated[
         list[Path], Argument(metavar="FILE", help="[b].npy[/b] or [b].safetensors[/b] files.")
     ],
-    codec: Annotated[str, Option("--codec", "-c", help=_CODEC_HELP)],
+    codec: Annotated[str, Option("--codec", "-c", help=_CODEC_HELP, autocompletion=complete_codec)],
     output: OutputOption = None,
     plain: Annotated[list[str] | None, Option(metavar="PATTERN", help=_PLAIN_HELP)] = None,
     threads: Annotated[int, Option(min=1, help="Threads; the bytes do not depend on it.")] = 1,

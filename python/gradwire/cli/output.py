@@ -32,6 +32,19 @@ def check_codec(text: str) -> None:
         raise typer.BadParameter(str(error), param_hint="--codec") from None
 
 
+# What a shell offers when somebody asks it to complete a value.
+
+
+def complete_codec(incomplete: str) -> list[str]:
+    names = [codec["name"] for codec in gradwire.codecs()]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_exchange(incomplete: str) -> list[str]:
+    names = [info["name"] for info in gradwire.exchanges()]
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def print_json(document: object) -> None:
     """Prints `document` to stdout. NaN and Inf are refused, as they are not JSON."""
     print(json.dumps(document, indent=2, allow_nan=False))

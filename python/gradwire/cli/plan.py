@@ -23,6 +23,8 @@ from gradwire.cli.network_options import (
 from gradwire.cli.output import (
     JsonOption,
     check_codec,
+    complete_codec,
+    complete_exchange,
     human_bytes,
     print_json,
     print_table,
@@ -85,8 +87,12 @@ def plan(
     ranks_per_machine: PerMachineOption = 1,
     local_bandwidth: LocalBandwidthOption = "none",
     burst: BurstOption = 0,
-    codec: Annotated[list[str] | None, Option("--codec", "-c", help=_CODEC_HELP)] = None,
-    exchange: Annotated[list[str] | None, Option(help=_EXCHANGE_HELP)] = None,
+    codec: Annotated[
+        list[str] | None, Option("--codec", "-c", help=_CODEC_HELP, autocompletion=complete_codec)
+    ] = None,
+    exchange: Annotated[
+        list[str] | None, Option(help=_EXCHANGE_HELP, autocompletion=complete_exchange)
+    ] = None,
     servers: ServersOption = None,
     every: EveryOption = 1,
     fragments: Annotated[int, Option(min=1, help=_FRAGMENTS_HELP)] = 1,

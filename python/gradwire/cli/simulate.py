@@ -23,7 +23,15 @@ from gradwire.cli.network_options import (
     ServersOption,
     cluster_of,
 )
-from gradwire.cli.output import JsonOption, check_codec, human_bytes, print_json, print_table
+from gradwire.cli.output import (
+    JsonOption,
+    check_codec,
+    complete_codec,
+    complete_exchange,
+    human_bytes,
+    print_json,
+    print_table,
+)
 from gradwire.cli.progress import ProgressOfSteps
 from gradwire.cli.quantities import parse_count
 from gradwire.plan.advise import check_servers
@@ -47,8 +55,13 @@ _MEMORY_HELP = "Memory that it may take, such as 8G. Default: what the system ha
 
 def simulate(
     ranks: Annotated[str, Option(help=_RANKS_HELP)] = "2,4,8,16",
-    codec: Annotated[str, Option("--codec", "-c", help="Codec.")] = RECOMMENDED,
-    exchange: Annotated[str, Option(help="Exchange, with its parameters, or server.")] = "sharded",
+    codec: Annotated[
+        str, Option("--codec", "-c", help="Codec.", autocompletion=complete_codec)
+    ] = RECOMMENDED,
+    exchange: Annotated[
+        str,
+        Option(help="Exchange, with its parameters, or server.", autocompletion=complete_exchange),
+    ] = "sharded",
     values: Annotated[str | None, Option(help=_VALUES_HELP)] = None,
     profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,
     bandwidth: BandwidthOption = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer import Context, Option
 
-from gradwire.cli.output import terminal
+from gradwire.cli.output import complete_codec, complete_exchange, terminal
 from gradwire.train import options, run, settings, worker
 from gradwire.train.settings import TrainSettings
 
@@ -55,6 +55,7 @@ _WITHOUT_DEFAULT: dict[str, Any] = {
     "threads": int,
     "eval_every": int,
 }
+_COMPLETED = {"codecs": complete_codec, "exchange": complete_exchange}
 
 
 def train(
@@ -100,6 +101,7 @@ def _signature() -> inspect.Signature:
                 type_, default = _WITHOUT_DEFAULT[name], None
             option = copy(settings.options()[name])
             option.param_decls = (settings.option_name(name),)
+            option.autocompletion = _COMPLETED.get(name)
             type_ = type_ | None if default is None else type_
             annotation = _in_panel(type_, option, panel)
             parameters.append(
