@@ -7,7 +7,6 @@ import numpy as np
 import gradwire
 from gradwire.cli.output import JsonOption, print_json, print_table, say, significant
 
-
 _VALUES = 100_000
 
 
