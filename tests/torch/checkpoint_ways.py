@@ -36,13 +36,15 @@ CUT_ONCE: dict[str, Any] = {"bucket_cap_mb": 0.05, "find_unused_parameters": Tru
 
 @dataclass(frozen=True)
 class Way:
-    """How a training is made. `options`: of its class. rate: the learning rate of SGD."""
+    """How a training is made. `options`: of its class. rate: the learning rate of SGD. transposed:
+    the parameters lie in memory column by column."""
 
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
     rate: float = 0.05
     momentum: float = 0.9
     shards: int | None = None  # of "fsdp": the ranks that share a model; None: all
+    transposed: bool = False
 
 
 class Training:
@@ -53,6 +55,9 @@ class Training:
 
     def __init__(self, way: Way) -> None:
         self.model: TwoPaths = make_model()
+        if way.transposed:
+            for p in self.model.parameters():
+                p.data = p.data.mT.contiguous().mT if p.dim() > 1 else p.data
         self.way = way
         self.version = 0
         self.local = torch.optim.SGD(self.model.parameters(), lr=way.rate, momentum=way.momentum)

@@ -252,9 +252,11 @@ def _compute(
 
 def gradients_of(model: torch.nn.Module) -> Gradients:
     """Copies."""
+    from gradwire.torch.records.parameters import named_parameters
+
     return {
         name: parameter.grad.detach().numpy().copy()
-        for name, parameter in model.named_parameters()
+        for name, parameter in named_parameters(model)
         if parameter.grad is not None
     }
 

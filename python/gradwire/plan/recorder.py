@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.plan.profile import Layer, PlanError, Profile
+from gradwire.torch.records.parameters import named_parameters
 
 _FORWARD, _END, _GRADIENT = "forward", "end", "gradient of "
 _LEFT_OUT = 3  # first steps, in which memory is taken
@@ -44,7 +45,7 @@ class StepRecorder:
 
     def __enter__(self) -> Self:
         self._hooks.append(self._model.register_forward_hook(lambda *_: self._mark(_FORWARD)))
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in named_parameters(self._model):
             if parameter.requires_grad:
                 self._hooks.append(self._watch(name, parameter))
         return self
@@ -125,7 +126,7 @@ def profile_of(name: str, model: nn.Module, steps_of_ranks: Sequence[Sequence[Ma
     if not together:
         raise PlanError(f"a profile needs more than {_LEFT_OUT} steps")
     middle = {mark: median(step[mark] for step in together) for mark in together[-1]}
-    dims = {n: tuple(p.shape) for n, p in model.named_parameters() if p.requires_grad}
+    dims = {n: tuple(p.shape) for n, p in named_parameters(model) if p.requires_grad}
     if missing := [n for n in dims if _GRADIENT + n not in middle]:
         raise PlanError(f"no gradient came for {', '.join(missing)}")
     layers, before = [], middle[_FORWARD]

@@ -280,7 +280,8 @@ def _match(model: nn.Module, settings: TrainSettings) -> dict[str, list[str]]:
     """The names that each pattern of the tensors to exclude matches."""
     shapes = [(name, list(parameter.shape)) for name, parameter in model.named_parameters()]
     chosen = ExchangeSettings(RAW, exclude=settings.exclude, exclude_last=settings.exclude_last)
-    patterns = chosen.with_last_excluded(shapes).exclude
+    chosen = chosen.with_last_excluded(shapes)
+    patterns = [*chosen.exclude, *chosen.last_excluded]
     return {p: [name for name, _ in shapes if fnmatchcase(name, p)] for p in patterns}
 
 

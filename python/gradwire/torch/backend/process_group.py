@@ -261,8 +261,9 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     ) -> Bucket:
         key = op, job.values.dtype, job.values.numel(), job.raw, number
         if key not in self._buckets:
-            bucket = Bucket(job, self._rules.settings_of(op), wire, session.queue)
-            agree(f"{op}\n{bucket.describe()}", wire)
+            settings = self._rules.settings_of(op)
+            bucket = Bucket(job, settings, wire, session.queue)
+            agree("\n".join([op, *settings.describe(), bucket.describe()]), wire)
             self._buckets[key] = bucket
         return self._buckets[key]
 

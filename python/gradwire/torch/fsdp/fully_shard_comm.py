@@ -24,7 +24,7 @@ from gradwire.torch.fsdp.comms import (
     ShardedReduceScatter,
 )
 from gradwire.torch.fsdp.settings import all_gather_settings, reduce_scatter_settings
-from gradwire.torch.fsdp.units import DefaultAllGather, Unit, find_units, name_parameters
+from gradwire.torch.fsdp.units import DefaultAllGather, Unit, find_units
 from gradwire.torch.hook.gradwire_state import LossScaler
 from gradwire.torch.link.engine import agree, lacking_in_all
 from gradwire.torch.link.failure import FailureBoard
@@ -38,7 +38,7 @@ from gradwire.torch.records.exchange_settings import (
 )
 from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
-from gradwire.torch.records.parameters import NamedShape
+from gradwire.torch.records.parameters import NamedShape, named_parameters
 from gradwire.torch.records.stats import Stats
 from gradwire.torch.records.uncopied import Uncopied
 from gradwire.torch.session.bucket import BucketJob
@@ -136,11 +136,12 @@ class FullyShardComm(Uncopied, SessionOwner):
         chosen = ExchangeSettings.of(codec, settings)
         if not self._hybrid:
             chosen = reduce_scatter_settings(chosen)
-        chosen = replace(chosen, process_group=replicas or shards)
+        terms = f"start_iter {start_iter}"
+        chosen = replace(chosen, process_group=replicas or shards, terms=terms)
         shapes = dict(tensor for unit in self._units for tensor in unit.gradients())
-        tensors = [(n, shapes[n]) for n, _ in name_parameters(model) if n in shapes]
+        tensors = [(n, shapes[n]) for n, _ in named_parameters(model) if n in shapes]
         self._settings = chosen.with_last_excluded(tensors)
-        self._tensors = [(name, list(p.shape)) for name, p in name_parameters(model)]
+        self._tensors = [(name, list(p.shape)) for name, p in named_parameters(model)]
         inner = None
         if self._hybrid:
             inner = ExchangeSettings(process_group=shards, timeout=self._settings.timeout)
@@ -163,7 +164,8 @@ class FullyShardComm(Uncopied, SessionOwner):
         # Inside a replica it carries weights, or only tells which rank is gone.
         self._inner_session: Session | None = None
         self._weights_session: Session | None = None
-        lines = [f"start_iter {start_iter}, weights {weights} {list(weights_rules)}"]
+        lines = self._settings.describe()
+        lines += [f"weights {weights}", f"weights_rules {list(weights_rules)}"]
         for unit in self._units:
             lines += [f"unit {unit.index} {name} {shape}" for name, shape in unit.weights()]
         self._session.start(partial(agree, "\n".join(lines)), "comparing the model").result()
@@ -171,6 +173,8 @@ class FullyShardComm(Uncopied, SessionOwner):
             self._inner_session = Session(inner, device, board=board)
             self._inner_session.close_with(self)
             self._weights_session = None if weights is None else self._inner_session
+            agreed = partial(agree, "\n".join(lines))
+            self._inner_session.start(agreed, "comparing the model").result()
         layout = self._settings.layout(tensors, world_size=1)
         parameters = [p for unit in self._units for p in unit.parameters]
         push = usual_push_codec(layout)
@@ -214,6 +218,7 @@ class FullyShardComm(Uncopied, SessionOwner):
         Raises ValueError for a state of another rank, mesh, codec, exchange or model.
         """
         session = self._running()
+        state = checkpoint.with_clean_names(state)
         self._identity().check(state)
         if state.get("shard") != self._shard():
             raise ValueError(f"the state is of shard {state.get('shard')}, this is {self._shard()}")

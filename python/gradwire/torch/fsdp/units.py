@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire.torch.link.unused import Unused
-from gradwire.torch.records.parameters import NamedShape
+from gradwire.torch.records.parameters import NamedShape, clean_name, named_parameters
 
 try:
     from torch.distributed.fsdp import FSDPModule
@@ -39,12 +39,7 @@ __all__ = [
     "DefaultReduceScatter",
     "Unit",
     "find_units",
-    "name_parameters",
 ]
-
-# Modules that wrap another one for activation checkpointing and torch.compile. They are no part of
-# the names in a state_dict of FSDP2.
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 class Unit:
@@ -202,11 +197,6 @@ class Unit:
         return self._names[id(parameter)]
 
 
-def name_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """As model.named_parameters(), with the names that a state_dict has."""
-    return [(_clean(name), parameter) for name, parameter in model.named_parameters()]
-
-
 def find_units(model: nn.Module) -> list[Unit]:
     """The units of the model, those around others first. Raises TypeError for a model that is not
     sharded as a whole, ValueError for a unit with several meshes or without shards."""
@@ -221,7 +211,7 @@ def find_units(model: nn.Module) -> list[Unit]:
                 "model itself, before FullyShardComm(model)"
             )
         )
-    names = {id(p): name for name, p in name_parameters(model)}
+    names = {id(p): name for name, p in named_parameters(model)}
     units: list[Unit] = []
     seen: set[int] = set()
     for name, module in model.named_modules():
@@ -234,7 +224,7 @@ def find_units(model: nn.Module) -> list[Unit]:
         groups = state._fsdp_param_groups
         if len(groups) > 1:
             raise ValueError(
-                f"the parameters of {_clean(name) or 'the model'} are sharded on "
+                f"the parameters of {clean_name(name) or 'the model'} are sharded on "
                 f"{len(groups)} meshes (shard_placement_fn), and its communication can be replaced "
                 "for one mesh only: call fully_shard for each mesh's modules"
             )
@@ -243,7 +233,7 @@ def find_units(model: nn.Module) -> list[Unit]:
             continue
         if not isinstance(groups[0].mesh_info, FSDPMeshInfo):
             raise ValueError(
-                f"{_clean(name) or 'the model'} is replicated and not sharded: DDP with "
+                f"{clean_name(name) or 'the model'} is replicated and not sharded: DDP with "
                 "gradwire_hook compresses that"
             )
         if "post_backward" in vars(groups[0]):
@@ -253,12 +243,6 @@ def find_units(model: nn.Module) -> list[Unit]:
             )
         units.append(Unit(len(units), module, groups[0], names))
     return units
-
-
-def _clean(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def _tensors_of(parameter: Any) -> list[Any]:

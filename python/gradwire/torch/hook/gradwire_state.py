@@ -4,17 +4,21 @@ Annotations are not postponed here, because DDP compares those of the hook with 
 """
 
 import time
+import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Protocol, Unpack
+from typing import Any, Protocol, Unpack
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.futures import Future
 
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.kernels import has_kernels, require_kernels
-from gradwire.torch.hook.parameter_names import check_ranks, find_module, name_parameters_of
+from gradwire.torch.hook.bucket_orders import BucketOrders
+from gradwire.torch.hook.parameter_names import check_ranks, find_module, module_in
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
@@ -23,10 +27,16 @@ from gradwire.torch.records.exchange_settings import (
     ExchangeSettings,
 )
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
-from gradwire.torch.records.parameters import require_dense
-from gradwire.torch.records.stats import Stats, Totals, summarize
+from gradwire.torch.records.parameters import NamedShape, named_parameters, require_dense
+from gradwire.torch.records.stats import Stats, summarize
 from gradwire.torch.session.bucket import BucketJob
+from gradwire.torch.session.bucket_runner import Counted
 from gradwire.torch.session.session import Session, SessionOwner
+
+_COPY = (
+    "this is a copy that has not averaged yet. DDP's own copies have no hook: give them one, with "
+    "copy.register_comm_hook(state, gradwire_hook)"
+)
 
 
 class Overlap(Enum):
@@ -81,10 +91,18 @@ class GradwireState(SessionOwner):
                    alone between two steps must have finished by then
     scaler         the GradScaler, if gradients are scaled: residuals follow its scale
     overlap        see Overlap
+    model          the DistributedDataParallel module. None: it is found by the parameters of the
+                   first bucket
+
+    A state belongs to the parameters of the first bucket. It goes on where they are put into
+    another DistributedDataParallel, and refuses a bucket of others. A copy (`copy.deepcopy`,
+    pickle) has settings, counters and residuals, and connects in its first step. DDP's own copies
+    have no hook: register it again, with the copy of the state.
 
     Raises GradwireError for an unknown codec or a bad parameter, ValueError for other arguments.
 
-    Gradients are dense, and float32, bfloat16 or float16. Gradients of 16 bits are widened for the
+    Gradients are dense, and float32, bfloat16 or float16; a complex one counts as pairs of real
+    values. Gradients of 16 bits are widened for the
     exchange, their residuals are kept as the codec says, and the average is rounded half to even
     into the bucket. Tensors that go raw are sent in their own 16 bits, as codec bf16 or fp16:
     pushes are exact, and pulls are rounded as the bucket would be. An average outside the range of
@@ -107,6 +125,7 @@ class GradwireState(SessionOwner):
         start_iter: int = 2,
         scaler: LossScaler | None = None,
         overlap: Overlap = Overlap.ON,
+        model: nn.Module | None = None,
         **settings: Unpack[ExchangeArguments],
     ) -> None:
         if start_iter < 0:
@@ -117,13 +136,40 @@ class GradwireState(SessionOwner):
         self._scaler = scaler
         self._overlap = overlap
         self._device: torch.device | None = None  # of the gradients
-        # There is no reference to the module: it refers to the state where Python's garbage
-        # collector cannot see it.
+        # Weak: the module refers to the state where Python's garbage collector cannot see it.
+        self._model = None if model is None else weakref.ref(module_in(model))
         self._names: dict[torch.Tensor, str] = {}
+        self._orders = BucketOrders()
         self._optimizer_watch: OptimizerWatch | None = None
         self._iterations = 0
         self._loss_scale: float | None = None  # of the iteration
         self._loaded: checkpoint.StateDict | None = None
+        self._before = Counted()  # of the state of which this is a copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy.deepcopy and pickle. Waits for the step under way.
+
+        Raises TypeError for a state of another process group than the default one, which can't be
+        copied; DDP then refuses it, too.
+        """
+        if self._settings.process_group not in (None, dist.group.WORLD):
+            raise TypeError(
+                "a GradwireState of another process group than the default one can't be copied or "
+                "pickled: save its state_dict(), and load that into a new GradwireState"
+            )
+        is_new = self._session is None and self._loaded is None
+        return vars(self) | {
+            "_settings": replace(self._settings, process_group=None),
+            "_loaded": None if is_new else self.state_dict(),
+            "_before": self._counted(),
+            "_session": None,
+            "_writer": None,
+            "_device": None,
+            "_model": None,
+            "_names": {},
+            "_orders": BucketOrders(),
+            "_optimizer_watch": None,
+        }
 
     # The hook ----------------------------------------------------------------------------------
 
@@ -135,8 +181,9 @@ class GradwireState(SessionOwner):
 
         Raises TypeError for gradients that are sparse, that are not float32, bfloat16 or float16,
         or that are neither on the CPU nor on one GPU; ValueError for an exchange that a GPU does
-        not have; RuntimeError for a GPU in a build without CUDA, or in the capture of a CUDA graph;
-        and the first error of the communication again if there was an error.
+        not have, and for parameters of another model; RuntimeError for a GPU in a build without
+        CUDA, in the capture of a CUDA graph, if the module is not found, or if a parameter's
+        strides have changed; and the first error of the communication again if there was an error.
         """
         queued, cpu = time.perf_counter(), time.thread_time()
         self._check_session()
@@ -148,18 +195,11 @@ class GradwireState(SessionOwner):
             )
         parameters = bucket.parameters()
         if any(parameter not in self._names for parameter in parameters):
-            module = find_module(self)
-            check_ranks(module, self._settings.process_group)
-            self._names = name_parameters_of(module)
-            self._settings = self._settings.with_last_excluded(
-                [(name, list(p.shape)) for p, name in self._names.items() if p.requires_grad]
-            )
-            if self._loaded is not None:
-                self._identity().check(self._loaded)
-            self._watch_optimizer()
-        tensors = [(self._names[parameter], list(parameter.shape)) for parameter in parameters]
-        require_dense(tensors[0][0], values)  # DDP gives a sparse gradient a bucket of its own
+            self._name_parameters(parameters)
+        names = [self._names[parameter] for parameter in parameters]
+        require_dense(names[0], values)  # DDP gives a sparse gradient a bucket of its own
         self._check_gradients(values)
+        orders = self._orders.find(bucket.index(), names, parameters, values)
         if self._session is None:
             self._session = self._connect(values.device)
             queued, cpu = time.perf_counter(), time.thread_time()
@@ -175,8 +215,9 @@ class GradwireState(SessionOwner):
             last=bucket.is_last(),
             raw=step < self._start_iter,
             unused=Unused(i for i, p in enumerate(parameters) if p.grad is None),
-            tensors=tensors,
+            tensors=[(name, _shape_of(p)) for name, p in zip(names, parameters, strict=True)],
             values=values,
+            orders={n: o for n, o in zip(names, orders, strict=True) if not o.is_row_major},
             loss_scale=self._loss_scale,
             queued=queued,
             hook_seconds=time.perf_counter() - queued,
@@ -194,7 +235,15 @@ class GradwireState(SessionOwner):
     def stats(self) -> Stats:
         """Sums over all complete steps of this rank, and which tensors go raw and why."""
         if self._session is None:
-            return summarize(Totals(), codec=self._settings.text(), world_size=1, raw_tensors=())
+            before = self._before
+            return summarize(
+                before.totals,
+                codec=self._settings.text(),
+                world_size=self._place()[1],
+                raw_tensors=before.raw_tensors,
+                tensors=before.traffic,
+                remarks=(_COPY,) if before.totals.steps else (),
+            )
         stats = self._session.stats()
         watch = self._optimizer_watch
         return stats if watch is None else replace(stats, remarks=stats.remarks + watch.remarks)
@@ -224,6 +273,7 @@ class GradwireState(SessionOwner):
         another model or for other machines is refused, too, but perhaps only in the first step.
         `reshard` converts states to another world size, codec or exchange, and to other machines.
         """
+        state = checkpoint.with_clean_names(state)
         self._identity().check(state)
         if self._session is None:
             self._loaded = state
@@ -233,9 +283,43 @@ class GradwireState(SessionOwner):
 
     # -------------------------------------------------------------------------------------------
 
+    def _counted(self) -> Counted:
+        return super()._counted() if self._session else self._before
+
+    def _name_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Finds the module of the first bucket's parameters. Raises ValueError if this state has
+        averaged others: their residuals and counters are not those of this model."""
+        if self._names:
+            shapes = [list(p.shape) for p in parameters if p not in self._names]
+            raise ValueError(
+                f"this GradwireState averages another model, which does not have a parameter "
+                f"{shapes[0]} of this bucket: give each model a GradwireState of its own. "
+                "(load_state_dict(state.state_dict()) hands over residuals and iterations)"
+            )
+        module = self._model() if self._model is not None else None
+        if module is None:
+            module = find_module(self, parameters)
+        check_ranks(module, self._settings.process_group)
+        names: dict[torch.Tensor, str] = {
+            parameter: name for name, parameter in named_parameters(module)
+        }
+        if any(parameter not in names for parameter in parameters):
+            raise ValueError(
+                "the module that GradwireState(model=) was given does not have the parameters of "
+                "this bucket: give the one that the hook is registered with"
+            )
+        self._names = names
+        self._settings = self._settings.with_last_excluded(self._shapes(trainable=True))
+        if self._loaded is not None:
+            self._identity().check(self._loaded)
+        self._watch_optimizer()
+
+    def _shapes(self, trainable: bool = False) -> list[NamedShape]:
+        named = self._names.items()
+        return [(name, list(p.shape)) for p, name in named if p.requires_grad or not trainable]
+
     def _identity(self) -> checkpoint.Identity:
-        shapes = [(name, list(parameter.shape)) for parameter, name in self._names.items()]
-        return self._settings.identity("GradwireState", *self._place(), shapes or None)
+        return self._settings.identity("GradwireState", *self._place(), self._shapes() or None)
 
     def _place(self) -> tuple[int, int]:
         if self._session is not None:
@@ -250,8 +334,8 @@ class GradwireState(SessionOwner):
         if self._optimizer_watch is not None:
             return
         sent = {p: name for p, name in self._names.items() if p.requires_grad}
-        shapes = [(name, list(parameter.shape)) for parameter, name in sent.items()]
-        codec = usual_push_codec(self._settings.layout(shapes, world_size=1))
+        layout = self._settings.layout(self._shapes(trainable=True), world_size=1)
+        codec = usual_push_codec(layout)
         self._optimizer_watch = OptimizerWatch(sent, codec, self._place()[0])
 
     def _check_gradients(self, values: torch.Tensor) -> None:
@@ -281,10 +365,19 @@ class GradwireState(SessionOwner):
         """Called in the first bucket, which comes in the same order on every rank."""
         session = Session(self._settings, device)
         session.close_with(self)
+        session.runner.go_on_from(self._before)
         if self._loaded is not None:
             session.load_state_dict(self._loaded)
             self._loaded = None
         return session
+
+
+def _shape_of(parameter: torch.Tensor) -> list[int]:
+    """With a complex value as two: the last dimension is twice as long."""
+    shape = list(parameter.shape)
+    if parameter.is_complex():
+        shape = [*shape[:-1], 2 * shape[-1]] if shape else [2]
+    return shape
 
 
 def gradwire_hook(
@@ -298,4 +391,9 @@ def gradwire_hook(
     Returns at once. The future completes when the bucket holds the average, which has the same bits
     on every rank.
     """
+    if isinstance(bucket, tuple):
+        raise TypeError(
+            "torch._dynamo.config.optimize_ddp='python_reducer' gives hooks single gradients, and "
+            "gradwire_hook averages DDP's buckets: leave it at 'ddp_optimizer', the default"
+        )
     return state.average(bucket)

@@ -179,7 +179,7 @@ class ElasticReplica(ReplicaOptimizer):
         members.watch(self._session.break_off)
         if self._settled is not None:
             if self._settled.runner is not None:
-                self._session.runner.go_on_from(self._settled.runner)
+                self._session.runner.go_on_from(self._settled.runner.counted())
             try:
                 state = self._share_model(members)
             except CommunicationError:
@@ -347,11 +347,6 @@ class ElasticReplica(ReplicaOptimizer):
         anchors = [anchor for fragment in self._fragments for anchor in fragment.anchors]
         momenta = [f.momentum.velocities for f in self._fragments if f.momentum is not None]
         return anchors + [velocity for velocities in momenta for velocity in velocities]
-
-    def _bucket_texts(self) -> list[str]:
-        """What each tensor is sent with, as two ranks would."""
-        layouts = [self._settings.bucket_layout(f.bucket.tensors, 2) for f in self._fragments]
-        return [self._settings.make_exchange(layout, 0).describe() for layout in layouts]
 
     def _digest(self) -> str:
         digest = hashlib.sha256()

@@ -260,7 +260,7 @@ class LocalSteps(ElasticReplica):
         self._last_skipped, self._last_mix = False, 0.0
         if members is not None and store is not None:
             follows.append(f"min_ranks {min_ranks}, lost_after {lost_after:g}")
-            self._join(store, members, self._describe([*follows, *self._bucket_texts()]))
+            self._join(store, members, self._describe(follows))
         else:
             self._connect()
             self._set_world_size(self._session.world_size)
@@ -382,13 +382,13 @@ class LocalSteps(ElasticReplica):
         self._clock = 0
 
     def anchors(self) -> dict[str, torch.Tensor]:
-        """The values on which all ranks agreed last, by the parameters' names: the model to
-        evaluate while the ranks' own differ. This object goes on to change them."""
-        named: dict[str, torch.Tensor] = {}
+        """The values on which all ranks agreed last, by the names that the model's state_dict has:
+        the model to evaluate while the ranks' own differ. This object goes on to change them."""
+        name_of = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        anchors: dict[int, torch.Tensor] = {}
         for fragment in self._fragments:
-            names = (self._names[place] for place in fragment.places)
-            named |= zip(names, (anchor.detach() for anchor in fragment.anchors), strict=True)
-        return {name: named[name] for name in self._names}
+            anchors |= zip(fragment.places, (a.detach() for a in fragment.anchors), strict=True)
+        return {name_of[id(p)]: anchors[place] for place, p in enumerate(self._parameters)}
 
     def _exchange(self) -> None:
         """Begins the exchanges whose turn it is, and applies those that are due."""
@@ -556,6 +556,7 @@ class LocalSteps(ElasticReplica):
         another rank, world size, shard, codec, model, class of optimizer, `every`, `fragments`,
         `delay`, `mix` or `outer`.
         """
+        state = checkpoint.with_clean_names(state)
         self._identity("LocalSteps").check(state)
         if state["shard"] != self._shard_text():
             raise ValueError(f"the state is of shard {state['shard']}, not {self._shard_text()}")

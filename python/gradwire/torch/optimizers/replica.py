@@ -25,6 +25,8 @@ from gradwire.torch.records.parameters import (
     NamedTensor,
     all_finite,
     name_parameters,
+    named_buffers,
+    named_parameters,
     shapes_of,
     split_like,
     tensors_in_common,
@@ -110,8 +112,8 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         """Kind, name and values of all tensors that ranks have in common at the beginning."""
         model = self._model
         places = {
-            "parameter": [(n, local_of(p).detach()) for n, p in model.named_parameters()],
-            "buffer": model.named_buffers(),
+            "parameter": [(n, local_of(p).detach()) for n, p in named_parameters(model)],
+            "buffer": named_buffers(model),
         }
         return [
             (kind, name, tensor)
@@ -120,8 +122,8 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         ]
 
     def _describe(self, settings: Sequence[str]) -> str:
-        """What must be equal on all ranks: `settings`, exchange and tensors, a line for each."""
-        lines = [f"exchange {self._settings.exchange}", f"shard {self._shard_text()}"]
+        """What must be equal on all ranks: `settings`, arguments and tensors, a line for each."""
+        lines = [*self._settings.describe(), f"shard {self._shard_text()}"]
         tensors = self._model_tensors()
         lines += [f"{kind} {name} {list(t.shape)} {t.dtype}" for kind, name, t in tensors]
         return "\n".join([*settings, *lines])

@@ -188,6 +188,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
         another rank, world size, codec, class of optimizer or model.
         """
+        state = checkpoint.with_clean_names(state)
         self._identity("ShardedOptimizer").check(state)
         checkpoint.check_optimizer(state, self._optimizer)
         if len(state["options"]) != len(self.param_groups):

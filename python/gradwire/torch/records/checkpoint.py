@@ -38,7 +38,7 @@ from torch.optim import Optimizer
 
 from gradwire._core import AutoGoal, Compressor, Exchange, is_goal
 from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.parameters import NamedShape
+from gradwire.torch.records.parameters import NamedShape, clean_name
 
 FORMAT = 1
 StateDict = dict[str, Any]
@@ -69,6 +69,23 @@ def from_bytes(saved: bytes) -> StateDict:
     """Runs no code that the bytes may hold."""
     state: StateDict = torch.load(io.BytesIO(saved), weights_only=True)
     return state
+
+
+def with_clean_names(state: StateDict) -> StateDict:
+    """The state with names of parameters as states have them now. Earlier ones kept the prefixes of
+    modules that wrap others."""
+    return state | {key: _clean(state[key]) for key in _NAMING & state.keys()}
+
+
+_NAMING = {"residuals", "tensors", "shard", "dims", "auto", "model", "buffers"}  # entries
+
+
+def _clean(entry: Any) -> Any:
+    if isinstance(entry, str):
+        return clean_name(entry)
+    if isinstance(entry, dict):
+        return {_clean(key): _clean(value) for key, value in entry.items()}
+    return [_clean(value) for value in entry] if isinstance(entry, list) else entry
 
 
 def residuals_in(exchange: Exchange) -> list[Residual]:
@@ -143,9 +160,12 @@ def _same_codecs(one: str, other: str) -> bool:
 def _parse_codecs(text: str) -> list[str]:
     """The codecs of pushes and pulls, with all their parameters."""
     push, _, pull = text.partition(", pull ")
-    return [
-        AutoGoal(c).text if is_goal(c) else Compressor(c, 1).codec for c in (push, pull or push)
-    ]
+    return [in_full(codec) for codec in (push, pull or push)]
+
+
+def in_full(codec: str) -> str:
+    """The codec, or the `auto` text, with all its parameters."""
+    return AutoGoal(codec).text if is_goal(codec) else Compressor(codec, 1).codec
 
 
 def check_tensors(state: StateDict, tensors: Sequence[NamedShape]) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from gradwire import codecs, exchanges, parse_exchange
 from gradwire._core import Exchange, Layout, ShardCodecs, is_goal
-from gradwire.torch.records.checkpoint import Identity
+from gradwire.torch.records.checkpoint import Identity, in_full
 from gradwire.torch.records.parameters import NamedShape
 
 RAW: str = next(info["name"] for info in codecs() if info["lossless"])
@@ -73,6 +73,7 @@ class CodecSettings:
     # Of `auto` texts: (direction, tensor, codec) of every tensor whose codec was chosen so far.
     # None: such texts are refused, because nothing chooses.
     chosen: Sequence[tuple[str, str, str]] | None = None
+    last_excluded: Sequence[str] = ()  # patterns of the layers that exclude_last means
 
     def __post_init__(self) -> None:
         """Raises ValueError for a timeout that no wait can have, and a negative exclude_last."""
@@ -85,7 +86,7 @@ class CodecSettings:
         return self.codec if self.pull_codec is None else f"{self.codec}, pull {self.pull_codec}"
 
     def with_last_excluded(self, tensors: Sequence[NamedShape]) -> Self:
-        """The settings for these tensors of a model: `exclude` names the last layers, too.
+        """The settings for these tensors of a model, of which exclude_last means the last layers.
 
         A layer is a module whose own parameters include one of two or more dimensions. Raises
         ValueError if the model has fewer layers than exclude_last.
@@ -98,8 +99,7 @@ class CodecSettings:
             raise ValueError(
                 f"exclude_last is {self.exclude_last}; the model has {len(layers)} layers"
             )
-        excluded = [*self.exclude, *layers[-self.exclude_last :]]
-        return replace(self, exclude=excluded, exclude_last=0)
+        return replace(self, last_excluded=layers[-self.exclude_last :])
 
     def layout(
         self,
@@ -116,7 +116,7 @@ class CodecSettings:
             self.codec,
             pull_codec=self.pull_codec,
             rules=self.rules,
-            exclude=self.exclude,
+            exclude=[*self.exclude, *self.last_excluded],
             min_numel=self.min_numel,
             raw_codec=raw_codec,
             servers=servers,
@@ -124,6 +124,20 @@ class CodecSettings:
             chosen=self.chosen,
             rows=rows,
         )
+
+    def describe(self) -> list[str]:
+        """The arguments that all ranks must be given alike, a line for each."""
+        pull = self.codec if self.pull_codec is None else self.pull_codec
+        rules = [(name, in_full(codec), *ways) for name, codec, *ways in self.rules]
+        return [
+            f"codec {in_full(self.codec)}",
+            f"pull_codec {in_full(pull)}",
+            f"rules {rules}",
+            f"exclude {list(self.exclude)}",
+            f"exclude_last {self.exclude_last}",
+            f"min_numel {self.min_numel}",
+            f"seed {self.seed}",
+        ]
 
     @property
     def goals(self) -> tuple[str, ...]:
@@ -180,6 +194,10 @@ class ExchangeSettings(CodecSettings):
         """Of the states of `source`. tensors: of the model, if they are known."""
         exchange = self.exchange if self.leg is None else self.leg
         return Identity(source, self.text(), rank, world_size, exchange, tensors)
+
+    def describe(self) -> list[str]:
+        terms = [self.terms] if self.terms else []
+        return [f"exchange {self.exchange}", *super().describe(), *terms]
 
     @cached_property
     def choice(self) -> dict[str, Any]:

@@ -8,11 +8,39 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 NamedShape = tuple[str, list[int]]
 NamedTensor = tuple[str, torch.Tensor]
 Options = dict[str, Any]  # of one parameter group
+
+
+# Of modules that wrap another one: compiled, with activation checkpoints, sharded.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def clean_name(name: str) -> str:
+    """The name of a parameter or buffer that rules, errors, reports and states have: that of the
+    model without the wrappers, so that wrapping a model changes none."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Those of the model in DistributedDataParallel, if it is in that."""
+    return [(clean_name(name), p) for name, p in unwrap(model).named_parameters()]
+
+
+def named_buffers(model: nn.Module) -> list[NamedTensor]:
+    return [(clean_name(name), buffer) for name, buffer in unwrap(model).named_buffers()]
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model in DistributedDataParallel, or the model itself; both may be compiled."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner.module if isinstance(inner, DistributedDataParallel) else model
 
 
 def all_finite(values: torch.Tensor) -> bool:
@@ -33,7 +61,7 @@ def name_parameters(
     Raises ValueError for a parameter without a name, TypeError for one that is not dense, of
     another dtype, an inference tensor, or whose values are not in its memory.
     """
-    names = None if named is None else {id(tensor): name for name, tensor in named}
+    names = None if named is None else {id(tensor): clean_name(name) for name, tensor in named}
     found = []
     for index, group in enumerate(optimizer.param_groups):
         for place, tensor in enumerate(group["params"]):
@@ -75,7 +103,7 @@ def tensors_in_common(
 
     Raises TypeError for one into which another rank's values can't be written.
     """
-    ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    ignored = set(map(clean_name, getattr(model, "_ddp_params_and_buffers_to_ignore", ())))
     found = [
         (name, tensor)
         for name, tensor in named

@@ -8,7 +8,7 @@ from torch import nn
 
 from gradwire.torch.link.wire import Bytes
 from gradwire.torch.records.modes import ordinary_tensors, writing_to
-from gradwire.torch.records.parameters import NamedTensor, tensors_in_common
+from gradwire.torch.records.parameters import NamedTensor, named_buffers, tensors_in_common
 
 
 class ModelBuffers:
@@ -67,7 +67,7 @@ class ModelBuffers:
                 buffer.copy_(buffers[name])
 
     def _named(self) -> list[NamedTensor]:
-        return tensors_in_common(self._model, "buffer", self._model.named_buffers())
+        return tensors_in_common(self._model, "buffer", named_buffers(self._model))
 
 
 def make_buffers(

@@ -193,7 +193,8 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
         self._setup = "\n".join(
             [
                 f"servers with barrier {barrier}, backup workers {backup_workers}, staleness "
-                f"{staleness}, pulls of {pulls}, on_lost {on_lost}, seed {self._settings.seed}",
+                f"{staleness}, pulls of {pulls}, on_lost {on_lost}",
+                *self._settings.describe(),
                 *(layout.describe() for layout, _ in parts),
                 *([] if self._buffers is None else [self._buffers.describe()]),
             ]
@@ -462,7 +463,7 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
             raise RuntimeError("load_state_dict comes before connect()")
         if self.joined:
             raise RuntimeError("a process that joins loads no state: it gets the servers' model")
-        own = state_dict["gradwire"]
+        own = checkpoint.with_clean_names(state_dict["gradwire"])
         self._identity().check(own)
         if own.get("workers", self.workers) != self.workers:
             raise ValueError(

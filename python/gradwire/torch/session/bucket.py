@@ -20,6 +20,7 @@ from gradwire.torch.link.unused import Unused
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.checkpoint import Residual, residuals_in
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.records.memory_order import Orders, from_rows, to_rows
 from gradwire.torch.records.modes import writing_to
 from gradwire.torch.records.parameters import NamedShape
 from gradwire.torch.records.stats import StepCounters
@@ -36,6 +37,7 @@ class BucketJob:
     `factor`: multiplies the average before it is rounded to the dtype of the values.
     `unused`: the tensors that this rank has no gradient of, which are 0 in `values`; after the
     exchange, also those that no rank has one of. These stay 0, and their residuals as they were.
+    `orders`: of the tensors that do not lie in `values` row-major.
     `parts`: buckets that together hold the model and take turns, each in steps of its own; 1: every
     step has all buckets. `moment`: says more about the step, equal on all ranks.
     """
@@ -51,6 +53,7 @@ class BucketJob:
     factor: int = 1
     unused: Unused = field(default_factory=Unused)
     loss_scale: float | None = None
+    orders: Orders = field(default_factory=dict)
     queued: float = field(default_factory=time.perf_counter)
     hook_seconds: float = 0.0
     hook_cpu_seconds: float = 0.0
@@ -64,7 +67,7 @@ class Bucket:
         self, job: BucketJob, settings: ExchangeSettings, wire: Wire, queue: DeviceQueue | None
     ) -> None:
         self.tensors = job.tensors
-        self._terms = f"seed {settings.seed}\n{settings.terms}".rstrip()
+        self._orders = job.orders
         self._moment = f"step {job.step}{job.moment}"
         self.raw = job.raw
         self.dtype = job.values.dtype
@@ -86,15 +89,15 @@ class Bucket:
 
     def describe(self) -> str:
         """What must be equal on all ranks: the step in which the bucket is made (others have loaded
-        the state of another step), the exchange's description, the dtype, which decides how
-        averages are rounded, and settings."""
-        further = f"\ngradients {self.dtype}\n{self._terms}\n"
-        described = self.exchange.describe().replace("\n", further, 1)
-        return f"{self._moment}\n{described}"
+        the state of another step), the dtype, which decides how averages are rounded, the
+        exchange's description, and the orders in memory."""
+        orders = [f"{name} in memory {order.dims}" for name, order in self._orders.items()]
+        described = [f"gradients {self.dtype}", self.exchange.describe().rstrip(), *orders]
+        return "\n".join([self._moment, *described])
 
     def fits(self, job: BucketJob) -> bool:
         same = self.raw == job.raw and self.dtype == job.values.dtype
-        return same and self.tensors == job.tensors
+        return same and self.tensors == job.tensors and self._orders == job.orders
 
     def average(self, job: BucketJob, wire: Wire, auto: AutoCodecs | None = None) -> None:
         """Averages in float32. The average is rounded half to even to the gradients' dtype.
@@ -168,20 +171,24 @@ class Bucket:
         """Of this rank's residuals."""
         return sum(residual.values.size for residual in residuals_in(self.exchange))
 
+    def residuals(self) -> list[Residual]:
+        """All of this rank, row-major."""
+        return to_rows(residuals_in(self.exchange), self._orders)
+
     def adopt(self, residuals: list[Residual]) -> None:
         """Takes over the residuals that another exchange kept for these tensors, and this rank's
         share of what all ranks owe together."""
         if not residuals:
             return  # residuals_in copies all residuals
         held = residuals_in(self.exchange)
-        for residual in self._shares.take(residuals, held):
+        for residual in self._shares.take(from_rows(residuals, self._orders), held):
             self.exchange.import_residual(*residual)
-        kept = {residual.name for residual in held}
         for residual in residuals:
-            if residual.name not in kept and residual.values.any():
+            if self._shares.drop(residual, held):
                 warnings.warn(
-                    f"the {residual.kind} residual of {residual.name} is dropped: the tensor's "
-                    "codec keeps none now",
+                    f"the {residual.kind} residual of {residual.name} is dropped, as far as this "
+                    "rank keeps none for its elements now: the codec has no error feedback, or "
+                    "only that of the other direction has",
                     ResidualDroppedWarning,
                     stacklevel=2,
                 )

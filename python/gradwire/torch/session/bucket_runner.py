@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from gradwire.torch.records.checkpoint import (
     Residual,
     StateDict,
     ranks_per_machine_of,
-    residuals_in,
     residuals_of,
 )
 from gradwire.torch.records.exchange_settings import RAW, RAW_CODECS, ExchangeSettings
@@ -51,6 +50,17 @@ from gradwire.torch.session.machines import agree_on_machines
 # In rings whose sums may grow further, least squares and a small network lost accuracy or diverged
 # (docs/exchanges.md).
 _MOST_GROWTH = 8.0
+
+
+@dataclass
+class Counted:
+    """What a runner has counted and said. Another one can go on from it."""
+
+    totals: Totals = field(default_factory=Totals)
+    last_step: StepCounters = field(default_factory=StepCounters)
+    warned: set[type[Warning]] = field(default_factory=set)
+    raw_tensors: tuple[RawTensor, ...] = ()
+    traffic: tuple[TensorTraffic, ...] = ()
 
 
 class BucketRunner:
@@ -92,7 +102,7 @@ class BucketRunner:
             self._begin_step(job)
         bucket = self._bucket_for(job)
         if self._keeps_undo:
-            self._undo = job.index, residuals_in(bucket.exchange)
+            self._undo = job.index, bucket.residuals()
         ready = time.perf_counter()
         waited, cpu = self._wire.waited_seconds, time.thread_time()
         with torch.profiler.record_function(f"gradwire bucket {job.index}"):
@@ -120,7 +130,7 @@ class BucketRunner:
     def residuals(self) -> list[Residual]:
         """All residuals of this rank."""
         self._settle()
-        placed = [r for bucket in self._buckets.values() for r in residuals_in(bucket.exchange)]
+        placed = [r for bucket in self._buckets.values() for r in bucket.residuals()]
         return placed + self._unplaced
 
     def keep_undo(self) -> None:
@@ -143,14 +153,19 @@ class BucketRunner:
             return self.residuals()
         index, before = self._undo
         others = [b for i, b in self._buckets.items() if i != index]
-        placed = [r for bucket in others for r in residuals_in(bucket.exchange)]
+        placed = [r for bucket in others for r in bucket.residuals()]
         return before + placed + self._unplaced
 
-    def go_on_from(self, other: BucketRunner) -> None:
-        """Counts on where the runner of earlier peers stopped; its residuals are left out."""
-        self.totals, self.last_step = other.totals, other.last_step
-        self._warned = other._warned
-        self._traffic = other.traffic()
+    def counted(self) -> Counted:
+        return Counted(
+            self.totals, self.last_step, self._warned, self.raw_tensors(), self.traffic()
+        )
+
+    def go_on_from(self, earlier: Counted) -> None:
+        """Counts on where an earlier runner stopped; its residuals are left out."""
+        self.totals, self.last_step = earlier.totals, earlier.last_step
+        self._warned = earlier.warned
+        self._traffic = earlier.traffic
 
     def adopt(self, residuals: list[Residual]) -> None:
         """Residuals of an exchange with other ranks. Each rank keeps what it owes itself; what it
@@ -200,9 +215,12 @@ class BucketRunner:
         return self._settings.ranks_per_machine if self._found_machines else self._unplaced_machines
 
     def find_machines(self) -> None:
-        """Agrees with the peers on `ranks_per_machine`, unless that is done or not needed."""
+        """Compares the settings with the peers' and agrees with them on `ranks_per_machine`, once.
+
+        Raises PeerMismatchError for settings that differ."""
         if self._found_machines:
             return
+        agree("\n".join(self._settings.describe()), self._wire)
         if self._settings.info["between_machines"]:
             size = agree_on_machines(self._settings, self._wire)
             self._settings = replace(self._settings, ranks_per_machine=size)
@@ -313,7 +331,7 @@ class BucketRunner:
         old = {job.index} if job.parts > 1 else set(self._buckets)
         for index in self._buckets.keys() & old - set(self._done):
             gone = self._buckets.pop(index)
-            self._unplaced += residuals_in(gone.exchange)
+            self._unplaced += gone.residuals()
             self._traffic = sum_by_name([*self._traffic, *gone.traffic()])
         self.find_machines()
         self._stale.discard(job.index)

@@ -56,6 +56,18 @@ class Shares:
             else:
                 yield from _cut(residual, (p for p in places if p.kind == residual.kind))
 
+    def drop(self, residual: Residual, held: Sequence[Residual]) -> bool:
+        """Whether values of the residual are lost: no other rank takes them, and this one does not
+        keep any for their elements. held: as in `take`."""
+        places = [place for place in held if place.name == residual.name]
+        if residual.kind == "owed" or (residual.kind == "pull" and not self._pulls_averages):
+            return not places and bool(residual.values.any())
+        left = residual.values.copy()
+        for place in places:
+            first, last = (max(0, at - residual.offset) for at in (place.offset, _end(place)))
+            left[first:last] = 0
+        return bool(left.any())
+
     def _take_owed(self, owed: Residual, places: Iterable[Residual]) -> Iterator[Residual]:
         if self._ranks == 1:
             yield owed._replace(kind="push")
@@ -79,12 +91,16 @@ class Shares:
         return 1 / ranks if push else 1.0
 
 
+def _end(place: Residual) -> int:
+    return place.offset + place.values.size
+
+
 def _cut(residual: Residual, places: Iterable[Residual]) -> Iterator[Residual]:
     """The parts of the residual that lie in these places of its tensor."""
-    end = residual.offset + residual.values.size
+    end = _end(residual)
     for place in places:
         first = max(place.offset, residual.offset)
-        last = min(place.offset + place.values.size, end)
+        last = min(_end(place), end)
         if first < last:
             values = residual.values[first - residual.offset : last - residual.offset]
             yield residual._replace(offset=first, values=values)
