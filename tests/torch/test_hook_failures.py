@@ -96,7 +96,7 @@ def test_a_rank_for_which_the_program_itself_waited_is_named(fragile_cluster: Cl
 
 SHOWS_ITS_BUCKETS = {"find_unused_parameters": True}  # otherwise rank 0 decides for all
 DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
-    "codec": ({"codec": "3lc:s=1.75"}, {}, "'codec 3lc:s=1.75", "'codec 3lc:s=1.5"),
+    "codec": ({"codec": "3lc:s=1.75"}, {}, "'codec push 3lc:s=1.75", "'codec push 3lc:s=1.5"),
     "rules": (
         {"codec": "3lc:s=1.5", "exclude": ["conv.*"]},
         {},

@@ -130,8 +130,7 @@ class CodecSettings:
         pull = self.codec if self.pull_codec is None else self.pull_codec
         rules = [(name, in_full(codec), *ways) for name, codec, *ways in self.rules]
         return [
-            f"codec {in_full(self.codec)}",
-            f"pull_codec {in_full(pull)}",
+            f"codec push {in_full(self.codec)} pull {in_full(pull)}",
             f"rules {rules}",
             f"exclude {list(self.exclude)}",
             f"exclude_last {self.exclude_last}",
