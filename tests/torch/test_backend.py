@@ -171,6 +171,52 @@ def test_an_unchanged_script_runs_over_it(tmp_path: Path) -> None:
     assert result.stderr.count("gradwire compresses all_reduce with bf16") == 1
 
 
+SPAWNING = """
+import subprocess, sys
+import torch
+import torch.multiprocessing as mp
+from torch.distributed import all_reduce, destroy_process_group, init_process_group
+
+def main(rank, store, numel):
+    init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    all_reduce(torch.randn(numel))
+    destroy_process_group()
+
+if __name__ == "__main__":
+    how, store, numel = sys.argv[1:]
+    if how == "program":
+        subprocess.run([sys.executable, __file__, "spawn", store, numel], check=True)
+    else:
+        mp.start_processes(main, (store, int(numel)), nprocs=2, start_method=how)
+"""
+
+
+def test_ranks_that_the_script_starts_run_over_it_or_it_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNING)
+    compresses, nothing = "gradwire compresses all_reduce", "gradwire.torch.run: nothing was "
+    cases = (
+        ("spawn", "70000", compresses),
+        ("fork", "70000", compresses),
+        ("forkserver", "10", f"{nothing}compressed: no sum or average had 65,536 values"),
+        ("program", "70000", f"{nothing}compressed: no process group was made in this process"),
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "gradwire.torch.run", script, how, tmp_path / how, numel],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for how, numel, _ in cases
+    ]
+    for process, (how, _, said) in zip(running, cases, strict=True):
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, (how, errors)
+
+        assert errors.count(said) == 1, (how, errors)
+
+
 def test_the_launcher_refuses_what_cannot_be(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gradwire.torch.run"]
     script = tmp_path / "train.py"

@@ -61,7 +61,11 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
     """A process group that sends what it does not compress through another one.
 
     It needs no world of torch.distributed. Every rank of the store must make it.
+
+    has_compressed   whether any of this process has
     """
+
+    has_compressed = False
 
     def __init__(
         self, store: Store, rank: int, size: int, rules: Rules, timeout: timedelta
@@ -275,6 +279,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         counts.raw_bytes += step.raw_bytes
 
     def _connect(self, device: torch.device) -> Session:
+        GradwireGroup.has_compressed = True
         if self.rank() == 0:
             print(self._rules.describe(), file=sys.stderr)
         settings = replace(self._rules.settings, timeout=self.timeout.total_seconds())

@@ -6,6 +6,7 @@ Annotations are not postponed here, because DDP compares those of the hook with 
 import time
 import weakref
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Protocol, Unpack
@@ -28,7 +29,7 @@ from gradwire.torch.records.exchange_settings import (
 )
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import NamedShape, named_parameters, require_dense
-from gradwire.torch.records.stats import Stats, summarize
+from gradwire.torch.records.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.bucket_runner import Counted
 from gradwire.torch.session.session import Session, SessionOwner
@@ -158,10 +159,11 @@ class GradwireState(SessionOwner):
                 "pickled: save its state_dict(), and load that into a new GradwireState"
             )
         is_new = self._session is None and self._loaded is None
+        before = self._session.runner.counted() if self._session else self._before
         return vars(self) | {
             "_settings": replace(self._settings, process_group=None),
             "_loaded": None if is_new else self.state_dict(),
-            "_before": self._counted(),
+            "_before": deepcopy(before),
             "_session": None,
             "_writer": None,
             "_device": None,
@@ -283,8 +285,11 @@ class GradwireState(SessionOwner):
 
     # -------------------------------------------------------------------------------------------
 
-    def _counted(self) -> Counted:
-        return super()._counted() if self._session else self._before
+    def _last_counters(self) -> StepCounters:
+        return super()._last_counters() if self._session else self._before.last_step
+
+    def _totals(self) -> Totals:
+        return super()._totals() if self._session else self._before.totals
 
     def _name_parameters(self, parameters: Sequence[torch.Tensor]) -> None:
         """Finds the module of the first bucket's parameters. Raises ValueError if this state has

@@ -29,9 +29,9 @@ from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.live import LiveScalars, scalars_of
 from gradwire.torch.records.parameters import NamedShape, all_finite
-from gradwire.torch.records.stats import Stats, StepCounters, summarize
+from gradwire.torch.records.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.bucket_runner import BucketRunner, Counted
+from gradwire.torch.session.bucket_runner import BucketRunner
 
 _EXPLAIN_SECONDS = 20.0  # enough for the thread to find out by itself why a bucket failed
 _LEAVE_SECONDS = 1.0  # for the thread to end by itself; after that its waits are broken off
@@ -308,14 +308,14 @@ class SessionOwner(LiveScalars):
         return self._last_counters().summary()
 
     def _find_scalars(self) -> dict[str, float | None]:
-        return scalars_of(self._last_counters(), self._counted().totals)
+        return scalars_of(self._last_counters(), self._totals())
 
     def _last_counters(self) -> StepCounters:
         """Of this rank's last complete step."""
-        return self._counted().last_step
+        return self._session.runner.last_step if self._session else StepCounters()
 
-    def _counted(self) -> Counted:
-        return self._session.runner.counted() if self._session else Counted()
+    def _totals(self) -> Totals:
+        return self._session.runner.totals if self._session else Totals()
 
     def explain(self, error: BaseException) -> BaseException:
         """An error that names the ranks that are gone; `error` itself if no rank is.
