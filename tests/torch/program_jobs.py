@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW
 from torch.overrides import TorchFunctionMode
@@ -258,8 +258,9 @@ def _fully_sharded(hybrid: bool) -> Callable[[Program], dict[str, torch.Tensor]]
     def run(program: Program) -> dict[str, torch.Tensor]:
         model: Any = make_model()
         mesh = mesh_of(hybrid)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if hybrid else None)
         for module in (model.first, model.second, model):
-            fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
         optimizer = _sgd(model)
         with program.construct():
             comm = FullyShardComm(model, "3lc:s=1.5", weights="bf16", start_iter=1)
@@ -274,8 +275,13 @@ def _fully_sharded(hybrid: bool) -> Callable[[Program], dict[str, torch.Tensor]]
                 saved = comm.state_dict()
                 if step == 3:
                     comm.load_state_dict(saved)
+        with torch.inference_mode():  # the weights are gathered into tensors of this mode
+            seen = model(batch(0, STEPS)[0])
         comm.close()
-        return _named(model) | {str(i): r["values"] for i, r in enumerate(saved["residuals"])}
+        return _named(model) | {
+            "validated": seen.float(),
+            **{str(i): r["values"] for i, r in enumerate(saved["residuals"])},
+        }
 
     return run
 

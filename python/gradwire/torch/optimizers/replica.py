@@ -30,6 +30,7 @@ from gradwire.torch.records.parameters import (
     shapes_of,
     split_like,
     tensors_in_common,
+    values_of,
 )
 from gradwire.torch.records.shards import group_of_shards, local_of
 from gradwire.torch.records.shared_parameters import SharedParameters
@@ -189,8 +190,7 @@ def _broadcast(tensors: Sequence[torch.Tensor], wire: Wire) -> str:
     """Overwrites the tensors with rank 0's, bit for bit; returns the digest of their bytes."""
     sizes = [tensor.nbytes for tensor in tensors]
     if wire.rank == 0:
-        plain = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in tensors]
-        parts = [tensor.reshape(-1).view(torch.uint8) for tensor in plain]
+        parts = [values_of(tensor).view(-1).view(torch.uint8) for tensor in tensors]
         values = torch.cat(parts).numpy() if parts else np.empty(0, np.uint8)
         for peer in wire.peers:
             wire.send(peer, Kind.TENSORS, values)

@@ -73,9 +73,10 @@ def name_parameters(
                 )
             if tensor.dtype not in dtypes or tensor.layout != torch.strided:
                 valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+                remedy = ": make torch.view_as_real of it the parameter"
                 raise TypeError(
                     f"dense {valid} parameters are exchanged; {name} is {tensor.dtype}, "
-                    f"{tensor.layout}"
+                    f"{tensor.layout}{remedy if tensor.is_complex() else ''}"
                 )
             require_trainable(name, tensor)
             found.append((name, tensor))
@@ -141,6 +142,11 @@ def _flaw_of_memory(tensor: torch.Tensor) -> str:
     if storage.device != tensor.device or storage.data_ptr() == 0 or storage.nbytes() < end:
         return f"a {type(tensor).__name__} whose memory does not hold its values (fake, or freed)"
     return "stored as its negative (see tensor.resolve_neg())" if tensor.is_neg() else ""
+
+
+def values_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor whose memory holds these values; the tensor itself if it is one."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def shapes_of(named: Sequence[NamedTensor]) -> list[NamedShape]:

@@ -8,7 +8,12 @@ from torch import nn
 
 from gradwire.torch.link.wire import Bytes
 from gradwire.torch.records.modes import ordinary_tensors, writing_to
-from gradwire.torch.records.parameters import NamedTensor, named_buffers, tensors_in_common
+from gradwire.torch.records.parameters import (
+    NamedTensor,
+    named_buffers,
+    tensors_in_common,
+    values_of,
+)
 
 
 class ModelBuffers:
@@ -35,7 +40,7 @@ class ModelBuffers:
     def pack(self) -> Bytes:
         """Their bytes, one buffer after the other."""
         parts = [
-            buffer.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            values_of(buffer.detach().cpu()).view(-1).view(torch.uint8).numpy()
             for _, buffer in self._named()
         ]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
