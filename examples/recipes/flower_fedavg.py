@@ -17,7 +17,7 @@ from torch import nn
 from gradwire.flower import CompressedGrid, CompressionMod
 
 ROUNDS = 10
-client_app = ClientApp(mods=[CompressionMod("3lc:s=1.00,coder=rice")])  # the new line of clients
+client_app = ClientApp(mods=[CompressionMod()])  # the new line of clients
 server_app = ServerApp()
 
 

@@ -1,6 +1,6 @@
 """Compressed messages for Flower (flwr): models to the clients, updates from them.
 
-    app = ClientApp(mods=[CompressionMod("3lc:s=1.00,coder=rice")])  # each client
+    app = ClientApp(mods=[CompressionMod()])  # each client
     strategy.start(CompressedGrid(grid, "int8:bucket=256,ef=off"), arrays)  # the server
 
 Strategies, and the functions of the ClientApp, see whole models in both directions.
@@ -12,7 +12,8 @@ client. The server decodes the update u and gives x + u to the strategy: the mod
 takes the error of its encoding.
 
 Both ends are needed. float32 arrays of at least `min_numel` values are compressed; all others,
-and the metrics, travel as they are. A frame is the data of an `Array` whose stype is "gradwire".
+and the metrics, travel as they are. A frame is the data of an `Array` whose stype begins with
+"gradwire".
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ except ModuleNotFoundError as error:
         f"gradwire.flower needs Flower: {missing('flwr', 'flower')}", name=error.name
     ) from error
 
-STYPE = "gradwire"
+# Flower's error at an end that has no part of this module names the stype.
+STYPE = "gradwire: this end lacks gradwire.flower's CompressionMod or CompressedGrid"
 RESIDUALS = "gradwire.residuals"
 STEPS = "gradwire.steps"  # of this client, from which codecs that draw take their numbers
+# A scale for each 250 values: with one for each array the first rounds learn much less.
+UPDATES = "3lc:s=1.00,bucket=250,coder=rice"
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
@@ -55,7 +59,7 @@ class CompressionMod:
     that the server states. A server takes none for shapes that are not those of its model.
     """
 
-    def __init__(self, codec: str = "3lc:s=1.00,coder=rice", *, min_numel: int = 256) -> None:
+    def __init__(self, codec: str = UPDATES, *, min_numel: int = 256) -> None:
         self.codec = gradwire.Compressor(codec, 1).codec
         self.min_numel = min_numel
 
@@ -230,6 +234,10 @@ def _frame(frame: bytes, shape: tuple[int, ...]) -> Array:
     return Array(dtype="float32", shape=shape, stype=STYPE, data=frame)
 
 
+def _is_frame(array: Array) -> bool:
+    return array.stype.partition(":")[0] == "gradwire"
+
+
 def _plain(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(values) for name, values in arrays.items()})
 
@@ -239,7 +247,7 @@ def _decode(record: ArrayRecord) -> Arrays:
 
 
 def _decode_array(array: Array) -> np.ndarray[Any, Any]:
-    if array.stype != STYPE:
+    if not _is_frame(array):
         return np.ascontiguousarray(array.numpy()).reshape(array.shape)
     numel = math.prod(array.shape)
     values = np.asarray(gradwire.decode(array.data, max_numel=numel))
@@ -264,7 +272,7 @@ def _is_like(values: np.ndarray[Any, Any] | None, array: Array) -> bool:
     """Whether the array states the shape and dtype of `values`."""
     if values is None or tuple(array.shape) != values.shape:
         return False
-    if array.stype == STYPE and values.dtype != np.float32:
+    if _is_frame(array) and values.dtype != np.float32:
         return False
     try:
         return np.dtype(array.dtype) == values.dtype

@@ -31,7 +31,7 @@ class Clients(Grid):
 
     run = None
 
-    def __init__(self, nodes: int, mod: CompressionMod, train: Train) -> None:
+    def __init__(self, nodes: int, mod: Callable[..., Any], train: Train) -> None:
         self.mod, self.train = mod, train
         self.contexts = {
             n: Context(run_id=1, node_id=n, node_config={}, state=RecordDict(), run_config={})
@@ -116,3 +116,13 @@ def test_other_arrays_than_the_model_are_refused() -> None:
 def test_a_codec_with_a_residual_is_refused_for_models() -> None:
     with pytest.raises(ValueError, match="ef=off"):
         CompressedGrid(Clients(1, CompressionMod(), lambda m: m), "3lc:s=1.00")
+
+
+def test_an_end_without_its_part_names_it() -> None:
+    """Flower's own code then reads the frame."""
+    model = make_model()
+    bare = Clients(1, lambda message, context, app: app(message, context), lambda m: m)
+    with pytest.raises(TypeError, match=r"this end lacks gradwire\.flower's CompressionMod or C"):
+        ask(CompressedGrid(bare), model)
+    with pytest.raises(TypeError, match="or CompressedGrid"):
+        ask(Clients(1, CompressionMod(), lambda m: m), model)
