@@ -69,7 +69,9 @@ Status read_line(std::string_view text, int number, std::map<std::string_view, i
                  Config& config) {
   std::string_view value = trim(text.substr(0, text.find('#')));
   if (value.empty()) return {};
-  const auto refuse = [](std::string what) { return Status(StatusCode::kInvalidArgument, what); };
+  const auto refuse = [](const std::string& what) {
+    return Status(StatusCode::kInvalidArgument, what);
+  };
   const bool is_pair = value.find('=') != std::string_view::npos;
   const std::string line(value);
   const std::string_view name = trim(take_until(value, '='));
