@@ -24,6 +24,7 @@ from gradwire._core import (
     Simulation,
     WorkerSide,
     checksum32,
+    frame_header,
 )
 
 Door = Callable[[Any], object]
@@ -137,6 +138,7 @@ BYTES: dict[str, Door] = {
     "decode frame": gradwire.decode,
     "decode_into frame": lambda t: gradwire.decode_into(t, np.zeros(NUMEL, np.float32)),
     "inspect data": gradwire.inspect,
+    "frame_header data": frame_header,
     "checksum32 data": checksum32,
     "Compressor.encode_into out": lambda t: gradwire.Compressor("3lc", NUMEL).encode_into(
         np.ones(NUMEL, np.float32), t
