@@ -83,16 +83,28 @@ def odd_parameters() -> dict[str, nn.Module]:
     return {"freed": freed, "halved": halved, "fake": fake, "negative": negative}
 
 
+def odd_buffers() -> dict[str, nn.Module]:
+    freed = torch.ones(8)
+    freed.untyped_storage().resize_(0)
+    models: dict[str, nn.Module] = {}
+    for kind, buffer in {"freed": freed, "negative": torch._neg_view(torch.ones(8))}.items():
+        models[f"buffer {kind}"] = nn.Linear(8, 8)
+        models[f"buffer {kind}"].register_buffer("counts", buffer)
+    return models
+
+
 def refusals() -> dict[str, str]:
-    """What each optimizer says of each odd parameter."""
+    """What each optimizer says of each odd parameter or buffer."""
     ways: dict[str, Callable[[Any, nn.Module], object]] = {
         "LocalSteps": LocalSteps,
         "ShardedOptimizer": ShardedOptimizer,
         "ServerOptimizer": lambda inner, model: ServerOptimizer(inner, model=model),
     }
     said = {}
-    for kind, model in odd_parameters().items():
+    for kind, model in (odd_parameters() | odd_buffers()).items():
         for way, make in ways.items():
+            if way == "ServerOptimizer" and "buffer" in kind:
+                continue  # it takes none over here
             try:
                 make(torch.optim.SGD(model.parameters(), lr=0.1), model)
                 said[f"{way}, {kind}"] = "taken"

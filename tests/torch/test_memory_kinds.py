@@ -23,10 +23,10 @@ def test_gradients_with_the_negative_bit_keep_their_sign(cluster: Cluster, way: 
 
 def test_parameters_without_their_values_are_refused_by_name(cluster: Cluster) -> None:
     for said in cluster.run(2, memory_kind_jobs.refusals):
-        assert len(said) == 12
+        assert len(said) == 12 + 4
         for case, text in said.items():
             kept = "is stored as its negative" if "negative" in case else "not hold its values"
-            assert text.startswith("weight"), case
+            assert text.startswith("the buffer counts" if "buffer" in case else "weight"), case
             assert kept in text, case
 
 
