@@ -62,11 +62,22 @@ def test_the_table_of_the_other_papers_codecs_quotes_the_runs() -> None:
 def test_the_readme_quotes_the_page() -> None:
     page_text = (PAGES / "frontier.md").read_text()
     _, _, readme = (DOCS.parent / "README.md").read_text().partition("## What trainings end with")
-    rows = re.findall(r"^\| (\w\S*), (\w+), .*: \w+ \|(.*)\|$", readme.partition("\n## ")[0], re.M)
+    rows = re.findall(
+        r"^\| (\w\S*), (\w+), .*, `(\w+)`: \w+ \|(.*)\|$", readme.partition("\n## ")[0], re.M
+    )
     assert len(rows) == 5
-    for model, optimizer, cells in rows:
+    ((bits_of_hook, hook),) = re.findall(
+        r"^\| `3lc:s=1.00,coder=rice` \(the hook\) \| ([\d., ]+) \| (\S+)% \(", page_text, re.M
+    )
+    mean = sum(map(float, bits_of_hook.split(", "))) / 2
+    assert f"with the hook LeNet ends with {hook} % (3), at {mean:.2f} bits" in readme
+    for model, optimizer, way, cells in rows:
         _, _, section = page_text.lower().partition(f"## {model} with {optimizer}".lower())
         table = section.partition("\n## ")[0]
+        above = table.partition("here: ")[0]
+        if "as the resnet" in above:
+            _, _, above = page_text.lower().partition("## resnet-8 with sgd")
+        assert f"`{way.lower()}`" in above.partition("here: ")[0], model
         (base,) = re.findall(r"^\| (?:uncompressed|ddp) \| 32, 32 \| (\S+) \(", table, re.M)
         ((pushed, pulled, coded),) = re.findall(
             r"^\| `3lc:s=1.00,coder=rice` \| (\S+), (\S+) \| (\S+) \(", table, re.M

@@ -90,6 +90,18 @@ def test_wrong_arguments_are_refused_at_once(
         gradwire.torch.GradwireState(**arguments)  # type: ignore[arg-type]
 
 
+def test_the_example_that_compares_losses_runs() -> None:
+    printed, errors = run_program(REPOSITORY / "examples/same_loss.py", 2)
+    raw, coded = (float(loss) for loss in re.findall(r": loss ([\d.]+)", printed))
+    (difference, error) = re.findall(r"difference ([+-][\d.]+), known to about ([\d.]+)", printed)[
+        0
+    ]
+    assert float(difference) == pytest.approx(coded - raw, abs=2e-4)
+    assert abs(coded - raw) < 0.02
+    assert 0 < float(error) < 0.01
+    assert "leaked" not in errors
+
+
 @pytest.mark.parametrize(
     ("example", "codec", "ranks"),
     [
