@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch.optim import Optimizer
 
+from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.shards import local_of
 
 _NEAR = 0.1  # of the parameters' norm; momenta and moments are as far as the parameters are long
 
 
+@ordinary_tensors()
 def find_weights(
     optimizer: Optimizer,
     parameters: Sequence[torch.Tensor],

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.torch.records.uncopied import Uncopied
 
+_USE = "_gradwire_use"  # attribute of a wrapped optimizer
 _MODES = ("train", "eval")  # methods of schedule-free optimizers
 
 
@@ -54,18 +55,22 @@ def refuse_several_gradients(optimizer: Optimizer, owner: str) -> None:
 
 
 class OwnUse:
-    """Makes its holder the only one who uses the wrapped optimizer, until `end`: a step that the
-    user takes with it would be exchanged nowhere."""
+    """Makes its holder the only one who uses the wrapped optimizer, until `end` or another
+    holder: a step that the user takes with it would be exchanged nowhere."""
 
     def __init__(self, optimizer: Optimizer, owner: str) -> None:
         self._optimizer, self._owner = optimizer, owner
         self._is_own = False
         self._handles: list[RemovableHandle] = []
         self.end = weakref.finalize(self, _remove, self._handles)
+        before = vars(optimizer).get(_USE)
+        if before is not None and (holder := before()) is not None:
+            holder.end()  # of a wrapper that was given up, such as after an error
+        setattr(optimizer, _USE, weakref.ref(self))
         self._refuse(
             optimizer.register_step_pre_hook,
             "was stepped",
-            f"give the {owner} to everything that steps, such as scaler.step",
+            f"give the {owner} to everything that steps, such as scaler.step, or close() it first",
         )
 
     def refuse_saving(self) -> None:
