@@ -19,6 +19,8 @@ from rich.progress import Progress
 import gradwire
 from cli_runner import run
 from gradwire import table
+from gradwire.cli.app import COMMANDS as CLI_COMMANDS
+from gradwire.cli.app import make_command
 from gradwire.container import Tensor, TensorFile, serialize
 from gradwire.progress_line import ProgressLine
 from gradwire.table import Table
@@ -180,3 +182,15 @@ def test_progress_cuts_nothing_but_its_bar_and_times(width: int) -> None:
     assert all(part in capture.get() for part in ("3lc:s=1.75,coder=rice", "12800/25600", state))
     assert "…" not in capture.get()
     assert ("━" in capture.get()) == (width >= 100)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("command", CLI_COMMANDS)
+def test_the_help_of_a_command_cuts_no_option_and_no_default(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = run(command, "--help").out
+    assert "…" not in shown
+    options = [one.opts[0] for one in make_command(command).params]
+    assert [option for option in options if option[:1] == "-" and option not in shown] == []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -16,6 +17,7 @@ COMMANDS = (
     *("codecs", "compress", "decompress", "inspect", "bench", "plan", "simulate", "train"),
     *("report", "evaluate", "info"),
 )
+_FRAMED = 80  # columns
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -25,13 +27,18 @@ def function_of(command: str) -> Callable[..., object]:
     return function
 
 
+def _markup() -> Literal["rich"] | None:
+    """None: no frames, in which typer cuts options and defaults if the terminal is narrow."""
+    return "rich" if shutil.get_terminal_size().columns >= _FRAMED else None
+
+
 def make_command(name: str) -> Any:
     """The command as typer runs it."""
     function = function_of(name)
     # Each paragraph becomes one line, which is broken at the terminal's width.
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     described = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
-    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    alone = typer.Typer(add_completion=False, rich_markup_mode=_markup())
     alone.command(name, cls=_Command, help=described, context_settings=_HELP_OPTIONS)(function)
     return typer.main.get_command(alone)
 
@@ -76,7 +83,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=_markup(),
     pretty_exceptions_enable=False,
     context_settings=_HELP_OPTIONS,
 )

@@ -46,9 +46,7 @@ _PLAIN_HELP = "Store tensors whose name matches as they are (shell pattern, repe
 
 
 def compress(
-    files: Annotated[
-        list[Path], Argument(metavar="FILE", help="[b].npy[/b] or [b].safetensors[/b] files.")
-    ],
+    files: Annotated[list[Path], Argument(metavar="FILE", help=".npy or .safetensors files.")],
     codec: Annotated[str, Option("--codec", "-c", help=_CODEC_HELP, autocompletion=complete_codec)],
     output: OutputOption = None,
     plain: Annotated[list[str] | None, Option(metavar="PATTERN", help=_PLAIN_HELP)] = None,
