@@ -19,6 +19,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
+import gradwire.torch
 from gradwire.torch import LocalSteps, RankLostWarning
 from gradwire.torch.link.store_access import StoreAccess
 from gradwire.torch.link.wire import Kind, Wire
@@ -294,7 +295,7 @@ def train_unevenly(port: int, number: int, plan: Plan) -> Ended:
 
 def host_store(port: int, number: int, plan: Plan) -> Ended:
     """Until the process is killed."""
-    store = TCPStore("127.0.0.1", number, is_master=True, wait_for_workers=False)
+    store = gradwire.torch.host_store("127.0.0.1", number)
     while True:
         time.sleep(1.0)
         assert store.port == number

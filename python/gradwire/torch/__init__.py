@@ -38,6 +38,7 @@ from gradwire.torch.link.errors import (
     DamagedMessageError,
     ExpelledError,
     GrowingScalesWarning,
+    JobKeyError,
     NonFiniteStepWarning,
     OneMachineWarning,
     OutgrownResidualWarning,
@@ -53,6 +54,7 @@ from gradwire.torch.link.errors import (
     WorkerJoinedWarning,
     WorkerLostWarning,
 )
+from gradwire.torch.link.host_store import host_store
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.optimizers.local_steps import LocalSteps
 from gradwire.torch.optimizers.presets import outer_nesterov, sparse_loco
@@ -77,6 +79,7 @@ __all__ = [
     "FullyShardComm",
     "GradwireState",
     "GrowingScalesWarning",
+    "JobKeyError",
     "LimitError",
     "LimitWarning",
     "LocalStats",
@@ -105,6 +108,7 @@ __all__ = [
     "WorkerJoinedWarning",
     "WorkerLostWarning",
     "gradwire_hook",
+    "host_store",
     "outer_nesterov",
     "register_backend",
     "reshard",

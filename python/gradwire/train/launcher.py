@@ -20,6 +20,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any
 
+from gradwire.job_key import with_new_key
 from gradwire.train import messages, network
 from gradwire.train.errors import TrainError
 from gradwire.train.records import RankRecord
@@ -47,12 +48,15 @@ def run_workers(
     the next run needs all workers; the lost worker has no record.
     """
     with contextlib.ExitStack() as cleanup:
+        # Nobody else may enter the folder, so no other user reaches the store of the ranks.
+        folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="gradwire-"))
+        environment = with_new_key(os.environ)
         workers: list[_Worker] = []
         for rank in range(settings.ranks):
             # The first worker of a machine gets its namespace and link; the others share them.
             index = rank % settings.ranks_per_machine
             first = workers[rank - index].process if index else None
-            workers.append(_Worker(rank, settings, runs, shaped, first))
+            workers.append(_Worker(rank, settings, runs, environment, shaped, first))
             cleanup.callback(workers[rank].end)
         if shaped:
             assert settings.bandwidth is not None
@@ -61,13 +65,12 @@ def run_workers(
             for worker in workers[:: settings.ranks_per_machine]:
                 attach(worker.rank, worker.process)
         for worker in workers:
-            address = network.address(0) if shaped else "127.0.0.1"
             interface = network.INTERFACE if shaped else None
             worker.tell(
                 settings=settings.to_json(),
                 runs=[asdict(run) for run in runs],
                 rank=worker.rank,
-                address=address,
+                store=f"{folder}/store",
                 interface=interface,
             )
         try:
@@ -91,6 +94,7 @@ class _Worker:
         rank: int,
         settings: TrainSettings,
         runs: list[Run],
+        environment: dict[str, str],
         shaped: bool,
         first: subprocess.Popen[bytes] | None,
     ) -> None:
@@ -121,7 +125,7 @@ class _Worker:
                 env={
                     # Errors come as exceptions; c10d would only log that a namespace has no DNS.
                     "TORCH_CPP_LOG_LEVEL": "ERROR",
-                    **os.environ,
+                    **environment,
                     "OMP_NUM_THREADS": "1",
                     # Threads that spin while they wait would take the CPU from the other workers.
                     "OMP_WAIT_POLICY": "passive",
@@ -236,9 +240,6 @@ def _follow(settings: TrainSettings, workers: Sequence[_Worker], on_event: OnEve
                     other.tell(lost=worker.rank)
                 on_event(worker.rank, worker.loss())
                 continue
-            if event["event"] == "store":
-                for other in workers[1:]:
-                    other.tell(port=event["port"])
             on_event(worker.rank, event)
 
 

@@ -19,7 +19,7 @@ class Survivors:
     lost: the ranks that are gone. Another thread adds them, after all that they wrote.
     """
 
-    store: dist.TCPStore  # type: ignore[name-defined]
+    store: dist.FileStore  # type: ignore[name-defined]
     lost: set[int] = field(default_factory=set)
 
 

@@ -3,11 +3,9 @@
 A launched worker and its launcher exchange JSON (messages.py) over the pipe that is the worker's
 stdin, and so never over the network that is measured:
 
-    launcher -> worker   {"settings", "runs", "rank", "address", "interface"}   the network is there
+    launcher -> worker   {"settings", "runs", "rank", "store", "interface"}   the network is there
     worker -> launcher   {"event": "ready", "parameters", "data", "step_seconds",
                           "evaluation_seconds"}
-    rank 0 -> launcher   {"event": "store", "port"}                     where the others meet it
-    launcher -> worker   {"port"}                                       to the others
     launcher -> worker   {"lost"}                                       a worker that is gone
     worker -> launcher   {"event": "begin", "run"}
     worker -> launcher   {"event": "step", "run", "step", "seconds", "loss"[, "value"]}
@@ -31,7 +29,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradwire.train import messages
 from gradwire.train.errors import TrainError
@@ -39,6 +37,8 @@ from gradwire.train.records import RankRecord
 from gradwire.train.settings import Run, TrainSettings
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from gradwire.train.loop import OnEvent, Trainer
 
 # Rank 0 may evaluate for long on a slow machine while the others wait in a barrier. A worker that
@@ -63,13 +63,10 @@ def prepare(
     return trainer
 
 
-def run_all(
-    trainer: Trainer, runs: list[Run], on_event: OnEvent, **group: Any
-) -> Iterator[RankRecord]:
-    """Runs rank 0's `runs` one after the other in a Gloo process group, which `group` describes."""
+def run_all(trainer: Trainer, runs: list[Run], on_event: OnEvent) -> Iterator[RankRecord]:
+    """Runs rank 0's `runs` one after the other in the process group, and destroys it."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=_PATIENCE, **group)
     for run in [Run(**run) for run in messages.broadcast([asdict(run) for run in runs])]:
         on_event({"event": "begin", "run": trainer.settings.title(run)})
         yield trainer.run(run, on_event)
@@ -93,7 +90,10 @@ def run_under_torchrun(
 ) -> None:
     """Trains in torchrun's ranks, whose number must be that of the settings. Rank 0 decides about
     the runs, and gets events with the records of all ranks. Raises TrainError."""
+    import torch.distributed as dist
+
     trainer = prepare(settings, rank, int(os.environ.get("LOCAL_RANK", rank)), None, on_event)
+    dist.init_process_group("gloo", timeout=_PATIENCE)
     for record in run_all(trainer, runs, on_event):
         for gathered in messages.gather(record.to_json()):
             on_event({"event": "record", "record": RankRecord.read(gathered)})
@@ -118,6 +118,20 @@ def _end_with_parent() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _connect(store: dist.FileStore, rank: int, ranks: int) -> None:  # type: ignore[name-defined]
+    """Makes the process group, and checks that its connections lead to the launcher's workers: no
+    other user can write into the store, but connect with the ports."""
+    import torch.distributed as dist
+
+    from gradwire.torch.link.roll_call import RollCall
+
+    seconds = _PATIENCE.total_seconds()
+    with RollCall(store, rank, range(ranks), seconds).connecting() as gathering:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=_PATIENCE)
+        assert dist.group.WORLD is not None
+        gathering.prove(dist.group.WORLD, seconds)
+
+
 def main() -> int:
     _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
@@ -133,17 +147,12 @@ def main() -> int:
     tell = partial(messages.send, launcher)
     try:
         trainer = prepare(settings, rank, rank, told["interface"], tell)
-        port = messages.receive(launcher)["port"] if rank > 0 else 0
         lost: set[int] = set()
         threading.Thread(target=_listen, args=(launcher, lost), daemon=True).start()
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            told["address"], port, settings.ranks, rank == 0, wait_for_workers=False
-        )
-        if rank == 0:
-            tell({"event": "store", "port": store.port})
+        store = dist.FileStore(told["store"], settings.ranks)  # type: ignore[attr-defined]
         trainer.survivors = Survivors(store, lost)
-        group = {"store": store, "rank": rank, "world_size": settings.ranks}
-        for record in run_all(trainer, runs, tell, **group):
+        _connect(store, rank, settings.ranks)
+        for record in run_all(trainer, runs, tell):
             tell({"event": "record", "record": record.to_json()})
     except TrainError as error:
         tell({"event": "error", "error": str(error)})

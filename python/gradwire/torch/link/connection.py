@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from gradwire import GradwireError
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.failure import TIMEOUT_SPREAD_SECONDS, FailureBoard
-from gradwire.torch.link.meeting import Meeting
+from gradwire.torch.link.meeting import Meeting, connect_all
 from gradwire.torch.link.roll_call import RollCall
 from gradwire.torch.link.thread import ABORT_SECONDS, join, only_here
 from gradwire.torch.link.wire import LostError, Wire
@@ -51,11 +50,13 @@ class Connection:
         `timeout` (seconds).
         """
         if isinstance(process_group, Meeting):
-            group, store = process_group.connect(timeout), process_group.store
+            group, store = process_group.connect(timeout)
             names = process_group.names
         else:
-            group, names = _new_group(process_group or _world(), timeout)
-            store = group.get_group_store()
+            world = process_group or _world()
+            names = dist.get_process_group_ranks(world)
+            call = RollCall(world.get_group_store(), names[world.rank()], names, timeout, world)
+            group, store = connect_all(call)
         numbers = process_group.numbers if isinstance(process_group, Meeting) else ()
         self.wire = Wire(group, timeout, numbers)
         self.rank = self.wire.rank
@@ -188,10 +189,6 @@ class Connection:
             self.wire.abort()
         ended = join(self.readers, ABORT_SECONDS)
         self.wire.drop()
-        if group is not None and dist.is_initialized():
-            # The program may have destroyed all its groups already.
-            with contextlib.suppress(AssertionError, RuntimeError, ValueError):
-                dist.destroy_process_group(group)
         return ended
 
     def warn_of_threads(self, ended: bool) -> None:
@@ -253,22 +250,3 @@ def _world() -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert world is not None, "init_process_group was not called"
     return world
-
-
-def _new_group(
-    process_group: dist.ProcessGroup, timeout: float
-) -> tuple[dist.ProcessGroup, list[int]]:
-    """A Gloo group of the same ranks, and their numbers in the world."""
-    names = dist.get_process_group_ranks(process_group)
-    store, rank = process_group.get_group_store(), names[process_group.rank()]
-    with RollCall(store, rank, names, timeout, process_group).connecting():
-        group = dist.new_group(
-            names,
-            timeout=timedelta(seconds=timeout),
-            backend="gloo",
-            # If the group is a part of the world, only its members call this.
-            use_local_synchronization=len(names) < dist.get_world_size(),
-            group_desc="gradwire",
-            sort_ranks=False,
-        )
-    return group, names

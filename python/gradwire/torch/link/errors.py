@@ -40,6 +40,11 @@ class StoreLostError(CommunicationError):
     """The store where ranks meet does not answer: before all are connected, or with on_lost."""
 
 
+class JobKeyError(CommunicationError):
+    """A record of the store or a connection was not made with this job's key, or there is no usable
+    key."""
+
+
 class ExpelledError(CommunicationError):
     """The others took this rank for dead, and went on without it (on_lost)."""
 

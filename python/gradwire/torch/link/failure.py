@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
 
 from gradwire.torch.link.errors import (
     CommunicationError,
@@ -26,6 +25,7 @@ from gradwire.torch.link.errors import (
     PeerSilentError,
     PeerStoppedError,
 )
+from gradwire.torch.link.sealed_store import read, sealed, under
 from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 
 GRACE_SECONDS = 1.0  # for the reports of ranks that fail at the same moment
@@ -78,7 +78,7 @@ class FailureBoard:
         store, rank = dist.group.WORLD.get_group_store(), dist.get_rank()
         name = "gradwire/board/" + hashlib.sha256(str(sorted(ranks)).encode()).hexdigest()[:16]
         number = store.add(f"{name}/{rank}", 1)
-        return cls(PrefixStore(f"{name}/{number}", store), rank, ranks)
+        return cls(under(sealed(store), f"{name}/{number}"), rank, ranks)
 
     def add_connection(self, break_off: Callable[[], None]) -> None:
         """break_off: ends all waits for the connection's peers, who see that this rank ends."""
@@ -182,9 +182,9 @@ class FailureBoard:
 
     def _read(self) -> dict[int, Report]:
         def collect() -> dict[int, Report]:
-            keys = {rank: _STOPPED.format(rank) for rank in self._ranks}
-            present = {rank: key for rank, key in keys.items() if self._store.check([key])}
-            return {rank: Report(**json.loads(self._store.get(k))) for rank, k in present.items()}
+            found = read(self._store, [_STOPPED.format(rank) for rank in self._ranks])
+            texts = {r: text for r, text in zip(self._ranks, found, strict=True) if text}
+            return {rank: Report(**json.loads(text)) for rank, text in texts.items()}
 
         return self._access.ask(collect)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,18 +32,32 @@ class Meeting:
     connect_seconds: float = math.inf
     numbers: Sequence[int] = ()
 
-    def connect(self, timeout: float) -> dist.ProcessGroup:
-        """A Gloo group. Every rank must call this.
+    def connect(self, timeout: float) -> Connected:
+        """Every rank must call this.
 
         Raises PeerLostError, PeerSilentError or StoreLostError, if not all of them come within
-        `timeout` and `connect_seconds`.
+        `timeout` and `connect_seconds`, and JobKeyError for a process without the job's key.
         """
-        timeout = min(timeout, self.connect_seconds)
         ranks = self.numbers or self.names or range(self.world_size)
-        with RollCall(self.store, ranks[self.rank], ranks, timeout).connecting():
-            group = dist.ProcessGroup(self.store, self.rank, self.world_size)
-            add_gloo(group, self.store, timedelta(seconds=timeout))
-        return group
+        seconds = min(timeout, self.connect_seconds)
+        return connect_all(RollCall(self.store, ranks[self.rank], ranks, seconds))
+
+
+class Connected(NamedTuple):
+    """A Gloo group, and the store of its ranks alone."""
+
+    group: dist.ProcessGroup
+    store: Store
+
+
+def connect_all(call: RollCall) -> Connected:
+    """See Meeting.connect."""
+    with call.connecting() as gathering:
+        store, size = gathering.store, len(call.ranks)
+        group = dist.ProcessGroup(store, call.ranks.index(call.rank), size)
+        add_gloo(group, store, timedelta(seconds=call.timeout))
+        gathering.prove(group, call.timeout)
+    return Connected(group, store)
 
 
 def add_gloo(group: dist.ProcessGroup, store: Store, timeout: timedelta) -> None:

@@ -7,6 +7,7 @@ process of a rank has ended.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +16,34 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
-from gradwire.torch.link.errors import StoreLostError
+from gradwire.job_key import VARIABLE
+from gradwire.torch.link.errors import JobKeyError, StoreLostError
 from gradwire.torch.link.failure import GRACE_SECONDS, TIMEOUT_SPREAD_SECONDS, FailureBoard
+from gradwire.torch.link.proof import prove
+from gradwire.torch.link.sealed_store import SealedStore, exist, read, sealed, under
 from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 
 _PROBE_TAG = 0x67726164  # of receives that nobody answers, in a group that the program uses, too
 _PROBE_SECONDS = 0.5  # between two looks at the connections
 _FIRST_LOOK, _LAST_LOOK = 0.005, 0.2  # seconds between two looks at the store
 _COUNT, _HERE, _ALL = "here", "here/{}", "all"  # keys of one call
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """The ranks that have come. store: of this call alone; with a job key, sealed by a key that
+    only these ranks have."""
+
+    store: Store
+    ranks: Sequence[int]
+
+    def prove(self, group: dist.ProcessGroup, timeout: float) -> None:
+        """Checks that the other ends of a new group's connections have the job key, if the job has
+        one. Every rank must call this. Raises JobKeyError."""
+        if isinstance(self.store, SealedStore):
+            prove(group, self.store.key, self.ranks, timeout)
 
 
 @dataclass(frozen=True)
@@ -45,13 +64,13 @@ class RollCall:
     group: dist.ProcessGroup | None = None
 
     @contextlib.contextmanager
-    def connecting(self) -> Iterator[None]:
+    def connecting(self) -> Iterator[Gathering]:
         """Waits until every rank has come here as often as this one. Inside, the ranks connect.
 
         Raises PeerLostError, PeerSilentError or StoreLostError, which name the ranks that did not
-        come; also for a RuntimeError inside.
+        come; also for a RuntimeError inside. Raises JobKeyError if they don't share a job key.
         """
-        entry = _Entry(self.store, self.rank, len(self.ranks))
+        entry = _Entry(sealed(self.store), self.rank, self.ranks)
         entry.start()
         closed_ranks = self._look_at_connections()
         try:
@@ -63,11 +82,16 @@ class RollCall:
                     self._fail(entry.keys, missing, f"waited {self.timeout:g} s", silent=True)
         finally:
             entry.stop()
+        if isinstance(entry.error, JobKeyError):
+            raise entry.error
         if entry.error is not None:
             time.sleep(GRACE_SECONDS)  # the connections of its host close one after another
             self._fail(entry.keys, closed_ranks(), str(entry.error).partition("\n")[0])
+        assert entry.gathering is not None
         try:
-            yield
+            yield entry.gathering
+        except JobKeyError:
+            raise
         except RuntimeError as error:
             closed = closed_ranks() or tuple(rank for rank in self.ranks if rank != self.rank)
             self._fail(entry.keys, closed, str(error).partition("\n")[0])
@@ -128,32 +152,51 @@ class _Entry(threading.Thread):
     """Enters this rank in the store and looks until all are there. The store may be on a machine
     that is stopped and never answers, so this is a thread of its own."""
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+    def __init__(self, store: Store, rank: int, ranks: Sequence[int]) -> None:
         super().__init__(name="gradwire-roll-call", daemon=True)
-        self._store, self._rank, self._world_size = store, rank, world_size
+        self._store, self._rank, self._ranks = store, rank, ranks
         self._stopping = threading.Event()
         self.keys: Store | None = None  # of this call alone
+        self.gathering: Gathering | None = None
         self.done = threading.Event()  # all are there, or there is an error
         self.error: RuntimeError | None = None  # the store's
 
     def run(self) -> None:
         try:
             number = self._store.add(f"gradwire/calls/{self._rank}", 1)
-            self.keys = keys = PrefixStore(f"gradwire/call/{number}", self._store)
-            keys.set(_HERE.format(self._rank), "")
-            if keys.add(_COUNT, 1) == self._world_size:
+            self.keys = keys = under(self._store, f"gradwire/call/{number}")
+            keys.set(_HERE.format(self._rank), secrets.token_hex(16))
+            if keys.add(_COUNT, 1) >= len(self._ranks):
                 keys.set(_ALL, "")
             pause = _FIRST_LOOK
-            while not keys.check([_ALL]):
+            here = [_HERE.format(rank) for rank in self._ranks]
+            while not (exist(keys, [_ALL]) and exist(keys, here)):
                 if self._stopping.wait(pause):
                     return
                 pause = min(2 * pause, _LAST_LOOK)
+            self.gathering = self._gather(keys, here)
         except RuntimeError as error:
             self.error = error
         self.done.set()
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def _gather(self, keys: Store, here: list[str]) -> Gathering:
+        """A key of these ranks and this call alone: it comes from a random number of each, so no
+        record of an earlier call is valid."""
+        if not isinstance(keys, SealedStore):
+            return Gathering(keys, self._ranks)
+        numbers = read(keys, here)
+        strangers = [r for r, number in zip(self._ranks, numbers, strict=True) if number is None]
+        if strangers:
+            raise JobKeyError(
+                f"rank {self._rank}: what calls itself rank {', '.join(map(str, strangers))} has "
+                f"not this job's key: give all ranks the same {VARIABLE}",
+                tuple(strangers),
+            )
+        key = keys.key.derive("call", *(number.decode() for number in numbers if number))
+        return Gathering(keys.under("sealed", key), self._ranks)
 
 
 def _is_gloo(group: dist.ProcessGroup) -> bool:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from gradwire.torch.link.errors import JobKeyError
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 
 STORE_SECONDS = 5.0  # a store that takes longer counts as unreachable
@@ -28,7 +29,7 @@ class StoreAccess:
 
     def ask(self, call: Callable[[], T]) -> T:
         """The answer. Raises StoreUnreachableError if there is none, and an error of `call` that is
-        not the store's as it is."""
+        not PyTorch's store's as it is."""
         if self._leaving.is_set():
             raise StoreUnreachableError("this rank is leaving")
         answer: list[T] = []
@@ -45,7 +46,9 @@ class StoreAccess:
         thread.join(STORE_SECONDS)
         if thread.is_alive():
             self._unanswered.append(thread)
-        if failures and not isinstance(failures[0], RuntimeError):
+        if failures and (
+            isinstance(failures[0], JobKeyError) or not isinstance(failures[0], RuntimeError)
+        ):
             raise failures[0]
         if not answer:
             why = str(failures[0]).splitlines()[0] if failures else "no answer"

@@ -16,12 +16,14 @@ from enum import StrEnum
 
 from torch.distributed.distributed_c10d import Store
 
+from gradwire.torch.link.sealed_store import Numbers, read
 from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 
 _MOST_INTERVAL = 1.0  # seconds between two beats
 _BEATS = 20  # in `lost_after`
-_IDS = "ids"
+_IDS = "id"
+_MOST_NEW = 64  # processes that are noticed in one look
 _BEAT = "beat/{}"
 
 
@@ -33,14 +35,11 @@ class State(StrEnum):
 
 @dataclass
 class _Seen:
-    """What an observer knows of another process."""
+    """What an observer knows of another process. count: beats so far."""
 
-    text: bytes
+    state: State
+    count: int
     still_seconds: float = 0.0
-
-    @property
-    def state(self) -> State:
-        return State(self.text.decode().partition(" ")[0])
 
 
 @dataclass
@@ -63,7 +62,10 @@ class Heartbeat:
         self._store = store
         self._access = StoreAccess()
         self._interval = min(_MOST_INTERVAL, lost_after / _BEATS)
-        self.id = self._access.ask(lambda: store.add(_IDS, 1)) - 1
+        self._ids = Numbers(store, _IDS)
+        self._others: list[int] = []
+        self._ids_seen = 0  # others and strangers
+        self.id = self._access.ask(self._ids.take)
         self._state = State.ASKING
         self._count = 0
         self._seen: dict[int, _Seen] = {}
@@ -156,25 +158,31 @@ class Heartbeat:
         self._access.ask(lambda: self._store.set(_BEAT.format(self.id), text))
 
     def _look(self, elapsed: float) -> None:
-        """Reads the counters of all others."""
+        """Reads the counters of all others.
 
-        def read() -> dict[int, bytes]:
-            count = self._store.add(_IDS, 0)
-            keys = {member: _BEAT.format(member) for member in range(count) if member != self.id}
-            there = {m: key for m, key in keys.items() if m in self._seen or self._has(key)}
-            texts = self._store.multi_get(list(there.values())) if there else []
-            return dict(zip(there, texts, strict=True))
-
-        for member, text in self._access.ask(read).items():
+        Time counts only while a counter stands still. Where it is lower than it was, or its record
+        is none of the job's, somebody else wrote it, and the process may live.
+        """
+        self._access.ask(self._notice_others)
+        keys = [_BEAT.format(member) for member in self._others]
+        texts = self._access.ask(lambda: read(self._store, keys))
+        for member, text in zip(self._others, texts, strict=True):
+            beat = None if text is None else _parse(text)
             with self._seen_lock:
                 seen = self._seen.get(member)
-                if seen is None or seen.text != text:
-                    self._seen[member] = _Seen(text)
-                else:
+                if beat is not None and (seen is None or beat.count > seen.count):
+                    self._seen[member] = beat
+                elif beat is not None and seen is not None and beat.count == seen.count:
                     seen.still_seconds += elapsed
 
-    def _has(self, key: str) -> bool:
-        return self._store.check([key])
+    def _notice_others(self) -> None:
+        for _ in range(_MOST_NEW):
+            number = self._ids_seen
+            if not self._ids.are_taken(number):
+                return
+            if number != self.id and self._ids.is_ours(number):
+                self._others.append(number)
+            self._ids_seen += 1
 
     def _is_silent(self, seen: _Seen) -> bool:
         return seen.still_seconds > self.lost_after
@@ -183,3 +191,12 @@ class Heartbeat:
         with self._seen_lock:
             seen = self._seen.get(member)
         return seen is not None and seen.state is not State.LEFT and self._is_silent(seen)
+
+
+def _parse(text: bytes) -> _Seen | None:
+    """None: no process of ours wrote it."""
+    state, _, count = text.decode(errors="replace").partition(" ")
+    try:
+        return _Seen(State(state), int(count))
+    except ValueError:
+        return None

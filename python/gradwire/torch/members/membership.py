@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
 from gradwire.torch.link.errors import (
     CommunicationError,
@@ -18,9 +18,10 @@ from gradwire.torch.link.errors import (
     StoreLostError,
 )
 from gradwire.torch.link.meeting import Meeting
+from gradwire.torch.link.sealed_store import read, under
 from gradwire.torch.link.store_access import StoreAccess
 from gradwire.torch.members.heartbeat import Heartbeat, State
-from gradwire.torch.members.meeting_store import clone, compare_terms, reaching_store
+from gradwire.torch.members.meeting_store import clone, enter, reaching_store
 from gradwire.torch.members.roster import Report, Roster, follow, found_training
 
 _LOOK_SECONDS = 0.05  # between two looks at the store
@@ -62,8 +63,7 @@ class Membership:
         """
         self._settings = settings
         self._access = StoreAccess()
-        self._store = PrefixStore("gradwire/members/", store)
-        compare_terms(self._store, self._access, terms)
+        self._store = enter(store, "gradwire/members/", self._access, terms)
         with reaching_store():
             self._heartbeat = Heartbeat(clone(self._store, self._access), settings.lost_after)
         self._roster: Roster | None = None
@@ -117,9 +117,11 @@ class Membership:
         are left.
         """
         before, number = self.roster, self.roster.generation + 1
-        self._ask(lambda: self._store.set(_REPORT.format(number, self.id), report.to_text()))
+        own, text = _REPORT.format(number, self.id), report.to_text()
         end = time.monotonic() + self._settings.patience
         while (after := self._read_roster(number)) is None:
+            # Again in each turn: where the store can be reached, a stranger can overwrite it.
+            self._ask(lambda: self._store.set(own, text))
             reports = self._ask(lambda: self._reports(before, number))
             late = [m for m in before.members if m not in reports]
             if time.monotonic() > end or all(map(self._heartbeat.is_gone, late)):
@@ -132,7 +134,7 @@ class Membership:
     def meeting(self) -> Meeting:
         """Where the generation's members connect."""
         roster = self.roster
-        store = PrefixStore(f"generation/{roster.generation}/", self._store)
+        store = under(self._store, f"generation/{roster.generation}/")
         place = roster.members.index(self.id)
         seconds = max(_CONNECT_SECONDS, 2 * self._settings.lost_after)
         return Meeting(store, place, len(roster.members), roster.members, seconds)
@@ -173,7 +175,7 @@ class Membership:
 
     def _read_roster(self, generation: int) -> Roster | None:
         key = _ROSTER.format(generation)
-        text = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+        (text,) = self._ask(lambda: read(self._store, [key]))
         return None if text is None else Roster.of_text(text)
 
     def _propose(self, roster: Roster) -> None:
@@ -182,9 +184,9 @@ class Membership:
         self._ask(lambda: self._store.compare_set(key, "", roster.to_text()))
 
     def _reports(self, roster: Roster, number: int) -> dict[int, Report]:
-        keys = {member: _REPORT.format(number, member) for member in roster.members}
-        there = {member: key for member, key in keys.items() if self._store.check([key])}
-        return {member: Report.of_text(self._store.get(key)) for member, key in there.items()}
+        found = read(self._store, [_REPORT.format(number, member) for member in roster.members])
+        texts = zip(roster.members, found, strict=True)
+        return {member: Report.of_text(text) for member, text in texts if text is not None}
 
     def _accept(self, roster: Roster) -> Roster:
         self._roster = roster

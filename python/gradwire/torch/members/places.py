@@ -17,18 +17,23 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
-from gradwire.torch.link.errors import CommunicationError, PeerLostError, PeerSilentError
+from gradwire.torch.link.errors import (
+    CommunicationError,
+    JobKeyError,
+    PeerLostError,
+    PeerSilentError,
+)
 from gradwire.torch.link.meeting import Meeting
+from gradwire.torch.link.sealed_store import Numbers, read, under
 from gradwire.torch.link.store_access import StoreAccess
 from gradwire.torch.members.heartbeat import Heartbeat, State
-from gradwire.torch.members.meeting_store import clone, compare_terms, reaching_store
+from gradwire.torch.members.meeting_store import clone, enter, reaching_store
 
 LOST_AFTER = 30.0  # seconds, if nothing else is given
 _LOOK_SECONDS = 0.05  # between two looks at the store
 _CONNECT_SECONDS = 30.0  # both sides come at the same time
-_COUNT = "count/{}"
 _SERVER = "server/{}"
 _ADMISSION = "admission/{}"
 _HERE = "here/{}"
@@ -83,9 +88,8 @@ class Places:
         """
         self.settings = settings
         self._access = StoreAccess()
-        self._store = PrefixStore("gradwire/servers/", clone(store, self._access))
-        compare_terms(self._store, self._access, terms)
-        number = self._ask(lambda: self._store.add(_COUNT.format(role), 1)) - 1
+        self._store = enter(clone(store, self._access), "gradwire/servers/", self._access, terms)
+        number = self._ask(Numbers(self._store, role).take)
         self.rank: int | None = number
         if role is Role.SERVER:
             self.rank = settings.workers + number
@@ -102,7 +106,7 @@ class Places:
         """Where those meet that begin."""
         assert self.rank is not None
         world_size = self.settings.workers + self.settings.servers
-        store = PrefixStore("founding/", clone(self._store, self._access))
+        store = under(clone(self._store, self._access), "founding/")
         return Meeting(store, self.rank, world_size)
 
     def join(self, connect: Callable[[Meeting], T]) -> T:
@@ -125,7 +129,7 @@ class Places:
                         self._ask(lambda: self._store.set(_HERE.format(found.number), ""))
                         try:
                             return connect(self.meeting(found, None))
-                        except (PeerLostError, PeerSilentError):
+                        except (JobKeyError, PeerLostError, PeerSilentError):
                             continue  # a server was late; the next admission has another number
                 elif time.monotonic() > end:
                     raise PeerSilentError(
@@ -142,7 +146,7 @@ class Places:
         this is the process."""
         numbers = [admission.rank, *self.settings.ranks_of_servers]
         place = 0 if server is None else numbers.index(server)
-        store = PrefixStore(f"joining/{admission.number}/", clone(self._store, self._access))
+        store = under(clone(self._store, self._access), f"joining/{admission.number}/")
         return Meeting(store, place, len(numbers), (), _CONNECT_SECONDS, numbers)
 
     # A server ----------------------------------------------------------------------------------
@@ -187,10 +191,7 @@ class Places:
             )
 
     def _read(self, key: str) -> bytes | None:
-        found: bytes | None = self._ask(
-            lambda: self._store.get(key) if self._store.check([key]) else None
-        )
-        return found
+        return self._ask(lambda: read(self._store, [key]))[0]
 
     def _ask(self, call: Callable[[], T]) -> T:
         with reaching_store():

@@ -8,7 +8,12 @@ import time
 from collections.abc import Callable
 
 from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.errors import PeerLostError, PeerSilentError, StoreLostError
+from gradwire.torch.link.errors import (
+    JobKeyError,
+    PeerLostError,
+    PeerSilentError,
+    StoreLostError,
+)
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 from gradwire.torch.members.places import Admission, Places
 
@@ -78,8 +83,8 @@ class Admissions:
             self._await(admission)
             meeting = self._places.meeting(admission, self._rank)
             connection = Connection(meeting, self._timeout)
-        except (PeerLostError, PeerSilentError, StoreLostError):
-            # It is gone again; if it lives, it still asks.
+        except (JobKeyError, PeerLostError, PeerSilentError, StoreLostError):
+            # It is gone again, or a stranger came; if it lives, it still asks.
             if self._decides:
                 self.offer(admission.rank)
             return
