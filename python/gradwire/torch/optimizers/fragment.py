@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from gradwire.local_schedule import deal_by_size
 from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.link.unused import Unused
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
 from gradwire.torch.optimizers.replica import ReplicaBucket
@@ -48,6 +49,7 @@ class Flight:
     steps: int  # whose changes it holds
     due: int  # the step in which its result is applied
     result: Future[StepCounters]
+    unused: Callable[[], Sequence[int]]  # places that no rank had a gradient of, when it has ended
     arrived: StepCounters | None = None
 
 
@@ -101,6 +103,7 @@ class Fragment:
             if not exchanges_each_step:
                 self.local = LocalMomentum(self.momentum, self.parameters)
         self.steps = 0
+        self._used = [False] * len(mine)  # since the last exchange began
         self.flight: Flight | None = None
         self.is_asked = False  # whether a rank said so in the last exchange
 
@@ -153,9 +156,22 @@ class Fragment:
         for parameter, anchor, part in places:
             torch.sub(anchor, parameter, out=part)
 
-    def take_off(self, result: Future[StepCounters], job: int, steps: int, due: int) -> None:
+    def note_gradients(self, used: Sequence[bool]) -> None:
+        """used: of each parameter, whether this step has a gradient of it."""
+        self._used = [before or now for before, now in zip(self._used, used, strict=True)]
+
+    def take_unused(self) -> Unused:
+        """The places of the parameters without a gradient since the last call. (If they were
+        changed all the same, their values in the bucket say so.)"""
+        unused = Unused(place for place, used in enumerate(self._used) if not used)
+        self._used = [False] * len(self._used)
+        return unused
+
+    def take_off(
+        self, result: Future[StepCounters], unused: Unused, job: int, steps: int, due: int
+    ) -> None:
         """The bucket, with the changes of so many steps, is now under way."""
-        self.flight = Flight(self.bucket, job, steps, due, result)
+        self.flight = Flight(self.bucket, job, steps, due, result, unused.everywhere)
         self.bucket, self._spare = self._spare, self.bucket
 
     def arrive(self) -> StepCounters:
@@ -211,13 +227,13 @@ class Fragment:
             self.local.restart()
 
     def _step_anchors(self, flight: Flight) -> None:
-        averages = flight.bucket.parts
+        averages, unused = flight.bucket.parts, flight.unused()
         if self.momentum is not None:
-            self.momentum.smooth(averages, flight.steps)
-        for anchor, average in zip(self.anchors, averages, strict=True):
+            self.momentum.smooth(averages, flight.steps, unused)
+        for place, (anchor, average) in enumerate(zip(self.anchors, averages, strict=True)):
             if self.outer is None:
                 anchor.sub_(average)
-            else:
+            elif place not in unused:
                 anchor.grad = average
         if self.outer is not None:
             self.outer.step()
@@ -230,6 +246,7 @@ class Fragment:
         return {
             **self.shared_state(),
             "steps": self.steps,
+            "used": list(self._used),
             "local_momentum": None if self.local is None else self.local.state_dict(),
             "under_way": flight
             and {
@@ -237,6 +254,7 @@ class Fragment:
                 "values": flight.bucket.values.clone(),
                 "steps": flight.steps,
                 "due": flight.due,
+                "unused": list(flight.unused()),
             },
         }
 
@@ -269,6 +287,7 @@ class Fragment:
         if self.noise is not None:
             self.noise.load_state_dict(state["noise"])
         self.steps = int(state["steps"])
+        self._used = list(state["used"])
         if self.local is not None:
             self.local.load_state_dict(state["local_momentum"])
         self.flight = None
@@ -276,8 +295,8 @@ class Fragment:
             result: Future[StepCounters] = Future()
             result.set_result(StepCounters(skipped=not saved["finite"]))
             self._spare.values.copy_(saved["values"])
-            steps, due = int(saved["steps"]), int(saved["due"])
-            self.flight = Flight(self._spare, 0, steps, due, result)
+            steps, due, unused = int(saved["steps"]), int(saved["due"]), list(saved["unused"])
+            self.flight = Flight(self._spare, 0, steps, due, result, lambda: unused)
 
     @ordinary_tensors()
     def load_shared_state(self, state: dict[str, Any]) -> None:

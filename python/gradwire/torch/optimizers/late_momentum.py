@@ -72,30 +72,36 @@ class LateMomentum:
     def __init__(self, betas: Sequence[float], tensors: Sequence[Tensor]) -> None:
         self.betas = list(betas)
         self.velocities = [torch.zeros_like(t, requires_grad=False) for t in tensors]
-        self.steps = 0
+        self.steps = [0] * len(tensors)  # of each
 
-    def smooth(self, averages: Sequence[Tensor], steps: int = 1) -> None:
+    def smooth(
+        self, averages: Sequence[Tensor], steps: int = 1, unused: Sequence[int] = ()
+    ) -> None:
         """Turns the average sums of the changes of some steps into the changes to apply, in place.
+        unused: the places of tensors that no rank had a gradient of, which Adam does not step.
 
         Each of the steps has an equal part p of the sum. With v as the velocity before, the i-th
         step makes it beta^i v + (1 - beta^i) p, and changes the parameters by this velocity / (1 -
         beta^t), where t counts all steps.
         """
-        for average, velocity, beta in zip(averages, self.velocities, self.betas, strict=True):
+        places = zip(averages, self.velocities, self.betas, strict=True)
+        for place, (average, velocity, beta) in enumerate(places):
+            if place in unused:
+                continue
             decays = [beta**i for i in range(1, steps + 1)]
-            weights = [1.0 / (1.0 - beta**self.steps * decay) for decay in decays]
+            weights = [1.0 / (1.0 - beta ** self.steps[place] * decay) for decay in decays]
             kept = sum(w * d for w, d in zip(weights, decays, strict=True))
             new = sum(w * (1.0 - d) for w, d in zip(weights, decays, strict=True))
             part = average / steps
             torch.add(velocity * kept, part, alpha=new, out=average)
             velocity.lerp_(part, 1.0 - decays[-1])
-        self.steps += steps
+            self.steps[place] += steps
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "velocities": [v.clone() for v in self.velocities]}
+        return {"steps": list(self.steps), "velocities": [v.clone() for v in self.velocities]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = int(state["steps"])
+        self.steps = list(state["steps"])
         for velocity, values in zip(self.velocities, state["velocities"], strict=True):
             velocity.copy_(values)
 
@@ -119,15 +125,18 @@ class LocalMomentum:
         return [parameter.detach().clone() for parameter in self._parameters]
 
     @ordinary_tensors()
-    def go_on(self, before: Sequence[Tensor], steps: int) -> None:
+    def go_on(self, before: Sequence[Tensor], steps: int, used: Sequence[bool] = ()) -> None:
         """Replaces the change that the optimizer has made in this step, without momentum, by one
-        with momentum. steps: those since the last exchange, with this one."""
-        count = self._shared.steps + steps
+        with momentum. steps: those since the last exchange, with this one. used: of each parameter,
+        whether it has a gradient; empty: all have."""
         places = zip(
             self._parameters, before, self.sums, self._velocities, self._shared.betas, strict=True
         )
-        for parameter, old, total, velocity, beta in places:
+        for place, (parameter, old, total, velocity, beta) in enumerate(places):
             change = old - parameter
+            if used and not used[place] and not change.any():
+                continue
+            count = self._shared.steps[place] + steps
             total.add_(change)
             velocity.lerp_(change, 1.0 - beta)
             torch.sub(old, velocity, alpha=1.0 / (1.0 - beta**count), out=parameter)

@@ -127,6 +127,9 @@ class LocalSteps(ElasticReplica):
     codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
                    exchange, ranks_per_machine, process_group, threads, target, seed, timeout
 
+    A parameter that no rank has a gradient of between two exchanges stays as it is, whatever
+    momentum or an outer optimizer would make of it, and so does what is owed to it.
+
     If a change is not finite on any rank, all ranks go back to the anchor of that fragment. A
     NonFiniteStepWarning names the rank, stats() counts the step, and residuals are kept. That rank
     goes back to the anchors of all fragments, and its optimizer loses its state.
@@ -289,8 +292,10 @@ class LocalSteps(ElasticReplica):
         self._look_for_weights()
         if self._gradients_count:
             for fragment, copies in zip(self._fragments, before, strict=True):
+                used = [gradient is not None for gradient in self._gradients(fragment.places)]
+                fragment.note_gradients(used)
                 if fragment.local is not None:
-                    fragment.local.go_on(copies, fragment.steps)
+                    fragment.local.go_on(copies, fragment.steps, used)
             count_decay(self._optimizer, self._kept)
         self._left_out += not self._gradients_count
         self._local_steps += 1
@@ -452,16 +457,19 @@ class LocalSteps(ElasticReplica):
         steps = fragment.steps
         if self._schedule.is_back_to_back:
             self._apply(fragment, 0.0)
+        unused = fragment.take_unused()
         job = BucketJob(
             self._exchanges,
             bucket.tensors,
             bucket.values,
+            unused=unused,
             index=self._fragments.index(fragment),
             parts=len(self._fragments),
             moment="" if self._compares_steps else f" after {self._local_steps} local steps",
         )
         result = self._session.average(job, fault, self._residual_decay)
-        fragment.take_off(result, self._exchanges, steps, self._clock + self._schedule.delay)
+        due = self._clock + self._schedule.delay
+        fragment.take_off(result, unused, self._exchanges, steps, due)
         self._exchanges += 1
 
     def _apply(self, fragment: Fragment, mix: float) -> None:

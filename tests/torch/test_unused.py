@@ -1,0 +1,124 @@
+"""A parameter that no rank has a gradient of stays as it is, and so does what is owed to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cluster import Cluster
+from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.link.unused import Unused
+from gradwire.torch.link.wire import Kind
+from unused_jobs import BY_NONE, BY_ONE, USED, Way, train_each
+
+STEPS = [USED, USED, USED, USED, BY_NONE, BY_NONE, BY_NONE, BY_NONE, BY_ONE, BY_NONE]
+COARSE = "3lc:s=1.75"
+PLAIN = {"correct_noise": False}
+
+# The step after which the part stands still, for each way.
+WAYS = {
+    "hook": (Way("hook", {"codec": COARSE}), 3),
+    "hook, raw": (Way("hook", {"codec": "raw"}), 3),
+    "hook, bfloat16 residuals": (Way("hook", {"codec": f"{COARSE},residual=bf16"}), 3),
+    "hook, ring": (Way("hook", {"codec": "int8", "exchange": "ring"}), 3),
+    "hook, broadcast": (Way("hook", {"codec": COARSE, "exchange": "broadcast"}), 3),
+    "hook, terngrad": (Way("hook", {"codec": "terngrad", "exchange": "terngrad"}), 3),
+    "hook, machines": (
+        Way("hook", {"codec": COARSE, "exchange": "hierarchical", "ranks_per_machine": 2}),
+        3,
+    ),
+    "hook, rings in machines": (
+        Way(
+            "hook",
+            {
+                "codec": "int8",
+                "exchange": "hierarchical:within=ring,between=ring",
+                "ranks_per_machine": 2,
+            },
+        ),
+        3,
+    ),
+    "sharded": (Way("sharded", {"codec": COARSE}), 3),
+    "sharded, raw": (Way("sharded", {"codec": "raw"}), 3),
+    "sharded, SGD": (Way("sharded", {"codec": "qsgd:bits=4"}, adamw=False), 3),
+    "local": (Way("local", {"codec": COARSE}), 3),
+    "local, resumed": (Way("local", {"codec": COARSE, "every": 2}, resumed_at=5), 3),
+    "local, every second": (Way("local", {"codec": COARSE, "every": 2}), 3),
+    "local, fragments": (
+        Way("local", {"codec": COARSE, "every": 2, "fragments": 2, "delay": 1}),
+        6,
+    ),
+    "local, back to back": (Way("local", {"codec": COARSE, "every": 2, "delay": 2}), 6),
+    "local, outer": (Way("local", {"codec": COARSE, "every": 2}, outer=True), 3),
+}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_it_stands_still_while_no_rank_uses_it(cluster: Cluster, world: int) -> None:
+    ways = {n: w for n, w in WAYS.items() if world == 4 or "machine" not in n}
+    if world == 4:  # where ranks pass on what others said
+        ways = {n: w for n, w in ways.items() if "machine" in n or "ring" in n}
+    ranks = cluster.run(world, train_each, [way for way, _ in ways.values()], STEPS)
+    for rank in ranks:
+        for (name, (_, still)), ended in zip(ways.items(), rank, strict=True):
+            assert len(set(ended.part[: still + 1])) > 1, f"{name}: it must have moved"
+            assert len(set(ended.part[still:8])) == 1, name
+            assert len(set(ended.owed[still:8])) == 1, name
+            assert len(set(ended.others)) >= 5, name
+    for index, name in enumerate(ways):
+        if "fragments" in name or "back" in name:
+            continue  # the last changes are still under way
+        used_by_one = [rank[index].part[9] for rank in ranks]
+        assert len(set(used_by_one)) == 1, f"{name}: replicas differ"
+        assert used_by_one[0] != ranks[0][index].part[7], f"{name}: it must move again"
+
+
+def test_raw_trains_as_ddp_does(cluster: Cluster) -> None:
+    ways = [Way("plain"), Way("hook", {"codec": "raw"}), Way("sharded", {"codec": "raw"})]
+    for plain, *others in cluster.run(2, train_each, ways, STEPS):
+        for ended in others:
+            assert ended.losses == plain.losses
+            for ours, theirs in zip(
+                ended.part + ended.others, plain.part + plain.others, strict=True
+            ):
+                values, expected = (np.frombuffer(v, np.float32) for v in (ours, theirs))
+                # An owner steps pieces of tensors, of which other values end a vector.
+                np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-7)
+
+
+class _Pipe:
+    """A wire of rank 0 of 3."""
+
+    rank = 0
+    peers = (1, 2)
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Kind, bytes]] = []
+
+    def send(self, peer: int, kind: Kind, payload: object) -> None:
+        self.sent.append((peer, kind, bytes(payload)))  # type: ignore[call-overload]
+
+
+def test_a_rank_says_once_what_it_lacks_and_passes_on_what_it_heard() -> None:
+    for passes_on in (False, True):
+        wire, unused = _Pipe(), Unused([9, 2])
+        unused.begin(wire, 10, passes_on)  # type: ignore[arg-type]
+        unused.tell(wire, 1)  # type: ignore[arg-type]
+        assert wire.sent == [(1, Kind.UNUSED, b"\0\0\0\0\x20\x40")]
+        assert unused.everywhere() == []
+        heard = b"\2\0\0\0\x20\x00" + b"\1\0\0\0\xff\xc0"
+        unused.learn(2, np.frombuffer(heard, np.uint8))
+        assert unused.everywhere() == [2]
+        unused.tell(wire, 1)  # type: ignore[arg-type]
+        unused.tell(wire, 2)  # type: ignore[arg-type]
+        own, of_2 = b"\0\0\0\0\x20\x40", b"\2\0\0\0\x20\x00"
+        passed = [(1, Kind.UNUSED, of_2)] if passes_on else []
+        assert wire.sent[1:] == [*passed, (2, Kind.UNUSED, own)]
+
+
+@pytest.mark.parametrize("message", [b"\1", b"\1\0\0\0\xff\xc0\1", b"\3\0\0\0\xff\xc0"])
+def test_a_message_of_other_ranks_or_tensors_is_refused(message: bytes) -> None:
+    unused = Unused()
+    unused.begin(_Pipe(), 10, True)  # type: ignore[arg-type]
+    with pytest.raises(PeerMismatchError, match="rank 2 states which of 10 tensors"):
+        unused.learn(2, np.frombuffer(message, np.uint8))
