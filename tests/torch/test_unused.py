@@ -77,7 +77,7 @@ def test_raw_trains_as_ddp_does(cluster: Cluster) -> None:
     ways = [Way("plain"), Way("hook", {"codec": "raw"}), Way("sharded", {"codec": "raw"})]
     for plain, *others in cluster.run(2, train_each, ways, STEPS):
         for ended in others:
-            assert ended.losses == plain.losses
+            assert ended.losses == pytest.approx(plain.losses, rel=1e-5)
             for ours, theirs in zip(
                 ended.part + ended.others, plain.part + plain.others, strict=True
             ):

@@ -52,7 +52,8 @@ def train(way: Way, steps: list[str]) -> Ended:
     )
     if way.adamw:
         local = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
-    forward, optimizer, state = model, local, None
+    forward, optimizer = model, local
+    state: Any = None
     if way.make in ("hook", "plain"):
         forward = DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=0.05)
     if way.make == "hook":
