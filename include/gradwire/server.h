@@ -103,6 +103,8 @@ class GRADWIRE_EXPORT WorkerSide : public Exchange {
   // The number of versions of the server's tensors that were applied here; 0 if the rank is no
   // server.
   [[nodiscard]] virtual uint64_t version(uint32_t server) const = 0;
+  // The version for which the next start pushes.
+  [[nodiscard]] virtual uint64_t next_version() const = 0;
   // As ServerSide::set_version.
   virtual Status set_version(uint32_t server, uint64_t version) = 0;
   // For each server's rank, the number of pushes that this worker left out because it had a newer

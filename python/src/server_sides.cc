@@ -148,6 +148,9 @@ void bind_server_sides(nb::module_& module) {
       .def(
           "version", [](PyWorker& self, uint32_t server) { return self.side().version(server); },
           nb::arg("server"), "Number of versions of the server's tensors applied here.")
+      .def_prop_ro(
+          "next_version", [](PyWorker& self) { return self.side().next_version(); },
+          "The version for which the next start pushes.")
       .def(
           "set_version",
           [](PyWorker& self, uint32_t server, uint64_t version) {

@@ -186,3 +186,26 @@ def test_the_example_prints_what_its_page_shows() -> None:
         )
         assert result.returncode == 0, result.stderr
         assert result.stdout.splitlines() == expected
+
+
+def test_a_function_may_leave_a_parameter_out() -> None:
+    """Its gradient of that parameter is 0, as if it had it times 0."""
+    ends = []
+    for left_out in (True, False):
+        weights = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+        one, other = weights
+
+        def loss_of(
+            j: torch.Tensor,
+            one: torch.Tensor = one,
+            other: torch.Tensor = other,
+            left_out: bool = left_out,
+        ) -> torch.Tensor:
+            share = (j % 2 == 0).float().mean()
+            least = one.square().sum() / 2
+            return least if left_out and share == 0 else least + share * other.square().sum() / 2
+
+        QSVRG(weights, loss_of, 8, smoothness=1.0, convexity=0.5, workers=2).epoch()
+        ends.append(torch.cat([weight.detach() for weight in weights]))
+    assert torch.equal(*ends)
+    assert ends[0].abs().max() < 0.9

@@ -9,7 +9,7 @@ from cluster import Cluster
 from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.link.wire import Kind
-from unused_jobs import BY_NONE, BY_ONE, USED, Way, train_each
+from unused_jobs import BY_NONE, BY_ONE, USED, Way, serve_each, train_each
 
 STEPS = [USED, USED, USED, USED, BY_NONE, BY_NONE, BY_NONE, BY_NONE, BY_ONE, BY_NONE]
 COARSE = "3lc:s=1.75"
@@ -71,6 +71,31 @@ def test_it_stands_still_while_no_rank_uses_it(cluster: Cluster, world: int) -> 
         used_by_one = [rank[index].part[9] for rank in ranks]
         assert len(set(used_by_one)) == 1, f"{name}: replicas differ"
         assert used_by_one[0] != ranks[0][index].part[7], f"{name}: it must move again"
+
+
+SERVED = {
+    "raw": {"codec": "raw"},
+    "servers": {"codec": "raw", "servers": 2},
+    "part by part": {"codec": "raw", "barrier": "tensor"},
+    "backup": {"codec": "raw", "backup_workers": 1},
+    "pushes": {"codec": COARSE, "pull_codec": "raw"},
+}
+
+
+def test_servers_do_not_step_what_no_worker_uses(cluster: Cluster) -> None:
+    ranks = cluster.run(4, serve_each, list(SERVED.values()), STEPS)
+    for index, name in enumerate(SERVED):
+        workers = [rank[index] for rank in ranks if rank[index].part]
+        assert len(workers) >= 2
+        for ended in workers:
+            assert len(set(ended.part[:4])) == 4, f"{name}: it must have moved"
+            assert len(set(ended.others)) == len(STEPS), name
+            if name == "backup":
+                continue  # a version may lack the push of the only worker that uses it
+            assert len(set(ended.part[3:8])) == 1, name
+            assert len(set(ended.owed[3:8])) == 1, name
+            assert ended.part[8] != ended.part[7], f"{name}: it must move again"
+            assert ended.part[9] == ended.part[8], name
 
 
 def test_raw_trains_as_ddp_does(cluster: Cluster) -> None:

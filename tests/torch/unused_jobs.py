@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.torch import (
     GradwireState,
     LocalSteps,
+    ServerOptimizer,
     ShardedOptimizer,
     gradwire_hook,
     outer_nesterov,
@@ -99,3 +100,36 @@ def _bytes(tensors: list[torch.Tensor]) -> bytes:
 
 def train_each(ways: list[Way], steps: list[str]) -> list[Ended]:
     return [train(way, steps) for way in ways]
+
+
+def serve_each(ways: list[dict[str, Any]], steps: list[str]) -> list[Ended]:
+    return [serve(options, steps) for options in ways]
+
+
+def serve(options: dict[str, Any], steps: list[str]) -> Ended:
+    """ServerOptimizer; on a server, the results are empty but for the last model."""
+    model: Any = make_model()
+    local = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
+    optimizer = ServerOptimizer(
+        local, named_parameters=model.named_parameters(), model=model, timeout=60.0, **options
+    )
+    ended = Ended([], [], [], [])
+    optimizer.connect()
+    if optimizer.is_server:
+        optimizer.serve()
+        return ended
+    for step, use in enumerate(steps):
+        inputs, labels = batch(optimizer.rank, step)
+        optimizer.zero_grad()
+        outputs = model(inputs, use == USED or (use == BY_ONE and optimizer.rank == 0))
+        nn.functional.cross_entropy(outputs, labels).backward()
+        optimizer.step()
+        optimizer.synchronize()
+        named = list(model.named_parameters())
+        ended.part.append(_bytes([p for name, p in named if name.startswith(PART)]))
+        ended.others.append(_bytes([p for name, p in named if not name.startswith(PART)]))
+        residuals = optimizer.state_dict()["gradwire"]["residuals"]
+        owed = [r["values"] for r in residuals if r["name"].startswith(PART)]
+        ended.owed.append(_bytes(owed))
+    optimizer.close()
+    return ended

@@ -28,6 +28,7 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
   uint64_t version(uint32_t server) const override {
     return is_server(server) ? links_[server].pulled : 0;
   }
+  uint64_t next_version() const override;
   Status set_version(uint32_t server, uint64_t version) override;
   const std::vector<uint64_t>& dropped_pushes() const override { return held_back_; }
   Status catch_up(uint32_t server, uint64_t version) override;
@@ -64,6 +65,15 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
   std::vector<uint64_t> held_back_;   // number of pushes held back, by rank
   std::optional<ScaleRound> scales_;  // nothing: no trits have shared scales
 };
+
+// A late worker may have newer versions of one server than of another. It pushes only for the oldest
+// version: a push for a newer version might wait for the other workers, while they wait for this
+// worker.
+uint64_t WorkerExchange::next_version() const {
+  uint64_t oldest = links_[servers_.front()].next();
+  for (uint32_t server : servers_) oldest = std::min(oldest, links_[server].next());
+  return oldest;
+}
 
 Status WorkerExchange::set_version(uint32_t server, uint64_t version) {
   if (!is_server(server)) {
@@ -145,11 +155,7 @@ Status WorkerExchange::take_scales(const ReceivedPacket& received) {
 }
 
 Status WorkerExchange::push() {
-  // A late worker may have newer versions of one server than of another. It pushes only for the
-  // oldest version: a push for a newer version might wait for the other workers, while they wait
-  // for this worker.
-  uint64_t oldest = links_[servers_.front()].next();
-  for (uint32_t server : servers_) oldest = std::min(oldest, links_[server].next());
+  const uint64_t oldest = next_version();
   std::vector<uint32_t> servers;
   for (uint32_t server : servers_) {
     if (links_[server].next() == oldest) {

@@ -261,7 +261,10 @@ class QSVRG(Uncopied, SessionOwner):
         """Of the mean of the functions j; flat."""
         self._set(at)
         with torch.inference_mode(False), torch.enable_grad():
-            parts = torch.autograd.grad(self._loss_of(j), self._parameters)
+            # A function may leave parameters out: its gradient of them is 0.
+            parts = torch.autograd.grad(
+                self._loss_of(j), self._parameters, materialize_grads=True
+            )
         return torch.cat([part.reshape(-1) for part in parts])
 
     @ordinary_tensors()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +95,11 @@ class ServerPart:
             copy_gradient(name, tensor, values)
         if factor != 1.0:
             self.bucket *= np.float32(factor)
+
+    def unused(self) -> list[int]:
+        """The places of the tensors without a gradient."""
+        places = enumerate(self._places.values())
+        return [number for number, place in places if place.tensor.grad is None]
 
     @ordinary_tensors()
     def apply(self, server: int, version: int) -> None:
@@ -206,12 +211,15 @@ class ServerPart:
             tensor.copy_(model[name])
 
     @ordinary_tensors()
-    def step(self, optimizer: Optimizer, options: list[Options] | None) -> None:
-        """Replaces the averaged gradients in the bucket by the change that the step makes."""
+    def step(
+        self, optimizer: Optimizer, options: list[Options] | None, unused: Collection[str]
+    ) -> None:
+        """Replaces the averaged gradients in the bucket by the change that the step makes. unused:
+        the names of tensors that no worker has a gradient of, which are not stepped."""
         if options is not None:
             apply_options(optimizer.param_groups, options)
-        for _, tensor, values in self._own:
-            tensor.grad = values.to(tensor.device)
+        for name, tensor, values in self._own:
+            tensor.grad = None if name in unused else values.to(tensor.device)
         with _only(optimizer, [place.tensor for place in self._own]):
             optimizer.step()
         for (_, tensor, values), before in zip(self._own, self._before, strict=True):

@@ -27,6 +27,7 @@ from gradwire.torch.server.group_options import (
 from gradwire.torch.server.model_parts import GRADIENTS, ServerPart, pack_version
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
+from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_size
 
 
 class Serving(Side[ServerSide]):
@@ -84,6 +85,7 @@ class Serving(Side[ServerSide]):
         agreement = Agreement.ERROR if places is None else Agreement.WARNING
         ahead = backup > 0 or staleness > 0
         self._options = OptionsOfWorkers(Agreement.NONE if ahead else agreement)
+        self._unused = {number: UnusedOfWorkers(part.names) for number, part in parts.items()}
         self._left: set[int] = set()
         self._ended_for: set[int] = set()  # workers that were sent OVER
         self._answered: set[int] = set()  # workers that were sent the last model
@@ -122,7 +124,8 @@ class Serving(Side[ServerSide]):
 
         residuals: what the workers' own models lack of this one. They have these models, saved at
         this version, and get none."""
-        limits = {Kind.OPTIONS: TEXT_BYTES, Kind.LEAVE: 0}
+        most = max(unused_size(len(part.names)) for part in self.parts.values())
+        limits = {Kind.OPTIONS: TEXT_BYTES, Kind.UNUSED: most, Kind.LEAVE: 0}
         if self._buffers is not None:
             limits[Kind.BUFFERS] = self._buffers.nbytes
         if self._places is not None:
@@ -170,7 +173,8 @@ class Serving(Side[ServerSide]):
         """Steps the optimizer, as the part's bucket holds the averages of this server's tensors."""
         exchange = self.exchanges[number]
         options = self._options.choose(exchange.version, exchange.pushed)
-        self.parts[number].step(self._optimizer, options)
+        unused = self._unused[number].everywhere(exchange.version, exchange.pushed)
+        self.parts[number].step(self._optimizer, options, unused)
 
     @property
     def _allowing(self) -> str:
@@ -214,6 +218,9 @@ class Serving(Side[ServerSide]):
             self._take_options(message)
         elif message.kind is Kind.LEAVE:
             self._left.add(message.peer)
+        elif message.kind is Kind.UNUSED and message.part in self.parts:
+            with self.link.reading(message):
+                self._unused[message.part].take(message.peer, message.payload)
         elif message.kind is Kind.PACKET and message.part in self.parts:
             self._take_push(message)
         elif message.kind is Kind.BUFFERS and self._buffers is not None:
@@ -378,6 +385,8 @@ class Serving(Side[ServerSide]):
         asking, self._asking = self._asking, []
         for worker in asking:
             self._options.replace(worker)
+            for said in self._unused.values():
+                said.replace(worker)
             try:
                 self._send_all_of_model(worker)
             except LostError as lost:

@@ -1,0 +1,57 @@
+"""Which tensors a version has no gradient of: workers say which they lack before a push."""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradwire.torch.link.wire import Bytes
+
+_VERSION = struct.Struct("<Q")
+
+
+def unused_size(tensors: int) -> int:
+    """Bytes of the message for a part of so many tensors."""
+    return _VERSION.size + (tensors + 7) // 8
+
+
+def unused_message(version: int, unused: Sequence[int], tensors: int) -> Bytes:
+    """unused: the places of those that the push for this version has no gradient of."""
+    bits = np.zeros(tensors, dtype=bool)
+    bits[list(unused)] = True
+    return np.concatenate([np.frombuffer(_VERSION.pack(version), np.uint8), np.packbits(bits)])
+
+
+class UnusedOfWorkers:
+    """What the workers said of one part."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._said: defaultdict[int, dict[int, set[int]]] = defaultdict(dict)  # by rank, version
+
+    def take(self, rank: int, message: Bytes) -> None:
+        """Raises ValueError for a message of another size."""
+        if message.size != unused_size(len(self._names)):
+            raise ValueError(
+                f"it has {message.size} bytes; a version and a bit for each of "
+                f"{len(self._names)} tensors have {unused_size(len(self._names))}"
+            )
+        (version,) = _VERSION.unpack_from(message)
+        bits = np.unpackbits(message[_VERSION.size :])[: len(self._names)]
+        self._said[rank][version] = set(np.flatnonzero(bits).tolist())
+
+    def replace(self, rank: int) -> None:
+        """Another process has the place of this rank from now on."""
+        self._said.pop(rank, None)
+
+    def everywhere(self, version: int, taken: Sequence[int]) -> set[str]:
+        """The names of the tensors that no push of this version has a gradient of. `taken`: the
+        workers whose push is in it. What was said of earlier versions is forgotten."""
+        lacking = [self._said[rank].get(version, set()) for rank in taken]
+        for said in self._said.values():
+            for earlier in [v for v in said if v <= version]:
+                del said[earlier]
+        return {self._names[place] for place in set.intersection(*lacking)} if lacking else set()
