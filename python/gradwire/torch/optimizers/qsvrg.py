@@ -262,9 +262,7 @@ class QSVRG(Uncopied, SessionOwner):
         self._set(at)
         with torch.inference_mode(False), torch.enable_grad():
             # A function may leave parameters out: its gradient of them is 0.
-            parts = torch.autograd.grad(
-                self._loss_of(j), self._parameters, materialize_grads=True
-            )
+            parts = torch.autograd.grad(self._loss_of(j), self._parameters, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in parts])
 
     @ordinary_tensors()
