@@ -66,9 +66,9 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
   std::optional<ScaleRound> scales_;  // nothing: no trits have shared scales
 };
 
-// A late worker may have newer versions of one server than of another. It pushes only for the oldest
-// version: a push for a newer version might wait for the other workers, while they wait for this
-// worker.
+// A late worker may have newer versions of one server than of another. It pushes only for the
+// oldest version: a push for a newer version might wait for the other workers, while they wait for
+// this worker.
 uint64_t WorkerExchange::next_version() const {
   uint64_t oldest = links_[servers_.front()].next();
   for (uint32_t server : servers_) oldest = std::min(oldest, links_[server].next());
