@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -30,6 +31,7 @@ from gradwire.torch import (
 from training import TwoPaths, batch, make_model
 
 Applied = dict[str, np.ndarray]  # to each parameter
+NAMES = [name for name, _ in make_model().named_parameters()]
 # DDP cuts its buckets once, as a restart does.
 CUT_ONCE: dict[str, Any] = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 
@@ -37,7 +39,8 @@ CUT_ONCE: dict[str, Any] = {"bucket_cap_mb": 0.05, "find_unused_parameters": Tru
 @dataclass(frozen=True)
 class Way:
     """How a training is made. `options`: of its class. rate: the learning rate of SGD. transposed:
-    the parameters lie in memory column by column."""
+    the parameters lie in memory column by column. wrapped: layers are compiled and have activation
+    checkpoints."""
 
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -45,6 +48,7 @@ class Way:
     momentum: float = 0.9
     shards: int | None = None  # of "fsdp": the ranks that share a model; None: all
     transposed: bool = False
+    wrapped: bool = False
 
 
 class Training:
@@ -58,6 +62,9 @@ class Training:
         if way.transposed:
             for p in self.model.parameters():
                 p.data = p.data.mT.contiguous().mT if p.dim() > 1 else p.data
+        if way.wrapped:
+            self.model.first = torch.compile(self.model.first, backend="eager")
+            self.model.second = checkpoint_wrapper(self.model.second)
         self.way = way
         self.version = 0
         self.local = torch.optim.SGD(self.model.parameters(), lr=way.rate, momentum=way.momentum)
@@ -74,7 +81,9 @@ class Training:
         rank = dist.get_rank()
         inputs, labels = batch(rank, self.version)
         self.version += 1
-        return (0.0 if zero else 1.0) * nn.functional.cross_entropy(model(inputs), labels)
+        # torch.compile's own buckets of DDP can't be as small as these.
+        with torch._dynamo.config.patch(optimize_ddp=False):
+            return (0.0 if zero else 1.0) * nn.functional.cross_entropy(model(inputs), labels)
 
     def keep(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "local": self.local.state_dict()}
@@ -86,14 +95,22 @@ class Training:
         self.version = version
 
     def take(self, kept: dict[str, Any]) -> None:
-        self.model.load_state_dict(kept["model"])
+        self.take_model(kept["model"])
         self.local.load_state_dict(deepcopy(kept["local"]))  # it takes the tensors themselves
 
+    def take_model(self, saved: dict[str, torch.Tensor]) -> None:
+        """Of a model that may be wrapped in another way."""
+        self.model.load_state_dict(dict(zip(self.model.state_dict(), saved.values(), strict=True)))
+
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """With the names of the model that is not wrapped."""
+        return list(zip(NAMES, self.model.parameters(), strict=True))
+
     def values(self) -> dict[str, np.ndarray]:
-        return {n: p.detach().numpy().copy() for n, p in self.model.named_parameters()}
+        return {n: p.detach().numpy().copy() for n, p in self.named()}
 
     def gradients(self) -> Applied:
-        named = self.model.named_parameters()
+        named = self.named()
         return {n: p.grad.detach().numpy().copy() for n, p in named if p.grad is not None}
 
     def close(self) -> None:
@@ -142,7 +159,7 @@ class Wrapped(Training):
         return {"model": self.model.state_dict()}
 
     def take(self, kept: dict[str, Any]) -> None:
-        self.model.load_state_dict(kept["model"])
+        self.take_model(kept["model"])
 
     def step(self, zero: bool = False) -> None:
         before = self.exact()
@@ -158,8 +175,10 @@ class Wrapped(Training):
         """The model on which all agree. Of ShardedOptimizer the exact values of this rank's shard,
         with zeros elsewhere."""
         if self.way.kind != "sharded":
-            return {n: p.numpy().copy() for n, p in self.source.anchors().items()}
-        whole = {n: np.zeros(p.numel(), np.float32) for n, p in self.model.named_parameters()}
+            anchors = self.source.anchors()
+            assert anchors.keys() == dict(self.model.named_parameters()).keys()
+            return {n: a.numpy().copy() for n, a in zip(NAMES, anchors.values(), strict=True)}
+        whole = {n: np.zeros(p.numel(), np.float32) for n, p in self.named()}
         for piece in self.source.state_dict()["shard"]["pieces"]:
             end = piece["offset"] + piece["values"].numel()
             whole[piece["name"]][piece["offset"] : end] = piece["values"].numpy()
@@ -244,7 +263,7 @@ class Served(Training):
 
     def take(self, kept: dict[str, Any]) -> None:
         if self.way.options.get("pulls") == "gradients":
-            self.model.load_state_dict(kept["model"])
+            self.take_model(kept["model"])
 
     def run(self, steps: int, zero: bool = False) -> None:
         optimizer = self.source

@@ -15,7 +15,7 @@ import finite_sums
 import gradwire.torch
 import jobs
 from checkpoint_jobs import Moved
-from checkpoint_ways import CODEC, TRAINED, Way
+from checkpoint_ways import CODEC, NAMES, TRAINED, Way
 from cluster import Cluster
 from gradwire.torch import QSVRG, reshard
 from training import load, make_model, save
@@ -120,6 +120,34 @@ def test_another_order_in_memory_owes_the_same(cluster: Cluster, name: str) -> N
         saved = [load(rank) for rank in cluster.run(2, checkpoint_jobs.train, before)]
         states = [rank["state"] for rank in saved]
         check_owed(owed_by(states, way), move(cluster, after, 2, saved, states), after)
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_a_wrapped_model_has_the_names_of_the_model(cluster: Cluster, name: str) -> None:
+    """Compiled and with activation checkpoints: patterns match, and states go from and to the model
+    without, also those that were saved with the prefixes of the wrappers."""
+    plain = replace(ORDERED[name], options=ORDERED[name].options | {"exclude": ["second.*"]})
+    wrapped = replace(plain, wrapped=True)
+    for before, after in ((plain, wrapped), (wrapped, plain)):
+        saved = [load(rank) for rank in cluster.run(2, checkpoint_jobs.train, before)]
+        states = [rank["state"] for rank in saved]
+        owed = owed_by(states, plain)
+        assert owed.keys() <= set(NAMES)
+        assert "first.weight" in owed
+        assert "second.weight" not in owed
+        aged = [prefix_names(state) for state in states]
+        check_owed(owed, move(cluster, after, 2, saved, aged), after)
+    assert owed_by(reshard(aged, 3), plain).keys() == owed.keys()
+
+
+def prefix_names(entry: Any) -> Any:
+    """A state as it was saved when names had the prefixes of wrappers."""
+    if isinstance(entry, str):
+        first = entry.replace("first.", "first._orig_mod.")
+        return first.replace("second.", "second._checkpoint_wrapped_module.")
+    if isinstance(entry, dict):
+        return {prefix_names(key): prefix_names(value) for key, value in entry.items()}
+    return [prefix_names(value) for value in entry] if isinstance(entry, list) else entry
 
 
 # Ranks, and those of them that share a model.

@@ -102,7 +102,7 @@ def test_a_rank_dies_and_the_others_go_on(
     check_equal(ended, tuple(sorted({0, 1, 2} - {gone})), lost=1)
     text = f"generation 1: member {gone} is gone, with residual and unsent changes; 2 go on"
     assert text in ended[0].warnings[0]
-    assert f"in generation 1, lost {gone}" in ended[0].report
+    assert f"in generation 1, lost member {gone}" in ended[0].report
     assert sum(each.caught_up for each in ended) == (deed == "kill in pull")
     if deed == "kill in pull":  # what the dead rank gave to the last exchange is unknown
         assert [len(list(tmp_path.glob(f"{n}-*.npz"))) for n in range(5)] == [3, 3, 3, 2, 2]

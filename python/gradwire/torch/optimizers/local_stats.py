@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gradwire.torch.records.stats import Stats
+from gradwire.torch.records.stats import Stats, times_less
 
 
 @dataclass(frozen=True)
 class LocalStats:
-    """`exchanges`: bytes and times, which count each exchange of a fragment as a step."""
+    """`exchanges`: bytes and times, which count each exchange of a fragment as a step.
+
+    ratio   bytes of an uncompressed exchange of the model in each of this rank's steps / bytes
+            sent. (exchanges.ratio compares with the same exchanges, uncompressed.) None: none sent
+    """
 
     every: int
     fragments: tuple[int, ...]  # the values of each
@@ -18,6 +22,7 @@ class LocalStats:
     left_out: int  # local steps that a GradScaler left out on this rank
     gains: tuple[float, ...]  # of the parameters, by which changes are multiplied; empty: by 1
     exchanges: Stats
+    ratio: float | None
     # Of on_lost="continue":
     generation: int = 0  # how often the members have changed
     members: tuple[int, ...] = ()  # now, by their numbers
@@ -29,6 +34,8 @@ class LocalStats:
         members = {"members": list(self.members), "lost_members": list(self.lost_members)}
         return {
             **self.exchanges.as_dict(),
+            "ratio": self.ratio,
+            "ratio_of_exchanges": self.exchanges.ratio,
             **own,
             **lists,
             **members,
@@ -36,20 +43,27 @@ class LocalStats:
         }
 
     def report(self) -> str:
-        """A table as text, which counts each exchange as a step."""
+        """Notes and a table as text, which counts each exchange as a step."""
         left_out = f", {self.left_out} left out by a GradScaler" if self.left_out else ""
-        lines = [f"local      {self.local_steps} steps{left_out}, an exchange every {self.every}"]
+        steps = f"{self.local_steps} steps{left_out}, an exchange every {self.every}"
+        rows = []
         if len(self.fragments) > 1:
-            lines[0] += f" of each of {len(self.fragments)} fragments"
+            steps += f" of each of {len(self.fragments)} fragments"
             least, most = min(self.fragments), max(self.fragments)
-            lines.append(f"fragments  of {least:,} to {most:,} values")
+            rows.append(("fragments", f"of {least:,} to {most:,} values"))
         if self.gains:
-            least_gain, *_, most_gain = sorted([*self.gains, *self.gains])
-            lines.append(f"gains      {least_gain:.2f} to {most_gain:.2f} for the gradient's noise")
+            least_gain, most_gain = min(self.gains), max(self.gains)
+            noise = f"{least_gain:.2f} to {most_gain:.2f} for the gradient's noise"
+            rows.append(("gains", noise))
         if self.members:
-            lost = f", lost {_list(self.lost_members)}" if self.lost_members else ""
-            lines.append(f"members    {_list(self.members)} in generation {self.generation}{lost}")
-        return "\n".join([*lines, self.exchanges.report()])
+            who = "member" if len(self.lost_members) == 1 else "members"
+            lost = f", lost {who} {_list(self.lost_members)}" if self.lost_members else ""
+            now = f"{_list(self.members)} in generation {self.generation}{lost}"
+            rows.append(("members", now))
+        ratio = times_less(self.ratio)
+        if self.every > 1 and self.ratio is not None:
+            ratio += f" in each step; an exchange {times_less(self.exchanges.ratio)}"
+        return self.exchanges.report([("local", steps), *rows], ratio)
 
     __str__ = report
 

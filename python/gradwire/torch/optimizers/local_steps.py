@@ -245,6 +245,7 @@ class LocalSteps(ElasticReplica):
         ]
         self._exchanges = 0
         self._local_steps = 0
+        self._own_steps = 0  # of this object, whose bytes are counted
         self._left_out = 0
         self._looks = 2 * fragments  # for weights in the state of the optimizer
         self._clock = 0  # steps since the construction, or since `synchronize`
@@ -299,6 +300,7 @@ class LocalSteps(ElasticReplica):
             count_decay(self._optimizer, self._kept)
         self._left_out += not self._gradients_count
         self._local_steps += 1
+        self._own_steps += 1
         self._clock += 1
         self._arrived = StepCounters()
         self._go_on(self._exchange)
@@ -516,6 +518,7 @@ class LocalSteps(ElasticReplica):
         tensors = tuple(tensor for tensor in exchanges.tensors if tensor.name != BESIDE)
         exchanges = replace(exchanges, raw_tensors=raw, tensors=tensors)
         sizes = tuple(fragment.numel for fragment in self._fragments)
+        ratio = self._ratio(exchanges.ratio, exchanges.values)
         roster = self._members.roster if self._members is not None else None
         return LocalStats(
             self.every,
@@ -524,10 +527,22 @@ class LocalSteps(ElasticReplica):
             self._left_out,
             tuple(gains),
             exchanges,
+            ratio,
             generation=roster.generation if roster else 0,
             members=roster.members if roster else (),
             lost_members=tuple(self._lost) if roster else (),
         )
+
+    def _ratio(self, of_exchanges: float | None, exchanged: int) -> float | None:
+        """See LocalStats. exchanged: values in all exchanges."""
+        if of_exchanges is None:
+            return None
+        numel = sum(fragment.numel for fragment in self._fragments)
+        return of_exchanges * self._own_steps * numel / exchanged
+
+    def _find_scalars(self) -> dict[str, float | None]:
+        found = super()._find_scalars()
+        return found | {"ratio": self._ratio(found["ratio"], self._totals().values)}
 
     def last_step(self) -> dict[str, Any]:
         """The exchange that the last step applied, as GradwireState.last_step(). Its "step" is -1

@@ -229,10 +229,10 @@ class Stats:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def report(self) -> str:
-        """A table as text."""
+    def report(self, above: Sequence[tuple[str, str]] = (), ratio: str = "") -> str:
+        """Notes and a table as text. above: further rows, before all others. ratio: more of it."""
         per_step = 1e3 / self.steps if self.steps else 0.0
-        ratio = "nothing sent" if self.ratio is None else f"{self.ratio:.2f} x less than raw"
+        text_of_ratio = ratio or times_less(self.ratio)
         error = "-" if self.error_norm is None else f"{self.error_norm:.4f} of the input"
         rows = [
             ("codec", self.codec),
@@ -242,7 +242,7 @@ class Stats:
             ("pulled", f"{self.pull_bytes:,} bytes, {_bits(self.bits_per_value_pull)}"),
             ("beside", f"{self.control_bytes:,} bytes (lengths, comparison of layouts)"),
             ("received", f"{self.received_bytes:,} bytes"),
-            ("ratio", ratio),
+            ("ratio", text_of_ratio),
             ("encode", f"{self.encode_seconds * per_step:.3f} ms a step"),
             ("wire", f"{self.wire_seconds * per_step:.3f} ms a step"),
             ("decode", f"{self.decode_seconds * per_step:.3f} ms a step"),
@@ -261,9 +261,11 @@ class Stats:
         if self.local_bytes:
             further.append(("in machine", f"{self.local_bytes:,} bytes"))
         rows[5:5] = further
-        return table(rows, self.raw_tensors) + _describe_chosen(self.chosen) + notes(self.remarks)
+        rows[:0] = above
+        return table(rows, self.raw_tensors, self.remarks) + _describe_chosen(self.chosen)
 
-    __str__ = report
+    def __str__(self) -> str:
+        return self.report()
 
 
 def raw_tensors_of(layouts: Sequence[Layout]) -> tuple[RawTensor, ...]:
@@ -276,9 +278,12 @@ def raw_tensors_of(layouts: Sequence[Layout]) -> tuple[RawTensor, ...]:
     return tuple(RawTensor(name, numel, reason) for (name, reason), numel in found.items())
 
 
-def table(rows: Sequence[tuple[str, str]], raw_tensors: Sequence[RawTensor]) -> str:
-    """The text of a report: labelled rows, then the raw tensors with the reasons."""
-    lines = [f"{label:<11}{text}" for label, text in rows]
+def table(
+    rows: Sequence[tuple[str, str]], raw_tensors: Sequence[RawTensor], remarks: Sequence[str]
+) -> str:
+    """The text of a report: remarks, labelled rows, then the raw tensors with the reasons."""
+    lines = [f"note: {remark}" for remark in remarks]
+    lines += [f"{label:<11}{text}" for label, text in rows]
     if raw_tensors:
         numel = sum(tensor.numel for tensor in raw_tensors)
         lines.append(f"{'raw':<11}{len(raw_tensors)} tensors, {numel:,} values:")
@@ -286,9 +291,8 @@ def table(rows: Sequence[tuple[str, str]], raw_tensors: Sequence[RawTensor]) -> 
     return "\n".join(lines)
 
 
-def notes(remarks: Sequence[str]) -> str:
-    """A line for each remark."""
-    return "".join(f"\nnote: {remark}" for remark in remarks)
+def times_less(ratio: float | None) -> str:
+    return "nothing sent" if ratio is None else f"{ratio:.2f} x less than raw"
 
 
 def _describe_chosen(chosen: Sequence[ChosenCodec]) -> str:

@@ -11,9 +11,9 @@ from gradwire.torch.records.stats import (
     OutgrownResidual,
     RawTensor,
     bits,
-    notes,
     raw_tensors_of,
     table,
+    times_less,
 )
 from gradwire.torch.server.barrier import PartTimes
 from gradwire.torch.server.server_link import ServerLink
@@ -59,7 +59,6 @@ class ServerStats:
 
     def report(self) -> str:
         """A table as text."""
-        ratio = "nothing yet" if self.ratio is None else f"{self.ratio:.2f} x less than raw"
         rows = [
             ("role", f"{self.role}, {self.workers} workers and {self.servers} servers"),
             ("codec", self.codec),
@@ -69,7 +68,7 @@ class ServerStats:
             ("pushed", f"{self.push_bytes:,} bytes"),
             ("pulled", f"{self.pull_bytes:,} bytes"),
             ("beside", f"{self.control_bytes:,} bytes (model, options, lengths)"),
-            ("ratio", ratio),
+            ("ratio", times_less(self.ratio)),
             ("encode", f"{self.encode_seconds:.3f} s"),
             ("wire", f"{self.wire_seconds:.3f} s"),
             ("decode", f"{self.decode_seconds:.3f} s"),
@@ -87,7 +86,7 @@ class ServerStats:
             rows.append(
                 ("behind", f"{self.models_sent} times the model, for versions kept no more")
             )
-        return table(rows, self.raw_tensors) + notes(self.remarks)
+        return table(rows, self.raw_tensors, self.remarks)
 
     __str__ = report
 
