@@ -103,6 +103,8 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "exclude ['conv.*']",
         "exclude []",
     ),
+    "min_numel": ({"codec": "3lc:s=1.5", "min_numel": 9}, {}, "'min_numel 9'", "'min_numel 256'"),
+    "exclude_last": ({"codec": "3lc:s=1.5", "exclude_last": 1}, {}, "last 1'", "exclude_last 0'"),
     "start_iter": ({"codec": "3lc:s=1.5", "start_iter": 0}, {}, "'start_iter 0'", "'start_iter 2'"),
     "seed": ({"codec": "3lc:s=1.5", "seed": 1}, {}, "'seed 0'", "'seed 1'"),
     "buckets": ({"codec": "3lc:s=1.5"}, {"bucket_cap_mb": 25}, "'values ", "'values "),
@@ -111,11 +113,12 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_ranks_that_differ_are_named(fragile_cluster: Cluster, what: str) -> None:
+    """In the first step, which goes raw."""
     state, ddp, *words = DIFFERENT[what]
     usual = Options(
-        steps=5, state={"codec": "3lc:s=1.5"}, ddp={"bucket_cap_mb": 0.05} | SHOWS_ITS_BUCKETS
+        steps=1, state={"codec": "3lc:s=1.5"}, ddp={"bucket_cap_mb": 0.05} | SHOWS_ITS_BUCKETS
     )
-    other = Options(steps=5, state=state, ddp=usual.ddp | ddp)
+    other = Options(steps=1, state=state, ddp=usual.ddp | ddp)
     fragile_cluster.start(WORLD, jobs.train_unlike, [usual, other, usual])
     answers = fragile_cluster.collect(range(WORLD), seconds=60)
     for rank, answer in answers.items():
