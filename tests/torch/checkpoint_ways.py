@@ -63,8 +63,9 @@ class Training:
             for p in self.model.parameters():
                 p.data = p.data.mT.contiguous().mT if p.dim() > 1 else p.data
         if way.wrapped:
-            self.model.first = torch.compile(self.model.first, backend="eager")
-            self.model.second = checkpoint_wrapper(self.model.second)
+            layers = self.model._modules
+            layers["first"] = torch.compile(self.model.first, backend="eager")  # type: ignore[assignment]
+            layers["second"] = checkpoint_wrapper(self.model.second)
         self.way = way
         self.version = 0
         self.local = torch.optim.SGD(self.model.parameters(), lr=way.rate, momentum=way.momentum)
