@@ -14,6 +14,9 @@ import pytest
 
 from small_data import write_fashion_mnist
 
+pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
 CONNECTIONS = 200  # to each port: fewer than the descriptors that a process may have
 
 

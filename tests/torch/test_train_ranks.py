@@ -15,7 +15,8 @@ from torch import nn
 import gradwire
 from cli_runner import Result, run
 from cluster import Cluster, free_port, started_by_torchrun
-from gradwire.train import models, strategies
+from gradwire.train import messages, models, strategies
+from gradwire.train.errors import TrainError
 from gradwire.train.settings import TrainSettings
 from small_data import write_fashion_mnist
 
@@ -289,3 +290,37 @@ def test_plain_sgd_in_ranks_and_in_one_process(cluster: Cluster) -> None:
     for own, simulated, with_momentum in cluster.run(2, _train_without_momentum):
         torch.testing.assert_close(own, simulated, rtol=0, atol=2e-5)
         assert (own - with_momentum).norm() > 1e-3
+
+
+def take_rank_0s_place(folder: str) -> str:
+    """Rank 0 is a stranger who sends a pickle that makes a folder, as broadcast_object_list does.
+    Returns what the other rank does with it."""
+    pickle = f"cos\nmkdir\n(S'{folder}'\ntR.".encode()
+    content = torch.frombuffer(bytearray(pickle), dtype=torch.uint8)
+    if dist.get_rank() > 0:
+        try:
+            return str(messages.broadcast([]))
+        except TrainError as error:
+            return str(error)
+    dist.broadcast(torch.tensor(content.numel()), 0)
+    dist.broadcast(content, 0)
+    return ""
+
+
+def state_too_much() -> str:
+    if dist.get_rank() > 0:
+        try:
+            return str(messages.broadcast([]))
+        except TrainError as error:
+            return str(error)
+    dist.broadcast(torch.tensor(1 << 60), 0)
+    return ""
+
+
+def test_a_pickle_of_a_stranger_does_not_run(cluster: Cluster, tmp_path: Path) -> None:
+    """Whoever reaches the store of torchrun's ranks can take rank 0's place."""
+    _, said = cluster.run(2, take_rank_0s_place, str(tmp_path / "ran"))
+    assert "sent something that is no JSON" in said
+    assert not (tmp_path / "ran").exists()
+    _, said = cluster.run(2, state_too_much)
+    assert "states a message of 1152921504606846976 bytes" in said
