@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -303,7 +304,13 @@ def test_a_stranger_expels_nobody(keyed: None) -> None:
         assert not watching.is_gone(living.id)
         living.say(State.MEMBER)
         with mock.patch.object(living, "_beat"):  # as if the process were stopped
-            wait_until(lambda: watching.is_gone(living.id))
+            records_of_it = cycle((old, behind.get(name)))  # which don't show that it lives
+
+            def is_gone() -> bool:
+                write(behind, name, next(records_of_it))
+                return watching.is_gone(living.id)
+
+            wait_until(is_gone)
     finally:
         living.stop()
         watching.stop()
