@@ -24,7 +24,7 @@ _OVER_LINKS = Path(__file__).with_name("perftest_over_links.py")
 
 
 def step_milliseconds(program: Path, rate: str, ranks: int, options: list[str]) -> float:
-    """Of one training. Raises SystemExit with its output if it fails or replicas differ."""
+    """Runs one training. Raises SystemExit with its output if it fails or replicas differ."""
     command = [sys.executable, str(_OVER_LINKS), str(program), "--rate", rate]
     command += ["--ranks", str(ranks), "--", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -34,7 +34,7 @@ CHUNK, HEADER, CHUNK_HEAD, LISTED_SIZE = 40960, 32, 10, 2  # values, bytes: spec
 
 @dataclass
 class Count:
-    """Of all workers and tensors in some rounds."""
+    """Sums over all workers and tensors in some rounds."""
 
     sent: int = 0
     trit_bytes: int = 0
@@ -119,7 +119,7 @@ def _exchange(
 
 
 def entropy(density: float) -> float:
-    """Of the places, in bits for each value sent."""
+    """The entropy of the places, in bits for each value sent."""
     left_out = 1 - density
     return -math.log2(density) - left_out / density * math.log2(left_out)
 

@@ -71,13 +71,13 @@ def test_packets_back_to_back(frame: bytes, limit: int) -> None:
 
 
 def steady_cycles(name: str, packet: bytes, n: int) -> float:
-    """Of a packet among others like it, back to back."""
+    """How many cycles a packet takes among others like it, back to back."""
     few, many = (count_cycles(name, [packet] * count, n)[0] for count in (20, 40))
     return (many - few) / 20
 
 
 def expected_cycles(sizes: list[int], beats: int) -> int:
-    """Of a packet that came in so many beats, and whose steps leave with so many bytes each.
+    """The cycles of a packet that came in so many beats, and whose steps leave so many bytes each.
 
     A step takes a cycle, in which a beat can leave, and one more for a further beat: one that is
     full, or the packet's last.

@@ -140,7 +140,7 @@ def _cluster(
 
 
 def _jobs(way: str, fault: Fault, cluster: Cluster) -> list[dict[str, Any]]:
-    """Of all ranks, without the fault. Starts the store of the ways that need one."""
+    """The jobs of all ranks, without the fault. Starts the store of the ways that need one."""
     job = {
         "way": way,
         "port": free_port(),

@@ -89,7 +89,7 @@ def _flip_bit(cluster: Cluster, victim: int) -> None:
 
 
 def _jump_clock(cluster: Cluster, victim: int) -> None:
-    """Of all ranks: they are on one machine."""
+    """All ranks see it: they are on one machine."""
     for hours in (1, -1, 0):
         cluster.set_clock(3600 * hours)
         cluster.sleep(1.0)

@@ -165,8 +165,8 @@ def _victim_ends_well(outcome: Outcome, fault: Fault) -> list[str]:
 
 
 def _too_slow(name: str, seen: Seen, fault: Fault, timeout: float) -> list[str]:
-    """Of a rank that trains to the end: a fault that must change nothing holds it up for as long as
-    the fault lasts, another one until the timeout."""
+    """Complains of a rank that trains to the end, but too slowly: a fault that must change nothing
+    holds it up for as long as the fault lasts, another one until the timeout."""
     held_up = fault.lasts if fault.must is Must.CHANGE_NOTHING else timeout
     waits = min(held_up, timeout) + BEYOND_TIMEOUT
     finishes = held_up + BEYOND_TIMEOUT + STEP_SECONDS * (STEPS - fault.at_step)
@@ -179,8 +179,8 @@ def _too_slow(name: str, seen: Seen, fault: Fault, timeout: float) -> list[str]:
 
 
 def _too_late(rank: int, outcome: Outcome, fault: Fault) -> list[str]:
-    """Of a rank that stops. The time of a victim that was stopped counts from its continuation,
-    which is when all others have ended."""
+    """Complains of a rank that stops, but too late. The time of a victim that was stopped counts
+    from its continuation, which is when all others have ended."""
     seen, since, began = outcome.ranks[rank], "the fault", 0.0
     if rank == outcome.victim and fault.goes_on:
         since = "it was continued"

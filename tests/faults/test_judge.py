@@ -168,7 +168,7 @@ def test_an_outcome_of_an_older_run_can_be_read() -> None:
 
 
 class NoLauncher:
-    """Of ranks that were started already."""
+    """Stands for the launcher of ranks that were started already."""
 
     def ask(self, job: dict[str, Any]) -> None:
         raise AssertionError(job)

@@ -287,7 +287,7 @@ def train(job: Job) -> None:
 
 
 def _steps_of(optimizer: Any, own: int) -> int:
-    """Of the whole training, where the optimizer counts them: a rank may join it late.
+    """The steps of the whole training, where the optimizer counts them: a rank may join it late.
     own: the steps of this program."""
     if isinstance(optimizer, ServerOptimizer):
         return optimizer.version
@@ -336,7 +336,7 @@ def _checkpoint_of(job: Job, number: int) -> Path:
 
 
 def _digest(model: nn.Module) -> str:
-    """Of the whole model, also if it is sharded."""
+    """The digest of the whole model, also if it is sharded."""
     if not any(isinstance(p, DTensor) for p in model.parameters()):
         return digest(model)
     whole = make_model()

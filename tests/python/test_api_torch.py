@@ -114,7 +114,8 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, dict[str, str] | str]:
-    """Of every function that takes arrays to every kind; in processes, which a fault may end."""
+    """What every function that takes arrays says to every kind; in processes, which a fault may
+    end."""
     script = Path(__file__).with_name("bad_tensors.py")
     run = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False

@@ -56,7 +56,7 @@ def test_a_ring_whose_residuals_grow_is_reported() -> None:
 
 @pytest.mark.parametrize(("codec", "reported"), [("onebit", True), ("onebit:bucket=64", False)])
 def test_onebit_with_one_pair_of_means_is_reported(codec: str, reported: bool) -> None:
-    """Of a gradient that does not change, with a heavy tail."""
+    """The gradient does not change and has a heavy tail."""
     random = np.random.default_rng(1)
     gradient = random.standard_normal(16384) * np.exp(random.standard_normal(16384))
     layout = Layout([("w", [128, 128])], 2, codec)

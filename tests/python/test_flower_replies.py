@@ -35,7 +35,7 @@ class Array:
 
 
 class Content(dict[str, Any]):
-    """Of a message or a context."""
+    """The content of a message or a context."""
 
     @property
     def array_records(self) -> dict[str, Any]:

@@ -227,7 +227,7 @@ def test_uneven_shares_are_predicted(exchange: str, ranks: int, per_machine: int
 
 
 def test_an_exchange_is_hidden_by_the_backward_pass() -> None:
-    """Of many small buckets, only the last is exchanged after the backward pass."""
+    """With many small buckets, only the last is exchanged after the backward pass."""
     profile, cluster = profile_of(), Cluster(2, 10e9)
     one = predict(profile, cluster, "raw", "sharded", cut_buckets(profile, 2**40))
     many = predict(profile, cluster, "raw", "sharded", cut_buckets(profile, 2_000_000))

@@ -110,7 +110,7 @@ IN_THE_REST = HEAD_BYTES + 5
 
 
 def run_damaged(job: Job, damage: Damage | Excess | Replacement) -> Served:
-    """Of a model that has a buffer."""
+    """Trains a model that has a buffer."""
     if dist.get_rank() == damage.sender:
         damage.begin()
     with mock.patch.object(server_jobs, "make_model", _make_with_buffer):

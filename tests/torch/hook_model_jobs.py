@@ -197,7 +197,7 @@ class Given(nn.Module):
 
 @dataclass
 class Step:
-    """Of one rank. said: the error that ended the training."""
+    """A step of one rank. said: the error that ended the training."""
 
     said: str
     before: Owed

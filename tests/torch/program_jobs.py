@@ -48,7 +48,7 @@ Scope = Callable[[], AbstractContextManager[Any]]
 
 
 class _Watching(TorchFunctionMode):
-    """Of a program that looks at its own calls."""
+    """The mode of a program that looks at its own calls."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None

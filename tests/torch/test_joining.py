@@ -78,7 +78,7 @@ class Training:
         (self.folder / f"go{self.hold.pop(0)}").touch()
 
     def end(self, *workers: int) -> tuple[list[Ended], list[Ended]]:
-        """Of these workers and of the servers; their models are equal in every version."""
+        """How these workers and the servers ended; their models are equal in every version."""
         while self.hold:
             self.go()
         ended = self.fleet.collect(*workers)

@@ -80,12 +80,12 @@ class Found:
         return f"{32 / bits:.3g}x" if bits else ""
 
     def seconds_a_step(self, arm: Arm) -> float | None:
-        """Of training, measured."""
+        """The mean over the runs, measured while they trained; None without runs."""
         seconds = self.seconds_of_runs(arm)
         return fmean(seconds) if seconds else None
 
     def seconds_of_runs(self, arm: Arm) -> list[float]:
-        """Of a step, measured."""
+        """The measured time of a step in each run."""
         return [run.measured_seconds / self.settings[arm].steps for run in self.runs(arm)]
 
     def speed_up(self, arm: Arm, base: Arm) -> str:

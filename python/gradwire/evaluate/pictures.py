@@ -93,7 +93,7 @@ def _far_worse(drawn: Mapping[str, Line], metric: Metric) -> dict[str, str]:
 
 
 def _limits(shown: Sequence[Line]) -> tuple[float, float]:
-    """Of the axis of heights, with a margin as matplotlib has it."""
+    """The ends of the axis of heights, with a margin as matplotlib has it."""
     heights = [y for line in shown for part in (line.ys, line.lows, line.highs) for y in part]
     margin = 0.05 * (max(heights) - min(heights))
     return min(heights) - margin, max(heights) + margin
@@ -139,8 +139,8 @@ def over_steps(
 
 
 def _spread(runs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Line:
-    """Of curves that may have their points at different places: at those of the curve that begins
-    last, so that every other one has points on both sides."""
+    """The spread of curves whose points may lie at different places: at those of the curve that
+    begins last, so that every other one has points on both sides."""
     xs = max(runs, key=lambda run: run[0][0])[0]
     ys = np.array([np.interp(xs, *run) for run in runs])
     if len(runs) == 1:

@@ -217,8 +217,8 @@ def _bits_over_steps(found: Found, s: str) -> Figure | None:
 
 
 def _compressed_share(found: Found) -> float:
-    """Of all values, those of the compressed tensors. What else is sent is as much with each s, so
-    two runs tell it. 0: they are not there."""
+    """The share of values that are in compressed tensors. What else is sent is as much with each s,
+    so two runs tell it. 0: they are not there."""
     runs = [run for s in _IN_FIGURE_6 for run in found.runs(_with_zre(s))[:1]]
     sent = [(run.push_bits_per_value, run.push_payload_bits) for run in runs]
     counted = [

@@ -41,7 +41,7 @@ _PACKET_BYTES = 47  # of headers, in a packet of one segment
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one bucket, for the rank or the link that has most to do.
+    """What one bucket costs the rank or the link that has most to do.
 
     ways, way_bytes, way_local_bytes: what comes one after the other on the longest way: messages
     between machines, bytes that links carry between machines, bytes inside machines. link_bytes,
@@ -130,8 +130,8 @@ def ring(volume: Volume, cluster: Cluster) -> Cost:
 
 
 def _between_machines(hops: int, cluster: Cluster) -> tuple[int, int]:
-    """Of a ring's consecutive hops, those that leave a machine: one of ranks_per_machine. And the
-    shards that share the link with the last of these hops and go before it."""
+    """How many consecutive hops of a ring leave a machine: one of ranks_per_machine. And how many
+    shards share the link with the last of these hops and go before it."""
     if cluster.machines == 1:
         return 0, 0
     k = cluster.ranks_per_machine

@@ -97,7 +97,7 @@ def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) 
 
 
 def measure_transport(processes: int, values: int) -> Transport:
-    """Of messages between processes that compute nothing; bytes are those of so many values."""
+    """Measures messages between processes that compute nothing, and bytes of so many values."""
     with tempfile.TemporaryDirectory() as folder, _environment():
         store = str(Path(folder) / "store")
         with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
@@ -264,8 +264,8 @@ def gradients_of(model: torch.nn.Module) -> Gradients:
 def measure_codec(
     codec: str, gradients: Sequence[Gradients], workers: dist.ProcessGroup
 ) -> CodecSpeed:
-    """Of the tensors that do not go raw, with the residuals of some steps; payloads alone. All
-    workers call it together."""
+    """Measures the tensors that do not go raw, with the residuals of some steps, and payloads
+    alone. All workers call it together."""
     names = [n for n, g in gradients[0].items() if not Layer(n, g.shape, 0.0).goes_raw]
     steps = [[np.ravel(step[name]) for name in names] for step in gradients]
     pushes = [gradwire.Compressor(codec, values.size) for values in steps[0]]
@@ -303,7 +303,7 @@ def _encode(
 
 
 def _average(values: NDArray[np.float32], workers: dist.ProcessGroup) -> NDArray[np.float32]:
-    """Of all workers."""
+    """The average over all workers."""
     import torch
     import torch.distributed as dist
 

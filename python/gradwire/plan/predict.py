@@ -216,7 +216,7 @@ def _with_scales(cost: Cost, ways: float, handled: float) -> Cost:
 def _shares(
     bucket: Bucket, codec: str, bits: float, ranks: int, servers: int = 0
 ) -> tuple[float, ...]:
-    """Of the bucket's bytes, as the layout gives them to the owners: the servers, or all ranks."""
+    """Which share of the bucket's bytes the layout gives each owner: servers, or all ranks."""
     tensors = [(layer.name, list(layer.dims)) for layer in bucket.layers]
     bits_of = [0.0] * (ranks + servers)
     for segment in Layout(tensors, ranks + servers, codec, servers=servers).segments:

@@ -95,7 +95,7 @@ class Profile:
 
     @property
     def compute_seconds(self) -> float:
-        """Of a step that exchanges nothing."""
+        """How long a step computes that exchanges nothing."""
         return self.forward_seconds + self.backward_seconds + self.rest_seconds
 
     @property

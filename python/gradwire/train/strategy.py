@@ -66,7 +66,7 @@ class Strategy:
         return step + 1
 
     def last_costs(self) -> StepCosts | None:
-        """Of the last step; None where they are unknown."""
+        """The costs of the last step; None where they are unknown."""
         if self._source is None:
             return None
         step = self._source.last_step()

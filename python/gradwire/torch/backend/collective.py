@@ -47,7 +47,7 @@ class Collective:
         return BucketJob(step, tensors, values.view(-1), raw=raw, factor=self.factor)
 
     def rows_of(self, values: torch.Tensor) -> torch.Tensor:
-        """Of the job's values, without marks."""
+        """Cuts the job's values into the rows, without marks."""
         return values.view(self.rows, -1)[:, : self._columns]
 
     def found_non_finite(self, bucket: Bucket, values: torch.Tensor, rank: int) -> bool:

@@ -182,7 +182,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
 
     @property
     def kept_values(self) -> int:
-        """Of this rank's residuals."""
+        """How many values this rank's residuals have."""
         return sum(bucket.kept_values for bucket in self._buckets.values())
 
     def stats(self) -> dict[str, dict[str, Any]]:

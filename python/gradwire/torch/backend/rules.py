@@ -53,7 +53,7 @@ class Rules:
         return rules
 
     def settings_of(self, op: str) -> ExchangeSettings:
-        """Of the exchange that takes the operation's place."""
+        """The settings of the exchange that takes the operation's place."""
         codec = self.codecs[op]
         assert codec is not None, "the operation is not compressed"
         return replace(

@@ -47,7 +47,7 @@ def _check_ranks(states: Sequence[StateDict]) -> None:
 
 
 def _check_mesh(states: Sequence[StateDict]) -> None:
-    """Of a FullyShardComm: with replicas, `rank` and `world_size` are those among the replicas."""
+    """Checks FullyShardComm's states. With replicas, `rank` and `world_size` are among these."""
     replicas = states[0]["replicas"] or 1
     shards = len(states) // replicas
     expected = [

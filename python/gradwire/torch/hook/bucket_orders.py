@@ -28,7 +28,7 @@ class _Known:
 
 
 class BucketOrders:
-    """Of all buckets of one model."""
+    """Keeps the orders of all buckets of one model, as long as they last."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
@@ -40,7 +40,8 @@ class BucketOrders:
         parameters: Sequence[torch.Tensor],
         values: torch.Tensor,
     ) -> list[MemoryOrder]:
-        """Of the parameters of bucket `index`, which holds `values`; complex values count as pairs.
+        """Returns the order of each parameter in bucket `index`, which holds `values`; a complex value
+        counts as a pair.
 
         Raises RuntimeError for a parameter that has other strides than the bucket. It looks at
         values only if the bucket, or strides, are new.

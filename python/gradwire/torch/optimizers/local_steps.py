@@ -415,7 +415,7 @@ class LocalSteps(ElasticReplica):
         return self._fragments[0].noise is not None
 
     def _gradients(self, places: Iterable[int]) -> list[torch.Tensor | None]:
-        """Of the parameters with these places, as far as this rank has them."""
+        """The gradients of the parameters at these places, as far as this rank has them."""
         gradients = (self._parameters[place].grad for place in places)
         return [None if gradient is None else local_of(gradient) for gradient in gradients]
 

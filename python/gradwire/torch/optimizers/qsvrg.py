@@ -258,7 +258,7 @@ class QSVRG(Uncopied, SessionOwner):
         return mean
 
     def _gradient(self, at: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        """Of the mean of the functions j; flat."""
+        """The flat gradient of the mean of the functions j."""
         self._set(at)
         with torch.inference_mode(False), torch.enable_grad():
             # A function may leave parameters out: its gradient of them is 0.

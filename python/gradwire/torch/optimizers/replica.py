@@ -156,7 +156,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
         return None if scale is None else float(scale), found is not None and bool(found)
 
     def _identity(self, source: str) -> checkpoint.Identity:
-        """Of this rank's state. source: the class."""
+        """What this rank's state says of its origin. source: the class."""
         shapes = [
             (name, list(parameter.shape))
             for name, parameter in zip(self._names, self._parameters, strict=True)

@@ -141,7 +141,7 @@ class Shard:
         self._unused = unused
 
     def _has_gradient(self) -> list[bool]:
-        """Of each piece, whether some rank has a gradient of it."""
+        """Whether some rank has a gradient of it, for each piece."""
         unused = {self._names[place] for place in self._unused.everywhere()}
         return [piece.name not in unused for piece in self.pieces]
 

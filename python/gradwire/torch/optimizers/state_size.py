@@ -20,8 +20,8 @@ _MOST_MODELS = 256
 
 
 def bytes_of(state: object) -> int:
-    """Of the tensors in dicts, lists and tuples, with what torch.save adds to each; a tensor on
-    the meta device counts as if it had values."""
+    """The bytes of the tensors in dicts, lists and tuples, with what torch.save adds to each; a
+    tensor on the meta device counts as if it had values."""
     if isinstance(state, torch.Tensor):
         return state.numel() * state.element_size() + _BESIDE_TENSOR
     if isinstance(state, Mapping):
@@ -32,7 +32,7 @@ def bytes_of(state: object) -> int:
 
 
 def most_bytes(*states: object) -> int:
-    """Of a message with these states. An Optimizer stands for the largest state it can have."""
+    """The bytes of a message with these states. An Optimizer stands for its largest state."""
     sizes = (_of_optimizer(s) if isinstance(s, Optimizer) else bytes_of(s) for s in states)
     return sum(sizes) + _BESIDE_ALL
 

@@ -190,7 +190,7 @@ class ExchangeSettings(CodecSettings):
         world_size: int,
         tensors: Sequence[NamedShape] | None = None,
     ) -> Identity:
-        """Of the states of `source`. tensors: of the model, if they are known."""
+        """What states of `source` say of their origin. tensors: the model's, if they are known."""
         exchange = self.exchange if self.leg is None else self.leg
         return Identity(source, self.text(), rank, world_size, exchange, tensors)
 

@@ -139,11 +139,11 @@ class TensorBarrier:
 
     @property
     def version(self) -> int:
-        """Of the model that the next forward pass will have."""
+        """The version of the model in the next forward pass."""
         return self._first_version + self.steps
 
     def timeline(self) -> list[PartTimes]:
-        """Of the last step of which all is known, in the order of the pushes."""
+        """The last step of which all is known: its parts in the order of their pushes."""
         return sorted(self._timeline, key=lambda times: times.pushed)
 
     def synchronize(self) -> None:

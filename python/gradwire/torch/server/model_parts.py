@@ -165,7 +165,7 @@ class ServerPart:
 
     @property
     def own_names(self) -> set[str]:
-        """Of the tensors of this server."""
+        """The names of this server's tensors."""
         return {place.name for place in self._own}
 
     @ordinary_tensors()

@@ -102,7 +102,7 @@ class Serving(Side[ServerSide]):
 
     @property
     def own_names(self) -> set[str]:
-        """Of this server's tensors."""
+        """The names of this server's tensors."""
         return {name for part in self.parts.values() for name in part.own_names}
 
     def load_named(self, model: dict[str, torch.Tensor]) -> None:

@@ -81,7 +81,7 @@ class Working(Side[WorkerSide]):
 
     @property
     def version(self) -> int:
-        """Of the part and server that are furthest behind."""
+        """The version of the part and server that are furthest behind."""
         return min(e.version(server) for e in self.exchanges.values() for server in e.servers)
 
     def _names(self, part: ServerPart) -> Iterable[str]:

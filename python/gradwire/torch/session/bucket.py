@@ -148,8 +148,7 @@ class Bucket:
         return [residual for residual in residuals_in(self.exchange) if residual.name in names]
 
     def _leave_out(self, tensors: list[int], before: list[Residual], values: torch.Tensor) -> None:
-        """Of the tensors that no rank has a gradient of: their residuals are as `before` again, and
-        their values 0."""
+        """Gives tensors that no rank has a gradient of the residuals `before` again, and zeros."""
         names = {self.tensors[tensor][0] for tensor in tensors}
         self._left_out = tensors
         self._kept = [residual for residual in before if residual.name in names]
@@ -168,7 +167,7 @@ class Bucket:
 
     @property
     def kept_values(self) -> int:
-        """Of this rank's residuals."""
+        """How many values this rank's residuals have."""
         return sum(residual.values.size for residual in residuals_in(self.exchange))
 
     def residuals(self) -> list[Residual]:
@@ -205,7 +204,7 @@ class Bucket:
         self._traffic = self.exchange.tensor_traffic()
 
     def traffic(self) -> tuple[TensorTraffic, ...]:
-        """Of the steps that were counted; nothing of a bucket that goes raw as a whole."""
+        """The traffic of the steps that were counted; none of a bucket that goes raw as a whole."""
         if self.raw:
             return ()
         return tuple(

@@ -95,7 +95,7 @@ class Session:
     def identity(
         self, source: str, tensors: Sequence[NamedShape] | None = None
     ) -> checkpoint.Identity:
-        """Of the states of `source`. tensors: of the model, if they are known."""
+        """As ExchangeSettings.identity, for this rank."""
         return self._settings.identity(source, self.rank, self.world_size, tensors)
 
     def state_dict(self, identity: checkpoint.Identity, iterations: int) -> checkpoint.StateDict:
@@ -311,7 +311,7 @@ class SessionOwner(LiveScalars):
         return scalars_of(self._last_counters(), self._totals())
 
     def _last_counters(self) -> StepCounters:
-        """Of this rank's last complete step."""
+        """The counters of this rank's last complete step."""
         return self._session.runner.last_step if self._session else StepCounters()
 
     def _totals(self) -> Totals:

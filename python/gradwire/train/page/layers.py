@@ -31,7 +31,7 @@ class LayerTraffic:
 
 
 def layers_of(result: RunResult) -> dict[str, LayerTraffic]:
-    """Of each tensor, by its name; of files that lack this, the tensors that went raw."""
+    """The traffic of each tensor, by its name; in files that lack it, the tensors that went raw."""
     layers: dict[str, LayerTraffic] = {}
     for hook in result.hook_of_rank:
         for tensor in (hook or {}).get("tensors", ()):
