@@ -40,8 +40,9 @@ class BucketOrders:
         parameters: Sequence[torch.Tensor],
         values: torch.Tensor,
     ) -> list[MemoryOrder]:
-        """Returns the order of each parameter in bucket `index`, which holds `values`; a complex value
-        counts as a pair.
+        """Returns the order of each parameter in bucket `index`, which holds `values`.
+
+        Complex values count as pairs.
 
         Raises RuntimeError for a parameter that has other strides than the bucket. It looks at
         values only if the bucket, or strides, are new.

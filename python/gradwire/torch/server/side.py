@@ -56,8 +56,8 @@ class Side(Generic[Exchange]):
             yield from checkpoint.residuals_in(exchange)
 
     def load_residuals(self, residuals: Iterable[checkpoint.Residual]) -> None:
-        """Takes over residuals of the tensors that this rank exchanges. A worker owes the whole of what
-        all workers owe together, because all of them push."""
+        """Takes over residuals of the tensors that this rank exchanges. A worker owes the whole of
+        what all workers owe together, because all of them push."""
         number_of = {name: n for n, part in self.parts.items() for name in self._names(part)}
         for residual in residuals:
             if residual.name in number_of:
