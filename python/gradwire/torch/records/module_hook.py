@@ -1,10 +1,12 @@
-"""A hook on the user's module."""
+"""Hooks on the user's module and optimizer."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+from torch.utils.hooks import RemovableHandle
 
 
 class ModuleHook:
@@ -22,3 +24,10 @@ class ModuleHook:
 
     def __reduce__(self) -> tuple[type[ModuleHook], tuple[()]]:
         return ModuleHook, ()
+
+
+def remove_hooks(handles: list[RemovableHandle]) -> None:
+    """Removes them and empties the list."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gradwire._core import checksum32
-from gradwire.torch.records.module_hook import ModuleHook
+from gradwire.torch.records.module_hook import ModuleHook, remove_hooks
 from gradwire.torch.records.parameters import NamedTensor
 from gradwire.torch.records.shards import local_of
 
@@ -92,7 +91,7 @@ class SharedParameters:
             return
         hook = ModuleHook(self._note_load)
         handles = [m.register_load_state_dict_pre_hook(hook) for m in self._model.modules()]
-        weakref.finalize(self, _remove, handles)
+        weakref.finalize(self, remove_hooks, handles)
 
     def check_load(self) -> None:
         """Raises RuntimeError if a load_state_dict of the module has brought other values since the
@@ -165,11 +164,6 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 def _mark(tensor: torch.Tensor) -> tuple[int, int]:
     local = local_of(tensor)
     return local.data_ptr(), local._version
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 def _slots(model: nn.Module) -> Iterator[_Slot]:

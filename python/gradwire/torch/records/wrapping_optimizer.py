@@ -12,6 +12,7 @@ import torch
 from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gradwire.torch.records.module_hook import remove_hooks
 from gradwire.torch.records.uncopied import Uncopied
 
 _USE = "_gradwire_use"  # attribute of a wrapped optimizer
@@ -62,7 +63,7 @@ class OwnUse:
         self._optimizer, self._owner = optimizer, owner
         self._is_own = False
         self._handles: list[RemovableHandle] = []
-        self.end = weakref.finalize(self, _remove, self._handles)
+        self.end = weakref.finalize(self, remove_hooks, self._handles)
         before = vars(optimizer).get(_USE)
         if before is not None and (holder := before()) is not None:
             holder.end()  # of a wrapper that was given up, such as after an error
@@ -108,11 +109,6 @@ class OwnUse:
     def step(self, *closure: Callable[[], Any]) -> Any:
         with self.of_owner():
             return self._optimizer.step(*closure)
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 class WrappingOptimizer(Uncopied, Optimizer):

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwire._core import Layout
 from gradwire.torch.link.wire import PART_BITS
 from gradwire.torch.records.exchange_settings import CodecSettings
-from gradwire.torch.records.module_hook import ModuleHook
+from gradwire.torch.records.module_hook import ModuleHook, remove_hooks
 from gradwire.torch.records.parameters import NamedTensor, shapes_of
 from gradwire.torch.server.worker_loop import Working
 
@@ -135,7 +135,7 @@ class TensorBarrier:
         self._noting = [
             module.register_forward_pre_hook(note_call) for module in self._model.modules()
         ]
-        weakref.finalize(self, _remove, self._handles)
+        weakref.finalize(self, remove_hooks, self._handles)
 
     @property
     def version(self) -> int:
@@ -179,7 +179,7 @@ class TensorBarrier:
         self._working.take_arrived()
 
     def detach(self) -> None:
-        _remove(self._handles)
+        remove_hooks(self._handles)
 
     def _on_gradient(self, tensor: torch.Tensor) -> None:
         if not self._paused:
@@ -274,7 +274,7 @@ class TensorBarrier:
 
     def _place_waits(self, called: set[int]) -> None:
         """Registers the hooks that wait, at modules among those that the forward pass called."""
-        _remove(self._noting)
+        remove_hooks(self._noting)
         modules = dict(self._model.named_modules(remove_duplicate=False))
         numbers_at: defaultdict[str, set[int]] = defaultdict(set)
         for path, module in modules.items():
@@ -296,9 +296,3 @@ class TensorBarrier:
         if not self._begun:  # a checkpointed module is called again in the backward pass
             with self._guard(f"step {self.steps - 1}, waiting for its pulls"):
                 self._await(numbers)
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-    handles.clear()
