@@ -78,7 +78,7 @@ def reshard(
     """
     if world_size < 1:
         raise ValueError(f"world_size is {world_size}; at least 1 is needed")
-    states = [_with_clean_names(state) for state in states]
+    states = [with_clean_names(state) for state in states]
     own = [state.get("gradwire", state) for state in states]  # a server's are beside others
     check_complete(own)
     source = own[0].get("source", "GradwireState")
@@ -108,11 +108,6 @@ def reshard(
                 for r, state in enumerate(_WAYS[source](states, world_size))
             ]
     return [_go_on_with(state, codec, exchange) for state in moved]
-
-
-def _with_clean_names(state: StateDict) -> StateDict:
-    own = state.get("gradwire")
-    return with_clean_names(state) if own is None else state | {"gradwire": with_clean_names(own)}
 
 
 def _go_on_with(state: StateDict, codec: str | None, exchange: str | None) -> StateDict:

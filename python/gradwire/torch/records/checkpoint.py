@@ -42,6 +42,8 @@ from gradwire.torch.records.parameters import NamedShape, clean_name
 
 FORMAT = 1
 StateDict = dict[str, Any]
+# Entries that name parameters. A server's state has all of its own in the last.
+_NAMING = {"residuals", "tensors", "shard", "dims", "auto", "model", "buffers", "gradwire"}
 
 
 class Residual(NamedTuple):
@@ -75,9 +77,6 @@ def with_clean_names(state: StateDict) -> StateDict:
     """The state with names of parameters as states have them now. Earlier ones kept the prefixes of
     modules that wrap others."""
     return state | {key: _clean(state[key]) for key in _NAMING & state.keys()}
-
-
-_NAMING = {"residuals", "tensors", "shard", "dims", "auto", "model", "buffers"}  # entries
 
 
 def _clean(entry: Any) -> Any:
