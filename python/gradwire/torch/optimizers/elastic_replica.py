@@ -206,7 +206,7 @@ class ElasticReplica(ReplicaOptimizer):
         most = self._most_state() if members.id in roster.receivers else 0
 
         def work(wire: Wire) -> bytes | None:
-            self._session.runner.find_machines()
+            self._session.runner.agree_with_peers()
             if sent is not None:
                 for receiver in roster.receivers:
                     wire.send(place_of[receiver], Kind.TENSORS, sent)

@@ -137,7 +137,7 @@ class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
 
         def work(wire: Wire) -> None:
             agree(self._describe(settings), wire)
-            self._session.runner.find_machines()
+            self._session.runner.agree_with_peers()
             digest = _broadcast([tensor for _, _, tensor in self._model_tensors()], wire)
             agree(f"values {digest} after the broadcast", wire)
 

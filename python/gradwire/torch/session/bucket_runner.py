@@ -83,7 +83,7 @@ class BucketRunner:
         # buckets that DDP has replaced.
         self._unplaced: list[Residual] = []
         self._unplaced_machines: int | None = None  # ranks_per_machine of the loaded state
-        self._found_machines = False
+        self._has_agreed = False
         self._buckets: dict[int, Bucket] = {}
         self._step = StepCounters(step=-1)
         self._done: list[int] = []  # bucket indices of the step under way
@@ -176,11 +176,11 @@ class BucketRunner:
         """Replaces all residuals by those of a saved state.
 
         Raises ValueError if the state has another `ranks_per_machine`. If the ranks have not agreed
-        on their machines yet, `find_machines` raises it.
+        on their machines yet, `agree_with_peers` raises it.
         """
         residuals = residuals_of(state)
         self._unplaced_machines = ranks_per_machine_of(state) if residuals else None
-        if self._found_machines:
+        if self._has_agreed:
             self._check_machines()
         self._traffic = self.traffic()
         self._buckets.clear()
@@ -212,13 +212,13 @@ class BucketRunner:
         """Ranks of which the first keeps residuals: 1 unless hierarchical; None: not known yet."""
         if not self._settings.info["between_machines"]:
             return 1
-        return self._settings.ranks_per_machine if self._found_machines else self._unplaced_machines
+        return self._settings.ranks_per_machine if self._has_agreed else self._unplaced_machines
 
-    def find_machines(self) -> None:
+    def agree_with_peers(self) -> None:
         """Compares the settings with the peers' and agrees with them on `ranks_per_machine`, once.
 
         Raises PeerMismatchError for settings that differ."""
-        if self._found_machines:
+        if self._has_agreed:
             return
         agree("\n".join(self._settings.describe()), self._wire)
         if self._settings.info["between_machines"]:
@@ -231,7 +231,7 @@ class BucketRunner:
                     f"exchange='{self._settings.exchange}' compresses nothing",
                     OneMachineWarning,
                 )
-        self._found_machines = True
+        self._has_agreed = True
         self._check_machines()
 
     def _check_machines(self) -> None:
@@ -333,7 +333,7 @@ class BucketRunner:
             gone = self._buckets.pop(index)
             self._unplaced += gone.residuals()
             self._traffic = sum_by_name([*self._traffic, *gone.traffic()])
-        self.find_machines()
+        self.agree_with_peers()
         self._stale.discard(job.index)
         if self._auto is not None and not job.raw:
             layout = self._settings.bucket_layout(
