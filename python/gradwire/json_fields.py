@@ -8,15 +8,17 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from gradwire.strict_json import unique_pairs
+
 _OBJECT = "an object"
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
     """Raises ValueError, in words for the user, for what is no JSON object in UTF-8."""
     try:
-        document = json.loads(text.decode())
+        document = json.loads(text.decode(), object_pairs_hook=unique_pairs)
     except (ValueError, RecursionError) as error:
-        raise ValueError("it is cut off or no JSON") from error
+        raise ValueError(f"it is cut off or no JSON ({error})") from error
     if not isinstance(document, dict):
         raise ValueError(f"it holds {_kind_of(document)}, not {_OBJECT} of JSON")
     return document

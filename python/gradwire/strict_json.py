@@ -31,7 +31,7 @@ def parse_json(text: bytes, nesting: int) -> Any:
     try:
         value = json.loads(
             text.decode("utf-8"),
-            object_pairs_hook=_unique_pairs,
+            object_pairs_hook=unique_pairs,
             parse_int=_integer,
             parse_constant=_refuse,
         )
@@ -49,7 +49,8 @@ def _fits(value: Any, nesting: int) -> bool:
     return nesting > 0 and all(_fits(one, nesting - 1) for one in members)
 
 
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object_pairs_hook. Raises ValueError."""
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         raise ValueError("a key occurs twice in an object")

@@ -126,10 +126,11 @@ def test_a_field_that_is_missing_is_named(file: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "it is cut off or no JSON"),
-        (b'{"kind": "gradwire-prof', "it is cut off or no JSON"),
-        (b"\xff\xfe", "it is cut off or no JSON"),
+        (b"", "it is cut off or no JSON .*"),
+        (b'{"kind": "gradwire-prof', "it is cut off or no JSON .*"),
+        (b"\xff\xfe", "it is cut off or no JSON .*"),
         (b"[1]", "it holds a list, not an object of JSON"),
+        (b'{"kind": 1, "kind": 2}', "it is cut off or no JSON .a key occurs twice in an object."),
     ],
 )
 def test_a_file_that_is_no_json_is_no_profile(file: Path, content: bytes, why: str) -> None:
