@@ -173,11 +173,11 @@ def test_bench_prints_a_table() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--size 0", "--size: 0 is not"),
-        ("--size 1.5", "--size: 1.5 is not"),
-        ("--size many", "--size: many is not"),
-        ("--size 3G", "--size: 3G is not"),
-        ("--size nan", "--size: nan is not"),
+        ("--size 0", "--size: 0 is no number from 1 to 2,147"),
+        ("--size 1.5", "--size: 1.5 is no number from 1 to 2,147"),
+        ("--size many", "--size: many is no number from 1 to 2,147"),
+        ("--size 3G", "--size: 3G is no number from 1 to 2,147"),
+        ("--size nan", "--size: nan is no number from 1 to 2,147"),
         ("--operation decode", "valid are encode"),
         ("--target sse9", "scalar"),
         ("--codec 3lc:s=3", "[1, 2)"),

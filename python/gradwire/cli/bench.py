@@ -34,7 +34,7 @@ from gradwire.cli.output import (
     print_table,
     significant,
 )
-from gradwire.cli.quantities import count_of
+from gradwire.cli.quantities import parse_count
 from gradwire.machine import describe_build, describe_machine
 from gradwire.progress_line import ProgressLine
 
@@ -80,7 +80,7 @@ def bench(
     """
     for name in codec or ():
         check_codec(name)
-    sizes = [_parse_size(text) for text in size] if size else SIZES
+    sizes = [parse_count(text, "--size", _LARGEST_SIZE) for text in size] if size else SIZES
     operations = _choose("--operation", operation, OPERATIONS)
     targets, counts = _choose_targets(target), threads or (1, 2)
     # The cases of one codec and size follow each other, so that _measure_all shares a Workload.
@@ -118,16 +118,6 @@ def _measure_all(
             measured[case] = measure(work, case, seconds)
             progress.advance(task)
     return measured
-
-
-def _parse_size(text: str) -> int:
-    size = count_of(text)
-    if size is None or size > _LARGEST_SIZE:
-        raise BadParameter(
-            f"{text} is not a number of values from 1 to 2^31, such as 5000, 200k, 25.6M",
-            param_hint="--size",
-        )
-    return size
 
 
 def _choose(option: str, given: list[str] | None, valid: tuple[str, ...]) -> tuple[str, ...]:

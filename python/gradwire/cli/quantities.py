@@ -13,21 +13,16 @@ _SECONDS = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1), "min"
 _NUMBER = r"(\d{1,15}(?:\.\d{1,15})?)"
 
 
-def count_of(text: str) -> int | None:
-    """`25.6M` -> 25_600_000; None where it is no whole number from 1."""
+def parse_count(text: str, option: str, most: int | None = None) -> int:
+    """`25.6M` -> 25_600_000. Raises BadParameter for what is no whole number from 1 to `most`."""
     match = re.fullmatch(rf"{_NUMBER}([kKMGB]?)", text, re.ASCII)
     number = Decimal(match[1]) * _MULTIPLES[match[2]] if match else Decimal(0)
-    return int(number) if number >= 1 and number == int(number) else None
-
-
-def parse_count(text: str, option: str) -> int:
-    """Raises BadParameter."""
-    count = count_of(text)
-    if count is None:
+    if number < 1 or number != int(number) or (most is not None and number > most):
+        to = "" if most is None else f" to {most:,}"
         raise BadParameter(
-            f"{text} is no number from 1, such as 5000, 200k, 25.6M, 7B or 8G", param_hint=option
+            f"{text} is no number from 1{to}, such as 5000, 200k, 25.6M or 1.5B", param_hint=option
         )
-    return count
+    return int(number)
 
 
 def parse_seconds(text: str, option: str) -> float:
