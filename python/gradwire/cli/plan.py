@@ -103,8 +103,8 @@ def plan(
 
     Needs a profile of the model, measured in a few steps, or its size and the time of a step; and
     the network. With --profile-out and without --bandwidth, the profile is measured and nothing is
-    predicted. With --every, all rows
-    but DDP's are local steps, which train in another way; a row is the mean of --every steps.
+    predicted. With --every, all rows but DDP's are local steps, which train in another way; a row
+    is the mean of --every steps.
     """
     # Wrong options are found before anything is measured.
     _check_source(context, profile, model, values, compute)
@@ -243,13 +243,11 @@ def _origin(profile: Profile) -> str:
     work may have kept busy, if the profile says it."""
     if assumed := profile.how.get("assumed"):
         return f"assumed: {assumed}; codecs measured here on {profile.how.get('data')}"
-    machine = profile.how.get("machine")
-    cores = machine.get("cores") if isinstance(machine, dict) else None
     text = "profile: 1 process" if profile.workers == 1 else f"profile: {profile.workers} processes"
     text += " computed at once"
-    if not isinstance(cores, int):
+    if profile.cores is None:
         return text
-    text += f" on {cores} cores"
+    text += f" on {profile.cores} cores"
     if (load := profile.load_of_others) is not None:
         text += f", which other work kept busy (load average {load:.1f}): its times are too long"
     return text

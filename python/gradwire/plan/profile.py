@@ -103,13 +103,17 @@ class Profile:
         return sum(layer.numel for layer in self.layers)
 
     @property
+    def cores(self) -> int | None:
+        """Those of the machine where it was measured, if the profile says it."""
+        machine = self.how.get("machine")
+        cores = machine.get("cores") if isinstance(machine, dict) else None
+        return cores if isinstance(cores, int) else None
+
+    @property
     def load_of_others(self) -> float | None:
         """The load average before it was measured, if it says that other work shared the cores."""
-        machine, load = self.how.get("machine"), self.how.get("load_average")
-        cores = machine.get("cores") if isinstance(machine, dict) else None
-        if isinstance(load, float) and isinstance(cores, int) and is_busy(load, cores):
-            return load
-        return None
+        load, cores = self.how.get("load_average"), self.cores
+        return load if isinstance(load, float) and cores and is_busy(load, cores) else None
 
     @property
     def remedy(self) -> str:
