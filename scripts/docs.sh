@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the documentation site into build/site/html. A warning, such as a link that leads nowhere,
-# is an error, and its search must find what newcomers look for (scripts/check_search.py). The tools get an environment of their own, build/site/venv, with the versions of
-# constraints-docs.txt; it is kept while they stay the same.
+# is an error, and its search must find what newcomers look for (scripts/check_search.py). The tools
+# get an environment of their own, build/site/venv, with the versions of constraints-docs.txt; it is
+# kept while they stay the same.
 #
 # Needs scripts/setup.sh before.
 #
