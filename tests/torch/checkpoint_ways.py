@@ -100,7 +100,7 @@ class Training:
         self.local.load_state_dict(deepcopy(kept["local"]))  # it takes the tensors themselves
 
     def take_model(self, saved: dict[str, torch.Tensor]) -> None:
-        """Of a model that may be wrapped in another way."""
+        """Takes over the values of a model that may have been wrapped in another way."""
         self.model.load_state_dict(dict(zip(self.model.state_dict(), saved.values(), strict=True)))
 
     def named(self) -> list[tuple[str, nn.Parameter]]:

@@ -37,7 +37,7 @@ class Way:
 
 @dataclass
 class Ended:
-    """Of one rank, after each step: the part's values, what is owed to it, and other values."""
+    """The part's values, what is owed to it, and other values, of a rank after each step."""
 
     part: list[bytes]
     owed: list[bytes]
