@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
@@ -16,17 +15,15 @@ from gradwire._core import Layout
 from gradwire.torch.link.wire import Bytes, Kind
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import NamedTensor, Options, copy_gradient, split_like
-from gradwire.torch.server.group_options import apply_options
+from gradwire.torch.server.group_options import (
+    VERSION_BYTES,
+    apply_options,
+    read_version,
+    version_message,
+)
 
 # What workers pull: the changes of the servers' model, or the averages of their gradients.
 UPDATES, GRADIENTS = PULLS = ("updates", "gradients")
-
-_VERSION = struct.Struct("<Q")
-
-
-def pack_version(version: int) -> Bytes:
-    """The message of a server that gives a worker the number of its version, and no model."""
-    return np.frombuffer(_VERSION.pack(version), dtype=np.uint8)
 
 
 class _Place(NamedTuple):
@@ -84,7 +81,7 @@ class ServerPart:
     @property
     def max_model_size(self) -> int:
         """The most bytes of a server's `model`."""
-        return _VERSION.size + 4 * max(map(self.numel, self._of_server), default=0)
+        return VERSION_BYTES + 4 * max(map(self.numel, self._of_server), default=0)
 
     # On a worker
 
@@ -126,23 +123,23 @@ class ServerPart:
     def load_model(self, server: int, message: Bytes) -> int:
         """Takes over the tensors of the message, from the server's `model`. Returns its version.
         Raises ValueError for a message of another size."""
-        whole = _VERSION.size + 4 * self.numel(server)
-        if message.size not in (whole, _VERSION.size):
+        whole = VERSION_BYTES + 4 * self.numel(server)
+        if message.size not in (whole, VERSION_BYTES):
             raise ValueError(
                 f"it has {message.size} bytes; the tensors of rank {server} and their version have "
-                f"{whole}, the version alone {_VERSION.size}"
+                f"{whole}, the version alone {VERSION_BYTES}"
             )
-        (version,) = _VERSION.unpack_from(message)
-        if message.size == _VERSION.size:
-            return int(version)  # as pack_version
-        values = torch.from_numpy(message[_VERSION.size :].view(np.float32))
+        version = read_version(message)
+        if message.size == VERSION_BYTES:
+            return version
+        values = torch.from_numpy(message[VERSION_BYTES:].view(np.float32))
         places = self._of_server[server]
         parts = split_like(values, [place.tensor for place in places])
         for (name, tensor, _), part in zip(places, parts, strict=True):
             tensor.copy_(part)
             if tensor.dtype != torch.float32 and not self._pulls_gradients:
                 self._wide[name] = part.to(tensor.device, copy=True)
-        return int(version)
+        return version
 
     def named_replica(self) -> dict[str, torch.Tensor]:
         """The sums of the changes on a worker, f32."""
@@ -186,7 +183,7 @@ class ServerPart:
         """The tensors here; with CATCH_UP, those of a worker that pulled all versions."""
         catch_up = kind is Kind.CATCH_UP
         tensors = self._replica if catch_up else [place.tensor for place in self._own]
-        parts = [pack_version(version)]
+        parts = [version_message(version)]
         for tensor in tensors:
             parts.append(tensor.detach().cpu().contiguous().view(-1).numpy().view(np.uint8))
         return np.concatenate(parts)

@@ -23,8 +23,9 @@ from gradwire.torch.server.group_options import (
     options_message,
     read_options,
     read_version,
+    version_message,
 )
-from gradwire.torch.server.model_parts import GRADIENTS, ServerPart, pack_version
+from gradwire.torch.server.model_parts import GRADIENTS, ServerPart
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
 from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_size
@@ -349,7 +350,7 @@ class Serving(Side[ServerSide]):
 
     def _version_alone(self, version: int) -> Iterator[tuple[int, Kind, Bytes, int]]:
         """The messages that the workers get instead if they have the model."""
-        message = pack_version(version)
+        message = version_message(version)
         for number in self.parts:
             yield from ((worker, Kind.MODEL, message, number) for worker in self.peers)
         yield from self._packed_buffers(self.peers)

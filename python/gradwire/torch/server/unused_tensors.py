@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
 from gradwire.torch.link.wire import Bytes
-
-_VERSION = struct.Struct("<Q")
+from gradwire.torch.server.group_options import VERSION_BYTES, read_version, version_message
 
 
 def unused_size(tensors: int) -> int:
     """Bytes of the message for a part of so many tensors."""
-    return _VERSION.size + (tensors + 7) // 8
+    return VERSION_BYTES + (tensors + 7) // 8
 
 
 def unused_message(version: int, unused: Sequence[int], tensors: int) -> Bytes:
     """unused: the places of those that the push for this version has no gradient of."""
     bits = np.zeros(tensors, dtype=bool)
     bits[list(unused)] = True
-    return np.concatenate([np.frombuffer(_VERSION.pack(version), np.uint8), np.packbits(bits)])
+    return version_message(version, np.packbits(bits).tobytes())
 
 
 class UnusedOfWorkers:
@@ -39,8 +37,8 @@ class UnusedOfWorkers:
                 f"it has {message.size} bytes; a version and a bit for each of "
                 f"{len(self._names)} tensors have {unused_size(len(self._names))}"
             )
-        (version,) = _VERSION.unpack_from(message)
-        bits = np.unpackbits(message[_VERSION.size :])[: len(self._names)]
+        version = read_version(message)
+        bits = np.unpackbits(message[VERSION_BYTES:])[: len(self._names)]
         self._said[rank][version] = set(np.flatnonzero(bits).tolist())
 
     def replace(self, rank: int) -> None:
