@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import io
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,6 +89,21 @@ def _clean(entry: Any) -> Any:
 
 def residuals_in(exchange: Exchange) -> list[Residual]:
     return [Residual(**entry) for entry in exchange.export_residuals()]
+
+
+def residuals_of_tensors(exchange: Exchange, names: Collection[str]) -> list[Residual]:
+    """Those of the tensors with these names."""
+    if not names:
+        return []  # residuals_in copies all residuals
+    return [residual for residual in residuals_in(exchange) if residual.name in names]
+
+
+def take_residuals(exchange: Exchange, names: Collection[str]) -> list[Residual]:
+    """Takes those of the tensors with these names out of the exchange."""
+    taken = residuals_of_tensors(exchange, names)
+    for residual in taken:
+        exchange.import_residual(*residual._replace(values=-residual.values))
+    return taken
 
 
 @dataclass(frozen=True)

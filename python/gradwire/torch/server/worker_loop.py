@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 from gradwire._core import WorkerSide
 from gradwire.torch.link.errors import CommunicationError, ExpelledError, PeerMismatchError
 from gradwire.torch.link.wire import TEXT_BYTES, Kind, LostError
-from gradwire.torch.records.checkpoint import residuals_in
+from gradwire.torch.records.checkpoint import take_residuals
 from gradwire.torch.records.parameters import Options
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
@@ -28,17 +27,6 @@ from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
 from gradwire.torch.server.unused_tensors import unused_message
-
-
-@contextlib.contextmanager
-def _owing(exchange: WorkerSide, names: set[str]) -> Iterator[None]:
-    """Inside, nothing is owed to these tensors, of which this worker sends nothing."""
-    kept = [r for r in residuals_in(exchange) if r.name in names] if names else []
-    for residual in kept:
-        exchange.import_residual(*residual._replace(values=-residual.values))
-    yield
-    for residual in kept:
-        exchange.import_residual(*residual)
 
 
 class Working(Side[WorkerSide]):
@@ -194,8 +182,11 @@ class Working(Side[WorkerSide]):
             message = unused_message(exchange.next_version, unused, len(part.names))
             for server in exchange.servers:
                 self.link.send(server, Kind.UNUSED, message, number)
-        with _owing(exchange, {part.names[place] for place in unused}):
-            exchange.start(part.bucket, step)
+        # What is owed to these waits for a step that has a gradient.
+        owed = take_residuals(exchange, {part.names[place] for place in unused})
+        exchange.start(part.bucket, step)
+        for residual in owed:
+            exchange.import_residual(*residual)
         self._send_all(number)
 
     def _send_all(self, number: int) -> None:

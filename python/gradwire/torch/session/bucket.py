@@ -18,7 +18,12 @@ from gradwire.torch.link.engine import finish_step
 from gradwire.torch.link.errors import ResidualDroppedWarning
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.link.wire import Wire
-from gradwire.torch.records.checkpoint import Residual, residuals_in
+from gradwire.torch.records.checkpoint import (
+    Residual,
+    residuals_in,
+    residuals_of_tensors,
+    take_residuals,
+)
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.memory_order import Orders, from_rows, to_rows
 from gradwire.torch.records.modes import writing_to
@@ -81,7 +86,7 @@ class Bucket:
         info = settings.info
         self._passes_on = info["encodes_sums_on_the_way"] or info["between_machines"]
         # The last step's tensors that no rank has a gradient of, and their residuals.
-        self._left_out: list[int] = []
+        self._left_out: set[str] = set()
         self._kept: list[Residual] = []
         self._pullers = settings.machines(wire.world_size) - 1  # of each pull packet
         self._counted = self.exchange.stats()
@@ -108,7 +113,7 @@ class Bucket:
         unused = job.unused
         # A program may have taken a gradient off its parameter after it came into the bucket.
         unused.own = [at for at in unused.own if not any(v.any() for v in self._places(at, wide))]
-        before = self._residuals_of(unused.own)
+        before = residuals_of_tensors(self.exchange, self._names(unused.own))
         unused.begin(wire, len(self.tensors), self._passes_on)
         if auto is not None:
             auto.record_pushes(self.layout, self.exchange, wide.cpu().numpy(), wire)
@@ -130,7 +135,7 @@ class Bucket:
     def retract(self) -> None:
         """After a step whose result no rank applied: the residuals take back what it sent."""
         self.exchange.retract()
-        self._set_residuals(self._left_out, self._kept)
+        self._restore_kept()
 
     def _places(self, tensor: int, values: torch.Tensor) -> list[torch.Tensor]:
         """The tensor's parts of the bucket."""
@@ -141,28 +146,23 @@ class Bucket:
             if segment["name"] == name
         ]
 
-    def _residuals_of(self, tensors: Sequence[int]) -> list[Residual]:
-        if not tensors:
-            return []  # residuals_in copies all residuals
-        names = {self.tensors[tensor][0] for tensor in tensors}
-        return [residual for residual in residuals_in(self.exchange) if residual.name in names]
+    def _names(self, tensors: Sequence[int]) -> set[str]:
+        return {self.tensors[tensor][0] for tensor in tensors}
 
     def _leave_out(self, tensors: list[int], before: list[Residual], values: torch.Tensor) -> None:
         """Gives tensors that no rank has a gradient of the residuals `before` again, and zeros."""
-        names = {self.tensors[tensor][0] for tensor in tensors}
-        self._left_out = tensors
-        self._kept = [residual for residual in before if residual.name in names]
-        self._set_residuals(tensors, self._kept)
+        self._left_out = self._names(tensors)
+        self._kept = [residual for residual in before if residual.name in self._left_out]
+        self._restore_kept()
         for tensor in tensors:
             for part in self._places(tensor, values):
                 with writing_to(part):
                     part.zero_()
 
-    def _set_residuals(self, tensors: Sequence[int], residuals: list[Residual]) -> None:
-        """Replaces those of these tensors."""
-        for now in self._residuals_of(tensors):
-            self.exchange.import_residual(*now._replace(values=-now.values))
-        for residual in residuals:
+    def _restore_kept(self) -> None:
+        """Gives the tensors that were left out the residuals that they had."""
+        take_residuals(self.exchange, self._left_out)
+        for residual in self._kept:
             self.exchange.import_residual(*residual)
 
     @property
