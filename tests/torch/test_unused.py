@@ -88,10 +88,13 @@ def test_servers_do_not_step_what_no_worker_uses(cluster: Cluster) -> None:
         workers = [rank[index] for rank in ranks if rank[index].part]
         assert len(workers) >= 2
         for ended in workers:
+            if name == "backup":
+                # A version may lack the push of the only worker that uses it, or be skipped.
+                assert len(set(ended.part)) > 1, name
+                assert len(set(ended.others)) == len(ended.others), name
+                continue
             assert len(set(ended.part[:4])) == 4, f"{name}: it must have moved"
             assert len(set(ended.others)) == len(STEPS), name
-            if name == "backup":
-                continue  # a version may lack the push of the only worker that uses it
             assert len(set(ended.part[3:8])) == 1, name
             assert len(set(ended.owed[3:8])) == 1, name
             assert ended.part[8] != ended.part[7], f"{name}: it must move again"

@@ -118,10 +118,13 @@ def serve(options: dict[str, Any], steps: list[str]) -> Ended:
     if optimizer.is_server:
         optimizer.serve()
         return ended
-    for step, use in enumerate(steps):
+    while optimizer.version < len(steps):  # with backup workers, a slow one skips versions
+        step = optimizer.version
         inputs, labels = batch(optimizer.rank, step)
         optimizer.zero_grad()
-        outputs = model(inputs, use == USED or (use == BY_ONE and optimizer.rank == 0))
+        outputs = model(
+            inputs, steps[step] == USED or (steps[step] == BY_ONE and optimizer.rank == 0)
+        )
         nn.functional.cross_entropy(outputs, labels).backward()
         optimizer.step()
         optimizer.synchronize()
