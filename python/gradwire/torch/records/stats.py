@@ -230,9 +230,8 @@ class Stats:
         return asdict(self)
 
     def report(self, above: Sequence[tuple[str, str]] = (), ratio: str = "") -> str:
-        """Notes and a table as text. above: further rows, before all others. ratio: more of it."""
+        """Notes and a table as text. above: rows before all others. ratio: the text of that row."""
         per_step = 1e3 / self.steps if self.steps else 0.0
-        text_of_ratio = ratio or times_less(self.ratio)
         error = "-" if self.error_norm is None else f"{self.error_norm:.4f} of the input"
         rows = [
             ("codec", self.codec),
@@ -242,7 +241,7 @@ class Stats:
             ("pulled", f"{self.pull_bytes:,} bytes, {_bits(self.bits_per_value_pull)}"),
             ("beside", f"{self.control_bytes:,} bytes (lengths, comparison of layouts)"),
             ("received", f"{self.received_bytes:,} bytes"),
-            ("ratio", text_of_ratio),
+            ("ratio", ratio or times_less(self.ratio)),
             ("encode", f"{self.encode_seconds * per_step:.3f} ms a step"),
             ("wire", f"{self.wire_seconds * per_step:.3f} ms a step"),
             ("decode", f"{self.decode_seconds * per_step:.3f} ms a step"),
