@@ -212,6 +212,23 @@ def _reduce_a_negative() -> bool:
     return bool(torch.allclose(values, exact, atol=1e-5))
 
 
+def _reduce_parameters() -> bool:
+    """Whether sums of parameters are right, where the program records gradients and where not."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    exact = torch.stack([_values(r) for r in range(size)]).sum(0)
+    found = []
+    for records in (True, False):
+        whole, given = (nn.Parameter(_values(rank)) for _ in range(2))
+        shard = nn.Parameter(torch.empty(NUMEL // size))
+        with torch.set_grad_enabled(records):
+            dist.all_reduce(whole)
+            dist.reduce_scatter_single(shard, given)
+        expected = exact, exact.view(size, -1)[rank]
+        for tensor, sums in zip((whole, shard), expected, strict=True):
+            found.append(tensor.is_leaf and torch.allclose(tensor, sums, atol=1e-5))
+    return all(found)
+
+
 def reduce_without_a_world(port: int, steps: int, spoiled: int) -> dict[str, Any]:
     """The sums of two tensors over several steps, and what the ranks owe at the end. In the step
     `spoiled` the last rank has an infinite value, so the values go raw, and count in neither."""
@@ -253,5 +270,6 @@ _JOBS = {
     "fsdp": lambda: train("fsdp"),
     "lose a rank": _lose_a_rank,
     "reduce a negative": _reduce_a_negative,
+    "reduce parameters": _reduce_parameters,
     "unlike sizes": _unlike_sizes,
 }

@@ -80,12 +80,13 @@ class Training:
     old: dict[str, Any]  # a state of `inner` with another learning rate
     after_step: Callable[[], None] = lambda: None
     zero_grad: Callable[[], None] | None = None
+    keeps_graph: bool = False
 
     def backward(self) -> None:
         generator = torch.Generator().manual_seed(1)
         x, y = torch.randn(16, 6, generator=generator), torch.arange(16) % 3
         x = x.to(self.model.first.weight.dtype)
-        nn.functional.cross_entropy(self.model(x), y).backward()
+        nn.functional.cross_entropy(self.model(x), y).backward(create_graph=self.keeps_graph)
 
     def step(self) -> None:
         (self.zero_grad or self.optimizer.zero_grad)()
@@ -168,6 +169,10 @@ def _load_and_back(t: Training) -> None:
     t.model.load_state_dict(kept)
 
 
+def _keep_graph(t: Training) -> None:
+    t.keeps_graph = True
+
+
 def _own_hooks(t: Training) -> None:
     t.inner.register_step_post_hook(lambda *args: None)
 
@@ -191,6 +196,7 @@ FOLLOWED: dict[str, Callable[[Training], None]] = {
     "model loaded": _load_model,
     "model loaded and back": _load_and_back,
     "hooks": _own_hooks,
+    "gradients that have gradients": _keep_graph,
 }
 
 

@@ -90,6 +90,12 @@ def test_values_that_are_not_finite_go_as_over_gloo(cluster: Cluster, world: int
                 np.testing.assert_array_equal(ours, ranks[0][0][name][0], f"{name}, rank {rank}")
 
 
+def test_parameters_are_summed_as_any_tensor(cluster: Cluster) -> None:
+    options = {"all_reduce": "raw", "reduce_scatter": "raw", "min_numel": 1000}
+    for is_right, _ in cluster.run(2, backend_jobs.over_backend, "reduce parameters", options):
+        assert is_right
+
+
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_trainings_run_over_it(cluster: Cluster, way: str) -> None:
     exact = cluster.run(4, backend_jobs.train, way)

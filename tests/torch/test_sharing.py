@@ -17,7 +17,7 @@ from sharing_jobs import FOLLOWED, REFUSED, UNLIKE
 OF_SERVED = [
     *("nothing", "momentum cycled", "groups replaced", "parametrized", "edited", "frozen"),
     *("model loaded", "model loaded and back", "state loaded into the wrapped optimizer"),
-    *("group added", "parameter replaced", "stepped itself"),
+    *("group added", "parameter replaced", "stepped itself", "gradients that have gradients"),
 ]
 OF_REPLICAS = ["nothing", "model loaded", "edited", "scheduler of the wrapped optimizer"]
 OF_ALL = [*FOLLOWED, *REFUSED]
@@ -29,8 +29,13 @@ DONE: dict[str, list[str]] = {
     "sharded": OF_ALL,
     "sharded, owed": OF_REPLICAS,
     "served": OF_SERVED,
-    "served by the tensor": ["frozen", "group added", "parameter replaced", "model loaded"],
-    "served gradients": ["nothing", "edited", "model loaded", "group added"],
+    "served by the tensor": [
+        *("frozen", "group added", "parameter replaced", "model loaded"),
+        "gradients that have gradients",
+    ],
+    "served gradients": [
+        *("nothing", "edited", "model loaded", "group added", "gradients that have gradients"),
+    ],
 }
 
 

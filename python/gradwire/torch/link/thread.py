@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+import torch
+
 _LOOK_SECONDS = 0.2  # between two looks whether the thread is alive
 ABORT_SECONDS = 8.0  # for a thread whose connections were closed: it may wait 5 s for the store
 
@@ -64,6 +66,7 @@ class CommunicationThread:
         return join([self._thread], seconds)
 
     def _work(self) -> None:
+        torch.set_grad_enabled(False)  # for this thread; a program may give it parameters
         while (job := self._jobs.get()) is not None:
             job()
             del job  # it holds a bucket

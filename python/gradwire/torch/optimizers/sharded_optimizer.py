@@ -56,7 +56,8 @@ class ShardedOptimizer(ReplicaOptimizer):
     and take over rank 0's parameters and buffers. Buffers are not exchanged after that.
 
     optimizer      a torch.optim optimizer that steps each element by itself and has taken no step.
-                   Until `close` it steps this rank's shard. It shares its groups with this one
+                   Until `close` it steps this rank's shard, and after it it has no state, as a new
+                   optimizer. It shares its groups with this one
     model          gives the parameters their names, which rules and errors mention
     codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
                    process_group, threads, target, seed, timeout

@@ -174,7 +174,7 @@ def copy_gradient(name: str, parameter: torch.Tensor, values: torch.Tensor) -> N
     if parameter.grad is None:
         values.zero_()
     else:
-        values.copy_(require_dense(name, parameter.grad))
+        values.copy_(require_dense(name, parameter.grad).detach())  # of create_graph=True
 
 
 def options_of(param_groups: Sequence[dict[str, Any]]) -> list[Options]:
