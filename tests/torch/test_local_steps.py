@@ -12,6 +12,8 @@ import torch
 import optimizer_jobs
 from cluster import Cluster, Died
 from gradwire.torch.optimizers.late_momentum import LateMomentum
+from gradwire.torch.optimizers.local_stats import LocalStats
+from gradwire.torch.records.stats import Totals, summarize
 from optimizer_jobs import INFINITE_NAME, Run, Wrapped
 from training import digest, make_model
 
@@ -79,6 +81,21 @@ def test_bytes_go_with_the_exchanges(ranks: list[dict[str, Run]]) -> None:
         assert sent["every step"]["push_bytes"] == 2 * sent["plain raw"]["push_bytes"] > 0
         assert [b > 0 for b in ranks[0]["plain raw"].push_bytes] == [False, True] * 3
         assert 8 * sent["plain 3lc"]["push_bytes"] < sent["plain raw"]["push_bytes"]
+        whole = sent["every step"]["ratio"] * sent["every step"]["push_bytes"]
+        assert sent["plain raw"]["ratio"] == pytest.approx(
+            whole / sent["plain raw"]["push_bytes"], rel=0.01
+        )
+        assert sent["outer 3lc"]["ratio"] == pytest.approx(
+            3 * sent["outer 3lc"]["ratio_of_exchanges"], rel=0.01
+        )
+        assert "x less than raw in each step; an exchange " in ranks[0]["outer 3lc"].report
+
+
+def test_reports_begin_with_what_the_user_should_know() -> None:
+    empty = summarize(Totals(), codec="3lc", world_size=1, raw_tensors=(), remarks=("look",))
+    stats = LocalStats(2, (9,), 4, 0, (), empty, None, 1, (1, 2), (0,))
+    assert stats.report().splitlines()[0] == empty.report().splitlines()[0] == "note: look"
+    assert "1, 2 in generation 1, lost member 0" in stats.report()
 
 
 def test_schedulers_change_the_local_steps(ranks: list[dict[str, Run]]) -> None:
