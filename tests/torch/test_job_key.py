@@ -386,16 +386,19 @@ def fleet() -> Iterator[Fleet]:
     processes.close()
 
 
-def test_members_go_on_without_who_was_stopped_and_refuse_who_has_no_key(fleet: Fleet) -> None:
+def test_members_go_on_without_who_was_stopped_and_refuse_who_has_no_key(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     """The process that was stopped is no ghost: it learns that it was expelled."""
-    plan = Plan((1, 3), pause=0.05)
+    plan = Plan((1, 3), pause=0.05, folder=str(tmp_path))
     for number in range(3):
         own = replace(plan, at=2, deed="stop") if number == 1 else plan
         fleet.start(number, Keyed(KEY, own), run)
+    wait_until(lambda: len(list(tmp_path.glob("0-*.npz"))) == 3, 120)
     for number, key in ((3, OTHER_KEY), (4, None)):
         fleet.start(number, Keyed(key, plan), run)
-    refused = fleet.collect(3, 4)
-    assert refused[0].error.startswith("JobKeyError: this process can't join: ")
+    for refused in fleet.collect(3, 4):
+        assert refused.error.startswith("JobKeyError: this process can't join: ")
     ended = fleet.collect(0, 2)
     for each in ended:
         assert (each.error, each.digest) == ("", ended[0].digest)
@@ -429,6 +432,7 @@ def test_a_place_is_for_processes_with_the_key(fleet: Fleet, tmp_path: Path) -> 
     assert refused.digests == {}
     fleet.start(3, Keyed(KEY, course.become(number=3, hold=())), run)
     wait_until(lambda: (tmp_path / "asked3").exists(), 120)
+    time.sleep(1.0)  # until the server knows that it wants the model
     (tmp_path / "go8").touch()
     ended = fleet.collect(0, 3, 100)
     assert [each.error for each in ended] == ["", "", ""]
