@@ -9,6 +9,7 @@ from cluster import Cluster
 from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.link.wire import Kind
+from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_message
 from unused_jobs import BY_NONE, BY_ONE, USED, Way, serve_each, train_each
 
 STEPS = [USED, USED, USED, USED, BY_NONE, BY_NONE, BY_NONE, BY_NONE, BY_ONE, BY_NONE]
@@ -77,7 +78,6 @@ SERVED = {
     "raw": {"codec": "raw"},
     "servers": {"codec": "raw", "servers": 2},
     "part by part": {"codec": "raw", "barrier": "tensor"},
-    "backup": {"codec": "raw", "backup_workers": 1},
     "pushes": {"codec": COARSE, "pull_codec": "raw"},
 }
 
@@ -112,6 +112,24 @@ def test_raw_trains_as_ddp_does(cluster: Cluster) -> None:
                 values, expected = (np.frombuffer(v, np.float32) for v in (ours, theirs))
                 # An owner steps pieces of tensors, of which other values end a vector.
                 np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_servers_ask_the_workers_whose_pushes_are_in_the_version() -> None:
+    """Such as without the last one, of backup_workers."""
+    said = UnusedOfWorkers(["a", "b", "c"])
+    said.take(0, unused_message(4, [0, 1], 3))
+    said.take(1, unused_message(4, [1, 2], 3))
+    said.take(1, unused_message(5, [2], 3))  # with staleness, a worker is ahead
+    assert said.everywhere(4, [0, 1]) == {"b"}
+    assert said.everywhere(5, [1]) == {"c"}
+    assert said.everywhere(5, [1]) == set(), "a version is asked for once"
+    said.take(2, unused_message(6, [0], 3))
+    assert said.everywhere(6, [0, 2]) == set(), "worker 0 has all gradients"
+    said.take(0, unused_message(7, [0], 3))
+    said.replace(0)
+    assert said.everywhere(7, [0]) == set(), "another process has its place"
+    with pytest.raises(ValueError, match="it has 9 bytes"):
+        UnusedOfWorkers([str(i) for i in range(9)]).take(0, unused_message(0, [], 3))
 
 
 class _Pipe:
