@@ -40,8 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_fashion_mnist(tmp_path_factory.mktemp("data") / "fashion-mnist", 2000, 500)
 
 
-def _training(folder: Path) -> list[str]:
-    return [GRADWIRE, "train", "--workers", "2", "--batch", "8", "--data-dir", str(folder)]
+def _training(folder: Path, workers: int = 2) -> list[str]:
+    options = {"--workers": workers, "--batch": 8, "--data-dir": folder}
+    return [GRADWIRE, "train", *(str(word) for pair in options.items() for word in pair)]
 
 
 @pytest.fixture
@@ -214,8 +215,8 @@ def test_links_change_times_and_nothing_else(
 def test_workers_of_a_machine_share_a_link(folder: Path) -> None:
     """So rings inside the machines do not burden it, whatever their codec."""
     rings = "hierarchical:between=ring,within=ring,ranks=2"
-    command = [*_training(folder), "--bandwidth", "100mbit", "--exchange", rings, *EIGHT_STEPS]
-    report, said = report_of([*command, "--workers", "4"])
+    links = ["--bandwidth", "100mbit", "--exchange", rings]
+    report, said = report_of([*_training(folder, workers=4), *links, *EIGHT_STEPS])
     assert "100mbit each way, every machine behind a link of its own" in said
     for result, most in zip(report["results"], (1.15, 2.5), strict=True):
         assert result["replicas_identical"]

@@ -38,7 +38,7 @@ def train_and_fail_between_push_and_pull(options: Options, victim: int, at_step:
     def on_step(step: int) -> None:
         if dist.get_rank() == victim and step == at_step:
             broken = mock.Mock(side_effect=ArithmeticError("planted"))
-            mock.patch.object(engine, "receive", broken).start()
+            mock.patch.object(engine, "_receive", broken).start()
 
     try:
         with device_kernels():

@@ -25,7 +25,7 @@ def prove(group: dist.ProcessGroup, key: JobKey, ranks: Sequence[int], timeout: 
     connection breaks or nothing comes for `timeout` seconds.
     """
     own, places = group.rank(), [place for place in range(group.size()) if place != group.rank()]
-    proofs = {place: torch.empty(TAG_BYTES, dtype=torch.uint8) for place in places}
+    proofs = {place: torch.empty(TAG_BYTES, dtype=torch.uint8, device="cpu") for place in places}
     receives = {place: group.recv([proofs[place]], place, TAG) for place in places}
     sends = [group.send([proof_of(key, own, place)], place, TAG) for place in places]
     for place, receive in receives.items():
