@@ -333,6 +333,8 @@ def refusals_of_local_steps() -> dict[str, str]:
     cycled = LocalSteps(adam, model)
     adam.param_groups[0]["betas"] = (0.85, 0.99)
     (part,) = plain.state_dict()["fragments"]
+    earlier = often.state_dict()
+    del earlier["fragments"][0]["used"]
 
     def altered(entry: str, **values: Any) -> dict[str, Any]:
         state = plain.state_dict()
@@ -352,6 +354,7 @@ def refusals_of_local_steps() -> dict[str, str]:
         "rank": lambda: optimizer.load_state_dict(state | {"rank": 5}),
         "outer": lambda: plain.load_state_dict(state),
         "saved every": lambda: often.load_state_dict(state),
+        "earlier version": lambda: often.load_state_dict(earlier),
         "delay": lambda: plain.load_state_dict(altered("schedule", delay=1)),
         "class": lambda: often.load_state_dict(
             {**often.state_dict(), "optimizer_class": "AdamW", "optimizer": adam.state_dict()}

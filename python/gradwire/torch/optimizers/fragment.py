@@ -269,7 +269,12 @@ class Fragment:
         }
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raises ValueError for the state of another fragment, or of other settings."""
+        """Raises ValueError for the state of another fragment, of other settings, or of an earlier
+        version, whose groups of the optimizer and momenta hold other things."""
+        if "used" not in state:
+            raise ValueError(
+                "the state is of LocalSteps of an earlier version: begin anew with the model it has"
+            )
         shapes = [list(anchor.shape) for anchor in self.anchors]
         for what, saved, here in (
             ("an outer optimizer", state["outer"] is not None, self.outer is not None),
