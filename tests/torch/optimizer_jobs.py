@@ -354,6 +354,7 @@ def refusals_of_local_steps() -> dict[str, str]:
         "rank": lambda: optimizer.load_state_dict(state | {"rank": 5}),
         "outer": lambda: plain.load_state_dict(state),
         "saved every": lambda: often.load_state_dict(state),
+        "twice": lambda: LocalSteps(plain, model),
         "earlier version": lambda: often.load_state_dict(earlier),
         "delay": lambda: plain.load_state_dict(altered("schedule", delay=1)),
         "class": lambda: often.load_state_dict(

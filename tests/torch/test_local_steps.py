@@ -208,6 +208,7 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
         "rank": "ValueError: the state is that of rank 5 of 1",
         "outer": "ValueError: an outer optimizer: the state has True, this rank has False",
         "saved every": "ValueError: every: the state has 2, this rank has 1",
+        "twice": "TypeError: LocalSteps exchanges already: give the optimizer that it",
         "earlier version": "ValueError: the state is of LocalSteps of an earlier version",
         "delay": "ValueError: delay: the state has 1, this rank has 0",
         "class": "ValueError: the state is that of the optimizer AdamW, this one wraps SGD",

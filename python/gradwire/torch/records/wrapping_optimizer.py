@@ -20,12 +20,13 @@ _MODES = ("train", "eval")  # methods of schedule-free optimizers
 
 
 def require_optimizer(optimizer: object, others: str) -> None:
-    """Raises TypeError for anything else, such as a model. others: what the other arguments are."""
+    """Raises TypeError for anything else, such as a model, and for an optimizer that exchanges
+    already. others: what the other arguments are."""
+    name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"the first argument is the optimizer, and {others}; the first is a "
-            f"{type(optimizer).__name__}"
-        )
+        raise TypeError(f"the first argument is the optimizer, and {others}; the first is a {name}")
+    if isinstance(optimizer, WrappingOptimizer):
+        raise TypeError(f"{name} exchanges already: give the optimizer that it was made with")
 
 
 def refuse_modes(optimizer: Optimizer, owner: str) -> None:
