@@ -227,7 +227,7 @@ class Fragment:
             self.local.restart()
 
     def _step_anchors(self, flight: Flight) -> None:
-        averages, unused = flight.bucket.parts, flight.unused()
+        averages, unused = flight.bucket.parts, set(flight.unused())
         if self.momentum is not None:
             self.momentum.smooth(averages, flight.steps, unused)
         for place, (anchor, average) in enumerate(zip(self.anchors, averages, strict=True)):

@@ -21,7 +21,7 @@ Changes are those that are subtracted from parameters.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ class LateMomentum:
         self.steps = [0] * len(tensors)  # of each
 
     def smooth(
-        self, averages: Sequence[Tensor], steps: int = 1, unused: Sequence[int] = ()
+        self, averages: Sequence[Tensor], steps: int = 1, unused: Collection[int] = ()
     ) -> None:
         """Turns the average sums of the changes of some steps into the changes to apply, in place.
         unused: the places of tensors that no rank had a gradient of, which Adam does not step.

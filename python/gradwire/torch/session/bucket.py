@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import torch
@@ -137,14 +138,19 @@ class Bucket:
         self.exchange.retract()
         self._restore_kept()
 
+    @cached_property
+    def _slices(self) -> dict[str, list[slice]]:
+        """Where each tensor lies in the bucket, by its name."""
+        slices: dict[str, list[slice]] = {name: [] for name, _ in self.tensors}
+        for segment in self.layout.segments:
+            start = segment["bucket_offset"]
+            slices[segment["name"]].append(slice(start, start + segment["numel"]))
+        return slices
+
     def _places(self, tensor: int, values: torch.Tensor) -> list[torch.Tensor]:
         """The tensor's parts of the bucket."""
         name, _ = self.tensors[tensor]
-        return [
-            values[segment["bucket_offset"] :][: segment["numel"]]
-            for segment in self.layout.segments
-            if segment["name"] == name
-        ]
+        return [values[part] for part in self._slices[name]]
 
     def _names(self, tensors: Sequence[int]) -> set[str]:
         return {self.tensors[tensor][0] for tensor in tensors}
