@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
+
+from gradwire.torch import QSVRG
 
 N, M = 96, 200  # values, functions
 
@@ -22,6 +25,19 @@ class FiniteSum:
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     smoothness: float
     convexity: float
+
+    def optimizer(
+        self, weight: torch.nn.Parameter, count: int = 10, first: int = 0, **options: Any
+    ) -> QSVRG:
+        """For a worker with the functions from `first` on, `count` of them."""
+        return QSVRG(
+            [weight],
+            lambda j: self.loss(weight, first + j),
+            count,
+            smoothness=self.smoothness,
+            convexity=self.convexity,
+            **options,
+        )
 
     def value(self, weight: torch.Tensor) -> float:
         return float(self.loss(weight.detach().double(), torch.arange(M)))

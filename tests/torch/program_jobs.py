@@ -26,7 +26,6 @@ from torch.overrides import TorchFunctionMode
 import finite_sums
 from fsdp_jobs import mesh_of
 from gradwire.torch import (
-    QSVRG,
     FullyShardComm,
     GradwireState,
     LocalSteps,
@@ -329,14 +328,7 @@ def _qsvrg(program: Program) -> dict[str, torch.Tensor]:
     chosen = finite_sums.least_squares()
     weight = nn.Parameter(torch.zeros(finite_sums.N))
     with program.construct():
-        optimizer = QSVRG(
-            [weight],
-            lambda j: chosen.loss(weight, j),
-            10,
-            smoothness=chosen.smoothness,
-            convexity=chosen.convexity,
-            steps=3,
-        )
+        optimizer = chosen.optimizer(weight, steps=3)
     for _ in range(2):
         with program.step(arithmetic=False):  # it computes gradients
             optimizer.epoch()

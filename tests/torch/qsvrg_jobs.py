@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import finite_sums
-from gradwire.torch import QSVRG, CommunicationError
+from gradwire.torch import CommunicationError
 
 
 def minimize(problem: str, epochs: int, steps: int) -> tuple[list[float], list[Any], int]:
@@ -17,15 +17,7 @@ def minimize(problem: str, epochs: int, steps: int) -> tuple[list[float], list[A
     first = dist.get_rank() * share
     chosen = finite_sums.PROBLEMS[problem]()
     weight = torch.nn.Parameter(torch.zeros(finite_sums.N))
-    optimizer = QSVRG(
-        [weight],
-        lambda j: chosen.loss(weight, first + j),
-        share,
-        smoothness=chosen.smoothness,
-        convexity=chosen.convexity,
-        steps=steps,
-        seed=3,
-    )
+    optimizer = chosen.optimizer(weight, share, first, steps=steps, seed=3)
     done = [optimizer.epoch() for _ in range(epochs)]
     return weight.tolist(), done, optimizer.stats().push_bytes
 
@@ -35,26 +27,14 @@ def differ(what: str) -> None:
     odd = dist.get_rank() == 1
     chosen = finite_sums.least_squares()
     weight = torch.nn.Parameter(torch.full((finite_sums.N,), float(odd and what == "parameters")))
-    optimizer = QSVRG(
-        [weight],
-        lambda j: chosen.loss(weight, j),
-        9 if odd and what == "count" else 10,
-        smoothness=chosen.smoothness,
-        convexity=chosen.convexity,
-    )
+    optimizer = chosen.optimizer(weight, 9 if odd and what == "count" else 10)
     optimizer.epoch()
 
 
 def go_on_after_close() -> str:
     chosen = finite_sums.least_squares()
     weight = torch.nn.Parameter(torch.zeros(finite_sums.N))
-    optimizer = QSVRG(
-        [weight],
-        lambda j: chosen.loss(weight, j),
-        10,
-        smoothness=chosen.smoothness,
-        convexity=chosen.convexity,
-    )
+    optimizer = chosen.optimizer(weight)
     optimizer.epoch()
     optimizer.close()
     try:

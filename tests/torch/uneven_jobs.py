@@ -20,7 +20,6 @@ import finite_sums
 from fsdp_jobs import Sharded as ShardedCase
 from fsdp_jobs import shard
 from gradwire.torch import (
-    QSVRG,
     FullyShardComm,
     GradwireState,
     LocalSteps,
@@ -147,15 +146,7 @@ def leave_early(way: str) -> Told:
 def _qsvrg(epochs: int) -> None:
     chosen = finite_sums.least_squares()
     weight = nn.Parameter(torch.zeros(finite_sums.N))
-    optimizer = QSVRG(
-        [weight],
-        lambda j: chosen.loss(weight, j),
-        10,
-        smoothness=chosen.smoothness,
-        convexity=chosen.convexity,
-        steps=2,
-        timeout=SECONDS,
-    )
+    optimizer = chosen.optimizer(weight, steps=2, timeout=SECONDS)
     for _ in range(epochs):
         optimizer.epoch()
     optimizer.close()
