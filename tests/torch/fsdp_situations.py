@@ -216,7 +216,7 @@ def train(situation: Situation, codec: str | None, hybrid: bool = False) -> Trai
 
 
 def _optimizers(model: nn.Module, in_backward: bool) -> list[torch.optim.Optimizer]:
-    """Of which those of no parameters step after backward."""
+    """Those without parameters step after backward."""
 
     def adamw(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)

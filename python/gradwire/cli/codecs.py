@@ -19,12 +19,13 @@ def codecs(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"codecs": listed})
         return
+    normal = np.random.default_rng(0).standard_normal(_VALUES, np.float32)
     print_table(
         ("codec", "bits", "error feedback", "what it does", "source"),
         [
             (
                 codec["name"],
-                significant(_bits(codec["name"])),
+                significant(8 * len(gradwire.encode(normal, codec["name"])) / _VALUES),
                 "on" if codec["error_feedback"] else "off",
                 codec["summary"],
                 codec["source"],
@@ -51,8 +52,3 @@ def codecs(as_json: JsonOption = False) -> None:
         "In trainings auto:bits=1 or auto:error=0.3 stands for codecs that are chosen at run time: "
         "docs/auto.md."
     )
-
-
-def _bits(codec: str) -> float:
-    normal = np.random.default_rng(0).standard_normal(_VALUES, np.float32)
-    return 8 * len(gradwire.encode(normal, codec)) / _VALUES

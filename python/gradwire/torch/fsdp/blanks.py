@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Blanks:
-    """Of one backward pass, in which a parameter may be reduced more than once."""
+    """Keeps them of one backward pass, in which a parameter may be reduced more than once."""
 
     def __init__(self) -> None:
         self._parameters: set[nn.Parameter] = set()  # their gradients may be zeros of no rank
@@ -24,7 +24,7 @@ class Blanks:
         self._parameters.update(p for p in unused if p.grad is None)
 
     def settle(self, reduced: Sequence[nn.Parameter], unused: Sequence[nn.Parameter]) -> None:
-        """Of these, which were reduced, no rank has a gradient of `unused`."""
+        """Takes note that `reduced` were reduced, and that no rank has a gradient of `unused`."""
         self._parameters -= set(reduced) - set(unused)
 
     def silence(self, unused: Iterable[nn.Parameter]) -> None:

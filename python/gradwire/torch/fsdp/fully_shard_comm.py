@@ -260,8 +260,9 @@ class FullyShardComm(Uncopied, SessionOwner):
         return f"{shards.rank()} of {shards.size()}"
 
     def _compare_ranks(self) -> None:
-        """Of HSDP. Averages of gradients keep replicas equal that began equal. And inside a replica
-        PyTorch communicates itself, so nothing else shows that a shard is of another step."""
+        """Compares HSDP's models. Averages of gradients keep replicas equal that began equal. And
+        inside a replica PyTorch communicates itself, so nothing else shows that a shard is of
+        another step."""
         session, inner = self._running(), self._inner_session
         assert inner is not None, "there are replicas"
         lines = [f"a state of step {self._iterations}"]
@@ -297,8 +298,8 @@ class FullyShardComm(Uncopied, SessionOwner):
     # Gradients ---------------------------------------------------------------------------------
 
     def _note_unused(self, unit: Unit, unused: Unused) -> None:
-        """Of HSDP: the replica lacks a gradient that all of its ranks lack. PyTorch, which adds
-        their gradients up, does not say so."""
+        """Notes what this rank lacks; with HSDP, what all ranks of the replica lack, which PyTorch
+        does not say as it adds their gradients up."""
         self._unused = lambda: unused
         if self._hybrid:
             inner = self._inner_session

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.torch.records.parameters import named_parameters
+from gradwire.torch.records.parameters import named_parameters, uncompiled
 
 
 def find_module(state: object, parameters: Sequence[torch.Tensor]) -> DistributedDataParallel:
@@ -57,7 +57,7 @@ def find_module(state: object, parameters: Sequence[torch.Tensor]) -> Distribute
 
 def module_in(model: nn.Module) -> DistributedDataParallel:
     """The DDP module that was given as model=, which may be compiled. Raises TypeError."""
-    inner = getattr(model, "_orig_mod", model)
+    inner = uncompiled(model)
     if not isinstance(inner, DistributedDataParallel):
         raise TypeError(
             "model is the DistributedDataParallel module whose hook gets this state; this is a "

@@ -68,7 +68,8 @@ class SealedStore(Store):
             time.sleep(_LOOK_SECONDS)
 
     def compare_set(self, name: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Of a record that is absent (`expected` is empty): the value that the record has then."""
+        """Writes a record that is absent (`expected` is empty), and returns the value that it has
+        then."""
         assert not expected, "no other use is known"
         full, sealed = self.place + name, self.seal(name, _bytes(desired))
         before = b""
@@ -155,8 +156,7 @@ class Numbers:
         return number
 
     def are_taken(self, first: int, count: int = 1) -> bool:
-        names = [self._place + self._name_of(n) for n in range(first, first + count)]
-        return self._raw.check(names)
+        return exist(self._store, [self._name_of(n) for n in range(first, first + count)])
 
     def is_ours(self, number: int) -> bool:
         """Whether a process of the job took it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -21,8 +21,27 @@ from gradwire.torch.link.wire import Bytes, Kind, Wire
 _RANK = struct.Struct("<I")
 
 
+def packed_size(tensors: int) -> int:
+    """Bytes with a bit for each of so many tensors."""
+    return (tensors + 7) // 8
+
+
+def pack_places(places: Sequence[int], tensors: int) -> bytes:
+    """A bit for each of so many tensors, which is set at these places."""
+    bits = np.zeros(tensors, dtype=bool)
+    bits[list(places)] = True
+    return np.packbits(bits).tobytes()
+
+
+def unpack_places(bits: Bytes, tensors: int) -> list[int]:
+    """The places of `pack_places`, ascending."""
+    places: list[int] = np.flatnonzero(np.unpackbits(bits)[:tensors]).tolist()
+    return places
+
+
 class Unused:
-    """Of one step. `own`: the places of this rank's unused tensors among those of the bucket."""
+    """What a step knows of them. `own`: the places of this rank's unused tensors among those of the
+    bucket."""
 
     def __init__(self, own: Iterable[int] = ()) -> None:
         self.own = sorted(own)
@@ -37,9 +56,7 @@ class Unused:
         self._told: defaultdict[int, set[int]] = defaultdict(set)  # what each peer knows, by rank
         self._rank = wire.rank
         if self.own:
-            bits = np.zeros(tensors, dtype=bool)
-            bits[self.own] = True
-            self._by_rank = {wire.rank: np.packbits(bits).tobytes()}
+            self._by_rank = {wire.rank: pack_places(self.own, tensors)}
 
     @property
     def max_size(self) -> int:
@@ -48,7 +65,7 @@ class Unused:
 
     @property
     def _entry_size(self) -> int:
-        return _RANK.size + (self._tensors + 7) // 8
+        return _RANK.size + packed_size(self._tensors)
 
     def tell(self, wire: Wire, peer: int) -> None:
         """Sends what the peer does not know yet; to be called before each packet."""
@@ -82,5 +99,4 @@ class Unused:
         if len(self._by_rank) < len(self._ranks):
             return []
         bits = [np.frombuffer(entry, dtype=np.uint8) for entry in self._by_rank.values()]
-        places: list[int] = np.flatnonzero(np.unpackbits(np.bitwise_and.reduce(bits))).tolist()
-        return [place for place in places if place < self._tensors]
+        return unpack_places(np.bitwise_and.reduce(bits), self._tensors)

@@ -49,8 +49,7 @@ from gradwire.torch.optimizers.weights_in_state import find_weights
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
 from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.parameters import options_of, require_dense
-from gradwire.torch.records.shards import local_of
+from gradwire.torch.records.parameters import local_of, options_of, require_dense
 from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.records.wrapping_optimizer import (
     describe_weights,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,19 +19,21 @@ from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.wire import Kind, Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.modes import ordinary_tensors, writing_to
+from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import (
     NamedTensor,
     all_finite,
+    local_of,
     name_parameters,
     named_buffers,
     named_parameters,
+    pack,
     shapes_of,
     split_like,
     tensors_in_common,
-    values_of,
+    unpack,
 )
-from gradwire.torch.records.shards import group_of_shards, local_of
+from gradwire.torch.records.shards import group_of_shards
 from gradwire.torch.records.shared_parameters import SharedParameters
 from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
 from gradwire.torch.session.session import Session, SessionOwner
@@ -188,20 +189,14 @@ def name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]:
 
 def _broadcast(tensors: Sequence[torch.Tensor], wire: Wire) -> str:
     """Overwrites the tensors with rank 0's, bit for bit; returns the digest of their bytes."""
-    sizes = [tensor.nbytes for tensor in tensors]
     if wire.rank == 0:
-        parts = [values_of(tensor).view(-1).view(torch.uint8) for tensor in tensors]
-        values = torch.cat(parts).numpy() if parts else np.empty(0, np.uint8)
+        values = pack(tensors)
         for peer in wire.peers:
             wire.send(peer, Kind.TENSORS, values)
         wire.flush()
         return hashlib.sha256(values).hexdigest()
-    values = receive(wire, 0, Kind.TENSORS, sum(sizes))
-    pieces = torch.from_numpy(values).split(sizes)
-    for tensor, piece in zip(tensors, pieces, strict=True):
-        # The clone starts at an address that suits every type.
-        with writing_to(tensor):
-            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+    values = receive(wire, 0, Kind.TENSORS, sum(tensor.nbytes for tensor in tensors))
+    unpack(values, tensors)
     digest = hashlib.sha256(values).hexdigest()
     wire.release(0)
     return digest

@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.shards import local_of
+from gradwire.torch.records.parameters import local_of
 
 _NEAR = 0.1  # of the parameters' norm; momenta and moments are as far as the parameters are long
 

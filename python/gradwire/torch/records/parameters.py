@@ -6,10 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from gradwire.torch.link.wire import Bytes
+from gradwire.torch.records.modes import writing_to
 
 NamedShape = tuple[str, list[int]]
 NamedTensor = tuple[str, torch.Tensor]
@@ -39,8 +43,14 @@ def named_buffers(model: nn.Module) -> list[NamedTensor]:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model in DistributedDataParallel, or the model itself; both may be compiled."""
-    inner = getattr(model, "_orig_mod", model)
+    inner = uncompiled(model)
     return inner.module if isinstance(inner, DistributedDataParallel) else model
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that torch.compile was given; any other module itself."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
 
 
 def all_finite(values: torch.Tensor) -> bool:
@@ -133,7 +143,7 @@ def _flaw_of_memory(tensor: torch.Tensor) -> str:
     """Why the tensor's memory does not hold its values; empty if it does, or on the device meta.
     Reading freed memory ends the process, and PyTorch's negative bit is lost where memory is read.
     """
-    tensor = getattr(tensor, "_local_tensor", tensor)  # of FSDP2
+    tensor = local_of(tensor)
     if tensor.numel() == 0 or tensor.is_meta:
         return ""
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -144,9 +154,26 @@ def _flaw_of_memory(tensor: torch.Tensor) -> str:
     return "stored as its negative (see tensor.resolve_neg())" if tensor.is_neg() else ""
 
 
-def values_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor whose memory holds these values; the tensor itself if it is one."""
-    return tensor.resolve_conj().resolve_neg().contiguous()
+def pack(tensors: Iterable[torch.Tensor]) -> Bytes:
+    """The bytes of the tensors' values, one after the other."""
+    parts = [tensor.detach().cpu().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+    bytes_of_each = [part.view(-1).view(torch.uint8).numpy() for part in parts]
+    return np.concatenate(bytes_of_each) if parts else np.empty(0, dtype=np.uint8)
+
+
+def unpack(message: Bytes, tensors: Sequence[torch.Tensor]) -> None:
+    """Writes what `pack` made of tensors like these into them."""
+    pieces = torch.from_numpy(message).split([tensor.nbytes for tensor in tensors])
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        # The clone starts at an address that suits every type.
+        with writing_to(tensor):
+            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a DTensor, in the same memory; any other tensor itself."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
 
 
 def shapes_of(named: Sequence[NamedTensor]) -> list[NamedShape]:

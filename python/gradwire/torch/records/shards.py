@@ -11,12 +11,6 @@ import torch.distributed as dist
 from gradwire.torch.records.parameters import NamedTensor
 
 
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a DTensor, in the same memory; any other tensor itself."""
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local
-
-
 def group_of_shards(named: Iterable[NamedTensor]) -> dist.ProcessGroup | None:
     """The ranks among which all the tensors are sharded; None if they are plain tensors.
 

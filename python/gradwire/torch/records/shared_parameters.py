@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from gradwire._core import checksum32
 from gradwire.torch.records.module_hook import ModuleHook, remove_hooks
-from gradwire.torch.records.parameters import NamedTensor
-from gradwire.torch.records.shards import local_of
+from gradwire.torch.records.parameters import NamedTensor, local_of
 
 _Slot = tuple[dict[str, Any], str, object]  # `_parameters` or `_modules` of a module, key, entry
 

@@ -12,7 +12,7 @@ import torch
 from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwire.torch.records.module_hook import remove_hooks
+from gradwire.torch.records.module_hook import ModuleHook, remove_hooks
 from gradwire.torch.records.uncopied import Uncopied
 
 _USE = "_gradwire_use"  # attribute of a wrapped optimizer
@@ -90,13 +90,12 @@ class OwnUse:
         )
 
     def _refuse(self, register: Callable[[Any], RemovableHandle], what: str, instead: str) -> None:
-        name, owner, me = type(self._optimizer).__name__, self._owner, weakref.ref(self)
+        self._handles.append(register(ModuleHook(self._before_use, what, instead)))
 
-        def before_use(*args: Any) -> None:
-            if (use := me()) is not None and not use._is_own:
-                raise RuntimeError(f"{name} {what} itself, but {owner} wraps it: {instead}")
-
-        self._handles.append(register(before_use))
+    def _before_use(self, what: str, instead: str, *_: Any) -> None:
+        if not self._is_own:
+            name = type(self._optimizer).__name__
+            raise RuntimeError(f"{name} {what} itself, but {self._owner} wraps it: {instead}")
 
     @contextlib.contextmanager
     def of_owner(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -11,8 +10,9 @@ from gradwire.torch.records.modes import ordinary_tensors, writing_to
 from gradwire.torch.records.parameters import (
     NamedTensor,
     named_buffers,
+    pack,
     tensors_in_common,
-    values_of,
+    unpack,
 )
 
 
@@ -39,22 +39,14 @@ class ModelBuffers:
 
     def pack(self) -> Bytes:
         """Their bytes, one buffer after the other."""
-        parts = [
-            values_of(buffer.detach().cpu()).view(-1).view(torch.uint8).numpy()
-            for _, buffer in self._named()
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
+        return pack(buffer for _, buffer in self._named())
 
     @ordinary_tensors()
     def load(self, message: Bytes) -> None:
         """Takes over what `pack` wrote on another rank. Raises ValueError for another size."""
         if message.size != self.nbytes:
             raise ValueError(f"it has {message.size} bytes, and the model's buffers {self.nbytes}")
-        named = self._named()
-        parts = torch.from_numpy(message).split([buffer.nbytes for _, buffer in named])
-        for (_, buffer), part in zip(named, parts, strict=True):
-            with writing_to(buffer):
-                buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+        unpack(message, [buffer for _, buffer in self._named()])
 
     def named(self) -> dict[str, torch.Tensor]:
         return {name: buffer.detach().clone() for name, buffer in self._named()}

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-import numpy as np
-
+from gradwire.torch.link.unused import pack_places, packed_size, unpack_places
 from gradwire.torch.link.wire import Bytes
 from gradwire.torch.server.group_options import VERSION_BYTES, read_version, version_message
 
 
 def unused_size(tensors: int) -> int:
     """Bytes of the message for a part of so many tensors."""
-    return VERSION_BYTES + (tensors + 7) // 8
+    return VERSION_BYTES + packed_size(tensors)
 
 
 def unused_message(version: int, unused: Sequence[int], tensors: int) -> Bytes:
     """unused: the places of those that the push for this version has no gradient of."""
-    bits = np.zeros(tensors, dtype=bool)
-    bits[list(unused)] = True
-    return version_message(version, np.packbits(bits).tobytes())
+    return version_message(version, pack_places(unused, tensors))
 
 
 class UnusedOfWorkers:
@@ -38,8 +35,8 @@ class UnusedOfWorkers:
                 f"{len(self._names)} tensors have {unused_size(len(self._names))}"
             )
         version = read_version(message)
-        bits = np.unpackbits(message[VERSION_BYTES:])[: len(self._names)]
-        self._said[rank][version] = set(np.flatnonzero(bits).tolist())
+        places = unpack_places(message[VERSION_BYTES:], len(self._names))
+        self._said[rank][version] = set(places)
 
     def replace(self, rank: int) -> None:
         """Another process has the place of this rank from now on."""
