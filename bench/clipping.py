@@ -27,11 +27,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-import gradwire.train.data
-from gradwire.evaluate.arms import HOOK, Setup, arm
-from gradwire.train.loop import Trainer
-from gradwire.train.one_process import OneProcess
-from gradwire.train.settings import Run, TrainSettings
+import gradwire_lab.train.data
+from gradwire_lab.evaluate.arms import HOOK, Setup, arm
+from gradwire_lab.train.loop import Trainer
+from gradwire_lab.train.one_process import OneProcess
+from gradwire_lab.train.settings import Run, TrainSettings
 
 TOTAL_BATCH, RATE = 64, 0.01
 LOOKS = 20
@@ -90,7 +90,7 @@ def measure(workers: int, steps: int) -> Watching:
         watching.append(Watching(model, codec, chosen))
         return watching[0]
 
-    given = gradwire.train.data.load(settings.data, settings.data_dir)
+    given = gradwire_lab.train.data.load(settings.data, settings.data_dir)
     trainer = Trainer(settings, given, 0, None, torch.device("cpu"))
     trainer.run(Run("raw", 0), lambda event: None, choose)
     return watching[0]

@@ -26,8 +26,8 @@ from torch import nn
 
 import gradwire
 from gradwire.cli.output import print_table, significant
-from gradwire.train import data, models, schedule
-from gradwire.train.settings import TrainSettings
+from gradwire_lab.train import data, models, schedule
+from gradwire_lab.train.settings import TrainSettings
 
 WORKERS = 4
 BATCH = 32

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.machine import describe_build, describe_machine
-from gradwire.train import network
-from gradwire.train.settings import parse_bandwidth
+from gradwire_lab.train import network
+from gradwire_lab.train.settings import parse_bandwidth
 from ranks import join, run_ranks
 
 MACHINES, PER_MACHINE = 2, 2
@@ -110,7 +110,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
 
     from gradwire.torch import FullyShardComm
-    from gradwire.train.text_models import Gpt
+    from gradwire_lab.train.text_models import Gpt
 
     class Training(Gpt):
         def forward(self, text: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.bench_data import Floats, load_data
 from gradwire.cli.output import print_table, significant
+from gradwire_lab.bench_data import Floats, load_data
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 import gradwire
-from gradwire.bench_data import Floats, load_data
 from gradwire.cli.output import print_table, significant
 from gradwire.machine import describe_build, describe_machine
+from gradwire_lab.bench_data import Floats, load_data
 
 CODEC = "int8:ef=off"
 REPETITION_SECONDS = 0.003

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.machine import describe_build, describe_machine
-from gradwire.train import network
+from gradwire_lab.train import network
 from ranks import join, run_ranks
 
 RANKS = 2

@@ -5,7 +5,7 @@
         --rate 10M --ranks 4 -- --min 1M --max 64M
 
 Every rank has its own network namespace, and mpirun has another; a switch joins them, as in
-`gradwire train --bandwidth` (python/gradwire/train/network.py). mpirun starts a daemon for each
+`gradwire train --bandwidth` (lab/gradwire_lab/train/network.py). mpirun starts a daemon for each
 rank as on a cluster, but with this script as the remote shell, which enters the namespace. So all
 messages of MPI go over the shaped links.
 
@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwire.train import network
+from gradwire_lab.train import network
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 # For the remote shell: the processes that hold the namespaces, by rank, and a folder for files.

@@ -36,14 +36,14 @@ import numpy as np
 
 from gradwire.local_schedule import Schedule
 from gradwire.machine import describe_build, describe_machine
-from gradwire.plan.cluster import Cluster
-from gradwire.plan.meters import ByteMeter
-from gradwire.plan.predict import DDP, Bucket, cut_buckets, predict
-from gradwire.plan.profile import CodecSpeed, Layer, Profile, Transport
-from gradwire.plan.simulate import simulate
-from gradwire.train import network
-from gradwire.train.options import from_options
-from gradwire.train.settings import GRADIENTS, SERVED, SHARDED, TrainSettings, parse_bandwidth
+from gradwire_lab.plan.cluster import Cluster
+from gradwire_lab.plan.meters import ByteMeter
+from gradwire_lab.plan.predict import DDP, Bucket, cut_buckets, predict
+from gradwire_lab.plan.profile import CodecSpeed, Layer, Profile, Transport
+from gradwire_lab.plan.simulate import simulate
+from gradwire_lab.train import network
+from gradwire_lab.train.options import from_options
+from gradwire_lab.train.settings import GRADIENTS, SERVED, SHARDED, TrainSettings, parse_bandwidth
 from planning_ranks import ALONE, CODECS, Kind, measure
 from ranks import join, run_ranks
 
@@ -90,7 +90,7 @@ def main() -> None:
 
 def build(model: str) -> Any:
     """The untrained model."""
-    from gradwire.train import data, models
+    from gradwire_lab.train import data, models
 
     chosen = settings_of(model, 1)
     shape = data.load(chosen.data, chosen.data_dir).shape
@@ -203,7 +203,7 @@ def compare(
 def profile_of_ranks(
     model: str, ranks: list[dict[str, Any]], of_bytes: list[tuple[float, float]]
 ) -> Profile:
-    from gradwire.plan.recorder import profile_of
+    from gradwire_lab.plan.recorder import profile_of
 
     def middle(values: Iterable[dict[str, float]]) -> Any:
         found = list(values)

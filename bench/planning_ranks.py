@@ -14,16 +14,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.plan.measure import KEPT_GRADIENTS, Gradients, gradients_of, measure_codec
-from gradwire.plan.meters import MessageMeter
-from gradwire.plan.predict import DDP
-from gradwire.plan.recorder import StepRecorder, without_exchange
 from gradwire.torch import GradwireState, LocalSteps, ServerOptimizer, gradwire_hook
-from gradwire.train import data, models
-from gradwire.train.settings import GRADIENTS, TrainSettings
-from gradwire.train.strategies import local_optimizer
-from gradwire.train.strategy import Strategy
-from gradwire.train.torch_ddp import distribute
+from gradwire_lab.plan.measure import KEPT_GRADIENTS, Gradients, gradients_of, measure_codec
+from gradwire_lab.plan.meters import MessageMeter
+from gradwire_lab.plan.predict import DDP
+from gradwire_lab.plan.recorder import StepRecorder, without_exchange
+from gradwire_lab.train import data, models
+from gradwire_lab.train.settings import GRADIENTS, TrainSettings
+from gradwire_lab.train.strategies import local_optimizer
+from gradwire_lab.train.strategy import Strategy
+from gradwire_lab.train.torch_ddp import distribute
 
 ALONE = "alone"
 CODECS = ("raw", "bf16", "3lc:s=1,coder=rice")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from gradwire.train import network
+from gradwire_lab.train import network
 
 _PORT = 29500
 _ADDRESS, _INTERFACE = "127.0.0.1", "lo"

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gradwire.train import data, optimizers
-from gradwire.train.loop import Trainer
-from gradwire.train.rivals import PLAIN_DDP
-from gradwire.train.settings import Run, TrainSettings
-from gradwire.train.strategy import Strategy
+from gradwire_lab.train import data, optimizers
+from gradwire_lab.train.loop import Trainer
+from gradwire_lab.train.rivals import PLAIN_DDP
+from gradwire_lab.train.settings import Run, TrainSettings
+from gradwire_lab.train.strategy import Strategy
 
 STEPS = 300
 RECORDED_STEPS = (20, 150, 290)

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 import gradwire
-from gradwire.train import text
-from gradwire.train.text_models import Gpt
+from gradwire_lab.train import text
+from gradwire_lab.train.text_models import Gpt
 
 WORKERS, EVERY, BATCH, DECAY = 4, 30, 8, 0.95
 ROUNDS = 10

@@ -1,8 +1,8 @@
 """The times that TernGrad's and INCEPTIONN's models give, whose exchanges only `predict` knows."""
 
-from gradwire.plan.cluster import HEADER_BYTES, PAYLOAD_BYTES, Cluster
-from gradwire.plan.predict import Bucket, predict
-from gradwire.plan.profile import CodecSpeed, Layer, Profile
+from gradwire_lab.plan.cluster import HEADER_BYTES, PAYLOAD_BYTES, Cluster
+from gradwire_lab.plan.predict import Bucket, predict
+from gradwire_lab.plan.profile import CodecSpeed, Layer, Profile
 
 ALEXNET, VGG_A = 61_000_000, 133_000_000  # values
 HEADERS = 1 + HEADER_BYTES / PAYLOAD_BYTES  # which the papers do not count

@@ -40,7 +40,8 @@ LAYERS = (
 OUTSIDE = ("python", "tests", "bench", "fuzz", "examples")
 SUFFIXES = {".h", ".hpp", ".inl", ".inc", ".def", ".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh"}
 
-# The packages under python/. A module belongs to the longest name here that its own begins with.
+# The packages of library and laboratory. A module belongs to the longest name that its own begins
+# with.
 PACKAGES = (
     "gradwire",
     "gradwire.torch.link",
@@ -52,10 +53,12 @@ PACKAGES = (
     "gradwire.torch.optimizers",
     "gradwire.torch.hook",
     "gradwire.torch",
-    "gradwire.train",
-    "gradwire.evaluate",
-    "gradwire.plan",
     "gradwire.cli",
+    "gradwire_lab",
+    "gradwire_lab.train",
+    "gradwire_lab.evaluate",
+    "gradwire_lab.plan",
+    "gradwire_lab.cli",
 )
 
 # Numbers with digit separators, raw strings and strings may hold quotes or comment signs. Each is
@@ -194,8 +197,9 @@ def find_imports(text: str, parent: str) -> Iterator[tuple[int, str]]:
 
 
 def check_python(root: Path) -> tuple[list[Offence], int]:
-    """Checks the packages under `root`/python; returns the offences and the number of files."""
-    files = sorted((root / "python").rglob("*.py"))
+    """Checks the packages of library and laboratory; returns offences and the number of files."""
+    folders = (root / "python", root / "lab" / "gradwire_lab")
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
     offences = []
     for path in files:
         file = PurePosixPath(path.relative_to(root).as_posix())

@@ -18,12 +18,19 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import get_args, get_origin
 
-from gradwire.cli.app import COMMANDS, function_of, gradwire, make_command
+from gradwire.cli.app import (
+    LAB_COMMANDS,
+    LIBRARY_COMMANDS,
+    function_of,
+    gradwire,
+    make_command,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = ROOT / "include" / "gradwire" / "gradwire.h"
 MPI_HEADER = HEADER.with_name("gradwire_mpi.h")
 MAN = ROOT / "man"
+LAB_MAN = ROOT / "lab" / "data" / "share" / "man" / "man1"  # flit installs data/
 
 EXIT_STATUS = (
     "0: done. 1: it could not be done, and one line on standard error says why. 2: the command "
@@ -140,6 +147,11 @@ def lower_first(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:].rstrip(".")
 
 
+def command_line(name: str) -> str:
+    """The paragraph of a command in the page of `gradwire`."""
+    return f".TP\n.BR gradwire\\-{name} (1)\n{escape(summary(function_of(name)))}"
+
+
 def gradwire_page() -> str:
     """The page of the command itself."""
     lines = [
@@ -149,11 +161,9 @@ def gradwire_page() -> str:
         ".SH SYNOPSIS",
         "\\fBgradwire\\fR \\fIcommand\\fR [\\fIoptions\\fR]",
         ".SH COMMANDS",
-    ]
-    lines += [
-        f".TP\n.BR gradwire\\-{name} (1)\n{escape(summary(function_of(name)))}" for name in COMMANDS
-    ]
-    lines += [
+        *map(command_line, LIBRARY_COMMANDS),
+        ".SH COMMANDS OF GRADWIRE-LAB",
+        *map(command_line, LAB_COMMANDS),
         ".SH OPTIONS",
         ".TP\n\\fB\\-\\-version\\fR\nPrint the version.",
         ".TP\n\\fB\\-h\\fR, \\fB\\-\\-help\\fR\nList the commands.",
@@ -246,16 +256,18 @@ def header_page(path: Path, summary: str, see_also: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def make_pages() -> dict[str, str]:
-    """File name and content of every page."""
-    pages = {f"gradwire-{name}.1": command_page(name) for name in COMMANDS}
+def make_pages() -> dict[Path, str]:
+    """Path and content of every page."""
+    folders = dict.fromkeys(LIBRARY_COMMANDS, MAN) | dict.fromkeys(LAB_COMMANDS, LAB_MAN)
+    pages = {folders[name] / f"gradwire-{name}.1": command_page(name) for name in folders}
     in_c = header_page(
         HEADER,
         "compression of gradients, and exchanges between ranks, in C",
         ".BR gradwire (1),\n.BR gradwire_mpi (3)",
     )
     over_mpi = header_page(MPI_HEADER, "compressed collectives over MPI, in C", ".BR gradwire (3)")
-    return pages | {"gradwire.1": gradwire_page(), "gradwire.3": in_c, "gradwire_mpi.3": over_mpi}
+    others = {"gradwire.1": gradwire_page(), "gradwire.3": in_c, "gradwire_mpi.3": over_mpi}
+    return pages | {MAN / name: text for name, text in others.items()}
 
 
 def main(arguments: list[str]) -> int:
@@ -264,16 +276,18 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 2
     pages = make_pages()
-    present = {path.name: path.read_text(encoding="utf-8") for path in MAN.glob("*.[0-9]")}
-    stale = sorted(name for name in pages | present if pages.get(name) != present.get(name))
-    for name in stale:
-        print(f"man/{name}: {'not current; run scripts/make_man.py' if arguments else 'written'}")
+    found = (path for folder in (MAN, LAB_MAN) for path in folder.glob("*.[0-9]"))
+    present = {path: path.read_text(encoding="utf-8") for path in found}
+    stale = sorted(path for path in pages | present if pages.get(path) != present.get(path))
+    for path in stale:
+        verdict = "not current; run scripts/make_man.py" if arguments else "written"
+        print(f"{path.relative_to(ROOT)}: {verdict}")
         if arguments:
             continue
-        if name in pages:
-            (MAN / name).write_text(pages[name], encoding="utf-8")
+        if path in pages:
+            path.write_text(pages[path], encoding="utf-8")
         else:
-            (MAN / name).unlink()
+            path.unlink()
     return 1 if stale and arguments else 0
 
 

@@ -78,8 +78,14 @@ def needed(requirements: list[str]) -> list[dict[str, Any]]:
 
 def make_sbom(files: list[Path], nanobind: str, seconds: int) -> dict[str, Any]:
     """The document for these files of a release, made `seconds` after the epoch."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    components = compiled_in(nanobind) + needed(project["dependencies"])
+    project, lab = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        for folder in (".", "lab")
+    )
+    # The laboratory needs gradwire, the component itself, and packages that gradwire needs too.
+    requirements = dict.fromkeys(project["dependencies"] + lab["dependencies"])
+    del requirements[f"gradwire=={project['version']}"]
+    components = compiled_in(nanobind) + needed(list(requirements))
     purl = f"pkg:pypi/{project['name']}@{project['version']}"
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",

@@ -4,6 +4,7 @@
 #   gradwire-VERSION.tar.gz       the sdist, with the sources of Highway and xxHash
 #   gradwire-VERSION-src.tar.gz   the whole repository with them, for builds of the C++ library
 #   gradwire-VERSION-*.whl        wheels for x86-64 and aarch64, of CPython 3.11 and later
+#   gradwire_lab-VERSION*         wheel and sdist of the laboratory, which is pure Python
 #   gradwire-VERSION.cdx.json     the bill of materials (CycloneDX)
 #   SHA256SUMS
 # Needs a network, scripts/setup.sh, and an x86-64 machine with Debian, where it installs
@@ -85,6 +86,13 @@ check_reproducible() {
   cmp "$work"/plain/*-linux_x86_64.whl "$work"/plain-again/*-linux_x86_64.whl
 }
 
+# flit takes what git has, and the time of the commit.
+make_lab() {
+  (cd "$work/$name/lab" && python -c "import flit_core.buildapi as build
+build.build_wheel('$dist')
+build.build_sdist('$dist')")
+}
+
 # Nothing may be grafted into a wheel: all but the C and C++ libraries is linked in already.
 repair_wheel() {
   "$tools/bin/auditwheel" show "$1"
@@ -129,6 +137,8 @@ check_wheel() {
     "$environment/bin/pip" install -q "$dist/$name"-*_x86_64.whl
     "$environment/bin/python" -P scripts/check_package.py --highway "$highway"
     "$environment/bin/gradwire" codecs --json >"$work/codecs.json"
+    "$environment/bin/pip" install -q "$dist"/gradwire_lab-*.whl
+    "$environment/bin/python" -P scripts/check_package.py --highway "$highway" --lab
   done
   if [[ $aarch64 == yes ]]; then
     say "wheel: a CPU without AVX"
@@ -183,7 +193,7 @@ check_source_tarball() {
 
 make_sbom() {
   local sbom=$dist/$name.cdx.json
-  scripts/make_sbom.py "$sbom" "$dist/$name"*.whl "$dist/$name"*.tar.gz \
+  scripts/make_sbom.py "$sbom" "$dist"/*.whl "$dist"/*.tar.gz \
     --nanobind "$(python -m nanobind --version)" --seconds "$SOURCE_DATE_EPOCH"
   "$tools/bin/python" - "$sbom" <<'PYTHON'
 import sys
@@ -204,8 +214,9 @@ install_tools
 say "source tarball, sdist"
 make_source_tarball
 make_sdist
-say "wheel for x86-64"
+say "wheel for x86-64, laboratory"
 make_wheel
+make_lab
 check_reproducible
 if [[ $aarch64 == yes ]]; then
   say "wheel for aarch64"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Prepares this checkout: installs system packages, creates .venv with the versions of
-# constraints.txt, and builds and installs gradwire into it. The installation is editable: changes
-# of Python files take effect at once, changes of C++ when this script has run again. Finished steps
-# are skipped; without changes the script takes a second or two.
+# constraints.txt, and builds and installs gradwire and gradwire-lab into it. The installations are
+# editable: changes of Python files take effect at once, changes of C++ when this script has run
+# again. Finished steps are skipped; without changes the script takes a second or two.
 #
 # As root on Debian it installs missing packages. Without root it names them and stops.
 #
@@ -169,6 +169,16 @@ install_gradwire() {
   echo "$digest" >"$stamp"
 }
 
+# A link to lab/, in which files may come and go; only its commands are written down.
+install_lab() {
+  local stamp=$venv/.gradwire-lab-installed digest
+  digest=$(pwd && sha256sum lab/pyproject.toml)
+  [[ ! -f $stamp || $(<"$stamp") != "$digest" ]] || return 0
+  run_step "installing gradwire-lab" "$logs/pip-gradwire-lab.log" \
+    "${pip[@]}" --no-build-isolation --no-deps --editable lab
+  echo "$digest" >"$stamp"
+}
+
 echo "setup: $(pwd)"
 if ! "$venv/bin/python" -c 'import pip' 2>/dev/null && [[ -z $(find_python) ]]; then
   packages+=("${python_packages[@]}")
@@ -180,5 +190,6 @@ PATH="$PWD/$venv/bin:$PATH"
 pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off)
 install_python_packages
 install_gradwire
+install_lab
 read_clock "$start"
 echo "setup: ready after $clock s; commands are in $venv/bin"

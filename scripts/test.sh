@@ -21,7 +21,7 @@ stages=(
   "fuzz      each fuzzer for a minute (scripts/fuzz.sh)"
   "cuda      build with nvcc for sm_90; cuda_test, which needs a GPU; install"
   "install   cmake --install of the gcc build, shared and static; the examples against it"
-  "wheel     the built package alone, in an environment without PyTorch"
+  "wheel     the built packages alone, in an environment without PyTorch"
   "rtl       the engine in hardware: lint, and Verilator against the C++ codec"
   "site      the documentation site; every warning is an error (scripts/docs.sh)"
   "pytest    the Python tests"
@@ -115,7 +115,7 @@ stage_pytest() {
   cmake --preset gcc
   cmake --build --preset gcc --target _cuda_on_host -j "$(nproc)"
   # Three processes share the files in order, because the tests wait for ranks half of the time.
-  "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 tests
+  "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 tests lab/tests
 }
 
 stage_valgrind() {
@@ -127,7 +127,7 @@ stage_valgrind() {
 
 stage_long() {
   scripts/setup.sh
-  "$venv/bin/python" -m pytest -m long --durations=10 tests
+  "$venv/bin/python" -m pytest -m long --durations=10 tests lab/tests
 }
 
 stage_limits() {
@@ -146,6 +146,8 @@ make_venv_of() {
   scripts/overlay_venv.sh --own-gradwire "$folder"
   here=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   cp -r python/gradwire "$here/"
+  ln -sfn "$PWD/lab/gradwire_lab" "$here/gradwire_lab"
+  cp -r "$venv"/lib/python3*/site-packages/gradwire_lab-*.dist-info "$here/"
   cp "build/$1/python/_core.abi3.so" "$here/gradwire/"
   sed "1s|.*|#!$PWD/$folder/bin/python|" "$venv/bin/gradwire" >"$folder/bin/gradwire"
   chmod +x "$folder/bin/gradwire"
@@ -159,7 +161,7 @@ stage_asan_py() {
     GRADWIRE_ON_HOST_MODULE=$build/cuda_on_host PATH=$build/venv/bin:$PATH \
     LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" \
     "$build/venv/bin/python" -m pytest -m "not long and not without_sanitizers" -n 2 \
-    --dist loadfile --no-loadscope-reorder --durations=10 tests/python tests/torch
+    --dist loadfile --no-loadscope-reorder --durations=10 tests/python tests/torch lab/tests
 }
 
 # Ranks that communicate in threads of their own. PyTorch is not built with ThreadSanitizer, which
@@ -184,17 +186,20 @@ stage_recipes() {
   HF_HUB_OFFLINE=1 "$environment/bin/python" -m pytest -s --durations=0 tests/recipes
 }
 
-# The wheel must work without the source tree and without PyTorch.
+# The wheels must work without the source tree and without PyTorch.
 stage_wheel() {
   local pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
   rm -rf build/wheel
   "${pip[@]}" wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
   "$venv/bin/python" -m venv --without-pip build/wheel/venv
+  "${pip[@]}" wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel lab
   "${pip[@]}" --python build/wheel/venv install -q -c constraints.txt build/wheel/gradwire-*.whl
   cd build/wheel
   venv/bin/python -P ../../scripts/check_package.py
   ../../scripts/check_hardening.py venv/lib/python3*/site-packages/gradwire/_core*.so
   venv/bin/gradwire codecs --json
+  "${pip[@]}" --python venv install -q -c ../../constraints.txt gradwire_lab-*.whl
+  venv/bin/python -P ../../scripts/check_package.py --lab
 }
 stage_site() {
   scripts/setup.sh

@@ -18,11 +18,13 @@ class LimitWarning(RuntimeWarning):
     """No choice of codecs keeps the limit of an `auto` text at the moment."""
 
 
-def missing(package: str, extra: str) -> str:
-    """What to do where a package of one of gradwire's extras is not installed.
+def missing(package: str, source: str) -> str:
+    """What to do where a package that gradwire can use is not installed.
 
-    gradwire is on no package index, where anybody could take its name, so this names its source.
+    gradwire is on no package index, where anybody could take its names, so this names its source.
+
+    Args:
+        package: What is not installed.
+        source: What pip installs in gradwire's source tree to bring it, such as `'.[torch]'`.
     """
-    return (
-        f"{package} not installed; in gradwire's source tree `pip install '.[{extra}]'` brings it"
-    )
+    return f"{package} not installed; in gradwire's source tree `pip install {source}` brings it"

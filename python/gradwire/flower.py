@@ -33,7 +33,7 @@ try:
     from flwr.serverapp import Grid
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"gradwire.flower needs Flower: {missing('flwr', 'flower')}", name=error.name
+        "gradwire.flower needs Flower: " + missing("flwr", "'.[flower]'"), name=error.name
     ) from error
 
 # Flower's error at an end that has no part of this module names the stype.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 
-from gradwire.cli.app import COMMANDS, function_of
+from gradwire.cli.app import LAB_COMMANDS, LIBRARY_COMMANDS, function_of
 from make_man import EXIT_STATUS, CliParameter, read_parameters
 
 
 def page() -> str:
     """All commands in Markdown."""
     parts = [f"# Options of the commands\n\nExit status. {EXIT_STATUS}\n"]
-    return "\n".join([*parts, *map(_section, COMMANDS)])
+    return "\n".join([*parts, *map(_section, (*LIBRARY_COMMANDS, *LAB_COMMANDS))])
 
 
 def _section(name: str) -> str:

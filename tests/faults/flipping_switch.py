@@ -16,7 +16,7 @@ import struct
 import sys
 from pathlib import Path
 
-from gradwire.train import relay
+from gradwire_lab.train import relay
 
 LEAST_PAYLOAD = 400  # bytes, more than PyTorch's and gradwire's own words
 _ETHERNET, _IPV4, _TCP = 14, b"\x08\x00", 6

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from cells import run_cell
 from faults import BY_NAME, FAULTS, KILLED_EARLY, NONE, Fault, Network
-from gradwire.train import network
+from gradwire_lab.train import network
 from judge import Outcome
 from reliability_page import NOT_NOTICED, WAYS, model_without_fault, write_tables
 from running import Forks, Launcher, write_offset

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gradwire.train import network
+from gradwire_lab.train import network
 
 _HERE = Path(__file__).parent
 _LOOK_SECONDS = 0.02

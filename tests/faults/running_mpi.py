@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gradwire.train import network
+from gradwire_lab.train import network
 from running import clock_library
 
 _MPIRUN = Path(__file__).parents[1] / "mpi/mpirun.sh"

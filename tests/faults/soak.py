@@ -32,7 +32,7 @@ from typing import Any
 from cells import RANKS, needs_store
 from cluster import free_port
 from faults import RATE
-from gradwire.train import network
+from gradwire_lab.train import network
 from processes import processes_of, status_of
 from running import Cluster, Forks, bridged
 

@@ -36,7 +36,7 @@ from gradwire.torch import (
     save,
     sparse_loco,
 )
-from gradwire.train import network
+from gradwire_lab.train import network
 from training import BATCH, CLASSES, INPUTS, digest, make_model
 
 DATA_FAULT = "the data of this rank cannot be read"

@@ -11,15 +11,19 @@ from pathlib import Path
 import pytest
 
 from cli_runner import run
-from gradwire.cli.app import COMMANDS
+from gradwire.cli.app import LAB_COMMANDS, LIBRARY_COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-MAN = ROOT / "man"
+PAGES = {
+    path.name: path
+    for folder in (ROOT / "man", ROOT / "lab" / "data" / "share" / "man" / "man1")
+    for path in folder.glob("*.[0-9]")
+}
 
 
 def read_page(name: str) -> str:
     """A page without roff's escapes."""
-    text = (MAN / name).read_text(encoding="utf-8")
+    text = PAGES[name].read_text(encoding="utf-8")
     return re.sub(r"\\f[BIR]", "", text).replace("\\-", "-").replace("\\e", "\\")
 
 
@@ -33,7 +37,7 @@ def test_pages_are_current() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*LIBRARY_COMMANDS, *LAB_COMMANDS])
 def test_every_option_of_the_help_is_in_the_page(command: str) -> None:
     described = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", run(command, "--help").out))
     page = read_page(f"gradwire-{command}.1")
@@ -55,9 +59,9 @@ def test_every_function_in_c_is_in_the_page(name: str, least: int) -> None:
 
 @pytest.mark.without_sanitizers
 @pytest.mark.skipif(shutil.which("groff") is None, reason="no groff")
-@pytest.mark.parametrize("page", sorted(path.name for path in MAN.glob("*.[0-9]")))
+@pytest.mark.parametrize("page", sorted(PAGES))
 def test_roff_has_no_warnings(page: str) -> None:
     result = subprocess.run(
-        ["groff", "-man", "-ww", "-z", str(MAN / page)], capture_output=True, text=True, check=True
+        ["groff", "-man", "-ww", "-z", str(PAGES[page])], capture_output=True, text=True, check=True
     )
     assert result.stdout + result.stderr == ""

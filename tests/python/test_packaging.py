@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+LAB = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION = PROJECT["project"]["version"]
 
 
@@ -17,7 +18,8 @@ def text_of(*parts: str) -> str:
 
 
 def requirements(lines: list[str]) -> set[str]:
-    return {line.replace(" ", "") for line in lines}
+    given = (line.replace(" ", "").replace("flit_core", "flit-core") for line in lines)
+    return {line.replace("${{version}}", VERSION) for line in given}
 
 
 def test_all_have_the_version_of_the_project() -> None:
@@ -38,14 +40,16 @@ def test_each_debian_package_has_files() -> None:
 
 
 def test_conda_asks_for_what_the_project_asks_for() -> None:
-    recipe = text_of("conda", "recipe.yaml").partition("name: gradwire\n    build")[2]
-    host, run = (
-        requirements(re.findall(r"^        - (.*)$", part, re.MULTILINE))
-        for part in re.split(r"^      (?:run|host):\n", recipe, flags=re.MULTILINE)[1:]
-    )
-    wanted = requirements(PROJECT["project"]["dependencies"])
-    assert wanted | {f"python{PROJECT['project']['requires-python']}"} <= run
-    assert requirements(PROJECT["build-system"]["requires"]) <= host
+    packages = text_of("conda", "recipe.yaml").split("  - package:\n")[2:]
+    for package, project in zip(packages, (PROJECT, LAB), strict=True):
+        assert package.startswith(f"      name: {project['project']['name']}\n")
+        host, run = (
+            requirements(re.findall(r"^        - (.*)$", part, re.MULTILINE))
+            for part in re.split(r"^      (?:run|host):\n", package, flags=re.MULTILINE)[1:]
+        )
+        wanted = requirements(project["project"]["dependencies"])
+        assert wanted | {f"python{project['project']['requires-python']}"} <= run
+        assert requirements(project["build-system"]["requires"]) <= host
 
 
 def test_the_options_of_cmake_exist() -> None:
@@ -65,7 +69,7 @@ def test_the_options_of_cmake_exist() -> None:
 
 def test_no_text_sends_readers_to_a_package_index_for_gradwire() -> None:
     """The name is free there: whoever took it would get these installations."""
-    folders = ("bench", "docs", "examples", "man", "packaging", "python", "scripts")
+    folders = ("bench", "docs", "examples", "lab", "man", "packaging", "python", "scripts")
     texts = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     found = [
         f"{path}: {line}"
@@ -73,16 +77,18 @@ def test_no_text_sends_readers_to_a_package_index_for_gradwire() -> None:
         if path.suffix in (".md", ".py", ".sh", ".yaml", ".1", "")
         for line in re.findall(r"pip3? install [^`\n]*", path.read_text(encoding="utf-8"))
     ]
-    assert any("'.[train" in line for line in found)
-    named = re.compile(r"install.*[ '\"]gradwire\b(?![-/])")  # but no wheel and no folder
+    assert any("'./lab[train" in line for line in found)
+    named = re.compile(r"install.*[ '\"]gradwire(?:-lab)?\b(?![-/])")  # but no wheel and no folder
     assert [line for line in found if named.search(line.partition(": ")[2])] == []
 
 
 def test_every_hint_names_an_extra() -> None:
     named = {
-        extra
-        for path in (ROOT / "python" / "gradwire").rglob("*.py")
-        for extra in re.findall(r"""missing\(.*["']([a-z]+)["']\)""", path.read_text("utf-8"))
+        place
+        for folder in ("python/gradwire", "lab/gradwire_lab")
+        for path in (ROOT / folder).rglob("*.py")
+        for place in re.findall(r"""missing\(.*"'(\.[^"]*)'"\)""", path.read_text("utf-8"))
     }
-    assert named == {"torch", "train", "report", "flower", "recipes"}
-    assert named <= set(PROJECT["project"]["optional-dependencies"])
+    ours = {f".[{extra}]" for extra in PROJECT["project"]["optional-dependencies"]}
+    of_lab = {f"./lab[{extra}]" for extra in LAB["project"]["optional-dependencies"]}
+    assert named == (ours - {".[dev]"}) | of_lab

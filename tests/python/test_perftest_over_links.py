@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.train import network
+from gradwire_lab.train import network
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "perftest_over_links.py"
 

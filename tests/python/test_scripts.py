@@ -10,11 +10,13 @@ import sys
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = (ROOT / "pyproject.toml", ROOT / "lab" / "pyproject.toml")
 CHECK_INCLUDES = ROOT / "scripts" / "check_includes.py"
 
 CLEAN_TREE = {
@@ -38,6 +40,10 @@ CLEAN_TREE = {
     "tests/base/endian_test.cc": '#include "base/endian.h"\n#include "tests_data.h"\n',
     "tests/base/tests_data.h": '#include "frame/header.h"\n',
 }
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def make_tree(root: Path, changes: dict[str, str]) -> None:
@@ -180,9 +186,15 @@ def test_what_does_not_unpickle_is_let_through(tmp_path: Path) -> None:
         ),
         (
             "python/gradwire/bad.py",
-            "import gradwire.train\n",
+            "import gradwire_lab.train\n",
             1,
-            "gradwire may not import gradwire.train",
+            "gradwire may not import gradwire_lab.train",
+        ),
+        (
+            "lab/gradwire_lab/train/bad.py",
+            "from gradwire_lab.plan import predict\n",
+            1,
+            "gradwire_lab.train may not import gradwire_lab.plan",
         ),
         ("python/other/new.py", "", 1, "known are those of PACKAGES"),
     ],
@@ -318,29 +330,31 @@ def test_pins_are_exact_and_satisfy_the_package() -> None:
         lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
         pins += [line for line in lines if line and not line.startswith("#")]
     assert pins[0].startswith("torch=="), "torch is installed first"
-    versions = {"gradwire": "0.1.0"}
+    versions = {"gradwire": "0.1.0", "gradwire-lab": "0.1.0"}
     for pin in pins:
         assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.]*", pin), pin
         name, _, version = pin.partition("==")
         versions[name.lower().replace("_", "-")] = version
-    with (ROOT / "pyproject.toml").open("rb") as toml:
-        pyproject = tomllib.load(toml)
-    wanted = pyproject["build-system"]["requires"] + pyproject["project"]["dependencies"]
-    for extra in pyproject["project"]["optional-dependencies"].values():
-        wanted += extra
+    wanted: list[str] = []
+    for pyproject in map(read_toml, PROJECTS):
+        wanted += pyproject["build-system"]["requires"] + pyproject["project"]["dependencies"]
+        for extra in pyproject["project"]["optional-dependencies"].values():
+            wanted += extra
     for text in wanted:
         requirement = Requirement(text)
-        assert requirement.specifier.contains(versions[requirement.name.lower()]), text
+        assert requirement.specifier.contains(
+            versions[requirement.name.lower().replace("_", "-")]
+        ), text
 
 
 def test_the_demo_installs_what_it_imports_and_no_tools() -> None:
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     demo, _, tools = text.partition("\n# Tools for developers")
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        pyproject = tomllib.load(file)
-    wanted = ["cmake", "ninja", *pyproject["build-system"]["requires"]]
-    wanted += pyproject["project"]["dependencies"]
+    wanted = ["cmake", "ninja"]
+    for pyproject in map(read_toml, PROJECTS):
+        wanted += pyproject["build-system"]["requires"] + pyproject["project"]["dependencies"]
     wanted += pyproject["project"]["optional-dependencies"]["train"]
+    wanted.remove("gradwire==0.1.0")  # the source tree's own
     needed: set[str] = set()
     while wanted:
         requirement = Requirement(wanted.pop())
@@ -359,8 +373,8 @@ def test_the_demo_installs_what_it_imports_and_no_tools() -> None:
 
 def test_the_demo_trains_with_valid_options() -> None:
     from gradwire.cli.app import make_command
-    from gradwire.train import rivals, settings
-    from gradwire.train.options import from_options
+    from gradwire_lab.train import rivals, settings
+    from gradwire_lab.train.options import from_options
 
     script = (ROOT / "scripts" / "demo.sh").read_text(encoding="utf-8")
     _, _, options = script.partition("exec .venv/bin/gradwire train ")
@@ -376,8 +390,10 @@ def test_the_demo_trains_with_valid_options() -> None:
 def test_one_version_everywhere() -> None:
     import gradwire
 
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        packaged = tomllib.load(file)["project"]["version"]
+    library, lab = (read_toml(path)["project"] for path in PROJECTS)
+    packaged = library["version"]
+    assert lab["version"] == packaged
+    assert f"gradwire=={packaged}" in lab["dependencies"]
     cmake = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
     project = re.search(r"^project\(.*?\bVERSION\s+([0-9.]+)", cmake, re.M | re.S)
     assert project is not None

@@ -19,12 +19,11 @@ from rich.progress import Progress
 import gradwire
 from cli_runner import run
 from gradwire import table
-from gradwire.cli.app import COMMANDS as CLI_COMMANDS
-from gradwire.cli.app import make_command
+from gradwire.cli.app import list_commands, make_command
 from gradwire.container import Tensor, TensorFile, serialize
-from gradwire.progress_line import ProgressLine
 from gradwire.table import Table
-from gradwire.train import report_table
+from gradwire_lab.progress_line import ProgressLine
+from gradwire_lab.train import report_table
 from test_plan import profile_of
 from test_train_report import PARAMETERS, SETTINGS, SHAPED, assemble, records
 from test_train_results import fill
@@ -185,7 +184,7 @@ def test_progress_cuts_nothing_but_its_bar_and_times(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-@pytest.mark.parametrize("command", CLI_COMMANDS)
+@pytest.mark.parametrize("command", list_commands())
 def test_the_help_of_a_command_cuts_no_option_and_no_default(
     command: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

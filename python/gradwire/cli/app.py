@@ -5,25 +5,47 @@ from __future__ import annotations
 import inspect
 import shutil
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gradwire import __version__
+from gradwire.errors import UserError, missing
 
-COMMANDS = (
-    *("codecs", "compress", "decompress", "inspect", "bench", "plan", "simulate", "train"),
-    *("report", "evaluate", "info"),
-)
+LIBRARY_COMMANDS = ("codecs", "compress", "decompress", "inspect", "info")
+LAB_COMMANDS = ("bench", "evaluate", "plan", "report", "simulate", "train")
 _FRAMED = 80  # columns
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    """The commands of other distributions, such as gradwire-lab."""
+    return {point.name: point for point in entry_points(group="gradwire.commands")}
+
+
+def list_commands() -> tuple[str, ...]:
+    """The names of the library's commands, then of those that other distributions add."""
+    return (*LIBRARY_COMMANDS, *sorted(_installed()))
+
+
 def function_of(command: str) -> Callable[..., object]:
-    """The function that is the command; its docstring is the description."""
-    function: Callable[..., object] = getattr(import_module(f"gradwire.cli.{command}"), command)
+    """The function that is the command; its docstring is the description.
+
+    Raises:
+        UserError: It is a command of gradwire-lab, which is not installed.
+    """
+    function: Callable[..., object]
+    if command in LIBRARY_COMMANDS:
+        function = getattr(import_module(f"gradwire.cli.{command}"), command)
+    elif command in _installed():
+        function = _installed()[command].load()
+    else:
+        raise UserError(f"`gradwire {command}` needs {missing('gradwire-lab', './lab')}")
     return function
 
 
@@ -71,11 +93,12 @@ class _Command(TyperCommand):
 
 class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(list_commands())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         # For a wrong name, typer looks for a similar one among `commands`.
-        for name in (cmd_name,) if cmd_name in COMMANDS else COMMANDS:
+        known = cmd_name in (*LIBRARY_COMMANDS, *LAB_COMMANDS, *_installed())
+        for name in (cmd_name,) if known else list_commands():
             self.commands[name] = make_command(name)
         return self.commands.get(cmd_name)
 

@@ -13,26 +13,21 @@ from gradwire.cli.output import (
     print_pairs,
 )
 from gradwire.machine import describe_build, describe_machine
-from gradwire.train.network import why_not_shaped
 
 # The use of each optional package.
 _PACKAGES = {
     "numpy": "arrays",
-    "torch": "the DDP hook, `gradwire train`",
-    "matplotlib": "`gradwire train --plots`",
+    "torch": "gradwire.torch",
+    "gradwire-lab": "`gradwire train`, plan, simulate, evaluate, report, bench",
 }
 
 
 def info(as_json: JsonOption = False) -> None:
-    """Show version, SIMD targets, CPU and what was found installed.
-
-    Slow links between processes of this machine need rights that it tries out.
-    """
+    """Show version, SIMD targets, CPU and what was found installed."""
     report: dict[str, Any] = {
         "build": describe_build(),
         "machine": describe_machine(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "why_not_shaped": why_not_shaped(),
     }
     if as_json:
         print_json(report)
@@ -52,10 +47,6 @@ def info(as_json: JsonOption = False) -> None:
             *(
                 (name, f"{version or 'not installed'} ({_PACKAGES[name]})")
                 for name, version in report["packages"].items()
-            ),
-            (
-                "slow links",
-                report["why_not_shaped"] or "`gradwire train --bandwidth` can make them",
             ),
         ]
     )

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
     from gradwire.errors import missing as _missing
 
     raise ModuleNotFoundError(
-        f"gradwire.torch needs PyTorch: {_missing('torch', 'torch')}", name="torch"
+        "gradwire.torch needs PyTorch: " + _missing("torch", "'.[torch]'"), name="torch"
     ) from error
 
 if not _distributed.is_initialized():

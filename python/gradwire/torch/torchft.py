@@ -27,7 +27,8 @@ try:
     from torchft.process_group import ProcessGroupWrapper
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"gradwire.torch.torchft needs torchft: {missing('torchft', 'recipes')}", name=error.name
+        "gradwire.torch.torchft needs torchft: " + missing("torchft", "'.[recipes]'"),
+        name=error.name,
     ) from error
 
 from gradwire.torch.backend.process_group import NAME, BackendArguments, GradwireGroup

@@ -1,0 +1,1 @@
+"""The laboratory of gradwire: trains behind slow links, plans, simulates, evaluates, measures."""

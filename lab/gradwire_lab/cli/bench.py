@@ -1,0 +1,209 @@
+"""``gradwire bench``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import asdict, replace
+from itertools import product
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.progress import Progress
+from typer import BadParameter, Option
+
+import gradwire
+from gradwire.cli.output import (
+    JsonOption,
+    check_codec,
+    complete_codec,
+    describe_compilation,
+    human_bytes,
+    print_json,
+    print_pairs,
+    print_table,
+    significant,
+)
+from gradwire.machine import describe_build, describe_machine
+from gradwire_lab.bench import (
+    CODECS,
+    OPERATIONS,
+    SIZES,
+    Case,
+    Measurement,
+    Workload,
+    measure,
+)
+from gradwire_lab.bench_data import BenchData, load_data
+from gradwire_lab.cli.quantities import parse_count
+from gradwire_lab.progress_line import ProgressLine
+
+_LARGEST_SIZE = 2**31
+
+
+# The longer descriptions of options.
+_CODEC_HELP = f"Codec to measure (repeatable). Default: {', '.join(CODECS)}."
+_SIZE_HELP = (
+    "Number of float32 values, such as 5000, 200k or 25.6M (repeatable). Default: 200k, 25.6M."
+)
+_OPERATION_HELP = (
+    "encode (with the residual, where the codec keeps one) or decode_add (repeatable). "
+    "Default: both."
+)
+_TARGET_HELP = "SIMD target (repeatable), or all. `gradwire info` lists them. Default: the best."
+_DATA_HELP = (
+    "recorded (gradients of a real training run, in the source tree), synthetic (made, with a "
+    "heavy tail), a .safetensors or .npy file, or auto: recorded where the source tree is at hand, "
+    "else synthetic."
+)
+
+
+def bench(
+    codec: Annotated[
+        list[str] | None, Option("--codec", "-c", help=_CODEC_HELP, autocompletion=complete_codec)
+    ] = None,
+    size: Annotated[list[str] | None, Option(help=_SIZE_HELP)] = None,
+    operation: Annotated[list[str] | None, Option(help=_OPERATION_HELP)] = None,
+    target: Annotated[list[str] | None, Option(help=_TARGET_HELP)] = None,
+    threads: Annotated[
+        list[int] | None, Option(min=1, help="Thread count (repeatable). Default: 1, 2.")
+    ] = None,
+    data: Annotated[str, Option(help=_DATA_HELP)] = "auto",
+    seconds: Annotated[float, Option(min=0.01, help="Time for each line of the table.")] = 0.5,
+    seed: Annotated[int, Option(min=0, help="Seed of the data and of its windows.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure encode and decode_add next to memcpy.
+
+    Each result is checked before it is timed. GB/s count the float32 side, 4 bytes a value, and
+    10^9 bytes are a GB. memcpy copies as many values in the same process, on one thread.
+    """
+    for name in codec or ():
+        check_codec(name)
+    sizes = [parse_count(text, "--size", _LARGEST_SIZE) for text in size] if size else SIZES
+    operations = _choose("--operation", operation, OPERATIONS)
+    targets, counts = _choose_targets(target), threads or (1, 2)
+    # The cases of one codec and size follow each other, so that _measure_all shares a Workload.
+    planned = [
+        Case(name, numel, *other)
+        for numel, name in product(sizes, codec or CODECS)
+        for other in product(operations, targets, counts)
+    ]
+    values = load_data(data, seed)
+    header = _header(values)
+    if not as_json:
+        _print_header(header)
+    measured = _measure_all(planned, values, seconds, seed)
+    rows = [_as_row(case, measured) for case in measured]
+    if as_json:
+        print_json(header | {"results": rows})
+    else:
+        _print_measurements(rows)
+
+
+def _measure_all(
+    planned: list[Case], values: BenchData, seconds: float, seed: int
+) -> dict[Case, Measurement]:
+    measured: dict[Case, Measurement] = {}
+    work: Workload | None = None
+    console = Console(stderr=True)
+    line, hidden = ProgressLine(console), not console.is_terminal
+    with Progress(line, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("", total=len(planned))
+        for case in planned:
+            progress.update(task, description=f"{case.codec} {case.operation} {case.numel}")
+            if work is None or (work.codec, work.numel) != (case.codec, case.numel):
+                work = None  # frees its memory before the next Workload takes memory
+                work = Workload(case.codec, case.numel, values, seed)
+            measured[case] = measure(work, case, seconds)
+            progress.advance(task)
+    return measured
+
+
+def _choose(option: str, given: list[str] | None, valid: tuple[str, ...]) -> tuple[str, ...]:
+    for name in given or ():
+        if name not in valid:
+            raise BadParameter(
+                f"{name} is not valid; valid are {', '.join(valid)}", param_hint=option
+            )
+    return tuple(given) if given else valid
+
+
+def _choose_targets(given: list[str] | None) -> tuple[str, ...]:
+    available = tuple(gradwire.simd_targets())
+    if not given:
+        return available[:1]
+    if "all" in given:
+        return available
+    return _choose("--target", given, available)
+
+
+def _header(values: BenchData) -> dict[str, Any]:
+    return {
+        "machine": describe_machine(),
+        "build": describe_build(),
+        "command": shlex.join(["gradwire", *sys.argv[1:]]),
+        "data": values.description,
+    }
+
+
+def _print_header(header: dict[str, Any]) -> None:
+    machine, build = header["machine"], header["build"]
+    caches = ", ".join(f"{name} {size}" for name, size in machine["caches"].items())
+    print_pairs(
+        [
+            ("machine", f"{machine['cpu']}, {machine['cores']} cores, {caches}"),
+            ("system", f"{machine['system']}, memory {human_bytes(machine['memory_bytes'])}"),
+            ("build", f"gradwire {build['version']}, {describe_compilation(build)}"),
+            ("commit", build["commit"]),
+            ("command", header["command"]),
+            ("data", header["data"]),
+        ]
+    )
+
+
+def _as_row(case: Case, measured: dict[Case, Measurement]) -> dict[str, Any]:
+    own = measured[case]
+    one_thread = measured.get(replace(case, threads=1)) if case.threads > 1 else None
+    return {
+        **asdict(case),
+        **asdict(own),
+        "speed_up": one_thread.seconds / own.seconds if one_thread else None,
+        "call_overhead_share": own.call_overhead / own.seconds,
+    }
+
+
+def _print_measurements(rows: list[dict[str, Any]]) -> None:
+    lines: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        place = tuple(row[name] for name in ("codec", "target", "numel", "threads"))
+        lines.setdefault(place, {})[row["operation"]] = row
+    print_table(
+        (
+            *("codec", "target", "values", "threads", "bits/value", "ratio", "rel. error"),
+            *("encode GB/s", "of memcpy", "decode_add GB/s", "of memcpy", "memcpy GB/s"),
+        ),
+        [
+            (*place[:2], f"{place[2]:,}", place[3], *_cells(operations))
+            for place, operations in lines.items()
+        ],
+        left=range(2),
+        keys=4,
+    )
+    if any(row["parallel_memcpy_gb_per_s"] for row in rows):
+        print("In brackets: memcpy on as many threads, the limit that memory sets.")
+
+
+def _cells(operations: dict[str, dict[str, Any]]) -> list[str]:
+    """The cells of a line, from the column bits/value on."""
+    last = list(operations.values())[-1]
+    bits = last["bits_per_value"]
+    cells = [significant(bits), significant(32 / bits), significant(last["relative_error"])]
+    for name in OPERATIONS:
+        row = operations.get(name)
+        cells += (
+            [significant(row["gb_per_s"]), f"{row['share_of_memcpy']:.2f}"] if row else ["-"] * 2
+        )
+    parallel = last["parallel_memcpy_gb_per_s"]
+    memcpy = significant(last["memcpy_gb_per_s"])
+    return [*cells, f"{memcpy} ({significant(parallel)})" if parallel else memcpy]

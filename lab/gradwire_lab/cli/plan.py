@@ -1,0 +1,286 @@
+"""``gradwire plan``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Context, Option
+
+from gradwire.advice import RECOMMENDED
+from gradwire.cli.output import (
+    JsonOption,
+    check_codec,
+    complete_codec,
+    complete_exchange,
+    human_bytes,
+    print_json,
+    print_table,
+    say,
+    warn,
+)
+from gradwire.local_schedule import Schedule
+from gradwire.machine import load_average
+from gradwire_lab.cli.network_options import (
+    BandwidthOption,
+    BurstOption,
+    EveryOption,
+    LatencyOption,
+    LocalBandwidthOption,
+    PerMachineOption,
+    ServersOption,
+    cluster_of,
+)
+from gradwire_lab.cli.quantities import parse_count, parse_seconds
+from gradwire_lab.plan.advise import (
+    Plan,
+    check_exchanges,
+    check_servers,
+    describe_exchange,
+    make_plan,
+    show_time,
+)
+from gradwire_lab.plan.assumed import assume_profile
+from gradwire_lab.plan.cluster import Cluster, check_rank_count, count_servers
+from gradwire_lab.plan.profile import PlanError, Profile, is_busy, read_profile
+
+# Measured for a profile unless other codecs are asked for: from the gentlest to the coarsest.
+CODECS = ("raw", "bf16", "int8", "qsgd:bits=4", RECOMMENDED, "3lc:s=1.75,coder=rice")
+
+_PROFILE_HELP = "The profile of a model: a file that --profile-out wrote."
+_MODEL_HELP = "Measure a model of `gradwire train` here instead, with --workers processes."
+_VALUES_HELP = (
+    "The size of a model that is not here, such as 7B: with --compute in place of a profile. "
+    "Codecs are measured here, and messages if PyTorch is installed."
+)
+_COMPUTE_HELP = "With --values: the time in which a step computes, such as 800ms."
+_WORKERS_HELP = (
+    "Processes that compute at once while the model is measured: as many as share a machine in the "
+    "training that is planned. Default: --ranks."
+)
+_RANKS_HELP = "Processes that train together. Default: the workers of the profile."
+_CODEC_HELP = "Codec to predict (repeatable). Default: all of the profile."
+_EXCHANGE_HELP = (
+    "Exchange to predict (repeatable). Default: those that suit the codec, and with --servers "
+    "`server`."
+)
+_FRAGMENTS_HELP = "With --every: parts of the model, whose exchanges take turns within these steps."
+_DELAY_HELP = "With --every: steps that an exchange may take while the next ones compute."
+
+
+def plan(
+    context: Context,
+    profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,
+    model: Annotated[str | None, Option(help=_MODEL_HELP)] = None,
+    values: Annotated[str | None, Option(help=_VALUES_HELP)] = None,
+    compute: Annotated[str | None, Option(metavar="TIME", help=_COMPUTE_HELP)] = None,
+    workers: Annotated[int | None, Option(min=1, help=_WORKERS_HELP)] = None,
+    profile_out: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the measured profile there.")
+    ] = None,
+    profile_steps: Annotated[int, Option(min=4, help="Steps that are measured.")] = 20,
+    ranks: Annotated[int | None, Option(help=_RANKS_HELP)] = None,
+    bandwidth: BandwidthOption = None,
+    latency: LatencyOption = 0.0,
+    ranks_per_machine: PerMachineOption = 1,
+    local_bandwidth: LocalBandwidthOption = "none",
+    burst: BurstOption = 0,
+    codec: Annotated[
+        list[str] | None, Option("--codec", "-c", help=_CODEC_HELP, autocompletion=complete_codec)
+    ] = None,
+    exchange: Annotated[
+        list[str] | None, Option(help=_EXCHANGE_HELP, autocompletion=complete_exchange)
+    ] = None,
+    servers: ServersOption = None,
+    every: EveryOption = 1,
+    fragments: Annotated[int, Option(min=1, help=_FRAGMENTS_HELP)] = 1,
+    delay: Annotated[int, Option(min=0, help=_DELAY_HELP)] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the time of a training step with each codec and exchange, and say which to take.
+
+    Needs a profile of the model, measured in a few steps, or its size and the time of a step; and
+    the network. With --profile-out and without --bandwidth, the profile is measured and nothing is
+    predicted. With --every, all rows but DDP's are local steps, which train in another way; a row
+    is the mean of --every steps.
+    """
+    # Wrong options are found before anything is measured.
+    _check_source(context, profile, model, values, compute)
+    for text in codec or ():
+        check_codec(text)
+    count = None if values is None else parse_count(values, "--values")
+    seconds = None if compute is None else parse_seconds(compute, "--compute")
+    if ranks is not None:
+        check_rank_count(ranks)
+    check_servers(servers or 0, exchange or (), every)
+    check_exchanges(codec or (), exchange or ())
+    schedule = _schedule(every, fragments, delay)
+    network = (bandwidth, latency, ranks_per_machine, local_bandwidth, servers, burst)
+    if bandwidth is not None:
+        cluster_of(ranks or workers or 2, *network)
+    if profile_out is not None:
+        _check_writable(profile_out)
+    if profile is not None:
+        measured = read_profile(profile)
+    elif count is not None:
+        assert seconds is not None
+        _warn_if_busy()
+        measured = assume_profile(count, seconds, codec or CODECS)
+    else:
+        assert model is not None
+        measured = _measure(model, workers or ranks or 2, codec or CODECS, profile_steps)
+    if profile_out is not None:
+        measured.write(profile_out)
+        if bandwidth is None:
+            say(f"wrote {profile_out}")
+            return
+    cluster = cluster_of(ranks or measured.workers, *network)
+    made = make_plan(measured, cluster, codec or (), exchange or (), schedule=schedule)
+    if as_json:
+        print_json(_document(measured, cluster, made))
+    else:
+        _print(measured, cluster, made)
+
+
+def _check_source(
+    context: Context,
+    profile: Path | None,
+    model: str | None,
+    values: str | None,
+    compute: str | None,
+) -> None:
+    """Raises PlanError unless there is one profile, and no option for another one."""
+    if profile is None and model is None and values is None:
+        raise PlanError(
+            "a plan needs the profile of a model: --profile FILE, or --model NAME to measure one "
+            "here (--profile-out FILE keeps it), or --values 7B --compute 800ms for a model that "
+            "is not here"
+        )
+    if profile is not None and model is not None:
+        raise PlanError(
+            f"give one of --profile and --model: the profile is that of {profile}, or {model} is "
+            "measured here"
+        )
+    if values is not None and (profile, model) != (None, None):
+        raise PlanError(
+            f"give --values {values}, or one of --profile and --model, which say how many values "
+            "the model has"
+        )
+    if (values is None) != (compute is None):
+        raise PlanError(
+            "--values and --compute go together: --values 7B --compute 800ms is a model of so many "
+            "values whose step computes so long"
+        )
+    if model is not None:
+        return
+    for name, why in (
+        ("workers", "says how many processes computed at once"),
+        ("profile_steps", "has been measured"),
+    ):
+        if str(context.get_parameter_source(name)).endswith("COMMANDLINE"):
+            option = "--" + name.replace("_", "-")
+            source = f"--values {values}" if profile is None else "the profile of --profile"
+            raise PlanError(f"{option} goes with --model: {source} {why}")
+
+
+def _schedule(every: int, fragments: int, delay: int) -> Schedule:
+    if every == 1 and (fragments > 1 or delay > 0):
+        raise PlanError(
+            "--fragments and --delay are for local steps: give --every, a number from 2"
+        )
+    try:
+        return Schedule(every, fragments, delay)
+    except ValueError as error:
+        raise PlanError(f"local steps: {error}") from error
+
+
+def _check_writable(file: Path) -> None:
+    """Raises OSError. Leaves no new file, because the measurement may fail."""
+    is_new = not file.exists()
+    file.open("a").close()
+    if is_new:
+        file.unlink()
+
+
+def _measure(model: str, workers: int, codecs: list[str] | tuple[str, ...], steps: int) -> Profile:
+    from gradwire_lab.plan.measure import measure_profile
+    from gradwire_lab.train.options import from_options
+    from gradwire_lab.train.settings import SHARDED
+
+    _warn_if_busy()
+    options = {"model": model, "workers": workers, "steps": steps, "exchange": SHARDED, "every": 1}
+    return measure_profile(from_options(options), codecs, steps)
+
+
+def _warn_if_busy() -> None:
+    load, cores = load_average(), len(os.sched_getaffinity(0))
+    if load is not None and is_busy(load, cores):
+        warn(
+            f"other work keeps this machine busy (load average {load:.1f}, cores: {cores}), so the "
+            "times of the profile will be too long: measure again when it is idle"
+        )
+
+
+def _document(profile: Profile, cluster: Cluster, made: Plan) -> dict[str, Any]:
+    return {
+        "kind": "gradwire-plan",
+        "model": profile.model,
+        "values": profile.numel,
+        "compute_seconds": profile.compute_seconds,
+        "cluster": asdict(cluster),
+        "predictions": [asdict(prediction) for prediction in made.predictions],
+        "choice": asdict(made.choice),
+        "pays": made.pays,
+        "doubts": list(made.doubts),
+        "advice": made.advice(),
+    }
+
+
+def _origin(profile: Profile) -> str:
+    """What was assumed, or how many processes computed at once, and on how many cores, which other
+    work may have kept busy, if the profile says it."""
+    if assumed := profile.how.get("assumed"):
+        return f"assumed: {assumed}; codecs measured here on {profile.how.get('data')}"
+    text = "profile: 1 process" if profile.workers == 1 else f"profile: {profile.workers} processes"
+    text += " computed at once"
+    if profile.cores is None:
+        return text
+    text += f" on {profile.cores} cores"
+    if (load := profile.load_of_others) is not None:
+        text += f", which other work kept busy (load average {load:.1f}): its times are too long"
+    return text
+
+
+def _print(profile: Profile, cluster: Cluster, made: Plan) -> None:
+    beside = f" and {count_servers(cluster.servers)}" if cluster.servers else ""
+    say(
+        f"{profile.model}, {profile.numel:,} values, {cluster.ranks} ranks on {cluster.machines} "
+        f"machines{beside}; a step computes {show_time(profile.compute_seconds)}\n"
+        f"{_origin(profile)}"
+    )
+    print_table(
+        (
+            *("codec", "exchange", "step ms", "of DDP", "codec ms", "network ms", "messages ms"),
+            *("waiting ms", "bits/value", "sent to all ranks"),
+        ),
+        [
+            (
+                prediction.codec,
+                describe_exchange(prediction.exchange, prediction.every),
+                f"{prediction.seconds * 1e3:.1f}",
+                f"{prediction.seconds / made.baseline.seconds:.2f}",
+                f"{prediction.codec_seconds * 1e3:.2f}",
+                f"{prediction.wire_seconds * 1e3:.1f}",
+                f"{prediction.message_seconds * 1e3:.2f}",
+                f"{prediction.exposed_seconds * 1e3:.1f}",
+                f"{prediction.bits:.2f}",
+                human_bytes(round(prediction.sent_bytes)),
+            )
+            for prediction in made.predictions
+        ],
+        left=range(2),
+        keys=2,
+    )
+    say(made.advice())

@@ -1,0 +1,241 @@
+"""``gradwire simulate``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import BadParameter, Option
+
+import gradwire
+from gradwire.advice import RECOMMENDED
+from gradwire.cli.output import (
+    JsonOption,
+    check_codec,
+    complete_codec,
+    complete_exchange,
+    human_bytes,
+    print_json,
+    print_table,
+)
+from gradwire_lab.bench_data import load_data
+from gradwire_lab.cli.network_options import (
+    BandwidthOption,
+    BurstOption,
+    EveryOption,
+    LatencyOption,
+    LocalBandwidthOption,
+    PerMachineOption,
+    ServersOption,
+    cluster_of,
+)
+from gradwire_lab.cli.progress import ProgressOfSteps
+from gradwire_lab.cli.quantities import parse_count
+from gradwire_lab.plan.advise import check_servers
+from gradwire_lab.plan.predict import Bucket, cut_buckets, join
+from gradwire_lab.plan.profile import Layer, PlanError, Profile, read_profile
+from gradwire_lab.plan.simulate import Simulated, check_ranks, free_memory
+from gradwire_lab.plan.simulate import simulate as run
+from gradwire_lab.train.settings import SERVED
+
+_MEASURED, _NONE = "measured", "none"
+_BENCH_VALUES = 200_000
+_BENCH_SECONDS = 0.1
+
+_RANKS_HELP = "Numbers of ranks, such as 2,4,8; with --servers, of workers."
+_VALUES_HELP = "Values of the model, such as 270k or 25.6M; all gradients are ready at once."
+_PROFILE_HELP = "The model instead: a profile of `gradwire plan`, with its backward pass."
+_CODEC_TIME_HELP = "measured (in the profile, or else here and now) or none."
+_DATA_HELP = "Gradients, as `gradwire bench` takes them: recorded, synthetic, a file, or auto."
+_MEMORY_HELP = "Memory that it may take, such as 8G. Default: what the system has free."
+
+
+def simulate(
+    ranks: Annotated[str, Option(help=_RANKS_HELP)] = "2,4,8,16",
+    codec: Annotated[
+        str, Option("--codec", "-c", help="Codec.", autocompletion=complete_codec)
+    ] = RECOMMENDED,
+    exchange: Annotated[
+        str,
+        Option(help="Exchange, with its parameters, or server.", autocompletion=complete_exchange),
+    ] = "sharded",
+    values: Annotated[str | None, Option(help=_VALUES_HELP)] = None,
+    profile: Annotated[Path | None, Option(metavar="FILE", help=_PROFILE_HELP)] = None,
+    bandwidth: BandwidthOption = None,
+    latency: LatencyOption = 0.0,
+    ranks_per_machine: PerMachineOption = 1,
+    local_bandwidth: LocalBandwidthOption = "none",
+    burst: BurstOption = 0,
+    servers: ServersOption = None,
+    every: EveryOption = 1,
+    codec_time: Annotated[str, Option(metavar=f"{_MEASURED}|{_NONE}", help=_CODEC_TIME_HELP)] = (
+        _MEASURED
+    ),
+    steps: Annotated[int, Option(min=1, help="Steps; residuals grow from step to step.")] = 3,
+    data: Annotated[str, Option(help=_DATA_HELP)] = "auto",
+    memory: Annotated[str | None, Option(help=_MEMORY_HELP)] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of draws and data.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the exchanges of up to 1024 ranks in this process, on a simulated network.
+
+    The bytes are exact: they are those that the same gradients take in a training. The times follow
+    from the bandwidth, the latency and the codecs' speed. With --every, bytes and messages are
+    those of an exchange, and `step ms` is the mean of --every steps.
+    """
+    check_codec(codec)
+    if values is None and profile is None:
+        raise PlanError("a simulation needs the size of a model: --values 1M, or --profile FILE")
+    if values is not None and profile is not None:
+        raise PlanError(
+            f"give one of --values and --profile: {profile} says how many values the model has"
+        )
+    if codec_time not in (_MEASURED, _NONE):
+        raise BadParameter(
+            f"{codec_time} is not valid; valid are {_MEASURED}, {_NONE}", param_hint="--codec-time"
+        )
+    model = None if profile is None else read_profile(profile)
+    check_servers(servers or 0, [exchange], every)
+    if exchange not in SERVED:
+        _check_exchange(exchange)
+    buckets = _one_bucket(values) if model is None else cut_buckets(model)
+    if every > 1 or exchange in SERVED:
+        buckets = [join(buckets)]
+    limit = free_memory() if memory is None else parse_count(memory, "--memory")
+    state: Literal["free", "allowed"] = "free" if memory is None else "allowed"
+    clusters = [
+        cluster_of(count, bandwidth, latency, ranks_per_machine, local_bandwidth, servers, burst)
+        for count in _parse_ranks(ranks)
+    ]
+    for cluster in clusters:
+        check_ranks(cluster, codec, exchange, buckets, limit, state)
+    gradients = load_data(data, seed)
+    speed = _speed_of(model, codec_time)
+    rows = []
+    with ProgressOfSteps(len(clusters) * steps, is_shown=not as_json) as progress:
+        for cluster in clusters:
+            progress.begin(f"{cluster.ranks} ranks")
+            row = run(
+                cluster,
+                codec,
+                exchange,
+                buckets,
+                gradients.period,
+                cost=speed,
+                message_seconds=0.0 if model is None else model.transport.message_seconds,
+                pause=0.0 if model is None else _pause(model, every),
+                steps=steps,
+                memory=limit,
+                seed=seed,
+                on_step=progress.advance,
+            )
+            rows.append(row)
+    whole = [_step_seconds(model, row, buckets, every) for row in rows]
+    if as_json:
+        document = {
+            "kind": "gradwire-simulation",
+            "codec": codec,
+            "exchange": exchange,
+            "every": every,
+            "values": sum(bucket.numel for bucket in buckets),
+            "cluster": asdict(clusters[0]) | {"ranks": None},
+            "data": gradients.description,
+            "results": [
+                asdict(row) | {"step_seconds": seconds}
+                for row, seconds in zip(rows, whole, strict=True)
+            ],
+        }
+        print_json(document)
+    else:
+        _print(rows, whole, every)
+
+
+def _one_bucket(values: str | None) -> list[Bucket]:
+    assert values is not None
+    return [Bucket((Layer("values", (parse_count(values, "--values"), 1), 0.0),), 0.0)]
+
+
+def _check_exchange(text: str) -> None:
+    try:
+        gradwire.parse_exchange(text)
+    except gradwire.GradwireError as error:
+        raise BadParameter(f"{error}; or {', '.join(SERVED)}", param_hint="--exchange") from None
+
+
+def _parse_ranks(text: str) -> list[int]:
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise BadParameter(f"{text} is no list of numbers, such as 2,4,8", param_hint="--ranks")
+    return [int(count) for count in text.split(",")]
+
+
+def _speed_of(
+    model: Profile | None, codec_time: str
+) -> Callable[[str], tuple[float, float]] | None:
+    """Seconds a value of encode and decode: of the profile, else measured here."""
+    if codec_time == _NONE:
+        return None
+
+    def speed(codec: str) -> tuple[float, float]:
+        if model is not None and codec in model.codecs:
+            known = model.codecs[codec]
+            return known.encode_seconds, known.decode_seconds
+        from gradwire_lab.bench import Case, Workload, measure
+
+        work = Workload(codec, _BENCH_VALUES, load_data("auto", 0), 0)
+        encode, decode = (
+            measure(work, Case(codec, _BENCH_VALUES, operation, "auto", 1), _BENCH_SECONDS).seconds
+            for operation in ("encode", "decode_add")
+        )
+        return encode / _BENCH_VALUES, decode / _BENCH_VALUES
+
+    return speed
+
+
+def _pause(model: Profile, every: int) -> float:
+    """From the end of an exchange to the step whose gradients are exchanged next."""
+    return model.rest_seconds + (every - 1) * model.compute_seconds
+
+
+def _step_seconds(
+    model: Profile | None, row: Simulated, buckets: list[Bucket], every: int
+) -> float:
+    """The mean of `every` steps, one of which exchanges."""
+    if every > 1:
+        compute = 0.0 if model is None else model.compute_seconds
+        return compute + (row.seconds - buckets[-1].ready) / every
+    if model is None:
+        return row.seconds
+    backward_end = model.forward_seconds + model.backward_seconds
+    return max(row.seconds, backward_end) + model.rest_seconds
+
+
+def _print(rows: list[Simulated], whole: list[float], every: int) -> None:
+    print_table(
+        (
+            *("ranks", "step ms", "codec ms", "longest way", "messages", "to other machines"),
+            *("from other machines", "in its machine", "of all ranks"),
+        ),
+        [
+            (
+                row.ranks,
+                f"{seconds * 1e3:.3f}",
+                f"{row.codec_seconds * 1e3:.3f}",
+                row.longest_way,
+                f"{row.messages:,}",
+                human_bytes(round(row.bytes_sent)),
+                human_bytes(round(row.bytes_received)),
+                human_bytes(round(row.local_bytes_sent)),
+                human_bytes(round(row.bytes_of_all)),
+            )
+            for row, seconds in zip(rows, whole, strict=True)
+        ],
+        left=(),
+    )
+    of = "a step" if every == 1 else f"of an exchange, every {every} steps"
+    print(
+        f"Bytes {of}: of the rank that sends most to other machines, receives most from them, and "
+        "sends most in its machine; of all ranks: sent between machines."
+    )

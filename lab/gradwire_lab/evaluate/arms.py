@@ -1,0 +1,110 @@
+"""The trainings of the evaluations: tasks, and the ways in which each is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradwire_lab.train.options import from_options
+from gradwire_lab.train.recipes import IMAGES, MODELS
+from gradwire_lab.train.results import file_name
+from gradwire_lab.train.settings import GRADIENTS, ONE_PROCESS, TrainSettings
+
+HOOK = f"{ONE_PROCESS}:pulls={GRADIENTS}"  # the average gradient is pulled, as with DDP's hook
+
+# Options of `gradwire train`, by the names in TrainSettings. Each task is long enough that its
+# uncompressed training has converged: in the last tenth of the steps it gains less than 0.2 points
+# or 0.01 nats (docs/training.md).
+TASKS: dict[str, dict[str, Any]] = {
+    "resnet8": {"model": "resnet8", "workers": 10, "steps": 6732},  # 36 epochs of 60,000 images
+    "lenet": {
+        "model": "lenet",
+        "dropout": 0.5,
+        "weight_decay": 5e-4,
+        "learning_rate": 0.01,
+        "steps": 8000,
+    },
+    "mlp": {"model": "mlp", "weight_decay": 5e-5, "steps": 8000},
+    "gpt": {"model": "gpt", "warmup": 50, "steps": 2500},
+    "lstm": {"model": "lstm", "steps": 3000},
+}
+RESNETS = tuple(name for name in MODELS if name.startswith("resnet"))
+_RESNET = RESNETS[0]
+_RESNET_STEPS = 25600  # of the larger ResNets, as in 3LC
+# What from_options takes from the command line.
+_NEEDED = ("model", "exchange", "every", "steps")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a call can change. scale: so many of the steps. resnet: the model of the task resnet8.
+    data: of the tasks with images."""
+
+    scale: float = 1.0
+    resnet: str = _RESNET
+    data: str = IMAGES[0]
+    data_dir: Path | None = None
+    device: str = "cpu"
+    threads: int = 1
+
+    @property
+    def suffix(self) -> str:
+        """Names what changes results and is not the default; "" if nothing does."""
+        usual, names = Setup(), ("resnet", "data", "device", "scale")
+        given = {name: getattr(self, name) for name in names}
+        return "".join(f"-{v}" for name, v in given.items() if v != getattr(usual, name))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train a task, with the seeds 0, 1, ...
+
+    changes: options that differ from the task's, by the names in TrainSettings. observed: codecs
+    that are tried on its gradients meanwhile (observe.py). timed: its seconds are wanted, so it
+    must run alone.
+    """
+
+    task: str
+    codec: str
+    changes: tuple[tuple[str, Any], ...] = ()
+    observed: tuple[str, ...] = ()
+    seeds: int = field(default=1, compare=False)
+    timed: bool = field(default=False, compare=False)
+
+    def settings(self, seed: int, setup: Setup) -> TrainSettings:
+        """Those of a run. Raises SettingsError for what does not go together."""
+        options: dict[str, Any] = {"exchange": ONE_PROCESS, "threads": setup.threads}
+        options |= TASKS[self.task] | dict(self.changes)
+        if not self.timed:  # processes on shaped links compute on the CPU
+            options["device"] = setup.device
+        scale = setup.scale
+        if self.task == _RESNET != setup.resnet:
+            options["model"] = setup.resnet
+            scale *= 1.0 if self.timed else _RESNET_STEPS / TASKS[_RESNET]["steps"]
+        if MODELS[options["model"]].data == IMAGES:
+            options = {"data": setup.data, "data_dir": setup.data_dir} | options
+        every = options.setdefault("every", 1)
+        steps = options["steps"] = max(round(options["steps"] * scale / every), 1) * every
+        if "warmup" in options:
+            options["warmup"] = min(options["warmup"], steps)
+        needed = {name: getattr(TrainSettings, name) for name in _NEEDED}
+        return from_options(needed | options | {"codecs": [self.codec], "seed": seed})
+
+    def path(self, seed: int) -> Path:
+        """The place of a run's result."""
+        words = [self.codec, *(f"{name}={value}" for name, value in self.changes)]
+        words += ["observed", *self.observed] if self.observed else []
+        return Path(self.task) / file_name(",".join(words), seed)
+
+
+def arm(
+    task: str,
+    codec: str,
+    *,
+    observed: tuple[str, ...] = (),
+    seeds: int = 1,
+    timed: bool = False,
+    **changes: Any,
+) -> Arm:
+    return Arm(task, codec, tuple(changes.items()), observed, seeds, timed)

@@ -1,0 +1,139 @@
+"""What the runs of an evaluation ended with: means over seeds, bits, differences, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from gradwire_lab.evaluate.arms import Arm
+from gradwire_lab.train.recipes import METRICS, Metric
+from gradwire_lab.train.report import RunResult, mean_of
+from gradwire_lab.train.results import Series
+from gradwire_lab.train.settings import TrainSettings
+
+MISSING, STOPPED, DIVERGED = "not run", "stopped", "diverged"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The results that are there, by arm and seed, the settings of each arm, and what was observed
+    (observe.py)."""
+
+    results: dict[Arm, dict[int, RunResult]]
+    settings: dict[Arm, TrainSettings]
+    observed: dict[Arm, dict[str, Any]] = field(default_factory=dict)
+
+    def metric(self, arm: Arm) -> Metric:
+        return METRICS[self.settings[arm].data]
+
+    def runs(self, arm: Arm) -> list[RunResult]:
+        return list(self.results.get(arm, {}).values())
+
+    def series(self, arm: Arm, label: str) -> Series:
+        return Series(label, self.runs(arm))
+
+    def finals(self, arm: Arm) -> list[float]:
+        """The metric at the end of the runs that came to it."""
+        return self.series(arm, "").finals
+
+    def text(self, arm: Arm) -> str:
+        """The metric at the end, and in brackets the lowest and the highest run. STOPPED: a run
+        could not go on, such as one of `auto` whose budget can't be kept."""
+        runs, finals = self.runs(arm), self.finals(arm)
+        if not runs:
+            return MISSING
+        if len(finals) < len(runs):
+            why = STOPPED if any(run.failed for run in runs) else DIVERGED
+            return f"{len(runs) - len(finals)} of {len(runs)} {why}" if len(runs) > 1 else why
+        text = self.metric(arm).text
+        spread = f" ({text(min(finals))} to {text(max(finals))})" if len(finals) > 1 else ""
+        return text(fmean(finals)) + spread
+
+    def difference(self, arm: Arm, base: Arm) -> str:
+        """To the base, the mean over the seeds that both have: in points, or in nats."""
+        pairs = [
+            (own.final, other.final)
+            for seed, own in self.results.get(arm, {}).items()
+            if (other := self.results.get(base, {}).get(seed)) is not None
+        ]
+        known = [(own, other) for own, other in pairs if own is not None and other is not None]
+        if not known or arm == base:
+            return ""
+        metric = self.metric(arm)
+        digits = 2 if metric.scale == 100.0 else 4
+        return f"{metric.scale * fmean(own - other for own, other in known):+.{digits}f}"
+
+    def bits(self, arm: Arm) -> str:
+        """Bits of a value of the compressed tensors, pushed and pulled."""
+        runs = self.runs(arm)
+        legs = (
+            mean_of(runs, lambda run: run.push_payload_bits),
+            mean_of(runs, lambda run: run.pull_payload_bits),
+        )
+        return ", ".join(_short(mean) for mean in legs if mean is not None)
+
+    def ratio(self, arm: Arm) -> str:
+        """32 bits by the bits of a compressed value, the mean of push and pull."""
+        bits = self.series(arm, "").bits
+        return f"{32 / bits:.3g}x" if bits else ""
+
+    def seconds_a_step(self, arm: Arm) -> float | None:
+        """The mean over the runs, measured while they trained; None without runs."""
+        seconds = self.seconds_of_runs(arm)
+        return fmean(seconds) if seconds else None
+
+    def seconds_of_runs(self, arm: Arm) -> list[float]:
+        """The measured time of a step in each run."""
+        return [run.measured_seconds / self.settings[arm].steps for run in self.runs(arm)]
+
+    def speed_up(self, arm: Arm, base: Arm) -> str:
+        own, other = self.seconds_of_runs(arm), self.seconds_of_runs(base)
+        if not own or not other:
+            return MISSING
+        text = f"{fmean(other) / fmean(own):.3g}"
+        if arm == base or len(own) + len(other) == 2:
+            return text
+        return f"{text} ({min(other) / max(own):.3g} to {max(other) / min(own):.3g})"
+
+
+def _short(bits: float) -> str:
+    return f"{bits:.0f}" if bits > 31.9 else f"{bits:.3g}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: an arm beside the paper's own numbers."""
+
+    label: str
+    arm: Arm
+    theirs: tuple[str, ...] = ()
+
+
+Column = tuple[str, Callable[[Row], str]]
+
+
+def table(columns: list[Column], rows: list[Row]) -> str:
+    """Markdown. Each column has a head and the text of a row; all but the first are numbers."""
+    heads = [head for head, _ in columns]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    lines += [[cell(row) for _, cell in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def accuracy_table(
+    found: Found, base: Arm, rows: list[Row], theirs: tuple[str, ...] = (), *extra: Column
+) -> str:
+    """How each arm ends, beside the paper's numbers, whose heads are `theirs`."""
+    metric = found.metric(base)
+    columns: list[Column] = [
+        ("design", lambda row: row.label),
+        ("bits", lambda row: found.bits(row.arm)),
+        (metric.title, lambda row: found.text(row.arm)),
+        ("difference", lambda row: found.difference(row.arm, base)),
+        *extra,
+    ]
+    for index, head in enumerate(theirs):
+        columns.append((head, lambda row, index=index: row.theirs[index] if row.theirs else ""))  # type: ignore[misc]
+    return table(columns, rows)

@@ -1,0 +1,141 @@
+"""The frontier of bits and accuracy: codecs on each task (docs/training.md)."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gradwire_lab.evaluate.arms import HOOK, Arm, arm
+from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
+from gradwire_lab.evaluate.found import Found, Row, accuracy_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_S1 = "3lc:s=1.00,coder=rice"
+_GROUPS = "3lc:s=1.00,bucket=500,coder=rice"
+_AUTO = "auto:bits=0.5"
+_SEEDS = 3
+
+_ALL = (
+    "int8",
+    "qsgd:bits=4",
+    "terngrad",
+    "stoch3",
+    "onebit",
+    "topk:ratio=0.01,values=bf16,index=rice",
+    "stc:density=0.01",
+)
+# Without error feedback. Used for gradients where these can be pulled; LocalSteps (gpt, lstm) pulls
+# changes.
+_FOR_GRADIENTS = ("qsgd:bits=4", "terngrad", "stoch3", "inceptionn:bound=10")
+
+_UPDATES: dict[str, Any] = {"compress": "updates"}  # of the workers' optimizers: LocalSteps
+_TITLES = {
+    "gpt": "Transformer with AdamW",
+    "resnet8": "ResNet-8 with SGD",
+    "lenet": "LeNet with SGD",
+    "mlp": "Perceptron with SGD",
+    "lstm": "LSTM with SGD",
+}
+_ABOUT = {
+    "gpt": "Sequences of 64 bytes of Python's library. The workers' own AdamW "
+    "steps, and their changes are compressed (`LocalSteps`).",
+    "resnet8": "The workers push gradients and "
+    "pull the change of the model (`ShardedOptimizer`, servers).",
+    "lenet": "With dropout 0.5. As the ResNet.",
+    "mlp": "As the ResNet.",
+    "lstm": "Sequences of 64 bytes of Python's library, gradients clipped at norm 1. The workers' "
+    "changes are compressed (`LocalSteps`).",
+}
+
+
+def _images(task: str, *more: tuple[str, Arm], auto: str = _AUTO, seeds: int = 2) -> dict[str, Arm]:
+    """seeds: of the other codecs."""
+    arms = {"uncompressed": arm(task, "raw", seeds=_SEEDS)}
+    arms[_S1] = arm(task, _S1, seeds=_SEEDS)
+    arms |= dict(more)
+    arms[auto] = arm(task, auto, seeds=seeds)
+    for codec in (*_ALL, "inceptionn:bound=10"):
+        changes: dict[str, Any] = {"exchange": HOOK} if codec in _FOR_GRADIENTS else {}
+        label = codec + (" (the hook)" if changes else "")
+        arms[label] = arm(task, codec, seeds=seeds, **changes)
+    return arms
+
+
+_ARMS: dict[str, dict[str, Arm]] = {
+    "gpt": {
+        "DDP": arm("gpt", "ddp", seeds=_SEEDS),
+        _S1: arm("gpt", _S1, seeds=_SEEDS),
+        f"every=2, {_S1}": arm("gpt", _S1, seeds=_SEEDS, every=2),
+        _GROUPS: arm("gpt", _GROUPS),
+        _AUTO: arm("gpt", _AUTO),
+        **{codec: arm("gpt", codec) for codec in _ALL},
+    },
+    "resnet8": _images(
+        "resnet8",
+        ("3lc:s=1.75,coder=rice", arm("resnet8", "3lc:s=1.75,coder=rice", seeds=_SEEDS)),
+        (f"every=4, {_S1}", arm("resnet8", _S1, seeds=_SEEDS, every=4, **_UPDATES)),
+        auto="auto:bits=0.7",  # 3lc:s=1 sends more than half a bit of its pulls
+        seeds=1,  # each takes ten minutes
+    ),
+    "lenet": _images(
+        "lenet",
+        (_GROUPS, arm("lenet", _GROUPS, seeds=_SEEDS)),
+        ("3lc:s=1.50,coder=rice", arm("lenet", "3lc:s=1.50,coder=rice", seeds=_SEEDS)),
+        (f"{_S1} (the hook)", arm("lenet", _S1, seeds=_SEEDS, exchange=HOOK)),
+    ),
+    "mlp": _images("mlp"),
+    "lstm": {
+        "uncompressed": arm("lstm", "raw", seeds=_SEEDS),
+        _S1: arm("lstm", _S1, seeds=_SEEDS, **_UPDATES),
+        _GROUPS: arm("lstm", _GROUPS, **_UPDATES),
+        _AUTO: arm("lstm", _AUTO, **_UPDATES),
+        **{codec: arm("lstm", codec, **_UPDATES) for codec in _ALL},
+    },
+}
+
+
+def _table(found: Found, task: str) -> str:
+    arms = _ARMS[task]
+    coded = {label: re.sub(r"\S+:\S+|every=\d+", r"`\g<0>`", label) for label in arms}
+    base, *others = (Row(coded[label], one) for label, one in arms.items())
+    others.sort(key=lambda row: -(found.series(row.arm, "").bits or 0.0))
+    return accuracy_table(found, base.arm, [base, *others])
+
+
+def _figure(found: Found, task: str) -> Figure:
+    from gradwire_lab.train.plots import draw_frontier
+    from gradwire_lab.train.results import Task
+
+    series = [found.series(one, label) for label, one in _ARMS[task].items()]
+    settings = found.settings[next(iter(_ARMS[task].values()))]
+    return draw_frontier(Task(settings.model, settings.data, series))
+
+
+EVALUATION = Evaluation(
+    "frontier",
+    "Bits and accuracy: codecs on five tasks",
+    "What each codec sends, and what the training ends with. Bits are of a value of the compressed "
+    "tensors, pushed and pulled, without headers. Left out: `bf16` and `fp16` (16 bits), "
+    "`truncate` (8 to 16), `topk2bit`, and `qgd`, which is for gradient descent. *The hook*: the "
+    "workers pull the average of their gradients, as with DDP's communication hook, and not the "
+    "change of the model. In the pictures, a codec that ends far worse than most stands on the "
+    "dotted line, with its number.",
+    tuple(
+        Experiment(
+            _TITLES[task],
+            _ABOUT[task],
+            tuple(arms.values()),
+            partial(_table, task=task),
+            {
+                task: (
+                    f"{_TITLES[task]}: bits of a value, and what the training ends with",
+                    partial(_figure, task=task),
+                )
+            },
+        )
+        for task, arms in _ARMS.items()
+    ),
+)

@@ -1,0 +1,112 @@
+"""The page of an evaluation: Markdown with tables and pictures, from the runs that are there."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from gradwire.files import write_text
+from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
+from gradwire_lab.evaluate.found import DIVERGED, STOPPED, Found
+from gradwire_lab.train import plots
+from gradwire_lab.train.settings import TrainSettings
+
+FINDINGS = "findings.md"
+_COLUMNS = 100
+_DIRTY = "*dirty*: with changes that were not committed. "
+# What stands in place of a result.
+_WORDS = {
+    STOPPED: "the run ended with an error, as one of `auto` does whose budget can't be kept",
+    DIVERGED: "the loss became NaN or infinite",
+}
+
+
+def write(
+    evaluation: Evaluation, found: Found, machines: str, command: str, path: Path
+) -> list[Path]:
+    """Writes the page and its pictures, into a folder beside it; returns their paths. If that
+    folder has a text FINDINGS, written by people, it is a section of the page."""
+    folder = path.parent
+    written, parts = [], [f"# {evaluation.title}", _filled(evaluation.about), _filled(machines)]
+    findings = path.with_suffix("") / FINDINGS
+    if findings.exists():
+        text = findings.read_text(encoding="utf-8").strip()
+        parts += ["## What agrees with the paper, and what does not", text]
+    for experiment in evaluation.experiments:
+        there = sum(min(len(found.runs(one)), one.seeds) for one in experiment.arms)
+        wanted = sum(one.seeds for one in experiment.arms)
+        text = f"{experiment.about} {_describe([found.settings[one] for one in experiment.arms])}"
+        if there < wanted:
+            text += f" **Of {wanted} runs, {there} are there.**"
+        parts += [f"## {experiment.title}", _filled(text)]
+        if not there:
+            continue
+        if experiment.tables is not None:
+            parts.append(experiment.tables(found))
+        for picture, text in _draw(experiment, found, path):
+            written.append(picture)
+            parts.append(f"![{text}]({picture.relative_to(folder)})")
+    tables = "".join(parts)
+    parts += [f"*{word}*: {why}." for word, why in _WORDS.items() if f" {word} |" in tables]
+    parts.append(f"```console\n$ {command}\n```")
+    write_text(path, "\n\n".join(part for part in parts if part))
+    return [path, *written]
+
+
+def _describe(settings: Sequence[TrainSettings]) -> str:
+    models = ", ".join(sorted({f"{one.model} on {one.data}" for one in settings}))
+    workers = _span([one.workers for one in settings])
+    batch, steps = (_span([getattr(one, name) for one in settings]) for name in ("batch", "steps"))
+    return f"Here: {models}, {workers} workers x {batch}, {steps} steps."
+
+
+def _span(values: Sequence[int]) -> str:
+    least, most = min(values), max(values)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _draw(experiment: Experiment, found: Found, page: Path) -> Iterable[tuple[Path, str]]:
+    """The pictures of which there is something to draw, in a folder of the page's name."""
+    folder = page.with_suffix("")
+    for name, (text, draw) in experiment.figures.items():
+        for path in plots.save({f"{name}.png": partial(draw, found)}, folder):
+            Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
+            yield path, text
+
+
+def _filled(text: str) -> str:
+    return "\n".join(
+        textwrap.wrap(text.strip(), _COLUMNS, break_long_words=False, break_on_hyphens=False)
+    )
+
+
+def describe_machines(documents: Iterable[dict[str, Any]]) -> str:
+    """Where the runs were made, and with which commits."""
+    seen = [document["machine"] for document in documents]
+    if not seen:
+        return "No run is there yet."
+    commits = sorted({_short(str(machine["gradwire"]["commit"])) for machine in seen})
+    cpus = sorted({f"{machine['cpu']}, {_count(machine['cores'])}" for machine in seen})
+    unsaved = any(commit.endswith("-dirty") for commit in commits)
+    torch = sorted({str(machine["torch"]) for machine in seen})
+    return (
+        f"Runs made: {len(seen)}, on {'; '.join(cpus)}; gradwire {', '.join(commits)}; PyTorch "
+        f"{', '.join(torch)}. {_DIRTY if unsaved else ''}A cell of bits has two numbers, of "
+        "pushes and of pulls. Several seeds: the mean, and in brackets the lowest and the highest; "
+        "a difference compares equal seeds."
+    )
+
+
+def _count(cores: int) -> str:
+    return f"{cores} core{'s' if cores > 1 else ''}"
+
+
+def _short(commit: str) -> str:
+    """Seven letters, and "-dirty" where files differed from the commit."""
+    letters, dash, dirty = commit.partition("-")
+    return f"{letters[:7]}{dash}{dirty}"

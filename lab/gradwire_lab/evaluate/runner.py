@@ -1,0 +1,128 @@
+"""Makes the runs of evaluations that are not there yet."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+
+from gradwire_lab.evaluate.arms import Arm
+from gradwire_lab.evaluate.found import Found
+from gradwire_lab.evaluate.store import Run, Store
+from gradwire_lab.train import network
+from gradwire_lab.train.errors import TrainError
+from gradwire_lab.train.progress import say
+from gradwire_lab.train.report import RunResult
+from gradwire_lab.train.run import Outputs, train_here
+from gradwire_lab.train.settings import TrainSettings
+
+_POLL_SECONDS = 5.0
+
+
+def runs_of(arms: Sequence[Arm]) -> list[Run]:
+    """First the seed 0 of every arm, then the others; last those that must be alone."""
+    most = max((one.seeds for one in arms), default=0)
+    runs = [Run(one, seed) for seed in range(most) for one in arms if seed < one.seeds]
+    return sorted(runs, key=lambda run: run.arm.timed)
+
+
+def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[dict[str, Any]], list[str]]:
+    """The results that are there, their files, and a line for each file that cannot be used."""
+    results: dict[Arm, dict[int, RunResult]] = {}
+    observed, documents, unusable = {}, [], []
+    for run in runs_of(arms):
+        try:
+            document = store.read(run)
+        except ValueError as error:
+            unusable.append(f"{store.path(run)}: {error}")
+        else:
+            if document is not None:
+                results.setdefault(run.arm, {})[run.seed] = document["result"]
+                documents.append(document)
+                if run.arm.observed:
+                    observed[run.arm] = document["observed"]
+    settings = {one: store.settings(Run(one, 0)) for one in arms}
+    return Found(results, settings, observed), documents, unusable
+
+
+def make(arms: Sequence[Arm], store: Store, console: Console) -> int:
+    """Trains what is missing, and waits for what other processes train in the same folder. Returns
+    the number of runs that could not be made; their errors are printed."""
+    store.folder.mkdir(parents=True, exist_ok=True)
+    wanted, failed = runs_of(arms), 0
+    pending = [run for run in wanted if not _can_be_read(run, store)]
+    say(console, f"{len(wanted) - len(pending)} of {len(wanted)} runs are there")
+    while pending:
+        elsewhere = []
+        for place, run in enumerate(pending):
+            with store.claim(run) as mine:
+                if not mine:
+                    elsewhere.append(run)
+                elif not _is_there(run, store, console):
+                    left = len(pending) - place + len(elsewhere) - 1
+                    failed += not _train(run, store, console, left)
+        pending = [run for run in elsewhere if not _can_be_read(run, store)]
+        if pending:
+            time.sleep(_POLL_SECONDS)
+    return failed
+
+
+def count_missing(arms: Sequence[Arm], store: Store) -> int:
+    """The runs that are not there, or not in a file that can be used."""
+    return len({store.path(run) for run in runs_of(arms) if not _can_be_read(run, store)})
+
+
+def _can_be_read(run: Run, store: Store) -> bool:
+    try:
+        return store.read(run) is not None
+    except ValueError:
+        return False
+
+
+def _is_there(run: Run, store: Store, console: Console) -> bool:
+    try:
+        return store.read(run) is not None
+    except ValueError as error:
+        kept = store.set_aside(run)
+        line = f"cannot be used ({error}); kept as {kept.name}; its run is made again"
+        say(console, f"{store.path(run)} {line}")
+        return False
+
+
+def _train(run: Run, store: Store, console: Console, left: int) -> bool:
+    settings = store.settings(run)
+    if run.arm.timed and (reason := network.why_not_shaped()) is not None:
+        say(console, f"{store.path(run).relative_to(store.folder)}: {reason}", style="bold red")
+        return False
+    title = f"{store.path(run).relative_to(store.folder)}"
+    began = time.perf_counter()
+    try:
+        others = "the other runs end" if run.arm.timed else "the timed run ends"
+        with store.quiet(run.arm.timed, lambda: say(console, f"{title} waits until {others}")):
+            document = _train_or_observe(run.arm, settings)
+    except TrainError as error:
+        say(console, f"{title}: {error}", style="bold red")
+        return False
+    store.write(run, document)
+    final = document["results"][0]["final"]
+    end = "diverged" if final is None else settings.metric.text(final)
+    seconds = time.perf_counter() - began
+    say(console, f"{title}: {end} after {seconds:.0f} s; {left} runs left")
+    return True
+
+
+def _train_or_observe(one: Arm, settings: TrainSettings) -> dict[str, Any]:
+    if one.observed:
+        from gradwire_lab.evaluate.observe import train_and_observe
+
+        return train_and_observe(settings, one.observed)
+    with TemporaryDirectory() as folder:
+        train_here(settings, Outputs(out=Path(folder)), Console(quiet=True))
+        (path,) = Path(folder).iterdir()
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return document

@@ -1,0 +1,172 @@
+"""The results of an evaluation's runs: a small JSON file for each, which outlives interruptions."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import gradwire
+from gradwire.files import write_text
+from gradwire_lab.evaluate.arms import Arm, Setup
+from gradwire_lab.json_fields import check_fields, check_no_others, parse_object, take_field
+from gradwire_lab.train.network import Bytes
+from gradwire_lab.train.report import Conditions, RunResult
+from gradwire_lab.train.results import settings_of
+from gradwire_lab.train.settings import TrainSettings
+
+_KIND = "gradwire-evaluate"
+_CURVE_POINTS = 100  # of the means over steps that a file keeps
+# Settings on which the end of a training does not depend.
+_FREE = {"data_dir", "threads", "eval_every"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of an arm."""
+
+    arm: Arm
+    seed: int
+
+
+class Store:
+    """A folder of results, which several processes may fill together."""
+
+    def __init__(self, folder: Path, setup: Setup) -> None:
+        self.folder, self._setup = folder, setup
+
+    def settings(self, run: Run) -> TrainSettings:
+        return run.arm.settings(run.seed, self._setup)
+
+    def path(self, run: Run) -> Path:
+        return self.folder / run.arm.path(run.seed)
+
+    def read(self, run: Run) -> dict[str, Any] | None:
+        """The file of a run, whose "result" is a RunResult; None: there is none. Raises ValueError,
+        with the reason, if the file cannot be used."""
+        try:
+            text = self.path(run).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ValueError(error.strerror or str(error)) from error
+        try:
+            document = parse_object(text)
+            _check(document, run.arm.observed != ())
+        except ValueError as error:
+            raise ValueError(f"it is no result of gradwire evaluate: {error}") from error
+        version = document["machine"]["gradwire"]["version"]
+        different = self._compare(run, document)
+        result = RunResult.read(document["result"])
+        if version != gradwire.__version__:
+            raise ValueError(f"it is of gradwire {version}, this is {gradwire.__version__}")
+        if different:
+            raise ValueError(f"it has other settings: {', '.join(different)}")
+        return {**document, "result": result}
+
+    def _compare(self, run: Run, document: dict[str, Any]) -> list[str]:
+        """How the settings and links of a file differ from those of the run."""
+        wanted = json.loads(json.dumps(self.settings(run).to_json())) | {"kind": _KIND}
+        found = settings_of(document) | {"kind": document["kind"]}
+        free = _FREE - ({"threads"} if run.arm.timed else set())
+        different = [
+            f"{key} {found.get(key)!r} instead of {value!r}"
+            for key, value in wanted.items()
+            if key not in free and found[key] != value
+        ]
+        if run.arm.timed and not document["links"]["shaped"]:
+            different.append(f"links that were not shaped ({document['links'].get('note', '')})")
+        return different
+
+    def set_aside(self, run: Run) -> Path:
+        """Renames a file that cannot be used; returns its new name."""
+        path = self.path(run)
+        number = 1
+        while (kept := path.with_name(f"{path.name}.unusable-{number}")).exists():
+            number += 1
+        path.rename(kept)
+        return kept
+
+    def write(self, run: Run, document: dict[str, Any]) -> None:
+        """document: the report of `gradwire train` with this run alone. The whole file or none."""
+        (result,) = document["results"]
+        kept = {key: value for key, value in document.items() if key != "results"}
+        text = json.dumps(kept | {"kind": _KIND, "result": shorten(result)}, allow_nan=False)
+        write_text(self.path(run), text)
+
+    @contextmanager
+    def claim(self, run: Run) -> Iterator[bool]:
+        """Whether the run is this process's until the end of the block. The claim of a process
+        that dies is free again."""
+        path = self.path(run)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place = path.with_name(f".{path.name}.lock")
+        with place.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                place.unlink(missing_ok=True)
+
+    @contextmanager
+    def quiet(self, timed: bool, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Inside, no run of another process is under way if this one is timed, and no timed one
+        otherwise. on_wait: called if it has to wait for that."""
+        kind = fcntl.LOCK_EX if timed else fcntl.LOCK_SH
+        with (self.folder / ".timing.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(lock, kind)
+            yield
+
+
+def _check(document: dict[str, Any], observed: bool) -> None:
+    """Raises ValueError that names a field that is missing or of another kind."""
+    for name in ("kind", "metric"):
+        take_field(document, name, str)
+    take_field(document, "settings", dict)
+    machine = take_field(document, "machine", dict)
+    for name, kind in (("cpu", str), ("cores", int), ("torch", str), ("gradwire", dict)):
+        take_field(machine, name, kind, "machine")
+    for name in ("version", "commit"):
+        take_field(machine["gradwire"], name, str, "gradwire")
+    check_fields(Conditions, take_field(document, "links", dict), "links")
+    result = check_fields(RunResult, take_field(document, "result", dict), "result")
+    if result["link"] is not None:
+        check_no_others(Bytes, check_fields(Bytes, result["link"], "link"), "link")
+    if observed:
+        seen = take_field(document, "observed", dict)
+        take_field(seen, "codecs", dict, "observed")
+        take_field(seen, "steps", list, "observed")
+
+
+def shorten(result: dict[str, Any]) -> dict[str, Any]:
+    """The result with at most _CURVE_POINTS means in the lists of losses and bits over steps, and
+    without times of steps and what each rank counted."""
+    curves = {name: _means(result[name]) for name in ("loss", "push_bits", "pull_bits")}
+    dropped = ("hook_of_rank", "step_ends", "wire_seconds", "own_seconds")
+    return result | curves | {name: [] for name in dropped}
+
+
+def _means(values: Sequence[float]) -> list[float]:
+    """Means of equally many consecutive values, to 5 digits."""
+    width = -(-len(values) // _CURVE_POINTS) or 1
+    cut = [values[i : i + width] for i in range(0, len(values), width)]
+    return [float(f"{fmean(part):.5g}") for part in cut]
+
+
+def curve(values: Sequence[float], steps: int) -> tuple[list[float], list[float]]:
+    """Steps and values of a list that `shorten` made of `steps` values."""
+    width = steps / len(values) if values else 0.0
+    return [width * (i + 0.5) for i in range(len(values))], list(values)

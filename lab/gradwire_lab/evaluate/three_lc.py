@@ -1,0 +1,327 @@
+"""3LC's evaluation (Lim, Andersen, Kaminsky; SysML 2019), section 4."""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from gradwire_lab.evaluate.arms import HOOK, TASKS, Arm, arm
+from gradwire_lab.evaluate.evaluation import Evaluation, Experiment
+from gradwire_lab.evaluate.found import Column, Found, Row, accuracy_table, table
+from gradwire_lab.evaluate.store import curve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_S = ("1.00", "1.50", "1.75", "1.90")
+_RATES = {"10mbit": "10 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
+_TIMED_STEPS = {"10mbit": 12, "100mbit": 40, "1gbit": 40}
+_TIMED_SEEDS = 2
+_QUARTERS = (0.25, 0.5, 0.75, 1.0)
+_REPEATED = ("32-bit float", "3LC (s=1.00)", "3LC (s=1.75)")  # with three seeds; others have two
+_LOWEST_DRAWN = 50  # percent; a lower line would press the others together
+
+# Codec and changes of each design, the paper's accuracy, its difference, and the speed-ups.
+_DESIGNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "32-bit float": ("raw", {}, ("93.37", "", "1", "1", "1")),
+    "8-bit int": ("int8", {}, ("93.33", "-0.04", "3.62", "3.47", "1.51")),
+    "Stoch 3-value b-3-5": ("stoch3", {}, ("92.06", "-1.31", "12.3", "7.51", "1.53")),
+    "MQE 1-bit int": ("onebit", {}, ("93.21", "-0.16", "14.6", "7.40", "1.30")),
+    "5% sparsification": (
+        "topk:ratio=0.05",
+        {},
+        ("92.87", "-0.50", "8.98", "6.62", "1.44"),
+    ),
+    "2 local steps": ("raw", {"every": 2}, ("93.03", "-0.34", "1.92", "1.87", "1.38")),
+    "3LC (s=1.00)": ("3lc:s=1.00,coder=rice", {}, ("93.32", "-0.05", "15.9", "7.97", "1.53")),
+    "3LC (s=1.50)": ("3lc:s=1.50,coder=rice", {}, ("93.29", "-0.08", "20.9", "8.70", "1.53")),
+    "3LC (s=1.75)": ("3lc:s=1.75,coder=rice", {}, ("93.51", "+0.14", "22.8", "9.04", "1.53")),
+    "3LC (s=1.90)": ("3lc:s=1.90,coder=rice", {}, ("93.10", "-0.27", "22.8", "9.22", "1.55")),
+}
+_BASE = "32-bit float"
+_SHOWN = (_BASE, "Stoch 3-value b-3-5", "5% sparsification", "2 local steps", "3LC (s=1.00)")
+# Each has the same colour and marker in all figures. Those that share a colour share no figure.
+_LOOKS = (
+    *(_BASE, "8-bit int", "MQE 1-bit int", "5% sparsification", "2 local steps", "3LC (s=1.00)"),
+    *("3LC (s=1.75)", "Stoch 3-value b-3-5", "", "3LC (s=1.50)", "3LC (s=1.90)"),
+)
+_ALL_S = tuple(f"3LC (s={s})" for s in _S)
+_IN_FIGURE_6 = ("1.00", "1.75")
+_NO_ZRE = "no ZRE"
+_ALL_STEPS = ", all steps"
+_WITHOUT_ZRE = f"{_ALL_S[0]}, {_NO_ZRE}"
+
+
+# Without error feedback, a worker's model drifts from the server's where changes are pulled.
+_GRADIENTS_PULLED = Row(
+    "Stoch 3-value, gradients pulled", arm("resnet8", "stoch3", exchange=HOOK), ("", "")
+)
+
+
+def _full(design: str) -> Arm:
+    codec, changes, _ = _DESIGNS[design]
+    return arm("resnet8", codec, seeds=3 if design in _REPEATED else 2, **changes)
+
+
+def _shorter(design: str, share: float) -> Arm:
+    """With a share of the standard steps, a whole number of exchanges."""
+    if share == 1.0:
+        return _full(design)
+    codec, changes, _ = _DESIGNS[design]
+    return arm("resnet8", codec, steps=_steps(share), **changes)
+
+
+def _steps(share: float) -> int:
+    return round(TASKS["resnet8"]["steps"] * share / 2) * 2
+
+
+def _with_zre(s: str, **changes: Any) -> Arm:
+    """With the paper's coder. The values don't depend on the coder."""
+    coder = "coder=none" if s == _NO_ZRE else "coder=zre"
+    sent = _S[0] if s == _NO_ZRE else s
+    return arm("resnet8", f"3lc:s={sent},{coder}", **changes)
+
+
+def _with_zre_shorter(s: str) -> Arm:
+    return _with_zre(s, steps=_steps(0.25))
+
+
+def _timed(design: str, bandwidth: str, exchange: str = "server") -> Arm:
+    """On shaped links, with one server. With zero-run encoding, whose bytes change during a
+    training, a tenth of the steps is timed, as in the paper, otherwise a few.
+
+    The server exchanges in every step. So 2 local steps are timed by workers that step alone
+    between two averages of `sharded`, which has no server.
+    """
+    coder = "coder=none" if design == _WITHOUT_ZRE else "coder=zre"
+    codec, changes, _ = _DESIGNS[design.removesuffix(f", {_NO_ZRE}")]
+    steps = _steps(0.1) if design in _ALL_S else _TIMED_STEPS[bandwidth]
+    return arm(
+        "resnet8",
+        codec.replace("coder=rice", coder),
+        timed=True,
+        seeds=_TIMED_SEEDS,
+        exchange="sharded" if changes else exchange,
+        bandwidth=bandwidth,
+        steps=steps,
+        eval_every=steps,
+        **changes,
+    )
+
+
+def _timed_base(design: str, bandwidth: str) -> Arm:
+    """32-bit float in the same exchange."""
+    return _timed(_BASE, bandwidth, "sharded" if _DESIGNS[design][1] else "server")
+
+
+_TIMED = tuple(
+    _timed(design, bandwidth) for bandwidth in _RATES for design in (*_DESIGNS, _WITHOUT_ZRE)
+) + tuple(_timed_base("2 local steps", bandwidth) for bandwidth in _RATES)
+
+
+def _table_1(found: Found) -> str:
+    rows = [Row(design, _full(design), theirs) for design, (_, _, theirs) in _DESIGNS.items()]
+    rows.append(_GRADIENTS_PULLED)
+    return accuracy_table(found, _full(_BASE), rows, ("paper: accuracy (%)", "difference"))
+
+
+def _speed_ups(found: Found) -> str:
+    def column(place: int, bandwidth: str) -> list[Column]:
+        def ours(row: Row) -> str:
+            base = _timed_base(row.label.removesuffix(f", {_NO_ZRE}"), bandwidth)
+            return found.speed_up(_timed(row.label, bandwidth), base)
+
+        return [(bandwidth, ours), ("paper", lambda row: row.theirs[2 + place])]
+
+    rows = [Row(design, _full(design), theirs) for design, (_, _, theirs) in _DESIGNS.items()]
+    rows.append(Row(_WITHOUT_ZRE, _full(_ALL_S[0]), ("",) * 5))
+    columns = [one for k, bandwidth in enumerate(_RATES) for one in column(k, bandwidth)]
+    return table([("design", lambda row: row.label), *columns], rows)
+
+
+def _table_2(found: Found) -> str:
+    columns: list[Column] = [
+        ("s", lambda row: row.label),
+        ("ratio", lambda row: found.ratio(row.arm)),
+        ("bits pushed, pulled", lambda row: found.bits(row.arm)),
+        ("paper: ratio", lambda row: row.theirs[0]),
+        ("bits", lambda row: row.theirs[1]),
+        ("with coder=rice: bits", lambda row: found.bits(_with_rice(row.label))),
+    ]
+    rows = []
+    for s, theirs in _TABLE_2.items():
+        rows.append(Row(s, _with_zre_shorter(s), theirs))
+        if s in _IN_FIGURE_6:
+            rows.append(Row(s + _ALL_STEPS, _with_zre(s), theirs))
+    return table(columns, rows)
+
+
+_TABLE_2 = {
+    _NO_ZRE: ("20.0x", "1.60"),
+    "1.00": ("39.4x", "0.812"),
+    "1.50": ("70.9x", "0.451"),
+    "1.75": ("107x", "0.298"),
+    "1.90": ("160x", "0.200"),
+}
+
+
+def _with_rice(label: str) -> Arm:
+    """What a row of table 2 is compared with."""
+    s = label.removesuffix(_ALL_STEPS)
+    design = f"3LC (s={_S[0] if s == _NO_ZRE else s})"
+    return _shorter(design, 0.25 if s == label else 1.0)
+
+
+def _of_time(found: Found, designs: tuple[str, ...], bandwidth: str) -> Figure | None:
+    """Accuracy over the time that the steps take, for each share of the steps."""
+    from gradwire_lab.evaluate.pictures import Line, lines
+
+    drawn = {}
+    for design in designs:
+        seconds = found.seconds_a_step(_timed(design, bandwidth))
+        arms = [_shorter(design, share) for share in _QUARTERS]
+        ends = [(found.settings[one].steps, found.finals(one)) for one in arms]
+        points = [(steps, [100 * final for final in finals]) for steps, finals in ends if finals]
+        if seconds is not None and points and min(min(y) for _, y in points) > _LOWEST_DRAWN:
+            minutes = [steps * seconds / 60 for steps, _ in points]
+            means, lows, highs = ([of(y) for _, y in points] for of in (fmean, min, max))
+            drawn[design] = Line(minutes, means, lows, highs)
+    return lines(
+        drawn, f"training time at {_RATES[bandwidth]} (minutes)", "test accuracy (%)",
+        logarithmic=True, markers=True, looks=_LOOKS,
+    )  # fmt: skip
+
+
+def _over_steps(found: Found, of_loss: bool) -> Figure | None:
+    from gradwire_lab.evaluate.pictures import over_steps
+
+    arms = {design: _full(design) for design in _SHOWN}
+    return over_steps(found, arms, of_loss=of_loss, looks=_LOOKS)
+
+
+def _bits_over_steps(found: Found, s: str) -> Figure | None:
+    from gradwire_lab.evaluate.pictures import Line, lines
+
+    drawn: dict[str, Line] = {}
+    share, one = _compressed_share(found), _with_zre(s)
+    if not share:
+        return None
+    for run in found.runs(one)[:1]:
+        for leg in ("push", "pull"):
+            everything, mean = getattr(run, f"{leg}_bits"), getattr(run, f"{leg}_payload_bits")
+            steps, bits = curve(everything, found.settings[one].steps)
+            above = fmean(bits)  # the rest, raw tensors and headers, is the same in each step
+            drawn[leg] = Line(steps, [mean + (of_step - above) / share for of_step in bits])
+    return lines(drawn, "step", "bits of a compressed value", title=f"s={s}")
+
+
+def _compressed_share(found: Found) -> float:
+    """The share of values that are in compressed tensors. What else is sent is as much with each s,
+    so two runs tell it. 0: they are not there."""
+    runs = [run for s in _IN_FIGURE_6 for run in found.runs(_with_zre(s))[:1]]
+    sent = [(run.push_bits_per_value, run.push_payload_bits) for run in runs]
+    counted = [
+        (of_all, of_compressed) for of_all, of_compressed in sent if of_all and of_compressed
+    ]
+    if len(counted) < len(_IN_FIGURE_6):
+        return 0.0
+    of_all, of_compressed = (first - second for first, second in zip(*counted, strict=True))
+    return of_all / of_compressed
+
+
+_OF_TIME = (
+    ("figure-3", "the designs", tuple(d for d in _DESIGNS if d not in _ALL_S[1::2])),
+    ("figure-5", "with each sparsity multiplier", (_BASE, *_ALL_S)),
+)
+
+EVALUATION = Evaluation(
+    "3lc",
+    "3LC: its evaluation, here",
+    "Lim, Andersen, Kaminsky: 3LC (SysML 2019), section 4. The paper trains ResNet-110 on CIFAR-10 "
+    "with 10 workers x 32 images, 25,600 steps, 5 runs. The recipe here is the paper's: SGD with "
+    "momentum 0.9, weight decay 1e-4, cosine, statistics of batch normalisation from one worker. "
+    "Batch normalisation goes raw, as in the paper; here biases and tensors of fewer than 256 "
+    "values do, too. One process simulates the workers and their server, which compresses the "
+    "change of its model.",
+    (
+        Experiment(
+            "Table 1: accuracy",
+            "With all steps. 3LC's values do not depend on its coder, which is `rice` here; so "
+            "without ZRE it ends as with it. The design with stochastic 3-value quantization keeps "
+            "no residual, so what it changes in pulls is never made good: the workers' model "
+            "drifts from the server's. How the paper's pulls avoid it is not in its text; the last "
+            "row pulls the average gradient instead, as TernGrad.",
+            (*(_full(design) for design in _DESIGNS), _GRADIENTS_PULLED.arm),
+            _table_1,
+        ),
+        Experiment(
+            "Table 1: speed-up",
+            "Time of a step, against 32-bit float on the same links: real processes in network "
+            "namespaces, one server. As in the paper, designs with zero-run encoding are timed in "
+            "a tenth of the steps, with the whole schedule of the learning rate, because their "
+            "bytes change during a training; the others in a few steps. In brackets the lowest "
+            "and the highest that two runs give. 2 local steps run without a server, and so does "
+            "the 32-bit float with which they are compared.",
+            _TIMED,
+            _speed_ups,
+        ),
+        Experiment(
+            "Table 2: bits of a value",
+            "Average of the compressed tensors alone, over a training of a quarter of the steps, "
+            "and for two s over all steps, as in the paper.",
+            (*map(_with_zre_shorter, _TABLE_2), *map(_with_rice, _S)),
+            _table_2,
+        ),
+        Experiment(
+            "Figures 3 and 5: 25, 50, 75 and 100 % of the steps",
+            "Each point is a training of its own, in one process, with its own schedule of the "
+            "learning rate; its time is the number of its steps times that of a step in table 1's "
+            "speed-ups. Points of 25, 50 and 75 % have one seed, those of 100 % two or three, and "
+            f"the spread. A design that ends below {_LOWEST_DRAWN} % is left out. 2 local steps "
+            "run without a server, in whose exchange uncompressed steps, too, take another time.",
+            (
+                *(_shorter(design, share) for share in _QUARTERS for design in _DESIGNS),
+                *_TIMED,
+            ),
+            figures={
+                f"{figure}{end}": (
+                    f"accuracy over training time at {_RATES[bandwidth]}, {what}",
+                    partial(_of_time, designs=designs, bandwidth=bandwidth),
+                )
+                for figure, what, designs in _OF_TIME
+                for bandwidth, end in (("10mbit", ""), ("100mbit", "-100mbit"), ("1gbit", "-1gbit"))
+            },
+        ),
+        Experiment(
+            "Figure 4: during a training",
+            "The mean of the seeds, and their spread. Between two evaluations of a seed its "
+            "accuracy is interpolated, where another seed has its own. The loss is that of the "
+            "workers' models, the accuracy that of the server's.",
+            tuple(_full(design) for design in _SHOWN),
+            figures={
+                "figure-4-loss": (
+                    "training loss over steps",
+                    partial(_over_steps, of_loss=True),
+                ),
+                "figure-4-accuracy": (
+                    "test accuracy over steps",
+                    partial(_over_steps, of_loss=False),
+                ),
+            },
+        ),
+        Experiment(
+            "Figure 6: bits over steps",
+            "Of the compressed tensors, with zero-run encoding; seed 0. In the paper pushes are "
+            "the smaller ones until the last third of the training.",
+            tuple(map(_with_zre, _IN_FIGURE_6)),
+            figures={
+                f"figure-6-s{s}": (
+                    f"bits of a value, pushed and pulled, over steps, s={s}",
+                    partial(_bits_over_steps, s=s),
+                )
+                for s in _IN_FIGURE_6
+            },
+        ),
+    ),
+)

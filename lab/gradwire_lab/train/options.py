@@ -1,0 +1,94 @@
+"""The settings for the options of a command line, with the defaults that follow from others."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gradwire.advice import RECOMMENDED
+from gradwire_lab.train.checks import check
+from gradwire_lab.train.recipes import MODELS
+from gradwire_lab.train.rivals import BF16, PLAIN_DDP
+from gradwire_lab.train.settings import (
+    AVERAGE,
+    BANDWIDTHS,
+    DIRECTIONS,
+    GRADIENTS,
+    HOOKED,
+    OUTERS,
+    SERVED,
+    SGD,
+    SHARDED,
+    SHARDED_OPTIMIZER,
+    SIMULATED,
+    UPDATES,
+    WEIGHT_DECAY,
+    Rule,
+    SettingsError,
+    TrainSettings,
+    parse_bandwidth,
+)
+
+
+def from_options(given: dict[str, Any]) -> TrainSettings:
+    """The settings for the options of a command line, by the names in TrainSettings. An option of
+    None was not given. Raises SettingsError."""
+    values = {name: value for name, value in given.items() if value not in (None, [], ())}
+    for name in ("codecs", "exclude"):
+        if name in values:
+            values[name] = tuple(values[name])
+    values["rules"] = tuple(parse_rule(rule) for rule in values.get("rules", ()))
+    usual = "none" if values.get("exchange") in SIMULATED else BANDWIDTHS[0]
+    values["bandwidth"] = parse_bandwidth(values.get("bandwidth", usual))
+    chosen = TrainSettings(**_defaults(values) | values)
+    check(chosen)
+    return chosen
+
+
+def _defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """The defaults that follow from other options."""
+    recipe = MODELS.get(values["model"], MODELS["lenet"])
+    optimizer = values.get("optimizer", recipe.optimizer)
+    exchange, every, steps = values["exchange"], values["every"], values["steps"]
+    hooked = HOOKED.get(exchange.partition(":")[0], HOOKED[SHARDED])
+    own = hooked["default_codec"]
+    own = RECOMMENDED if own == HOOKED[SHARDED]["default_codec"] else own
+    keeps_gradients = exchange in (*SERVED, SHARDED_OPTIMIZER)
+    sums_gradients = keeps_gradients or exchange in SIMULATED
+    steps_gradients = keeps_gradients or SIMULATED.get(exchange) == GRADIENTS
+    updates = (optimizer != SGD and not steps_gradients) or (every > 1 and not sums_gradients)
+    return {
+        # One process has no PyTorch hooks.
+        "codecs": (PLAIN_DDP, own) if exchange in SIMULATED else (PLAIN_DDP, BF16, own),
+        "data": recipe.data[0],
+        "batch": recipe.batch,
+        "width": recipe.width,
+        "optimizer": optimizer,
+        "compress": UPDATES if updates else GRADIENTS,
+        "learning_rate": recipe.sgd if optimizer == SGD else recipe.adam,
+        "weight_decay": WEIGHT_DECAY.get(optimizer, 0.0),
+        "warmup": max(steps // 20, min(recipe.warmup, steps // 4)),
+        "clip": 0.0 if keeps_gradients else recipe.clip,
+        "outer_lr": OUTERS.get(values.get("outer", AVERAGE), 1.0),
+        "threads": len(os.sched_getaffinity(0)) if exchange in SIMULATED else 1,
+        "eval_every": default_eval_every(steps, every),
+    }
+
+
+def default_eval_every(steps: int, every: int) -> int:
+    """About a tenth of all steps, and a multiple of `every`: then the workers' models are equal."""
+    tenth = max(steps // 10, 1)
+    return -(-tenth // every) * every if every > 0 else tenth
+
+
+def parse_rule(text: str) -> Rule:
+    """`PATTERN=CODEC`, `PATTERN=CODEC@push` or `PATTERN=CODEC@pull`."""
+    pattern, _, rest = text.partition("=")
+    codec, at, direction = rest.partition("@")
+    if not pattern or not codec or (at and direction not in DIRECTIONS):
+        raise SettingsError(
+            "--rules",
+            f"cannot read the rule '{text}'; valid are PATTERN=CODEC, PATTERN=CODEC@push and "
+            "PATTERN=CODEC@pull",
+        )
+    return Rule(pattern, codec, direction or "both")

@@ -1,0 +1,85 @@
+"""The results of one rank in one run. This module needs no PyTorch, unlike loop.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gradwire_lab.train.network import Bytes
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The settings' metric, which rank 0 measured after `step` steps and `seconds` of training."""
+
+    step: int
+    seconds: float
+    value: float
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a rank's last step cost: bytes sent, of gradients and of results (with servers,
+    pull_bytes: received; for rivals computed); seconds that it waited for messages, and that
+    gradwire's own work took, which may both run beside the backward pass. None: unknown."""
+
+    push_bytes: float
+    pull_bytes: float
+    wire_seconds: float | None = None
+    own_seconds: float | None = None
+
+
+@dataclass
+class RankRecord:
+    """What one rank measured in one run.
+
+    losses, push_bytes, pull_bytes, wire_seconds, own_seconds: one element for each step, None for
+    steps that the others took without this rank, and for losses that are not finite; empty on a
+    server. The last four are those of StepCosts; empty where they are unknown. step_ends: what the
+    training clock showed after each step. seconds: of the training clock. hook: the strategy's
+    stats(). link: bytes that the rank's own interface counted while the clock ran; None without an
+    interface of its own. parameters_digest: SHA-256 of all parameters after the last step. device:
+    the text of devices.describe; empty on a server. diverged: the first step with a loss that is
+    not finite, on any rank; the run ended soon after it. failed: why the run could not go on;
+    empty: it could.
+    """
+
+    codec: str
+    rank: int
+    seconds: float = 0.0
+    losses: list[float | None] = field(default_factory=list)
+    push_bytes: list[float | None] = field(default_factory=list)
+    pull_bytes: list[float | None] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    hook: dict[str, Any] | None = None
+    link: Bytes | None = None
+    parameters_digest: str = ""
+    device: str = ""
+    seed: int = 0
+    diverged: int | None = None
+    failed: str = ""
+    step_ends: list[float | None] = field(default_factory=list)
+    wire_seconds: list[float | None] = field(default_factory=list)
+    own_seconds: list[float | None] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def read(values: dict[str, Any]) -> RankRecord:
+        """The record that was written as plain values. Raises TypeError, KeyError."""
+        evaluations = [Evaluation(**evaluation) for evaluation in values["evaluations"]]
+        link = None if values["link"] is None else Bytes(**values["link"])
+        return RankRecord(**values | {"evaluations": evaluations, "link": link})
+
+    def note(self, loss: float, seconds: float, costs: StepCosts | None, left_out: int) -> None:
+        """Notes a step that this rank took. seconds: what the training clock shows. left_out: the
+        steps after it that the others took without this rank."""
+        if not math.isfinite(loss) and self.diverged is None:
+            self.diverged = len(self.losses) + 1
+        self.losses += [loss if math.isfinite(loss) else None] + [None] * left_out
+        self.step_ends += [seconds] + [None] * left_out
+        for name, cost in (vars(costs) if costs else {}).items():
+            if cost is not None:
+                getattr(self, name).extend([cost] + [None] * left_out)

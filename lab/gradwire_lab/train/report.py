@@ -1,0 +1,325 @@
+"""Combines the measurements of all ranks: JSON for programs. report_table.py shows it to people.
+
+Times. *Measured*: the training clock (loop.py) on links of the given bandwidth, or on the network
+that is there. *Modelled*: the links could not be shaped, so the run went over loopback, and its
+time on the wire is replaced by the bytes divided by the bandwidth:
+
+    modelled = max over ranks (seconds - wire_seconds)
+             + max over ranks (max(bytes sent, bytes received)) * 8 / bandwidth
+
+The ranks are workers and servers. wire_seconds is how long a rank waited for messages; the rank
+that waited least computed longest, hence the maximum. The model takes links as full duplex and
+assumes that nothing overlaps. DDP and its hooks tell neither how long they waited (0 is subtracted)
+nor what they sent: torch_ddp.py computes it. The bytes are those of our packets. With the headers
+of Ethernet, IP and TCP a real link takes 5 % longer (measured next to shaped links at 10 Mbit/s:
+raw 19.2 s modelled, 20.3 s on the links).
+
+Bytes. Pushed and pulled: bytes that a worker (mean of all) sent of gradients and of results, in
+whole packets with headers and raw tensors. By symmetry it receives as many. Uncompressed, each of
+the two is 4 (N - 1) / N bytes a parameter and step. Bits a value and ratio compare with that,
+whichever tensors went raw. With servers, pulled is the bytes that a worker received, and each of
+the two is 4 bytes a parameter and step. Without owners (broadcast), a worker pushes each parameter
+N - 1 times and pulls nothing; the bits are those of a value once, the ratio compares with the same
+bytes as elsewhere. The ratio also counts the few bytes sent beside the packets. Link: bytes that
+the worker's own network interface counted, with Ethernet, IP and TCP headers, acknowledgements and
+DDP's own messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import takewhile
+from statistics import fmean
+from typing import Any
+
+from gradwire_lab.train.network import Bytes
+from gradwire_lab.train.records import RankRecord
+from gradwire_lab.train.rivals import is_rival
+from gradwire_lab.train.settings import HOOKED, TrainSettings, format_bandwidth
+
+_PLACES = 6  # of seconds in a file: a microsecond
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The links of a run. shaped: they were limited to settings.bandwidth. note: for the user, why
+    they were not. modelled: they were not, although a bandwidth was given."""
+
+    shaped: bool
+    modelled: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run. Bytes are the mean of all workers, None if nothing was sent (one
+    worker). Lists over steps are means of all workers. final: the metric at the end;
+    None: the run diverged, in the step `diverged`, or could not go on, for the reason `failed`."""
+
+    codec: str
+    seed: int
+    final: float | None
+    diverged: int | None
+    seconds: float
+    measured_seconds: float
+    push_bytes: float | None
+    pull_bytes: float | None
+    push_bits_per_value: float | None
+    pull_bits_per_value: float | None
+    push_payload_bits: float | None
+    pull_payload_bits: float | None
+    ratio: float | None
+    link: Bytes | None
+    replicas_identical: bool
+    evaluations: list[dict[str, float]]
+    loss: list[float]
+    push_bits: list[float]
+    pull_bits: list[float]
+    hook_of_rank: list[dict[str, Any] | None]  # the servers come last
+    device_of_worker: list[str]
+    failed: str = ""
+    lost_workers: list[str] = field(default_factory=list)  # without which it went on, and why
+    # Of each step; empty where nobody measured it, and in older files. The end is what the training
+    # clock shows, in `seconds`; the others are measured, whatever the links.
+    step_ends: list[float] = field(default_factory=list)
+    wire_seconds: list[float] = field(default_factory=list)
+    own_seconds: list[float] = field(default_factory=list)
+
+    @staticmethod
+    def read(values: dict[str, Any]) -> RunResult:
+        """The result that was written as plain values. Raises TypeError, KeyError."""
+        link = None if values["link"] is None else Bytes(**values["link"])
+        names = {known.name for known in fields(RunResult)}
+        return RunResult(**{k: v for k, v in values.items() if k in names} | {"link": link})
+
+
+@dataclass(frozen=True)
+class Report:
+    """data: a description of the data set."""
+
+    settings: TrainSettings
+    parameters: int
+    data: str
+    conditions: Conditions
+    results: list[RunResult]
+
+    @staticmethod
+    def read(document: dict[str, Any]) -> Report:
+        """The report that was written as plain values. Raises TypeError, KeyError."""
+        links = {known.name: document["links"][known.name] for known in fields(Conditions)}
+        return Report(
+            TrainSettings.read(document["settings"]),
+            document["parameters"],
+            document["data"],
+            Conditions(**links),
+            [RunResult.read(result) for result in document["results"]],
+        )
+
+    def by_codec(self) -> dict[str, list[RunResult]]:
+        """The results of each codec, a seed after the other."""
+        return {
+            codec: [result for result in self.results if result.codec == codec]
+            for codec in dict.fromkeys(result.codec for result in self.results)
+        }
+
+    def speedup(self, codec: str) -> float | None:
+        """Over the first codec; both as the mean of the finished runs."""
+        first, own = (
+            mean_of(self.by_codec()[name], lambda result: result.seconds)
+            for name in (self.results[0].codec, codec)
+        )
+        return first / own if first and own else None
+
+    @property
+    def goal(self) -> float | None:
+        """settings.until, or else what is just worse (Metric.near) than the first codec at its
+        end, the mean of the finished runs. None: there is none, or no other codec."""
+        if self.settings.until is not None:
+            return self.settings.until
+        if len(self.by_codec()) == 1:
+            return None
+        first = mean_of(self.by_codec()[self.results[0].codec], lambda result: result.final)
+        return None if first is None else self.settings.metric.near(first)
+
+    def time_to_goal(self, result: RunResult) -> float | None:
+        """Seconds of training until the first evaluation that reached the goal; None: none did."""
+        metric, goal = self.settings.metric, self.goal
+        reached = (e["seconds"] for e in result.evaluations if metric.reached(e["value"], goal))
+        return next(reached, None)
+
+    def mean_time_to_goal(self, codec: str) -> float | None:
+        """None if a run of the codec did not reach the goal."""
+        times = [self.time_to_goal(result) for result in self.by_codec()[codec]]
+        reached = [time for time in times if time is not None]
+        return fmean(reached) if len(reached) == len(times) else None
+
+    @property
+    def times(self) -> str:
+        return "modelled" if self.conditions.modelled else "measured"
+
+    @property
+    def links(self) -> dict[str, Any]:
+        bandwidth = format_bandwidth(self.settings.bandwidth)
+        latency = {"latency_ms": self.settings.latency}
+        return {"bandwidth": bandwidth, **latency, **asdict(self.conditions)}
+
+    def to_json(self, machine: dict[str, Any]) -> dict[str, Any]:
+        """Plain values. machine: a description of the machine and of the build."""
+        return {
+            "kind": "gradwire-train",
+            "machine": machine,
+            "settings": self.settings.to_json(),
+            "parameters": self.parameters,
+            "data": self.data,
+            "metric": self.settings.metric.name,
+            "times": self.times,
+            "links": self.links,
+            "goal": self.goal,
+            "results": [
+                asdict(result)
+                | {
+                    "speedup": self.speedup(result.codec),
+                    "seconds_to_goal": self.time_to_goal(result),
+                }
+                for result in self.results
+            ],
+        }
+
+
+def finished(results: Sequence[RunResult]) -> list[RunResult]:
+    """The runs that went on to the end: they did not diverge or fail."""
+    return [result for result in results if result.final is not None]
+
+
+def mean_of(
+    results: Sequence[RunResult], number: Callable[[RunResult], float | None]
+) -> float | None:
+    """The mean over the finished runs; None if there is none, or no such number."""
+    numbers = [n for result in finished(results) if (n := number(result)) is not None]
+    return fmean(numbers) if numbers else None
+
+
+def steps_of(ranks: Sequence[RankRecord]) -> int:
+    """The steps that a run took."""
+    return len(ranks[0].losses)
+
+
+def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[RankRecord]) -> float:
+    """The formula at the top of this file."""
+    assert settings.bandwidth is not None
+    busy, volume = 0.0, 0.0
+    for record in ranks:
+        if (hook := record.hook) is not None:
+            busy = max(busy, record.seconds - hook.get("wire_seconds", 0.0))
+            sent = hook["push_bytes"] + hook["pull_bytes"], hook.get("received_bytes", 0)
+            if "role" in hook:  # with servers: one of the two is sent, the other received
+                sent = hook["push_bytes"], hook["pull_bytes"]
+            volume = max(volume, *sent)
+    return busy + volume * 8 / settings.bandwidth
+
+
+def _reduced_values(settings: TrainSettings, parameters: int, codec: str) -> float:
+    """How many values a worker pushes in a step; it pulls as many. Without servers, a rank does not
+    push the values that it owns."""
+    if settings.is_simulated or (settings.has_servers and not is_rival(codec)):
+        return parameters
+    return parameters * (settings.workers - 1) / settings.workers
+
+
+def _pushed_values(settings: TrainSettings, parameters: int, codec: str) -> float:
+    """The same if the exchange has owners. Otherwise a rank pushes all values to every other."""
+    hooked = HOOKED.get(settings.exchange.partition(":")[0])
+    if hooked and not hooked["has_owners"] and not is_rival(codec):
+        return parameters * (settings.workers - 1)
+    return _reduced_values(settings, parameters, codec)
+
+
+def result_of(
+    settings: TrainSettings,
+    parameters: int,
+    conditions: Conditions,
+    ranks: Sequence[RankRecord],
+    lost: Sequence[str] = (),
+) -> RunResult:
+    """ranks: the records of a run, in order; those of workers that were lost have no steps."""
+    codec = ranks[0].codec
+    workers = [record for record in ranks[: settings.worker_ranks] if record.losses or not lost]
+    seconds = measured = max(record.seconds for record in workers)
+    if conditions.modelled:
+        seconds = model_seconds(settings, parameters, ranks)
+    values = _pushed_values(settings, parameters, codec)
+    pushed = 4.0 * values * steps_of(ranks)  # bytes that a worker would push without compression
+    plain = 4.0 * _reduced_values(settings, parameters, codec) * steps_of(ranks)
+    hooks = [record.hook for record in workers if record.hook is not None]
+    push = pull = push_bits = pull_bits = ratio = None
+    payloads: list[float | None] = [None, None]
+    if hooks and plain > 0:
+        push = fmean([hook["push_bytes"] for hook in hooks])
+        pull = fmean([hook["pull_bytes"] for hook in hooks])
+        push_bits, pull_bits = 32 * push / pushed, 32 * pull / pushed
+        beside = fmean([hook["control_bytes"] for hook in hooks])
+        ratio = 2 * plain / (push + pull + beside)
+        payloads = [_payload_bits(ranks, leg) for leg in ("push", "pull")]
+    links = [record.link for record in workers if record.link is not None]
+    diverged, failed, last = ranks[0].diverged, ranks[0].failed, ranks[0].evaluations[-1:]
+    return RunResult(
+        codec=codec,
+        seed=ranks[0].seed,
+        final=last[0].value if last and diverged is None and not failed else None,
+        diverged=diverged,
+        seconds=seconds,
+        measured_seconds=measured,
+        push_bytes=push,
+        pull_bytes=pull,
+        push_bits_per_value=push_bits,
+        pull_bits_per_value=pull_bits,
+        push_payload_bits=payloads[0],
+        pull_payload_bits=payloads[1],
+        ratio=ratio,
+        link=Bytes.mean(links) if links else None,
+        replicas_identical=len({record.parameters_digest for record in workers}) == 1,
+        evaluations=[
+            asdict(e) | {"seconds": e.seconds * seconds / measured} for e in ranks[0].evaluations
+        ],
+        loss=_means_of_steps([record.losses for record in workers]),
+        push_bits=_bits_of_steps([record.push_bytes for record in workers], values),
+        pull_bits=_bits_of_steps([record.pull_bytes for record in workers], values),
+        hook_of_rank=[record.hook for record in ranks],
+        device_of_worker=[record.device for record in workers],
+        failed=failed,
+        lost_workers=list(lost),
+        step_ends=[
+            round(end * seconds / measured, _PLACES)
+            for end in _means_of_steps([record.step_ends for record in workers])
+        ],
+        wire_seconds=_seconds_of_steps([record.wire_seconds for record in workers]),
+        own_seconds=_seconds_of_steps([record.own_seconds for record in workers]),
+    )
+
+
+def _payload_bits(ranks: Sequence[RankRecord], leg: str) -> float | None:
+    """Bits of a value of the compressed tensors, over all steps: the mean of the ranks that encode
+    them. None: nobody counted them."""
+    found = [
+        bits * min(1.0, hook["steps"] / steps_of(ranks))
+        for record in ranks
+        if (hook := record.hook) is not None
+        if (bits := hook.get(f"compressed_bits_{leg}")) is not None
+    ]
+    return fmean(found) if found else None
+
+
+def _means_of_steps(ranks: Sequence[Sequence[float | None]]) -> list[float]:
+    """The mean of each step over the ranks that took it, up to a step that has no value."""
+    steps = ([v for v in step if v is not None] for step in zip(*ranks, strict=True))
+    return [fmean(values) for values in takewhile(bool, steps)]
+
+
+def _seconds_of_steps(ranks: Sequence[Sequence[float | None]]) -> list[float]:
+    return [round(mean, _PLACES) for mean in _means_of_steps(ranks)]
+
+
+def _bits_of_steps(ranks: Sequence[Sequence[float | None]], values: float) -> list[float]:
+    """Bits a value of each step from the bytes that each rank sent in it."""
+    return [8 * mean / values for mean in _means_of_steps(ranks)] if values else []

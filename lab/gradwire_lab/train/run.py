@@ -1,0 +1,306 @@
+"""`gradwire train` from its settings to its results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gradwire.errors import missing
+from gradwire.files import write_text
+from gradwire.machine import describe_build, describe_machine
+from gradwire_lab.train import (
+    checks,
+    data,
+    describe,
+    launcher,
+    network,
+    page,
+    report,
+    report_table,
+    settings,
+    worker,
+)
+from gradwire_lab.train.errors import TrainError
+from gradwire_lab.train.estimate import estimate_seconds
+from gradwire_lab.train.progress import Display, say
+from gradwire_lab.train.records import RankRecord
+from gradwire_lab.train.report import RunResult
+from gradwire_lab.train.results import Results
+from gradwire_lab.train.settings import Run, SettingsError, TrainSettings, format_bandwidth
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where results go besides the table. json: a path, `-` for stdout. out: a folder for a file of
+    each run; runs that it holds are not repeated. page: of a web page, in a folder that exists."""
+
+    json: str | None = None
+    plots: Path | None = None
+    out: Path | None = None
+    page: Path | None = None
+
+
+def describe_place() -> dict[str, Any]:
+    """The machine and the build that a result is made with."""
+    return describe_machine() | {"gradwire": describe_build(), "torch": version("torch")}
+
+
+def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
+    """Fails now rather than after the training: TrainError if a package or the device is missing,
+    OSError if a place cannot be written to."""
+    needed = ["torch"] + (["matplotlib"] if outputs.plots else [])
+    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise TrainError(missing(" and ".join(lacking), "'./lab[train]'"))
+    if settings.is_cuda(chosen.device):
+        from gradwire_lab.train import devices
+
+        devices.check_usable(chosen)
+    if outputs.page is not None:
+        page.check(outputs.page)
+    for folder in (outputs.plots, outputs.out):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise TrainError(f"{folder} is a file; results need a folder")
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    if outputs.json not in (None, "-"):
+        path = Path(outputs.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+
+
+def train_here(chosen: TrainSettings, outputs: Outputs, console: Console) -> report.Report:
+    """Starts the workers on this machine, trains with every codec and reports.
+
+    Raises TrainError. KeyboardInterrupt passes through when everything has ended.
+    """
+    prepare(chosen, outputs)
+    data.locate(chosen.data, chosen.data_dir)
+    follower = _Follower(chosen, console, _conditions(chosen), outputs)
+    try:
+        with follower.display:
+            while follower.pending:  # again if a worker was lost on the way
+                shaped = follower.conditions.shaped
+                launcher.run_workers(chosen, follower.pending, shaped, follower.follow)
+    finally:
+        follower.show_written()
+    return follower.report()
+
+
+def train_under_torchrun(
+    chosen: TrainSettings, outputs: Outputs, console: Console, rank: int, world: int
+) -> report.Report | None:
+    """Joins the ranks that torchrun started; rank 0 reports, the others return None."""
+    prepare(chosen, outputs)
+    from gradwire.torch.link.errors import CommunicationError
+
+    try:
+        if chosen.is_simulated:
+            raise SettingsError("--exchange", f"{chosen.exchange} goes without torchrun")
+        workers = world - (chosen.ranks - chosen.workers)
+        chosen = replace(chosen, workers=workers, bandwidth=None, latency=0.0)
+        checks.check(chosen)
+    except SettingsError as error:
+        raise TrainError(f"{world} ranks of torchrun: {error.option}: {error}") from error
+    note = "the network between torchrun's ranks, as it is"
+    conditions = report.Conditions(shaped=False, modelled=False, note=note)
+    if rank != 0:
+        console, outputs = Console(quiet=True), Outputs()
+    follower = _Follower(chosen, console, conditions, outputs)
+    try:
+        with follower.display:
+            follow = partial(follower.follow, rank)
+            worker.run_under_torchrun(chosen, follower.pending, rank, follow)
+    except (TrainError, CommunicationError) as error:
+        raise TrainError(f"rank {rank}: {error}") from error
+    return follower.report() if rank == 0 else None
+
+
+def _conditions(chosen: TrainSettings) -> report.Conditions:
+    """The links of a training on this machine, shaped if this is needed and possible."""
+    if chosen.is_simulated:
+        note = "none: nothing is sent, times are those of the computation"
+    elif chosen.bandwidth is None:
+        note = "loopback, no limit asked for"
+    elif (reason := network.why_not_shaped(chosen.latency > 0)) is not None:
+        if chosen.latency > 0:
+            raise TrainError(f"the links cannot have a latency: {reason}")
+        return report.Conditions(shaped=False, modelled=True, note=reason)
+    else:
+        return report.Conditions(shaped=True, modelled=False)
+    return report.Conditions(shaped=False, modelled=False, note=note)
+
+
+class _Follower:
+    """Tells the user the plan, the progress and the results, and keeps the results."""
+
+    def __init__(
+        self,
+        chosen: TrainSettings,
+        console: Console,
+        conditions: report.Conditions,
+        outputs: Outputs,
+    ) -> None:
+        self.conditions = conditions
+        self.display = Display(console, chosen.steps, chosen.metric)
+        self._settings = chosen
+        self._console = console
+        self._outputs = outputs
+        self._kept = Results(
+            outputs.out,
+            chosen,
+            conditions,
+            lambda: data.load(chosen.data, chosen.data_dir).describe(),
+        )
+        self._results = self._kept.found()
+        self._parameters, self._data = 0, ""
+        for document in self._kept.documents.values():
+            self._parameters, self._data = document["parameters"], document["data"]
+        self._speeds: list[dict[str, Any]] = []
+        self._arrived: dict[Run, list[RankRecord]] = {}
+        self._lost: dict[Run, list[str]] = {}  # workers that ended before their run, and why
+        self._written: dict[str, list[int]] = {}
+        self._expected = 1 if worker.world_of_torchrun() else chosen.worker_ranks
+        self._announce()
+
+    @property
+    def pending(self) -> list[Run]:
+        return [run for run in self._settings.runs() if run not in self._results]
+
+    def _announce(self) -> None:
+        chosen = self._settings
+        bandwidth = format_bandwidth(chosen.bandwidth)
+        links = self.conditions.note
+        if self.conditions.shaped:
+            each = "worker" if chosen.ranks_per_machine == 1 else "machine"
+            links = f"{chosen.links} each way, every {each} behind a link of its own"
+        elif self.conditions.modelled:
+            links = f"NOT SHAPED; times for {bandwidth} will be modelled"
+            warning = (
+                f"WARNING: the links cannot be limited to {bandwidth}: {self.conditions.note}.\n"
+                "The workers will talk over loopback, and the report will hold MODELLED times."
+            )
+            say(self._console, warning, style="bold red")
+        seeds = f"seed {chosen.seed}"
+        if chosen.seeds > 1:
+            seeds = f"seeds {chosen.seed} to {chosen.seed + chosen.seeds - 1}"
+        text = (
+            f"training   {chosen.model} on {chosen.data}, {chosen.steps} steps of "
+            f"{chosen.workers} workers x {chosen.batch}, {seeds}\n"
+            f"optimizer  {describe.optimizer(chosen)}\n"
+            f"device     {chosen.device}\n"
+            f"links      {links}\n"
+            f"exchange   {describe.exchange(chosen)}\n"
+            f"codecs     {', '.join(chosen.codecs)}, one after the other"
+        )
+        if self._results:
+            done = len(self._results)
+            text += (
+                f"\nresumed    {done} of {done + len(self.pending)} runs are in {self._outputs.out}"
+            )
+        say(self._console, text)
+
+    def follow(self, rank: int, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "ready":
+            self._speeds.append(event)
+            if len(self._speeds) == self._expected:
+                self._estimate()
+        elif kind == "stderr":
+            self._written.setdefault(event["line"], []).append(rank)
+        elif kind == "record":
+            arrived = self._arrived.setdefault(_run_of(event["record"]), [])
+            arrived.append(event["record"])
+            self._keep(_run_of(event["record"]))
+        elif kind == "lost":
+            self._lost.setdefault(event["run"], []).append(event["why"])
+            self._keep(event["run"])
+        elif rank == 0:
+            self.display.show(event)
+
+    def show_written(self) -> None:
+        """Prints the workers' output on stderr, such as warnings. Equal lines are printed once."""
+        for line, ranks in self._written.items():
+            who = self._settings.names(sorted(set(ranks)))
+            say(self._console, f"{who}: {line}", style="dim")
+
+    def _keep(self, run: Run) -> None:
+        """Keeps the result of a run when the records of all ranks are there."""
+        chosen, lost = self._settings, self._lost.get(run, [])
+        arrived = self._arrived.get(run, [])
+        if len(arrived) + len(lost) == chosen.ranks:
+            ranks = {record.rank: record for record in self._arrived.pop(run)}
+            records = [
+                ranks.get(rank) or RankRecord(run.codec, rank, seed=run.seed)
+                for rank in range(chosen.ranks)
+            ]
+            result = report.result_of(chosen, self._parameters, self.conditions, records, lost)
+            self._results[run] = result
+            self._kept.add(self._report_of(chosen.of_run(run), [result]), describe_place())
+
+    def _report_of(self, chosen: TrainSettings, results: list[RunResult]) -> report.Report:
+        return report.Report(chosen, self._parameters, self._data, self.conditions, results)
+
+    def report(self) -> report.Report:
+        """Reports all runs."""
+        results = [self._results[run] for run in self._settings.runs()]
+        made, outputs = self._report_of(self._settings, results), self._outputs
+        lines = report_table.footnotes(made)
+        if outputs.json is not None:
+            text = json.dumps(made.to_json(describe_place()), indent=2, allow_nan=False)
+            if outputs.json == "-":
+                print(text)
+            else:
+                write_text(Path(outputs.json), text)
+                lines.append(f"wrote {outputs.json}")
+        if outputs.plots is not None:
+            from gradwire_lab.train import plots
+
+            lines += [f"wrote {path}" for path in plots.write(made, outputs.plots)]
+        if outputs.page is not None:
+            page.write([made], [describe_place()], outputs.page)
+            lines.append(f"wrote {outputs.page}")
+        self._console.print(report_table.table(made))
+        say(self._console, "\n".join(lines))
+        return made
+
+    def _estimate(self) -> None:
+        self._parameters, self._data = self._speeds[0]["parameters"], self._speeds[0]["data"]
+        bandwidth = self._settings.bandwidth if self.conditions.shaped else None
+        estimates = estimate_seconds(
+            replace(self._settings, bandwidth=bandwidth),
+            self._parameters,
+            max(speed["step_seconds"] for speed in self._speeds),
+            min(speed["evaluation_seconds"] for speed in self._speeds),
+        )
+        parts = ", ".join(f"{codec} {_duration(seconds)}" for codec, seconds in estimates.items())
+        total = _duration(sum(estimates[run.codec] for run in self.pending))
+        each = " each run" if self._settings.seeds > 1 else ""
+        say(
+            self._console,
+            f"data       {self._data}\n"
+            f"parameters {self._parameters:,}\n"
+            f"estimate   {total} ({parts}{each})",
+        )
+
+
+def _run_of(record: RankRecord) -> Run:
+    return Run(record.codec, record.seed)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,185 @@
+"""How the workers of a run keep one model: a strategy for each way, chosen by the settings.
+
+The training loop sets the learning rate of `optimizer` and calls `take_step`; it knows nothing more
+about how the workers exchange. A new way is a subclass of Strategy and a line in `choose`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gradwire.torch import (
+    GradwireState,
+    LocalSteps,
+    ServerOptimizer,
+    ShardedOptimizer,
+    gradwire_hook,
+    outer_nesterov,
+)
+from gradwire_lab.train import optimizers, rivals
+from gradwire_lab.train.one_process import OneProcess
+from gradwire_lab.train.records import StepCosts
+from gradwire_lab.train.rivals import is_rival
+from gradwire_lab.train.settings import (
+    AVERAGE,
+    NESTEROV,
+    SERVED,
+    SGD,
+    SHARDED_OPTIMIZER,
+    TrainSettings,
+    both_ways,
+)
+from gradwire_lab.train.strategy import Strategy
+from gradwire_lab.train.torch_ddp import TorchDdp, distribute
+
+# A server receives nothing while rank 0 evaluates, which may take long on a slow machine.
+_PATIENCE_SECONDS = 2 * 3600.0
+
+
+class _Local(Strategy):
+    """A worker that steps a model of its own between exchanges."""
+
+    optimizer: LocalSteps
+
+    def __init__(self, model: nn.Module, optimizer: LocalSteps) -> None:
+        super().__init__(model, optimizer, optimizer)
+
+    def weights(self) -> list[Tensor]:
+        """On which all workers agreed last."""
+        anchors = self.optimizer.anchors()
+        return [anchors[name] for name, _ in self._model.named_parameters()]
+
+    def finish(self) -> None:
+        self.optimizer.synchronize()
+
+
+class _Served(Strategy):
+    """A worker of dedicated servers."""
+
+    optimizer: ServerOptimizer
+
+    def __init__(self, model: nn.Module, optimizer: ServerOptimizer) -> None:
+        super().__init__(model, optimizer)
+        optimizer.connect()
+        self._before = StepCosts(0, 0, 0.0, 0.0)
+
+    def steps_done(self, step: int) -> int:
+        return max(step + 1, self.optimizer.version)  # with staleness, versions come later
+
+    def last_costs(self) -> StepCosts:
+        before, stats = astuple(self._before), self.optimizer.stats()
+        own = stats.encode_seconds + stats.decode_seconds
+        self._before = StepCosts(stats.push_bytes, stats.pull_bytes, stats.wire_seconds, own)
+        grown = zip(astuple(self._before), before, strict=True)
+        return StepCosts(*(now - earlier for now, earlier in grown))
+
+    def stats(self) -> dict[str, Any]:
+        return self.optimizer.stats().as_dict()
+
+    def settle(self) -> None:
+        self.optimizer.synchronize()
+
+    def explain(self, error: BaseException) -> BaseException:
+        return self.optimizer.error or error
+
+    def close(self) -> None:
+        self.optimizer.close()
+
+
+def choose(
+    model: nn.Module, codec: str, settings: TrainSettings, workers: dist.ProcessGroup
+) -> Strategy:
+    """The strategy of a worker in a run of `codec`."""
+    if settings.is_simulated:
+        return OneProcess(model, codec, settings)
+    local, clip = local_optimizer(model, settings), settings.clip
+    if is_rival(codec):
+        return TorchDdp(model, local, rivals.parse(codec), workers, clip)
+    coding = _coding(codec, settings)
+    if settings.has_servers:
+        return _Served(model, _server_optimizer(model, codec, settings))
+    if settings.exchange == SHARDED_OPTIMIZER:
+        sharded = ShardedOptimizer(local, model, **coding)
+        return Strategy(model, sharded, sharded)
+    coding["exchange"] = settings.exchange
+    if settings.takes_local_steps:
+        return _Local(model, _local_steps(model, local, settings, coding))
+    state, forward = GradwireState(start_iter=settings.start_iter, **coding), distribute(model)
+    forward.register_comm_hook(state, gradwire_hook)
+    return Strategy(model, local, state, forward, clip)
+
+
+def _local_steps(
+    model: nn.Module, local: torch.optim.Optimizer, settings: TrainSettings, coding: dict[str, Any]
+) -> LocalSteps:
+    outer = {
+        AVERAGE: None,
+        SGD: lambda parameters: torch.optim.SGD(parameters, settings.outer_lr),
+        NESTEROV: outer_nesterov(settings.outer_lr),
+    }
+    return LocalSteps(
+        local,
+        model,
+        every=settings.every,
+        fragments=settings.fragments,
+        delay=settings.delay,
+        mix=settings.mix,
+        outer=outer[settings.outer],
+        residual_decay=settings.residual_decay,
+        clip_norm=settings.clip or None,
+        **coding,
+    )
+
+
+def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, Any] | None:
+    """A server's part of a run, to its end. Returns its statistics; None for rivals, which have no
+    servers.
+
+    Raises CommunicationError, which names a worker that is gone.
+    """
+    if is_rival(codec):
+        return None
+    optimizer = _server_optimizer(model, codec, settings)
+    optimizer.serve()
+    return optimizer.stats().as_dict()
+
+
+def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> ServerOptimizer:
+    return ServerOptimizer(
+        local_optimizer(model, settings),
+        servers=settings.servers,
+        pulls=SERVED[settings.exchange],
+        named_parameters=model.named_parameters(),
+        backup_workers=settings.backup_workers,
+        staleness=settings.staleness,
+        barrier=settings.barrier,
+        model=model,
+        timeout=_PATIENCE_SECONDS,
+        **_coding(codec, settings),
+    )
+
+
+def _coding(codec: str, settings: TrainSettings) -> dict[str, Any]:
+    """The arguments that every strategy of gradwire takes."""
+    push, pull = both_ways(codec)
+    return {
+        "codec": push,
+        "pull_codec": None if pull == push else pull,
+        "min_numel": settings.min_numel,
+        "rules": [astuple(rule) for rule in settings.rules],
+        "exclude": settings.exclude,
+        "exclude_last": settings.exclude_last,
+        "threads": settings.threads,
+        "seed": settings.seed,
+    }
+
+
+def local_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    parameters = list(model.parameters())
+    matrices = [p for p in parameters if p.dim() > 1]
+    return optimizers.build(settings, matrices, [p for p in parameters if p.dim() <= 1])

@@ -1,0 +1,417 @@
+"""`gradwire evaluate`: its trainings, its folder of results, its pages."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import gradwire
+from cli_runner import run as run_command
+from gradwire_lab.cli.evaluate import _EVALUATIONS
+from gradwire_lab.evaluate import page, runner
+from gradwire_lab.evaluate.arms import Arm, Setup, arm
+from gradwire_lab.evaluate.found import Found
+from gradwire_lab.evaluate.store import Run, Store, curve, shorten
+from gradwire_lab.train import network
+from gradwire_lab.train.records import Evaluation, RankRecord
+from gradwire_lab.train.report import Conditions, Report, RunResult, result_of
+from gradwire_lab.train.settings import TrainSettings
+
+TINY = Setup(scale=0.0005)
+MLP = arm("mlp", "raw", seeds=2)
+MACHINE = {
+    "cpu": "x",
+    "cores": 2,
+    "torch": "2",
+    "gradwire": {"version": gradwire.__version__, "commit": "0123456789"},
+}
+
+
+SEEN = {
+    "density": [[0.5], [0.25]],
+    "error": [[0.5], [0.1]],
+    "bits": [[8.0], [8.0]],
+    "class_shares": [[{"0": 0.75, "8": 0.25, "16": 0.0, "32": 0.0}]] * 2,
+}
+OBSERVED = {
+    "steps": [1, 2],
+    "tensors": [["fc.weight", 100]],
+    "histograms": {"fc.weight": {"edges": [-1.0, 0.0, 1.0], "gradient": [0.5, 0.5]}},
+}
+
+
+def made(run: Run, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
+    """The document of a run that was not trained."""
+    settings = run.arm.settings(run.seed, setup)
+    record = RankRecord(run.arm.codec, 0, 2.0, [2.0, 1.0], seed=run.seed)
+    record.evaluations = [Evaluation(settings.steps, 2.0, value)]
+    sent = 4.0 if "s=1.75" in run.arm.codec else 8.0
+    counted = dict.fromkeys(("push_bytes", "pull_bytes", "control_bytes"), sent)
+    counted |= {"compressed_bits_push": sent / 2, "compressed_bits_pull": 2.0, "steps": 2}
+    record.hook = counted
+    record.push_bytes, record.pull_bytes = [8.0, 8.0], [4.0, 4.0]
+    links = Conditions(shaped=False, modelled=False)
+    ranks = [replace(record, rank=rank) for rank in range(settings.ranks)]
+    result = result_of(settings, 10, links, ranks)
+    return Report(settings, 10, "data", links, [result]).to_json(MACHINE)
+
+
+def stored(folder: Path, run: Run) -> Store:
+    store = Store(folder, TINY)
+    store.path(run).parent.mkdir(parents=True, exist_ok=True)
+    store.write(run, made(run))
+    return store
+
+
+def changed(text: str, **fields: object) -> str:
+    return json.dumps(json.loads(text) | fields)
+
+
+@pytest.mark.parametrize("name", _EVALUATIONS)
+def test_every_training_has_settings_and_a_place_of_its_own(name: str) -> None:
+    arms = _EVALUATIONS[name].arms()
+    assert len({one.path(0) for one in arms}) == len(arms)
+    for one in arms:
+        assert one.settings(0, Setup(device="cuda")).device == ("cpu" if one.timed else "cuda")
+        whole, part = one.settings(0, Setup()), one.settings(1, TINY)
+        assert 0 < part.steps <= whole.steps * TINY.scale + whole.every
+        assert part.seed == 1
+
+
+def test_trainings_that_several_evaluations_need_are_shared() -> None:
+    owners = [set(evaluation.arms()) for evaluation in _EVALUATIONS.values()]
+    raw = arm("resnet8", "raw")
+    assert sum(raw in arms for arms in owners) > 2
+    both = [one for arms in owners for one in arms if one == raw]
+    assert {one.path(0) for one in both} == {raw.path(0)}
+
+
+def test_the_larger_resnets_train_as_long_as_in_the_paper() -> None:
+    one = arm("resnet8", "raw").settings(0, Setup(resnet="resnet110"))
+    assert (one.model, one.steps, one.workers) == ("resnet110", 25600, 10)
+    timed = arm("resnet8", "raw", timed=True, steps=12).settings(0, Setup(resnet="resnet110"))
+    assert timed.steps == 12
+
+
+def test_a_result_is_found_again_without_its_long_lists(tmp_path: Path) -> None:
+    run = Run(MLP, 1)
+    store = stored(tmp_path, run)
+    found, documents, unusable = runner.read([MLP], store)
+    assert found.finals(MLP) == [0.5]
+    assert found.bits(MLP) == "4, 2"
+    assert [d["settings"]["seed"] for d in documents] == [1]
+    assert unusable == []
+    result = shorten({**made(run)["results"][0], "loss": [float(k) for k in range(1000)]})
+    assert result["loss"][:2] == [4.5, 14.5]
+    assert curve(result["loss"], 1000)[0][:2] == [5.0, 15.0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda text: text[:-40], "it is cut off or no JSON"),
+        (
+            lambda text: text.replace('"kind": "gradwire-evaluate"', '"kind": "x"'),
+            "kind 'x' instead of",
+        ),
+        (lambda text: text.replace(gradwire.__version__, "0.0.9"), "it is of gradwire 0.0.9"),
+        (lambda text: text.replace('"clip": 0.0', '"clip": 2.0'), "clip 2.0 instead of 0.0"),
+        (lambda text: changed(text, settings=[]), "`settings` is a list, not an object"),
+        (lambda text: changed(text, links={}), "`shaped` of links is missing"),
+        (lambda text: text.replace('"result"', '"results"'), "`result` is missing"),
+        (lambda text: text.replace('"seconds"', '"time"'), "`seconds` of result is missing"),
+        (
+            lambda text: text.replace('"final": 0.5', '"final": "y"'),
+            "`final` of result is a text, not a number or null",
+        ),
+        (lambda text: text.replace('"link": null', '"link": {}'), "`sent` of link is missing"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_and_kept(
+    tmp_path: Path, spoil: Any, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(MLP, 0)
+    store = stored(tmp_path, run)
+    path = store.path(run)
+    spoilt = spoil(path.read_text())
+    path.write_text(spoilt)
+    with pytest.raises(ValueError, match=why):
+        store.read(run)
+    assert why in runner.read([MLP], store)[2][0]
+    assert path.read_text() == spoilt, "reading leaves it"
+    assert not runner._is_there(run, store, Console())
+    said = capsys.readouterr().out
+    assert said.startswith(f"{path} cannot be used (")
+    assert why in said
+    assert said.endswith(f"; kept as {path.name}.unusable-1; its run is made again\n")
+    assert path.with_name(f"{path.name}.unusable-1").read_text() == spoilt
+    assert not path.exists()
+
+
+def test_a_setting_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> None:
+    run = Run(MLP, 0)
+    store = stored(tmp_path, run)
+    document = json.loads(store.path(run).read_text())
+    del document["settings"]["barrier"]
+    store.path(run).write_text(json.dumps(document))
+    assert store.read(run) is not None
+
+
+def test_two_calls_share_the_work(tmp_path: Path) -> None:
+    arms = [MLP, arm("mlp", "bf16")]
+    stores = [Store(tmp_path, TINY) for _ in range(2)]
+    failed: list[int] = []
+
+    def work(store: Store) -> None:
+        failed.append(runner.make(arms, store, Console(quiet=True)))
+
+    calls = [threading.Thread(target=work, args=(store,)) for store in stores]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join()
+    assert failed == [0, 0]
+    files = sorted(path.name for path in (tmp_path / "mlp").iterdir() if path.suffix == ".json")
+    assert files == ["bf16-0.json", "raw-0.json", "raw-1.json"]
+    with stores[0].claim(Run(MLP, 0)) as mine, stores[1].claim(Run(MLP, 0)) as others:
+        assert mine
+        assert not others
+
+
+def test_a_run_that_did_not_end_is_no_number(tmp_path: Path) -> None:
+    result = RunResult.read(made(Run(MLP, 0))["results"][0])
+    settings = {MLP: MLP.settings(0, TINY)}
+    for failed, said in (("", "diverged"), ("no budget", "stopped")):
+        ended = replace(result, final=None, failed=failed)
+        assert Found({MLP: {0: ended}}, settings).text(MLP) == said
+        assert Found({MLP: {0: ended, 1: result}}, settings).text(MLP) == f"1 of 2 {said}"
+
+
+def test_a_timed_run_is_alone(tmp_path: Path) -> None:
+    order: list[str] = []
+    store = Store(tmp_path, TINY)
+    with store.quiet(False, order.clear):
+        waiting = threading.Thread(target=lambda: _note(store, order))
+        waiting.start()
+        waiting.join(0.2)
+        order.append("untimed")
+    waiting.join()
+    assert order == ["waits", "untimed", "timed"]
+
+
+def _note(store: Store, order: list[str]) -> None:
+    with store.quiet(True, lambda: order.append("waits")):
+        order.append("timed")
+
+
+def test_a_timed_run_needs_shaped_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = arm("mlp", "raw", timed=True, exchange="ring", bandwidth="100mbit", steps=2)
+    run, store = Run(one, 0), Store(tmp_path, Setup())
+    monkeypatch.setattr(network, "why_not_shaped", lambda: "no links today")
+    assert runner.make([one], store, Console()) == 1
+    assert "no links today" in capsys.readouterr().out
+    store.path(run).parent.mkdir(parents=True, exist_ok=True)
+    store.write(run, made(run, Setup()))
+    with pytest.raises(ValueError, match="links that were not shaped"):
+        store.read(run)
+
+
+def test_missing_data_are_said_before_the_start(tmp_path: Path) -> None:
+    done = run_command("evaluate", "qsgd", "--data-dir", tmp_path / "none", "--out", tmp_path / "o")
+    assert done.code != 0
+    assert "none" in done.err
+    assert not list(tmp_path.glob("o/runs/*"))
+
+
+@pytest.mark.long
+def test_a_run_that_cannot_be_made_is_said_and_the_rest_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = arm("mlp", "raw", data_dir=tmp_path / "nowhere")
+    store = Store(tmp_path / "runs", TINY)
+    assert runner.make([broken, MLP], store, Console()) == 1
+    assert "nowhere" in capsys.readouterr().out
+    assert store.path(Run(MLP, 1)).exists()
+
+
+@pytest.mark.parametrize("name", _EVALUATIONS)
+def test_the_page_shows_every_result(tmp_path: Path, name: str) -> None:
+    evaluation = _EVALUATIONS[name]
+    arms, setup = evaluation.arms(), Setup()
+    results: dict[Arm, dict[int, RunResult]] = {}
+    for index, run in enumerate(runner.runs_of(arms)):
+        document = made(run, setup, 0.75 + index / 1000)
+        results.setdefault(run.arm, {})[run.seed] = RunResult.read(document["results"][0])
+    watched = {one: OBSERVED | {"codecs": dict.fromkeys(one.observed, SEEN)} for one in arms}
+    found = Found(results, {one: one.settings(0, setup) for one in arms}, watched)
+    written = page.write(evaluation, found, "machines", "the command", tmp_path / f"{name}.md")
+    text = written[0].read_text()
+    assert "not run" not in text
+    assert "are there.**" not in text
+    shown = sum(found.text(one) in text for one in arms)
+    assert shown >= 10, "the others are timed, or points of a picture"
+    pictures = [picture for e in evaluation.experiments for picture in e.figures]
+    assert len(written) == 1 + len(pictures)
+    assert all(path.stat().st_size > 5000 for path in written[1:])
+
+
+def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
+    stored(tmp_path / "runs", Run(arm("gpt", "raw"), 0))  # of another page
+    done = run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path, "--json")
+    page_of = str(tmp_path / "qsgd.md")
+    empty = {"name": "qsgd", "page": page_of, "runs": []}
+    assert done.json == {"evaluations": [empty], "failed": 0}
+    text = (tmp_path / "qsgd.md").read_text()
+    assert "No run is there yet." in text
+    assert ", 0 are there.**" in text
+    assert "What agrees" not in text
+
+
+def test_the_page_quotes_what_people_wrote_about_it(tmp_path: Path) -> None:
+    stored(tmp_path / "runs", Run(arm("gpt", "raw"), 0))
+    (tmp_path / "qsgd").mkdir()
+    (tmp_path / "qsgd" / page.FINDINGS).write_text("- Four bits are enough.\n")
+    run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path)
+    before, text = (
+        (tmp_path / "qsgd.md")
+        .read_text()
+        .split("## What agrees with the paper, and what does not\n\n- Four bits are enough.\n\n")
+    )
+    assert before.endswith("No run is there yet.\n\n")
+    assert text.startswith("## Table 1")
+
+
+def test_without_runs_nothing_is_drawn(tmp_path: Path) -> None:
+    out = tmp_path / "nothere"
+    done = run_command("evaluate", "qsgd", "--draw-only", "--out", out)
+    assert done.code == 1
+    assert f"no runs in {out}/runs: without --draw-only the command makes them" in done.err
+    assert not out.exists()
+    stored(out / "runs-0.01", Run(MLP, 0))
+    done = run_command("evaluate", "qsgd", "--draw-only", "--out", out)
+    assert done.code == 1
+    assert f"no runs in {out}/runs, but in {out}/runs-0.01: give the options" in done.err
+    assert [path.name for path in out.iterdir()] == ["runs-0.01"]
+
+
+@pytest.mark.parametrize("place", ["runs", "runs/mlp"])
+@pytest.mark.parametrize("options", [[], ["--draw-only"]])
+def test_a_file_in_place_of_the_runs_is_said_once(
+    tmp_path: Path, place: str, options: list[str]
+) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    done = run_command("evaluate", "qsgd", "--out", tmp_path, *options)
+    assert done.code == 1
+    assert done.err == f"gradwire: error: {path} is a file; results need a folder\n"
+    assert done.out == ""
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_says_that_the_same_command_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    code: int,
+    word: str,
+) -> None:
+    trained: list[Arm] = []
+
+    def train(one: Arm, settings: TrainSettings) -> dict[str, Any]:
+        trained.append(one)
+        if len(trained) == 2:
+            signal.raise_signal(number)
+        return made(Run(one, settings.seed), TINY)
+
+    monkeypatch.setattr(runner, "_train_or_observe", train)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    options = ("--scale", TINY.scale, "--out", tmp_path)
+    try:
+        done = run_command("evaluate", "qsgd", *options)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    left = len(runner.runs_of(_EVALUATIONS["qsgd"].arms())) - 1
+    assert done.code == code
+    assert done.err == f"gradwire: {word}; {left} runs left; the same command goes on\n"
+    assert f"wrote {tmp_path}/qsgd-0.0005.md" in done.out
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    files = [path for path in tmp_path.glob("runs-0.0005/*/*") if not path.name.startswith(".")]
+    assert len(files) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["adam"], "valid are frontier, 3lc, terngrad, qsgd, inceptionn"),
+        (["--resnet", "vgg"], "valid are resnet8, resnet20"),
+        (["--data", "mnist"], "valid are fashion-mnist, cifar10"),
+        (["--scale", "2"], "should be less than or equal to 1"),
+        (["3lc", "--data", "cifar10"], "cifar10 needs --data-dir"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = run_command("evaluate", *arguments, "--out", tmp_path)
+    assert done.code == 2
+    assert said in " ".join(done.err.replace("│", " ").split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_is_no_place_for_results(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    done = run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path / "notes")
+    assert done.code == 1
+    assert f"{tmp_path / 'notes'} is a file; results need a folder" in done.err
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_the_numbers_of_the_runs_as_json(tmp_path: Path) -> None:
+    one = next(arm for arm in _EVALUATIONS["qsgd"].arms() if arm.task == "mlp")
+    setup = Setup(scale=0.5)
+    store = Store(tmp_path / "runs-0.5", setup)
+    store.path(Run(one, 0)).parent.mkdir(parents=True)
+    store.write(Run(one, 0), made(Run(one, 0), setup))
+    options = ("--draw-only", "--scale", "0.5", "--json", "--out", tmp_path)
+    (evaluation,) = run_command("evaluate", "qsgd", *options).json["evaluations"]
+    (run,) = evaluation["runs"]
+    assert (run["model"], run["codec"], run["final"]) == ("mlp", one.codec, 0.5)
+    assert run["push_payload_bits"] == 4.0
+    document = json.loads(store.path(Run(one, 0)).read_text())
+    assert document["result"]["hook_of_rank"] == [], "files are small"
+
+
+def test_gradients_are_observed(tmp_path: Path) -> None:
+    one = arm("mlp", "raw", observed=("inceptionn:bound=6", "terngrad"), steps=4000, workers=2)
+    store = Store(tmp_path, TINY)
+    assert runner.make([one], store, Console(quiet=True)) == 0
+    found, _, _ = runner.read([one], store)
+    observed = found.observed[one]
+    assert observed["steps"] == [0, 1]
+    weights = [numel for _, numel in observed["tensors"]]
+    assert weights[0] == 784 * 256
+    sparse, ternary = (observed["codecs"][codec] for codec in one.observed)
+    for of_step, densities in zip(sparse["class_shares"], sparse["density"], strict=True):
+        for shares, density in zip(of_step, densities, strict=True):
+            assert sum(shares.values()) == pytest.approx(1.0, abs=1e-3)
+            assert density <= 1.0 - shares["0"] + 1e-3
+    assert all(error > 0.0 for of_step in ternary["error"] for error in of_step)
+    assert "class_shares" not in ternary
+    (drawn,) = observed["histograms"].values()
+    assert sum(drawn["gradient"]) == pytest.approx(1.0, abs=0.01)
+    clipped = [
+        share for share, edge in zip(drawn["clipped"], drawn["edges"], strict=False) if edge > 2.6
+    ]
+    assert sum(clipped) == 0.0

@@ -1,0 +1,326 @@
+"""`gradwire train` in ranks that are there, as under torchrun: they learn one model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradwire
+from cli_runner import Result, run
+from cluster import Cluster, free_port, started_by_torchrun
+from gradwire_lab.train import messages, models, strategies
+from gradwire_lab.train.errors import TrainError
+from gradwire_lab.train.settings import TrainSettings
+from small_data import write_fashion_mnist
+
+STEPS = 24
+WAYS = {
+    "sharded": ["--exchange", "sharded"],
+    "ring": ["--exchange", "ring"],
+    "broadcast": ["--exchange", "broadcast", "--codec", "qsgd:bits=4"],
+    "hierarchical": ["--exchange", "hierarchical:ranks=2"],
+    "rings in groups": [
+        *("--exchange", "hierarchical:between=ring,within=ring,ranks=2,within_codec=bf16")
+    ],
+    "server": ["--exchange", "server"],
+    "stale server": ["--exchange", "server", "--staleness", "2"],
+    "server, tensor by tensor": ["--exchange", "server", "--barrier", "tensor"],
+    "averaging server": ["--exchange", "server:pulls=gradients", "--codec", "terngrad"],
+    "terngrad": ["--exchange", "terngrad", "--codec", "terngrad"],
+    "sharded-optimizer": ["--exchange", "sharded-optimizer"],
+    "local steps": ["--every", "4"],
+    "updates": ["--optimizer", "adamw", "--lr", "0.002", "--clip", "1", "--codec", "3lc/int8"],
+}
+CODECS = [
+    *(codec["name"] for codec in gradwire.codecs()),
+    "3lc:coder=rice",
+    "terngrad:pack=trits5,coder=rice",
+    "qsgd:bits=2,coder=elias",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_fashion_mnist(tmp_path_factory.mktemp("data") / "fashion-mnist", 2000, 100)
+
+
+def train(arguments: list[str], port: int) -> Result:
+    with started_by_torchrun(port):
+        return run("train", *arguments, "--json", "-")
+
+
+def train_in(cluster: Cluster, world_size: int, arguments: list[str]) -> Result:
+    """What rank 0 said."""
+    first, *others = cluster.run(world_size, train, arguments, free_port())
+    assert [(rank.code, rank.out) for rank in others] == [(0, "")] * (world_size - 1), others
+    assert isinstance(first, Result)
+    return first
+
+
+@pytest.mark.parametrize(
+    "way",
+    [["--exchange", "sharded"], ["--exchange", "sharded-optimizer"], ["--compress", "updates"]],
+    ids=["hook", "sharded optimizer", "local steps"],
+)
+def test_the_rest_goes_on_after_a_limit_that_cannot_be_kept(
+    way: list[str], folder: Path, cluster: Cluster
+) -> None:
+    options = ["--batch", "2", "--data-dir", str(folder), "--steps", "60", "--eval-every", "60"]
+    options += way
+    options += ["--codec", "auto:bits=0.02,every=50", "--codec", "int8"]
+    result = train_in(cluster, 3, options)
+    auto, int8 = result.json["results"]
+    assert "'auto:bits=0.02' can't be kept: on these tensors" in auto["failed"]
+    assert len(auto["loss"]) == 49, "the decision after 50 steps must keep it"
+    assert auto["replicas_identical"]
+    assert int8["final"] is not None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_workers_learn_and_agree(way: str, folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "16", "--data-dir", str(folder)]
+    options += ["--steps", str(STEPS), "--eval-every", "12"]
+    options += WAYS[way] if "--codec" in WAYS[way] else ["--codec", "3lc:s=1.0", *WAYS[way]]
+    result = train_in(cluster, 5 if "server" in way else 4, options)
+    report: dict[str, Any] = result.json
+    (trained,) = report["results"]
+    assert report["settings"]["workers"] == 4
+    assert trained["replicas_identical"]
+    assert len(trained["loss"]) == STEPS
+    assert sum(trained["loss"][-4:]) < 0.99 * sum(trained["loss"][:4])
+    every = report["settings"]["every"]
+    assert [bits > 0 for bits in trained["push_bits"]] == [
+        (step + 1) % every == 0 for step in range(STEPS)
+    ]
+    assert trained["hook_of_rank"][0]["steps"] == STEPS // every
+    assert f"exchange   {report['settings']['exchange']}, every " in result.err
+    # With 4 workers, a broadcast sends twice the bytes of an exchange with owners.
+    assert trained["ratio"] > (2 if way == "broadcast" else 4)
+    if way == "broadcast":
+        assert trained["pull_bits"] == [0.0] * STEPS
+        assert all(4 < bits < 6 for bits in trained["push_bits"])
+    for leg in ("push",) if way == "broadcast" else ("push", "pull"):
+        assert 0 < trained[f"{leg}_payload_bits"] < 8.1
+
+
+STREAMED = {
+    "streaming": (
+        *("--exchange", "sharded", "--codec", "3lc:s=1.0", "--fragments", "2", "--delay", "3"),
+        *("--mix", "0.5", "--outer", "nesterov", "--outer-lr", "0.3"),
+    ),
+    "SparseLoCo": (
+        *("--exchange", "broadcast", "--codec", "topk2bit:density=0.1"),
+        *("--outer", "sgd", "--residual-decay", "0.9"),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", STREAMED)
+def test_streaming_workers_agree_at_the_end(way: str, folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "16", "--data-dir", str(folder), "--steps", "20", "--every", "4"]
+    result = train_in(cluster, 3, [*options, "--eval-every", "12", *STREAMED[way]])
+    (trained,) = result.json["results"]
+    assert trained["replicas_identical"]
+    assert sum(trained["loss"][-4:]) < 0.99 * sum(trained["loss"][:4])
+    turns = [[bits > 0 for bits in trained["push_bits"][step : step + 4]] for step in (8, 12)]
+    # A fragment whose turn is after 2 or 4 steps is applied 3 steps later.
+    assert turns == [[step in (0, 2) if way == "streaming" else step == 3 for step in range(4)]] * 2
+    exchanges = trained["hook_of_rank"][0]["steps"]
+    assert exchanges == (12 if way == "streaming" else 5), "synchronize exchanges what is left"
+    said = {
+        "streaming": "every 4 steps, local ones between, of updates, 2 fragments, applied 3 steps "
+        "later, mix 0.5, outer nesterov, learning rate 0.3",
+        "SparseLoCo": "outer sgd, learning rate 1, residuals decay by 0.9",
+    }
+    assert said[way] in result.err
+
+
+@pytest.mark.parametrize("way", ["sharded", "sharded-optimizer", "server", "local steps"])
+def test_the_last_layer_goes_raw(way: str, folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "2", "--data-dir", str(folder), "--steps", "4", "--eval-every", "4"]
+    options += ["--codec", "int8", "--exclude-last", "1", *WAYS[way]]
+    result = train_in(cluster, 3, options)
+    (trained,) = result.json["results"]
+    raw = {t["name"]: t["reason"] for t in trained["hook_of_rank"][0]["raw_tensors"]}
+    excluded = [name for name, reason in raw.items() if reason.startswith("excluded by '")]
+    (layer,) = {name.rpartition(".")[0] for name in excluded}
+    assert f"{layer}.weight" in excluded
+    assert result.json["settings"]["exclude_last"] == 1
+
+
+def test_servers_go_on_without_the_last_worker(folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "16", "--data-dir", str(folder), "--steps", "12", "--eval-every", "6"]
+    options += ["--exchange", "server", "--servers", "2", "--backup-workers", "1"]
+    result = train_in(cluster, 5, [*options, "--codec", "ddp", "--codec", "3lc:s=1.0"])
+    plain, served = result.json["results"]
+    assert plain["hook_of_rank"][3:] == [None] * 2  # the servers have nothing to do there
+    assert served["replicas_identical"]
+    assert len(served["loss"]) == len(served["push_bits"]) == 12
+    assert [evaluation["step"] for evaluation in served["evaluations"]][-1] == 12
+    workers, servers = served["hook_of_rank"][:3], served["hook_of_rank"][3:]
+    assert [hook["role"] for hook in servers] == ["server", "server"]
+    # A version lacks pushes that a server dropped, or that a worker never computed.
+    dropped = sum(sum(hook["dropped_pushes"].values()) for hook in servers)
+    taken = sum(hook["steps"] for hook in workers)
+    # Pushes that workers held back from servers that were ahead.
+    held_back = sum(sum(hook["dropped_pushes"].values()) for hook in workers)
+    assert 12 * 2 <= taken <= 12 * 3
+    assert 2 * taken - held_back - dropped == 2 * 12 * 2
+    assert ("were dropped: none" in result.err) == (dropped == 0)
+
+
+def test_rivals_train_as_pytorch_has_them(folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "8", "--steps", "6", "--eval-every", "3", "--data-dir", str(folder)]
+    codecs = ["ddp", "torch:bf16", "torch:fp16", "torch:powersgd:rank=1,start=2"]
+    options += [word for codec in codecs for word in ("--codec", codec)]
+    plain, *others = train_in(cluster, 2, options).json["results"]
+    assert plain["push_bits"] == [32.0] * 6
+    for rival in others:
+        assert rival["replicas_identical"]
+        assert rival["loss"][0] == pytest.approx(plain["loss"][0], abs=1e-6)
+        assert rival["loss"] != plain["loss"]
+        assert rival["loss"] == pytest.approx(plain["loss"], rel=0.1)
+    bf16, fp16, power_sgd = (rival["push_bits"] for rival in others)
+    assert bf16 == fp16 == [16.0] * 6
+    assert power_sgd[:2] == [32.0] * 2
+    shapes = [(6, 25), (16, 150), (120, 400), (84, 120), (10, 84)]
+    sent = 61_706 - sum(n * m - n - m for n, m in shapes)
+    assert power_sgd[2:] == pytest.approx([32 * sent / 61_706] * 4)
+
+
+def test_power_sgd_trains_a_model_of_several_buckets(folder: Path, cluster: Cluster) -> None:
+    """With DDP's own buckets, Gloo aborts the ranks of a model above 1 MB, such as mlp."""
+    options = ["--model", "mlp", "--width", "512", "--batch", "2", "--data-dir", str(folder)]
+    options += ["--steps", "12", "--eval-every", "12", "--codec", "torch:powersgd:rank=1,start=2"]
+    (trained,) = train_in(cluster, 4, options).json["results"]
+    assert trained["replicas_identical"]
+    assert len(trained["loss"]) == 12
+
+
+def test_every_codec_trains(folder: Path, cluster: Cluster) -> None:
+    options = ["--batch", "8", "--steps", "2", "--eval-every", "2", "--data-dir", str(folder)]
+    options += [word for codec in CODECS for word in ("--codec", codec)]
+    results = {result["codec"]: result for result in train_in(cluster, 2, options).json["results"]}
+    assert list(results) == CODECS
+    for codec, result in results.items():
+        assert result["replicas_identical"], codec
+        assert all(map(math.isfinite, result["loss"])), codec
+
+
+UPDATES = TrainSettings(
+    workers=3, batch=4, optimizer="adamw", compress="updates", clip=0.5, weight_decay=0.1, seed=3
+)
+
+
+def lenet() -> nn.Module:
+    return models.build("lenet", 1, 28, 10, seed=3)
+
+
+def train_both(
+    settings: TrainSettings, simulation: str = "one-process", codec: str = "raw"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The parameters of this rank after some steps with the others, and those of a simulation of
+    all ranks in this process, from the same data."""
+    rank, workers = dist.get_rank(), settings.workers
+    group = dist.new_group(list(range(workers)))
+    ways = [settings, replace(settings, exchange=simulation)]
+    own, simulated = (strategies.choose(lenet(), codec, way, group) for way in ways)
+    draws = torch.Generator().manual_seed(3)
+    for _ in range(6):
+        images = torch.randn(12, 1, 28, 28, generator=draws)
+        labels = torch.randint(10, (12,), generator=draws)
+        for strategy in (own, simulated):
+            for parameters in strategy.optimizer.param_groups:
+                parameters["lr"] = 0.01
+        own.take_step(images.chunk(workers)[rank], labels.chunk(workers)[rank])
+        simulated.take_step(images, labels)
+    vectors = [torch.cat([w.flatten() for w in way.weights()]) for way in (own, simulated)]
+    own.close()
+    return vectors[0], vectors[1]
+
+
+def _train_both(every: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return train_both(replace(UPDATES, every=every))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_one_process_sends_the_updates_of_local_steps(every: int, cluster: Cluster) -> None:
+    for own, simulated in cluster.run(3, _train_both, every):
+        torch.testing.assert_close(own, simulated, rtol=0, atol=2e-5)
+
+
+# The owner of a shard takes its own values as they are, which the simulation encodes: so pushes are
+# raw here. INCEPTIONN encodes each value for itself, however segments are cut; it sends none below
+# 2^-6.
+COARSE_PULLS = "raw/inceptionn:bound=6,mode=strict"
+GRADIENTS = TrainSettings(workers=2, batch=6, clip=0.5, seed=3)
+
+
+def _train_with_hook(simulation: str, exclude_last: int = 0) -> float:
+    """How far the two ways are apart, as a share of how far the model moved."""
+    settings = replace(GRADIENTS, exclude_last=exclude_last)
+    own, simulated = train_both(settings, simulation, COARSE_PULLS)
+    start = torch.cat([w.detach().flatten() for w in lenet().parameters()])
+    return float((own - simulated).norm() / (own - start).norm())
+
+
+def test_one_process_pulls_gradients_as_the_hook(cluster: Cluster) -> None:
+    assert max(cluster.run(2, _train_with_hook, "one-process:pulls=gradients")) < 1e-3
+    assert min(cluster.run(2, _train_with_hook, "one-process")) > 0.1, "a server's way is another"
+
+
+def test_one_process_excludes_the_last_layers_as_the_hook(cluster: Cluster) -> None:
+    assert max(cluster.run(2, _train_with_hook, "one-process:pulls=gradients", 2)) < 1e-3
+
+
+def _train_without_momentum() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    plain = replace(GRADIENTS, momentum=0.0)
+    own, simulated = train_both(plain)
+    return own, simulated, train_both(GRADIENTS)[0]
+
+
+def test_plain_sgd_in_ranks_and_in_one_process(cluster: Cluster) -> None:
+    for own, simulated, with_momentum in cluster.run(2, _train_without_momentum):
+        torch.testing.assert_close(own, simulated, rtol=0, atol=2e-5)
+        assert (own - with_momentum).norm() > 1e-3
+
+
+def take_rank_0s_place(folder: str) -> str:
+    """Rank 0 is a stranger who sends a pickle that makes a folder, as broadcast_object_list does.
+    Returns what the other rank does with it."""
+    pickle = f"cos\nmkdir\n(S'{folder}'\ntR.".encode()
+    content = torch.frombuffer(bytearray(pickle), dtype=torch.uint8)
+    if dist.get_rank() > 0:
+        try:
+            return str(messages.broadcast([]))
+        except TrainError as error:
+            return str(error)
+    dist.broadcast(torch.tensor(content.numel()), 0)
+    dist.broadcast(content, 0)
+    return ""
+
+
+def state_too_much() -> str:
+    if dist.get_rank() > 0:
+        try:
+            return str(messages.broadcast([]))
+        except TrainError as error:
+            return str(error)
+    dist.broadcast(torch.tensor(1 << 60), 0)
+    return ""
+
+
+def test_a_pickle_of_a_stranger_does_not_run(cluster: Cluster, tmp_path: Path) -> None:
+    """Whoever reaches the store of torchrun's ranks can take rank 0's place."""
+    _, said = cluster.run(2, take_rank_0s_place, str(tmp_path / "ran"))
+    assert "sent something that is no JSON" in said
+    assert not (tmp_path / "ran").exists()
+    _, said = cluster.run(2, state_too_much)
+    assert "states a message of 1152921504606846976 bytes" in said
