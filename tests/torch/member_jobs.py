@@ -25,6 +25,9 @@ from gradwire.torch.link.store_access import StoreAccess
 from gradwire.torch.link.wire import Kind, Wire
 from gradwire.torch.members.heartbeat import Heartbeat
 from gradwire.torch.members.meeting_store import clone
+from gradwire.torch.members.membership import Membership
+from gradwire.torch.optimizers.averaging import Averaging
+from gradwire.torch.optimizers.elastic_peers import ElasticPeers
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.records.checkpoint import Residual
 from gradwire.torch.session.session import Session
@@ -93,55 +96,66 @@ class AccountingSteps(LocalSteps):
         self.folder = Path(folder)
         self._begin_account()
         inner = self._optimizer.step
+        parameters = self._replica.parameters
 
         def step(*args: Any) -> Any:
-            before = [p.detach().clone() for p in self._parameters]
+            before = [p.detach().clone() for p in parameters]
             result = inner(*args)
-            for total, old, new in zip(self.given, before, self._parameters, strict=True):
+            for total, old, new in zip(self.given, before, parameters, strict=True):
                 total += old - new.detach()
             return result
 
         self._optimizer.step = step  # type: ignore
 
+    def watch(self) -> None:
+        """Notes what the averaging does from now on."""
+        averaging = self._averaging
+        apply, catch_up = averaging.apply, averaging.catch_up
+
+        def apply_and_note(fragment: Fragment, mix: float) -> None:
+            before = [anchor.detach().clone() for anchor in fragment.anchors]
+            had_begun = fragment.flight is not None
+            apply(fragment, mix)
+            if had_begun:
+                self._write(before, self._peers.session.runner.residuals())
+
+        def catch_up_and_note(state: dict[str, Any], unfinished: int) -> bool:
+            before = [anchor.detach().clone() for anchor in averaging.fragments[unfinished].anchors]
+            skipped = catch_up(state, unfinished)
+            self.caught_up += 1
+            self._write(before, self._peers._settled.after)  # type: ignore
+            return skipped
+
+        averaging.apply, averaging.catch_up = apply_and_note, catch_up_and_note  # type: ignore
+
     def _begin_account(self) -> None:
-        self.given = [torch.zeros_like(p, dtype=torch.float64) for p in self._parameters]
-
-    def _apply(self, fragment: Fragment, mix: float) -> None:
-        before = [anchor.detach().clone() for anchor in fragment.anchors]
-        had_begun = fragment.flight is not None
-        super()._apply(fragment, mix)
-        if had_begun:
-            self._write(before, self._session.runner.residuals())
-
-    def _catch_up(self, state: dict[str, Any], unfinished: int) -> bool:
-        before = [anchor.detach().clone() for anchor in self._fragments[unfinished].anchors]
-        skipped = super()._catch_up(state, unfinished)
-        self.caught_up += 1
-        assert self._settled is not None
-        self._write(before, self._settled.after)
-        return skipped
+        self.given = [torch.zeros_like(p, dtype=torch.float64) for p in self._replica.parameters]
 
     def _write(self, before: list[torch.Tensor], residuals: list[Residual]) -> None:
         if not hasattr(self, "folder"):
             return
-        assert self._members is not None
-        names = dict(zip(self._names, self._parameters, strict=True))
+        names = dict(self._replica.named)
         owed = {
             kind: {n: np.zeros(p.numel()) for n, p in names.items()} for kind in ("push", "pull")
         }
         for r in residuals:
             if r.name in names:
                 owed[r.kind][r.name][r.offset : r.offset + r.values.size] += r.values
-        anchors = self._fragments[0].anchors
+        anchors = self._averaging.fragments[0].anchors
         entry: dict[str, Any] = {
             "applied": _flat([b - a.detach() for b, a in zip(before, anchors, strict=True)]),
             "given": _flat(self.given),
             **{kind: np.concatenate(list(values.values())) for kind, values in owed.items()},
         }
-        path = self.folder / f"{self._exchanges - 1}-{self._members.id}.npz"
+        path = self.folder / f"{self._averaging.exchanges - 1}-{member_of(self).id}.npz"
         np.savez(path.with_suffix(".part.npz"), **entry)
         path.with_suffix(".part.npz").rename(path)
         self._begin_account()
+
+
+def member_of(optimizer: LocalSteps) -> Membership:
+    assert isinstance(optimizer._peers, ElasticPeers)
+    return optimizer._peers.membership
 
 
 def _flat(tensors: list[torch.Tensor]) -> np.ndarray:
@@ -165,6 +179,8 @@ def train(port: int, number: int, plan: Plan) -> Ended:
             inner = LOCAL[plan.local](model.parameters())
             make = AccountingSteps if plan.wrapper == "local" else WRAPPERS[plan.wrapper]
             optimizer = make(inner, model, store=store, **arguments)
+            if isinstance(optimizer, AccountingSteps):
+                optimizer.watch()
             if plan.folder is not None:
                 optimizer.take_account(plan.folder)
             _train(optimizer, model, number, plan)
@@ -175,7 +191,7 @@ def train(port: int, number: int, plan: Plan) -> Ended:
     if optimizer is not None:
         stats = optimizer.stats()
         ended.members, ended.lost = stats.members, stats.lost_members
-        ended.generation, ended.exchanges = stats.generation, optimizer._exchanges
+        ended.generation, ended.exchanges = stats.generation, optimizer._averaging.exchanges
         ended.report = stats.report()
         ended.caught_up = getattr(optimizer, "caught_up", 0)
         ended.sessions = sum(type(found) is Session for found in gc.get_objects())
@@ -197,14 +213,13 @@ def _train(optimizer: LocalSteps, model: nn.Module, number: int, plan: Plan) -> 
     generation, exchanges = plan.until
     step = 0
     while True:
-        assert optimizer._members is not None
-        roster = optimizer._members.roster
-        if roster.generation >= generation and optimizer._exchanges >= roster.done + exchanges:
+        roster, exchanges_here = member_of(optimizer).roster, optimizer._averaging.exchanges
+        if roster.generation >= generation and exchanges_here >= roster.done + exchanges:
             break
-        if plan.deed is not None and optimizer._exchanges == plan.at:
+        if plan.deed is not None and exchanges_here == plan.at:
             _do(plan.deed)
             plan = Plan(plan.until, synchronize_at=plan.synchronize_at)
-        if optimizer._exchanges == plan.synchronize_at:
+        if exchanges_here == plan.synchronize_at:
             plan = replace(plan, synchronize_at=-1)
             optimizer.synchronize()
             continue
@@ -224,9 +239,9 @@ def _do(deed: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         return
     if deed == "bloat":
-        state_of = LocalSteps._model_state
+        state_of = Averaging.shared_state
         more = {"more": torch.zeros(1 << 18)}
-        LocalSteps._model_state = lambda self: state_of(self) | more  # type: ignore
+        Averaging.shared_state = lambda self: state_of(self) | more  # type: ignore
         return
     packets = {"kill in push": 1, "kill in pull": 3}[deed]
     send, sent = Wire.send, 0
@@ -267,7 +282,7 @@ def save_or_resume(port: int, number: int, plan: Plan) -> Ended:
         if optimizer.local_steps == 5 and not path.exists():
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**state, "number": number}, path)
-    ended.digest, ended.exchanges = digest(model), optimizer._exchanges
+    ended.digest, ended.exchanges = digest(model), optimizer._averaging.exchanges
     optimizer.close()
     return ended
 

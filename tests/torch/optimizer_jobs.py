@@ -385,7 +385,7 @@ def models_after_steps(
     optimizer: Any = inner
     if options is not None:
         optimizer = LocalSteps(inner, model, codec="raw", **options)
-        (fragment,) = optimizer._fragments
+        (fragment,) = optimizer._averaging.fragments
         if fragment.noise is not None:
             fragment.noise.gains = lambda: [gain] * len(list(model.parameters()))
     after = []
@@ -414,7 +414,7 @@ def step_and_freeze(gain: float) -> tuple[np.ndarray, np.ndarray]:
     model = make_model()
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, betas=(0.0, 0.99))
     optimizer = LocalSteps(inner, model, codec="raw")
-    (fragment,) = optimizer._fragments
+    (fragment,) = optimizer._averaging.fragments
     assert fragment.noise is not None
     fragment.noise.gains = lambda: [gain] * len(list(model.parameters()))  # type: ignore[method-assign]
     after = []

@@ -101,7 +101,7 @@ def train(run: Streamed) -> Course:
             course.tensors.append({n: _digest(p) for n, p in model.named_parameters()})
             anchors = {name: _digest(anchor) for name, anchor in optimizer.anchors().items()}
             course.anchors.append(anchors)
-    course.layouts = len(optimizer._session.runner._buckets)
+    course.layouts = len(optimizer._peers.session.runner._buckets)
     course.warnings = [str(warning.message) for warning in caught]
     course.saved = save({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     course.parameters = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}

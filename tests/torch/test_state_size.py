@@ -60,9 +60,9 @@ def test_the_limit_is_the_size_of_a_members_state(store: TCPStore, way: str) -> 
         **settings,
     }
     member = LocalSteps(make(model.parameters()), model, store=store, ranks=1, **settled)
-    limit = member._most_state()  # before any step, as a process that joins has it
+    limit = member._averaging.most_state()  # before any step, as a process that joins has it
     train(model, member, 9)
-    sent = len(to_bytes(member._model_state()))
+    sent = len(to_bytes(member._averaging.shared_state()))
     member.close()
     assert sent <= limit <= sent + FEW
 

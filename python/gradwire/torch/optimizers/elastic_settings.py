@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from gradwire.local_schedule import Schedule
 from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.parameters import NamedTensor
-from gradwire.torch.records.shards import group_of_shards
 
 
 def check_elastic(
@@ -17,7 +16,7 @@ def check_elastic(
     given: Mapping[str, bool],
     store: Store | None,
     ranks: int | None,
-    named: Sequence[NamedTensor],
+    shards: dist.ProcessGroup | None,
     schedule: Schedule,
     settings: ExchangeSettings,
 ) -> None:
@@ -47,7 +46,7 @@ def check_elastic(
             f"store is a {type(store).__name__}; a store of torch.distributed is needed, such as "
             "TCPStore(host, port)"
         )
-    if group_of_shards(named) is not None:
+    if shards is not None:
         raise ValueError(
             "on_lost='continue' does not go with a model that fully_shard has sharded: the ranks "
             "of a replica would have to come and go together"

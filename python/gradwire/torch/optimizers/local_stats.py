@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gradwire.torch.optimizers.averaging import Averaging, Peers
+from gradwire.torch.optimizers.replica import BESIDE
 from gradwire.torch.records.stats import Stats, times_less
 
 
@@ -66,6 +68,33 @@ class LocalStats:
         return self.exchanges.report([("local", steps), *rows], ratio)
 
     __str__ = report
+
+
+def summarize(averaging: Averaging, peers: Peers, own_steps: int, left_out: int) -> LocalStats:
+    """own_steps: of this object, whose bytes are counted."""
+    exchanges = peers.session.stats()
+    raw = tuple(tensor for tensor in exchanges.raw_tensors if tensor.name != BESIDE)
+    tensors = tuple(tensor for tensor in exchanges.tensors if tensor.name != BESIDE)
+    exchanges = replace(exchanges, raw_tensors=raw, tensors=tensors)
+    return LocalStats(
+        averaging.schedule.every,
+        tuple(fragment.numel for fragment in averaging.fragments),
+        averaging.steps,
+        left_out,
+        tuple(averaging.gains()),
+        exchanges,
+        ratio_in_steps(exchanges.ratio, averaging, own_steps, exchanges.values),
+        **peers.counted(),
+    )
+
+
+def ratio_in_steps(
+    of_exchanges: float | None, averaging: Averaging, steps: int, exchanged: int
+) -> float | None:
+    """See LocalStats. exchanged: values in all exchanges."""
+    if of_exchanges is None:
+        return None
+    return of_exchanges * steps * sum(f.numel for f in averaging.fragments) / exchanged
 
 
 def _list(numbers: tuple[int, ...]) -> str:

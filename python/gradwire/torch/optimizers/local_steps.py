@@ -18,7 +18,7 @@ sum every second step. In gradwire that is gradient accumulation, with the hook 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Unpack
@@ -33,30 +33,31 @@ from gradwire.local_schedule import Schedule
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.wire import Wire
-from gradwire.torch.members.membership import MemberSettings
-from gradwire.torch.optimizers.elastic_replica import ElasticReplica
+from gradwire.torch.members.membership import MemberSettings, Membership
+from gradwire.torch.optimizers.averaging import Averaging, Peers
+from gradwire.torch.optimizers.elastic_peers import ElasticPeers
 from gradwire.torch.optimizers.elastic_settings import check_elastic
 from gradwire.torch.optimizers.fragment import EQUALLY_OFTEN, Fragment, OuterFactory, deal_layers
-from gradwire.torch.optimizers.gradient_noise import average_norm, correct_changes, count_decay
+from gradwire.torch.optimizers.gradient_noise import average_norm
 from gradwire.torch.optimizers.late_momentum import (
     check_momentum,
     momentum_of_each,
     without_momentum,
 )
-from gradwire.torch.optimizers.local_stats import LocalStats
-from gradwire.torch.optimizers.replica import BESIDE, name_trainable
-from gradwire.torch.optimizers.weights_in_state import find_weights
+from gradwire.torch.optimizers.local_stats import LocalStats, ratio_in_steps, summarize
+from gradwire.torch.optimizers.replica import BESIDE, Replica
+from gradwire.torch.optimizers.weights_in_state import WeightsWatch
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
+from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import local_of, options_of, require_dense
-from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.records.wrapping_optimizer import (
-    describe_weights,
+    WrappingOptimizer,
     refuse_modes,
     require_optimizer,
 )
-from gradwire.torch.session.bucket import BucketJob
+from gradwire.torch.session.session import Session
 
 _MIN_RANKS, _LOST_AFTER = 1, 30.0
 _ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
@@ -70,7 +71,7 @@ _OF_SECOND_MOMENTS = (
 )
 
 
-class LocalSteps(ElasticReplica):
+class LocalSteps(WrappingOptimizer):
     """Wraps an optimizer of one process and keeps its interface.
 
         optimizer = LocalSteps(torch.optim.AdamW(model.parameters(), lr=3e-4), model)
@@ -197,8 +198,6 @@ class LocalSteps(ElasticReplica):
                 "LBFGS computes several gradients in a step, so clip_norm and correct_noise don't "
                 "go with it"
             )
-        named = name_trainable(optimizer, model)
-        dealt = deal_layers(named, fragments)
         less_often = f"To send less in all, exchange less often: every={2 * every}"
         exchange_settings = replace(ExchangeSettings.of(codec, settings), remedy=less_often)
         if exchange_settings.goals and fragments > 1:
@@ -207,123 +206,118 @@ class LocalSteps(ElasticReplica):
                 "which fragments exchange apart: give another codec, or fragments=1"
             )
         _check_decay(residual_decay, exchange_settings)
+        if needs_gradients or on_lost == "continue":
+            exclude = [*exchange_settings.exclude, BESIDE]
+            exchange_settings = replace(exchange_settings, exclude=exclude)
+        replica = Replica("LocalSteps", optimizer, model, exchange_settings)
+        dealt = deal_layers(replica.named, fragments)
         given = {
             "store": store is not None,
             "ranks": ranks is not None,
             "min_ranks": min_ranks != _MIN_RANKS,
             "lost_after": lost_after != _LOST_AFTER,
         }
-        check_elastic(on_lost, given, store, ranks, named, schedule, exchange_settings)
+        check_elastic(on_lost, given, store, ranks, replica.shards, schedule, exchange_settings)
         members = None
         if ranks is not None:
             members = MemberSettings(ranks, min_ranks, lost_after, exchange_settings.timeout)
-        if needs_gradients or members is not None:
-            exclude = [*exchange_settings.exclude, BESIDE]
-            exchange_settings = replace(exchange_settings, exclude=exclude)
-        super().__init__(optimizer, model, named, exchange_settings)
+        super().__init__(optimizer)
         self.every = every
-        self._schedule = schedule
         self._clip_norm = clip_norm
-        self._residual_decay = residual_decay
-        self._corrects = correct_noise
-        self._momentum_is_late = late_momentum
-        self._betas = momentum_of_each(optimizer.param_groups) if late_momentum else []
-        self._locals = [(name, local_of(parameter)) for name, parameter in named]
-        self._fragments = [
-            Fragment(
-                self._locals,
-                places,
-                has_noise=needs_gradients,
-                takes_notes=members is not None,
-                betas=self._betas,
-                outer=outer,
-                is_back_to_back=schedule.is_back_to_back,
-                exchanges_each_step=every == 1,
-            )
-            for places in dealt
-        ]
-        self._exchanges = 0
-        self._local_steps = 0
+        self._replica = replica
+        self._locals = [(name, local_of(parameter)) for name, parameter in replica.named]
+        betas = momentum_of_each(optimizer.param_groups) if late_momentum else []
+        self._averaging = Averaging(
+            replica,
+            optimizer,
+            schedule,
+            [
+                Fragment(
+                    self._locals,
+                    places,
+                    has_noise=needs_gradients,
+                    takes_notes=members is not None,
+                    betas=betas,
+                    outer=outer,
+                    is_back_to_back=schedule.is_back_to_back,
+                    exchanges_each_step=every == 1,
+                )
+                for places in dealt
+            ],
+            betas=betas,
+            corrects=correct_noise,
+            residual_decay=residual_decay,
+        )
+        self._weights_watch = WeightsWatch(optimizer, replica.parameters, fragments)
         self._own_steps = 0  # of this object, whose bytes are counted
         self._left_out = 0
-        self._looks = 2 * fragments  # for weights in the state of the optimizer
-        self._clock = 0  # steps since the construction, or since `synchronize`
-        self._kept = [1.0] * len(named)  # by weight decay, since the parameters were the anchors
-        self._gradients_count = True  # false after a step that a GradScaler left out
-        self._arrived = StepCounters()  # of the exchange that the last step applied, if any
         clipped = "not clipped" if clip_norm is None else f"clipped to norm {clip_norm}"
         follows = [
             *schedule.describe(),
             f"gradients {clipped}, changes {'corrected' if correct_noise else 'not corrected'} for "
             "noise",
-            f"late momentum {self._betas or 'of none'}",
+            f"late momentum {betas or 'of none'}",
             f"residuals multiplied by {residual_decay}",
+            *self._outer_text(),
         ]
-        follows += self._outer_text()
-        self._last_skipped, self._last_mix = False, 0.0
+        self._peers: Peers
+        settled = replica.settings
         if members is not None and store is not None:
             follows.append(f"min_ranks {min_ranks}, lost_after {lost_after:g}")
-            self._join(store, members, self._describe(follows))
+            self._peers = ElasticPeers(
+                Membership(store, members, replica.describe(follows)),
+                self._averaging,
+                lambda meeting: Session(settled, meeting=meeting),
+                type(optimizer).__name__,
+            )
         else:
-            self._connect()
-            self._set_world_size(self._session.world_size)
-            self._follow_rank_0(follows)
-            for fragment in self._fragments:
+            self._peers = Peers(Session(settled))
+            self._averaging.set_world_size(self._peers.session.world_size)
+            replica.follow_rank_0(self._peers.session, follows)
+            for fragment in self._averaging.fragments:
                 fragment.set_anchors()
-        self._shared.watch_loads()
-        self._shared.note_values()
+        replica.shared.watch_loads()
+        replica.shared.note_values()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's model, and exchanges after every k-th step; returns the loss."""
-        self._check_session()
-        self._shared.check()
-        self._shared.check_load()
-        for fragment in self._fragments:
+        averaging = self._averaging
+        self._check()
+        for fragment in averaging.fragments:
             fragment.check_outer()
-        if self._momentum_is_late:
-            check_momentum(self.param_groups, self._betas)
+        if averaging.betas:
+            check_momentum(self.param_groups, averaging.betas)
             self._check_unedited()
         scale, not_finite = self._scaler_says()
-        self._gradients_count = not not_finite
-        before = [f.local.copy_parameters() if f.local else [] for f in self._fragments]
+        before = averaging.copy_parameters()
         loss = self._evaluate(closure) if not_finite else self._step_alone(closure, scale)
-        for fragment in self._fragments:
-            fragment.steps += 1
-        self._look_for_weights()
-        if self._gradients_count:
-            for fragment, copies in zip(self._fragments, before, strict=True):
-                used = [gradient is not None for gradient in self._gradients(fragment.places)]
-                fragment.note_gradients(used)
-                if fragment.local is not None:
-                    fragment.local.go_on(copies, fragment.steps, used)
-            count_decay(self._optimizer, self._kept)
-        self._left_out += not self._gradients_count
-        self._local_steps += 1
+        averaging.begin_step(has_gradients=not not_finite)
+        if not not_finite:
+            self._weights_watch.look(averaging.fragments)
+            averaging.end_step(before)
+        self._left_out += not_finite
         self._own_steps += 1
-        self._clock += 1
-        self._arrived = StepCounters()
-        self._go_on(self._exchange)
-        self._shared.note_values()
-        if self._arrived.step >= 0:
-            self._log(self._local_steps - 1)
+        self._peers.run(averaging.exchange_due)
+        self._replica.shared.note_values()
+        if averaging.arrived.step >= 0:
+            self._log(averaging.steps - 1)
         return loss
 
-    def _look_for_weights(self) -> None:
-        """Raises ValueError if the optimizer keeps weights in its state. It looks twice: at the
-        first look, a copy of the parameters may still be just these."""
-        fragments = [f for f in self._fragments if f.steps == 1 and self._gradients_count]
-        if not fragments or not self._looks:
-            return
-        self._looks -= 1
-        for fragment in fragments:
-            parameters = [self._parameters[place] for place in fragment.places]
-            if key := find_weights(self._optimizer, parameters, fragment.anchors):
-                raise ValueError(describe_weights(self._optimizer, "LocalSteps", repr(key)))
+    def _check(self) -> None:
+        self._peers.check()
+        self._replica.shared.check()
+        self._replica.shared.check_load()
+
+    def _scaler_says(self) -> tuple[float | None, bool]:
+        """If a torch.amp.GradScaler called `step`: the scale of the gradients (None: they are not
+        scaled), and whether one of them is not finite."""
+        scale, found = (vars(self).get(name) for name in ("grad_scale", "found_inf"))
+        return None if scale is None else float(scale), found is not None and bool(found)
 
     def _check_unedited(self) -> None:
         """Raises RuntimeError if the user has changed a parameter since the last step."""
-        edited = set(self._shared.edited())
-        for fragment in self._fragments if edited else ():
+        edited = set(self._replica.shared.edited())
+        for fragment in self._averaging.fragments if edited else ():
             for place, anchor in zip(fragment.places, fragment.anchors, strict=True):
                 name, values = self._locals[place]
                 # After an exchange it may have been changed and put back, as to evaluate a mean.
@@ -341,11 +335,32 @@ class LocalSteps(ElasticReplica):
                 self._scale_gradients(scale)
             return loss
 
-        momentum = without_momentum(self.param_groups) if self._momentum_is_late else nullcontext()
+        is_late = bool(self._averaging.betas)
+        momentum = without_momentum(self.param_groups) if is_late else nullcontext()
         if closure is None:
             evaluate()
         with momentum:
             return self._own_use.step(*([] if closure is None else [evaluate]))
+
+    def _has_noise(self) -> bool:
+        return self._averaging.fragments[0].noise is not None
+
+    @ordinary_tensors()
+    def _scale_gradients(self, scale: float | None) -> None:
+        """Divides them by the GradScaler's scale and clips them."""
+        gradients = self._averaging.gradients()
+        factor = 1.0 if scale is None else 1.0 / scale
+        if self._has_noise():
+            for name, gradient in zip(self._replica.names, gradients, strict=True):
+                if gradient is not None:
+                    require_dense(name, gradient)
+        if self._clip_norm is not None:
+            noises = [f.noise for f in self._averaging.fragments if f.noise is not None]
+            norm = factor * average_norm(noises, gradients, self._replica.shards)
+            if norm > self._clip_norm:
+                factor *= self._clip_norm / norm
+        if factor != 1.0:
+            torch._foreach_mul_([g for g in gradients if g is not None], factor)
 
     def synchronize(self) -> None:
         """Exchanges what was changed since the last exchanges, and applies it without `mix`.
@@ -354,202 +369,71 @@ class LocalSteps(ElasticReplica):
         spread over the next steps as at the beginning. Every rank must call it at the same step;
         otherwise all ranks get a PeerMismatchError, which names two ranks and their steps.
         """
-        self._check_session()
-        self._shared.check()
-        self._shared.check_load()
-        self._go_on(self._exchange_all if self._compares_steps else self._exchange_together)
-        self._shared.note_values()
+        self._check()
+        if not self._peers.are_elastic:  # whose exchanges compare the steps
+            self._compare_steps()
+        self._peers.run(self._averaging.exchange_all)
+        self._replica.shared.note_values()
 
-    def _exchange_together(self) -> None:
+    def _compare_steps(self) -> None:
         """Raises PeerMismatchError unless all ranks have taken the same number of steps."""
-
-        here = f"synchronize() after {self._local_steps} local steps"
+        here = f"synchronize() after {self._averaging.steps} local steps"
+        clock = self._averaging.clock
 
         def compare(wire: Wire) -> None:
             try:
-                agree(f"{here}\nstep {self._clock} of the schedule", wire)
+                agree(f"{here}\nstep {clock} of the schedule", wire)
             except PeerMismatchError as error:
                 raise PeerMismatchError(f"{error}: {EQUALLY_OFTEN}", error.ranks) from None
 
-        self._session.start(compare, here).result()
-        self._exchange_all()
-
-    def _exchange_all(self) -> None:
-        under_way = [fragment for fragment in self._fragments if fragment.flight is not None]
-        if not self._schedule.is_back_to_back:
-            for fragment in under_way:
-                self._apply(fragment, self._schedule.mix)
-        for fragment in self._fragments:
-            if fragment.steps > 0:
-                self._begin(fragment)
-        for fragment in self._fragments:
-            if fragment.flight is not None:
-                self._apply(fragment, 0.0)
-        self._clock = 0
+        self._peers.session.start(compare, here).result()
 
     def anchors(self) -> dict[str, torch.Tensor]:
         """The values on which all ranks agreed last, by the names that the model's state_dict has:
         the model to evaluate while the ranks' own differ. This object goes on to change them."""
-        name_of = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        anchors: dict[int, torch.Tensor] = {}
-        for fragment in self._fragments:
-            anchors |= zip(fragment.places, (a.detach() for a in fragment.anchors), strict=True)
-        return {name_of[id(p)]: anchors[place] for place, p in enumerate(self._parameters)}
-
-    def _exchange(self) -> None:
-        """Begins the exchanges whose turn it is, and applies those that are due."""
-        for index, fragment in enumerate(self._fragments):
-            if self._schedule.begins(index, self._clock):
-                self._begin(fragment)
-        for fragment in self._fragments:
-            if fragment.flight is not None and fragment.flight.due == self._clock:
-                self._apply(fragment, self._schedule.mix)
-
-    @property
-    def _compares_steps(self) -> bool:
-        """Whether every exchange does so, as those of members that come and go."""
-        return self._members is not None
-
-    def _has_noise(self) -> bool:
-        return self._fragments[0].noise is not None
-
-    def _gradients(self, places: Iterable[int]) -> list[torch.Tensor | None]:
-        """The gradients of the parameters at these places, as far as this rank has them."""
-        gradients = (self._parameters[place].grad for place in places)
-        return [None if gradient is None else local_of(gradient) for gradient in gradients]
-
-    @ordinary_tensors()
-    def _scale_gradients(self, scale: float | None) -> None:
-        """Divides them by the GradScaler's scale and clips them."""
-        gradients = self._gradients(range(len(self._parameters)))
-        factor = 1.0 if scale is None else 1.0 / scale
-        if self._has_noise():
-            for name, gradient in zip(self._names, gradients, strict=True):
-                if gradient is not None:
-                    require_dense(name, gradient)
-        if self._clip_norm is not None:
-            noises = [fragment.noise for fragment in self._fragments if fragment.noise is not None]
-            norm = factor * average_norm(noises, gradients, self._shards)
-            if norm > self._clip_norm:
-                factor *= self._clip_norm / norm
-        if factor != 1.0:
-            torch._foreach_mul_([g for g in gradients if g is not None], factor)
-
-    @ordinary_tensors()
-    def _begin(self, fragment: Fragment) -> None:
-        """Begins to average the fragment's changes. If the result before is due in this step, it is
-        applied after they are taken, and then they are not lost."""
-        fragment.write_changes()
-        bucket = fragment.bucket
-        fault = bucket.find_non_finite()
-        if fault is not None:
-            self._start_afresh()
-        if fragment.flight is not None:
-            fragment.arrive()  # the noise takes in that exchange before this one
-        if fragment.noise is not None:
-            none: list[torch.Tensor | None] = [None] * len(fragment.places)
-            gradients = self._gradients(fragment.places) if self._gradients_count else none
-            fragment.noise.sketch(gradients, fragment.sketch)
-            if self._corrects and fault is None:
-                kept = [self._kept[place] for place in fragment.places]
-                correct_changes(bucket.parts, fragment.anchors, fragment.noise.gains(), kept)
-        if self._members is not None:
-            fragment.write_notes(bool(self._members.asking()))
-        steps = fragment.steps
-        if self._schedule.is_back_to_back:
-            self._apply(fragment, 0.0)
-        unused = fragment.take_unused()
-        job = BucketJob(
-            self._exchanges,
-            bucket.tensors,
-            bucket.values,
-            unused=unused,
-            index=self._fragments.index(fragment),
-            parts=len(self._fragments),
-            moment="" if self._compares_steps else f" after {self._local_steps} local steps",
-        )
-        result = self._session.average(job, fault, self._residual_decay)
-        due = self._clock + self._schedule.delay
-        fragment.take_off(result, unused, self._exchanges, steps, due)
-        self._exchanges += 1
-
-    def _apply(self, fragment: Fragment, mix: float) -> None:
-        """Waits for the fragment's exchange, if there is one, and applies it."""
-        if fragment.flight is not None:
-            self._arrived = fragment.arrive()
-            self._last_mix = 0.0 if self._arrived.skipped else mix
-            self._last_skipped = self._arrived.skipped
-        fragment.apply(mix)
-        self._forget_decay(fragment)
-
-    def _start_afresh(self) -> None:
-        """After a change that is not finite: goes back to all anchors, with no optimizer state."""
-        self._optimizer.state.clear()
-        for fragment in self._fragments:
-            fragment.go_back()
-            self._forget_decay(fragment)
-
-    def _forget_decay(self, fragment: Fragment) -> None:
-        for place in fragment.places:
-            self._kept[place] = 1.0
+        return self._averaging.anchors()
 
     @property
     def rank(self) -> int:
         """The place of this rank among those with which it exchanges now. It may change where
         ranks come and go."""
-        return self._session.rank
+        return self._peers.session.rank
 
     @property
     def local_steps(self) -> int:
         """How far the training is. Equal on all ranks at the same step, also where they come and
         go: a rank then takes over the number of another one, as it does with the model."""
-        return self._local_steps
+        return self._averaging.steps
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that ended the communication; after it no step can be taken."""
+        return self._peers.error
+
+    def explain(self, error: BaseException) -> BaseException:
+        """As GradwireState.explain."""
+        return self._peers.session.explain(error)
+
+    def close(self) -> None:
+        """Ends the communication thread and its process group, and gives the wrapped optimizer
+        back. Statistics and residuals stay. Happens by itself at exit, or when this is dropped."""
+        self._peers.close()
+        self._own_use.end()
 
     def stats(self) -> LocalStats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
-        gains = [1.0] * len(self._parameters) if self._corrects else []
-        for fragment in self._fragments:
-            if self._corrects and fragment.noise is not None:
-                for place, gain in zip(fragment.places, fragment.noise.gains(), strict=True):
-                    gains[place] = gain
-        exchanges = self._session.stats()
-        raw = tuple(tensor for tensor in exchanges.raw_tensors if tensor.name != BESIDE)
-        tensors = tuple(tensor for tensor in exchanges.tensors if tensor.name != BESIDE)
-        exchanges = replace(exchanges, raw_tensors=raw, tensors=tensors)
-        sizes = tuple(fragment.numel for fragment in self._fragments)
-        ratio = self._ratio(exchanges.ratio, exchanges.values)
-        roster = self._members.roster if self._members is not None else None
-        return LocalStats(
-            self.every,
-            sizes,
-            self._local_steps,
-            self._left_out,
-            tuple(gains),
-            exchanges,
-            ratio,
-            generation=roster.generation if roster else 0,
-            members=roster.members if roster else (),
-            lost_members=tuple(self._lost) if roster else (),
-        )
-
-    def _ratio(self, of_exchanges: float | None, exchanged: int) -> float | None:
-        """See LocalStats. exchanged: values in all exchanges."""
-        if of_exchanges is None:
-            return None
-        numel = sum(fragment.numel for fragment in self._fragments)
-        return of_exchanges * self._own_steps * numel / exchanged
-
-    def _find_scalars(self) -> dict[str, float | None]:
-        found = super()._find_scalars()
-        return found | {"ratio": self._ratio(found["ratio"], self._totals().values)}
+        return summarize(self._averaging, self._peers, self._own_steps, self._left_out)
 
     def last_step(self) -> dict[str, Any]:
         """The exchange that the last step applied, as GradwireState.last_step(). Its "step" is -1
         if there is none."""
-        return super().last_step()
+        return self._averaging.arrived.summary()
 
-    def _last_counters(self) -> StepCounters:
-        return self._arrived
+    def _find_scalars(self) -> dict[str, float | None]:
+        totals = self._peers.session.runner.totals
+        found = scalars_of(self._averaging.arrived, totals)
+        ratio = ratio_in_steps(found["ratio"], self._averaging, self._own_steps, totals.values)
+        return found | {"ratio": ratio}
 
     def state_dict(self) -> checkpoint.StateDict:
         """This rank's optimizer, the anchors, the outer optimizers, and residuals.
@@ -557,18 +441,13 @@ class LocalSteps(ElasticReplica):
         Every rank saves its own state and its own parameters: they differ between two exchanges.
         Waits for exchanges under way; their results are saved, too.
         """
-        fragments = [fragment.state_dict() for fragment in self._fragments]
+        own = self._averaging.state_dict()
+        session = self._peers.session
+        identity = self._replica.identity(session)
         return {
-            **self._session.state_dict(self._identity("LocalSteps"), self._exchanges),
-            "schedule": self._schedule.state_dict(),
-            "local_steps": self._local_steps,
+            **session.state_dict(identity, self._averaging.exchanges),
+            **own,
             "left_out": self._left_out,
-            "clock": self._clock,
-            "kept": list(self._kept),
-            "optimizer_class": type(self._optimizer).__name__,
-            "optimizer": self._optimizer.state_dict(),
-            "fragments": fragments,
-            "shard": self._shard_text(),
         }
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
@@ -579,34 +458,17 @@ class LocalSteps(ElasticReplica):
         `delay`, `mix` or `outer`.
         """
         state = checkpoint.with_clean_names(state)
-        self._identity("LocalSteps").check(state)
-        if state["shard"] != self._shard_text():
-            raise ValueError(f"the state is of shard {state['shard']}, not {self._shard_text()}")
-        self._schedule.check_state(state["schedule"])
-        for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
-            fragment.check_state(saved)
-        checkpoint.check_optimizer(state, self._optimizer)
-        self._load_optimizer(state["optimizer"])
-        self._session.load_state_dict(state)
-        for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
-            fragment.load_state_dict(saved)
-        self._exchanges = int(state["iterations"])
-        self._local_steps = int(state["local_steps"])
+        session, averaging = self._peers.session, self._averaging
+        self._replica.identity(session).check(state)
+        averaging.check_state(state)
+        averaging.load_optimizer(state["optimizer"])
+        session.load_state_dict(state)
+        averaging.load_state_dict(state)
         self._left_out = int(state["left_out"])
-        self._clock = int(state["clock"])
-        self._kept = list(state["kept"])
-        self._arrived = StepCounters()
-        self._shared.allow_load()
-
-    def _load_optimizer(self, state: checkpoint.StateDict) -> None:
-        self._optimizer.load_state_dict(state)
-        if self._momentum_is_late:
-            self._betas = momentum_of_each(self.param_groups)
-            for fragment in self._fragments:
-                fragment.set_betas(self._betas)
+        self._replica.shared.allow_load()
 
     def _outer_text(self) -> Sequence[str]:
-        outer = self._fragments[0].outer  # those of the others have the same options
+        outer = self._averaging.fragments[0].outer  # those of the others have the same options
         if outer is None:
             return ["plain average"]
         name = type(outer).__name__

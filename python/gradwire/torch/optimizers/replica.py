@@ -1,4 +1,4 @@
-"""The base of ShardedOptimizer and LocalSteps: it keeps a model equal on all ranks, without DDP.
+"""A plain module that is equal on all ranks, without DDP.
 
 The ranks compare their settings and tensors, take over rank 0's parameters and buffers, and
 exchange buckets with a value for each value of the parameters.
@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.torch.link.engine import agree, receive
-from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.wire import Kind, Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
@@ -35,8 +34,7 @@ from gradwire.torch.records.parameters import (
 )
 from gradwire.torch.records.shards import group_of_shards
 from gradwire.torch.records.shared_parameters import SharedParameters
-from gradwire.torch.records.wrapping_optimizer import WrappingOptimizer
-from gradwire.torch.session.session import Session, SessionOwner
+from gradwire.torch.session.session import Session
 
 BESIDE = "(statistics of the gradient)"
 
@@ -71,106 +69,77 @@ class ReplicaBucket:
         return None
 
 
-class ReplicaOptimizer(SessionOwner, WrappingOptimizer):
-    """Wraps an optimizer of a plain module, and keeps the module equal on all ranks.
+class Replica:
+    """A rank's module, and those of its parameters that an optimizer steps.
 
-    _names, _parameters   of the optimizer, in the order of its groups
-    _shards               the ranks among which FSDP2 has sharded the parameters; None: it has not
+    named    names and parameters of the optimizer, in the order of its groups
+    shards   the ranks among which FSDP2 has sharded the parameters; None: it has not
+    shared   finds out what the user does to them
     """
-
-    # A rank alone must not leave out a step. So a GradScaler calls `step` even if gradients are not
-    # finite; meanwhile this object has attributes `found_inf` and `grad_scale`, see _scaler_says.
-    _step_supports_amp_scaling = True
-    _session: Session
 
     def __init__(
         self,
+        owner: str,
         optimizer: Optimizer,
         model: nn.Module,
-        named: Sequence[NamedTensor],
         settings: ExchangeSettings,
     ) -> None:
-        """named: the optimizer's parameters, as name_trainable gives them."""
-        super().__init__(optimizer)
-        self._shared = SharedParameters(type(self).__name__, named, optimizer, model)
-        self._shards = group_of_shards(named)
-        self._names = [name for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
-        self._settings = settings.with_last_excluded(shapes_of(named))
-        self._model = model
+        """owner: the class to name in errors and states.
 
-    def _connect(self, meeting: Meeting | None = None) -> None:
-        """Begins a session with the ranks of the process group, or with those of `meeting`."""
-        self._session = Session(self._settings, meeting=meeting)
-        self._session.close_with(self)
+        Raises ValueError for a model in DDP, and for a parameter that the model lacks or that gets
+        no gradient; TypeError for a parameter that is not dense float32 on the CPU.
+        """
+        self.named = _name_trainable(optimizer, model)
+        self.names = [name for name, _ in self.named]
+        self.parameters = [parameter for _, parameter in self.named]
+        self.shards = group_of_shards(self.named)
+        self.shared = SharedParameters(owner, self.named, optimizer, model)
+        self.settings = settings.with_last_excluded(shapes_of(self.named))
+        self.model = model
+        self._owner = owner
 
-    def close(self) -> None:
-        """Ends the communication thread and its process group, and gives the wrapped optimizer
-        back. Statistics and residuals stay. Happens by itself at exit, or when this is dropped."""
-        super().close()
-        self._own_use.end()
-
-    def _model_tensors(self) -> list[tuple[str, str, torch.Tensor]]:
+    def tensors(self) -> list[tuple[str, str, torch.Tensor]]:
         """Kind, name and values of all tensors that ranks have in common at the beginning."""
-        model = self._model
         places = {
-            "parameter": [(n, local_of(p).detach()) for n, p in named_parameters(model)],
-            "buffer": named_buffers(model),
+            "parameter": [(n, local_of(p).detach()) for n, p in named_parameters(self.model)],
+            "buffer": named_buffers(self.model),
         }
         return [
             (kind, name, tensor)
             for kind, named in places.items()
-            for name, tensor in tensors_in_common(model, kind, named)
+            for name, tensor in tensors_in_common(self.model, kind, named)
         ]
 
-    def _describe(self, settings: Sequence[str]) -> str:
+    def describe(self, settings: Sequence[str]) -> str:
         """What must be equal on all ranks: `settings`, arguments and tensors, a line for each."""
-        lines = [*self._settings.describe(), f"shard {self._shard_text()}"]
-        tensors = self._model_tensors()
-        lines += [f"{kind} {name} {list(t.shape)} {t.dtype}" for kind, name, t in tensors]
+        lines = [*self.settings.describe(), f"shard {self.shard_text()}"]
+        lines += [f"{kind} {name} {list(t.shape)} {t.dtype}" for kind, name, t in self.tensors()]
         return "\n".join([*settings, *lines])
 
-    def _follow_rank_0(self, settings: Sequence[str]) -> None:
+    def follow_rank_0(self, session: Session, settings: Sequence[str]) -> None:
         """Compares `settings` and the model's tensors on all ranks, then takes rank 0's values.
 
         Raises PeerMismatchError naming the first difference between two ranks.
         """
 
         def work(wire: Wire) -> None:
-            agree(self._describe(settings), wire)
-            self._session.runner.agree_with_peers()
-            digest = _broadcast([tensor for _, _, tensor in self._model_tensors()], wire)
+            agree(self.describe(settings), wire)
+            session.runner.agree_with_peers()
+            digest = _broadcast([tensor for _, _, tensor in self.tensors()], wire)
             agree(f"values {digest} after the broadcast", wire)
 
-        self._session.start(work, "comparing and broadcasting the model").result()
+        session.start(work, "comparing and broadcasting the model").result()
 
-    def _shard_text(self) -> str:
+    def shard_text(self) -> str:
         """This rank's place among those that share the model (FSDP2)."""
-        return (
-            "0 of 1" if self._shards is None else f"{self._shards.rank()} of {self._shards.size()}"
-        )
+        return "0 of 1" if self.shards is None else f"{self.shards.rank()} of {self.shards.size()}"
 
-    def _scaler_says(self) -> tuple[float | None, bool]:
-        """If a torch.amp.GradScaler called `step`: the scale of the gradients (None: they are not
-        scaled), and whether one of them is not finite."""
-        scale, found = (vars(self).get(name) for name in ("grad_scale", "found_inf"))
-        return None if scale is None else float(scale), found is not None and bool(found)
-
-    def _identity(self, source: str) -> checkpoint.Identity:
-        """What this rank's state says of its origin. source: the class."""
-        shapes = [
-            (name, list(parameter.shape))
-            for name, parameter in zip(self._names, self._parameters, strict=True)
-        ]
-        return self._session.identity(source, shapes)
+    def identity(self, session: Session) -> checkpoint.Identity:
+        """What this rank's state says of its origin."""
+        return session.identity(self._owner, [(n, list(p.shape)) for n, p in self.named])
 
 
-def name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]:
-    """The optimizer's parameters with their names, in the order of its groups.
-
-    Raises ValueError for a model in DDP, and for a parameter that the model lacks or that gets no
-    gradient; TypeError for a parameter that is not dense float32 on the CPU.
-    """
+def _name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]:
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
             "the model is in DistributedDataParallel, which averages gradients itself: give the "

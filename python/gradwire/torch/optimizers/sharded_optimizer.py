@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.torch.link.unused import Unused
-from gradwire.torch.optimizers.replica import ReplicaBucket, ReplicaOptimizer, name_trainable
+from gradwire.torch.optimizers.replica import Replica, ReplicaBucket
 from gradwire.torch.optimizers.shard import Shard, check_optimizer, keeps_residuals
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
@@ -30,20 +30,22 @@ from gradwire.torch.records.exchange_settings import (
     CodecArguments,
     ExchangeSettings,
 )
+from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import copy_gradient, options_of
-from gradwire.torch.records.shards import group_of_shards
 from gradwire.torch.records.stats import Stats
 from gradwire.torch.records.wrapping_optimizer import (
+    WrappingOptimizer,
     refuse_modes,
     refuse_several_gradients,
     require_optimizer,
 )
 from gradwire.torch.session.bucket import BucketJob
+from gradwire.torch.session.session import Session
 
 
-class ShardedOptimizer(ReplicaOptimizer):
+class ShardedOptimizer(WrappingOptimizer):
     """Wraps an optimizer of one process and keeps its interface.
 
         optimizer = ShardedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
@@ -91,31 +93,32 @@ class ShardedOptimizer(ReplicaOptimizer):
         refuse_several_gradients(optimizer, "ShardedOptimizer")
         exchange_settings = ExchangeSettings(codec, **settings)
         exchange_settings.check()
-        named = name_trainable(optimizer, model)
-        if group_of_shards(named) is not None:
+        replica = Replica("ShardedOptimizer", optimizer, model, exchange_settings)
+        if replica.shards is not None:
             raise TypeError(
                 "the model is sharded by fully_shard, so its optimizer steps shards already: "
                 "FullyShardComm compresses what FSDP2 sends"
             )
-        super().__init__(optimizer, model, named, exchange_settings)
+        super().__init__(optimizer)
+        self._replica = replica
         self._shard = shard = Shard(optimizer, self._own_use)
         # `update` is the shard's: the session would keep this object alive through its own method.
-        self._settings = replace(self._settings, update=shard.update)
-        self._connect()
-        self._bucket = ReplicaBucket(list(zip(self._names, self._parameters, strict=True)))
+        replica.settings = replace(replica.settings, update=shard.update)
+        self._session = session = Session(replica.settings)
+        session.close_with(self)
+        self._bucket = ReplicaBucket(replica.named)
         options = [f"group {options}" for options in options_of(self.param_groups)]
-        self._follow_rank_0([f"sharded {type(optimizer).__name__}", *options])
-        rank, world_size = self._session.rank, self._session.world_size
-        layout = self._settings.bucket_layout(self._bucket.tensors, world_size)
+        replica.follow_rank_0(session, [f"sharded {type(optimizer).__name__}", *options])
+        rank, world_size = session.rank, session.world_size
+        layout = replica.settings.bucket_layout(self._bucket.tensors, world_size)
         self._marks_non_finite = world_size > 1 and keeps_residuals(layout)
-        parameters = dict(zip(self._names, self._parameters, strict=True))
-        shard.take(parameters, layout, self._bucket.values, rank, world_size)
+        shard.take(dict(replica.named), layout, self._bucket.values, rank, world_size)
         mine = [piece.values for piece in shard.pieces]
         self._optimizer_watch = OptimizerWatch(mine, usual_push_codec(layout), rank)
         self._own_use.refuse_saving()
         self._own_use.refuse_loading("load a state that a ShardedOptimizer saved into that one")
         self._steps = 0
-        self._shared.note_values()
+        replica.shared.note_values()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Averages the gradients and steps the model, on all ranks. Returns the closure's loss."""
@@ -125,9 +128,9 @@ class ShardedOptimizer(ReplicaOptimizer):
                 "ShardedOptimizer takes no GradScaler, which would skip steps on single ranks: "
                 "train in float32 or bfloat16"
             )
-        self._check_session()
-        self._shared.check()
-        if edited := self._shared.edited():
+        self._session.check()
+        self._replica.shared.check()
+        if edited := self._replica.shared.edited():
             self._shard.take_over(edited, self._session.runner.residuals())
         loss = self._evaluate(closure)
         self._exchange()
@@ -137,21 +140,21 @@ class ShardedOptimizer(ReplicaOptimizer):
     @ordinary_tensors()
     def _exchange(self) -> None:
         bucket = self._bucket
-        for place in zip(self._names, self._parameters, bucket.parts, strict=True):
-            copy_gradient(*place)
+        for (name, parameter), part in zip(self._replica.named, bucket.parts, strict=True):
+            copy_gradient(name, parameter, part)
         fault = None if self._marks_non_finite else bucket.find_non_finite()
         if fault is not None:
             bucket.values.fill_(torch.nan)  # in every shard, so that no owner steps
-        unused = Unused(i for i, p in enumerate(self._parameters) if p.grad is None)
+        unused = Unused(i for i, p in enumerate(self._replica.parameters) if p.grad is None)
         self._shard.begin(unused)
         job = BucketJob(self._steps, bucket.tensors, bucket.values, unused=unused)
         counters = self._session.average(job, fault).result()
         self._steps += 1
         if not counters.skipped:
-            for parameter, part in zip(self._parameters, bucket.parts, strict=True):
+            for parameter, part in zip(self._replica.parameters, bucket.parts, strict=True):
                 parameter.add_(part)
         self._shard.follow()
-        self._shared.note_values()
+        self._replica.shared.note_values()
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
@@ -161,6 +164,28 @@ class ShardedOptimizer(ReplicaOptimizer):
     @state.setter
     def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
         self._shard.state = state
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that ended the communication; after it no step can be taken."""
+        return self._session.error
+
+    def explain(self, error: BaseException) -> BaseException:
+        """As GradwireState.explain."""
+        return self._session.explain(error)
+
+    def close(self) -> None:
+        """Ends the communication thread and its process group, and gives the wrapped optimizer
+        back. Statistics and residuals stay. Happens by itself at exit, or when this is dropped."""
+        self._session.close()
+        self._own_use.end()
+
+    def last_step(self) -> dict[str, Any]:
+        """This rank's last complete step: bytes, bits a value (None: no value) and timings."""
+        return self._session.runner.last_step.summary()
+
+    def _find_scalars(self) -> dict[str, float | None]:
+        return scalars_of(self._session.runner.last_step, self._session.runner.totals)
 
     def stats(self) -> Stats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
@@ -177,7 +202,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         Save the model's parameters, too; they are equal on all ranks.
         """
         return {
-            **self._session.state_dict(self._identity("ShardedOptimizer"), self._steps),
+            **self._session.state_dict(self._replica.identity(self._session), self._steps),
             "optimizer_class": type(self._optimizer).__name__,
             "shard": self._shard.state_dict(),
             "options": options_of(self.param_groups),
@@ -190,7 +215,7 @@ class ShardedOptimizer(ReplicaOptimizer):
         another rank, world size, codec, class of optimizer or model.
         """
         state = checkpoint.with_clean_names(state)
-        self._identity("ShardedOptimizer").check(state)
+        self._replica.identity(self._session).check(state)
         checkpoint.check_optimizer(state, self._optimizer)
         if len(state["options"]) != len(self.param_groups):
             raise ValueError(
@@ -201,4 +226,4 @@ class ShardedOptimizer(ReplicaOptimizer):
         self._steps = int(state["iterations"])
         for group, options in zip(self.param_groups, state["options"], strict=True):
             group.update(options)
-        self._shared.allow_load()
+        self._replica.shared.allow_load()

@@ -12,14 +12,38 @@ from collections.abc import Sequence
 import torch
 from torch.optim import Optimizer
 
+from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import local_of
+from gradwire.torch.records.wrapping_optimizer import describe_weights
 
 _NEAR = 0.1  # of the parameters' norm; momenta and moments are as far as the parameters are long
 
 
+class WeightsWatch:
+    """Looks for them in the first steps of a training."""
+
+    def __init__(
+        self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], fragments: int
+    ) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        # Twice: at the first look, a copy of the parameters may still be just these.
+        self._looks = 2 * fragments
+
+    def look(self, fragments: Sequence[Fragment]) -> None:
+        """After a step with gradients. Raises ValueError for weights in the optimizer's state."""
+        begun = [fragment for fragment in fragments if fragment.steps == 1]
+        if not begun or not self._looks:
+            return
+        self._looks -= 1
+        for fragment in begun:
+            parameters = [self._parameters[place] for place in fragment.places]
+            if key := _find_weights(self._optimizer, parameters, fragment.anchors):
+                raise ValueError(describe_weights(self._optimizer, "LocalSteps", repr(key)))
+
+
 @ordinary_tensors()
-def find_weights(
+def _find_weights(
     optimizer: Optimizer,
     parameters: Sequence[torch.Tensor],
     before: Sequence[torch.Tensor],

@@ -12,6 +12,7 @@ import torch
 from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gradwire.torch.records.live import LiveScalars
 from gradwire.torch.records.module_hook import ModuleHook, remove_hooks
 from gradwire.torch.records.uncopied import Uncopied
 
@@ -111,9 +112,13 @@ class OwnUse:
             return self._optimizer.step(*closure)
 
 
-class WrappingOptimizer(Uncopied, Optimizer):
+class WrappingOptimizer(LiveScalars, Uncopied, Optimizer):
     """Keeps the interface of `optimizer`, which belongs to it until `close`. Groups and state are
     those of `optimizer`, whatever the user replaces there: a scheduler may be given either."""
+
+    # A rank alone must not leave out a step. So a GradScaler calls `step` even if gradients are not
+    # finite; meanwhile this object has attributes `found_inf` and `grad_scale`.
+    _step_supports_amp_scaling = True
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

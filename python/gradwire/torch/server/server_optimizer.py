@@ -26,7 +26,6 @@ from gradwire.torch.records.exchange_settings import (
     CodecArguments,
     CodecSettings,
 )
-from gradwire.torch.records.live import LiveScalars
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import NamedTensor, name_parameters, shapes_of
 from gradwire.torch.records.shared_parameters import SharedParameters
@@ -52,7 +51,7 @@ from gradwire.torch.server.server_stats import ServerStats, scalars_between, sum
 from gradwire.torch.server.worker_loop import Working
 
 
-class ServerOptimizer(WrappingOptimizer, LiveScalars):
+class ServerOptimizer(WrappingOptimizer):
     """Wraps a local optimizer of the same parameters on every rank (3LC, section 4.1).
 
         optimizer = ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -123,10 +122,6 @@ class ServerOptimizer(WrappingOptimizer, LiveScalars):
     GradwireError for an unknown codec or a bad parameter, ValueError and TypeError for other
     arguments.
     """
-
-    # A worker alone must not leave out a step, so a GradScaler calls `step` even if gradients are
-    # not finite; they become a push that says so. Meanwhile this object has `grad_scale`.
-    _step_supports_amp_scaling = True
 
     def __init__(
         self,

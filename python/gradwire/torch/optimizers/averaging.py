@@ -1,0 +1,377 @@
+"""The anchors of a model, and the exchanges that average what the ranks have changed since."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from gradwire.local_schedule import Schedule
+from gradwire.torch.link.errors import CommunicationError, DamagedMessageError, PeerMismatchError
+from gradwire.torch.optimizers.fragment import Fragment
+from gradwire.torch.optimizers.gradient_noise import correct_changes, count_decay
+from gradwire.torch.optimizers.late_momentum import momentum_of_each
+from gradwire.torch.optimizers.replica import Replica
+from gradwire.torch.optimizers.state_size import most_bytes
+from gradwire.torch.records import checkpoint
+from gradwire.torch.records.checkpoint import Residual, StateDict
+from gradwire.torch.records.modes import ordinary_tensors, writing_to
+from gradwire.torch.records.parameters import local_of
+from gradwire.torch.records.stats import StepCounters
+from gradwire.torch.session.bucket import BucketJob
+from gradwire.torch.session.session import Session
+
+Exchange = Callable[["Peers"], None]
+
+
+class Peers:
+    """The ranks with which a rank averages: all of a process group, from beginning to end.
+
+    session   with these ranks; ends with this object
+    """
+
+    are_elastic = False
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        session.close_with(self)
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended the training; after it no step can be taken."""
+        return self.session.error
+
+    def check(self) -> None:
+        """Raises `error`."""
+        self.session.check()
+
+    def run(self, exchange: Exchange) -> None:
+        exchange(self)
+
+    def are_asked(self) -> bool:
+        """Whether a process asks to be let in."""
+        return False
+
+    def counted(self) -> dict[str, Any]:
+        """Entries of LocalStats."""
+        return {}
+
+    def close(self) -> None:
+        self.session.close()
+
+
+class Averaging:
+    """What LocalSteps keeps of its model beside the parameters.
+
+    fragments   parts of the model, each with its anchors and an exchange that may be under way
+    betas       momenta of the parameters that are applied late; empty: none
+    steps       local steps so far: how far the training is, equal on all ranks at the same step
+    clock       steps since the schedule began
+    exchanges   that have begun
+    arrived     counters of the exchange that the last step applied; its step is -1: none
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        fragments: Sequence[Fragment],
+        *,
+        betas: Sequence[float],
+        corrects: bool,
+        residual_decay: float,
+    ) -> None:
+        """corrects: changes, for the gradient's noise."""
+        self._replica, self._optimizer, self.schedule = replica, optimizer, schedule
+        self.fragments = list(fragments)
+        self.betas = list(betas)
+        self.corrects, self._residual_decay = corrects, residual_decay
+        self.steps = self.clock = self.exchanges = 0
+        self.arrived = StepCounters()
+        self._kept = [1.0] * len(replica.named)  # by weight decay, since the anchors
+        self._gradients_count = True  # false after a step that a GradScaler left out
+        # Of the last exchange that arrived: whether it was not finite, and how it was applied.
+        self._last_skipped, self._last_mix = False, 0.0
+        for fragment in self.fragments:
+            fragment.set_anchors()
+
+    # Steps --------------------------------------------------------------------------------------
+
+    def gradients(self, places: Iterable[int] | None = None) -> list[torch.Tensor | None]:
+        """The gradients of the parameters at these places, as far as this rank has them."""
+        parameters = self._replica.parameters
+        chosen = parameters if places is None else [parameters[place] for place in places]
+        return [None if p.grad is None else local_of(p.grad) for p in chosen]
+
+    def copy_parameters(self) -> list[list[torch.Tensor]]:
+        """For `end_step`, before the optimizer's step."""
+        return [f.local.copy_parameters() if f.local else [] for f in self.fragments]
+
+    def begin_step(self, has_gradients: bool) -> None:
+        """has_gradients: a GradScaler does not leave the step out."""
+        self._gradients_count = has_gradients
+        self.arrived = StepCounters()
+        self.steps += 1
+        self.clock += 1
+        for fragment in self.fragments:
+            fragment.steps += 1
+
+    def end_step(self, before: Sequence[Sequence[torch.Tensor]]) -> None:
+        """After the optimizer's step."""
+        if not self._gradients_count:
+            return
+        for fragment, copies in zip(self.fragments, before, strict=True):
+            used = [gradient is not None for gradient in self.gradients(fragment.places)]
+            fragment.note_gradients(used)
+            if fragment.local is not None:
+                fragment.local.go_on(copies, fragment.steps, used)
+        count_decay(self._optimizer, self._kept)
+
+    # Exchanges ----------------------------------------------------------------------------------
+
+    def exchange_due(self, peers: Peers) -> None:
+        """Begins the exchanges whose turn it is, and applies those that are due."""
+        for index, fragment in enumerate(self.fragments):
+            if self.schedule.begins(index, self.clock):
+                self._begin(peers, fragment)
+        for fragment in self.fragments:
+            if fragment.flight is not None and fragment.flight.due == self.clock:
+                self.apply(fragment, self.schedule.mix)
+
+    def exchange_all(self, peers: Peers) -> None:
+        """Exchanges all changes that were not sent. Every rank calls it at the same time."""
+        under_way = [fragment for fragment in self.fragments if fragment.flight is not None]
+        if not self.schedule.is_back_to_back:
+            for fragment in under_way:
+                self.apply(fragment, self.schedule.mix)
+        for fragment in self.fragments:
+            if fragment.steps > 0:
+                self._begin(peers, fragment)
+        for fragment in self.fragments:
+            if fragment.flight is not None:
+                self.apply(fragment, 0.0)
+        self.clock = 0
+
+    @ordinary_tensors()
+    def _begin(self, peers: Peers, fragment: Fragment) -> None:
+        """Begins to average the fragment's changes. If the result before is due in this step, it is
+        applied after they are taken, and then they are not lost."""
+        fragment.write_changes()
+        bucket = fragment.bucket
+        fault = bucket.find_non_finite()
+        if fault is not None:
+            self._start_afresh()
+        if fragment.flight is not None:
+            fragment.arrive()  # the noise takes in that exchange before this one
+        if fragment.noise is not None:
+            none: list[torch.Tensor | None] = [None] * len(fragment.places)
+            gradients = self.gradients(fragment.places) if self._gradients_count else none
+            fragment.noise.sketch(gradients, fragment.sketch)
+            if self.corrects and fault is None:
+                kept = [self._kept[place] for place in fragment.places]
+                correct_changes(bucket.parts, fragment.anchors, fragment.noise.gains(), kept)
+        if peers.are_elastic:
+            fragment.write_notes(peers.are_asked())
+        steps = fragment.steps
+        if self.schedule.is_back_to_back:
+            self.apply(fragment, 0.0)
+        unused = fragment.take_unused()
+        job = BucketJob(
+            self.exchanges,
+            bucket.tensors,
+            bucket.values,
+            unused=unused,
+            index=self.fragments.index(fragment),
+            parts=len(self.fragments),
+            # (The notes compare the steps of ranks that come and go.)
+            moment="" if peers.are_elastic else f" after {self.steps} local steps",
+        )
+        result = peers.session.average(job, fault, self._residual_decay)
+        due = self.clock + self.schedule.delay
+        fragment.take_off(result, unused, self.exchanges, steps, due)
+        self.exchanges += 1
+
+    def apply(self, fragment: Fragment, mix: float) -> None:
+        """Waits for the fragment's exchange, if there is one, and applies it."""
+        if fragment.flight is not None:
+            self.arrived = fragment.arrive()
+            self._last_mix = 0.0 if self.arrived.skipped else mix
+            self._last_skipped = self.arrived.skipped
+        fragment.apply(mix)
+        self._forget_decay(fragment)
+
+    def _start_afresh(self) -> None:
+        """After a change that is not finite: goes back to all anchors, with no optimizer state."""
+        self._optimizer.state.clear()
+        for fragment in self.fragments:
+            fragment.go_back()
+            self._forget_decay(fragment)
+
+    def _forget_decay(self, fragment: Fragment) -> None:
+        for place in fragment.places:
+            self._kept[place] = 1.0
+
+    def gains(self) -> list[float]:
+        """By which the changes of each parameter are multiplied; empty: by 1."""
+        gains = [1.0] * len(self._kept) if self.corrects else []
+        for fragment in self.fragments:
+            if self.corrects and fragment.noise is not None:
+                for place, gain in zip(fragment.places, fragment.noise.gains(), strict=True):
+                    gains[place] = gain
+        return gains
+
+    # States -------------------------------------------------------------------------------------
+
+    def load_optimizer(self, state: StateDict) -> None:
+        """Loads the state of the wrapped optimizer."""
+        self._optimizer.load_state_dict(state)
+        if self.betas:
+            self.betas = momentum_of_each(self._optimizer.param_groups)
+            for fragment in self.fragments:
+                fragment.set_betas(self.betas)
+
+    def state_dict(self) -> StateDict:
+        """Waits for exchanges under way; their results are in the state."""
+        return {
+            "fragments": [fragment.state_dict() for fragment in self.fragments],
+            "schedule": self.schedule.state_dict(),
+            "local_steps": self.steps,
+            "clock": self.clock,
+            "kept": list(self._kept),
+            "optimizer_class": type(self._optimizer).__name__,
+            "optimizer": self._optimizer.state_dict(),
+            "shard": self._replica.shard_text(),
+        }
+
+    def check_state(self, state: StateDict) -> None:
+        """Raises ValueError for a state of other settings."""
+        here = self._replica.shard_text()
+        if state["shard"] != here:
+            raise ValueError(f"the state is of shard {state['shard']}, not {here}")
+        self.schedule.check_state(state["schedule"])
+        for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
+            fragment.check_state(saved)
+        checkpoint.check_optimizer(state, self._optimizer)
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Goes on from a state that `check_state` accepts. The session must be idle."""
+        for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
+            fragment.load_state_dict(saved)
+        self.exchanges = int(state["iterations"])
+        self.steps, self.clock = int(state["local_steps"]), int(state["clock"])
+        self._kept = list(state["kept"])
+        self.arrived = StepCounters()
+
+    # Ranks that come and go ---------------------------------------------------------------------
+
+    def give_up(self) -> None:
+        """Applies the exchanges that have arrived, and gives up the others."""
+        under_way = [f for f in self.fragments if f.flight is not None]
+        for fragment in sorted(under_way, key=lambda f: f.flight.job if f.flight else 0):
+            try:
+                self.apply(fragment, self.schedule.mix)
+            except (PeerMismatchError, DamagedMessageError):
+                raise
+            except CommunicationError:
+                fragment.flight = None  # the parameters still have the changes
+                self.exchanges -= 1
+
+    @property
+    def unsent(self) -> tuple[int, ...]:
+        """Local steps of each fragment since its last exchange."""
+        return tuple(fragment.steps for fragment in self.fragments)
+
+    @unsent.setter
+    def unsent(self, steps: Sequence[int]) -> None:
+        for fragment, count in zip(self.fragments, steps, strict=True):
+            fragment.steps = count
+
+    def set_world_size(self, world_size: int) -> None:
+        for fragment in self.fragments:
+            if fragment.noise is not None:
+                fragment.noise.world_size = world_size
+
+    def take_asked(self) -> bool:
+        """Whether a rank said in an exchange, since the last call, that a process asks it."""
+        asked = any(fragment.is_asked for fragment in self.fragments)
+        for fragment in self.fragments:
+            fragment.is_asked = False
+        return asked
+
+    def most_state(self) -> int:
+        """The most bytes of another member's `shared_state`."""
+        shared: list[object] = []
+        for fragment in self.fragments:
+            velocities = None if fragment.momentum is None else fragment.momentum.velocities
+            noise = None if fragment.noise is None else fragment.noise.state_dict()
+            shared += [fragment.anchors, velocities, noise, fragment.outer]
+        tensors = [tensor for _, _, tensor in self._replica.tensors()]
+        return most_bytes(tensors, self._optimizer, *shared)
+
+    def shared_state(self) -> StateDict:
+        """What a newcomer takes over, or a rank that lacks the last exchange."""
+        return {
+            "tensors": [tensor.clone() for _, _, tensor in self._replica.tensors()],
+            "fragments": [fragment.shared_state() for fragment in self.fragments],
+            "optimizer": self._optimizer.state_dict(),
+            "exchanges": self.exchanges,
+            "last_skipped": self._last_skipped,
+            "last_mix": self._last_mix,
+        }
+
+    @ordinary_tensors()
+    def become(self, state: StateDict) -> None:
+        """Takes over a member's `shared_state`."""
+        for (_, _, tensor), values in zip(self._replica.tensors(), state["tensors"], strict=True):
+            with writing_to(tensor):
+                tensor.copy_(values)
+        self.load_optimizer(state["optimizer"])
+        for fragment, shared in zip(self.fragments, state["fragments"], strict=True):
+            fragment.load_shared_state(shared)
+            if fragment.noise is not None:
+                fragment.noise.load_state_dict(shared["noise"])
+            fragment.follow_anchors(0.0)
+        self.exchanges = int(state["exchanges"])
+        self._last_skipped, self._last_mix = bool(state["last_skipped"]), float(state["last_mix"])
+
+    def catch_up(self, state: StateDict, unfinished: int) -> bool:
+        """Takes over the result of the last exchange, that of the fragment `unfinished`, which
+        broke off here. Returns whether it was not finite."""
+        for each, shared in zip(self.fragments, state["fragments"], strict=True):
+            each.load_shared_state(shared)
+        fragment = self.fragments[unfinished]
+        if fragment.noise is not None:
+            fragment.noise.follow(state["fragments"][unfinished]["noise"])
+        fragment.follow_anchors(float(state["last_mix"]))
+        self._forget_decay(fragment)
+        self.exchanges = int(state["exchanges"])
+        return bool(state["last_skipped"])
+
+    def decay(self, residuals: Sequence[Residual], unfinished: int) -> list[Residual]:
+        """The residuals as the exchange of the fragment `unfinished` leaves them behind."""
+        names = {name for name, _ in self.fragments[unfinished].bucket.tensors}
+        factor = np.float32(self._residual_decay)
+        return [r._replace(values=r.values * factor) if r.name in names else r for r in residuals]
+
+    def digest(self) -> str:
+        """Of the anchors and late momenta, which all ranks share."""
+        digest = hashlib.sha256()
+        momenta = [f.momentum.velocities for f in self.fragments if f.momentum is not None]
+        for tensor in chain(*(f.anchors for f in self.fragments), *momenta):
+            digest.update(tensor.detach().contiguous().numpy())
+        return digest.hexdigest()
+
+    def anchors(self) -> dict[str, Any]:
+        """The values on which all ranks agreed last, by the names of the model's state_dict."""
+        model, parameters = self._replica.model, self._replica.parameters
+        name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+        anchors: dict[int, torch.Tensor] = {}
+        for fragment in self.fragments:
+            anchors |= zip(fragment.places, (a.detach() for a in fragment.anchors), strict=True)
+        return {name_of[id(p)]: anchors[place] for place, p in enumerate(parameters)}
