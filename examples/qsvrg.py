@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from gradwire.torch import QSVRG
+from gradwire.contrib.qsvrg import QSVRG
 
 WORKERS, EXAMPLES, FEATURES, REGULARIZATION = 4, 400, 96, 0.05
 

@@ -53,6 +53,7 @@ PACKAGES = (
     "gradwire.torch.optimizers",
     "gradwire.torch.hook",
     "gradwire.torch",
+    "gradwire.contrib",
     "gradwire.cli",
     "gradwire_lab",
     "gradwire_lab.train",

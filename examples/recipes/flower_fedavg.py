@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from gradwire.flower import CompressedGrid, CompressionMod
+from gradwire.contrib.flower import CompressedGrid, CompressionMod
 
 ROUNDS = 10
 client_app = ClientApp(mods=[CompressionMod()])  # the new line of clients

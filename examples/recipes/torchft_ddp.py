@@ -14,7 +14,7 @@ from torch import nn
 from torchft import Manager, Optimizer
 from torchft.coordination import LighthouseServer
 
-from gradwire.torch.torchft import DistributedDataParallel, ProcessGroupGradwire
+from gradwire.contrib.torchft import DistributedDataParallel, ProcessGroupGradwire
 
 STEPS = 300
 DIES, ALONE = 100, 50  # replica 1 dies after so many steps; then replica 0 takes so many alone

@@ -1,4 +1,4 @@
-"""gradwire.flower takes no memory for what a reply states: stand-ins for Flower's classes.
+"""gradwire.contrib.flower takes no memory for what a reply states: stand-ins for Flower's classes.
 
 tests/recipes/test_flower.py has Flower itself.
 """
@@ -59,7 +59,7 @@ class Message:
 
 @pytest.fixture
 def flower(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module gradwire.flower, over the stand-ins."""
+    """The module gradwire.contrib.flower, over the stand-ins."""
     app, serverapp = ModuleType("flwr.app"), ModuleType("flwr.serverapp")
     for name, value in {"Array": Array, "ArrayRecord": Record, "ConfigRecord": dict}.items():
         setattr(app, name, value)
@@ -68,9 +68,9 @@ def flower(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     app.RecordDict, serverapp.Grid = Content, object  # type: ignore[attr-defined]
     for module in (ModuleType("flwr"), app, serverapp):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, "gradwire.flower", raising=False)
-    yield importlib.import_module("gradwire.flower")
-    del sys.modules["gradwire.flower"]
+    monkeypatch.delitem(sys.modules, "gradwire.contrib.flower", raising=False)
+    yield importlib.import_module("gradwire.contrib.flower")
+    del sys.modules["gradwire.contrib.flower"]
 
 
 def plain(arrays: dict[str, Any]) -> Record:

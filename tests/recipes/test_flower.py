@@ -1,4 +1,4 @@
-"""Both ends of gradwire.flower: what the client keeps, what the server sees, what is refused."""
+"""Both ends of Flower's messages: what the client keeps, the server sees, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from gradwire.flower import CompressedGrid, CompressionMod
+from gradwire.contrib.flower import CompressedGrid, CompressionMod
 
 Train = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.contrib.qsvrg import QSVRG
 from gradwire.torch import (
-    QSVRG,
     FullyShardComm,
     GradwireState,
     LocalSteps,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gradwire.torch import QSVRG
+from gradwire.contrib.qsvrg import QSVRG
 
 N, M = 96, 200  # values, functions
 

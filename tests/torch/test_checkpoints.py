@@ -17,7 +17,8 @@ import jobs
 from checkpoint_jobs import Moved
 from checkpoint_ways import CODEC, NAMES, TRAINED, Way
 from cluster import Cluster
-from gradwire.torch import QSVRG, reshard
+from gradwire.contrib.qsvrg import QSVRG
+from gradwire.torch import reshard
 from training import load, make_model, save
 
 WORLD = 4

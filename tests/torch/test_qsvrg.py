@@ -18,7 +18,7 @@ import gradwire
 import qsvrg_jobs
 from cluster import Cluster
 from finite_sums import PROBLEMS, FiniteSum, M, N
-from gradwire.torch import QSVRG, QSVRGEpoch
+from gradwire.contrib.qsvrg import QSVRG, QSVRGEpoch
 
 EPOCHS, SEEDS, WORKERS = 3, 3, 4
 REPOSITORY = Path(__file__).parents[2]

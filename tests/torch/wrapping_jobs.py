@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gradwire.torch import QSVRG, CommunicationError, LocalSteps, ServerOptimizer
+from gradwire.contrib.qsvrg import QSVRG
+from gradwire.torch import CommunicationError, LocalSteps, ServerOptimizer
 from sharing_jobs import SERVED, WAYS, Tied, Training
 
 

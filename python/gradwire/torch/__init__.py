@@ -58,7 +58,6 @@ from gradwire.torch.link.host_store import host_store
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.optimizers.local_steps import LocalSteps
 from gradwire.torch.optimizers.presets import outer_nesterov, sparse_loco
-from gradwire.torch.optimizers.qsvrg import QSVRG, QSVRGEpoch
 from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
 from gradwire.torch.records.save import save
 from gradwire.torch.records.stats import BucketTiming, OutgrownResidual, RawTensor, Stats
@@ -70,7 +69,6 @@ if TYPE_CHECKING:
     from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
 
 __all__ = [
-    "QSVRG",
     "BucketTiming",
     "CoarseGradientsWarning",
     "CommunicationError",
@@ -94,7 +92,6 @@ __all__ = [
     "PeerSilentError",
     "PeerStoppedError",
     "PerRank",
-    "QSVRGEpoch",
     "RankLostWarning",
     "RawTensor",
     "ResidualDroppedWarning",

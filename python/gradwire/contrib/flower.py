@@ -33,11 +33,11 @@ try:
     from flwr.serverapp import Grid
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "gradwire.flower needs Flower: " + missing("flwr", "'.[flower]'"), name=error.name
+        "gradwire.contrib.flower needs Flower: " + missing("flwr", "'.[flower]'"), name=error.name
     ) from error
 
 # Flower's error at an end that has no part of this module names the stype.
-STYPE = "gradwire: this end lacks gradwire.flower's CompressionMod or CompressedGrid"
+STYPE = "gradwire: this end lacks gradwire.contrib.flower's CompressionMod or CompressedGrid"
 RESIDUALS = "gradwire.residuals"
 STEPS = "gradwire.steps"  # of this client, from which codecs that draw take their numbers
 # A scale for each 250 values: with one for each array the first rounds learn much less.
@@ -217,7 +217,7 @@ def _name_of_arrays(message: Message) -> str | None:
         return None
     names = list(message.content.array_records)
     if len(names) > 1:
-        raise ValueError(f"gradwire.flower takes one ArrayRecord a message, not {names}")
+        raise ValueError(f"gradwire.contrib.flower takes one ArrayRecord a message, not {names}")
     return names[0] if names else None
 
 

@@ -27,7 +27,7 @@ try:
     from torchft.process_group import ProcessGroupWrapper
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "gradwire.torch.torchft needs torchft: " + missing("torchft", "'.[recipes]'"),
+        "gradwire.contrib.torchft needs torchft: " + missing("torchft", "'.[recipes]'"),
         name=error.name,
     ) from error
 
