@@ -1,23 +1,21 @@
 #!/usr/bin/env python3
-"""Checks all #include and import lines: each layer may include only the layers before it.
+"""Checks all #include lines: each layer may include only the layers before it.
 
 A folder of C++ may include only itself and the folders before it in this list:
 
     include/gradwire  base  stages  codecs  frame  feedback  choice  exchange  capi  engines  cuda
 
 (all but the first are in src/). The folders of src/stages must not include each other in a circle.
-python/src, tests, bench, fuzz and examples may include everything, and nothing may include them. A
-Python package may import only itself and the packages before it in PACKAGES; only import statements
-are checked. If an include cannot be followed, it must not hide an error. A bare name that some
-include directory could resolve counts for every file that it could mean; an include through a macro
-is an error.
+python/src, tests, bench, fuzz and examples may include everything, and nothing may include them. If
+an include cannot be followed, it must not hide an error. A bare name that some include directory
+could resolve counts for every file that it could mean; an include through a macro is an error.
+import-linter checks the packages of Python (scripts/lint.sh imports).
 
 Usage: check_includes.py [ROOT]     exit status 0: clean, 1: offending lines printed, 2: bad usage
 """
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -39,28 +37,6 @@ LAYERS = (
 )
 OUTSIDE = ("python", "tests", "bench", "fuzz", "examples")
 SUFFIXES = {".h", ".hpp", ".inl", ".inc", ".def", ".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh"}
-
-# The packages of library and laboratory. A module belongs to the longest name that its own begins
-# with.
-PACKAGES = (
-    "gradwire",
-    "gradwire.torch.link",
-    "gradwire.torch.members",
-    "gradwire.torch.records",
-    "gradwire.torch.device",
-    "gradwire.torch.session",
-    "gradwire.torch.server",
-    "gradwire.torch.optimizers",
-    "gradwire.torch.hook",
-    "gradwire.torch",
-    "gradwire.contrib",
-    "gradwire.cli",
-    "gradwire_lab",
-    "gradwire_lab.train",
-    "gradwire_lab.evaluate",
-    "gradwire_lab.plan",
-    "gradwire_lab.cli",
-)
 
 # Numbers with digit separators, raw strings and strings may hold quotes or comment signs. Each is
 # consumed whole, so that what remains as a comment is one.
@@ -176,48 +152,6 @@ def _normalise(path: PurePosixPath) -> PurePosixPath:
     return PurePosixPath(*parts)
 
 
-def package_of(module: str) -> str | None:
-    """The entry of PACKAGES for a module or package; None if it is not ours."""
-    fitting = [name for name in PACKAGES if f"{module}.".startswith(f"{name}.")]
-    return max(fitting, key=len, default=None)
-
-
-def find_imports(text: str, parent: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number, module) of each import statement.
-
-    `parent`: the package of the file, for relative imports. What `from a import b` imports may be a
-    module too, so it yields `a.b`.
-    """
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = parent.rsplit(".", node.level - 1)[0] if node.level else ""
-            start = ".".join(filter(None, [above, node.module]))
-            yield from ((node.lineno, f"{start}.{alias.name}") for alias in node.names)
-
-
-def check_python(root: Path) -> tuple[list[Offence], int]:
-    """Checks the packages of library and laboratory; returns offences and the number of files."""
-    folders = (root / "python", root / "lab" / "gradwire_lab")
-    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    offences = []
-    for path in files:
-        file = PurePosixPath(path.relative_to(root).as_posix())
-        parts = file.with_suffix("").parts[1:]
-        parent = ".".join(parts[:-1])
-        package = package_of(".".join(parts).removesuffix(".__init__"))
-        if package is None:
-            offences.append(Offence(file, 1, "in no package", "known are those of PACKAGES"))
-            continue
-        for line, module in find_imports(path.read_text(encoding="utf-8"), parent):
-            target = package_of(module)
-            if target is not None and PACKAGES.index(target) > PACKAGES.index(package):
-                why = f"{package} may not import {target}"
-                offences.append(Offence(file, line, f"import of {module}", why))
-    return offences, len(files)
-
-
 def check_includes(root: Path) -> tuple[list[Offence], int]:
     """Checks every C and C++ file under `root`; returns the offences and the number of files."""
     files = sorted(
@@ -261,8 +195,6 @@ def main(arguments: list[str]) -> int:
         return 2
     root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
     offences, count = check_includes(root)
-    more_offences, more = check_python(root)
-    offences, count = offences + more_offences, count + more
     if count == 0:
         print(f"check_includes: no source files under {root}")
         return 1

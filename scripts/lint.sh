@@ -3,7 +3,7 @@
 #
 # Usage: scripts/lint.sh [--fix] [TOOL...]
 #   --fix   let clang-format and ruff rewrite what they can
-#   TOOL    clang-format, ruff, mypy, shellcheck, pickles, clang-tidy (default: all)
+#   TOOL    clang-format, ruff, mypy, imports, shellcheck, pickles, clang-tidy (default: all)
 #
 # clang-tidy reads build/gcc/compile_commands.json, which the preset writes.
 set -euo pipefail
@@ -16,12 +16,12 @@ while (($# > 0)); do
   case $1 in
     --fix) fix=yes ;;
     -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
-    clang-format | ruff | mypy | shellcheck | pickles | clang-tidy) tools+=("$1") ;;
+    clang-format | ruff | mypy | imports | shellcheck | pickles | clang-tidy) tools+=("$1") ;;
     *) echo "lint.sh: unknown tool or option $1 (see --help)" >&2 && exit 2 ;;
   esac
   shift
 done
-((${#tools[@]} > 0)) || tools=(clang-format ruff mypy shellcheck pickles clang-tidy)
+((${#tools[@]} > 0)) || tools=(clang-format ruff mypy imports shellcheck pickles clang-tidy)
 
 # Prints, each ended by NUL, the files of this repository (not what git ignores) that match $@.
 list_files() {
@@ -53,6 +53,10 @@ lint_ruff() {
 
 lint_mypy() {
   mypy
+}
+
+lint_imports() {
+  lint-imports --no-logo --no-cache
 }
 
 lint_shellcheck() {
