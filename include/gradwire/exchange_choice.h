@@ -6,10 +6,29 @@
 #include <string_view>
 
 #include "gradwire/codec.h"
+#include "gradwire/direction.h"
 #include "gradwire/export.h"
 #include "gradwire/status.h"
 
 namespace gradwire {
+
+// How the packets of a leg travel. A shard is the part of the bucket that one rank owns.
+enum class Route : uint8_t {
+  kToOwners,    // every rank sends each owner its shard
+  kFromOwners,  // every owner sends its shard to all ranks
+  kAround,      // every shard goes around a ring of N ranks in N - 1 hops
+  kToAll,       // every rank sends the whole bucket to all others
+};
+
+// The name in Python and in messages: "to_owners".
+[[nodiscard]] GRADWIRE_EXPORT std::string_view route_name(Route route);
+
+// One of the legs that an exchange takes one after the other. A pull that goes around a ring is
+// passed on as it is; a push is decoded, added to and encoded anew by each rank on the way.
+struct ExchangeLeg {
+  Route route;
+  Direction direction;
+};
 
 struct ExchangeInfo {
   std::string_view name;
@@ -35,6 +54,19 @@ struct ExchangeInfo {
   bool always_skips_non_finite = false;
   // Whether one rank of each machine takes part in another exchange for the others.
   bool between_machines = false;
+  // Whether the layout's servers own all values, and the other ranks are their workers.
+  bool has_servers = false;
+  // Whether codecs can be chosen at run time ("auto:bits=1"): each rank encodes nothing but its own
+  // gradient in the pushes, and the result in the pulls.
+  bool chooses_codecs = false;
+  // Whether each leg is also an exchange of its own: make_reduce_scatter_exchange and
+  // make_allgather_exchange.
+  bool has_single_legs = false;
+  // Its legs, in order; cost_of (exchange_cost.h) counts what they cost. Empty for exchanges between
+  // machines, which take those of ExchangeChoice::inner().
+  std::span<const ExchangeLeg> legs = {};
+  // The legs of the scales, before the others, if trits share scales.
+  std::span<const ExchangeLeg> scale_legs = {};
   std::span<const CodecParameter> parameters = {};
 };
 

@@ -19,6 +19,7 @@
 #include "exchange.h"
 #include "exchange/steps/exchange_entry.h"
 #include "gradwire/exchange_choice.h"
+#include "gradwire/exchange_cost.h"
 #include "module.h"
 
 namespace gradwire::python {
@@ -84,6 +85,13 @@ void make_exchange_in(PyExchange* self, const PyLayout& layout, uint32_t rank,
                         place_of(shard_codecs));
 }
 
+DictList leg_dicts(std::span<const ExchangeLeg> legs) {
+  return dicts_of(legs, [](nb::dict& entry, const ExchangeLeg& leg) {
+    entry["route"] = route_name(leg.route);
+    entry["direction"] = direction_name(leg.direction);
+  });
+}
+
 DictList list_exchanges() {
   return dicts_of(exchanges(), [](nb::dict& entry, const ExchangeInfo* info) {
     entry["name"] = info->name;
@@ -97,6 +105,11 @@ DictList list_exchanges() {
     entry["adds_trits"] = info->adds_trits;
     entry["always_skips_non_finite"] = info->always_skips_non_finite;
     entry["between_machines"] = info->between_machines;
+    entry["has_servers"] = info->has_servers;
+    entry["chooses_codecs"] = info->chooses_codecs;
+    entry["has_single_legs"] = info->has_single_legs;
+    entry["legs"] = leg_dicts(info->legs);
+    entry["scale_legs"] = leg_dicts(info->scale_legs);
     entry["parameters"] = parameter_dicts({info->parameters});
   });
 }
@@ -112,6 +125,29 @@ Dict parse_exchange(const std::string& text) {
   parsed["within_codec"] = choice.within_codec();
   parsed["uncompressed"] = choice.uncompressed().text();
   return parsed;
+}
+
+Dict exchange_cost(const std::string& text, uint32_t rank, uint32_t ranks, double values,
+                   double push_bytes, double pull_bytes, uint32_t servers,
+                   std::optional<double> scale_bytes, std::optional<std::vector<double>> shares) {
+  const ExchangeCost cost = value_or_raise(cost_of(value_or_raise(ExchangeChoice::parse(text)),
+                                                   {.ranks = ranks,
+                                                    .servers = servers,
+                                                    .values = values,
+                                                    .push_bytes = push_bytes,
+                                                    .pull_bytes = pull_bytes,
+                                                    .scale_bytes = scale_bytes,
+                                                    .shares = shares.value_or(std::vector<double>())},
+                                                   rank));
+  nb::dict entry;
+  entry["messages"] = cost.messages;
+  entry["messages_sent"] = cost.messages_sent;
+  entry["messages_received"] = cost.messages_received;
+  entry["bytes_sent"] = cost.bytes_sent;
+  entry["bytes_received"] = cost.bytes_received;
+  entry["values_encoded"] = cost.values_encoded;
+  entry["values_decoded"] = cost.values_decoded;
+  return entry;
 }
 
 using NumpyBytes = NumpyArray<const uint8_t>;
@@ -255,6 +291,12 @@ void bind_exchange(nb::module_& module) {
           "awaiting", [](PyExchange& self) { return self.exchange().awaiting(); },
           "Ranks from which a message is due now.")
       .def_prop_ro(
+          "awaits_any", [](PyExchange& self) { return self.exchange().awaits_any(); },
+          "Whether it may go on without some of the ranks in awaiting(): take a message of any.")
+      .def_prop_ro(
+          "listening", [](PyExchange& self) { return self.exchange().listening(); },
+          "Ranks whose messages may be handed over at any time, also when the step is done.")
+      .def_prop_ro(
           "max_message_size", [](PyExchange& self) { return self.exchange().max_message_size(); },
           "No message for this rank has more bytes, in any step.")
       .def("receive", &PyExchange::receive, nb::arg("peer"), nb::arg("message"))
@@ -282,6 +324,23 @@ void bind_exchange(nb::module_& module) {
            "encoded of each tensor of the layout so far; a pull counts once.");
 
   module.def("exchanges", &list_exchanges, "All exchanges with parameters and sources.");
+  module.def("exchange_cost", &exchange_cost, nb::arg("exchange"), nb::arg("rank"),
+             nb::arg("ranks"), nb::arg("values"), nb::arg("push_bytes"), nb::arg("pull_bytes"),
+             nb::kw_only(), nb::arg("servers") = 0, nb::arg("scale_bytes") = nb::none(),
+             nb::arg("shares") = nb::none(),
+             "What a rank does for one bucket: messages (on the longest way), messages_sent, "
+             "messages_received, bytes_sent, bytes_received, values_encoded, values_decoded.\n\n"
+             "Args:\n"
+             "    exchange: one of exchanges() with its parameters. Of an exchange between machines "
+             "the cost is that to the speaker of a machine, without what happens inside it.\n"
+             "    rank: below ranks + servers; servers follow their workers.\n"
+             "    ranks: all ranks, the workers, or the machines.\n"
+             "    values: of the bucket.\n"
+             "    push_bytes, pull_bytes: of all values in each direction, without headers.\n"
+             "    scale_bytes: of the scales that trits share; None: no trits do.\n"
+             "    shares: each owner's share of the bucket, together 1; None: all own as much.\n\n"
+             "Raises:\n"
+             "    GradwireError: an unknown exchange, or a rank or shares that it does not have.");
   module.def("parse_exchange", &parse_exchange, nb::arg("text"),
              "An exchange's text, parsed: text (in full), name, inner (the exchange among the "
              "speakers), ranks_per_machine (0: not given), within (the exchange inside a machine; "

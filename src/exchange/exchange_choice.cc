@@ -62,6 +62,16 @@ std::span<const ExchangeInfo* const> exchanges() noexcept {
   return kInfos;
 }
 
+std::string_view route_name(Route route) {
+  switch (route) {
+    case Route::kToOwners: return "to_owners";
+    case Route::kFromOwners: return "from_owners";
+    case Route::kAround: return "around";
+    case Route::kToAll: return "to_all";
+  }
+  return "";
+}
+
 Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
   const auto invalid = [whole = text] {
     const std::string meant = with_usual_punctuation(whole);

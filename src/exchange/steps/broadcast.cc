@@ -114,13 +114,16 @@ Result<std::unique_ptr<Exchange>> make(const ExchangeChoice&, ExchangeSetup& set
   return std::unique_ptr<Exchange>(std::make_unique<BroadcastExchange>(std::move(endpoint)));
 }
 
+constexpr ExchangeLeg kLegs[] = {{Route::kToAll, Direction::kPush}};
+
 constexpr ExchangeInfo kInfo = {
     .name = "broadcast",
     .summary = "every rank sends its values, encoded once, to all others, which add them up",
     .source = "QSGD, algorithm 1",
     // The paper's codec. Nothing but its unbiased error remains, and that falls with 1 / N.
     .default_codec = "qsgd:bits=4",
-    .has_owners = false};
+    .has_owners = false,
+    .legs = kLegs};
 
 }  // namespace
 

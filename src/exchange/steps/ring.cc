@@ -149,11 +149,15 @@ void RingExchange::retract() {
   }
 }
 
+constexpr ExchangeLeg kLegs[] = {{Route::kAround, Direction::kPush},
+                                 {Route::kAround, Direction::kPull}};
+
 constexpr ExchangeInfo kInfo = {.name = "ring",
                                 .summary = "sums go around a ring, in which only neighbours talk",
                                 .source = "INCEPTIONN, algorithm 1",
                                 .default_codec = "int8",
-                                .encodes_sums_on_the_way = true};
+                                .encodes_sums_on_the_way = true,
+                                .legs = kLegs};
 
 Result<std::unique_ptr<Exchange>> make(const ExchangeSetup& setup, const char* name, Legs legs) {
   GW_RETURN_IF_ERROR(check_rank(*setup.layout, setup.rank));

@@ -125,12 +125,18 @@ Result<std::unique_ptr<Exchange>> make(ExchangeSetup setup, const std::string& n
       std::move(endpoint), legs, std::move(setup.options.update)));
 }
 
+constexpr ExchangeLeg kLegs[] = {{Route::kToOwners, Direction::kPush},
+                                 {Route::kFromOwners, Direction::kPull}};
+
 constexpr ExchangeInfo kInfo = {
     .name = "sharded",
     .summary = "every rank averages a part of the bucket and sends it to the others",
     .source = "3LC, section 3: servers, co-located with the workers",
     .default_codec = kShardedCodec,
-    .updates = true};
+    .updates = true,
+    .chooses_codecs = true,
+    .has_single_legs = true,
+    .legs = kLegs};
 
 }  // namespace
 

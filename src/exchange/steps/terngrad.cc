@@ -87,6 +87,10 @@ Result<std::unique_ptr<Exchange>> make(const ExchangeChoice&, ExchangeSetup& set
       std::make_unique<TernGradExchange>(std::move(endpoint), std::move(scales)));
 }
 
+constexpr ExchangeLeg kLegs[] = {{Route::kToOwners, Direction::kPush},
+                                 {Route::kFromOwners, Direction::kPull}};
+constexpr ExchangeLeg kScaleLegs[] = {{Route::kToAll, Direction::kPush}};
+
 constexpr ExchangeInfo kInfo = {
     .name = "terngrad",
     .summary = "trits with scales that all ranks share; their sums are not decoded on their way",
@@ -94,7 +98,9 @@ constexpr ExchangeInfo kInfo = {
     .default_codec = "terngrad",
     .sums = false,
     .adds_trits = true,
-    .always_skips_non_finite = true};
+    .always_skips_non_finite = true,
+    .legs = kLegs,
+    .scale_legs = kScaleLegs};
 
 }  // namespace
 
