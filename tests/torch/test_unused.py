@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,14 @@ from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.link.wire import Kind
 from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_message
-from unused_jobs import BY_NONE, BY_ONE, USED, Way, serve_each, train_each
+from unused_jobs import (
+    BY_NONE,
+    BY_ONE,
+    USED,
+    Way,
+    serve_each,
+    train_each,
+)
 
 STEPS = [USED, USED, USED, USED, BY_NONE, BY_NONE, BY_NONE, BY_NONE, BY_ONE, BY_NONE]
 COARSE = "3lc:s=1.75"
@@ -110,8 +119,9 @@ def test_raw_trains_as_ddp_does(cluster: Cluster) -> None:
                 ended.part + ended.others, plain.part + plain.others, strict=True
             ):
                 values, expected = (np.frombuffer(v, np.float32) for v in (ours, theirs))
-                # An owner steps pieces of tensors, of which other values end a vector.
-                np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-7)
+                # An owner steps pieces of tensors, of which other values end a vector, and Adam
+                # divides by small numbers.
+                np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_servers_ask_the_workers_whose_pushes_are_in_the_version() -> None:
@@ -147,24 +157,25 @@ class _Pipe:
 
 def test_a_rank_says_once_what_it_lacks_and_passes_on_what_it_heard() -> None:
     for passes_on in (False, True):
-        wire, unused = _Pipe(), Unused([9, 2])
-        unused.begin(wire, 10, passes_on)  # type: ignore[arg-type]
-        unused.tell(wire, 1)  # type: ignore[arg-type]
-        assert wire.sent == [(1, Kind.UNUSED, b"\0\0\0\0\x20\x40")]
+        pipe, unused = _Pipe(), Unused([9, 2])
+        wire: Any = pipe
+        said = unused.begin(wire, 10, passes_on)
+        said.tell(wire, 1)
+        assert pipe.sent == [(1, Kind.UNUSED, b"\0\0\0\0\x20\x40")]
         assert unused.everywhere() == []
         heard = b"\2\0\0\0\x20\x00" + b"\1\0\0\0\xff\xc0"
-        unused.learn(2, np.frombuffer(heard, np.uint8))
+        said.learn(2, np.frombuffer(heard, np.uint8))
         assert unused.everywhere() == [2]
-        unused.tell(wire, 1)  # type: ignore[arg-type]
-        unused.tell(wire, 2)  # type: ignore[arg-type]
+        said.tell(wire, 1)
+        said.tell(wire, 2)
         own, of_2 = b"\0\0\0\0\x20\x40", b"\2\0\0\0\x20\x00"
         passed = [(1, Kind.UNUSED, of_2)] if passes_on else []
-        assert wire.sent[1:] == [*passed, (2, Kind.UNUSED, own)]
+        assert pipe.sent[1:] == [*passed, (2, Kind.UNUSED, own)]
 
 
 @pytest.mark.parametrize("message", [b"\1", b"\1\0\0\0\xff\xc0\1", b"\3\0\0\0\xff\xc0"])
 def test_a_message_of_other_ranks_or_tensors_is_refused(message: bytes) -> None:
-    unused = Unused()
-    unused.begin(_Pipe(), 10, True)  # type: ignore[arg-type]
-    with pytest.raises(PeerMismatchError, match="rank 2 states which of 10 tensors"):
-        unused.learn(2, np.frombuffer(message, np.uint8))
+    wire: Any = _Pipe()
+    said = Unused().begin(wire, 10, True)
+    with pytest.raises(PeerMismatchError, match="no entries of 2 bytes of these ranks"):
+        said.learn(2, np.frombuffer(message, np.uint8))

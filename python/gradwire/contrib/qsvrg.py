@@ -161,7 +161,7 @@ class QSVRG(Uncopied, SessionOwner):
             self._shares = places.split(share)
         self._values = self._read()
         self._step = 0
-        self._sum = f"{share} functions a worker, {self.steps} steps of {self.lr} in an epoch"
+        self._share = share
         named = [(f"parameter {place}", p) for place, p in enumerate(self._parameters)]
         self._shared = SharedParameters("QSVRG", named)
         shapes = [(str(place), list(p.shape)) for place, p in enumerate(self._parameters)]
@@ -185,7 +185,8 @@ class QSVRG(Uncopied, SessionOwner):
         self._shared.check()
         self._values = self._read()
         digest = hashlib.sha256(self._values.numpy().tobytes()).hexdigest()
-        self._ranks.compare([f"QSVRG of {self._sum}", f"parameters {digest}"])
+        steps = f"{self._share} functions a worker, {self.steps} steps of {self.lr} in an epoch"
+        self._ranks.compare([f"QSVRG of {steps}", f"parameters {digest}"])
         before = self._ranks.sent()
         y = self._values.clone()
         try:

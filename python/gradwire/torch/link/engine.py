@@ -6,11 +6,13 @@ The exchange says which bytes go to which rank and which ranks owe bytes; the wi
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from itertools import zip_longest
 
 import numpy as np
 
 from gradwire._core import Exchange
+from gradwire.torch.link.announcements import Announcements
 from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.link.wire import TEXT_BYTES, Bytes, Kind, Limits, Wire
@@ -69,27 +71,38 @@ def lacking_in_all(unused: Unused, tensors: int, wire: Wire) -> Unused:
     return Unused(np.flatnonzero(lacking).tolist())
 
 
-def finish_step(exchange: Exchange, wire: Wire, unused: Unused) -> None:
-    """Moves the messages of a step that was started, until its bucket holds the result. `unused`,
-    which has begun, then knows the tensors that no rank has a gradient of."""
-    limits = {Kind.PACKET: exchange.max_message_size, Kind.UNUSED: unused.max_size}
-    _send_all(exchange, wire, unused)
+def finish_step(exchange: Exchange, wire: Wire, said: Sequence[Announcements]) -> None:
+    """Moves the messages of a step that was started, until its bucket holds the result, and `said`
+    has what all ranks announced."""
+    limits = {each.kind: each.max_size for each in said}
+    limits[Kind.PACKET] = exchange.max_message_size
+    _send_all(exchange, wire, said)
     while not exchange.done:
         for peer in exchange.awaiting():
-            kind, message = _receive(wire, peer, Kind.PACKET, limits)
-            if kind is Kind.UNUSED:
-                unused.learn(peer, message)
-                wire.release(peer)
-                message = receive(wire, peer, Kind.PACKET, exchange.max_message_size)
-            exchange.receive(peer, message)
+            exchange.receive(peer, _receive_packet(wire, peer, limits, said))
             wire.release(peer)
-            _send_all(exchange, wire, unused)
+            _send_all(exchange, wire, said)
     wire.flush()
 
 
-def _send_all(exchange: Exchange, wire: Wire, unused: Unused) -> None:
+def _receive_packet(wire: Wire, peer: int, limits: Limits, said: Sequence[Announcements]) -> Bytes:
+    """Waits for the peer's packet, before which each kind of announcement may come once."""
+    limits = dict(limits)
+    while True:
+        kind, message = _receive(wire, peer, Kind.PACKET, limits)
+        if kind is Kind.PACKET:
+            return message
+        del limits[kind]
+        for each in said:
+            if each.kind is kind:
+                each.learn(peer, message)
+        wire.release(peer)
+
+
+def _send_all(exchange: Exchange, wire: Wire, said: Sequence[Announcements]) -> None:
     for peer, message in exchange.outgoing():
-        unused.tell(wire, peer)
+        for each in said:
+            each.tell(wire, peer)
         wire.send(peer, Kind.PACKET, message)
 
 

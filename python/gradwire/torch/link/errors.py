@@ -90,7 +90,8 @@ class WorkerJoinedWarning(RuntimeWarning):
 
 
 class WorkerDiffersWarning(RuntimeWarning):
-    """A worker that joined has other options in its parameter groups; they are not used."""
+    """Where ranks come and go, one has other options in its parameter groups. ServerOptimizer does
+    not use them; LocalSteps lets each rank step with its own."""
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -21,7 +21,7 @@ from gradwire.torch.optimizers.state_size import most_bytes
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.checkpoint import Residual, StateDict
 from gradwire.torch.records.modes import ordinary_tensors, writing_to
-from gradwire.torch.records.parameters import local_of
+from gradwire.torch.records.parameters import OptionsText, local_of
 from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.session import Session
@@ -98,6 +98,7 @@ class Averaging:
         self._gradients_count = True  # false after a step that a GradScaler left out
         # Of the last exchange that arrived: whether it was not finite, and how it was applied.
         self._last_skipped, self._last_mix = False, 0.0
+        self._options = OptionsText()
         for fragment in self.fragments:
             fragment.set_anchors()
 
@@ -144,24 +145,34 @@ class Averaging:
             if fragment.flight is not None and fragment.flight.due == self.clock:
                 self.apply(fragment, self.schedule.mix)
 
-    def exchange_all(self, peers: Peers) -> None:
-        """Exchanges all changes that were not sent. Every rank calls it at the same time."""
+    def options_text(self, with_own: bool = True) -> str:
+        """The options of the outer optimizers and of the wrapped one, which all ranks must have
+        alike."""
+        optimizers = {type(self._optimizer).__name__: self._optimizer} if with_own else {}
+        for place, fragment in enumerate(self.fragments):
+            if (outer := fragment.outer) is not None:
+                optimizers[f"the outer {type(outer).__name__} of fragment {place}"] = outer
+        return self._options.of(optimizers)
+
+    def exchange_all(self, peers: Peers, compares: bool = True) -> None:
+        """Exchanges all changes that were not sent. Every rank calls it at the same time.
+        compares: the optimizers' options with other ranks'."""
         under_way = [fragment for fragment in self.fragments if fragment.flight is not None]
         if not self.schedule.is_back_to_back:
             for fragment in under_way:
                 self.apply(fragment, self.schedule.mix)
         for fragment in self.fragments:
             if fragment.steps > 0:
-                self._begin(peers, fragment)
+                self._begin(peers, fragment, compares)
         for fragment in self.fragments:
             if fragment.flight is not None:
                 self.apply(fragment, 0.0)
         self.clock = 0
 
     @ordinary_tensors()
-    def _begin(self, peers: Peers, fragment: Fragment) -> None:
+    def _begin(self, peers: Peers, fragment: Fragment, compares: bool = True) -> None:
         """Begins to average the fragment's changes. If the result before is due in this step, it is
-        applied after they are taken, and then they are not lost."""
+        applied after they are taken, and then they are not lost. compares: see exchange_all."""
         fragment.write_changes()
         bucket = fragment.bucket
         fault = bucket.find_non_finite()
@@ -191,6 +202,7 @@ class Averaging:
             parts=len(self.fragments),
             # (The notes compare the steps of ranks that come and go.)
             moment="" if peers.are_elastic else f" after {self.steps} local steps",
+            alike=self.options_text() if compares else "",
         )
         result = peers.session.average(job, fault, self._residual_decay)
         due = self.clock + self.schedule.delay

@@ -153,6 +153,7 @@ class ElasticPeers(Peers):
         averaging, roster = self._averaging, self.membership.roster
         super().__init__(self._connect(self.membership.meeting()))
         self.session.runner.keep_undo()
+        self.session.runner.let_differ()
         self.membership.watch(self.session.break_off)
         if self._settled is not None:
             if self._settled.runner is not None:
@@ -170,7 +171,7 @@ class ElasticPeers(Peers):
         averaging.take_asked()  # those of the last generation; every member must find the same
         if any(roster.unsent):
             averaging.unsent = roster.unsent
-            averaging.exchange_all(self)
+            averaging.exchange_all(self, compares=False)  # some have not set this step's yet
         averaging.clock = 0
 
     def _share_model(self, roster: Roster) -> StateDict | None:

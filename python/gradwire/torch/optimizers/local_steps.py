@@ -18,7 +18,7 @@ sum every second step. In gradwire that is gradient accumulation, with the hook 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Unpack
@@ -51,7 +51,7 @@ from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
 from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.parameters import local_of, options_of, require_dense
+from gradwire.torch.records.parameters import local_of, require_dense
 from gradwire.torch.records.wrapping_optimizer import (
     WrappingOptimizer,
     refuse_modes,
@@ -258,7 +258,9 @@ class LocalSteps(WrappingOptimizer):
             "noise",
             f"late momentum {betas or 'of none'}",
             f"residuals multiplied by {residual_decay}",
-            *self._outer_text(),
+            "plain average" if outer is None else "outer optimizer",
+            # (A process that joins takes over the options of its optimizer from a member.)
+            self._averaging.options_text(with_own=members is None),
         ]
         self._peers: Peers
         settled = replica.settings
@@ -466,13 +468,6 @@ class LocalSteps(WrappingOptimizer):
         averaging.load_state_dict(state)
         self._left_out = int(state["left_out"])
         self._replica.shared.allow_load()
-
-    def _outer_text(self) -> Sequence[str]:
-        outer = self._averaging.fragments[0].outer  # those of the others have the same options
-        if outer is None:
-            return ["plain average"]
-        name = type(outer).__name__
-        return [f"outer {name} {options}" for options in options_of(outer.param_groups)]
 
 
 def _check_decay(decay: float, settings: ExchangeSettings) -> None:

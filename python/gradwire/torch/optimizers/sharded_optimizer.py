@@ -33,7 +33,7 @@ from gradwire.torch.records.exchange_settings import (
 from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
-from gradwire.torch.records.parameters import copy_gradient, options_of
+from gradwire.torch.records.parameters import OptionsText, copy_gradient, options_of
 from gradwire.torch.records.stats import Stats
 from gradwire.torch.records.wrapping_optimizer import (
     WrappingOptimizer,
@@ -107,8 +107,9 @@ class ShardedOptimizer(WrappingOptimizer):
         self._session = session = Session(replica.settings)
         session.close_with(self)
         self._bucket = ReplicaBucket(replica.named)
-        options = [f"group {options}" for options in options_of(self.param_groups)]
-        replica.follow_rank_0(session, [f"sharded {type(optimizer).__name__}", *options])
+        self._options = OptionsText()
+        name = f"sharded {type(optimizer).__name__}"
+        replica.follow_rank_0(session, [name, self._options_text()])
         rank, world_size = session.rank, session.world_size
         layout = replica.settings.bucket_layout(self._bucket.tensors, world_size)
         self._marks_non_finite = world_size > 1 and keeps_residuals(layout)
@@ -147,7 +148,13 @@ class ShardedOptimizer(WrappingOptimizer):
             bucket.values.fill_(torch.nan)  # in every shard, so that no owner steps
         unused = Unused(i for i, p in enumerate(self._replica.parameters) if p.grad is None)
         self._shard.begin(unused)
-        job = BucketJob(self._steps, bucket.tensors, bucket.values, unused=unused)
+        job = BucketJob(
+            self._steps,
+            bucket.tensors,
+            bucket.values,
+            unused=unused,
+            alike=self._options_text(),
+        )
         counters = self._session.average(job, fault).result()
         self._steps += 1
         if not counters.skipped:
@@ -155,6 +162,10 @@ class ShardedOptimizer(WrappingOptimizer):
                 parameter.add_(part)
         self._shard.follow()
         self._replica.shared.note_values()
+
+    def _options_text(self) -> str:
+        """The options of the groups, which all ranks must have alike."""
+        return self._options.of({type(self._optimizer).__name__: self._optimizer})
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from gradwire.torch.records.modes import writing_to
 NamedShape = tuple[str, list[int]]
 NamedTensor = tuple[str, torch.Tensor]
 Options = dict[str, Any]  # of one parameter group
+_NO_OPTIONS = {"params", "param_names"}  # entries of a group that are none
+_PLAIN = (bool, int, float, str, type(None))
 
 
 # Of modules that wrap another one: compiled, with activation checkpoints, sharded.
@@ -204,9 +207,56 @@ def copy_gradient(name: str, parameter: torch.Tensor, values: torch.Tensor) -> N
         values.copy_(require_dense(name, parameter.grad).detach())  # of create_graph=True
 
 
+def plain_options(param_groups: Sequence[dict[str, Any]]) -> list[Options]:
+    """The entries that are numbers, strings, truth values, None, or lists of these, by name."""
+    plain: list[Options] = []
+    for group in param_groups:
+        plain.append({})
+        for key in sorted(group.keys() - _NO_OPTIONS):
+            value = group[key]
+            if value.__class__ in _PLAIN:
+                plain[-1][key] = value
+                continue
+            with contextlib.suppress(TypeError):
+                plain[-1][key] = plain_value(value)
+    return plain
+
+
+def plain_value(value: Any) -> Any:
+    """The value as JSON holds it. Raises TypeError for a value of another type."""
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        return value.item()
+    if isinstance(value, tuple | list):
+        return [plain_value(entry) for entry in value]
+    if isinstance(value, _PLAIN):
+        return value
+    raise TypeError(f"{type(value).__name__} is not sent")
+
+
+class OptionsText:
+    """The options of optimizers as text that ranks can compare."""
+
+    def __init__(self) -> None:
+        self._plain: list[list[Options]] = []
+        self._text = ""
+
+    def of(self, optimizers: Mapping[str, Optimizer]) -> str:
+        """A line for each option, in which the optimizer has the name given here."""
+        plain = [plain_options(optimizer.param_groups) for optimizer in optimizers.values()]
+        if plain != self._plain:
+            self._plain = plain
+            self._text = "\n".join(
+                f"{key} of group {place} of {name}: {value!r}"
+                for name, groups in zip(optimizers, plain, strict=True)
+                for place, group in enumerate(groups)
+                for key, value in group.items()
+            )
+        return self._text
+
+
 def options_of(param_groups: Sequence[dict[str, Any]]) -> list[Options]:
     """All entries of the groups but their parameters."""
     return [
-        {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        {key: value for key, value in group.items() if key not in _NO_OPTIONS}
         for group in param_groups
     ]

@@ -8,7 +8,6 @@ the loss cannot run there.)
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
 import warnings
@@ -22,20 +21,14 @@ import torch
 
 from gradwire.torch.link.errors import PeerMismatchError, WorkerDiffersWarning
 from gradwire.torch.link.wire import Bytes
-from gradwire.torch.records.parameters import Options, options_of
+from gradwire.torch.records.parameters import Options, plain_options, plain_value
 
 _VERSION = struct.Struct("<Q")
 VERSION_BYTES = _VERSION.size
 
 
 def encode_options(groups: list[Options]) -> bytes:
-    plain: list[Options] = []
-    for options in options_of(groups):
-        plain.append({})
-        for key, value in sorted(options.items()):
-            with contextlib.suppress(TypeError):
-                plain[-1][key] = _plain(value)
-    return json.dumps(plain).encode()
+    return json.dumps(plain_options(groups)).encode()
 
 
 def version_message(version: int, more: bytes = b"") -> Bytes:
@@ -66,7 +59,7 @@ def read_options(message: Bytes, groups: Sequence[Options]) -> list[Options]:
             raise ValueError("no list of groups")
         for group in options:
             for value in group.values():
-                _plain(value)
+                plain_value(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"it holds no options of parameter groups as JSON ({error})") from error
     if len(options) != len(groups):
@@ -171,14 +164,3 @@ def _difference(a: list[Options], b: list[Options]) -> str:
             if mine.get(key) != theirs.get(key):
                 return f"{key} of group {place} is {mine.get(key)} and {theirs.get(key)}"
     return f"{len(a)} and {len(b)} groups"
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON holds it. Raises TypeError for a value of another type."""
-    if isinstance(value, torch.Tensor) and value.dim() == 0:
-        return value.item()
-    if isinstance(value, tuple | list):
-        return [_plain(entry) for entry in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"{type(value).__name__} is not sent")

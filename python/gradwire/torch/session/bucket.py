@@ -15,6 +15,7 @@ from math import prod
 import torch
 
 from gradwire.torch.device.device_queue import DeviceQueue
+from gradwire.torch.link.alike import Alike
 from gradwire.torch.link.engine import finish_step
 from gradwire.torch.link.errors import ResidualDroppedWarning
 from gradwire.torch.link.unused import Unused
@@ -46,6 +47,7 @@ class BucketJob:
     `orders`: of the tensors that do not lie in `values` row-major.
     `parts`: buckets that together hold the model and take turns, each in steps of its own; 1: every
     step has all buckets. `moment`: says more about the step, equal on all ranks.
+    `alike`: what else must be equal on all ranks in this step; compared when it has changed.
     """
 
     step: int
@@ -56,6 +58,7 @@ class BucketJob:
     parts: int = 1
     raw: bool = False
     moment: str = ""
+    alike: str = ""
     factor: int = 1
     unused: Unused = field(default_factory=Unused)
     loss_scale: float | None = None
@@ -105,9 +108,16 @@ class Bucket:
         same = self.raw == job.raw and self.dtype == job.values.dtype
         return same and self.tensors == job.tensors and self._orders == job.orders
 
-    def average(self, job: BucketJob, wire: Wire, auto: AutoCodecs | None = None) -> None:
+    def average(
+        self,
+        job: BucketJob,
+        wire: Wire,
+        alike: Alike | None = None,
+        auto: AutoCodecs | None = None,
+    ) -> None:
         """Averages in float32. The average is rounded half to even to the gradients' dtype.
 
+        `alike`: hears what other ranks say of theirs; its `check` must follow.
         `auto`: tries the codecs among which it chooses on what this rank sends.
         """
         wide = job.values.float()  # the bucket itself if it is float32
@@ -115,14 +125,16 @@ class Bucket:
         # A program may have taken a gradient off its parameter after it came into the bucket.
         unused.own = [at for at in unused.own if not any(v.any() for v in self._places(at, wide))]
         before = residuals_of_tensors(self.exchange, self._names(unused.own))
-        unused.begin(wire, len(self.tensors), self._passes_on)
+        said = [unused.begin(wire, len(self.tensors), self._passes_on)]
+        if alike is not None:
+            said.append(alike.begin(job.alike, wire, self._passes_on))
         if auto is not None:
             auto.record_pushes(self.layout, self.exchange, wide.cpu().numpy(), wire)
         if self._on_device:
             self.exchange.start_on_device(wide.data_ptr(), wide.numel(), job.step)
         else:
             self.exchange.start(wide, job.step)
-        finish_step(self.exchange, wire, unused)
+        finish_step(self.exchange, wire, said)
         self._leave_out(unused.everywhere(), before, wide)
         if auto is not None:
             auto.record_pulls(self.layout, self.exchange, wide.cpu().numpy(), wire)

@@ -16,6 +16,7 @@ import torch
 
 from gradwire._core import Layout, scale_growth
 from gradwire.torch.device.device_queue import DeviceQueue
+from gradwire.torch.link.alike import Alike
 from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.errors import (
@@ -23,7 +24,9 @@ from gradwire.torch.link.errors import (
     NonFiniteStepWarning,
     OneMachineWarning,
     OutgrownResidualWarning,
+    PeerMismatchError,
     UnmatchedPatternWarning,
+    WorkerDiffersWarning,
 )
 from gradwire.torch.records.checkpoint import (
     Residual,
@@ -90,6 +93,8 @@ class BucketRunner:
         self._sent_before = 0
         self.loss_scale: float | None = None
         self._warned: set[type[Warning]] = set()
+        self._alike = Alike()
+        self._may_differ = False
         self._keeps_undo = False
         self._undo: tuple[int, list[Residual]] | None = None  # see keep_undo
         self._released: tuple[RawTensor, ...] | None = None  # `raw_tensors`, after `release`
@@ -106,7 +111,8 @@ class BucketRunner:
         ready = time.perf_counter()
         waited, cpu = self._wire.waited_seconds, time.thread_time()
         with torch.profiler.record_function(f"gradwire bucket {job.index}"):
-            bucket.average(job, self._wire, self._auto if self._decides else None)
+            bucket.average(job, self._wire, self._alike, self._auto if self._decides else None)
+            self._check_alike()
         finished = time.perf_counter()
         waited = self._wire.waited_seconds - waited
 
@@ -137,6 +143,10 @@ class BucketRunner:
         """From now on a copy of the residuals is kept while a bucket is averaged, so that an
         exchange that is broken off can be undone."""
         self._keeps_undo = True
+
+    def let_differ(self) -> None:
+        """From now on jobs whose `alike` differ from other ranks' give a warning, and no error."""
+        self._may_differ = True
 
     def confirm(self) -> None:
         """The bucket is averaged, and nothing will be undone."""
@@ -291,6 +301,14 @@ class BucketRunner:
                     UnmatchedPatternWarning,
                     stacklevel=2,
                 )
+
+    def _check_alike(self) -> None:
+        try:
+            self._alike.check(self._wire)
+        except PeerMismatchError as error:
+            if not self._may_differ:
+                raise
+            self._warn_once(self._name_ranks(str(error)), WorkerDiffersWarning)
 
     def _note_outgrown(self, found: OutgrownResidual) -> None:
         if any(noted.name == found.name for noted in self.totals.outgrown_residuals):
