@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 # pytest-xdist sets it, and commands would make their tables as wide.
 os.environ.pop("COLUMNS", None)
+
+# The user's own job key is not for tests.
+_configuration = tempfile.TemporaryDirectory(prefix="gradwire-tests-")
+os.environ["XDG_CONFIG_HOME"] = _configuration.name
 
 LARGEST_WORLD = 8
 

@@ -7,10 +7,12 @@ that they have the key (torch/link/proof.py). The key itself is never sent.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +57,32 @@ class JobKey:
             )
         return JobKey(key.encode())
 
+    @staticmethod
+    def of_user() -> JobKey | None:
+        """The key of all jobs of this user on this machine that have no other; None: there is no
+        place for it.
+
+        The first process makes it, in a file that no other user may read (~/.config/gradwire, or
+        under XDG_CONFIG_HOME). Raises ValueError if others can read or replace it.
+        """
+        try:
+            folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gradwire"
+            file = folder / "job_key"
+            if not file.exists():
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _write_key(file)
+            for path in (folder, file):
+                found = path.stat()
+                shared = stat.S_IWGRP | stat.S_IWOTH | (0o077 if path is file else 0)
+                if found.st_uid != os.geteuid() or found.st_mode & shared:
+                    raise ValueError(
+                        f"{path}, which holds this user's key of jobs, may be used by others: take "
+                        f"it away, or export {VARIABLE}"
+                    )
+            return JobKey(file.read_bytes())
+        except (OSError, RuntimeError):  # no home, or one that can't be written
+            return None
+
     def derive(self, *words: str) -> JobKey:
         """Another key. Nobody who knows it can find this one."""
         return JobKey(self.tag(b"derive", *(word.encode() for word in words)))
@@ -69,3 +97,15 @@ class JobKey:
     def made(self, tag: bytes, *words: bytes) -> bool:
         """Whether the tag was made with this key, of these words."""
         return hmac.compare_digest(tag, self.tag(*words))
+
+
+def _write_key(file: Path) -> None:
+    """Makes the file, whole, unless another process has made it."""
+    draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as opened:
+        opened.write(secrets.token_hex(32))
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, file)
+    finally:
+        draft.unlink()

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] # PyTorch hides it
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from cluster import Cluster, free_port
 from gradwire.job_key import FILE_VARIABLE, TAG_BYTES, VARIABLE, JobKey, with_new_key
@@ -87,6 +87,35 @@ def test_where_the_key_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     first, second = with_new_key(os.environ), with_new_key(os.environ)
     assert first[VARIABLE] != second[VARIABLE]
     assert FILE_VARIABLE not in first
+
+
+@pytest.fixture
+def configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The user's folder, which is empty."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config"
+
+
+def test_a_user_has_a_key_of_his_own(configuration: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        keys = list(threads.map(lambda _: JobKey.of_user(), range(32)))
+    assert len({key and key.secret for key in keys}) == 1
+    file = configuration / "gradwire" / "job_key"
+    assert [path.name for path in file.parent.iterdir()] == ["job_key"]
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert keys[0] == JobKey(file.read_bytes())
+    assert len(file.read_bytes()) == 64
+    for path, mode in ((file, 0o640), (file.parent, 0o770)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        with pytest.raises(ValueError, match=f"{path}, .* may be used by others"):
+            JobKey.of_user()
+        path.chmod(before)
+    assert JobKey.of_user() == keys[0]
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("no folder")
+    assert JobKey.of_user() is None
 
 
 # Records ---------------------------------------------------------------------------------------
@@ -277,6 +306,36 @@ def test_the_members_have_one_key(monkeypatch: pytest.MonkeyPatch, capfd: Any) -
     assert "export GRADWIRE_JOB_KEY=$(openssl rand -hex 32)" in said
     with pytest.raises(JobKeyError, match="with no job key"):
         join(store, KEY)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_on_one_machine_a_stranger_needs_the_users_key(
+    address: str, configuration: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    place = PrefixStore("training", TCPStore(address, store.port, is_master=False))
+    first = enter(place, "members/", StoreAccess(), "terms")
+    first.set("a record", "value")
+    assert enter(place, "members/", StoreAccess(), "terms").get("a record") == b"value"
+    assert capfd.readouterr().err == ""
+    # Another user, who says that nobody has a key.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(configuration / "of another user"))
+    with pytest.raises(JobKeyError, match="members with another job key"):
+        enter(place, "members/", StoreAccess(), "terms")
+    write(place, "members//key", "none")
+    write_all(store, "a record", "a stranger's")
+    assert read(first, ["a record"]) == [None]
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(configuration))
+    enter(place, "members/", StoreAccess(), "terms").set("a record", "ours")
+    assert first.get("a record") == b"ours"
+
+
+def test_where_other_machines_may_join_a_key_must_be_given(configuration: Path, capfd: Any) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with mock.patch.object(TCPStore, "host", "192.0.2.1"):  # as if it were reached there
+        enter(store, "members/", StoreAccess(), "terms")
+    assert capfd.readouterr().err.count("this job has no key") == 1
+    assert not configuration.exists()
 
 
 def write_all(store: Store, part: str, content: str | bytes) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import secrets
 import sys
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from torch.distributed.distributed_c10d import Store
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from gradwire.job_key import VARIABLE, JobKey
 from gradwire.torch.link.errors import (
@@ -27,6 +29,9 @@ _NO_KEY = "none"
 def enter(store: Store, name: str, access: StoreAccess, terms: str) -> Store:
     """The records of a training whose members meet in a store, sealed if the job has a key.
 
+    Without one in its environment, all processes that reach the store at an address of the loopback
+    are on this machine, and have their user's key.
+
     Compares the job's key, and `terms`, which all must share, with those of the first process that
     came. The records are sealed by a key of this training alone, which comes from a random number
     of that process: records of another training with the same job key are not valid.
@@ -34,7 +39,7 @@ def enter(store: Store, name: str, access: StoreAccess, terms: str) -> Store:
     Raises JobKeyError, PeerMismatchError naming the first line that differs, and StoreLostError.
     The others do not notice.
     """
-    key = JobKey.of_environment()
+    key = JobKey.of_environment() or (JobKey.of_user() if _is_on_this_machine(store) else None)
     records = under(store, name)
     if key is None:
         with reaching_store():
@@ -72,6 +77,17 @@ def _require_same_key(records: Store, own: Store, mark: str) -> None:
         f"Give all processes of the job the same {VARIABLE}, and each job a new store, or "
         "PrefixStore('a new name', store)"
     )
+
+
+def _is_on_this_machine(store: Store) -> bool:
+    """Whether the store is reached at an address that other machines can't reach."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, TCPStore):
+        return False
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(store.host).is_loopback
+    return store.host == "localhost"
 
 
 def _say_no_key() -> None:
