@@ -153,7 +153,7 @@ def test_a_killed_rank_is_named(fragile_cluster: Cluster, victim: int) -> None:
     [
         (Wrapped(options={"codec": "3lc:s=1.5"}), "push 3lc:s=1.5"),
         (Wrapped(local="adam"), "'sharded Adam'"),
-        (Wrapped(two_groups=True), "'group {'lr': 0.02"),
+        (Wrapped(two_groups=True), "'lr of group 0 of SGD: 0.02'"),
     ],
     ids=["codec", "optimizer", "groups"],
 )
