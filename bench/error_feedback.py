@@ -22,8 +22,9 @@ and prints a row for each:
   lost      rms of (sum of gradients - sum of decoded values - owed) / rms of the gradients
 
 What is owed is the residual of a compressor, and the mean of the ranks' push residuals plus the
-owner's or the server's pull residual of an exchange. A row that exceeds a bound of docs/numbers.md
-ends the program with an error. --tables prints the tables of that page from a file of --json.
+owner's or the server's pull residual of an exchange. A row that exceeds a bound of
+docs/results/error_feedback.md ends the program with an error. --tables prints the tables of that
+page from a file of --json.
 """
 
 from __future__ import annotations
@@ -289,7 +290,7 @@ class Row(NamedTuple):
 
 
 class ExceededError(Exception):
-    """A row exceeds a bound that docs/numbers.md states."""
+    """A row exceeds a bound that docs/results/error_feedback.md states."""
 
 
 # What is stated where nothing useful is proven: the rms that was measured in any way with any

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the table of docs/exchanges.md: five exchanges at three bandwidths with three codecs.
+"""The table of docs/results/exchanges.md: five exchanges, three bandwidths, three codecs.
 
     bench/exchanges.py results.json             # about an hour; needs root for the links
     bench/exchanges.py results.json --render    # only the table

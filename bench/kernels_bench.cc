@@ -3,8 +3,9 @@
 // first checks that the target gives the bytes of the scalar kernels, and then times the operation
 // and memcpy alternately.
 //
-//   GB/s    bytes of float32 input (for decoders: output), divided by the median time memcpy  the
-//   same for memcpy; share = GB/s / memcpy bits    encoded bits per value
+//   GB/s    bytes of float32 input (for decoders: output), divided by the median time
+//   memcpy  the same for memcpy; share = GB/s / memcpy
+//   bits    encoded bits per value
 //
 // Run:  kernels_bench --benchmark_filter='encode/avx3_dl/'
 

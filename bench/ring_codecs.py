@@ -2,9 +2,10 @@
 
     python bench/ring_codecs.py ring/raw ring/int8 ring/3lc:s=1 sharded/3lc:s=1 [--ranks 4,8]
 
-Prints a row of the table in docs/exchanges.md for each exchange/codec: the mean loss over the seeds
-after the last step, and the bits a value. The trainings are least squares and a classifier on data
-that a random network labels; both with SGD, momentum 0.9 and a learning rate that falls to 0.
+Prints a row of the table in docs/results/exchanges.md for each exchange/codec: the mean loss
+over the seeds after the last step, and the bits a value. The trainings are least squares and a
+classifier on data that a random network labels; both with SGD, momentum 0.9 and a learning rate
+that falls to 0.
 """
 
 from __future__ import annotations

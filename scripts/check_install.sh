@@ -124,12 +124,12 @@ echo '#include <gradwire/gradwire.h>' |
   c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$prefix/include" -x c++ -
 build_project c shared
 build_project cpp shared
-say "docs/c.md, without root"
+say "docs/guides/mpi.md, without root"
 (
   unset PKG_CONFIG_PATH
   export HOME=$examples/home
   # shellcheck disable=SC2016 # backquotes of Markdown
-  block=$(sed -n '/^Without root/,/^A CMake/{/^```sh/,/^```/{/^```/d;p}}' docs/c.md)
+  block=$(sed -n '/^Without root/,/^A CMake/{/^```sh/,/^```/{/^```/d;p}}' docs/guides/mpi.md)
   [[ $block == *"cmake --install build "* ]]
   cd "$examples" && mkdir -p home && ln -sfn ../../examples examples && ln -sfn "$build" build
   bash -euc "$block" | tail -n 1
@@ -137,7 +137,7 @@ say "docs/c.md, without root"
 if [[ -f $prefix/lib/libgradwire_mpi.so ]]; then
   build_mpi shared
   compile_mpi shared
-  # As docs/mpi.md has it.
+  # As docs/guides/mpi.md has it.
   # shellcheck disable=SC2046 # flags are words
   mpicxx -std=c++20 -fsyntax-only examples/mpi_training.cc $(pkg-config --cflags gradwire_mpi)
 fi

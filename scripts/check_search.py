@@ -22,8 +22,8 @@ EXPECTED = {
     "quickstart": ("docs/start/",),
     "quick start": ("docs/start/",),
     "getting started": ("docs/start/",),
-    "checkpoint resume": ("docs/checkpoints/",),
-    "resume": ("docs/checkpoints/",),
+    "checkpoint resume": ("docs/reference/checkpoints/",),
+    "resume": ("docs/reference/checkpoints/",),
 }
 
 

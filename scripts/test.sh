@@ -37,7 +37,7 @@ on_request=(
   "limits    a tensor of 2^31 + 7 values, 64 ranks (tests/limits), 20 GiB of memory; 10,000 steps of error feedback (bench/error_feedback.py)"
   "mpich     the MPI engine and its tests with MPICH; the other stages have Open MPI"
   "cuda_all  as cuda, for sm_80, sm_90, sm_100"
-  "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; docs/recipes.md runs"
+  "recipes   installs Lightning, Accelerate, transformers, torchft and Flower; examples/recipes runs"
   "aarch64   cross-built for 64-bit Arm; tests of the kernels and golden files with NEON and SVE, in qemu-user"
   "oss_fuzz  the fuzzers as OSS-Fuzz builds them (fuzz/oss-fuzz), run over their seeds"
   "debian    Debian packages, checked by lintian and used (scripts/debian.sh)"

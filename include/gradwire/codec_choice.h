@@ -15,7 +15,7 @@
 namespace gradwire {
 
 // What a text such as "auto:bits=0.5" or "auto:error=0.3,every=50" asks for: codecs that are chosen
-// at run time, tensor by tensor (docs/auto.md). It is no codec itself.
+// at run time, tensor by tensor (docs/reference/auto.md). It is no codec itself.
 struct GRADWIRE_EXPORT AutoGoal {
   // kBits: the least error within `limit` bits a value. kError: the fewest bits with which a step
   // leaves out at most `limit` times the norm of its input.
@@ -25,7 +25,7 @@ struct GRADWIRE_EXPORT AutoGoal {
   float limit = 0;
   uint32_t every = 50;  // steps from one decision to the next
   // Candidates of 3lc with s above 1 are tried up to this one. They send less than any other, and
-  // what a step owes is sent many steps later (docs/auto.md).
+  // what a step owes is sent many steps later (docs/reference/auto.md).
   float largest_s = 1.0f;
   ResidualType residual = ResidualType::kFloat32;
 

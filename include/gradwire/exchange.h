@@ -49,7 +49,7 @@ struct ExchangeStats {
 // soon larger than any gradient. The input of a push is the rank's own gradient, also in a ring. A
 // residual in bfloat16 loses values long before: it has 8 significant bits, so what is added to a
 // value 512 times as large is rounded away. Above kMostInputsOfBfloat16, some per cent of a
-// constant input are lost (docs/codecs.md; docs/numbers.md shows which codecs stay below).
+// constant input are lost (docs/results/codecs.md and error_feedback.md show which codecs do not).
 struct OutgrownResidual {
   Direction direction;
   std::string tensor;

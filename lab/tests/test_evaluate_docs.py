@@ -47,7 +47,8 @@ def test_the_table_of_the_other_papers_codecs_quotes_the_runs() -> None:
         if not (one.timed or one.observed)
     ]
     found, _, _ = runner.read(arms, Store(PAGES / "runs", Setup()))
-    _, _, text = (DOCS / "codecs.md").read_text().partition("## What the other papers' codecs")
+    page = (DOCS / "results" / "trainings.md").read_text()
+    _, _, text = page.partition("## What the other papers' codecs")
     tasks, compared = ("resnet8", "mlp", "lenet"), 0
     for codec, row in re.findall(r"^\| `([^`]+)` \|(.*)\|$", text.partition("\n## ")[0], re.M):
         for task, cell in zip(tasks, map(str.strip, row.split("|")), strict=True):
@@ -59,18 +60,17 @@ def test_the_table_of_the_other_papers_codecs_quotes_the_runs() -> None:
     assert compared >= 14
 
 
-def test_the_readme_quotes_the_page() -> None:
+def test_the_results_quote_the_page() -> None:
     page_text = (PAGES / "frontier.md").read_text()
-    _, _, readme = (DOCS.parent / "README.md").read_text().partition("## What trainings end with")
-    rows = re.findall(
-        r"^\| (\w\S*), (\w+), .*, `(\w+)`: \w+ \|(.*)\|$", readme.partition("\n## ")[0], re.M
-    )
+    _, _, text = (DOCS / "results" / "trainings.md").read_text().partition("## In short")
+    short = text.partition("\n## ")[0]
+    rows = re.findall(r"^\| (\w\S*), (\w+), .*, `(\w+)`: \w+ \|(.*)\|$", short, re.M)
     assert len(rows) == 5
     ((bits_of_hook, hook),) = re.findall(
         r"^\| `3lc:s=1.00,coder=rice` \(the hook\) \| ([\d., ]+) \| (\S+)% \(", page_text, re.M
     )
     mean = sum(map(float, bits_of_hook.split(", "))) / 2
-    assert f"with the hook LeNet ends with {hook} % (3), at {mean:.2f} bits" in readme
+    assert f"With the hook LeNet ends with {hook} % (3), at {mean:.2f} bits" in short
     for model, optimizer, way, cells in rows:
         _, _, section = page_text.lower().partition(f"## {model} with {optimizer}".lower())
         table = section.partition("\n## ")[0]

@@ -152,7 +152,7 @@ def test_the_real_rings_time_hardly_grows_either() -> None:
 
 
 def test_the_page_has_the_example_and_its_output() -> None:
-    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "planning.md").read_text(encoding="utf-8")
     example = ROOT / "examples" / "papers_models.py"
     assert f"```python\n{example.read_text(encoding='utf-8')}```" in page
     run = [sys.executable, str(example)]

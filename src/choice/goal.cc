@@ -44,7 +44,7 @@ constexpr uint32_t kUsualSteps = 50;
 constexpr std::string_view kResidualTypes[] = {"f32", "bf16"};
 
 // 3lc with a smaller group sends more. Values of these codecs run ahead as often as they lag. Those
-// of stc and topk always lag, and trained worse, though they leave less energy out (docs/auto.md).
+// of stc and topk always lag, and trained worse with less energy left out (docs/results/auto.md).
 // The first candidate stands for tensors of zeros.
 constexpr std::string_view kCandidates[] = {
     "3lc:s=1.00,coder=rice",

@@ -47,7 +47,7 @@ std::vector<Payload> spoil(const Payload& payload) {
   return all;
 }
 
-// The bits of a NaN may differ (docs/gpu.md).
+// The bits of a NaN may differ (docs/reference/gpu.md).
 void forget_nan_bits(std::span<float> values) {
   for (float& value : values) {
     if (std::isnan(value)) value = std::numeric_limits<float>::quiet_NaN();

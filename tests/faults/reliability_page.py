@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md, from the results of cells."""
+"""The tables of docs/results/reliability.md, from the results of cells."""
 
 from __future__ import annotations
 

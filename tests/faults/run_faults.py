@@ -3,7 +3,7 @@
 
     tests/faults/run_faults.py --results build/faults
     tests/faults/run_faults.py --results build/faults --ways hook-ring --faults killed stopped
-    tests/faults/run_faults.py --results build/faults --table docs/reliability.md
+    tests/faults/run_faults.py --results build/faults --table docs/results/reliability.md
 
 Each cell, a way with a fault, gets a file WAY/FAULT.json; a cell that has one is not run again. The
 files of the last run of a cell, among them what each rank printed, are in WAY/FAULT/. --table only

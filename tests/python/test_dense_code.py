@@ -28,5 +28,5 @@ def test_recorded_gradients_keep_the_papers_bound() -> None:
             found.append(sum(8 * len(frame) - zeros for frame in frames) / STEPS)
     assert len(found) == 15
     assert max(found) <= 2.8 * N + 32
-    assert round((min(found) - 32) / N, 2) == 2.53, "docs/codecs.md"
-    assert round((max(found) - 32) / N, 2) == 2.71, "docs/codecs.md"
+    assert round((min(found) - 32) / N, 2) == 2.53, "docs/results/codecs.md"
+    assert round((max(found) - 32) / N, 2) == 2.71, "docs/results/codecs.md"

@@ -1,4 +1,4 @@
-"""bench/error_feedback.py: what error feedback owes stays within the bounds of docs/numbers.md."""
+"""What error feedback owes stays within the bounds of docs/results/error_feedback.md."""
 
 from __future__ import annotations
 

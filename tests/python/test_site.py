@@ -13,12 +13,12 @@ from site_pages.aligned import as_tables
 from site_pages.links import Mirror
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 
 
 def test_the_navigation_has_every_page_for_users() -> None:
     named = set(re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
-    folders = ("docs", "docs/reference", "docs/evaluation")
-    pages = {f"{folder}/{page.name}" for folder in folders for page in (ROOT / folder).glob("*.md")}
+    pages = {str(p.relative_to(ROOT)) for glob in ("*.md", "*/*.md") for p in DOCS.glob(glob)}
     assert pages <= named
     made = {f"docs/reference/{name}.md" for name in ("c", "c_mpi", "commands", "cpp")}
     assert {name for name in named - made if not (ROOT / name).exists()} == set()
@@ -85,14 +85,23 @@ def test_a_query_that_leads_elsewhere_is_told() -> None:
     def section(location: str, title: str, text: str = "") -> dict[str, object]:
         return {"location": location, "title": title, "text": text, "path": ["Tutorials", title]}
 
-    titles = {"docs/start/": "Quickstart", "docs/checkpoints/": "Checkpoints: save and resume"}
+    titles = {
+        "docs/start/": "Quickstart",
+        "docs/reference/checkpoints/": "Checkpoints: save and resume",
+    }
     items = [section(location, title, "getting started") for location, title in titles.items()]
-    items += [section("docs/start/#install", "Install"), section("docs/c/", "To install in C")]
+    items += [
+        section("docs/start/#install", "Install"),
+        section("docs/guides/mpi/", "To install in C"),
+    ]
     index = {"config": {"separator": r"[\s:]+"}, "items": items}
     lines = list(check_search.check(index))
     assert lines == [
-        "'getting started' finds ['docs/checkpoints/', 'docs/start/'] first, not docs/start/"
+        "'getting started' finds ['docs/reference/checkpoints/', 'docs/start/'] first, "
+        "not docs/start/"
     ]
-    items.append(section("docs/c/#install", "Install", "<p>in <code>C</code></p>"))
-    assert "'install' finds ['docs/c/', 'docs/start/'] first" in next(check_search.check(index))
+    items.append(section("docs/guides/mpi/#install", "Install", "<p>in <code>C</code></p>"))
+    assert "'install' finds ['docs/guides/mpi/', 'docs/start/'] first" in next(
+        check_search.check(index)
+    )
     assert "'install' finds nothing first" in next(check_search.check(index | {"items": []}))

@@ -1,4 +1,4 @@
-"""The programs of docs/recipes.md learn, and send fewer bytes, in their frameworks."""
+"""The programs of docs/reference/frameworks.md learn, and send fewer bytes, in their frameworks."""
 
 from __future__ import annotations
 

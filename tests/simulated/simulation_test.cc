@@ -184,7 +184,7 @@ TEST(Simulation, BytesOnTheLinksAreThoseOfTheCounters) {
   }
 }
 
-// The messages on the longest way of docs/exchanges.md.
+// The messages on the longest way of docs/reference/exchanges.md.
 TEST(Simulation, LongestWayIsAsDocumented) {
   const std::vector<float> values = random_values(1 << 16);
   const auto way = [&](const World& world) {

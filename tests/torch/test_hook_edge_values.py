@@ -60,7 +60,7 @@ def test_the_kernels_of_a_gpu_do_the_same(cluster: Cluster, special: str, scaled
         for cpu, device in zip(on_cpu, on_device, strict=True):
             assert (cpu.skipped, cpu.scales) == (device.skipped, device.scales)
             assert cpu.warnings == device.warnings
-            # docs/gpu.md: where x + residual overflows though x is finite, residuals may differ.
+            # docs/reference/gpu.md: residuals may differ where x + residual overflows.
             same = STEPS if special != "overflow" else SPOILT
             for step in range(same):
                 np.testing.assert_array_equal(cpu.averaged[step], device.averaged[step])

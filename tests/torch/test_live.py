@@ -12,7 +12,7 @@ from cluster import Cluster
 from gradwire.torch import GradwireState
 from live_jobs import STEPS, Logged, Writer
 
-PAGE = Path(__file__).parents[2] / "docs" / "live.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "live.md"
 
 
 def by_name(logged: Logged, name: str) -> dict[int, float]:

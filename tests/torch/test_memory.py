@@ -1,4 +1,4 @@
-"""The memory that docs/exchanges.md says, in bytes beside the same training without gradwire."""
+"""The memory that docs/reference/exchanges.md says, beside a training without gradwire."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_the_gap_falls_by_the_proven_factor_with_the_proven_bits(name: str) -> N
             done = optimizer.epoch()
             gaps[epoch] += (problem.value(weight) - best) / SEEDS
             # A worker broadcasts F n bits, and in each step 4 n + F on average: the paper says
-            # 2.8 n + F, which holds if the updates' tails are heavy (docs/qsvrg.md).
+            # 2.8 n + F, which holds if the updates' tails are heavy (docs/reference/qsvrg.md).
             assert done.full_bits == 32 * N
             assert done.update_bits <= (4 * N + 32) * done.steps
             paper = (32 + 2.8 * N) * (done.steps + 1) + 32 * N
@@ -170,7 +170,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_parameters() -> None:
 
 
 def test_the_example_prints_what_its_page_shows() -> None:
-    page = (REPOSITORY / "docs" / "qsvrg.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "reference" / "qsvrg.md").read_text(encoding="utf-8")
     expected = re.findall(r"^epoch .*$", page, re.MULTILINE)
     assert len(expected) == 4
     torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={WORKERS}", "--master-port=0"]

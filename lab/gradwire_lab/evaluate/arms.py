@@ -15,7 +15,7 @@ HOOK = f"{ONE_PROCESS}:pulls={GRADIENTS}"  # the average gradient is pulled, as 
 
 # Options of `gradwire train`, by the names in TrainSettings. Each task is long enough that its
 # uncompressed training has converged: in the last tenth of the steps it gains less than 0.2 points
-# or 0.01 nats (docs/training.md).
+# or 0.01 nats (docs/results/trainings.md).
 TASKS: dict[str, dict[str, Any]] = {
     "resnet8": {"model": "resnet8", "workers": 10, "steps": 6732},  # 36 epochs of 60,000 images
     "lenet": {

@@ -1,4 +1,4 @@
-"""The frontier of bits and accuracy: codecs on each task (docs/training.md)."""
+"""The frontier of bits and accuracy: codecs on each task (docs/results/trainings.md)."""
 
 from __future__ import annotations
 

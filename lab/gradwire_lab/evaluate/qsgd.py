@@ -67,7 +67,7 @@ _PAPER = {
     "resnet8": "The paper: 8 bits with buckets of 512 recover the accuracy of 32 bits or exceed "
     "it; 2 bits hurt convolutional layers most. On AlexNet 2 bits with buckets of 64 lose 1.73 "
     "points, 4 bits with buckets of 8192 lose 0.68. Its speed-ups are those of GPUs that share a "
-    "machine; times on a network stand on the page of 3LC and in docs/planning.md.",
+    "machine; times on a network stand on the page of 3LC and in docs/results/planning.md.",
     "lstm": "The paper's LSTM (on AN4) keeps its accuracy.",
     "mlp": "The paper's two-layer perceptron (on MNIST) keeps its accuracy.",
     "mlp, Adam": "With Adam, which the paper does not try. Adam divides by the root of the mean "

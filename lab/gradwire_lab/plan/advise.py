@@ -13,12 +13,12 @@ from gradwire_lab.plan.profile import PlanError, Profile
 from gradwire_lab.train.settings import SERVED, SERVER
 
 # Predictions that are closer than this count as equal: most steps that are not very short were
-# measured as close to their prediction (docs/planning.md).
+# measured as close to their prediction (docs/results/planning.md).
 MARGIN = 0.1
 
 TERNGRAD = "terngrad"  # an exchange of the codec of this name alone
 
-# Hops of a ring quantize growing sums; these codecs lose accuracy there (docs/exchanges.md).
+# Hops of a ring quantize growing sums; these codecs lose accuracy (docs/results/exchanges.md).
 _NOT_IN_RINGS = ("3lc", "topk", "topk2bit", "stc", "qgd", "onebit")
 
 

@@ -1,4 +1,4 @@
-"""The ``gradwire`` command: ``codecs compress decompress inspect bench train info``."""
+"""The ``gradwire`` command."""
 
 from __future__ import annotations
 

@@ -50,5 +50,5 @@ def codecs(as_json: JsonOption = False) -> None:
     )
     print(
         "In trainings auto:bits=1 or auto:error=0.3 stands for codecs that are chosen at run time: "
-        "docs/auto.md."
+        "docs/reference/auto.md."
     )

@@ -46,7 +46,7 @@ from gradwire.torch.session.reduction import Op, factor_of, is_reduction, write_
 from gradwire.torch.session.session import Session, SessionOwner
 from gradwire.torch.session.work import ExchangeWork
 
-_CODEC = "int8"  # keeps the accuracy of Adam, too (docs/training.md)
+_CODEC = "int8"  # keeps the accuracy of Adam, too (docs/guides/adam.md)
 _SHARDS_IN_FLIGHT = 2  # buffers of whole gradients; they take the memory that sharding saves
 _CALLBACK = -1  # autograd's number of a backward pass whose callbacks run
 
@@ -92,7 +92,7 @@ class FullyShardComm(Uncopied, SessionOwner):
     gradients of the others.
 
     codec        of gradients, as text. An adaptive optimizer needs one that sends every value, such
-                 as the default "int8"; see docs/training.md
+                 as the default "int8"; see docs/guides/adam.md
     weights      the codec of weights, such as "bf16" or "int8:bucket=256"; it takes no error
                  feedback. The ranks compute with the decoded weights, and the optimizer steps the
                  exact ones. None: PyTorch's own all-gather

@@ -65,7 +65,7 @@ class GradwireState(SessionOwner):
 
     codec          the codec of pushes and pulls, as text. None: the default of the exchange, as
                    `gradwire.exchanges()` lists it ("3lc:s=1"; "int8" in a ring). "auto:bits=1"
-                   and "auto:error=0.3" choose codecs at run time, see docs/auto.md
+                   and "auto:error=0.3" choose codecs at run time, see docs/reference/auto.md
     pull_codec     another codec for pulls
     rules          (pattern, codec) or (pattern, codec, "push" | "pull" | "both"): tensors whose
                    name matches the pattern take that codec; the first match wins
@@ -81,7 +81,8 @@ class GradwireState(SessionOwner):
                    alone), "broadcast" (each rank sends all others its values, which are quantized
                    only once), "terngrad" (all ranks share one scale, and trits are summed without
                    being decoded) or "hierarchical" (one rank of each machine talks to the other
-                   machines; without parameters only that is compressed); see docs/exchanges.md
+                   machines; without parameters only that is compressed); see
+                   docs/reference/exchanges.md
     ranks_per_machine   of exchange="hierarchical": ranks 0 to k - 1 are on the first machine, and
                    so on. None: LOCAL_WORLD_SIZE of torchrun, or else found by host names
     offload_residuals   of gradients on a GPU: keep their residuals in page-locked memory of the

@@ -145,10 +145,11 @@ class LocalSteps(WrappingOptimizer):
     A torch.amp.GradScaler works as with any optimizer. Each rank has its own; where it finds a
     gradient that is not finite, this rank takes no step, and takes part in the exchange.
 
-    When ranks are lost, `step` gives a RankLostWarning and goes on; docs/exchanges.md says what is
-    kept. It raises ExpelledError on a rank that the others took for dead, and StoreLostError if the
-    store is gone. The constructor raises PeerMismatchError on a process with other settings or
-    another model than the members have, and PeerSilentError if `timeout` passes before it is in.
+    When ranks are lost, `step` gives a RankLostWarning and goes on; docs/guides/far_apart.md says
+    what is kept. It raises ExpelledError on a rank that the others took for dead, and
+    StoreLostError if the store is gone. The constructor raises PeerMismatchError on a process with
+    other settings or another model than the members have, and PeerSilentError if `timeout` passes
+    before it is in.
 
     `step` raises the errors of GradwireState; after an error no step can be taken.
     """

@@ -33,8 +33,8 @@ class LiveScalars:
             wandb.log(state.scalars() | {"loss": loss})
             mlflow.log_metrics(state.scalars(), step=step)
 
-        docs/live.md lists the names with their units. A number that does not exist, such as bits of
-        a step that sent nothing, is left out.
+        docs/reference/live.md lists the names with their units. A number that does not exist, such
+        as bits of a step that sent nothing, is left out.
         """
         return as_scalars(self._find_scalars())
 

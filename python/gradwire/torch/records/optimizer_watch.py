@@ -47,7 +47,7 @@ def describe_coarse_gradients(optimizer: str, codec: str, local_steps: bool = Tr
     write instead. local_steps: whether LocalSteps can take the place."""
     found = (
         f"{optimizer} learns several times too slowly from gradients compressed with {codec} "
-        "(docs/training.md). "
+        "(docs/guides/adam.md). "
     )
     if not local_steps:
         return found + "Take codec='int8'"

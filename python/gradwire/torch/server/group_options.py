@@ -144,7 +144,7 @@ class OptionsOfWorkers:
         self._agreement = Agreement.NONE
         warnings.warn(
             f"{what}. Those of rank {first} count, which has taken part for longer. A process that "
-            "joins sets its schedulers by optimizer.version, see docs/server.md",
+            "joins sets its schedulers by optimizer.version, see docs/reference/servers.md",
             WorkerDiffersWarning,
             stacklevel=2,
         )

@@ -81,11 +81,11 @@ class ServerOptimizer(WrappingOptimizer):
                     all ranks. "continue": versions no longer wait for it, until no worker is left.
                     It needs pulls="updates"
     store, ranks, role   with on_lost="continue": other processes can take the places of lost
-                    workers (docs/server.md). A store of torch.distributed that outlives all
-                    workers, the number of workers and servers, and what this process is, "worker"
-                    or "server". No init_process_group is needed; `rank` follows from the order in
-                    which processes come. A worker that comes later waits here for a free place, at
-                    most `timeout` seconds (PeerSilentError)
+                    workers (docs/reference/servers.md). A store of torch.distributed that outlives
+                    all workers, the number of workers and servers, and what this process is,
+                    "worker" or "server". No init_process_group is needed; `rank` follows from the
+                    order in which processes come. A worker that comes later waits here for a free
+                    place, at most `timeout` seconds (PeerSilentError)
     lost_after      seconds after which a server whose heartbeat in the store stands still counts
                     as gone, for processes that join; by default 30
     staleness       a worker goes on while at most this number of its pushed versions are not yet

@@ -51,7 +51,7 @@ from gradwire.torch.session.bucket import Bucket, BucketJob
 from gradwire.torch.session.machines import agree_on_machines
 
 # In rings whose sums may grow further, least squares and a small network lost accuracy or diverged
-# (docs/exchanges.md).
+# (docs/reference/exchanges.md).
 _MOST_GROWTH = 8.0
 
 

@@ -1,0 +1,56 @@
+"""The README's programs run, and its table is made of the file of what was measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+import gradwire
+import transformer  # of bench/
+from torchrun import run_program
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TRAINING, ARRAYS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+YOURS = """import torch
+
+def Transformer():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
+
+batches = [(torch.randn(32, 64), torch.randint(8, (32,))) for _ in range(8)]
+"""
+
+
+def test_the_table_is_made_of_the_results() -> None:
+    results = transformer.read(ROOT / "docs" / "results" / "transformer.jsonl")
+    assert [result["way"] for result in results] == list(transformer.WAYS)
+    assert transformer.table(results) in README
+
+
+def test_the_training_runs(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(YOURS + TRAINING, encoding="utf-8")
+    printed, errors = run_program(program, 2)
+    assert "x less than raw" in printed, errors
+
+
+def test_the_table_is_of_the_same_program() -> None:
+    """The example has each line of the README's training, whose optimizer takes its options."""
+    example = (ROOT / "examples" / "transformer.py").read_text(encoding="utf-8")
+    own = [line.partition("  #")[0].strip() for line in TRAINING.splitlines()]
+    assert [line for line in own if line not in example] == [
+        'optimizer = LocalSteps(adamw, model, codec="3lc:s=1.00,coder=rice", clip_norm=1.0)',
+        "for inputs, targets in batches:",
+        "loss = torch.nn.functional.cross_entropy(model(inputs), targets)",
+    ]
+
+
+def test_arrays_come_back() -> None:
+    x = np.linspace(-1, 1, 1000, dtype=np.float32)
+    names = {"x": x}
+    exec(compile(ARRAYS, "README.md", "exec"), names)
+    assert names["y"].shape == x.shape
+    assert gradwire.inspect(names["frame"])["codec"].startswith("3lc")
