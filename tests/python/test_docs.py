@@ -65,6 +65,15 @@ def test_the_programs_in_pytorch_are_the_examples(page: str, example: str) -> No
     assert (ROOT / "examples" / f"{example}.py").read_text(encoding="utf-8") in programs
 
 
+def test_the_program_of_servers_is_a_part_of_the_example() -> None:
+    """tests/torch runs the example itself."""
+    program = CODE.findall((DOCS / "reference" / "servers.md").read_text(encoding="utf-8"))[0]
+    example = (ROOT / "examples" / "server.py").read_text(encoding="utf-8")
+    parts = program.split("        ...\n")
+    assert len(parts) == 3
+    assert [part for part in parts if part not in example] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
