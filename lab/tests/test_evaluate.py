@@ -20,6 +20,7 @@ from gradwire_lab.evaluate.arms import Arm, Setup, arm
 from gradwire_lab.evaluate.found import Found
 from gradwire_lab.evaluate.store import Run, Store, curve, shorten
 from gradwire_lab.train import network
+from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.records import Evaluation, RankRecord
 from gradwire_lab.train.report import Conditions, Report, RunResult, result_of
 from gradwire_lab.train.settings import TrainSettings
@@ -65,19 +66,18 @@ def made(run: Run, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
 
 def stored(folder: Path, run: Run) -> Store:
     store = Store(folder, TINY)
-    store.path(run).parent.mkdir(parents=True, exist_ok=True)
     store.write(run, made(run))
     return store
 
 
 def changed(text: str, **fields: object) -> str:
-    return json.dumps(json.loads(text) | fields)
+    return json.dumps(json.loads(text) | fields) + "\n"
 
 
 @pytest.mark.parametrize("name", _EVALUATIONS)
 def test_every_training_has_settings_and_a_place_of_its_own(name: str) -> None:
     arms = _EVALUATIONS[name].arms()
-    assert len({one.path(0) for one in arms}) == len(arms)
+    assert len({Run(one, 0).title for one in arms}) == len(arms)
     for one in arms:
         assert one.settings(0, Setup(device="cuda")).device == ("cpu" if one.timed else "cuda")
         whole, part = one.settings(0, Setup()), one.settings(1, TINY)
@@ -90,7 +90,7 @@ def test_trainings_that_several_evaluations_need_are_shared() -> None:
     raw = arm("resnet8", "raw")
     assert sum(raw in arms for arms in owners) > 2
     both = [one for arms in owners for one in arms if one == raw]
-    assert {one.path(0) for one in both} == {raw.path(0)}
+    assert {Run(one, 0).title for one in both} == {Run(raw, 0).title}
 
 
 def test_the_larger_resnets_train_as_long_as_in_the_paper() -> None:
@@ -116,7 +116,7 @@ def test_a_result_is_found_again_without_its_long_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda text: text[:-40], "it is cut off or no JSON"),
+        (lambda text: text[:-40] + "\n", "it is cut off or no JSON"),
         (
             lambda text: text.replace('"kind": "gradwire-evaluate"', '"kind": "x"'),
             "kind 'x' instead of",
@@ -134,7 +134,7 @@ def test_a_result_is_found_again_without_its_long_lists(tmp_path: Path) -> None:
         (lambda text: text.replace('"link": null', '"link": {}'), "`sent` of link is missing"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_and_kept(
+def test_a_line_that_cannot_be_used_is_named_and_its_run_is_made_again(
     tmp_path: Path, spoil: Any, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(MLP, 0)
@@ -148,11 +148,33 @@ def test_a_file_that_cannot_be_used_is_named_and_kept(
     assert path.read_text() == spoilt, "reading leaves it"
     assert not runner._is_there(run, store, Console())
     said = capsys.readouterr().out
-    assert said.startswith(f"{path} cannot be used (")
+    assert said.startswith(f"{path}, raw-0 cannot be used (")
     assert why in said
-    assert said.endswith(f"; kept as {path.name}.unusable-1; its run is made again\n")
-    assert path.with_name(f"{path.name}.unusable-1").read_text() == spoilt
-    assert not path.exists()
+    assert said.endswith("; it stays, and the run is made again\n")
+    store.write(run, made(run))
+    assert store.read(run) is not None, "the last line of a run counts"
+    assert path.read_text().startswith(spoilt)
+
+
+def test_a_process_that_dies_while_it_writes_leaves_the_other_runs(tmp_path: Path) -> None:
+    first, second = Run(MLP, 0), Run(MLP, 1)
+    store = stored(tmp_path, first)
+    whole = store.path(first).read_bytes()
+    for end in (1, 30, len(whole) - 1):
+        store.path(first).write_bytes(whole + whole[:end].replace(b"raw-0", b"raw-1"))
+        assert store.read(first) is not None
+        assert store.read(second) is None
+        store.write(second, made(second))
+        assert store.read(second) is not None
+        assert len(store.path(first).read_bytes().splitlines()) == 2
+
+
+def test_a_line_of_no_run_is_said(tmp_path: Path) -> None:
+    store = stored(tmp_path, Run(MLP, 0))
+    with store.path(Run(MLP, 0)).open("a") as file:
+        file.write("<<<<<<< HEAD\n")
+    with pytest.raises(TrainError, match=r"mlp.jsonl, line 2, is of no run; remove it"):
+        runner.read([MLP], store)
 
 
 def test_a_setting_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> None:
@@ -160,7 +182,7 @@ def test_a_setting_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> 
     store = stored(tmp_path, run)
     document = json.loads(store.path(run).read_text())
     del document["settings"]["barrier"]
-    store.path(run).write_text(json.dumps(document))
+    store.path(run).write_text(json.dumps(document) + "\n")
     assert store.read(run) is not None
 
 
@@ -178,8 +200,8 @@ def test_two_calls_share_the_work(tmp_path: Path) -> None:
     for call in calls:
         call.join()
     assert failed == [0, 0]
-    files = sorted(path.name for path in (tmp_path / "mlp").iterdir() if path.suffix == ".json")
-    assert files == ["bf16-0.json", "raw-0.json", "raw-1.json"]
+    lines = (tmp_path / "mlp.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["run"] for line in lines) == ["bf16-0", "raw-0", "raw-1"]
     with stores[0].claim(Run(MLP, 0)) as mine, stores[1].claim(Run(MLP, 0)) as others:
         assert mine
         assert not others
@@ -219,7 +241,6 @@ def test_a_timed_run_needs_shaped_links(
     monkeypatch.setattr(network, "why_not_shaped", lambda: "no links today")
     assert runner.make([one], store, Console()) == 1
     assert "no links today" in capsys.readouterr().out
-    store.path(run).parent.mkdir(parents=True, exist_ok=True)
     store.write(run, made(run, Setup()))
     with pytest.raises(ValueError, match="links that were not shaped"):
         store.read(run)
@@ -240,7 +261,7 @@ def test_a_run_that_cannot_be_made_is_said_and_the_rest_goes_on(
     store = Store(tmp_path / "runs", TINY)
     assert runner.make([broken, MLP], store, Console()) == 1
     assert "nowhere" in capsys.readouterr().out
-    assert store.path(Run(MLP, 1)).exists()
+    assert store.read(Run(MLP, 1)) is not None
 
 
 @pytest.mark.parametrize("name", _EVALUATIONS)
@@ -303,13 +324,9 @@ def test_without_runs_nothing_is_drawn(tmp_path: Path) -> None:
     assert [path.name for path in out.iterdir()] == ["runs-0.01"]
 
 
-@pytest.mark.parametrize("place", ["runs", "runs/mlp"])
 @pytest.mark.parametrize("options", [[], ["--draw-only"]])
-def test_a_file_in_place_of_the_runs_is_said_once(
-    tmp_path: Path, place: str, options: list[str]
-) -> None:
-    path = tmp_path / place
-    path.parent.mkdir(exist_ok=True)
+def test_a_file_in_place_of_the_runs_is_said_once(tmp_path: Path, options: list[str]) -> None:
+    path = tmp_path / "runs"
     path.write_text("mine")
     done = run_command("evaluate", "qsgd", "--out", tmp_path, *options)
     assert done.code == 1
@@ -349,8 +366,8 @@ def test_a_signal_says_that_the_same_command_goes_on(
     assert done.err == f"gradwire: {word}; {left} runs left; the same command goes on\n"
     assert f"wrote {tmp_path}/qsgd-0.0005.md" in done.out
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    files = [path for path in tmp_path.glob("runs-0.0005/*/*") if not path.name.startswith(".")]
-    assert len(files) == 1
+    (file,) = tmp_path.glob("runs-0.0005/*.jsonl")
+    assert len(file.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -382,7 +399,6 @@ def test_the_numbers_of_the_runs_as_json(tmp_path: Path) -> None:
     one = next(arm for arm in _EVALUATIONS["qsgd"].arms() if arm.task == "mlp")
     setup = Setup(scale=0.5)
     store = Store(tmp_path / "runs-0.5", setup)
-    store.path(Run(one, 0)).parent.mkdir(parents=True)
     store.write(Run(one, 0), made(Run(one, 0), setup))
     options = ("--draw-only", "--scale", "0.5", "--json", "--out", tmp_path)
     (evaluation,) = run_command("evaluate", "qsgd", *options).json["evaluations"]
@@ -390,7 +406,7 @@ def test_the_numbers_of_the_runs_as_json(tmp_path: Path) -> None:
     assert (run["model"], run["codec"], run["final"]) == ("mlp", one.codec, 0.5)
     assert run["push_payload_bits"] == 4.0
     document = json.loads(store.path(Run(one, 0)).read_text())
-    assert document["result"]["hook_of_rank"] == [], "files are small"
+    assert document["result"]["hook_of_rank"] == [], "lines are short"
 
 
 def test_gradients_are_observed(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -56,7 +56,7 @@ def evaluate(
 ) -> None:
     """Repeat the papers' evaluations at a scale that two cores can train, beside their numbers.
 
-    Many hours of training. Each run becomes a file, and the next call goes on from there; several
+    Many hours of training. Each run adds a line, and the next call goes on from there; several
     calls with the same --out share the work. Each evaluation gets a page (Markdown) with tables and
     pictures of what is there.
     """
@@ -78,7 +78,7 @@ def evaluate(
     store = Store(out / f"runs{setup.suffix}", setup)
     arms = [one for name in chosen for one in _EVALUATIONS[name].arms()]
     settings = [one.settings(0, setup) for one in arms]  # raises for what does not go together
-    _check_places(out, store.folder, {one.task for one in arms})
+    _check_places(out, store.folder)
     if draw_only:
         _check_runs(out, store.folder)
     else:
@@ -139,18 +139,18 @@ def _stopped_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _check_places(out: Path, runs: Path, tasks: Collection[str]) -> None:
+def _check_places(out: Path, runs: Path) -> None:
     """Raises EvaluateError if a folder of results is a file."""
-    for folder in (out, runs, *(runs / task for task in sorted(tasks))):
+    for folder in (out, runs):
         if folder.exists() and not folder.is_dir():
             raise EvaluateError(f"{folder} is a file; results need a folder")
 
 
 def _check_runs(out: Path, runs: Path) -> None:
     """Raises EvaluateError if there is nothing to draw."""
-    if any(runs.glob("*/*.json")):
+    if any(runs.glob("*.jsonl")):
         return
-    others = sorted(str(other) for other in out.glob("runs*") if any(other.glob("*/*.json")))
+    others = sorted(str(other) for other in out.glob("runs*") if any(other.glob("*.jsonl")))
     raise EvaluateError(
         f"no runs in {runs}, but in {', '.join(others)}: give the options of these runs, such as "
         "--scale"

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradwire_lab.train.options import from_options
 from gradwire_lab.train.recipes import IMAGES, MODELS
-from gradwire_lab.train.results import file_name
+from gradwire_lab.train.results import run_name
 from gradwire_lab.train.settings import GRADIENTS, ONE_PROCESS, TrainSettings
 
 HOOK = f"{ONE_PROCESS}:pulls={GRADIENTS}"  # the average gradient is pulled, as with DDP's hook
@@ -91,11 +91,11 @@ class Arm:
         needed = {name: getattr(TrainSettings, name) for name in _NEEDED}
         return from_options(needed | options | {"codecs": [self.codec], "seed": seed})
 
-    def path(self, seed: int) -> Path:
-        """The place of a run's result."""
+    def name(self, seed: int) -> str:
+        """The name of a run among those of its task."""
         words = [self.codec, *(f"{name}={value}" for name, value in self.changes)]
         words += ["observed", *self.observed] if self.observed else []
-        return Path(self.task) / file_name(",".join(words), seed)
+        return run_name(",".join(words), seed)
 
 
 def arm(

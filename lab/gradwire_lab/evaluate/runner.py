@@ -32,14 +32,14 @@ def runs_of(arms: Sequence[Arm]) -> list[Run]:
 
 
 def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[dict[str, Any]], list[str]]:
-    """The results that are there, their files, and a line for each file that cannot be used."""
+    """The results that are there, their documents, and a line for each that cannot be used."""
     results: dict[Arm, dict[int, RunResult]] = {}
     observed, documents, unusable = {}, [], []
     for run in runs_of(arms):
         try:
             document = store.read(run)
         except ValueError as error:
-            unusable.append(f"{store.path(run)}: {error}")
+            unusable.append(f"{store.path(run)}, {run.name}: {error}")
         else:
             if document is not None:
                 results.setdefault(run.arm, {})[run.seed] = document["result"]
@@ -73,8 +73,8 @@ def make(arms: Sequence[Arm], store: Store, console: Console) -> int:
 
 
 def count_missing(arms: Sequence[Arm], store: Store) -> int:
-    """The runs that are not there, or not in a file that can be used."""
-    return len({store.path(run) for run in runs_of(arms) if not _can_be_read(run, store)})
+    """The runs that are not there, or not in a line that can be used."""
+    return len({run.title for run in runs_of(arms) if not _can_be_read(run, store)})
 
 
 def _can_be_read(run: Run, store: Store) -> bool:
@@ -88,18 +88,17 @@ def _is_there(run: Run, store: Store, console: Console) -> bool:
     try:
         return store.read(run) is not None
     except ValueError as error:
-        kept = store.set_aside(run)
-        line = f"cannot be used ({error}); kept as {kept.name}; its run is made again"
-        say(console, f"{store.path(run)} {line}")
+        line = f"cannot be used ({error}); it stays, and the run is made again"
+        say(console, f"{store.path(run)}, {run.name} {line}")
         return False
 
 
 def _train(run: Run, store: Store, console: Console, left: int) -> bool:
     settings = store.settings(run)
     if run.arm.timed and (reason := network.why_not_shaped()) is not None:
-        say(console, f"{store.path(run).relative_to(store.folder)}: {reason}", style="bold red")
+        say(console, f"{run.title}: {reason}", style="bold red")
         return False
-    title = f"{store.path(run).relative_to(store.folder)}"
+    title = run.title
     began = time.perf_counter()
     try:
         others = "the other runs end" if run.arm.timed else "the timed run ends"

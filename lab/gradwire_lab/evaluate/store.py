@@ -1,9 +1,11 @@
-"""The results of an evaluation's runs: a small JSON file for each, which outlives interruptions."""
+"""The results of an evaluation's runs: a JSON line for each, which outlives interruptions."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,16 +14,17 @@ from statistics import fmean
 from typing import Any
 
 import gradwire
-from gradwire.files import write_text
 from gradwire_lab.evaluate.arms import Arm, Setup
 from gradwire_lab.json_fields import check_fields, check_no_others, parse_object, take_field
+from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.network import Bytes
 from gradwire_lab.train.report import Conditions, RunResult
 from gradwire_lab.train.results import settings_of
 from gradwire_lab.train.settings import TrainSettings
 
 _KIND = "gradwire-evaluate"
-_CURVE_POINTS = 100  # of the means over steps that a file keeps
+_NAME = re.compile(rb'\{"run": "([^"]+)", ')  # the head of each line
+_CURVE_POINTS = 100  # of the means over steps that a line keeps
 # Settings on which the end of a training does not depend.
 _FREE = {"data_dir", "threads", "eval_every"}
 
@@ -33,9 +36,19 @@ class Run:
     arm: Arm
     seed: int
 
+    @property
+    def name(self) -> str:
+        """The name of its line, which no other run of the task has."""
+        return self.arm.name(self.seed)
+
+    @property
+    def title(self) -> str:
+        return f"{self.arm.task}/{self.name}"
+
 
 class Store:
-    """A folder of results, which several processes may fill together."""
+    """A folder of results, which several processes may fill together: a file of JSON lines for each
+    task, to which a run adds its line when it ends."""
 
     def __init__(self, folder: Path, setup: Setup) -> None:
         self.folder, self._setup = folder, setup
@@ -44,17 +57,21 @@ class Store:
         return run.arm.settings(run.seed, self._setup)
 
     def path(self, run: Run) -> Path:
-        return self.folder / run.arm.path(run.seed)
+        return self.folder / f"{run.arm.task}.jsonl"
 
     def read(self, run: Run) -> dict[str, Any] | None:
-        """The file of a run, whose "result" is a RunResult; None: there is none. Raises ValueError,
-        with the reason, if the file cannot be used."""
-        try:
-            text = self.path(run).read_bytes()
-        except FileNotFoundError:
+        """The line of a run, whose "result" is a RunResult; the last one if there are several.
+
+        Returns:
+            None where there is no line.
+
+        Raises:
+            ValueError: The line cannot be used. The message gives the reason.
+            TrainError: The file has a line that is of no run.
+        """
+        text = self._lines(self.path(run)).get(run.name)
+        if text is None:
             return None
-        except OSError as error:
-            raise ValueError(error.strerror or str(error)) from error
         try:
             document = parse_object(text)
             _check(document, run.arm.observed != ())
@@ -69,8 +86,24 @@ class Store:
             raise ValueError(f"it has other settings: {', '.join(different)}")
         return {**document, "result": result}
 
+    @staticmethod
+    def _lines(path: Path) -> dict[str, bytes]:
+        """The last line of each run of a file. A line without an end is that of a process that died
+        while it wrote."""
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        lines = {}
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):
+            named = _NAME.match(line)
+            if named is None:
+                raise TrainError(f"{path}, line {number}, is of no run; remove it")
+            lines[named[1].decode()] = line
+        return lines
+
     def _compare(self, run: Run, document: dict[str, Any]) -> list[str]:
-        """How the settings and links of a file differ from those of the run."""
+        """How the settings and links of a line differ from those of the run."""
         wanted = json.loads(json.dumps(self.settings(run).to_json())) | {"kind": _KIND}
         found = settings_of(document) | {"kind": document["kind"]}
         free = _FREE - ({"threads"} if run.arm.timed else set())
@@ -83,29 +116,26 @@ class Store:
             different.append(f"links that were not shaped ({document['links'].get('note', '')})")
         return different
 
-    def set_aside(self, run: Run) -> Path:
-        """Renames a file that cannot be used; returns its new name."""
-        path = self.path(run)
-        number = 1
-        while (kept := path.with_name(f"{path.name}.unusable-{number}")).exists():
-            number += 1
-        path.rename(kept)
-        return kept
-
     def write(self, run: Run, document: dict[str, Any]) -> None:
-        """document: the report of `gradwire train` with this run alone. The whole file or none."""
+        """Adds a line. document: the report of `gradwire train` with this run alone."""
         (result,) = document["results"]
         kept = {key: value for key, value in document.items() if key != "results"}
-        text = json.dumps(kept | {"kind": _KIND, "result": shorten(result)}, allow_nan=False)
-        write_text(self.path(run), text)
+        line = {"run": run.name} | kept | {"kind": _KIND, "result": shorten(result)}
+        text = json.dumps(line, allow_nan=False) + "\n"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.path(run).open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)  # a line without an end goes
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     @contextmanager
     def claim(self, run: Run) -> Iterator[bool]:
         """Whether the run is this process's until the end of the block. The claim of a process
         that dies is free again."""
-        path = self.path(run)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        place = path.with_name(f".{path.name}.lock")
+        place = self.folder / f".{run.arm.task}-{run.name}.lock"
         with place.open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -60,12 +60,12 @@ class Results:
 
     def _path(self, run: Run) -> Path:
         assert self._folder is not None
-        return self._folder / file_name(run.codec, run.seed)
+        return self._folder / f"{run_name(run.codec, run.seed)}.json"
 
 
-def file_name(text: str, seed: int) -> str:
-    """The name of a run's file. text: what distinguishes it from the others of its folder."""
-    return f"{re.sub(r'[^A-Za-z0-9.,=-]+', '_', text)}-{seed}.json"
+def run_name(text: str, seed: int) -> str:
+    """The name of a run's file or line. text: what distinguishes it from the others there."""
+    return f"{re.sub(r'[^A-Za-z0-9.,=-]+', '_', text)}-{seed}"
 
 
 @dataclass(frozen=True)
