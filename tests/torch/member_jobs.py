@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -12,20 +13,18 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined] # PyTorch hides it
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
 import gradwire.torch
 from gradwire.torch import LocalSteps, RankLostWarning
-from gradwire.torch.link.store_access import StoreAccess
 from gradwire.torch.link.wire import Kind, Wire
-from gradwire.torch.members.heartbeat import Heartbeat
-from gradwire.torch.members.meeting_store import clone
-from gradwire.torch.members.membership import Membership
+from gradwire.torch.members.generations import Generations
 from gradwire.torch.optimizers.averaging import Averaging
 from gradwire.torch.optimizers.elastic_peers import ElasticPeers
 from gradwire.torch.optimizers.fragment import Fragment
@@ -34,7 +33,8 @@ from gradwire.torch.session.session import Session
 from optimizer_jobs import LOCAL, WRAPPERS
 from training import batch, digest, make_model
 
-SETTINGS = {"on_lost": "continue", "lost_after": 6.0, "timeout": 120.0}
+LOST_AFTER = 12.0  # a loaded machine keeps processes from their heartbeats for seconds
+SETTINGS = {"on_lost": "continue", "lost_after": LOST_AFTER, "timeout": 120.0}
 PLAIN = {"codec": "3lc:s=1.5", "every": 2, "correct_noise": False, "late_momentum": False}
 
 
@@ -153,7 +153,7 @@ class AccountingSteps(LocalSteps):
         self._begin_account()
 
 
-def member_of(optimizer: LocalSteps) -> Membership:
+def member_of(optimizer: LocalSteps) -> Generations:
     assert isinstance(optimizer._peers, ElasticPeers)
     return optimizer._peers.membership
 
@@ -201,11 +201,19 @@ def train(port: int, number: int, plan: Plan) -> Ended:
 
 def ask_and_leave(port: int, number: int, plan: Plan) -> Ended:
     """Asks to join, and leaves in the moment in which it is let in."""
-    store = PrefixStore("gradwire/members/", TCPStore("127.0.0.1", port, is_master=False))
-    store.wait(["roster/0"])
-    heartbeat = Heartbeat(clone(store, StoreAccess()), 6.0)
-    store.wait([f"roster/{plan.until[0]}"])
-    heartbeat.stop()
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    model = make_model()
+
+    def leave(members: Generations) -> None:
+        while members.decision(plan.until[0]) is None:
+            time.sleep(0.02)
+        members.leave()
+        raise InterruptedError
+
+    arguments: dict[str, Any] = {**SETTINGS, "ranks": plan.ranks, **plan.options}
+    inner = LOCAL[plan.local](model.parameters())
+    with mock.patch.object(Generations, "join", leave), contextlib.suppress(InterruptedError):
+        LocalSteps(inner, model, store=store, **arguments)
     return Ended()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -9,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
@@ -31,9 +32,9 @@ from gradwire.torch.link.proof import TAG, proof_of, prove
 from gradwire.torch.link.sealed_store import Numbers, SealedStore, read
 from gradwire.torch.link.store_access import StoreAccess
 from gradwire.torch.link.wire import Kind
+from gradwire.torch.members.generations import Generations
 from gradwire.torch.members.heartbeat import Heartbeat, State
-from gradwire.torch.members.meeting_store import enter
-from gradwire.torch.members.membership import MemberSettings, Membership
+from gradwire.torch.members.membership import MemberSettings, enter
 from gradwire.torch.members.roster import Report
 from joining_jobs import Course
 from key_jobs import KEY, OTHER_KEY, Keyed, run, train_with_hook
@@ -378,9 +379,9 @@ def test_a_stranger_expels_nobody(keyed: None) -> None:
 def test_a_stranger_that_asks_is_not_seen(keyed: None) -> None:
     """Nor is one that replays what a member of another training with this key wrote."""
     noted, behind = HashStore(), HashStore()
-    earlier = Membership(noted, MemberSettings(1, 1, 1.0, SECONDS), "terms")
+    earlier = Generations(noted, MemberSettings(1, SECONDS, 1.0), "terms")
     earlier.leave()
-    members = Membership(behind, MemberSettings(1, 1, 1.0, SECONDS), "terms")
+    members = Generations(behind, MemberSettings(1, SECONDS, 1.0), "terms")
     try:
         members.join()
         for number in range(1, 4):
@@ -403,15 +404,15 @@ def places_of(store: Store) -> set[str]:
 def test_a_stranger_decides_nothing(keyed: None) -> None:
     """Members meet though he writes a roster of his own first, and over their reports."""
     behind = HashStore()
-    settings = MemberSettings(2, 1, 4.0, SECONDS)
-    both = [Membership(behind, settings, "terms") for _ in range(2)]
+    settings = MemberSettings(2, SECONDS, 4.0)
+    both = [Generations(behind, settings, "terms") for _ in range(2)]
     try:
         with ThreadPoolExecutor(3) as threads:
-            rosters = list(threads.map(Membership.join, both))
+            rosters = list(threads.map(Generations.join, both))
             assert rosters[0] == rosters[1]
             (place,) = places_of(behind)
             alone = replace(rosters[0], generation=1, members=(1,), receivers=())
-            write(behind, f"{place}roster/1", alone.to_text())
+            write(behind, f"{place}decision/1", json.dumps(asdict(alone)))
             met = [threads.submit(one.meet, Report(0, 0, (0,))) for one in both[:1]]
             time.sleep(0.3)
             write_all(behind, "report/1/", Report(7, 0, (0,)).to_text())

@@ -19,8 +19,8 @@ from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.errors import PeerLostError, StoreLostError
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.wire import Kind, LostError
-from gradwire.torch.members.places import Admission, Places, PlaceSettings, Role
-from gradwire.torch.server.admissions import Admissions
+from gradwire.torch.members.membership import MemberSettings
+from gradwire.torch.members.places import Admission, Admissions, Places, Role
 from gradwire.torch.server.server_link import Message, ServerLink
 
 WORKER, SERVER = 1, 2
@@ -110,7 +110,7 @@ class Training:
         self.arrived: list[tuple[int, Connection]] = []
 
     def make(self, role: Role) -> Places:
-        return Places(self.store, PlaceSettings(2, 1, 2.0, SECONDS), role, "terms")
+        return Places(self.store, MemberSettings(3, SECONDS, 2.0, servers=1), role, "terms")
 
     def run(self, on_arrival: Callable[[Admissions, int], Any], attempts: list[bool]) -> None:
         """The place of WORKER is free. attempts: whether the process connects, each time."""

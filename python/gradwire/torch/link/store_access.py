@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,6 +12,8 @@ from gradwire.torch.link.errors import JobKeyError
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 
 STORE_SECONDS = 5.0  # a store that takes longer counts as unreachable
+
+_LOOK_SECONDS = 0.2  # between two looks whether this rank leaves
 
 T = TypeVar("T")
 
@@ -22,7 +25,9 @@ class StoreUnreachableError(Exception):
 class StoreAccess:
     """Runs each call in a thread of its own, because a store on a stopped machine never answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = STORE_SECONDS) -> None:
+        """seconds: after which a call counts as not answered."""
+        self._seconds = seconds
         self._unanswered: list[threading.Thread] = []
         self._leaving = threading.Event()
         self._has_warned = False
@@ -43,7 +48,9 @@ class StoreAccess:
 
         thread = threading.Thread(target=run, name="gradwire-store", daemon=True)
         thread.start()
-        thread.join(STORE_SECONDS)
+        end = time.monotonic() + self._seconds
+        while thread.is_alive() and not self._leaving.is_set() and time.monotonic() < end:
+            thread.join(_LOOK_SECONDS)
         if thread.is_alive():
             self._unanswered.append(thread)
         if failures and (
@@ -60,7 +67,7 @@ class StoreAccess:
         self._leaving.wait(seconds)
 
     def hurry(self) -> None:
-        """Ends all pauses; no call is begun any more, because the program exits."""
+        """Ends all pauses and waits; no call is begun any more, because the program exits."""
         self._leaving.set()
 
     def warn_of_threads(self, rank: int, ended: bool) -> None:

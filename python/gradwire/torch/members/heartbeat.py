@@ -20,11 +20,17 @@ from gradwire.torch.link.sealed_store import Numbers, read
 from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 
+_STORE_SECONDS = 30.0  # at least, that the store of members may take to answer
 _MOST_INTERVAL = 1.0  # seconds between two beats
 _BEATS = 20  # in `lost_after`
 _IDS = "id"
 _MOST_NEW = 64  # processes that are noticed in one look
 _BEAT = "beat/{}"
+
+
+def make_access(lost_after: float) -> StoreAccess:
+    """To the store of members. A loaded machine may take long to answer."""
+    return StoreAccess(max(_STORE_SECONDS, lost_after))
 
 
 class State(StrEnum):
@@ -60,7 +66,7 @@ class Heartbeat:
         """
         self.lost_after = lost_after
         self._store = store
-        self._access = StoreAccess()
+        self._access = make_access(lost_after)
         self._interval = min(_MOST_INTERVAL, lost_after / _BEATS)
         self._ids = Numbers(store, _IDS)
         self._others: list[int] = []
@@ -117,6 +123,7 @@ class Heartbeat:
             with contextlib.suppress(StoreUnreachableError):
                 self.say(State.LEFT)
         self._access.hurry()
+        ended = ended or join([self._thread], ABORT_SECONDS)
         self._access.warn_of_threads(self.id, ended)
         return ended
 

@@ -1,45 +1,63 @@
-"""This process among the members of a training: it joins, meets the others again, and leaves."""
+"""Who takes part in a training whose processes come and go: they meet in a store.
+
+What is decided there, who belongs to a generation (generations.py) or gets a place (places.py), is
+numbered. Any process may propose a decision; the first that reaches the store is valid.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import json
 import math
-import time
-from collections.abc import Callable
+import secrets
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from itertools import zip_longest
+from typing import Any, TypeVar
 
-from torch.distributed.distributed_c10d import Store
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from gradwire.job_key import VARIABLE, JobKey
 from gradwire.torch.link.errors import (
     CommunicationError,
-    ExpelledError,
-    PeerLostError,
-    PeerSilentError,
+    JobKeyError,
+    PeerMismatchError,
     StoreLostError,
 )
-from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.sealed_store import read, under
-from gradwire.torch.link.store_access import StoreAccess
-from gradwire.torch.members.heartbeat import Heartbeat, State
-from gradwire.torch.members.meeting_store import clone, enter, reaching_store
-from gradwire.torch.members.roster import Report, Roster, follow, found_training
+from gradwire.torch.link.sealed_store import Numbers, SealedStore, read, under
+from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.members.heartbeat import Heartbeat, make_access
 
-_LOOK_SECONDS = 0.05  # between two looks at the store
-_CONNECT_SECONDS = 30.0  # all come at the same time, when the generation is decided
-_ROSTER = "roster/{}"
-_REPORT = "report/{}/{}"
+LOST_AFTER = 30.0  # seconds, if nothing else is given
+LOOK_SECONDS = 0.05  # between two looks at the store
+CONNECT_SECONDS = 30.0  # all come at the same time, when it is decided who connects
+_PLACE = "gradwire/members/"
+_DECISION = "decision/{}"
+_TERMS, _KEY, _SAID = "terms", "key", "said"
+_NO_KEY = "none"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """See LocalSteps. `patience`: seconds to wait for members that live but do not come."""
+    """Who takes part.
+
+    ranks       that begin, servers among them
+    patience    seconds to wait for members that live but do not come, or for a place
+    lost_after  seconds without a heartbeat, after which a process counts as lost
+    min_ranks   with fewer equal ranks left, the training ends
+    servers     the last of the ranks; 0: all are equal
+    """
 
     ranks: int
-    min_ranks: int
-    lost_after: float
     patience: float
+    lost_after: float = LOST_AFTER
+    min_ranks: int = 1
+    servers: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError for what can't be."""
@@ -51,200 +69,172 @@ class MemberSettings:
         if not (math.isfinite(self.lost_after) and self.lost_after > 0):
             raise ValueError(f"lost_after is {self.lost_after}; it is a number of seconds")
 
+    @property
+    def workers(self) -> int:
+        return self.ranks - self.servers
+
+    @property
+    def ranks_of_servers(self) -> range:
+        return range(self.workers, self.ranks)
+
 
 class Membership:
-    """Lasts until `leave`, or until an error ends it."""
+    """This process in the store of a training."""
 
     def __init__(self, store: Store, settings: MemberSettings, terms: str) -> None:
-        """Compares `terms`, the settings that all members must share, with those in the store.
+        """Compares `terms`, the settings that all must share, with those in the store.
 
         Raises PeerMismatchError if they differ, and StoreLostError if the store is gone. The
         members do not notice.
         """
-        self._settings = settings
-        self._access = StoreAccess()
-        self._store = enter(store, "gradwire/members/", self._access, terms)
+        self.settings = settings
+        self._access = make_access(settings.lost_after)
+        self._store = enter(self._clone(store), _PLACE, self._access, terms)
+        self._heartbeat: Heartbeat | None = None
+
+    def live(self) -> Heartbeat:
+        """Begins to show the others that this process lives."""
         with reaching_store():
-            self._heartbeat = Heartbeat(clone(self._store, self._access), settings.lost_after)
-        self._roster: Roster | None = None
-        self._error: Exception | None = None
+            self._heartbeat = Heartbeat(self._clone(self._store), self.settings.lost_after)
+        return self._heartbeat
 
-    @property
-    def id(self) -> int:
-        return self._heartbeat.id
-
-    @property
-    def roster(self) -> Roster:
-        assert self._roster is not None, "join comes first"
-        return self._roster
-
-    def check(self) -> None:
-        """Raises the error that ended the membership."""
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-
-    def join(self) -> Roster:
-        """Waits until this process is in a generation, the first or a later one.
-
-        Raises PeerLostError if the members that once were are all gone, PeerSilentError if they do
-        not let it in, or not enough come.
-        """
-        end = time.monotonic() + self._settings.patience
-        while True:
-            latest = self._latest()
-            if latest is not None and self.id in latest.members:
-                return self._accept(latest)
-            asking = self._heartbeat.asking()
-            if latest is None and len(asking) >= self._settings.ranks:
-                self._propose(found_training(asking))
-                continue
-            if latest is not None and all(map(self._heartbeat.is_gone, latest.members)):
-                self.fail(
-                    PeerLostError(
-                        f"member {self.id} can't join: the members {list(latest.members)} of this "
-                        "store are gone. Start again from a checkpoint, with a new store, or "
-                        "PrefixStore('a new name', store)"
-                    )
-                )
-            if time.monotonic() > end:
-                self.fail(PeerSilentError(self._describe_wait(latest, asking)))
-            self._access.pause(_LOOK_SECONDS)
-
-    def meet(self, report: Report) -> Roster:
-        """Ends the generation, and waits until the next one is decided.
-
-        Raises ExpelledError if the others went on without this process, PeerLostError if too few
-        are left.
-        """
-        before, number = self.roster, self.roster.generation + 1
-        own, text = _REPORT.format(number, self.id), report.to_text()
-        end = time.monotonic() + self._settings.patience
-        while (after := self._read_roster(number)) is None:
-            # Again in each turn: where the store can be reached, a stranger can overwrite it.
-            self._ask(lambda: self._store.set(own, text))
-            reports = self._ask(lambda: self._reports(before, number))
-            late = [m for m in before.members if m not in reports]
-            if time.monotonic() > end or all(map(self._heartbeat.is_gone, late)):
-                self._propose(follow(before, reports))
-            else:
-                self._access.pause(_LOOK_SECONDS)
-        self._check_goes_on(before, after)
-        return self._accept(after)
-
-    def meeting(self) -> Meeting:
-        """Where the generation's members connect."""
-        roster = self.roster
-        store = under(self._store, f"generation/{roster.generation}/")
-        place = roster.members.index(self.id)
-        seconds = max(_CONNECT_SECONDS, 2 * self._settings.lost_after)
-        return Meeting(store, place, len(roster.members), roster.members, seconds)
-
-    def watch(self, on_silence: Callable[[], None]) -> None:
-        """Calls it, in another thread, when a member of the generation falls silent."""
-        self._heartbeat.watch(self.roster.members, on_silence)
-
-    def asking(self) -> tuple[int, ...]:
-        """The processes that ask to join."""
-        # A member that was let in a moment ago may still seem to ask.
-        return tuple(sorted(set(self._heartbeat.asking()) - set(self.roster.members)))
-
-    @property
-    def error(self) -> Exception | None:
-        """What ended the membership."""
-        return self._error
-
-    def fail(self, error: CommunicationError) -> NoReturn:
-        """Ends the membership with this error, and raises it."""
-        self._error = error
-        self.leave()
-        raise error
-
-    def leave(self) -> None:
-        """Tells the others, who need not wait for this process then."""
-        if self._error is None:
-            self._error = CommunicationError("it was closed, and can take no further step")
-        self._heartbeat.stop()
+    def leave(self) -> bool:
+        """Tells the others, who need not wait for this process then. Returns whether all threads
+        have ended."""
+        ended = self._heartbeat is None or self._heartbeat.stop()
         self._access.hurry()
+        return ended
 
-    def _latest(self) -> Roster | None:
-        """The last generation that was decided."""
-        latest = self._roster
-        while found := self._read_roster(0 if latest is None else latest.generation + 1):
-            latest = self._roster = found
-        return latest
+    def decision(self, number: int) -> dict[str, Any] | None:
+        """The decision of this number, if there is one yet."""
+        text = self._read(_DECISION.format(number))
+        found: dict[str, Any] | None = None if text is None else json.loads(text)
+        return found
 
-    def _read_roster(self, generation: int) -> Roster | None:
-        key = _ROSTER.format(generation)
-        (text,) = self._ask(lambda: read(self._store, [key]))
-        return None if text is None else Roster.of_text(text)
+    def decide(self, number: int, decision: dict[str, Any]) -> None:
+        """Proposes it. If the store did not answer, it may be called again, also with another
+        decision: the first that reached the store is valid."""
+        key, text = _DECISION.format(number), json.dumps(decision)
+        self._ask(lambda: self._store.compare_set(key, "", text))
 
-    def _propose(self, roster: Roster) -> None:
-        """The first roster of a generation that reaches the store is valid."""
-        key = _ROSTER.format(roster.generation)
-        self._ask(lambda: self._store.compare_set(key, "", roster.to_text()))
-
-    def _reports(self, roster: Roster, number: int) -> dict[int, Report]:
-        found = read(self._store, [_REPORT.format(number, member) for member in roster.members])
-        texts = zip(roster.members, found, strict=True)
-        return {member: Report.of_text(text) for member, text in texts if text is not None}
-
-    def _accept(self, roster: Roster) -> Roster:
-        self._roster = roster
-        with reaching_store():
-            self._heartbeat.say(State.MEMBER)
-        return roster
-
-    def _check_goes_on(self, before: Roster, after: Roster) -> None:
-        if after.is_over:
-            self.fail(
-                PeerLostError(
-                    "the members that had the model are gone: start again from a checkpoint, with "
-                    "a new store"
-                )
-            )
-        if self.id not in after.members:
-            self.fail(
-                ExpelledError(
-                    f"member {self.id} was taken for dead: it was silent for more than "
-                    f"{self._settings.lost_after:g} s (lost_after), or did not come to an exchange "
-                    f"within {self._settings.patience:g} s (timeout). Members "
-                    f"{list(after.members)} went on without it. Make a new LocalSteps, which joins "
-                    "them and takes over their model; what this process changed since its last "
-                    "exchange is lost",
-                    (self.id,),
-                )
-            )
-        if len(after.members) < self._settings.min_ranks:
-            lost = tuple(sorted(set(before.members) - set(after.members)))
-            self.fail(
-                PeerLostError(
-                    f"members {list(lost)} are gone, and {len(after.members)} are left, fewer "
-                    f"than min_ranks={self._settings.min_ranks}: start again from a checkpoint, "
-                    "with a new store",
-                    lost,
-                )
-            )
-
-    def _describe_wait(self, latest: Roster | None, asking: list[int]) -> str:
-        waited = f"member {self.id} waited {self._settings.patience:g} s (timeout=)"
-        if latest is None:
-            return f"{waited}: {len(asking)} of {self._settings.ranks} ranks came to begin"
-        return (
-            f"{waited}, and members {list(latest.members)} did not let it in, which they do after "
-            "an exchange: give a longer timeout than they need from one exchange to the next"
-        )
+    def _read(self, key: str) -> bytes | None:
+        return self._ask(lambda: read(self._store, [key]))[0]
 
     def _ask(self, call: Callable[[], T]) -> T:
-        failure = self._heartbeat.failure
+        failure = None if self._heartbeat is None else self._heartbeat.failure
         if failure is not None:
-            error = CommunicationError(
-                f"member {self.id} can't go on: its heartbeat, by which the others know that it "
-                f"lives, ended with {type(failure).__name__}: {failure}"
+            raise CommunicationError(
+                "this process can't go on: its heartbeat, by which the others know that it lives, "
+                f"ended with {type(failure).__name__}: {failure}"
+            ) from failure
+        with reaching_store():
+            return self._access.ask(call)
+
+    def _under(self, name: str) -> Store:
+        """A client of its own, for connections."""
+        return under(self._clone(self._store), name)
+
+    def _clone(self, store: Store) -> Store:
+        """A client that waits for no call of another thread. Raises StoreLostError."""
+        if not hasattr(store, "clone"):
+            raise TypeError(
+                "on_lost='continue' needs a store with clone(), which those of PyTorch 2.9 and "
+                "later have"
             )
-            error.__cause__ = failure
-            self.fail(error)
-        try:
-            with reaching_store():
-                return self._access.ask(call)
-        except StoreLostError as error:
-            self.fail(error)
+        with reaching_store():
+            cloned: Store = self._access.ask(store.clone)
+        return cloned
+
+
+def enter(store: Store, name: str, access: StoreAccess, terms: str) -> Store:
+    """The records of a training whose members meet in a store, sealed if the job has a key.
+
+    Without one in its environment, all processes that reach the store at an address of the loopback
+    are on this machine, and have their user's key.
+
+    Compares the job's key, and `terms`, which all must share, with those of the first process that
+    came. The records are sealed by a key of this training alone, which comes from a random number
+    of that process: records of another training with the same job key are not valid.
+
+    Raises JobKeyError, PeerMismatchError naming the first line that differs, and StoreLostError.
+    The others do not notice.
+    """
+    key = JobKey.of_environment() or (JobKey.of_user() if _is_on_this_machine(store) else None)
+    records = under(store, name)
+    if key is None:
+        with reaching_store():
+            access.ask(lambda: _require_same_key(records, records, _NO_KEY))
+            is_first = access.ask(lambda: Numbers(records, _SAID).take() == 0)
+            there = access.ask(lambda: records.compare_set(_TERMS, "", terms)).decode()
+        if is_first:
+            _say_no_key()
+        _compare_terms(there, terms)
+        return records
+    mark = key.derive("mark").secret.hex()[:16]  # tells keys apart, and is no help to find one
+    own = SealedStore(store, key, f"{name}{mark}/")
+    mine = json.dumps({"terms": terms, "number": secrets.token_hex(16)})
+    with reaching_store():
+        access.ask(lambda: _require_same_key(records, own, mark))
+        first = json.loads(access.ask(lambda: own.compare_set(_TERMS, "", mine)))
+    _compare_terms(first["terms"], terms)
+    return own.under("", key.derive("training", first["number"]))
+
+
+def _require_same_key(records: Store, own: Store, mark: str) -> None:
+    """A stranger can write what is compared here, so it does not count where members with the same
+    key are. Raises JobKeyError."""
+    there = records.compare_set(_KEY, "", mark).decode()
+    if there == mark or read(own, [_TERMS]) != [None]:
+        return
+    if mark == _NO_KEY:
+        raise JobKeyError(
+            "this process can't join: the members that meet in this store have a job key, and this "
+            f"process has none. Give it the same {VARIABLE}"
+        )
+    theirs = "no" if there == _NO_KEY else "another"
+    raise JobKeyError(
+        f"this process can't join: what is in this store belongs to members with {theirs} job key. "
+        f"Give all processes of the job the same {VARIABLE}, and each job a new store, or "
+        "PrefixStore('a new name', store)"
+    )
+
+
+def _is_on_this_machine(store: Store) -> bool:
+    """Whether the store is reached at an address that other machines can't reach."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, TCPStore):
+        return False
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(store.host).is_loopback
+    return store.host == "localhost"
+
+
+def _say_no_key() -> None:
+    print(
+        "gradwire: this job has no key, so whoever reaches its store and its ports can join it, "
+        f"and get its model. To keep others out: export {VARIABLE}=$(openssl rand -hex 32), with "
+        "the same value for all processes of the job",
+        file=sys.stderr,
+    )
+
+
+def _compare_terms(there: str, terms: str) -> None:
+    for theirs, mine in zip_longest(there.split("\n"), terms.split("\n"), fillvalue="nothing"):
+        if mine != theirs:
+            raise PeerMismatchError(
+                f"this process can't join: it has '{mine}', the members have '{theirs}'. Give "
+                "it the same settings and the same model"
+            )
+
+
+@contextlib.contextmanager
+def reaching_store() -> Iterator[None]:
+    """Raises StoreLostError where the store does not answer."""
+    try:
+        yield
+    except StoreUnreachableError as error:
+        raise StoreLostError(
+            f"the store where the members meet does not answer ({error}), and without it the "
+            "training can't go on: start again from a checkpoint, with a new store"
+        ) from error

@@ -1,16 +1,16 @@
 """Places in a training with servers: who has them at the beginning, and who takes a free one.
 
 Workers and servers that come first found the training. The places of workers that are lost become
-free. A process that comes later asks for one (it has a heartbeat), and the first server admits it:
-it writes the number of the heartbeat and the place into the store. Then the process says that it is
-here, and connects with all servers. Admissions are numbered, so that all servers handle them in the
-same order.
+free. A process that comes later asks for one (it has a heartbeat), and the first server decides who
+is admitted: the number of the heartbeat and the place. Then the process says that it is here, and
+connects with all servers. Admissions are numbered, so that all servers handle them in the same
+order.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,23 +19,27 @@ from typing import TypeVar
 
 from torch.distributed.distributed_c10d import Store
 
+from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.errors import (
     CommunicationError,
     JobKeyError,
     PeerLostError,
     PeerSilentError,
+    StoreLostError,
 )
 from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.sealed_store import Numbers, read, under
-from gradwire.torch.link.store_access import StoreAccess
+from gradwire.torch.link.sealed_store import Numbers
+from gradwire.torch.link.thread import ABORT_SECONDS, join
 from gradwire.torch.members.heartbeat import Heartbeat, State
-from gradwire.torch.members.meeting_store import clone, enter, reaching_store
+from gradwire.torch.members.membership import (
+    CONNECT_SECONDS,
+    LOOK_SECONDS,
+    MemberSettings,
+    Membership,
+    reaching_store,
+)
 
-LOST_AFTER = 30.0  # seconds, if nothing else is given
-_LOOK_SECONDS = 0.05  # between two looks at the store
-_CONNECT_SECONDS = 30.0  # both sides come at the same time
 _SERVER = "server/{}"
-_ADMISSION = "admission/{}"
 _HERE = "here/{}"
 
 T = TypeVar("T")
@@ -47,25 +51,6 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True)
-class PlaceSettings:
-    """workers, servers: places. lost_after: seconds; see Heartbeat. patience: seconds that a
-    process waits for a place."""
-
-    workers: int
-    servers: int
-    lost_after: float
-    patience: float
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.lost_after) and self.lost_after > 0):
-            raise ValueError(f"lost_after is {self.lost_after}; it is a number of seconds")
-
-    @property
-    def ranks_of_servers(self) -> range:
-        return range(self.workers, self.workers + self.servers)
-
-
-@dataclass(frozen=True)
 class Admission:
     """The process whose heartbeat has the number `member` gets the place `rank`."""
 
@@ -74,21 +59,15 @@ class Admission:
     rank: int
 
 
-class Places:
+class Places(Membership):
     """This process and its place.
 
     rank   its place: workers have the first ones. None: it joins, and has none yet
     """
 
-    def __init__(self, store: Store, settings: PlaceSettings, role: Role, terms: str) -> None:
-        """Compares `terms`, the settings that all must share, with those in the store.
-
-        Raises PeerMismatchError if they differ, StoreLostError if the store is gone, and
-        CommunicationError for a server that is one too many.
-        """
-        self.settings = settings
-        self._access = StoreAccess()
-        self._store = enter(clone(store, self._access), "gradwire/servers/", self._access, terms)
+    def __init__(self, store: Store, settings: MemberSettings, role: Role, terms: str) -> None:
+        """As Membership. Raises CommunicationError for a server that is one too many."""
+        super().__init__(store, settings, terms)
         number = self._ask(Numbers(self._store, role).take)
         self.rank: int | None = number
         if role is Role.SERVER:
@@ -105,9 +84,7 @@ class Places:
     def founding(self) -> Meeting:
         """Where those meet that begin."""
         assert self.rank is not None
-        world_size = self.settings.workers + self.settings.servers
-        store = under(clone(self._store, self._access), "founding/")
-        return Meeting(store, self.rank, world_size)
+        return Meeting(self._under("founding/"), self.rank, self.settings.ranks)
 
     def join(self, connect: Callable[[Meeting], T]) -> T:
         """Waits for a free place, sets `rank`, and returns what `connect` makes of the meeting with
@@ -115,8 +92,7 @@ class Places:
 
         Raises PeerLostError if a server is gone, PeerSilentError if no place becomes free.
         """
-        with reaching_store():
-            heartbeat = Heartbeat(clone(self._store, self._access), self.settings.lost_after)
+        heartbeat = self.live()
         try:
             end = time.monotonic() + self.settings.patience
             number = 0
@@ -137,7 +113,7 @@ class Places:
                         f"{self.settings.patience:g} s (timeout=): all of them live"
                     )
                 else:
-                    self._access.pause(_LOOK_SECONDS)
+                    self._access.pause(LOOK_SECONDS)
         finally:
             heartbeat.stop()
 
@@ -146,37 +122,29 @@ class Places:
         this is the process."""
         numbers = [admission.rank, *self.settings.ranks_of_servers]
         place = 0 if server is None else numbers.index(server)
-        store = under(clone(self._store, self._access), f"joining/{admission.number}/")
-        return Meeting(store, place, len(numbers), (), _CONNECT_SECONDS, numbers)
-
-    # A server ----------------------------------------------------------------------------------
+        store = self._under(f"joining/{admission.number}/")
+        return Meeting(store, place, len(numbers), (), CONNECT_SECONDS, numbers)
 
     def begin_serving(self) -> Heartbeat:
         """Says that this server is there."""
+        heartbeat = self.live()
         with reaching_store():
-            heartbeat = Heartbeat(clone(self._store, self._access), self.settings.lost_after)
             heartbeat.say(State.MEMBER)
         self._ask(lambda: self._store.set(_SERVER.format(self.rank), str(heartbeat.id)))
         return heartbeat
 
-    def admit(self, admission: Admission) -> None:
-        """Called by the first server only. If the store did not answer, it may be called again,
-        also with another admission of this number: the first that reached the store is valid."""
-        key, text = _ADMISSION.format(admission.number), json.dumps(asdict(admission))
-        self._ask(lambda: self._store.compare_set(key, "", text))
-
     def admission(self, number: int) -> Admission | None:
         """The admission of this number, if there is one yet."""
-        text = self._read(_ADMISSION.format(number))
-        return None if text is None else Admission(**json.loads(text))
+        found = self.decision(number)
+        return None if found is None else Admission(**found)
+
+    def admit(self, admission: Admission) -> None:
+        """Called by the first server only; see `decide`."""
+        self.decide(admission.number, asdict(admission))
 
     def is_here(self, admission: Admission) -> bool:
         """Whether the process that is admitted waits for the connection."""
         return self._read(_HERE.format(admission.number)) is not None
-
-    def hurry(self) -> None:
-        """Ends all waits for the store."""
-        self._access.hurry()
 
     def _require_servers(self, heartbeat: Heartbeat) -> None:
         found = {rank: self._read(_SERVER.format(rank)) for rank in self.settings.ranks_of_servers}
@@ -190,9 +158,83 @@ class Places:
                 tuple(gone),
             )
 
-    def _read(self, key: str) -> bytes | None:
-        return self._ask(lambda: read(self._store, [key]))[0]
 
-    def _ask(self, call: Callable[[], T]) -> T:
-        with reaching_store():
-            return self._access.ask(call)
+class Admissions:
+    """Connects a server with the processes that are admitted, in a thread of its own. The first
+    server decides which are.
+
+    A store that is gone ends nothing: nobody can join until it answers again.
+    """
+
+    def __init__(
+        self, places: Places, timeout: float, on_arrival: Callable[[int, Connection], None]
+    ) -> None:
+        """timeout: of the connections. on_arrival: called in the thread, with the place of a
+        process and the connection, which has all servers in it."""
+        assert places.rank is not None
+        self._places, self._timeout, self._on_arrival = places, timeout, on_arrival
+        self._rank: int = places.rank
+        self._decides = self._rank == places.settings.workers
+        self._heartbeat = places.begin_serving()
+        self._free: set[int] = set()
+        # By place: the heartbeat of the process that connected last. It may still seem to ask.
+        self._holders: dict[int, int] = {}
+        self._changing = threading.Lock()  # of `_free` and `_holders`
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gradwire-admissions", daemon=True)
+        self._thread.start()
+
+    def offer(self, rank: int) -> None:
+        """The place of this rank is free. If the process that had it lives, it may ask again."""
+        with self._changing:
+            self._free.add(rank)
+            self._holders.pop(rank, None)
+
+    def stop(self) -> bool:
+        """Admits nobody any more. Returns whether all threads have ended."""
+        self._stopping.set()
+        left = self._places.leave()
+        return join([self._thread], ABORT_SECONDS) and left
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stopping.wait(LOOK_SECONDS):
+            with contextlib.suppress(StoreLostError):
+                if self._decides:
+                    self._decide(number)
+                admission = self._places.admission(number)
+                if admission is not None:
+                    number += 1
+                    with self._changing:
+                        self._free.discard(admission.rank)
+                    self._connect(admission)
+
+    def _decide(self, number: int) -> None:
+        """Gives the lowest free place to the process that has asked first."""
+        with self._changing:
+            asking = set(self._heartbeat.asking()) - set(self._holders.values())
+            rank = min(self._free, default=None)
+        if asking and rank is not None:
+            self._places.admit(Admission(number, min(asking), rank))
+
+    def _connect(self, admission: Admission) -> None:
+        try:
+            self._await(admission)
+            meeting = self._places.meeting(admission, self._rank)
+            connection = Connection(meeting, self._timeout)
+        except (JobKeyError, PeerLostError, PeerSilentError, StoreLostError):
+            # It is gone again, or a stranger came; if it lives, it still asks.
+            if self._decides:
+                self.offer(admission.rank)
+            return
+        with self._changing:
+            self._holders[admission.rank] = admission.member
+        self._on_arrival(admission.rank, connection)
+
+    def _await(self, admission: Admission) -> None:
+        """Waits until the process is where all connect. Raises PeerLostError if it is gone."""
+        end = time.monotonic() + self._places.settings.lost_after
+        while not self._places.is_here(admission):
+            is_late = time.monotonic() > end or self._heartbeat.is_gone(admission.member)
+            if is_late or self._stopping.wait(LOOK_SECONDS):
+                raise PeerLostError("the process that was admitted did not come", ())

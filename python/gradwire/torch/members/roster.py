@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,9 @@ class Roster:
     unsent: tuple[int, ...]
     is_over: bool = False
 
-    def to_text(self) -> str:
-        return json.dumps(asdict(self))
-
     @staticmethod
-    def of_text(text: bytes) -> Roster:
-        found = json.loads(text)
+    def of(found: dict[str, Any]) -> Roster:
+        """From its fields, as JSON has them."""
         lists = {name: tuple(found[name]) for name in ("members", "receivers", "unsent")}
         return Roster(**found | lists)
 

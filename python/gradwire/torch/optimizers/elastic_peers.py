@@ -31,7 +31,7 @@ from gradwire.torch.link.errors import (
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import only_here
 from gradwire.torch.link.wire import Kind, Wire
-from gradwire.torch.members.membership import Membership
+from gradwire.torch.members.generations import Generations
 from gradwire.torch.members.roster import Report, Roster
 from gradwire.torch.optimizers.averaging import Averaging, Exchange, Peers
 from gradwire.torch.records.checkpoint import Residual, StateDict, from_bytes, to_bytes
@@ -61,7 +61,7 @@ class ElasticPeers(Peers):
 
     def __init__(
         self,
-        membership: Membership,
+        membership: Generations,
         averaging: Averaging,
         connect: Callable[[Meeting], Session],
         optimizer: str,

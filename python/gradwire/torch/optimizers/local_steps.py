@@ -33,7 +33,8 @@ from gradwire.local_schedule import Schedule
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.wire import Wire
-from gradwire.torch.members.membership import MemberSettings, Membership
+from gradwire.torch.members.generations import Generations
+from gradwire.torch.members.membership import LOST_AFTER, MemberSettings
 from gradwire.torch.optimizers.averaging import Averaging, Peers
 from gradwire.torch.optimizers.elastic_peers import ElasticPeers
 from gradwire.torch.optimizers.elastic_settings import check_elastic
@@ -59,7 +60,7 @@ from gradwire.torch.records.wrapping_optimizer import (
 )
 from gradwire.torch.session.session import Session
 
-_MIN_RANKS, _LOST_AFTER = 1, 30.0
+_MIN_RANKS = 1
 _ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
 # Their steps shrink with the root of the second moment of the gradient that they are given.
 _OF_SECOND_MOMENTS = (
@@ -172,7 +173,7 @@ class LocalSteps(WrappingOptimizer):
         store: Store | None = None,
         ranks: int | None = None,
         min_ranks: int = _MIN_RANKS,
-        lost_after: float = _LOST_AFTER,
+        lost_after: float = LOST_AFTER,
         codec: str | None = None,
         **settings: Unpack[ExchangeArguments],
     ) -> None:
@@ -216,12 +217,12 @@ class LocalSteps(WrappingOptimizer):
             "store": store is not None,
             "ranks": ranks is not None,
             "min_ranks": min_ranks != _MIN_RANKS,
-            "lost_after": lost_after != _LOST_AFTER,
+            "lost_after": lost_after != LOST_AFTER,
         }
         check_elastic(on_lost, given, store, ranks, replica.shards, schedule, exchange_settings)
         members = None
         if ranks is not None:
-            members = MemberSettings(ranks, min_ranks, lost_after, exchange_settings.timeout)
+            members = MemberSettings(ranks, exchange_settings.timeout, lost_after, min_ranks)
         super().__init__(optimizer)
         self.every = every
         self._clip_norm = clip_norm
@@ -268,7 +269,7 @@ class LocalSteps(WrappingOptimizer):
         if members is not None and store is not None:
             follows.append(f"min_ranks {min_ranks}, lost_after {lost_after:g}")
             self._peers = ElasticPeers(
-                Membership(store, members, replica.describe(follows)),
+                Generations(store, members, replica.describe(follows)),
                 self._averaging,
                 lambda meeting: Session(settled, meeting=meeting),
                 type(optimizer).__name__,

@@ -27,8 +27,7 @@ from gradwire.torch.link.errors import (
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 from gradwire.torch.link.wire import NOTHING, TEXT_BYTES, Bytes, Kind, Limits, LostError
-from gradwire.torch.members.places import Places
-from gradwire.torch.server.admissions import Admissions
+from gradwire.torch.members.places import Admissions, Places
 
 _ENDLESS = 365 * 86400.0
 _GRACE_SECONDS = 1.0  # after the timeout, for what arrived while this process slept

@@ -18,7 +18,8 @@ from gradwire.torch.link.errors import (
     OutgrownResidualWarning,
     UnmatchedPatternWarning,
 )
-from gradwire.torch.members.places import LOST_AFTER, Places, PlaceSettings, Role
+from gradwire.torch.members.membership import LOST_AFTER, MemberSettings
+from gradwire.torch.members.places import Places, Role
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
     DEFAULT_CODEC,
@@ -492,7 +493,9 @@ class ServerOptimizer(WrappingOptimizer):
 
     def _take_place(self, store: Store, servers: int, role: str, lost_after: float | None) -> None:
         lost_after = LOST_AFTER if lost_after is None else lost_after
-        settings = PlaceSettings(self.workers, servers, lost_after, self._settings.timeout)
+        settings = MemberSettings(
+            self.world_size, self._settings.timeout, lost_after, servers=servers
+        )
         self._places = Places(store, settings, Role(role), self._setup)
         if self._places.rank is None:
             self._arrival = self._places.join(

@@ -1,0 +1,210 @@
+"""Equal ranks that come and go, in generations: who belongs to one is a decision of the last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import NoReturn, TypeVar
+
+from torch.distributed.distributed_c10d import Store
+
+from gradwire.torch.link.errors import (
+    CommunicationError,
+    ExpelledError,
+    PeerLostError,
+    PeerSilentError,
+)
+from gradwire.torch.link.meeting import Meeting
+from gradwire.torch.link.sealed_store import read
+from gradwire.torch.members.heartbeat import State
+from gradwire.torch.members.membership import (
+    CONNECT_SECONDS,
+    LOOK_SECONDS,
+    MemberSettings,
+    Membership,
+    reaching_store,
+)
+from gradwire.torch.members.roster import Report, Roster, follow, found_training
+
+_REPORT = "report/{}/{}"
+
+T = TypeVar("T")
+
+
+class Generations(Membership):
+    """This process among equal ranks. Lasts until `leave`, or until an error ends it."""
+
+    def __init__(self, store: Store, settings: MemberSettings, terms: str) -> None:
+        """As Membership; the others see that this process asks to join."""
+        super().__init__(store, settings, terms)
+        self._beat = self.live()
+        self._roster: Roster | None = None
+        self._error: Exception | None = None
+
+    @property
+    def id(self) -> int:
+        return self._beat.id
+
+    @property
+    def roster(self) -> Roster:
+        assert self._roster is not None, "join comes first"
+        return self._roster
+
+    def check(self) -> None:
+        """Raises the error that ended the membership."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def join(self) -> Roster:
+        """Waits until this process is in a generation, the first or a later one.
+
+        Raises PeerLostError if the members that once were are all gone, PeerSilentError if they do
+        not let it in, or not enough come.
+        """
+        end = time.monotonic() + self.settings.patience
+        while True:
+            latest = self._latest()
+            if latest is not None and self.id in latest.members:
+                return self._accept(latest)
+            asking = self._beat.asking()
+            if latest is None and len(asking) >= self.settings.ranks:
+                self._propose(found_training(asking))
+                continue
+            if latest is not None and all(map(self._beat.is_gone, latest.members)):
+                self.fail(
+                    PeerLostError(
+                        f"member {self.id} can't join: the members {list(latest.members)} of this "
+                        "store are gone. Start again from a checkpoint, with a new store, or "
+                        "PrefixStore('a new name', store)"
+                    )
+                )
+            if time.monotonic() > end:
+                self.fail(PeerSilentError(self._describe_wait(latest, asking)))
+            self._access.pause(LOOK_SECONDS)
+
+    def meet(self, report: Report) -> Roster:
+        """Ends the generation, and waits until the next one is decided.
+
+        Raises ExpelledError if the others went on without this process, PeerLostError if too few
+        are left.
+        """
+        before, number = self.roster, self.roster.generation + 1
+        own, text = _REPORT.format(number, self.id), report.to_text()
+        end = time.monotonic() + self.settings.patience
+        while (after := self._read_roster(number)) is None:
+            # Again in each turn: where the store can be reached, a stranger can overwrite it.
+            self._ask(lambda: self._store.set(own, text))
+            reports = self._ask(lambda: self._reports(before, number))
+            late = [m for m in before.members if m not in reports]
+            if time.monotonic() > end or all(map(self._beat.is_gone, late)):
+                self._propose(follow(before, reports))
+            else:
+                self._access.pause(LOOK_SECONDS)
+        self._check_goes_on(before, after)
+        return self._accept(after)
+
+    def meeting(self) -> Meeting:
+        """Where the generation's members connect."""
+        roster = self.roster
+        store = self._under(f"generation/{roster.generation}/")
+        place = roster.members.index(self.id)
+        seconds = max(CONNECT_SECONDS, 2 * self.settings.lost_after)
+        return Meeting(store, place, len(roster.members), roster.members, seconds)
+
+    def watch(self, on_silence: Callable[[], None]) -> None:
+        """Calls it, in another thread, when a member of the generation falls silent."""
+        self._beat.watch(self.roster.members, on_silence)
+
+    def asking(self) -> tuple[int, ...]:
+        """The processes that ask to join."""
+        # A member that was let in a moment ago may still seem to ask.
+        return tuple(sorted(set(self._beat.asking()) - set(self.roster.members)))
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended the membership."""
+        return self._error
+
+    def fail(self, error: CommunicationError) -> NoReturn:
+        """Ends the membership with this error, and raises it."""
+        self._error = error
+        self.leave()
+        raise error
+
+    def leave(self) -> bool:
+        if self._error is None:
+            self._error = CommunicationError("it was closed, and can take no further step")
+        return super().leave()
+
+    def _latest(self) -> Roster | None:
+        """The last generation that was decided."""
+        latest = self._roster
+        while found := self._read_roster(0 if latest is None else latest.generation + 1):
+            latest = self._roster = found
+        return latest
+
+    def _read_roster(self, generation: int) -> Roster | None:
+        found = self.decision(generation)
+        return None if found is None else Roster.of(found)
+
+    def _propose(self, roster: Roster) -> None:
+        self.decide(roster.generation, asdict(roster))
+
+    def _reports(self, roster: Roster, number: int) -> dict[int, Report]:
+        found = read(self._store, [_REPORT.format(number, member) for member in roster.members])
+        texts = zip(roster.members, found, strict=True)
+        return {member: Report.of_text(text) for member, text in texts if text is not None}
+
+    def _accept(self, roster: Roster) -> Roster:
+        self._roster = roster
+        with reaching_store():
+            self._beat.say(State.MEMBER)
+        return roster
+
+    def _check_goes_on(self, before: Roster, after: Roster) -> None:
+        if after.is_over:
+            self.fail(
+                PeerLostError(
+                    "the members that had the model are gone: start again from a checkpoint, with "
+                    "a new store"
+                )
+            )
+        if self.id not in after.members:
+            self.fail(
+                ExpelledError(
+                    f"member {self.id} was taken for dead: it was silent for more than "
+                    f"{self.settings.lost_after:g} s (lost_after), or did not come to an exchange "
+                    f"within {self.settings.patience:g} s (timeout). Members "
+                    f"{list(after.members)} went on without it. Make a new LocalSteps, which joins "
+                    "them and takes over their model; what this process changed since its last "
+                    "exchange is lost",
+                    (self.id,),
+                )
+            )
+        if len(after.members) < self.settings.min_ranks:
+            lost = tuple(sorted(set(before.members) - set(after.members)))
+            self.fail(
+                PeerLostError(
+                    f"members {list(lost)} are gone, and {len(after.members)} are left, fewer "
+                    f"than min_ranks={self.settings.min_ranks}: start again from a checkpoint, "
+                    "with a new store",
+                    lost,
+                )
+            )
+
+    def _describe_wait(self, latest: Roster | None, asking: list[int]) -> str:
+        waited = f"member {self.id} waited {self.settings.patience:g} s (timeout=)"
+        if latest is None:
+            return f"{waited}: {len(asking)} of {self.settings.ranks} ranks came to begin"
+        return (
+            f"{waited}, and members {list(latest.members)} did not let it in, which they do after "
+            "an exchange: give a longer timeout than they need from one exchange to the next"
+        )
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        """An error ends the membership."""
+        try:
+            return super()._ask(call)
+        except CommunicationError as error:
+            self.fail(error)
