@@ -125,7 +125,7 @@ def _make_with_buffer() -> TwoPaths:
 
 def run_behind(job: Job, damage: Damage) -> Served:
     """Worker 0 is away for more versions than the server keeps."""
-    return run_damaged(replace(job, stalled=0, stall_seconds=3.0), damage)
+    return run_damaged(replace(job, stalled=0), damage)
 
 
 def make_replicas(damage: Damage | Excess) -> str:

@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch h
 from gradwire.torch import ServerOptimizer
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.server.server_link import Message
 from server_jobs import LOCAL
 from training import TwoPaths, batch, digest, make_model
 
@@ -32,7 +33,8 @@ class Course:
              "kill in JOIN", "kill in CATCH_UP" or "kill in pull" (before it asks for the model,
              after that, before it says for which version it pushes), "close" (it does not connect)
     folder   a file NUMBER-VERSION appears there for every version that a worker has, rankRANK with
-             the number of the process that has the place, and askedNUMBER when it has asked
+             the number of the process that has the place, askedNUMBER when it has asked, and then
+             SERVER-knows-RANK when this server knows that the process wants the model
     hold     a worker that has one of these versions, or a later one, waits until the file goVERSION
              is in the folder
     """
@@ -96,7 +98,7 @@ def _run(store: TCPStore, course: Course, ended: Ended) -> None:
         model.last = nn.Linear(12 * 14, course.classes)
     if course.has_buffers:
         model.register_buffer("seen", torch.zeros(1))
-    arguments = {"lost_after": 4.0, "timeout": 60.0, "servers": course.servers} | course.options
+    arguments = {"lost_after": 12.0, "timeout": 60.0, "servers": course.servers} | course.options
     optimizer = ServerOptimizer(
         LOCAL[course.local](model.parameters()),
         model=model,
@@ -111,6 +113,7 @@ def _run(store: TCPStore, course: Course, ended: Ended) -> None:
         (Path(course.folder) / f"rank{optimizer.rank}").write_text(str(course.number))
     try:
         if optimizer.is_server:
+            _tell_of_joins(optimizer, course)
             optimizer.serve()
         else:
             _train(optimizer, model, course, ended)
@@ -128,7 +131,7 @@ def _train(optimizer: ServerOptimizer, model: TwoPaths, course: Course, ended: E
         assert isinstance(optimizer.error, CommunicationError)
         _meet(Path(course.folder), course, 0)
     if optimizer.joined:
-        _watch_joining(course)
+        _watch_joining(optimizer.rank, course)
     optimizer.connect()
     ended.began = optimizer.version
     if optimizer.joined:
@@ -167,7 +170,18 @@ def _meet(folder: Path, course: Course, version: int) -> None:
                 time.sleep(0.05)
 
 
-def _watch_joining(course: Course) -> None:
+def _tell_of_joins(optimizer: ServerOptimizer, course: Course) -> None:
+    side: Any = optimizer._side
+    take_join = side._take_join
+
+    def take_and_tell(message: Message) -> None:
+        take_join(message)
+        (Path(course.folder) / f"{optimizer.rank}-knows-{message.peer}").touch()
+
+    side._take_join = take_and_tell
+
+
+def _watch_joining(rank: int, course: Course) -> None:
     """Notes when this process has asked for the model, and kills it at the moment of its deed."""
     moment = course.deed.removeprefix("kill in ") if course.deed.startswith("kill in ") else ""
     send, joins = Wire.send, 0
@@ -179,6 +193,9 @@ def _watch_joining(course: Course) -> None:
     def send_and_note(wire: Wire, peer: int, kind: Kind, *args: Any) -> None:
         nonlocal joins
         joins += kind is Kind.JOIN
+        if kind is Kind.JOIN and joins == 1:  # of the one before
+            for known in Path(course.folder).glob(f"*-knows-{rank}"):
+                known.unlink()
         if kind is Kind.JOIN and joins > course.servers and moment == "pull":
             die()
         send(wire, peer, kind, *args)
@@ -191,3 +208,19 @@ def _watch_joining(course: Course) -> None:
     if moment == "JOIN":
         die()
     Wire.send = send_and_note  # type: ignore
+
+
+def wait_file(path: Path) -> None:
+    end = time.monotonic() + 240
+    while not path.exists():
+        there = " ".join(sorted(each.name for each in path.parent.iterdir()))
+        assert time.monotonic() < end, f"no {path.name}: {there}"
+        time.sleep(0.05)
+
+
+def wait_asked(folder: Path, number: int, course: Course) -> None:
+    """Until this process has a place, and all servers know that it wants the model."""
+    wait_file(folder / f"asked{number}")
+    (rank,) = (p.name[4:] for p in folder.glob("rank*") if p.read_text() == str(number))
+    for server in range(course.ranks - course.servers, course.ranks):
+        wait_file(folder / f"{server}-knows-{rank}")

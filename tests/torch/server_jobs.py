@@ -31,8 +31,8 @@ class Job:
     local: str = "sgd"
     arguments: dict[str, Any] = field(default_factory=dict)  # of ServerOptimizer
     decay: float = 1.0  # a scheduler on the workers multiplies lr by it in each step
-    stalled: int = -1  # a worker that sleeps before its step 3
-    stall_seconds: float = 0.0
+    stalled: int = -1  # a worker that waits, before its step 3,
+    stall_versions: int = 8  # until another one has so many versions more
     non_finite: int = -1  # a worker whose gradient of step 2 holds NaN
     non_finite_at_backward: int = -1  # the same, but the backward pass computes it
     victim: int = -1  # a rank that sends itself `signal` from version 4 on
@@ -97,8 +97,8 @@ def _train(job: Job, model: nn.Module, optimizer: ServerOptimizer, served: Serve
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, job.decay)
     step = 0
     while optimizer.version < job.versions:
-        if step == 3 and optimizer.rank == job.stalled:
-            time.sleep(job.stall_seconds)
+        if job.stalled >= 0:
+            _stall_or_tell(job, optimizer, step)
         if step == 3 and optimizer.rank == job.leaver:
             break
         _on_version(job, optimizer, optimizer.version)
@@ -119,6 +119,16 @@ def _train(job: Job, model: nn.Module, optimizer: ServerOptimizer, served: Serve
         optimizer.synchronize()
         served.digests[optimizer.version] = digest(model)
     optimizer.close()
+
+
+def _stall_or_tell(job: Job, optimizer: ServerOptimizer, step: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
+    if optimizer.rank != job.stalled:
+        store.set("version", str(optimizer.version))
+    elif step == 3:
+        ahead = optimizer.version + job.stall_versions
+        while int(store.get("version")) < ahead:
+            time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from gradwire.torch.members.generations import Generations
 from gradwire.torch.members.heartbeat import Heartbeat, State
 from gradwire.torch.members.membership import MemberSettings, enter
 from gradwire.torch.members.roster import Report
-from joining_jobs import Course
+from joining_jobs import Course, wait_asked
 from key_jobs import KEY, OTHER_KEY, Keyed, run, train_with_hook
 from member_jobs import Fleet, Plan
 from member_jobs import host_store as host_until_killed
@@ -491,8 +491,7 @@ def test_a_place_is_for_processes_with_the_key(fleet: Fleet, tmp_path: Path) -> 
     assert refused.error.startswith("JobKeyError: this process can't join: ")
     assert refused.digests == {}
     fleet.start(3, Keyed(KEY, course.become(number=3, hold=())), run)
-    wait_until(lambda: (tmp_path / "asked3").exists(), 120)
-    time.sleep(1.0)  # until the server knows that it wants the model
+    wait_asked(tmp_path, 3, course)
     (tmp_path / "go8").touch()
     ended = fleet.collect(0, 3, 100)
     assert [each.error for each in ended] == ["", "", ""]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cluster import free_port
-from joining_jobs import Course, Ended, take_part
+from joining_jobs import Course, Ended, take_part, wait_asked, wait_file
 from member_jobs import Fleet, Plan, host_store
 from selection import long
 
@@ -63,15 +63,10 @@ class Training:
 
     def wait_asked(self, number: int) -> None:
         """Until the process has a place, and the servers know that it wants the model."""
-        self.wait_file(f"asked{number}")
-        time.sleep(1.0)
+        wait_asked(self.folder, number, self.plain)
 
     def wait_file(self, name: str) -> None:
-        end = time.monotonic() + 120
-        while not (self.folder / name).exists():
-            there = " ".join(sorted(path.name for path in self.folder.iterdir()))
-            assert time.monotonic() < end, f"no {name}: {there}"
-            time.sleep(0.05)
+        wait_file(self.folder / name)
 
     def go(self) -> None:
         """Worker 0 holds no longer, until it has the next of these versions."""

@@ -52,7 +52,7 @@ def test_compressed_training_on_two_servers(cluster: Cluster) -> None:
 
 
 def test_a_stalled_worker_is_done_without_and_catches_up(cluster: Cluster) -> None:
-    job = Job(versions=40, stalled=1, stall_seconds=1.0, arguments={"backup_workers": 1})
+    job = Job(versions=40, stalled=1, arguments={"backup_workers": 1})
     answers = cluster.run(4, run, job)
     check_replicas(answers[:3])
     dropped = answers[3].stats["dropped_pushes"]
@@ -67,7 +67,7 @@ def test_a_worker_away_for_longer_than_the_history_gets_the_model(
     cluster: Cluster, staleness: int
 ) -> None:
     few = {"backup_workers": 1, "history": 2, "staleness": staleness}
-    job = Job(versions=60, stalled=1, stall_seconds=1.0, arguments=few)
+    job = Job(versions=60, stalled=1, arguments=few)
     answers = cluster.run(4, run, job)
     check_replicas(answers[:3])  # the same bits as workers that pulled every version
     assert all(answer.version >= 60 for answer in answers[:3])

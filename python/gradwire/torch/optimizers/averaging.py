@@ -378,12 +378,3 @@ class Averaging:
         for tensor in chain(*(f.anchors for f in self.fragments), *momenta):
             digest.update(tensor.detach().contiguous().numpy())
         return digest.hexdigest()
-
-    def anchors(self) -> dict[str, Any]:
-        """The values on which all ranks agreed last, by the names of the model's state_dict."""
-        model, parameters = self._replica.model, self._replica.parameters
-        name_of = {id(parameter): name for name, parameter in model.named_parameters()}
-        anchors: dict[int, torch.Tensor] = {}
-        for fragment in self.fragments:
-            anchors |= zip(fragment.places, (a.detach() for a in fragment.anchors), strict=True)
-        return {name_of[id(p)]: anchors[place] for place, p in enumerate(parameters)}

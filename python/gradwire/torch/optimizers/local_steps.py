@@ -395,7 +395,13 @@ class LocalSteps(WrappingOptimizer):
     def anchors(self) -> dict[str, torch.Tensor]:
         """The values on which all ranks agreed last, by the names that the model's state_dict has:
         the model to evaluate while the ranks' own differ. This object goes on to change them."""
-        return self._averaging.anchors()
+        name_of = {id(p): name for name, p in self._replica.model.named_parameters()}
+        anchors = {
+            place: anchor.detach()
+            for fragment in self._averaging.fragments
+            for place, anchor in zip(fragment.places, fragment.anchors, strict=True)
+        }
+        return {name_of[id(p)]: anchors[i] for i, p in enumerate(self._replica.parameters)}
 
     @property
     def rank(self) -> int:

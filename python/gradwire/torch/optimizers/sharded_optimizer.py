@@ -30,7 +30,6 @@ from gradwire.torch.records.exchange_settings import (
     CodecArguments,
     ExchangeSettings,
 )
-from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import OptionsText, copy_gradient, options_of
@@ -42,10 +41,10 @@ from gradwire.torch.records.wrapping_optimizer import (
     require_optimizer,
 )
 from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.session import Session
+from gradwire.torch.session.session import Session, SessionOwner
 
 
-class ShardedOptimizer(WrappingOptimizer):
+class ShardedOptimizer(SessionOwner, WrappingOptimizer):
     """Wraps an optimizer of one process and keeps its interface.
 
         optimizer = ShardedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
@@ -80,6 +79,8 @@ class ShardedOptimizer(WrappingOptimizer):
     that a coarse codec sends: the first step gives a CoarseGradientsWarning, as with the hook.
     """
 
+    _session: Session
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -104,7 +105,7 @@ class ShardedOptimizer(WrappingOptimizer):
         self._shard = shard = Shard(optimizer, self._own_use)
         # `update` is the shard's: the session would keep this object alive through its own method.
         replica.settings = replace(replica.settings, update=shard.update)
-        self._session = session = Session(replica.settings)
+        session = self._session = Session(replica.settings)
         session.close_with(self)
         self._bucket = ReplicaBucket(replica.named)
         self._options = OptionsText()
@@ -176,27 +177,11 @@ class ShardedOptimizer(WrappingOptimizer):
     def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
         self._shard.state = state
 
-    @property
-    def error(self) -> Exception | None:
-        """The error that ended the communication; after it no step can be taken."""
-        return self._session.error
-
-    def explain(self, error: BaseException) -> BaseException:
-        """As GradwireState.explain."""
-        return self._session.explain(error)
-
     def close(self) -> None:
         """Ends the communication thread and its process group, and gives the wrapped optimizer
         back. Statistics and residuals stay. Happens by itself at exit, or when this is dropped."""
-        self._session.close()
+        super().close()
         self._own_use.end()
-
-    def last_step(self) -> dict[str, Any]:
-        """This rank's last complete step: bytes, bits a value (None: no value) and timings."""
-        return self._session.runner.last_step.summary()
-
-    def _find_scalars(self) -> dict[str, float | None]:
-        return scalars_of(self._session.runner.last_step, self._session.runner.totals)
 
     def stats(self) -> Stats:
         """Sums over all steps of this rank, and the tensors that go raw, with the reasons."""
