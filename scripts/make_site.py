@@ -23,7 +23,7 @@ REFERENCE = "docs/reference"
 
 GATHERED = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "rtl/README.md"),
-    *("docs/*.md", "docs/*/*.md", "spec/*.md"),
+    *("docs/*.md", "docs/*/*.md", "docs/results/evaluation/*.md", "spec/*.md"),
     "src/codecs/*/spec.md",
 )
 
