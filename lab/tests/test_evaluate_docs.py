@@ -34,7 +34,10 @@ def test_the_page_is_made_of_the_runs(
     if (findings := PAGES / name / page.FINDINGS).exists():
         (tmp_path / name).mkdir()
         shutil.copy(findings, tmp_path / name)
-    made, command = tmp_path / f"{name}.md", f"gradwire evaluate {name} --out docs/results/evaluation"
+    made, command = (
+        tmp_path / f"{name}.md",
+        f"gradwire evaluate {name} --out docs/results/evaluation",
+    )
     page.write(evaluation, found, page.describe_machines(documents), command, made)
     assert made.read_text() == (PAGES / made.name).read_text()
 
