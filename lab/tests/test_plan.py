@@ -14,10 +14,12 @@ import pytest
 import cli_runner
 from gradwire import machine
 from gradwire._core import Layout
+from gradwire._core import exchange_cost as core_cost
 from gradwire_lab.cli import plan as plan_command
 from gradwire_lab.plan import assumed, measure
 from gradwire_lab.plan.advise import MARGIN, make_plan
 from gradwire_lab.plan.cluster import Cluster
+from gradwire_lab.plan.costs import Volume, exchange_cost
 from gradwire_lab.plan.predict import DDP, cut_buckets, predict
 from gradwire_lab.plan.profile import (
     CodecSpeed,
@@ -584,3 +586,19 @@ def test_a_busy_machine_is_said(
         assert ("its times are too long" in said) == is_busy
         assert ("In doubt: other work kept the machine busy" in said) == is_busy
     assert machine.load_average() is not None
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("exchange", ["sharded", "ring", "broadcast", "terngrad"])
+def test_work_and_bytes_are_those_that_the_core_states(exchange: str, ranks: int) -> None:
+    """On ranks of equal shares; the core counts no headers."""
+    volume = Volume(1000.0, 300.0, 500.0)
+    cost = exchange_cost(exchange, volume, Cluster(ranks, None))
+    scales = 0.0 if exchange == "terngrad" else None
+    stated = core_cost(exchange, 0, ranks, 1000.0, 300.0, 500.0, scale_bytes=scales)
+    assert cost.ways == stated["messages"]
+    assert cost.handled == stated["messages_sent"] + stated["messages_received"]
+    assert cost.encoded == pytest.approx(stated["values_encoded"])
+    assert cost.decoded == pytest.approx(stated["values_decoded"])
+    headers = cost.rank_bytes - stated["bytes_sent"]
+    assert 0 < headers <= 47 * stated["messages_sent"] + 1e-9

@@ -10,13 +10,14 @@ from gradwire_lab.plan.cluster import Cluster, count_servers
 from gradwire_lab.plan.costs import EXCHANGES
 from gradwire_lab.plan.predict import DDP, Prediction, cut_buckets, predict
 from gradwire_lab.plan.profile import PlanError, Profile
-from gradwire_lab.train.settings import SERVED, SERVER
+from gradwire_lab.train.settings import HOOKED, SERVED, SERVER, SHARDED, shares_scales
 
 # Predictions that are closer than this count as equal: most steps that are not very short were
 # measured as close to their prediction (docs/results/planning.md).
 MARGIN = 0.1
 
-TERNGRAD = "terngrad"  # an exchange of the codec of this name alone
+# Exchanges of codecs with shared scales alone.
+_TRITS = tuple(name for name, info in HOOKED.items() if info["adds_trits"])
 
 # Hops of a ring quantize growing sums; these codecs lose accuracy (docs/results/exchanges.md).
 _NOT_IN_RINGS = ("3lc", "topk", "topk2bit", "stc", "qgd", "onebit")
@@ -107,11 +108,11 @@ def make_plan(
     baseline = predict(profile, cluster, DDP, DDP, buckets)
     predictions = [baseline]
     for codec in codecs or profile.codecs:
-        for exchange in exchanges or EXCHANGES:
+        for exchange in exchanges or (*EXCHANGES, SERVER):
             if _takes(exchange, codec) and (exchanges or _suits(codec, exchange, cluster)):
                 predictions.append(predict(profile, cluster, codec, exchange, buckets, schedule))
     if len(predictions) == 1:
-        needed = TERNGRAD if TERNGRAD in exchanges else "NAME"
+        needed = next((HOOKED[e]["default_codec"] for e in exchanges if e in _TRITS), "NAME")
         raise PlanError(
             f"the profile of {profile.model} has no codec to predict, but "
             f"{', '.join(profile.codecs) or 'none'}; {profile.advise_codec(needed)}"
@@ -152,16 +153,17 @@ def _doubts(profile: Profile, *, pays: bool) -> Iterator[str]:
 def check_exchanges(codecs: Sequence[str], exchanges: Sequence[str]) -> None:
     """Raises PlanError for an exchange that gradwire does not have, or not with such a codec."""
     for exchange in exchanges:
-        if exchange not in (*EXCHANGES, *SERVED, TERNGRAD):
+        if exchange not in (*HOOKED, *SERVED):
             raise PlanError(
-                f"--exchange {exchange}: valid are {', '.join({**EXCHANGES, **SERVED})} and, with "
-                f"the codec {TERNGRAD}, {TERNGRAD}"
+                f"--exchange {exchange}: valid are {', '.join((*EXCHANGES, *SERVED))} and, with "
+                + ", ".join(f"the codec {HOOKED[e]['default_codec']}, {e}" for e in _TRITS)
             )
         for codec in codecs:
             if not _takes(exchange, codec):
+                own = HOOKED[exchange]["default_codec"]
                 raise PlanError(
-                    f"--exchange {exchange} takes the codec {TERNGRAD}, not {codec}: give --codec "
-                    f"{TERNGRAD}, or --exchange sharded"
+                    f"--exchange {exchange} takes the codec {own}, not {codec}: give --codec "
+                    f"{own}, or --exchange {SHARDED}"
                 )
 
 
@@ -192,16 +194,16 @@ def check_servers(servers: int, exchanges: Sequence[str], every: int = 1) -> Non
 
 
 def _takes(exchange: str, codec: str) -> bool:
-    return exchange != TERNGRAD or codec.partition(":")[0] == TERNGRAD
+    return exchange not in _TRITS or shares_scales(codec)
 
 
 def _suits(codec: str, exchange: str, cluster: Cluster) -> bool:
     """Whether a user who knows the exchanges would take it with this codec on this network."""
-    if exchange == "hierarchical":
-        return cluster.ranks_per_machine > 1 and cluster.machines > 1
     if exchange == SERVER:
         return cluster.servers > 0
-    if exchange == "ring":
+    if HOOKED[exchange]["between_machines"]:
+        return cluster.ranks_per_machine > 1 and cluster.machines > 1
+    if HOOKED[exchange]["encodes_sums_on_the_way"]:
         return codec.partition(":")[0] not in _NOT_IN_RINGS
     return True
 

@@ -31,10 +31,11 @@ server.h, which tests compare with the exchanges themselves. The last three are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 from gradwire_lab.plan.cluster import Cluster
+from gradwire_lab.train.settings import HOOKED
 
 _PACKET_BYTES = 47  # of headers, in a packet of one segment
 
@@ -241,13 +242,32 @@ def gradient_ring(volume: Volume, cluster: Cluster) -> Cost:
     )
 
 
-EXCHANGES = {
-    "sharded": sharded,
-    "ring": ring,
-    "broadcast": broadcast,
-    "hierarchical": hierarchical,
-    "server": server,
+# By the routes of an exchange's legs, which the core states (ExchangeInfo::legs).
+_BY_ROUTES = {
+    ("to_owners", "from_owners"): sharded,
+    ("around", "around"): ring,
+    ("to_all",): broadcast,
 }
+
+# The exchanges without servers that take any codec.
+EXCHANGES = tuple(name for name, info in HOOKED.items() if not info["adds_trits"])
 
 # Those of the papers' models, which are no exchanges of gradwire.
 OF_PAPERS = {"tree": tree, "worker-aggregator": worker_aggregator, "gradient-ring": gradient_ring}
+
+
+def exchange_cost(exchange: str, volume: Volume, cluster: Cluster) -> Cost:
+    """The cost of one of gradwire's exchanges without servers, or of one in the papers' models."""
+    if exchange in OF_PAPERS:
+        return OF_PAPERS[exchange](volume, cluster)
+    info = HOOKED[exchange]
+    if info["between_machines"]:
+        return hierarchical(volume, cluster)
+    cost = _BY_ROUTES[tuple(leg["route"] for leg in info["legs"])](volume, cluster)
+    return with_scales(cost, cluster) if info["scale_legs"] else cost
+
+
+def with_scales(cost: Cost, cluster: Cluster) -> Cost:
+    """Before the trits, every rank sends the largest magnitudes to all others."""
+    many = 1 * (cluster.machines > 1)
+    return replace(cost, ways=cost.ways + many, handled=cost.handled + 2 * (cluster.ranks - 1))

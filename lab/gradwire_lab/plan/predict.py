@@ -21,18 +21,17 @@ from dataclasses import dataclass, replace
 from gradwire._core import Layout
 from gradwire.local_schedule import EVERY_STEP, Schedule, deal_by_size
 from gradwire_lab.plan.cluster import Cluster
-from gradwire_lab.plan.costs import EXCHANGES, OF_PAPERS, Cost, Volume, allreduce, server
+from gradwire_lab.plan.costs import Cost, Volume, allreduce, exchange_cost, server
 from gradwire_lab.plan.profile import CodecSpeed, Layer, PlanError, Profile
 from gradwire_lab.plan.tokens import Tokens
 from gradwire_lab.plan.waiting import exposed_seconds
-from gradwire_lab.train.settings import GRADIENTS, SERVED
+from gradwire_lab.train.settings import GRADIENTS, HOOKED, SERVED, shares_scales
 
 DDP = "ddp"  # without gradwire
 
 # DDP's default sizes of the first bucket, so that an exchange begins early, and of all others.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 _RAW_BITS = 32
-_WITH_SHARDS = ("sharded", "ring", "hierarchical", "terngrad")
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,10 @@ def predict(
     buckets: Sequence[Bucket],
     schedule: Schedule = EVERY_STEP,
 ) -> Prediction:
-    """The step of a codec of the profile in an exchange: one of costs.EXCHANGES or OF_PAPERS,
-    `server` with its parameters, where the cluster has servers, `terngrad`, or `ddp`, which with
-    the codec `ddp` is DDP without gradwire. schedule: of local steps; without them, exchanges are
-    in every step.
+    """The step of a codec of the profile in an exchange: one of gradwire's, one of
+    costs.OF_PAPERS, `server` with its parameters, where the cluster has servers, or `ddp`, which
+    with the codec `ddp` is DDP without gradwire. schedule: of local steps; without them, exchanges
+    are in every step.
 
     Raises PlanError for a codec that was not measured, and for more fragments than layers."""
     local = schedule.every > 1
@@ -186,31 +185,26 @@ def _cost(bucket: Bucket, codec: str, speed: CodecSpeed, cluster: Cluster, excha
     if exchange in SERVED:
         if speed.pull_bits is not None:
             pulled = _bytes(bucket.layers, speed.pull_bits)
-        adds_trits = SERVED[exchange] == GRADIENTS and codec.partition(":")[0] == "terngrad"
+        adds_trits = SERVED[exchange] == GRADIENTS and shares_scales(codec)
         if adds_trits:
             pulled = _sum_bytes(bucket, cluster)
         of_servers = _shares(bucket, codec, speed.bits, cluster.ranks, cluster.servers)
         cost = server(Volume(bucket.numel, pushed, pulled, of_servers), cluster)
-        return _with_scales(cost, cost.ways, cost.handled) if adds_trits else cost
-    shares = None
-    if exchange in _WITH_SHARDS:
-        owners = cluster.machines if exchange == "hierarchical" else cluster.ranks
+        if adds_trits:  # the servers collect and return the scales first
+            cost = replace(cost, ways=2 * cost.ways, handled=2 * cost.handled)
+        return cost
+    shares, info = None, HOOKED.get(exchange)  # None: an exchange of a paper's model
+    if info is not None and info["has_owners"]:
+        owners = cluster.machines if info["between_machines"] else cluster.ranks
         shares = _shares(bucket, codec, speed.bits, owners)
-    if exchange == "terngrad":
+    if info is not None and info["adds_trits"]:
         pulled = _sum_bytes(bucket, cluster)
-        cost = EXCHANGES["sharded"](Volume(bucket.numel, pushed, pulled, shares), cluster)
-        return _with_scales(cost, cost.ways / 2, 2 * (cluster.ranks - 1))
-    return (EXCHANGES | OF_PAPERS)[exchange](Volume(bucket.numel, pushed, pulled, shares), cluster)
+    return exchange_cost(exchange, Volume(bucket.numel, pushed, pulled, shares), cluster)
 
 
 def _sum_bytes(bucket: Bucket, cluster: Cluster) -> float:
     """Sums of N trits are pulled in whole bits."""
     return _bytes(bucket.layers, (2 * cluster.ranks).bit_length())
-
-
-def _with_scales(cost: Cost, ways: float, handled: float) -> Cost:
-    """Before the trits, the largest magnitudes are exchanged: so many messages more."""
-    return replace(cost, ways=cost.ways + ways, handled=cost.handled + handled)
 
 
 def _shares(

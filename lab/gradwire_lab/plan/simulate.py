@@ -18,7 +18,7 @@ from gradwire_lab.plan.cluster import MOST_RANKS, Cluster, count_servers
 from gradwire_lab.plan.predict import Bucket
 from gradwire_lab.plan.profile import PlanError
 from gradwire_lab.train.network import share_bytes
-from gradwire_lab.train.settings import SERVED
+from gradwire_lab.train.settings import HOOKED, SERVED
 
 CostOfCodec = Callable[[str], tuple[float, float]]  # seconds a value of encode and of decode
 
@@ -120,7 +120,7 @@ def _world(cluster: Cluster, exchange: str) -> tuple[int, int, int]:
     if exchange in SERVED:
         ranks = cluster.ranks + cluster.servers
         return ranks, cluster.servers, ranks
-    between = gradwire.parse_exchange(exchange)["name"] == "hierarchical"
+    between = HOOKED[gradwire.parse_exchange(exchange)["name"]]["between_machines"]
     return cluster.ranks, 0, cluster.machines if between else cluster.ranks
 
 

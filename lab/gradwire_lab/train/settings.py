@@ -29,7 +29,11 @@ ON_DEVICE = (*(name for name in HOOKED if not HOOKED[name]["adds_trits"]), ONE_P
 EXCHANGES = (*HOOKED, SERVER, SHARDED_OPTIMIZER, ONE_PROCESS)
 
 # The exchanges in which codecs can be chosen at run time: `auto`.
-CHOOSING = ("sharded", SHARDED_OPTIMIZER, ONE_PROCESS)
+CHOOSING = (
+    *(name for name in HOOKED if HOOKED[name]["chooses_codecs"]),
+    SHARDED_OPTIMIZER,
+    ONE_PROCESS,
+)
 
 DEFAULT_CODECS = (PLAIN_DDP, BF16, RECOMMENDED)
 
@@ -334,6 +338,12 @@ def parse_bandwidth(text: str) -> int | None:
             "kbit, mbit or gbit between 64kbit and 100gbit",
         )
     return bits
+
+
+def shares_scales(codec: str) -> bool:
+    """Whether all ranks must take the same scales, as an exchange that adds trits needs."""
+    name = codec.partition(":")[0]
+    return any(info["shares_scales"] for info in gradwire.codecs() if info["name"] == name)
 
 
 def format_bandwidth(bits_per_second: int | None) -> str:
