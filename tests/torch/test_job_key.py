@@ -32,10 +32,9 @@ from gradwire.torch.link.proof import TAG, proof_of, prove
 from gradwire.torch.link.sealed_store import Numbers, SealedStore, read
 from gradwire.torch.link.store_access import StoreAccess
 from gradwire.torch.link.wire import Kind
-from gradwire.torch.members.generations import Generations
+from gradwire.torch.members.generations import Generations, Report
 from gradwire.torch.members.heartbeat import Heartbeat, State
 from gradwire.torch.members.membership import MemberSettings, enter
-from gradwire.torch.members.roster import Report
 from joining_jobs import Course, wait_asked
 from key_jobs import KEY, OTHER_KEY, Keyed, run, train_with_hook
 from member_jobs import Fleet, Plan

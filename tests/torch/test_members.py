@@ -21,10 +21,15 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch 
 from cluster import free_port
 from gradwire.torch import CommunicationError, LocalSteps
 from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
-from gradwire.torch.members.generations import Generations
+from gradwire.torch.members.generations import (
+    Generations,
+    Report,
+    Roster,
+    follow,
+    found_training,
+)
 from gradwire.torch.members.heartbeat import Heartbeat
 from gradwire.torch.members.membership import MemberSettings
-from gradwire.torch.members.roster import Report, Roster, follow, found_training
 from member_jobs import (
     PLAIN,
     Ended,

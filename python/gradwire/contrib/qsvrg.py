@@ -44,7 +44,6 @@ from gradwire.torch.records.parameters import (
 )
 from gradwire.torch.records.shared_parameters import SharedParameters
 from gradwire.torch.records.stats import Stats
-from gradwire.torch.records.uncopied import Uncopied
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.session import Session, SessionOwner
 
@@ -70,7 +69,7 @@ class QSVRGEpoch:
     sent_bytes: int
 
 
-class QSVRG(Uncopied, SessionOwner):
+class QSVRG(SessionOwner):
     """Minimizes a mean of convex functions, at a proven linear rate, with compressed exchanges.
 
         def loss_of(j):  # the mean of the functions j at the present parameters

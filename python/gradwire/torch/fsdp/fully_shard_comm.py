@@ -40,7 +40,6 @@ from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
 from gradwire.torch.records.parameters import NamedShape, named_parameters
 from gradwire.torch.records.stats import Stats
-from gradwire.torch.records.uncopied import Uncopied
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.reduction import Op, factor_of, is_reduction, write_shard
 from gradwire.torch.session.session import Session, SessionOwner
@@ -67,7 +66,7 @@ class _Flight:
         return [self.parameters[place] for place in self.unused.everywhere()]
 
 
-class FullyShardComm(Uncopied, SessionOwner):
+class FullyShardComm(SessionOwner):
     """Compresses what a model sends that `torch.distributed.fsdp.fully_shard` has sharded.
 
         for layer in model.layers:

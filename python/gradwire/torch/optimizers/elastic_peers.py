@@ -1,6 +1,6 @@
 """Ranks that come and go: the others go on when some are lost, and let processes in.
 
-Between two generations of members (members/roster.py), each rank
+Between two generations of members (members/generations.py), each rank
 
 1. settles: applies the exchanges that have arrived, gives up the others, and reports both;
 2. meets the ranks that are left, and connects with them;
@@ -31,8 +31,7 @@ from gradwire.torch.link.errors import (
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import only_here
 from gradwire.torch.link.wire import Kind, Wire
-from gradwire.torch.members.generations import Generations
-from gradwire.torch.members.roster import Report, Roster
+from gradwire.torch.members.generations import Generations, Report, Roster
 from gradwire.torch.optimizers.averaging import Averaging, Exchange, Peers
 from gradwire.torch.records.checkpoint import Residual, StateDict, from_bytes, to_bytes
 from gradwire.torch.session.bucket_runner import BucketRunner

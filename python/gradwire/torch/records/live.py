@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from gradwire.torch.records.stats import StepCounters, Totals, bits
 
@@ -21,7 +21,8 @@ class ScalarWriter(Protocol):
 
 
 class LiveScalars:
-    """The base of everything that exchanges in steps and can be watched meanwhile."""
+    """The base of everything that exchanges in steps and can be watched meanwhile. It refuses copy,
+    deepcopy, pickle and torch.save: a copy would lack the connections."""
 
     _writer: ScalarWriter | None = None
     _log_every = 1
@@ -56,6 +57,13 @@ class LiveScalars:
         if every < 1:
             raise ValueError(f"every is {every}; valid are 1 and more")
         self._writer, self._log_every = writer, every
+
+    def __getstate__(self) -> Any:
+        name = type(self).__name__
+        raise TypeError(
+            f"a {name} can't be copied or pickled, because it holds connections to other ranks: "
+            f"save its state_dict() instead, and load that into another {name}"
+        )
 
     def _find_scalars(self) -> dict[str, float | None]:
         """By their names without the prefix; None: there is no such number."""

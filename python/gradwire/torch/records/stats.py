@@ -15,13 +15,12 @@ and they leave out helper threads (`threads` above 1).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from gradwire._core import Layout
 from gradwire.choice import Chooser
-from gradwire.torch.records.traffic import TensorTraffic
 
 
 @dataclass(frozen=True)
@@ -191,6 +190,30 @@ class ChosenCodec:
 
 
 @dataclass(frozen=True)
+class TensorTraffic:
+    """What this rank has encoded of a parameter of `numel` values, in all steps but those that go
+    raw as a whole. Bytes are those of payloads, without headers. A pull counts once, whichever
+    ranks get it; only the owner of the values encodes it."""
+
+    name: str
+    numel: int
+    values_pushed: int
+    push_payload_bytes: int
+    values_pulled: int
+    pull_payload_bytes: int
+
+    def __add__(self, other: TensorTraffic) -> TensorTraffic:
+        return TensorTraffic(
+            self.name,
+            self.numel,
+            self.values_pushed + other.values_pushed,
+            self.push_payload_bytes + other.push_payload_bytes,
+            self.values_pulled + other.values_pulled,
+            self.pull_payload_bytes + other.pull_payload_bytes,
+        )
+
+
+@dataclass(frozen=True)
 class Stats:
     """A summary for this rank. Bytes are those that it sent itself, unless noted otherwise."""
 
@@ -265,6 +288,14 @@ class Stats:
 
     def __str__(self) -> str:
         return self.report()
+
+
+def sum_by_name(parts: Iterable[TensorTraffic]) -> tuple[TensorTraffic, ...]:
+    """One entry for each tensor, in the order in which they first come."""
+    sums: dict[str, TensorTraffic] = {}
+    for part in parts:
+        sums[part.name] = sums[part.name] + part if part.name in sums else part
+    return tuple(sums.values())
 
 
 def raw_tensors_of(layouts: Sequence[Layout]) -> tuple[RawTensor, ...]:

@@ -14,7 +14,6 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwire.torch.records.live import LiveScalars
 from gradwire.torch.records.module_hook import ModuleHook, remove_hooks
-from gradwire.torch.records.uncopied import Uncopied
 
 _USE = "_gradwire_use"  # attribute of a wrapped optimizer
 _MODES = ("train", "eval")  # methods of schedule-free optimizers
@@ -112,7 +111,7 @@ class OwnUse:
             return self._optimizer.step(*closure)
 
 
-class WrappingOptimizer(LiveScalars, Uncopied, Optimizer):
+class WrappingOptimizer(LiveScalars, Optimizer):
     """Keeps the interface of `optimizer`, which belongs to it until `close`. Groups and state are
     those of `optimizer`, whatever the user replaces there: a scheduler may be given either."""
 

@@ -30,8 +30,10 @@ from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSetting
 from gradwire.torch.records.memory_order import Orders, from_rows, to_rows
 from gradwire.torch.records.modes import writing_to
 from gradwire.torch.records.parameters import NamedShape
-from gradwire.torch.records.stats import StepCounters
-from gradwire.torch.records.traffic import TensorTraffic
+from gradwire.torch.records.stats import (
+    StepCounters,
+    TensorTraffic,
+)
 from gradwire.torch.session.auto_codecs import AutoCodecs
 from gradwire.torch.session.shares import Shares
 

@@ -42,10 +42,11 @@ from gradwire.torch.records.stats import (
     OutgrownResidual,
     RawTensor,
     StepCounters,
+    TensorTraffic,
     Totals,
     raw_tensors_of,
+    sum_by_name,
 )
-from gradwire.torch.records.traffic import TensorTraffic, sum_by_name
 from gradwire.torch.session.auto_codecs import AutoCodecs
 from gradwire.torch.session.bucket import Bucket, BucketJob
 from gradwire.torch.session.machines import agree_on_machines
