@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,3 +112,81 @@ def refusals() -> dict[str, str]:
             except TypeError as error:
                 said[f"{way}, {kind}"] = str(error)
     return said
+
+
+def _free_gradient(model: nn.Linear) -> None:
+    assert model.weight.grad is not None
+    model.weight.grad.untyped_storage().resize_(0)
+
+
+def _halve_gradient(model: nn.Linear) -> None:
+    model.weight.grad = torch.ones(8, 8).t()  # not contiguous
+    model.weight.grad.untyped_storage().resize_(128)
+
+
+def _free_parameter(model: nn.Linear) -> None:
+    freed = torch.ones(8, 8)
+    freed.untyped_storage().resize_(0)
+    model.weight.data = freed
+
+
+DEEDS = {"freed": _free_gradient, "halved": _halve_gradient, "parameter": _free_parameter}
+STEPPED: dict[str, Callable[[nn.Module], Any]] = {
+    "SGD": lambda model: LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model),
+    "AdamW": lambda model: LocalSteps(torch.optim.AdamW(model.parameters()), model),
+    "clipped": lambda model: LocalSteps(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, clip_norm=1.0
+    ),
+    "closure": lambda model: LocalSteps(torch.optim.LBFGS(model.parameters()), model),
+    "sharded": lambda model: ShardedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model),
+    "server": lambda model: ServerOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model=model, codec="raw"
+    ),
+}
+
+
+def freed_in_training() -> dict[str, str]:
+    """What each optimizer says of memory that was freed or cut on rank 0 after two steps."""
+    said = {}
+    for way, make in STEPPED.items():
+        for name, deed in DEEDS.items():
+            if way == "closure" and name == "parameter":
+                continue
+            if text := _train_and_free(make, deed, with_closure=way == "closure"):
+                said[f"{way}, {name}"] = text
+    return said
+
+
+def _train_and_free(
+    make: Callable[[nn.Module], Any], deed: Callable[[nn.Linear], None], with_closure: bool
+) -> str:
+    model = nn.Linear(8, 8)
+    optimizer = make(model)
+    if getattr(optimizer, "is_server", False):
+        try:
+            optimizer.serve()
+        except RuntimeError:
+            return ""
+        raise AssertionError("the workers ended")
+
+    def evaluate(frees: bool) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 8)).square().sum()
+        loss.backward()
+        if frees:
+            deed(model)
+        return loss
+
+    try:
+        for step in range(3):
+            frees = step == 2 and dist.get_rank() == 0
+            if with_closure:
+                optimizer.step(partial(evaluate, frees))
+            else:
+                evaluate(frees)
+                optimizer.step()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        optimizer.close()
+    return "taken"

@@ -280,6 +280,7 @@ UNLIKE: dict[tuple[str, str], str] = {
     ("served", "data set"): "first.weight was replaced after ServerOptimizer was made",
     ("served", "model loaded"): "the model's values were loaded after ServerOptimizer was made",
     ("served by the tensor", "model loaded"): "the model's values were loaded after",
+    ("served by the tensor", "edited"): "first.weight was changed between two steps on rank 0",
 }
 DEEDS = FOLLOWED | {name: deed for name, (deed, _) in REFUSED.items()}
 

@@ -30,6 +30,17 @@ def test_parameters_without_their_values_are_refused_by_name(cluster: Cluster) -
             assert kept in text, case
 
 
+def test_memory_that_is_freed_in_a_training_is_named(cluster: Cluster) -> None:
+    said, of_others = cluster.run(2, memory_kind_jobs.freed_in_training)[:2]
+    assert len(said) == 6 * 3 - 1
+    for case, text in said.items():
+        if "parameter" in case:
+            assert text.startswith("RuntimeError: the memory of weight was freed after"), case
+        else:
+            assert text.startswith("TypeError: the gradient of weight is a Tensor whose"), case
+    assert not any(text == "taken" for text in of_others.values())
+
+
 def test_the_backend_resolves_the_negative_bit(cluster: Cluster) -> None:
     options = {"all_reduce": "raw", "min_numel": 1}
     for is_right, _ in cluster.run(2, backend_jobs.over_backend, "reduce a negative", options):

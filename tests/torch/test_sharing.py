@@ -30,8 +30,8 @@ DONE: dict[str, list[str]] = {
     "sharded, owed": OF_REPLICAS,
     "served": OF_SERVED,
     "served by the tensor": [
-        *("frozen", "group added", "parameter replaced", "model loaded"),
-        "gradients that have gradients",
+        *("nothing", "edited", "frozen", "group added", "parameter replaced", "model loaded"),
+        *("model loaded and back", "gradients that have gradients"),
     ],
     "served gradients": [
         *("nothing", "edited", "model loaded", "group added", "gradients that have gradients"),

@@ -52,7 +52,7 @@ from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
 from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.parameters import local_of, require_dense
+from gradwire.torch.records.parameters import local_of, require_dense, require_memory
 from gradwire.torch.records.wrapping_optimizer import (
     WrappingOptimizer,
     refuse_modes,
@@ -327,14 +327,18 @@ class LocalSteps(WrappingOptimizer):
                 # After an exchange it may have been changed and put back, as to evaluate a mean.
                 if name in edited and (fragment.steps > 0 or not torch.equal(values, anchor)):
                     raise RuntimeError(
-                        f"{name} was changed between two steps, and late momentum averages what "
-                        "steps change: give LocalSteps late_momentum=False, which exchanges every "
-                        "change. To evaluate other weights, put them into a copy of the model"
+                        f"{name} was changed between two steps, such as by a cast and back, and "
+                        "late momentum averages what steps change: give LocalSteps "
+                        "late_momentum=False, which exchanges every change. To evaluate other "
+                        "weights, put them into a copy of the model"
                     )
 
     def _step_alone(self, closure: Callable[[], Any] | None, scale: float | None) -> Any:
         def evaluate() -> Any:  # several times, if the optimizer does, as LBFGS and SAM do
             loss = self._evaluate(closure)
+            for name, parameter in self._replica.named:
+                if parameter.grad is not None:
+                    require_memory(name, parameter.grad)
             if scale is not None or self._has_noise():
                 self._scale_gradients(scale)
             return loss

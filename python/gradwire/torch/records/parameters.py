@@ -23,6 +23,8 @@ _NO_OPTIONS = {"params", "param_names"}  # entries of a group that are none
 _PLAIN = (bool, int, float, str, type(None))
 
 
+_WITHOUT_VALUES = "whose memory does not hold its values (fake, or freed)"
+
 # Of modules that wrap another one: compiled, with activation checkpoints, sharded.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -146,15 +148,34 @@ def _flaw_of_memory(tensor: torch.Tensor) -> str:
     """Why the tensor's memory does not hold its values; empty if it does, or on the device meta.
     Reading freed memory ends the process, and PyTorch's negative bit is lost where memory is read.
     """
+    if _lacks_values(tensor):
+        return f"a {type(local_of(tensor)).__name__} {_WITHOUT_VALUES}"
+    return "stored as its negative (see tensor.resolve_neg())" if tensor.is_neg() else ""
+
+
+def _lacks_values(tensor: torch.Tensor) -> bool:
+    """Whether values of the tensor lie outside of its memory; on the device meta, none do."""
     tensor = local_of(tensor)
     if tensor.numel() == 0 or tensor.is_meta:
-        return ""
+        return False
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = (tensor.storage_offset() + last + 1) * tensor.itemsize
     storage = tensor.untyped_storage()
-    if storage.device != tensor.device or storage.data_ptr() == 0 or storage.nbytes() < end:
-        return f"a {type(tensor).__name__} whose memory does not hold its values (fake, or freed)"
-    return "stored as its negative (see tensor.resolve_neg())" if tensor.is_neg() else ""
+    return storage.device != tensor.device or storage.data_ptr() == 0 or storage.nbytes() < end
+
+
+def require_memory(name: str, gradient: torch.Tensor) -> None:
+    """Raises TypeError for the gradient of a parameter whose memory does not hold its values. (Half
+    a microsecond for an ordinary one.)"""
+    if gradient.layout != torch.strided:
+        return
+    if gradient.__class__ is torch.Tensor and gradient.is_contiguous():
+        end = (gradient.storage_offset() + gradient.numel()) * gradient.itemsize
+        if gradient.untyped_storage().nbytes() >= end:
+            return
+    if _lacks_values(gradient):
+        kind = type(local_of(gradient)).__name__
+        raise TypeError(f"the gradient of {name} is a {kind} {_WITHOUT_VALUES}")
 
 
 def pack(tensors: Iterable[torch.Tensor]) -> Bytes:
@@ -200,11 +221,14 @@ def require_dense(name: str, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def copy_gradient(name: str, parameter: torch.Tensor, values: torch.Tensor) -> None:
-    """Writes the gradient, or zeros without one, to `values`. Raises TypeError if it is sparse."""
+    """Writes the gradient, or zeros without one, to `values`. Raises TypeError if it is sparse,
+    or its memory does not hold it."""
     if parameter.grad is None:
         values.zero_()
     else:
-        values.copy_(require_dense(name, parameter.grad).detach())  # of create_graph=True
+        gradient = require_dense(name, parameter.grad)
+        require_memory(name, gradient)
+        values.copy_(gradient.detach())  # of create_graph=True
 
 
 def plain_options(param_groups: Sequence[dict[str, Any]]) -> list[Options]:

@@ -38,6 +38,7 @@ class SharedParameters:
         self._tensors = [tensor for _, tensor in named]
         self._optimizer = optimizer
         self._model = model
+        self._not_empty = [t for t in self._tensors if t.numel() and not t.is_meta]
         self._kinds = [_kind(tensor) for tensor in self._tensors]
         self._marks: list[tuple[int, int]] = []
         self._before_load: list[int] | None = None  # checksums
@@ -63,6 +64,8 @@ class SharedParameters:
             self._look_through_model()
         if [_kind(tensor) for tensor in self._tensors] != self._kinds:
             self._refuse_kinds()
+        if not all(local_of(tensor).data_ptr() for tensor in self._not_empty):
+            self._refuse_freed()
         for name, tensor, pointer in zip(self._names, self._tensors, self._memory, strict=False):
             if local_of(tensor).data_ptr() != pointer:
                 self._refuse(f"{name} was replaced", "load_state_dict(assign=True) or .data = ...")
@@ -71,7 +74,7 @@ class SharedParameters:
 
     def note_values(self) -> None:
         """The owner has the values that the tensors have now."""
-        self._marks = [_mark(tensor) for tensor in self._tensors]
+        self._marks = [mark_of(tensor) for tensor in self._tensors]
         self._before_load, self._may_load = None, False
 
     def allow_load(self) -> None:
@@ -82,7 +85,7 @@ class SharedParameters:
         """The names of the tensors that may have other values than at the last note_values. (What
         is written through `.data` is not seen.)"""
         places = zip(self._names, self._tensors, self._marks, strict=False)
-        return [name for name, tensor, mark in places if _mark(tensor) != mark]
+        return [name for name, tensor, mark in places if mark_of(tensor) != mark]
 
     def watch_loads(self) -> None:
         """Lets `check_load` find loads. They call a module's own hook alone, so each gets one."""
@@ -92,17 +95,19 @@ class SharedParameters:
         handles = [m.register_load_state_dict_pre_hook(hook) for m in self._model.modules()]
         weakref.finalize(self, remove_hooks, handles)
 
-    def check_load(self) -> None:
+    def check_load(self) -> bool:
         """Raises RuntimeError if a load_state_dict of the module has brought other values since the
-        last note_values. (A model that is loaded to be evaluated, and loaded back, is the same.)"""
+        last note_values. Returns whether one has brought the same: a model that is loaded to be
+        evaluated, and loaded back, is the same."""
         if self._before_load is None:
-            return
+            return False
         if self._checksums() != self._before_load:
             raise RuntimeError(
                 f"the model's values were loaded after {self._owner} was made, which goes on from "
                 f"those before. Load them first, or load a state of the {self._owner} with them"
             )
         self.note_values()
+        return True
 
     def _note_load(self, *of_load: object) -> None:
         if self._before_load is None and not self._may_load:
@@ -149,6 +154,11 @@ class SharedParameters:
                 was, became = (f"{list(s)} of {d} on {where}" for s, d, where in (before, now))
                 self._refuse(f"{name} was {was} and is {became}", "to(...) or .data = ...")
 
+    def _refuse_freed(self) -> None:
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if local_of(tensor).data_ptr() == 0:
+                self._refuse(f"the memory of {name} was freed", "untyped_storage().resize_(0)")
+
     def _refuse(self, what: str, how: str) -> None:
         raise RuntimeError(
             f"{what} after {self._owner} was made, such as by {how}; it exchanges the parameters "
@@ -160,7 +170,8 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return tensor.shape, tensor.dtype, tensor.device
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+def mark_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Another one after each write to the tensor that PyTorch sees."""
     local = local_of(tensor)
     return local.data_ptr(), local._version
 

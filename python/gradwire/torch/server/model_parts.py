@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from gradwire._core import Layout
 from gradwire.torch.link.wire import Bytes, Kind
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import NamedTensor, Options, copy_gradient, split_like
+from gradwire.torch.records.shared_parameters import mark_of
 from gradwire.torch.server.group_options import (
     VERSION_BYTES,
     apply_options,
@@ -59,10 +60,13 @@ class ServerPart:
         self._of_server: defaultdict[int, list[_Place]] = defaultdict(list)
         for segment in layout.segments:
             self._of_server[segment["owner"]].append(self._places[segment["name"]])
+        self._rank = rank
         self._own = self._of_server[rank]  # of a server
         for place in self._own:
             place.tensor.data = place.tensor.data.float()
         self._wide: dict[str, torch.Tensor] = {}  # a worker's sums, by name
+        self._marks: dict[str, tuple[int, int]] = {}  # of a worker's tensors, as the servers' are
+        self._edited: list[str] = []  # tensors that the user has changed
         self._before: list[torch.Tensor] = []  # a server's tensors before its step
         self._replica: list[torch.Tensor] = []  # a server's tensors as the workers have them
 
@@ -101,11 +105,34 @@ class ServerPart:
     @ordinary_tensors()
     def apply(self, server: int, version: int) -> None:
         """Adds the change of the server's tensors, which is in the bucket."""
+        self._note_edits(self._of_server[server])
         for name, tensor, values in self._of_server[server]:
             total = self._wide.get(name, tensor)
             total.add_(values.to(tensor.device))
             if total is not tensor:
                 tensor.copy_(total)
+            self._marks[name] = mark_of(tensor)
+
+    def check_unedited(self) -> None:
+        """Raises RuntimeError if the user has changed a tensor since it came from the servers."""
+        self._note_edits(self._places.values())
+        for name in self._edited:
+            raise RuntimeError(
+                f"{name} was changed between two steps on rank {self._rank}, but the servers have "
+                "the model: change it before connect(). To evaluate other weights, put them into a "
+                "copy of the model"
+            )
+
+    def forget_edits(self) -> None:
+        """The tensors have the servers' values again."""
+        self._edited.clear()
+        self._marks = {name: mark_of(place.tensor) for name, place in self._places.items()}
+
+    def _note_edits(self, places: Iterable[_Place]) -> None:
+        for name, tensor, _ in places:
+            mark = mark_of(tensor)
+            if not self._pulls_gradients and self._marks.get(name, mark) != mark:
+                self._edited.append(name)
 
     def step_replica(self, optimizer: Optimizer, servers: Sequence[int]) -> None:
         """Steps the tensors of these servers by the averages in the bucket, which become their
@@ -139,6 +166,7 @@ class ServerPart:
             tensor.copy_(part)
             if tensor.dtype != torch.float32 and not self._pulls_gradients:
                 self._wide[name] = part.to(tensor.device, copy=True)
+            self._marks[name] = mark_of(tensor)
         return version
 
     def named_replica(self) -> dict[str, torch.Tensor]:
@@ -157,6 +185,7 @@ class ServerPart:
             tensor.copy_(replica[name])
             if tensor.dtype != torch.float32:
                 self._wide[name] = replica[name].to(tensor.device, copy=True)
+            self._marks[name] = mark_of(tensor)
 
     # On a server
 

@@ -359,14 +359,11 @@ class ServerOptimizer(WrappingOptimizer):
 
     def _check_shared(self) -> None:
         self._shared.check()
-        self._shared.check_load()
-        if self._pulls == UPDATES and self._barrier is None:
-            for name in self._shared.edited():
-                raise RuntimeError(
-                    f"{name} was changed between two steps on rank {self.rank}, but the servers "
-                    "have the model: change it before connect(). To evaluate other weights, put "
-                    "them into a copy of the model"
-                )
+        was_loaded = self._shared.check_load()
+        for part in self._side.parts.values():
+            if was_loaded:
+                part.forget_edits()
+            part.check_unedited()
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Inside, backward() only accumulates gradients, as in DDP's no_sync. Only with
