@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import gradwire
 import transformer  # of bench/
 from torchrun import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "transformer.py"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TRAINING, ARRAYS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 YOURS = """import torch
@@ -39,13 +41,26 @@ def test_the_training_runs(tmp_path: Path) -> None:
 
 def test_the_table_is_of_the_same_program() -> None:
     """The example has each line of the README's training, whose optimizer takes its options."""
-    example = (ROOT / "examples" / "transformer.py").read_text(encoding="utf-8")
+    example = EXAMPLE.read_text(encoding="utf-8")
     own = [line.partition("  #")[0].strip() for line in TRAINING.splitlines()]
     assert [line for line in own if line not in example] == [
         'optimizer = LocalSteps(adamw, model, codec="3lc:s=1.00,coder=rice", clip_norm=1.0)',
         "for inputs, targets in batches:",
         "loss = torch.nn.functional.cross_entropy(model(inputs), targets)",
     ]
+
+
+@pytest.mark.parametrize("options", [["--codec", "ddp"], ["--every", "4"]], ids=["ddp", "every-4"])
+def test_the_program_of_the_table_runs(tmp_path: Path, options: list[str]) -> None:
+    arguments = [str(EXAMPLE), "--steps", "6", *options]
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import runpy, sys\nsys.argv = {arguments}\n"
+        f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')\n"
+    )
+    printed, _ = run_program(program, 2)
+    assert re.search(r"loss on held-out text [34]\.\d+", printed), printed
+    assert ("x less than raw" in printed) == ("ddp" not in options)
 
 
 def test_arrays_come_back() -> None:
