@@ -41,10 +41,11 @@ T = TypeVar("T")
 class Report:
     """How far a member is when its generation ends.
 
-    done    exchanges that it has finished; None: it never had the others' model
-    steps   local steps so far
-    unsent  of each fragment of the model: local steps since its last exchange
-    asking  processes that this member has seen to ask to join
+    Attributes:
+        done: Exchanges that it has finished. None: it never had the others' model.
+        steps: Local steps so far.
+        unsent: Local steps since the last exchange, of each fragment of the model.
+        asking: Processes that this member has seen to ask to join.
     """
 
     done: int | None
@@ -66,13 +67,14 @@ class Report:
 class Roster:
     """The members of a generation.
 
-    members   ids, ascending; the place of an id is the rank of its process
-    source    the member that gives its model to those in `receivers`
-    receivers   members that are an exchange behind, and newcomers
-    done      exchanges that count: whoever has finished fewer is a receiver
-    steps     local steps that count on all members from now on
-    unsent    as in Report: what the members exchange first
-    is_over   whether no process is left that has the model
+    Attributes:
+        members: Ids, ascending. The place of an id is the rank of its process.
+        source: The member that gives its model to the receivers.
+        receivers: Members that are an exchange behind, and newcomers.
+        done: Exchanges that count. A member that has finished fewer is a receiver.
+        steps: Local steps that count on all members from now on.
+        unsent: What the members exchange first, as in Report.
+        is_over: No process is left that has the model.
     """
 
     generation: int

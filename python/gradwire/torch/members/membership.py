@@ -46,11 +46,15 @@ T = TypeVar("T")
 class MemberSettings:
     """Who takes part.
 
-    ranks       that begin, servers among them
-    patience    seconds to wait for members that live but do not come, or for a place
-    lost_after  seconds without a heartbeat, after which a process counts as lost
-    min_ranks   with fewer equal ranks left, the training ends
-    servers     the last of the ranks; 0: all are equal
+    Args:
+        ranks: The number that begins, servers among them.
+        patience: Seconds to wait for members that live but do not come, or for a place.
+        lost_after: Seconds without a heartbeat, after which a process counts as lost.
+        min_ranks: With fewer equal ranks left, the training ends.
+        servers: The number of servers, which are the last ranks. 0: all ranks are equal.
+
+    Raises:
+        ValueError: Fewer than one rank must go on, or more than begin; `lost_after` is no time.
     """
 
     ranks: int
@@ -60,7 +64,6 @@ class MemberSettings:
     servers: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what can't be."""
         if not 1 <= self.min_ranks <= self.ranks:
             raise ValueError(
                 f"ranks is {self.ranks} and min_ranks {self.min_ranks}: at least one rank must go "
@@ -82,10 +85,15 @@ class Membership:
     """This process in the store of a training."""
 
     def __init__(self, store: Store, settings: MemberSettings, terms: str) -> None:
-        """Compares `terms`, the settings that all must share, with those in the store.
+        """Compares the terms with those in the store. The members do not notice.
 
-        Raises PeerMismatchError if they differ, and StoreLostError if the store is gone. The
-        members do not notice.
+        Args:
+            terms: The settings that all must share, a line for each.
+
+        Raises:
+            JobKeyError: The members have another job key.
+            PeerMismatchError: The members have other terms.
+            StoreLostError: The store is gone.
         """
         self.settings = settings
         self._access = make_access(settings.lost_after)
@@ -112,8 +120,11 @@ class Membership:
         return found
 
     def decide(self, number: int, decision: dict[str, Any]) -> None:
-        """Proposes it. If the store did not answer, it may be called again, also with another
-        decision: the first that reached the store is valid."""
+        """Proposes a decision, as values of JSON.
+
+        It may be called again if the store did not answer, even with another decision: the first
+        that reached the store is valid.
+        """
         key, text = _DECISION.format(number), json.dumps(decision)
         self._ask(lambda: self._store.compare_set(key, "", text))
 

@@ -62,7 +62,8 @@ class Admission:
 class Places(Membership):
     """This process and its place.
 
-    rank   its place: workers have the first ones. None: it joins, and has none yet
+    Attributes:
+        rank: Its place; workers have the first ones. None: it joins, and has no place yet.
     """
 
     def __init__(self, store: Store, settings: MemberSettings, role: Role, terms: str) -> None:
@@ -87,10 +88,14 @@ class Places(Membership):
         return Meeting(self._under("founding/"), self.rank, self.settings.ranks)
 
     def join(self, connect: Callable[[Meeting], T]) -> T:
-        """Waits for a free place, sets `rank`, and returns what `connect` makes of the meeting with
-        the servers.
+        """Waits for a free place, and sets `rank`.
 
-        Raises PeerLostError if a server is gone, PeerSilentError if no place becomes free.
+        Returns:
+            What `connect` makes of the meeting with the servers.
+
+        Raises:
+            PeerLostError: A server is gone.
+            PeerSilentError: No place becomes free.
         """
         heartbeat = self.live()
         try:
@@ -118,8 +123,11 @@ class Places(Membership):
             heartbeat.stop()
 
     def meeting(self, admission: Admission, server: int | None) -> Meeting:
-        """Where the process that is admitted meets all servers. server: the rank of this one; None:
-        this is the process."""
+        """Where the process that is admitted meets all servers.
+
+        Args:
+            server: The rank of this server. None: this is the process.
+        """
         numbers = [admission.rank, *self.settings.ranks_of_servers]
         place = 0 if server is None else numbers.index(server)
         store = self._under(f"joining/{admission.number}/")
@@ -169,8 +177,13 @@ class Admissions:
     def __init__(
         self, places: Places, timeout: float, on_arrival: Callable[[int, Connection], None]
     ) -> None:
-        """timeout: of the connections. on_arrival: called in the thread, with the place of a
-        process and the connection, which has all servers in it."""
+        """Begins to admit processes.
+
+        Args:
+            timeout: Seconds, of the connections.
+            on_arrival: Called in the thread, with the place of a process and the connection, which
+                has all servers in it.
+        """
         assert places.rank is not None
         self._places, self._timeout, self._on_arrival = places, timeout, on_arrival
         self._rank: int = places.rank

@@ -32,7 +32,8 @@ Exchange = Callable[["Peers"], None]
 class Peers:
     """The ranks with which a rank averages: all of a process group, from beginning to end.
 
-    session   with these ranks; ends with this object
+    Attributes:
+        session: The one with these ranks. It ends with this object.
     """
 
     are_elastic = False
@@ -68,12 +69,14 @@ class Peers:
 class Averaging:
     """What LocalSteps keeps of its model beside the parameters.
 
-    fragments   parts of the model, each with its anchors and an exchange that may be under way
-    betas       momenta of the parameters that are applied late; empty: none
-    steps       local steps so far: how far the training is, equal on all ranks at the same step
-    clock       steps since the schedule began
-    exchanges   that have begun
-    arrived     counters of the exchange that the last step applied; its step is -1: none
+    Attributes:
+        fragments: Parts of the model, each with its anchors and an exchange that may be under way.
+        betas: Momenta of the parameters that are applied late. Empty: none.
+        steps: Local steps so far: how far the training is, equal on all ranks at the same step.
+        clock: Steps since the schedule began.
+        exchanges: The number that have begun.
+        arrived: Counters of the exchange that the last step applied. Their step is -1 if it applied
+            none.
     """
 
     def __init__(

@@ -42,8 +42,10 @@ from gradwire.torch.session.session import Session
 class Settled:
     """What a rank brings into the next generation.
 
-    unfinished  the fragment whose exchange broke off; None: none did
-    after, before   residuals as they are, and as they were before that exchange
+    Attributes:
+        unfinished: The fragment whose exchange broke off. None: none did.
+        after: Residuals as they are.
+        before: Residuals as they were before that exchange.
     """
 
     report: Report
@@ -67,7 +69,10 @@ class ElasticPeers(Peers):
     ) -> None:
         """Waits until this rank is a member, and has the members' model.
 
-        connect: begins a session. optimizer: the name of its class, for errors."""
+        Args:
+            connect: Begins a session.
+            optimizer: The name of its class, for errors.
+        """
         weakref.finalize(self, only_here(membership.leave))
         self.membership, self._averaging = membership, averaging
         self._connect, self._optimizer = connect, optimizer

@@ -42,11 +42,12 @@ BESIDE = "(statistics of the gradient)"
 class ReplicaBucket:
     """What is exchanged for some parameters, f32 and flat.
 
-    values   of the parameters, one after the other, and then `beside` further values, which are
-             averaged too, and go raw if `BESIDE` is excluded
-    parts    views of the values, shaped as the parameters
-    beside   view of the further values
-    tensors  names and shapes of all
+    Attributes:
+        values: Those of the parameters, one after the other, and then further values, which are
+            averaged too, and go raw if `BESIDE` is excluded.
+        parts: Views of the values, shaped as the parameters.
+        beside: View of the further values.
+        tensors: Names and shapes of all.
     """
 
     @ordinary_tensors()
@@ -72,9 +73,10 @@ class ReplicaBucket:
 class Replica:
     """A rank's module, and those of its parameters that an optimizer steps.
 
-    named    names and parameters of the optimizer, in the order of its groups
-    shards   the ranks among which FSDP2 has sharded the parameters; None: it has not
-    shared   finds out what the user does to them
+    Attributes:
+        named: Names and parameters, in the order of the optimizer's groups.
+        shards: The ranks among which FSDP2 has sharded the parameters. None: it has not.
+        shared: Finds out what the user does to the parameters.
     """
 
     def __init__(
@@ -84,10 +86,14 @@ class Replica:
         model: nn.Module,
         settings: ExchangeSettings,
     ) -> None:
-        """owner: the class to name in errors and states.
+        """Looks the parameters up in the model.
 
-        Raises ValueError for a model in DDP, and for a parameter that the model lacks or that gets
-        no gradient; TypeError for a parameter that is not dense float32 on the CPU.
+        Args:
+            owner: The class to name in errors and states.
+
+        Raises:
+            ValueError: The model is in DDP, lacks a parameter, or has one that gets no gradient.
+            TypeError: A parameter is not dense float32 on the CPU.
         """
         self.named = _name_trainable(optimizer, model)
         self.names = [name for name, _ in self.named]
