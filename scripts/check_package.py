@@ -59,7 +59,10 @@ assert np.array_equal(gradwire.decode(gradwire.encode(x, "3lc:s=1")), x)
 assert run("codecs", "--json") == 0
 said = io.StringIO()
 with contextlib.redirect_stderr(said):
-    status = run("simulate", "--values", "1000", "--codec-time", "none", "--data", "synthetic")
+    status = run(
+        *("simulate", "--values", "1000", "--bandwidth", "none"),
+        *("--codec-time", "none", "--data", "synthetic"),
+    )
 if options.lab:
     assert status == 0, said.getvalue()
     lab = importlib.metadata.files("gradwire-lab") or []

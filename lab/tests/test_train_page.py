@@ -280,7 +280,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_training(
     with pytest.raises(TrainError, match="is a folder; the page needs the name of a file"):
         page.check(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(TrainError, match=r"plotly not installed; .* `pip install '\.\[report"):
+    with pytest.raises(TrainError, match=r"plotly not installed; .* `pip install '\./lab\[report"):
         page.check(tmp_path / "run.html")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import gradwire
 from cli_runner import run
-from gradwire.cli.app import LAB_COMMANDS, list_commands, make_command
+from gradwire.cli.app import LAB_COMMANDS, _installed, list_commands, make_command
 
 # The command as a whole
 
@@ -51,6 +51,24 @@ def test_a_command_loads_no_package_that_it_does_not_use(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "gradwire" in done.stdout
     assert done.stderr.split() == []
+
+
+def test_commands_of_the_laboratory_say_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.modules["gradwire.cli.app"], "entry_points", lambda group: ())
+    _installed.cache_clear()
+    try:
+        for command in LAB_COMMANDS:
+            done = run(command, "--help")
+            assert done.code == 1
+            assert done.err == (
+                f"gradwire: error: `gradwire {command}` needs the laboratory: gradwire-lab not "
+                "installed; in gradwire's source tree `pip install ./lab` brings it\n"
+            )
+        assert not any(f"│ {command} " in run("--help").out for command in LAB_COMMANDS)
+    finally:
+        _installed.cache_clear()
 
 
 def test_version() -> None:

@@ -27,6 +27,10 @@ def test_all_have_the_version_of_the_project() -> None:
     assert f'version: "{VERSION}"' in text_of("conda", "recipe.yaml")
 
 
+def test_both_distributions_have_the_licence() -> None:
+    assert (ROOT / "lab" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
 def test_debian_names_libraries_by_their_soname() -> None:
     soname = VERSION.rpartition(".")[0]
     control = text_of("debian", "control")

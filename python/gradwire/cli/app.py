@@ -45,7 +45,8 @@ def function_of(command: str) -> Callable[..., object]:
     elif command in _installed():
         function = _installed()[command].load()
     else:
-        raise UserError(f"`gradwire {command}` needs {missing('gradwire-lab', './lab')}")
+        lacking = missing("gradwire-lab", "./lab")
+        raise UserError(f"`gradwire {command}` needs the laboratory: {lacking}")
     return function
 
 
