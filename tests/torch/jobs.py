@@ -37,7 +37,8 @@ from gradwire.torch import (
     UnmatchedPatternWarning,
     gradwire_hook,
 )
-from gradwire.torch.link.wire import Kind, Limits, Received, Wire
+from gradwire.torch.link.transport import Kind, Limits, Received
+from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.stats import ChosenCodec
 from training import (
     Options,

@@ -16,7 +16,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch h
 
 from gradwire.torch import ServerOptimizer
 from gradwire.torch.link.errors import CommunicationError
-from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.link.transport import Kind
+from gradwire.torch.link.wire import Wire
 from gradwire.torch.server.server_link import Message
 from server_jobs import LOCAL
 from training import TwoPaths, batch, digest, make_model

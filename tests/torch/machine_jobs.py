@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from gradwire.torch import LocalSteps, OneMachineWarning
-from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.link.transport import Kind
+from gradwire.torch.link.wire import Wire
 from training import Options, Trained, batch, load, make_model, save, train
 
 

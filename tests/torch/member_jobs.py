@@ -23,7 +23,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch h
 
 import gradwire.torch
 from gradwire.torch import LocalSteps, RankLostWarning
-from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.link.transport import Kind
+from gradwire.torch.link.wire import Wire
 from gradwire.torch.members.generations import Generations
 from gradwire.torch.optimizers.averaging import Averaging
 from gradwire.torch.optimizers.elastic_peers import ElasticPeers

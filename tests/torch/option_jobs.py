@@ -16,7 +16,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import finite_sums
 from gradwire.torch import LocalSteps, ServerOptimizer, ShardedOptimizer
-from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.link.transport import Kind
+from gradwire.torch.link.wire import Wire
 from training import batch, digest, make_model
 
 STEPS = 12

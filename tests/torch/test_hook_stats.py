@@ -9,7 +9,7 @@ import pytest
 import jobs
 from cluster import Cluster
 from gradwire.torch import GradwireState
-from gradwire.torch.link.wire import OVERHEAD_BYTES
+from gradwire.torch.link.transport import OVERHEAD_BYTES
 from gradwire.torch.records.exchange_settings import CodecSettings
 from jobs import Counted
 from training import Options

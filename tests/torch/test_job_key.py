@@ -31,7 +31,7 @@ from gradwire.torch.link.meeting import Meeting, add_gloo
 from gradwire.torch.link.proof import TAG, proof_of, prove
 from gradwire.torch.link.sealed_store import Numbers, SealedStore, read
 from gradwire.torch.link.store_access import StoreAccess
-from gradwire.torch.link.wire import Kind
+from gradwire.torch.link.transport import Kind
 from gradwire.torch.members.generations import Generations, Report
 from gradwire.torch.members.heartbeat import Heartbeat, State
 from gradwire.torch.members.membership import MemberSettings, enter

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.errors import PeerLostError, StoreLostError
 from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.wire import Kind, LostError
+from gradwire.torch.link.transport import Kind, LostError
 from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.members.places import Admission, Admissions, Places, Role
 from gradwire.torch.server.server_link import Message, ServerLink

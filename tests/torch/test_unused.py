@@ -9,8 +9,8 @@ import pytest
 
 from cluster import Cluster
 from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.link.transport import Kind
 from gradwire.torch.link.unused import Unused
-from gradwire.torch.link.wire import Kind
 from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_message
 from unused_jobs import (
     BY_NONE,

@@ -21,7 +21,8 @@ from gradwire._core import checksum32
 from gradwire.torch.link import wire as wire_module
 from gradwire.torch.link.engine import receive
 from gradwire.torch.link.errors import DamagedMessageError, PeerMismatchError
-from gradwire.torch.link.wire import HEAD_BYTES, OVERHEAD_BYTES, Kind, LostError, Wire
+from gradwire.torch.link.transport import OVERHEAD_BYTES, PART_BITS, Kind, LostError
+from gradwire.torch.link.wire import HEAD_BYTES, Wire
 
 # Sizes around that from which a second transfer is needed (the head also holds a word and
 # checksums), and around those up to which receives are posted after such messages.
@@ -74,7 +75,7 @@ def state_a_length(length: int, number: int) -> str:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
     wire = Wire(group, timeout=30.0)
     if wire.rank == 0:
-        word = wire_module._WORD.pack(length | (number << wire_module.PART_BITS) << 40)
+        word = wire_module._WORD.pack(length | (number << PART_BITS) << 40)
         check = wire_module._CHECKS.pack(checksum32(word), 0)
         head = np.zeros(HEAD_BYTES, dtype=np.uint8)
         head[:OVERHEAD_BYTES] = np.frombuffer(word + check, dtype=np.uint8)
@@ -182,7 +183,7 @@ def sent_messages(draw: st.DrawFn) -> Sent:
         length = size if draw(st.integers(0, 4)) else draw(st.integers(0, (1 << 40) - 1))
         number = draw(st.sampled_from([0, 0, 0, *Kind, 11, 255]))
         word = wire_module._WORD.pack(
-            length | (draw(st.integers(0, 65535)) | number << wire_module.PART_BITS) << 40
+            length | (draw(st.integers(0, 65535)) | number << PART_BITS) << 40
         )
         checksum = checksum32(payload) if number != Kind.PACKET else 0
         head = bytearray(word + wire_module._CHECKS.pack(checksum32(word), checksum))
@@ -230,7 +231,7 @@ def receive_all(
     try:
         while (received := wire.receive(0, limits)).kind in limits:
             assert received.payload.size <= limits[received.kind]
-            assert 0 <= received.part < 1 << wire_module.PART_BITS
+            assert 0 <= received.part < 1 << PART_BITS
             wire.release(0)
     except (LostError, DamagedMessageError, PeerMismatchError) as error:
         return error

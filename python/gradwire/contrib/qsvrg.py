@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.torch.link.engine import agree
-from gradwire.torch.link.wire import Wire
+from gradwire.torch.link.transport import Transport
 from gradwire.torch.records.checkpoint import Identity, StateDict, residuals_in, residuals_of
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.modes import ordinary_tensors
@@ -292,7 +292,7 @@ class _Ranks:
         self._session.load_state_dict(state)
 
     def compare(self, facts: Sequence[str]) -> None:
-        def work(wire: Wire) -> None:
+        def work(wire: Transport) -> None:
             agree("\n".join(facts), wire)
 
         self._session.start(work, "comparing the settings of QSVRG").result()

@@ -23,7 +23,7 @@ from gradwire.torch.device import device_queue
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.errors import ResidualDroppedWarning
 from gradwire.torch.link.meeting import Meeting, add_gloo
-from gradwire.torch.link.wire import Wire
+from gradwire.torch.link.transport import Transport
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.modes import writing_to
 from gradwire.torch.records.stats import StepCounters
@@ -224,14 +224,14 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         self._calls += 1
         step, number, released = self._calls, *self._find_residual(collective.whole)
 
-        def run(wire: Wire, raw: bool) -> tuple[torch.Tensor, Bucket]:
+        def run(wire: Transport, raw: bool) -> tuple[torch.Tensor, Bucket]:
             job = collective.job(step, raw)
             bucket = self._bucket_for(collective.op, number, job, session, wire)
             bucket.average(job, wire)
             self._count(collective.op, bucket)
             return job.values, bucket
 
-        def work(wire: Wire) -> torch.Tensor:
+        def work(wire: Transport) -> torch.Tensor:
             self._drop(released)
             values, bucket = run(wire, raw=False)
             self._counts[collective.op].compressed += 1
@@ -261,7 +261,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
             )
 
     def _bucket_for(
-        self, op: str, number: int, job: BucketJob, session: Session, wire: Wire
+        self, op: str, number: int, job: BucketJob, session: Session, wire: Transport
     ) -> Bucket:
         key = op, job.values.dtype, job.values.numel(), job.raw, number
         if key not in self._buckets:

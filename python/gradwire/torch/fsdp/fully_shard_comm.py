@@ -28,8 +28,8 @@ from gradwire.torch.fsdp.units import DefaultAllGather, Unit, find_units
 from gradwire.torch.hook.gradwire_state import LossScaler
 from gradwire.torch.link.engine import agree, lacking_in_all
 from gradwire.torch.link.failure import FailureBoard
+from gradwire.torch.link.transport import Transport
 from gradwire.torch.link.unused import Unused
-from gradwire.torch.link.wire import Wire
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import (
     RAW_CODECS,
@@ -266,7 +266,7 @@ class FullyShardComm(SessionOwner):
         assert inner is not None, "there are replicas"
         lines = [f"a state of step {self._iterations}"]
 
-        def compare(wire: Wire) -> None:
+        def compare(wire: Transport) -> None:
             for unit in self._units if self._iterations == 0 else ():
                 for (name, _), parameter in zip(unit.gradients(), unit.parameters, strict=True):
                     assert isinstance(parameter, DTensor), "fully_shard makes it one"
@@ -447,5 +447,5 @@ def _check_meshes(units: Sequence[Unit]) -> None:
             )
 
 
-def _end_step(session: Session, wire: Wire) -> None:
+def _end_step(session: Session, wire: Transport) -> None:
     session.runner.end_step()

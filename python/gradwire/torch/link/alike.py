@@ -11,7 +11,7 @@ import hashlib
 
 from gradwire.torch.link.announcements import Announcements
 from gradwire.torch.link.engine import agree
-from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.link.transport import Kind, Transport
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -22,7 +22,7 @@ class Alike:
     def __init__(self) -> None:
         self._text = ""
 
-    def begin(self, text: str, wire: Wire, passes_on: bool) -> Announcements:
+    def begin(self, text: str, wire: Transport, passes_on: bool) -> Announcements:
         """Begins a step with this text. Empty: there is none in this step, on all ranks.
         passes_on: see Announcements."""
         own = None
@@ -32,7 +32,7 @@ class Alike:
         self._said = Announcements(Kind.ALIKE, _DIGEST_BYTES, wire, passes_on, own)
         return self._said
 
-    def check(self, wire: Wire) -> None:
+    def check(self, wire: Transport) -> None:
         """Ends the step; all ranks call it when its exchange is done.
 
         Raises PeerMismatchError on all ranks if the texts of two differ, naming both and the first

@@ -14,7 +14,7 @@ from collections import defaultdict
 import numpy as np
 
 from gradwire.torch.link.errors import PeerMismatchError
-from gradwire.torch.link.wire import Bytes, Kind, Wire
+from gradwire.torch.link.transport import Bytes, Kind, Transport
 
 _RANK = struct.Struct("<I")
 
@@ -23,7 +23,7 @@ class Announcements:
     """The entries of one step, all of one kind and size."""
 
     def __init__(
-        self, kind: Kind, size: int, wire: Wire, passes_on: bool, own: bytes | None
+        self, kind: Kind, size: int, wire: Transport, passes_on: bool, own: bytes | None
     ) -> None:
         """size: bytes of an entry. passes_on: whether some ranks of the exchange do not send to
         each other. own: this rank's entry; None: it has nothing to say."""
@@ -45,7 +45,7 @@ class Announcements:
         """Bytes of the longest message."""
         return len(self._ranks) * (_RANK.size + self._size)
 
-    def tell(self, wire: Wire, peer: int) -> None:
+    def tell(self, wire: Transport, peer: int) -> None:
         """Sends what the peer does not know yet; to be called before each packet."""
         news = self.by_rank.keys() - self._told[peer] - {peer}
         if not self._passes_on:

@@ -11,15 +11,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from gradwire import GradwireError
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.failure import TIMEOUT_SPREAD_SECONDS, FailureBoard
-from gradwire.torch.link.meeting import Meeting, connect_all
-from gradwire.torch.link.roll_call import RollCall
+from gradwire.torch.link.meeting import Where, connect
 from gradwire.torch.link.thread import ABORT_SECONDS, join, only_here
-from gradwire.torch.link.wire import LostError, Wire
+from gradwire.torch.link.transport import LostError
 
 T = TypeVar("T", bound=Exception)
 
@@ -27,7 +24,7 @@ _RANKS = re.compile(r"\branks? \d+(?:(?:, | and )\d+)*\b")
 
 
 class Connection:
-    """A Gloo group that nobody else uses, its wire, and the error that ended it.
+    """A transport that nobody else uses, and the error that ended it.
 
     Errors call ranks by their numbers in the world. The wire and the exchange count the places in
     the group.
@@ -38,29 +35,20 @@ class Connection:
 
     def __init__(
         self,
-        process_group: dist.ProcessGroup | Meeting | None,
+        where: Where,
         timeout: float,
         board: FailureBoard | None = None,
     ) -> None:
-        """Every rank of `process_group` must call this, in the same order. None: of the world.
+        """Every rank of `where` must call this, in the same order.
 
         board: where the ranks of several connections report. None: this connection has its own.
 
         Raises PeerLostError, PeerSilentError or StoreLostError, if not all of them come within
         `timeout` (seconds).
         """
-        if isinstance(process_group, Meeting):
-            group, store = process_group.connect(timeout)
-            names = process_group.names
-        else:
-            world = process_group or _world()
-            names = dist.get_process_group_ranks(world)
-            call = RollCall(world.get_group_store(), names[world.rank()], names, timeout, world)
-            group, store = connect_all(call)
-        numbers = process_group.numbers if isinstance(process_group, Meeting) else ()
-        self.wire = Wire(group, timeout, numbers)
+        self.wire, names, store = connect(where, timeout)
         self.rank = self.wire.rank
-        self.world_size = group.size()
+        self.world_size = self.wire.world_size
         self.error: Exception | None = None
         self.readers: list[threading.Thread] = []  # threads that wait for messages
         self._name_of = dict(enumerate(names)) if list(names) != list(range(len(names))) else {}
@@ -68,7 +56,7 @@ class Connection:
             store, self.name(self.rank), self._names((self.rank, *self.wire.peers))
         )
         self._board.add_connection(self.wire.abort)
-        self._group: dist.ProcessGroup | None = group
+        self._is_connected = True
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._finalizing = threading.Lock()  # held while one finalizer takes the other's place
         self._ending = threading.RLock()  # held while peers read why this rank ends
@@ -137,7 +125,7 @@ class Connection:
         patience: seconds to wait for that. The connections of a process that ends close one after
         another, and this one may be the last.
         """
-        if self._group is None or self.is_inherited:
+        if not self._is_connected or self.is_inherited:
             return None
         end = time.monotonic() + patience
         while not (lost := self.wire.closed_peers()):
@@ -150,7 +138,7 @@ class Connection:
         """Ends the connection because the program waited elsewhere for some rank, in vain. The
         error names the ranks that did not do the same. why: what the system said.
         """
-        if self._group is None or self.is_inherited:
+        if not self._is_connected or self.is_inherited:
             return None
         peers = self._names(self.wire.peers)
         when = f"rank {self.name(self.rank)}, between two steps: {why}"
@@ -184,8 +172,8 @@ class Connection:
         """
         if self.is_inherited:
             return True
-        group, self._group = self._group, None
-        if group is not None:
+        was_connected, self._is_connected = self._is_connected, False
+        if was_connected:
             self.wire.abort()
         ended = join(self.readers, ABORT_SECONDS)
         self.wire.drop()
@@ -244,9 +232,3 @@ class Connection:
         self.disconnect()
         self._board.break_off()
         self._board.linger()
-
-
-def _world() -> dist.ProcessGroup:
-    world = dist.group.WORLD
-    assert world is not None, "init_process_group was not called"
-    return world

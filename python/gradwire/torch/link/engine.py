@@ -14,11 +14,11 @@ import numpy as np
 from gradwire._core import Exchange
 from gradwire.torch.link.announcements import Announcements
 from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.link.transport import TEXT_BYTES, Bytes, Kind, Limits, Transport
 from gradwire.torch.link.unused import Unused
-from gradwire.torch.link.wire import TEXT_BYTES, Bytes, Kind, Limits, Wire
 
 
-def gather_bytes(message: bytes, wire: Wire, limit: int) -> list[bytes]:
+def gather_bytes(message: bytes, wire: Transport, limit: int) -> list[bytes]:
     """The message of every rank, by rank, of at most `limit` bytes. Every rank calls this at the
     same time."""
     own = np.frombuffer(message, dtype=np.uint8)
@@ -32,12 +32,12 @@ def gather_bytes(message: bytes, wire: Wire, limit: int) -> list[bytes]:
     return messages
 
 
-def gather(text: str, wire: Wire) -> list[str]:
+def gather(text: str, wire: Transport) -> list[str]:
     """The text of every rank, by rank. Every rank calls this at the same time."""
     return [message.decode() for message in gather_bytes(text.encode(), wire, TEXT_BYTES)]
 
 
-def agree(text: str, wire: Wire) -> None:
+def agree(text: str, wire: Transport) -> None:
     """Compares the text with that of every peer, before anything is exchanged.
 
     Raises PeerMismatchError on every rank that differs from another, naming both and the first line
@@ -56,7 +56,7 @@ def agree(text: str, wire: Wire) -> None:
                 )
 
 
-def lacking_in_all(unused: Unused, tensors: int, wire: Wire) -> Unused:
+def lacking_in_all(unused: Unused, tensors: int, wire: Transport) -> Unused:
     """The tensors, of so many, that no rank has a gradient of."""
     lacking = np.zeros(tensors, dtype=np.uint8)
     lacking[unused.own] = 1
@@ -71,7 +71,7 @@ def lacking_in_all(unused: Unused, tensors: int, wire: Wire) -> Unused:
     return Unused(np.flatnonzero(lacking).tolist())
 
 
-def finish_step(exchange: Exchange, wire: Wire, said: Sequence[Announcements]) -> None:
+def finish_step(exchange: Exchange, wire: Transport, said: Sequence[Announcements]) -> None:
     """Moves the messages of a step that was started, until its bucket holds the result, and `said`
     has what all ranks announced."""
     limits = {each.kind: each.max_size for each in said}
@@ -85,7 +85,9 @@ def finish_step(exchange: Exchange, wire: Wire, said: Sequence[Announcements]) -
     wire.flush()
 
 
-def _receive_packet(wire: Wire, peer: int, limits: Limits, said: Sequence[Announcements]) -> Bytes:
+def _receive_packet(
+    wire: Transport, peer: int, limits: Limits, said: Sequence[Announcements]
+) -> Bytes:
     """Waits for the peer's packet, before which each kind of announcement may come once."""
     limits = dict(limits)
     while True:
@@ -99,14 +101,14 @@ def _receive_packet(wire: Wire, peer: int, limits: Limits, said: Sequence[Announ
         wire.release(peer)
 
 
-def _send_all(exchange: Exchange, wire: Wire, said: Sequence[Announcements]) -> None:
+def _send_all(exchange: Exchange, wire: Transport, said: Sequence[Announcements]) -> None:
     for peer, message in exchange.outgoing():
         for each in said:
             each.tell(wire, peer)
         wire.send(peer, Kind.PACKET, message)
 
 
-def receive(wire: Wire, peer: int, expected: Kind, limit: int) -> Bytes:
+def receive(wire: Transport, peer: int, expected: Kind, limit: int) -> Bytes:
     """Waits for the peer's next message, valid until `wire.release(peer)`.
 
     Raises PeerMismatchError if the peer sent a message of another kind, or of more than `limit`
@@ -115,7 +117,7 @@ def receive(wire: Wire, peer: int, expected: Kind, limit: int) -> Bytes:
     return _receive(wire, peer, expected, {expected: limit})[1]
 
 
-def _receive(wire: Wire, peer: int, expected: Kind, limits: Limits) -> tuple[Kind, Bytes]:
+def _receive(wire: Transport, peer: int, expected: Kind, limits: Limits) -> tuple[Kind, Bytes]:
     """As `receive`, where messages of the other kinds of `limits` may come first."""
     kind, message, *_ = wire.receive(peer, limits)
     if kind not in limits:

@@ -25,6 +25,7 @@ from gradwire.torch.link.errors import (
     PeerSilentError,
     PeerStoppedError,
 )
+from gradwire.torch.link.loopback import LoopbackGroup
 from gradwire.torch.link.sealed_store import read, sealed, under
 from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 
@@ -63,7 +64,8 @@ class FailureBoard:
         self._store = store
         self._rank = rank
         self._ranks = sorted(ranks)
-        self._may_host_store = dist.is_initialized() and dist.get_rank() == 0
+        is_apart = dist.is_initialized() and not isinstance(dist.group.WORLD, LoopbackGroup)
+        self._may_host_store = is_apart and dist.get_rank() == 0
         self._access = StoreAccess()
         self._judging = threading.Lock()
         self._has_reported = False

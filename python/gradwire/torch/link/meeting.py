@@ -1,4 +1,4 @@
-"""Ranks that meet over a store, without a world of torch.distributed."""
+"""Where ranks meet, and how they connect there: a process group, a store, or one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
+from gradwire.torch.link.errors import PeerLostError
+from gradwire.torch.link.loopback import LoopbackGroup
 from gradwire.torch.link.roll_call import RollCall
+from gradwire.torch.link.transport import LostError, Transport
+from gradwire.torch.link.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -32,32 +36,54 @@ class Meeting:
     connect_seconds: float = math.inf
     numbers: Sequence[int] = ()
 
-    def connect(self, timeout: float) -> Connected:
-        """Every rank must call this.
 
-        Raises PeerLostError, PeerSilentError or StoreLostError, if not all of them come within
-        `timeout` and `connect_seconds`, and JobKeyError for a process without the job's key.
-        """
-        ranks = self.numbers or self.names or range(self.world_size)
-        seconds = min(timeout, self.connect_seconds)
-        return connect_all(RollCall(self.store, ranks[self.rank], ranks, seconds))
+Where = dist.ProcessGroup | Meeting | None  # None: all ranks of the world
 
 
 class Connected(NamedTuple):
-    """A Gloo group, and the store of its ranks alone."""
+    """A transport between ranks, by what names the program and errors know them, and the store of
+    these ranks alone."""
 
-    group: dist.ProcessGroup
+    wire: Transport
+    names: Sequence[int]
     store: Store
 
 
-def connect_all(call: RollCall) -> Connected:
-    """See Meeting.connect."""
+def connect(where: Where, timeout: float) -> Connected:
+    """Every rank must call this, in the same order.
+
+    Raises PeerLostError, PeerSilentError or StoreLostError, if not all of them come within
+    `timeout` (seconds), and JobKeyError for a process without the job's key.
+    """
+    if isinstance(where, Meeting):
+        ranks = where.numbers or where.names or range(where.world_size)
+        seconds = min(timeout, where.connect_seconds)
+        call = RollCall(where.store, ranks[where.rank], ranks, seconds)
+        return _connect_over_gloo(call, timeout, where.names, where.numbers)
+    world = where or dist.group.WORLD
+    assert world is not None, "init_process_group was not called"
+    names = dist.get_process_group_ranks(world)
+    if isinstance(world, LoopbackGroup):
+        try:
+            wire, store = world.connect(timeout)
+        except LostError as lost:
+            absent = tuple(names[peer] for peer in lost.peers)
+            raise PeerLostError(f"ranks {absent} do not connect: {lost}", absent) from lost
+        return Connected(wire, names, store)
+    call = RollCall(world.get_group_store(), names[world.rank()], names, timeout, world)
+    return _connect_over_gloo(call, timeout, names, ())
+
+
+def _connect_over_gloo(
+    call: RollCall, timeout: float, names: Sequence[int], numbers: Sequence[int]
+) -> Connected:
+    """timeout: of the messages. numbers: see Meeting."""
     with call.connecting() as gathering:
         store, size = gathering.store, len(call.ranks)
         group = dist.ProcessGroup(store, call.ranks.index(call.rank), size)
         add_gloo(group, store, timedelta(seconds=call.timeout))
         gathering.prove(group, call.timeout)
-    return Connected(group, store)
+    return Connected(Wire(group, timeout, numbers), names, store)
 
 
 def add_gloo(group: dist.ProcessGroup, store: Store, timeout: timedelta) -> None:

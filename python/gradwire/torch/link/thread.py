@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 
@@ -30,13 +31,25 @@ def join(threads: Iterable[threading.Thread], seconds: float) -> bool:
     return not any(thread.is_alive() for thread in others)
 
 
+class Jobs(Protocol):
+    """Runs jobs one after the other, in the order in which they were submitted. A job reports its
+    own errors; it must not raise."""
+
+    def submit(self, job: Callable[[], None]) -> None: ...
+
+    def drain(self, seconds: float) -> bool:
+        """Waits until every job submitted so far has run; False if that takes longer."""
+
+    def stop(self, seconds: float) -> bool:
+        """Ends after the jobs in the queue; False if they take longer than `seconds`."""
+
+
 class CommunicationThread:
-    """Runs jobs one after the other, in the order in which they were submitted.
+    """Jobs in a thread of their own.
 
     The thread is a daemon, so that an endless wait does not keep the interpreter from exiting. But
     its owner must stop it before that: a thread that returns from C++ into an interpreter that is
     exiting aborts the process.
-    A job reports its own errors; it must not raise.
     """
 
     def __init__(self) -> None:
@@ -48,7 +61,6 @@ class CommunicationThread:
         self._jobs.put(job)
 
     def drain(self, seconds: float) -> bool:
-        """Waits until every job submitted so far has run; False if that takes longer."""
         done = threading.Event()
         self._jobs.put(done.set)
         end = time.monotonic() + seconds
@@ -61,7 +73,6 @@ class CommunicationThread:
         return True
 
     def stop(self, seconds: float) -> bool:
-        """Ends the thread after the jobs in the queue; False if they take longer than `seconds`."""
         self._jobs.put(None)
         return join([self._thread], seconds)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from gradwire.torch.link.announcements import Announcements
-from gradwire.torch.link.wire import Bytes, Kind, Wire
+from gradwire.torch.link.transport import Bytes, Kind, Transport
 
 
 def packed_size(tensors: int) -> int:
@@ -40,7 +40,7 @@ class Unused:
         self.own = sorted(own)
         self._said: Announcements | None = None
 
-    def begin(self, wire: Wire, tensors: int, passes_on: bool) -> Announcements:
+    def begin(self, wire: Transport, tensors: int, passes_on: bool) -> Announcements:
         """tensors: of the bucket. passes_on: see Announcements."""
         own = pack_places(self.own, tensors) if self.own else None
         self._said = Announcements(Kind.UNUSED, packed_size(tensors), wire, passes_on, own)

@@ -1,4 +1,4 @@
-"""Messages between this rank and its peers, over point-to-point operations of a Gloo group.
+"""The transport over point-to-point operations of a Gloo group.
 
 A message is a word of 8 bytes (from its low end: length in 40 bits, part in 16, kind in 8), two
 checksums of 4 bytes, of the word and of the message's bytes, and these bytes. Packets of an
@@ -29,105 +29,46 @@ import struct
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from enum import IntEnum
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
 from gradwire._core import checksum32
 from gradwire.torch.link.errors import DamagedMessageError, PeerMismatchError
-
-Bytes = npt.NDArray[np.uint8]
+from gradwire.torch.link.transport import (
+    NOTHING,
+    OVERHEAD_BYTES,
+    PART_BITS,
+    Bytes,
+    Kind,
+    Limits,
+    LostError,
+    Received,
+    Transport,
+)
 
 HEAD_BYTES = 65536
 _WORD = struct.Struct("<Q")
 _CHECKS = struct.Struct("<II")
-OVERHEAD_BYTES = _WORD.size + _CHECKS.size  # of a message
 _LENGTH_BITS = 40
-PART_BITS = 16
 _IN_HEAD = HEAD_BYTES - OVERHEAD_BYTES
-NOTHING = np.empty(0, dtype=np.uint8)
 _HEAD_TAG, _PROBE_TAG, _REST_TAG, _BEYOND_TAG = range(4)
 
 
-class Kind(IntEnum):
-    """What a message holds."""
-
-    PACKET = 0  # bytes that an exchange made, with its checksum
-    HELLO = 1  # the description of an exchange, in UTF-8
-    OPTIONS = 2  # the options of a worker's parameter groups, as JSON
-    MODEL = 3  # a server's version (u64), then its tensors as float32
-    LEAVE = 4  # a worker pushes no more
-    OVER = 5  # a server finishes no further version
-    CATCH_UP = 6  # the model as the workers of a version have it, from a server, in MODEL's form
-    BUFFERS = 7  # a model's buffers
-    TENSORS = 8  # a model that another rank takes over, outside of any exchange
-    JOIN = 9  # a worker takes a free place: empty, then the first version that it pushes for (u64)
-    EXPELLED = 10  # the servers took this worker for dead
-    UNUSED = 11  # which tensors of the next packet's bucket have no gradient, by rank (unused.py)
-    ALIKE = 12  # digests of what must be equal in the next packet's step, by rank (alike.py)
-
-    @property
-    def label(self) -> str:
-        """For errors."""
-        return "catch-up" if self is Kind.CATCH_UP else self.name.lower()
-
-
-# Which kinds of messages a peer may send now, and the most bytes of each. What a peer states as a
-# length is not believed beyond that.
-Limits = Mapping[Kind, int]
-
-# The most bytes of a text whose length nobody knows beforehand: a description, which names each
-# tensor of a model, or the options of parameter groups.
-TEXT_BYTES = 1 << 26
-
-
-class Received(NamedTuple):
-    """A message; `part`: the part of the model that it is about, where the model has parts. One of
-    a kind that must not come now has no payload. `stays`: its payload outlasts `release`."""
-
-    kind: Kind
-    payload: Bytes
-    part: int
-    stays: bool = False
-
-
-class LostError(Exception):
-    """These peers (ranks of the group) are gone, or were silent for the timeout."""
-
-    def __init__(self, peers: tuple[int, ...], silent: bool, why: str) -> None:
-        super().__init__(why.partition("\n")[0])
-        self.peers = peers
-        self.silent = silent
-
-
-class Wire:
-    """Messages to and from every peer of `group`, in the order in which they were sent.
-
-    A message that is not what its sender sent raises DamagedMessageError.
-
-    One thread at a time may use it; only `receive` and `release` of different peers may overlap.
-    """
+class Wire(Transport):
+    """Messages to and from every peer of a Gloo group."""
 
     def __init__(
         self, group: dist.ProcessGroup, timeout: float, numbers: Sequence[int] = ()
     ) -> None:
         """numbers: the ranks of the group's processes, as everything here counts them; empty: as
         the group counts them."""
-        self.world_size = group.size()
-        numbers = numbers or range(self.world_size)
-        self.rank = numbers[group.rank()]
-        self.peers = [peer for peer in numbers if peer != self.rank]
+        numbers = numbers or range(group.size())
+        super().__init__(numbers[group.rank()], numbers, timeout)
         self._place_of = {number: place for place, number in enumerate(numbers)}
-        self.timeout = timeout
-        self.doing = ""  # for errors
-        self.sent_bytes = 0  # of messages, with their words and checksums
-        self.waited_seconds = 0.0  # blocked on the wire
         self._counting = threading.Lock()
         self._group: dist.ProcessGroup | None = group
         self._sends: defaultdict[int, list[tuple[dist.Work, Bytes]]] = defaultdict(list)
@@ -142,7 +83,6 @@ class Wire:
             self.release(peer)
 
     def send(self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0) -> None:
-        """Starts sending. `payload` (one-dimensional) must not change before the next `flush`."""
         length = payload.size
         head = np.empty(min(HEAD_BYTES, OVERHEAD_BYTES + length), dtype=np.uint8)
         word = _WORD.pack(length | (part | kind << PART_BITS) << _LENGTH_BITS)
@@ -161,25 +101,12 @@ class Wire:
         self.sent_bytes += OVERHEAD_BYTES + length
 
     def receive(self, peer: int, limits: Limits, timeout: float | None = None) -> Received:
-        """Waits for the next message of `peer`; its bytes stay valid until `release(peer)`.
-
-        `timeout` replaces the wire's. A wait that times out closes all connections.
-        Raises LostError. Raises DamagedMessageError, and PeerMismatchError for a message that is
-        longer than its limit, for which no memory is taken. After these, and after a message of a
-        kind without a limit, nothing more can be received.
-        """
         self._wait(peer, self._posted.pop(peer), timeout)
         head = self._heads[peer]
         length, kind, part, checksum = self._open_head(peer, head)
         if kind not in limits:
             return Received(kind, NOTHING, part)
-        if length > limits[kind]:
-            raise PeerMismatchError(
-                f"rank {self.rank}: rank {peer} states a {kind.label} of {length} bytes, and one "
-                f"of at most {limits[kind]} can come here: the two ranks have different versions "
-                f"of gradwire, or rank {peer} is out of order",
-                (peer,),
-            )
+        self._check_length(peer, kind, length, limits[kind])
         stays = kind is not Kind.PACKET and length > max(_IN_HEAD, self._rooms[peer].size)
         if length <= _IN_HEAD:
             payload = head[OVERHEAD_BYTES : OVERHEAD_BYTES + length]
@@ -235,17 +162,12 @@ class Wire:
         )
 
     def release(self, peer: int) -> None:
-        """Posts receives for the peer's next message; the bytes of the last one become invalid."""
         room = self._rooms[peer]
         if room.size > 0 and peer not in self._rests:
             self._rests[peer] = self._try_receive(peer, room[_IN_HEAD:], _REST_TAG)
         self._posted[peer] = self._try_receive(peer, self._heads[peer], _HEAD_TAG)
 
     def flush(self, peer: int | None = None, keep: int = 0) -> None:
-        """Waits until the system has all sent bytes, which then arrive even if this rank leaves.
-
-        `peer`: waits only for what was sent to that peer, without the last `keep` transfers.
-        """
         for target in self.peers if peer is None else (peer,):
             sends = self._sends[target]
             cut = max(0, len(sends) - keep)
@@ -254,7 +176,6 @@ class Wire:
                 self._wait(target, work)
 
     def closed_peers(self) -> tuple[int, ...]:
-        """The peers whose connection is closed. Waits for no peer."""
         closed = []
         for peer in self.peers:
             try:
@@ -264,7 +185,6 @@ class Wire:
         return tuple(closed)
 
     def abort(self) -> None:
-        """Closes all connections at once, so that waits in other threads end with an error."""
         group = self._group
         if group is None:
             return  # another thread dropped the group
@@ -276,7 +196,6 @@ class Wire:
                 probe.wait(timedelta(milliseconds=1))
 
     def drop(self) -> None:
-        """Releases the group; the wire is of no use then. What was not flushed may be lost."""
         self._posted.clear()
         self._rests.clear()
         self._sends.clear()

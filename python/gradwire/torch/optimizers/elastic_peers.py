@@ -30,7 +30,7 @@ from gradwire.torch.link.errors import (
 )
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import only_here
-from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.link.transport import Kind, Transport
 from gradwire.torch.members.generations import Generations, Report, Roster
 from gradwire.torch.optimizers.averaging import Averaging, Exchange, Peers
 from gradwire.torch.records.checkpoint import Residual, StateDict, from_bytes, to_bytes
@@ -188,7 +188,7 @@ class ElasticPeers(Peers):
         most = self._averaging.most_state() if own in roster.receivers else 0
         session = self.session
 
-        def work(wire: Wire) -> bytes | None:
+        def work(wire: Transport) -> bytes | None:
             session.runner.agree_with_peers()
             if sent is not None:
                 for receiver in roster.receivers:

@@ -32,7 +32,7 @@ from gradwire.advice import keeps_residual
 from gradwire.local_schedule import Schedule
 from gradwire.torch.link.engine import agree
 from gradwire.torch.link.errors import PeerMismatchError
-from gradwire.torch.link.wire import Wire
+from gradwire.torch.link.transport import Transport
 from gradwire.torch.members.generations import Generations
 from gradwire.torch.members.membership import LOST_AFTER, MemberSettings
 from gradwire.torch.optimizers.averaging import Averaging, Peers
@@ -388,7 +388,7 @@ class LocalSteps(WrappingOptimizer):
         here = f"synchronize() after {self._averaging.steps} local steps"
         clock = self._averaging.clock
 
-        def compare(wire: Wire) -> None:
+        def compare(wire: Transport) -> None:
             try:
                 agree(f"{here}\nstep {clock} of the schedule", wire)
             except PeerMismatchError as error:

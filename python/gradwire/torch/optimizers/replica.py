@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.torch.link.engine import agree, receive
-from gradwire.torch.link.wire import Kind, Wire
+from gradwire.torch.link.transport import Kind, Transport
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.modes import ordinary_tensors
@@ -128,7 +128,7 @@ class Replica:
         Raises PeerMismatchError naming the first difference between two ranks.
         """
 
-        def work(wire: Wire) -> None:
+        def work(wire: Transport) -> None:
             agree(self.describe(settings), wire)
             session.runner.agree_with_peers()
             digest = _broadcast([tensor for _, _, tensor in self.tensors()], wire)
@@ -162,7 +162,7 @@ def _name_trainable(optimizer: Optimizer, model: nn.Module) -> list[NamedTensor]
     return named
 
 
-def _broadcast(tensors: Sequence[torch.Tensor], wire: Wire) -> str:
+def _broadcast(tensors: Sequence[torch.Tensor], wire: Transport) -> str:
     """Overwrites the tensors with rank 0's, bit for bit; returns the digest of their bytes."""
     if wire.rank == 0:
         values = pack(tensors)

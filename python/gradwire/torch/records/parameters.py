@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.torch.link.wire import Bytes
+from gradwire.torch.link.transport import Bytes
 from gradwire.torch.records.modes import writing_to
 
 NamedShape = tuple[str, list[int]]

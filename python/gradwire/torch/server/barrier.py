@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire._core import Layout
-from gradwire.torch.link.wire import PART_BITS
+from gradwire.torch.link.transport import PART_BITS
 from gradwire.torch.records.exchange_settings import CodecSettings
 from gradwire.torch.records.module_hook import ModuleHook, remove_hooks
 from gradwire.torch.records.parameters import NamedTensor, shapes_of

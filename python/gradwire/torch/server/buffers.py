@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gradwire.torch.link.wire import Bytes
+from gradwire.torch.link.transport import Bytes
 from gradwire.torch.records.modes import ordinary_tensors, writing_to
 from gradwire.torch.records.parameters import (
     NamedTensor,

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from gradwire.torch.link.errors import PeerMismatchError, WorkerDiffersWarning
-from gradwire.torch.link.wire import Bytes
+from gradwire.torch.link.transport import Bytes
 from gradwire.torch.records.parameters import Options, plain_options, plain_value
 
 _VERSION = struct.Struct("<Q")

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import Layout
-from gradwire.torch.link.wire import Bytes, Kind
+from gradwire.torch.link.transport import Bytes, Kind
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import NamedTensor, Options, copy_gradient, split_like
 from gradwire.torch.records.shared_parameters import mark_of

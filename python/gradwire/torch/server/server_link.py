@@ -2,15 +2,13 @@
 
 Gloo cannot tell which of several receives is done: `is_completed()` is false until somebody waits,
 and a receive from any source does not notice that a peer is gone. So one thread waits for each
-peer. It waits without a timeout: a Gloo wait that times out closes all connections of its group,
-and a slow peer must not close those of the others.
+peer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,10 +24,17 @@ from gradwire.torch.link.errors import (
 )
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, join
-from gradwire.torch.link.wire import NOTHING, TEXT_BYTES, Bytes, Kind, Limits, LostError
+from gradwire.torch.link.transport import (
+    NOTHING,
+    TEXT_BYTES,
+    Bytes,
+    Kind,
+    Limits,
+    LostError,
+    Received,
+)
 from gradwire.torch.members.places import Admissions, Places
 
-_ENDLESS = 365 * 86400.0
 _GRACE_SECONDS = 1.0  # after the timeout, for what arrived while this process slept
 
 
@@ -104,11 +109,11 @@ class ServerLink(Connection):
         return self.wire.sent_bytes + self._sent_before + newer
 
     def send(self, peer: int, kind: Kind, payload: Bytes = NOTHING, part: int = 0) -> None:
-        """As Wire.send, to the process that has the place now."""
+        """As Transport.send, to the process that has the place now."""
         self._of(peer).wire.send(peer, kind, payload, part)
 
     def flush(self, peer: int, keep: int = 0) -> None:
-        """As Wire.flush."""
+        """As Transport.flush."""
         self._of(peer).wire.flush(peer, keep)
 
     def expel(self, peer: int) -> None:
@@ -119,8 +124,8 @@ class ServerLink(Connection):
         """The next message of any peer.
 
         Raises LostError naming the peer whose connection broke, or the `awaited` peers if nothing
-        comes for the timeout; DamagedMessageError and PeerMismatchError as Wire.receive. Any other
-        exception of a thread that receives is raised as it is.
+        comes for the timeout; DamagedMessageError and PeerMismatchError as Transport.receive. Any
+        other exception of a thread that receives is raised as it is.
         """
         start = time.perf_counter()
         try:
@@ -148,10 +153,10 @@ class ServerLink(Connection):
 
     def _next(self) -> tuple[Connection, int, Message | Exception | None]:
         try:
-            return self.arrived.get(timeout=self.wire.timeout)
+            return self.wire.take_from(self.arrived, self.wire.timeout)
         except queue.Empty:
             # If this process was stopped, its readers have not had a chance yet.
-            return self.arrived.get(timeout=_GRACE_SECONDS)
+            return self.wire.take_from(self.arrived, _GRACE_SECONDS)
 
     def refuse(self, message: Message) -> PeerMismatchError:
         return PeerMismatchError(
@@ -239,23 +244,10 @@ class ServerLink(Connection):
             source.wire.send(peer, Kind.EXPELLED)
 
     def _start_reader(self, source: Connection, peer: int) -> None:
-        thread = threading.Thread(
-            target=self._read, args=(source, peer), name=f"gradwire-{peer}", daemon=True
-        )
-        self.readers.append(thread)
-        thread.start()
+        def put(found: Received | Message | Exception) -> None:
+            at = time.perf_counter()
+            if isinstance(found, Received):
+                found = Message(peer, found.kind, found.payload, found.part, at)
+            self.arrived.put((source, peer, found))
 
-    def _read(self, source: Connection, peer: int) -> None:
-        wire, is_last = source.wire, False
-        try:
-            while not is_last:
-                kind, payload, part, stays = wire.receive(peer, self._limits, _ENDLESS)
-                kept = payload if stays else payload.copy()
-                message = Message(peer, kind, kept, part, time.perf_counter())
-                self.arrived.put((source, peer, message))
-                del payload, kept, message  # they would stay until the next message comes
-                is_last = kind is Kind.LEAVE or kind not in self._limits
-                if not is_last:
-                    wire.release(peer)
-        except Exception as error:  # nobody takes it where the wire was dropped meanwhile
-            self.arrived.put((source, peer, error))
+        self.readers += source.wire.listen(peer, self._limits, put)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from gradwire._core import ServerSide
 from gradwire.torch.link.errors import WorkerJoinedWarning, WorkerLostWarning
-from gradwire.torch.link.wire import NOTHING, TEXT_BYTES, Bytes, Kind, LostError
+from gradwire.torch.link.transport import NOTHING, TEXT_BYTES, Bytes, Kind, LostError
 from gradwire.torch.members.places import Places
 from gradwire.torch.records.checkpoint import Residual
 from gradwire.torch.server.buffers import ModelBuffers
@@ -269,7 +269,7 @@ class Serving(Side[ServerSide]):
             self._lose(each)
 
     def _flush(self, worker: int, keep: int = 0) -> None:
-        """As Wire.flush. Goes on without the worker if it is gone."""
+        """As Transport.flush. Goes on without the worker if it is gone."""
         try:
             self.link.flush(worker, keep)
         except LostError as lost:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from gradwire.torch.link.transport import Bytes
 from gradwire.torch.link.unused import pack_places, packed_size, unpack_places
-from gradwire.torch.link.wire import Bytes
 from gradwire.torch.server.group_options import VERSION_BYTES, read_version, version_message
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gradwire._core import AutoGoal, Exchange, Layout
 from gradwire.choice import Chooser, Row
 from gradwire.torch.link.engine import gather_bytes
-from gradwire.torch.link.wire import Wire
+from gradwire.torch.link.transport import Transport
 from gradwire.torch.records.checkpoint import residuals_in
 from gradwire.torch.records.stats import ChosenCodec
 
@@ -66,7 +66,7 @@ class AutoCodecs:
         goals = [chooser.goal for chooser in self._choosers.values()]
         return not goals or any(goal.is_due(self.steps + 1) for goal in goals)
 
-    def prepare(self, layout: Layout, values: Values, wire: Wire) -> bool:
+    def prepare(self, layout: Layout, values: Values, wire: Transport) -> bool:
         """Chooses for tensors that were never compressed, from this step's `values`, before they
         are exchanged. Returns whether a codec was chosen."""
         new = [
@@ -89,7 +89,9 @@ class AutoCodecs:
             changed |= chooser.begin(rows)
         return changed
 
-    def record_pushes(self, layout: Layout, exchange: Exchange, values: Values, wire: Wire) -> None:
+    def record_pushes(
+        self, layout: Layout, exchange: Exchange, values: Values, wire: Transport
+    ) -> None:
         """Tries the candidates on what this rank is about to push."""
         self._before = {(r.kind, r.name, r.offset): r.values for r in residuals_in(exchange)}
         for segment in layout.segments:
@@ -99,7 +101,9 @@ class AutoCodecs:
                 part, owed = _part(values, segment), self._before[key]
                 self._add(place, self._try(place, part, owed, segment["push_codec"]))
 
-    def record_pulls(self, layout: Layout, exchange: Exchange, values: Values, wire: Wire) -> None:
+    def record_pulls(
+        self, layout: Layout, exchange: Exchange, values: Values, wire: Transport
+    ) -> None:
         """Tries the candidates on what this rank has just sent as the owner. `values`: the result,
         which lacks what the residual now holds."""
         after = {(r.kind, r.name, r.offset): r.values for r in residuals_in(exchange)}
@@ -112,7 +116,7 @@ class AutoCodecs:
                 self._add(place, self._try(place, x, owed, segment["pull_codec"]))
         self._before = {}
 
-    def end_step(self, is_due: bool, wire: Wire) -> bool:
+    def end_step(self, is_due: bool, wire: Transport) -> bool:
         """Counts a compressed step; if a decision is due, decides from all ranks' rows. Returns
         whether a codec changed."""
         self.steps += 1
@@ -188,7 +192,7 @@ class AutoCodecs:
         self._rows[place] = self._rows[place] + row if place in self._rows else row
 
     def _share(
-        self, places: Sequence[Place], wire: Wire
+        self, places: Sequence[Place], wire: Transport
     ) -> Iterator[tuple[Chooser, dict[str, Row]]]:
         """Every chooser with the rows of its tensors among `places`, summed over the ranks."""
         own = b"".join(
@@ -234,6 +238,6 @@ def _part(values: Values, segment: dict[str, Any]) -> Values:
     return values[start : start + segment["numel"]]
 
 
-def _measures(owner: int, wire: Wire) -> bool:
+def _measures(owner: int, wire: Transport) -> bool:
     """Whether this rank tries the pushes to this owner."""
     return 1 <= (wire.rank - owner) % wire.world_size <= _MEASURERS

@@ -18,8 +18,8 @@ from gradwire.torch.device.device_queue import DeviceQueue
 from gradwire.torch.link.alike import Alike
 from gradwire.torch.link.engine import finish_step
 from gradwire.torch.link.errors import ResidualDroppedWarning
+from gradwire.torch.link.transport import Transport
 from gradwire.torch.link.unused import Unused
-from gradwire.torch.link.wire import Wire
 from gradwire.torch.records.checkpoint import (
     Residual,
     residuals_in,
@@ -75,7 +75,7 @@ class Bucket:
     """The exchange of one bucket, as long as the bucket keeps its tensors and its settings."""
 
     def __init__(
-        self, job: BucketJob, settings: ExchangeSettings, wire: Wire, queue: DeviceQueue | None
+        self, job: BucketJob, settings: ExchangeSettings, wire: Transport, queue: DeviceQueue | None
     ) -> None:
         self.tensors = job.tensors
         self._orders = job.orders
@@ -113,7 +113,7 @@ class Bucket:
     def average(
         self,
         job: BucketJob,
-        wire: Wire,
+        wire: Transport,
         alike: Alike | None = None,
         auto: AutoCodecs | None = None,
     ) -> None:

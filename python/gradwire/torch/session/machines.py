@@ -8,13 +8,13 @@ import socket
 import torch.distributed as dist
 
 from gradwire.torch.link.engine import agree, gather
-from gradwire.torch.link.wire import Wire
+from gradwire.torch.link.transport import Transport
 from gradwire.torch.records.exchange_settings import ExchangeSettings, check_machines
 
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # of torchrun: its processes on this machine
 
 
-def agree_on_machines(settings: ExchangeSettings, wire: Wire) -> int:
+def agree_on_machines(settings: ExchangeSettings, wire: Transport) -> int:
     """The number of ranks on one machine, which is the same on every rank of the wire.
 
     It is the number in the settings, or torchrun's number if the wire has all ranks, or else it is

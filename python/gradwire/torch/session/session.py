@@ -23,11 +23,12 @@ from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.failure import GRACE_SECONDS, FailureBoard
 from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread
-from gradwire.torch.link.wire import Wire
+from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread, Jobs
+from gradwire.torch.link.transport import Transport
 from gradwire.torch.records import checkpoint
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.live import LiveScalars, scalars_of
+from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import NamedShape, all_finite
 from gradwire.torch.records.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.session.bucket import BucketJob
@@ -64,7 +65,8 @@ class Session:
         self.queue = (
             DeviceQueue(device, settings.offload_residuals) if has_kernels(device) else None
         )
-        self._thread = CommunicationThread()
+        waits_alone = self._connection.wire.waits_alone
+        self._thread: Jobs = CommunicationThread() if waits_alone else JobsAtOnce()
         self.runner = BucketRunner(settings, self._connection, self.queue)
 
     def close_with(self, owner: object) -> None:
@@ -124,7 +126,7 @@ class Session:
         return self.start_for_torch(*self._work_of(job), job.ready)
 
     def start_for_torch(
-        self, work: Callable[[Wire], torch.Tensor], doing: str, ready: torch.cuda.Event | None
+        self, work: Callable[[Transport], torch.Tensor], doing: str, ready: torch.cuda.Event | None
     ) -> torch.futures.Future[torch.Tensor]:
         """As `start`. On a GPU, the work that is queued there runs after `ready`, and the future
         includes it."""
@@ -149,7 +151,7 @@ class Session:
         residual_decay: by which the bucket's residuals are multiplied after a step that counts.
         """
 
-        def work(wire: Wire) -> StepCounters:
+        def work(wire: Transport) -> StepCounters:
             self.runner.run(job)
             counters = self.runner.last_step
             if not counters.skipped and not all_finite(job.values):
@@ -165,7 +167,7 @@ class Session:
 
         return self.start(work, _describe(job))
 
-    def start(self, work: Callable[[Wire], _T], doing: str) -> Future[_T]:
+    def start(self, work: Callable[[Transport], _T], doing: str) -> Future[_T]:
         """Runs `work` after all earlier jobs. Its error ends the session; `doing` describes it.
         Raises the session's error if it has ended."""
         self.check()
@@ -226,8 +228,8 @@ class Session:
         self._connection.warn_of_threads(stopped)
         return stopped
 
-    def _work_of(self, job: BucketJob) -> tuple[Callable[[Wire], torch.Tensor], str]:
-        def work(wire: Wire) -> torch.Tensor:
+    def _work_of(self, job: BucketJob) -> tuple[Callable[[Transport], torch.Tensor], str]:
+        def work(wire: Transport) -> torch.Tensor:
             self.runner.run(job)
             device_queue.mark_ready(job.values)  # an error of the device's work is raised here
             return job.values
@@ -236,7 +238,7 @@ class Session:
 
     def _run(
         self,
-        work: Callable[[Wire], _T],
+        work: Callable[[Transport], _T],
         doing: str,
         future: Future[_T] | torch.futures.Future[_T],
         ready: torch.cuda.Event | None = None,
@@ -261,6 +263,20 @@ class Session:
 
     def _beside(self, ready: torch.cuda.Event | None) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self.queue is None else self.queue.after(ready)
+
+
+class JobsAtOnce:
+    """Jobs that run in the thread that submits them, apart from what the program has set there."""
+
+    def submit(self, job: Callable[[], None]) -> None:
+        with ordinary_tensors():
+            job()
+
+    def drain(self, seconds: float) -> bool:
+        return True
+
+    def stop(self, seconds: float) -> bool:
+        return True
 
 
 def _describe(job: BucketJob) -> str:
