@@ -19,6 +19,7 @@ all workers where their gradients agree, so it stays.
 from __future__ import annotations
 
 import argparse
+import itertools
 from statistics import fmean
 
 import numpy as np
@@ -29,9 +30,11 @@ from torch import nn
 
 import gradwire_lab.train.data
 from gradwire_lab.evaluate.arms import HOOK, Setup, arm
+from gradwire_lab.evaluate.observe import flat_gradient, is_coded
+from gradwire_lab.train import strategies
 from gradwire_lab.train.loop import Trainer
-from gradwire_lab.train.one_process import OneProcess
 from gradwire_lab.train.settings import Run, TrainSettings
+from gradwire_lab.train.strategy import Strategy
 
 TOTAL_BATCH, RATE = 64, 0.01
 LOOKS = 20
@@ -39,28 +42,44 @@ CLIP = 2.5  # standard deviations; TernGrad, section 3.3
 Values = NDArray[np.float64]
 
 
-class Watching(OneProcess):
-    """Keeps what clipping does at some steps."""
+class Watching:
+    """Keeps what clipping does at some steps, of workers in one process."""
 
-    def __init__(self, model: nn.Module, codec: str, settings: TrainSettings) -> None:
-        super().__init__(model, codec, settings)
-        *lengths, _ = self._replica.segments()
-        self._ends = np.cumsum(lengths)
+    def __init__(self, settings: TrainSettings) -> None:
+        self._workers = settings.workers
         self._every_so_many = settings.steps // LOOKS
+        self._gradients: list[list[NDArray[np.float32]]] = []  # of each worker, in a step
         self.found: dict[str, list[float]] = {"length": [], "angle": [], "missing": []}
 
-    def _exchange(self) -> Values:
-        if self._step % self._every_so_many == 0:
-            own = self._gradients.numpy()[:, : self._ends[-1]].astype(np.float64)
-            clipped = clip(own, self._ends)
-            lengths, shorter = (np.linalg.norm(each, axis=1) for each in (own, clipped))
-            cosines = (own * clipped).sum(axis=1) / (lengths * shorter)
-            average = own.mean(axis=0)
-            missing = np.linalg.norm(average - clipped.mean(axis=0)) / np.linalg.norm(average)
-            self.found["length"].append(float(np.mean(1 - shorter / lengths)))
-            self.found["angle"].append(float(np.mean(np.degrees(np.arccos(cosines)))))
-            self.found["missing"].append(float(missing))
-        return super()._exchange()
+    def choose(
+        self, model: nn.Module, codec: str, settings: TrainSettings, group: dist.ProcessGroup
+    ) -> Strategy:
+        """As strategies.choose; called by every worker."""
+        strategy = strategies.choose(model, codec, settings, group)
+        coded = [p for p in model.parameters() if is_coded(p, settings)]
+        steps = itertools.count()
+
+        def look(*_: object) -> None:
+            if next(steps) % self._every_so_many == 0:
+                self._gradients.append([flat_gradient(parameter) for parameter in coded])
+                if len(self._gradients) == self._workers:
+                    self._look()
+
+        strategy.optimizer.register_step_pre_hook(look)
+        return strategy
+
+    def _look(self) -> None:
+        gradients, self._gradients = self._gradients, []
+        ends = np.cumsum([tensor.size for tensor in gradients[0]])
+        own = np.array([np.concatenate(tensors) for tensors in gradients], dtype=np.float64)
+        clipped = clip(own, ends)
+        lengths, shorter = (np.linalg.norm(each, axis=1) for each in (own, clipped))
+        cosines = (own * clipped).sum(axis=1) / (lengths * shorter)
+        average = own.mean(axis=0)
+        missing = np.linalg.norm(average - clipped.mean(axis=0)) / np.linalg.norm(average)
+        self.found["length"].append(float(np.mean(1 - shorter / lengths)))
+        self.found["angle"].append(float(np.mean(np.degrees(np.arccos(cosines)))))
+        self.found["missing"].append(float(missing))
 
 
 def clip(gradients: Values, ends: NDArray[np.int64]) -> Values:
@@ -84,16 +103,11 @@ def measure(workers: int, steps: int) -> Watching:
         steps=steps,
     )
     settings = one.settings(0, Setup())
-    watching: list[Watching] = []
-
-    def choose(model: nn.Module, codec: str, chosen: TrainSettings, _: object) -> Watching:
-        watching.append(Watching(model, codec, chosen))
-        return watching[0]
-
+    watching = Watching(settings)
     given = gradwire_lab.train.data.load(settings.data, settings.data_dir)
     trainer = Trainer(settings, given, 0, None, torch.device("cpu"))
-    trainer.run(Run("raw", 0), lambda event: None, choose)
-    return watching[0]
+    trainer.run(Run("raw", 0), lambda event: None, watching.choose)
+    return watching
 
 
 def main() -> None:
@@ -103,14 +117,11 @@ def main() -> None:
     parser.add_argument("--workers", default="2,4,16,64")
     parser.add_argument("--steps", type=int, default=1500)
     given = parser.parse_args()
-    store = dist.HashStore()  # type: ignore[attr-defined] # PyTorch hides it
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     print("workers  batch  length  angle  missing")
     for workers in map(int, given.workers.split(",")):
         length, angle, missing = map(fmean, measure(workers, given.steps).found.values())
         batch = TOTAL_BATCH // workers
         print(f"{workers:7} {batch:6} {length:7.1%} {angle:6.1f} {missing:8.1%}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

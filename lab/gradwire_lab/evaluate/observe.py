@@ -6,6 +6,7 @@ push it, without a residual. The training itself goes on with its own codec.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 import gradwire
-from gradwire_lab.train import data, models
+from gradwire_lab.train import data, models, strategies
 from gradwire_lab.train.loop import Trainer
-from gradwire_lab.train.one_process import OneProcess
 from gradwire_lab.train.report import Conditions, Report, result_of
 from gradwire_lab.train.run import describe_place
 from gradwire_lab.train.settings import Run, TrainSettings
+from gradwire_lab.train.strategy import Strategy
 
 POINTS = 40  # steps that are looked at, evenly spaced
 _BINS = 61
@@ -42,81 +43,87 @@ def train_and_observe(settings: TrainSettings, codecs: tuple[str, ...]) -> dict[
                standard deviations, and shares of the values: of the gradient, clipped, decoded
                (first codec), and of the average of all workers' decoded values
     """
-    watching: list[_Watching] = []
-
-    def choose(model: nn.Module, codec: str, chosen: TrainSettings, _: object) -> OneProcess:
-        watching.append(_Watching(model, codec, chosen, codecs))
-        return watching[0]
-
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        given = data.load(settings.data, settings.data_dir)
-        trainer = Trainer(settings, given, 0, None, torch.device(settings.device))
-        run = Run(settings.codecs[0], settings.seed)
-        record = trainer.run(run, lambda event: None, choose)
-    finally:
-        dist.destroy_process_group()
-    (watched,) = watching
+    watching = _Watching(settings, codecs)
+    given = data.load(settings.data, settings.data_dir)
+    trainer = Trainer(settings, given, 0, None, torch.device(settings.device))
+    run = Run(settings.codecs[0], settings.seed)
+    records = trainer.run(run, lambda event: None, watching.choose)
     links = Conditions(shaped=False, modelled=False)
-    parameters = watched.parameters
-    result = result_of(settings, parameters, links, [record])
+    parameters = watching.parameters
+    result = result_of(settings, parameters, links, records)
     report = Report(settings, parameters, given.describe(), links, [result])
-    return report.to_json(describe_place()) | {"observed": watched.observed()}
+    return report.to_json(describe_place()) | {"observed": watching.observed()}
 
 
-class _Watching(OneProcess):
-    def __init__(
-        self, model: nn.Module, codec: str, settings: TrainSettings, codecs: tuple[str, ...]
-    ) -> None:
-        super().__init__(model, codec, settings)
-        self.parameters = models.parameter_count(model)
+class _Watching:
+    """Looks at the gradients of all workers, which are in one process."""
+
+    def __init__(self, settings: TrainSettings, codecs: tuple[str, ...]) -> None:
+        self._settings = settings
         points = min(POINTS, settings.steps)
         self._at = sorted({int((k + 0.5) * settings.steps / points) for k in range(points)})
-        self._codecs = codecs
-        *lengths, _ = self._replica.segments()
-        self._ends = np.cumsum(lengths)
-        self._names = self._replica.names[: len(lengths)]
         self._found: dict[str, dict[str, list[list[Any]]]] = {codec: {} for codec in codecs}
         self._histograms: dict[str, dict[str, list[float]]] = {}
+        self._middle: list[list[Values]] = []  # of each worker, at the middle step
+        self._shapes: dict[str, torch.Size] = {}  # of the tensors that are compressed
+        self.parameters = 0
+
+    def choose(
+        self, model: nn.Module, codec: str, settings: TrainSettings, group: dist.ProcessGroup
+    ) -> Strategy:
+        """As strategies.choose; called by every worker."""
+        strategy = strategies.choose(model, codec, settings, group)
+        self.parameters = models.parameter_count(model)
+        coded = {n: p for n, p in model.named_parameters() if is_coded(p, settings)}
+        self._shapes = {name: parameter.shape for name, parameter in coded.items()}
+        steps, rank = itertools.count(), dist.get_rank()
+
+        def look(*_: object) -> None:
+            if (step := next(steps)) in self._at:
+                gradients = [flat_gradient(parameter) for parameter in coded.values()]
+                self._look(rank, step, gradients)
+
+        strategy.optimizer.register_step_pre_hook(look)
+        return strategy
 
     def observed(self) -> dict[str, Any]:
-        lengths = np.diff(self._ends, prepend=0).tolist()
         return {
             "steps": self._at,
-            "tensors": [list(pair) for pair in zip(self._names, lengths, strict=True)],
+            "tensors": [[name, shape.numel()] for name, shape in self._shapes.items()],
             "codecs": self._found,
             "histograms": self._histograms,
         }
 
-    def _exchange(self) -> NDArray[np.float64]:
-        if self._step in self._at:
-            self._look()
-        return super()._exchange()
+    def _look(self, rank: int, step: int, gradients: list[Values]) -> None:
+        if rank == 0:
+            for codec, found in self._found.items():
+                looked = [_try(codec, gradient, step) for gradient in gradients]
+                for key in looked[0]:
+                    found.setdefault(key, []).append([tensor[key] for tensor in looked])
+        if step == self._at[len(self._at) // 2]:
+            self._middle.append(gradients)
+            if len(self._middle) == self._settings.workers:
+                for index, name in self._largest().items():
+                    own = [tensors[index] for tensors in self._middle]
+                    self._histograms[name] = _histograms(next(iter(self._found)), own, step)
 
-    def _look(self) -> None:
-        gradients = self._split(self._gradients[0])
-        for codec, found in self._found.items():
-            looked = [_try(codec, gradient, self._step) for gradient in gradients]
-            for key in looked[0]:
-                found.setdefault(key, []).append([tensor[key] for tensor in looked])
-        if self._step == self._at[len(self._at) // 2]:
-            workers = [self._split(gradient) for gradient in self._gradients]
-            for index in self._largest():
-                own = [tensors[index] for tensors in workers]
-                self._histograms[self._names[index]] = _histograms(self._codecs[0], own, self._step)
+    def _largest(self) -> dict[int, str]:
+        """The largest tensor of each number of dimensions, by its place."""
+        best: dict[int, tuple[int, str]] = {}
+        for index, (name, shape) in enumerate(self._shapes.items()):
+            if len(shape) not in best or shape.numel() > self._shapes[best[len(shape)][1]].numel():
+                best[len(shape)] = index, name
+        return dict(best.values())
 
-    def _split(self, vector: torch.Tensor) -> list[Values]:
-        return np.split(vector.cpu().numpy()[: self._ends[-1]], self._ends[:-1])
 
-    def _largest(self) -> list[int]:
-        """The largest tensor of each number of dimensions."""
-        shapes = [view.shape for view in self._views[0][: len(self._names)]]
-        best: dict[int, int] = {}
-        for index, shape in enumerate(shapes):
-            if len(shape) not in best or shape.numel() > shapes[best[len(shape)]].numel():
-                best[len(shape)] = index
-        return list(best.values())
+def is_coded(parameter: nn.Parameter, settings: TrainSettings) -> bool:
+    """Whether the parameter is compressed, in a training that excludes none by name."""
+    return parameter.dim() > 1 and parameter.numel() >= settings.min_numel
+
+
+def flat_gradient(parameter: nn.Parameter) -> Values:
+    assert parameter.grad is not None
+    return parameter.grad.detach().flatten().cpu().numpy().copy()
 
 
 def _decoded(codec: str, values: Values, step: int, worker: int = 0) -> tuple[bytes, Values]:

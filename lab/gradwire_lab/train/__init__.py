@@ -15,7 +15,6 @@
     devices     the device of a worker: CPU or one of the GPUs
     network     a rate-limited network of namespaces for processes of one machine
     strategy    what a rank does in a step: the base of the strategies
-    one_process the strategy that simulates all workers and their server in one process
     rivals      DDP and PyTorch's own hooks, which are compared with codecs
     torch_ddp   their strategy
     strategies  how the workers keep one model: hook, sharded optimizer, local steps, rivals

@@ -21,6 +21,7 @@ from gradwire_lab.train.settings import (
     EXCHANGES,
     GRADIENTS,
     HOOKED,
+    IN_ONE_PROCESS,
     ON_DEVICE,
     ONE_PROCESS,
     OPTIMIZERS,
@@ -30,7 +31,6 @@ from gradwire_lab.train.settings import (
     SERVER,
     SGD,
     SHARDED_OPTIMIZER,
-    SIMULATED,
     TENSOR,
     UPDATES,
     SettingsError,
@@ -119,16 +119,16 @@ def _check_exchange(settings: TrainSettings) -> None:
                 "--exchange", f"{settings.workers} workers cannot be on machines of {ranks}"
             )
     elif name in (ONE_PROCESS, SERVER):
-        known = SIMULATED if name == ONE_PROCESS else SERVED
+        known = IN_ONE_PROCESS if name == ONE_PROCESS else SERVED
         if exchange not in known:
             valid = f"'{exchange}' is no exchange; valid are {', '.join(known)}"
             raise SettingsError("--exchange", valid)
-        if SIMULATED.get(exchange) == GRADIENTS != settings.compress:
+        if IN_ONE_PROCESS.get(exchange) == GRADIENTS != settings.compress:
             goes = f"{exchange} goes with {GRADIENTS}; valid for {UPDATES} is {ONE_PROCESS}"
             raise SettingsError("--compress", goes)
     elif exchange not in EXCHANGES:
         raise SettingsError("--exchange", f"{name} has no parameters")
-    if not hooked and not settings.is_simulated:
+    if not hooked and not settings.in_one_process:
         _refuse(settings, f"{exchange} exchanges in every step", "every")
     for option, steps in (("--steps", settings.steps), ("--eval-every", settings.eval_every)):
         if steps % every:
@@ -165,8 +165,11 @@ def _check_exchange(settings: TrainSettings) -> None:
         listed = gradwire.codecs()
         added = [codec["name"] for codec in listed if codec["shares_scales"] or codec["lossless"]]
         codecs = (*added, *RIVALS)
-    elif settings.is_simulated:
+    elif settings.in_one_process:
         _refuse(settings, f"does not go with --exchange {ONE_PROCESS}", "rules")
+        if settings.compress == UPDATES and is_cuda(settings.device):
+            goes = f"--compress {UPDATES} steps models on the CPU; valid is cpu"
+            raise SettingsError("--device", goes)
         for codec in settings.codecs:
             if is_rival(codec) and codec != PLAIN_DDP:
                 goes = f"--exchange {ONE_PROCESS} cannot run {codec}: it needs real ranks"
@@ -179,6 +182,10 @@ def _check_exchange(settings: TrainSettings) -> None:
     chosen += [rule.codec for rule in settings.rules]
     if name not in CHOOSING and any(map(is_goal, chosen)):
         raise SettingsError("--codec", f"auto goes with --exchange {', '.join(CHOOSING)}")
+    if exchange in (ONE_PROCESS, f"{ONE_PROCESS}:pulls={UPDATES}") and any(map(is_goal, chosen)):
+        goes = f"with auto it goes with --compress {UPDATES}"
+        if settings.compress == GRADIENTS:
+            _refuse(settings, goes, "clip")
     for codec in settings.codecs:
         if is_rival(codec):
             continue
@@ -221,7 +228,7 @@ def _check_device(settings: TrainSettings) -> None:
         raise SettingsError(
             "--device", f"unknown device '{device}'; valid are {', '.join(DEVICES)} (K: a number)"
         )
-    if not is_cuda(device) or settings.is_simulated:
+    if not is_cuda(device) or settings.in_one_process:
         return
     if settings.exchange.partition(":")[0] not in ON_DEVICE:
         raise SettingsError(

@@ -52,7 +52,7 @@ def run_workers(
         folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="gradwire-"))
         environment = with_new_key(os.environ)
         workers: list[_Worker] = []
-        for rank in range(settings.ranks):
+        for rank in range(settings.processes):
             # The first worker of a machine gets its namespace and link; the others share them.
             index = rank % settings.ranks_per_machine
             first = workers[rank - index].process if index else None
@@ -83,7 +83,10 @@ def run_workers(
                 for line in worker.written():
                     on_event(worker.rank, {"event": "stderr", "line": line})
         finished = range(max(len(worker.records) for worker in workers))
-        return [[w.records[run] for w in workers if run < len(w.records)] for run in finished]
+        return [
+            [record for w in workers if run < len(w.records) for record in w.records[run]]
+            for run in finished
+        ]
 
 
 class _Worker:
@@ -101,7 +104,7 @@ class _Worker:
         """first: the process whose namespace it shares if `shaped`; None: it has its own."""
         self.rank = rank
         self.name = settings.names([rank])
-        self.records: list[RankRecord] = []
+        self.records: list[list[RankRecord]] = []  # of each run
         self._settings, self._runs = settings, runs
         self._place = "while it started"
         self.steps = 0  # of the run under way, of which the launcher heard
@@ -151,9 +154,9 @@ class _Worker:
         except (EOFError, OSError):  # a killed worker may leave half an event
             return None
         match event["event"]:
-            case "record":
-                event["record"] = RankRecord.read(event["record"])
-                self.records.append(event["record"])
+            case "records":
+                event["records"] = [RankRecord.read(record) for record in event["records"]]
+                self.records.append(event["records"])
                 self.steps = 0
             case "error":
                 self._error = TrainError(event["error"])

@@ -7,6 +7,7 @@ read at the same moments, so neither time nor bytes of an evaluation are in the 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import os
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradwire.errors import LimitError
+from gradwire.torch import loopback
 from gradwire.torch.optimizers.fragment import deal_layers
 from gradwire_lab.train import devices, models, strategies
 from gradwire_lab.train.data import Batches, Data
@@ -93,9 +95,9 @@ class Trainer:
         interface: str | None,
         device: torch.device,
     ) -> None:
-        self._threads = settings.threads if settings.is_simulated else 1
+        self._threads = settings.threads if settings.in_one_process else 1
         # For evaluations, while all other ranks wait.
-        self._cpus = settings.threads if settings.is_simulated else len(os.sched_getaffinity(0))
+        self._cpus = settings.threads if settings.in_one_process else len(os.sched_getaffinity(0))
         torch.set_num_threads(self._threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -130,36 +132,51 @@ class Trainer:
         evaluation *= 1 + sum(1 for _ in batches)
         if self._device.type == "cpu":
             # All ranks of this machine measure at once, but rank 0 evaluates alone, on all CPUs.
-            ranks = self.settings.worker_ranks
+            ranks = min(self.settings.processes, self.settings.workers)
             evaluation *= min(1.0, self._cpus / ranks / self._threads) * self._threads / self._cpus
         return {
             "parameters": models.parameter_count(model),
             "data": self._data.describe(),
-            "step_seconds": sorted(seconds[1:])[1],
+            "step_seconds": sorted(seconds[1:])[1] * self.settings.workers_here,
             "evaluation_seconds": evaluation,
         }
 
     def run(
         self, run: Run, on_event: OnEvent, choose: ChooseStrategy = strategies.choose
+    ) -> list[RankRecord]:
+        """Trains a new model; returns the records of the ranks in this process. Needs an
+        initialised process group, unless all are here. Raises RuntimeError if a rank is gone."""
+        settings = self.settings.of_run(run).of_ranks()
+        if not self.settings.in_one_process:
+            return [self._run(run, settings, on_event, choose)]
+
+        def run_rank(rank: int) -> RankRecord:
+            trainer = copy.copy(self)
+            trainer._rank = rank
+            tell = on_event if rank == 0 else lambda event: None
+            return trainer._run(run, settings, tell, choose)
+
+        return loopback.run(settings.ranks, run_rank)
+
+    def _run(
+        self, run: Run, settings: TrainSettings, on_event: OnEvent, choose: ChooseStrategy
     ) -> RankRecord:
-        """Trains a new model. Needs an initialised process group. Raises RuntimeError if a rank is
-        gone."""
-        settings = self.settings.of_run(run)
+        (codec,) = settings.codecs
         model = self._model(settings)
         # Each run has a new group, which all ranks, servers too, make together.
-        group = dist.new_group(list(range(settings.worker_ranks)))
+        group = dist.new_group(list(range(settings.workers)))
         record = RankRecord(run.codec, self._rank, seed=run.seed)
         if settings.is_server(self._rank):  # until the workers have left
             start = time.perf_counter()
-            record.hook = strategies.serve(model, run.codec, settings)
+            record.hook = strategies.serve(model, codec, settings)
             record.seconds = time.perf_counter() - start
             return record
-        strategy = choose(model, run.codec, settings, group)
+        strategy = choose(model, codec, settings, group)
         try:
             meeting = Meeting(group)
             if self.survivors is not None and settings.can_lose_workers(run):
                 meeting = MeetingOfSurvivors(
-                    self.survivors, self.settings.title(run), self._rank, settings.worker_ranks
+                    self.survivors, self.settings.title(run), self._rank, settings.workers
                 )
             self._train(model, settings, strategy, meeting, record, on_event)
         except RuntimeError as error:
@@ -207,7 +224,7 @@ class Trainer:
             if clock.seconds - last_event >= _SECONDS_BETWEEN_STEP_EVENTS:
                 last_event = clock.seconds
                 on_event(self._step_event(record, clock.seconds))
-            is_over = done == settings.steps or (record.diverged and settings.worker_ranks == 1)
+            is_over = done == settings.steps or (record.diverged and settings.workers == 1)
             if done == settings.steps:
                 strategy.finish()
             if is_over or step // settings.eval_every < done // settings.eval_every:
@@ -243,9 +260,7 @@ class Trainer:
             record.parameters_digest = parameters_digest(model)
 
     def _batches(self, settings: TrainSettings) -> Batches | Windows:
-        ranks = settings.worker_ranks
-        batch = settings.batch * settings.workers // ranks
-        return self._data.batches(batch, ranks, self._rank, settings.seed)
+        return self._data.batches(settings.batch, settings.workers, self._rank, settings.seed)
 
     def _model(self, settings: TrainSettings) -> nn.Module:
         model = models.build(

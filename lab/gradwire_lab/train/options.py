@@ -15,12 +15,12 @@ from gradwire_lab.train.settings import (
     DIRECTIONS,
     GRADIENTS,
     HOOKED,
+    IN_ONE_PROCESS,
     OUTERS,
     SERVED,
     SGD,
     SHARDED,
     SHARDED_OPTIMIZER,
-    SIMULATED,
     UPDATES,
     WEIGHT_DECAY,
     Rule,
@@ -38,7 +38,7 @@ def from_options(given: dict[str, Any]) -> TrainSettings:
         if name in values:
             values[name] = tuple(values[name])
     values["rules"] = tuple(parse_rule(rule) for rule in values.get("rules", ()))
-    usual = "none" if values.get("exchange") in SIMULATED else BANDWIDTHS[0]
+    usual = "none" if values.get("exchange") in IN_ONE_PROCESS else BANDWIDTHS[0]
     values["bandwidth"] = parse_bandwidth(values.get("bandwidth", usual))
     chosen = TrainSettings(**_defaults(values) | values)
     check(chosen)
@@ -54,12 +54,12 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     own = hooked["default_codec"]
     own = RECOMMENDED if own == HOOKED[SHARDED]["default_codec"] else own
     keeps_gradients = exchange in (*SERVED, SHARDED_OPTIMIZER)
-    sums_gradients = keeps_gradients or exchange in SIMULATED
-    steps_gradients = keeps_gradients or SIMULATED.get(exchange) == GRADIENTS
+    sums_gradients = keeps_gradients or exchange in IN_ONE_PROCESS
+    steps_gradients = keeps_gradients or IN_ONE_PROCESS.get(exchange) == GRADIENTS
     updates = (optimizer != SGD and not steps_gradients) or (every > 1 and not sums_gradients)
     return {
         # One process has no PyTorch hooks.
-        "codecs": (PLAIN_DDP, own) if exchange in SIMULATED else (PLAIN_DDP, BF16, own),
+        "codecs": (PLAIN_DDP, own) if exchange in IN_ONE_PROCESS else (PLAIN_DDP, BF16, own),
         "data": recipe.data[0],
         "batch": recipe.batch,
         "width": recipe.width,
@@ -70,7 +70,7 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
         "warmup": max(steps // 20, min(recipe.warmup, steps // 4)),
         "clip": 0.0 if keeps_gradients else recipe.clip,
         "outer_lr": OUTERS.get(values.get("outer", AVERAGE), 1.0),
-        "threads": len(os.sched_getaffinity(0)) if exchange in SIMULATED else 1,
+        "threads": len(os.sched_getaffinity(0)) if exchange in IN_ONE_PROCESS else 1,
         "eval_every": default_eval_every(steps, every),
     }
 

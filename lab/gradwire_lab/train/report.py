@@ -36,7 +36,7 @@ from typing import Any
 from gradwire_lab.train.network import Bytes
 from gradwire_lab.train.records import RankRecord
 from gradwire_lab.train.rivals import is_rival
-from gradwire_lab.train.settings import HOOKED, TrainSettings, format_bandwidth
+from gradwire_lab.train.settings import HOOKED, Run, TrainSettings, format_bandwidth
 
 _PLACES = 6  # of seconds in a file: a microsecond
 
@@ -222,7 +222,7 @@ def model_seconds(settings: TrainSettings, parameters: int, ranks: Sequence[Rank
 def _reduced_values(settings: TrainSettings, parameters: int, codec: str) -> float:
     """How many values a worker pushes in a step; it pulls as many. Without servers, a rank does not
     push the values that it owns."""
-    if settings.is_simulated or (settings.has_servers and not is_rival(codec)):
+    if settings.has_servers and not is_rival(codec):
         return parameters
     return parameters * (settings.workers - 1) / settings.workers
 
@@ -244,13 +244,14 @@ def result_of(
 ) -> RunResult:
     """ranks: the records of a run, in order; those of workers that were lost have no steps."""
     codec = ranks[0].codec
-    workers = [record for record in ranks[: settings.worker_ranks] if record.losses or not lost]
+    workers = [record for record in ranks[: settings.workers] if record.losses or not lost]
     seconds = measured = max(record.seconds for record in workers)
     if conditions.modelled:
         seconds = model_seconds(settings, parameters, ranks)
-    values = _pushed_values(settings, parameters, codec)
+    way = settings.of_run(Run(codec, ranks[0].seed)).of_ranks()
+    values = _pushed_values(way, parameters, way.codecs[0])
     pushed = 4.0 * values * steps_of(ranks)  # bytes that a worker would push without compression
-    plain = 4.0 * _reduced_values(settings, parameters, codec) * steps_of(ranks)
+    plain = 4.0 * _reduced_values(way, parameters, way.codecs[0]) * steps_of(ranks)
     hooks = [record.hook for record in workers if record.hook is not None]
     push = pull = push_bits = pull_bits = ratio = None
     payloads: list[float | None] = [None, None]

@@ -98,7 +98,7 @@ def footnotes(report: Report) -> list[str]:
         )
     notes += _devices(report)
     computed = [codec for codec in report.by_codec() if is_rival(codec)]
-    if computed and not report.settings.is_simulated:
+    if computed and not report.settings.in_one_process:
         notes.append(
             f"{', '.join(computed)}: MB, bits and ratio are computed for a ring all-reduce of what "
             "PyTorch's hook sends."
@@ -169,7 +169,7 @@ def _devices(report: Report) -> list[str]:
 
 def _servers(settings: TrainSettings, result: RunResult) -> str | None:
     """The servers' traffic, and the pushes that they dropped."""
-    servers = [hook for hook in result.hook_of_rank[settings.worker_ranks :] if hook is not None]
+    servers = [hook for hook in result.hook_of_rank[settings.workers :] if hook is not None]
     if not servers:
         return None
     received, sent = (

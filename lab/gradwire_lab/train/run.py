@@ -105,7 +105,7 @@ def train_under_torchrun(
     from gradwire.torch.link.errors import CommunicationError
 
     try:
-        if chosen.is_simulated:
+        if chosen.in_one_process:
             raise SettingsError("--exchange", f"{chosen.exchange} goes without torchrun")
         workers = world - (chosen.ranks - chosen.workers)
         chosen = replace(chosen, workers=workers, bandwidth=None, latency=0.0)
@@ -128,7 +128,7 @@ def train_under_torchrun(
 
 def _conditions(chosen: TrainSettings) -> report.Conditions:
     """The links of a training on this machine, shaped if this is needed and possible."""
-    if chosen.is_simulated:
+    if chosen.in_one_process:
         note = "none: nothing is sent, times are those of the computation"
     elif chosen.bandwidth is None:
         note = "loopback, no limit asked for"
@@ -170,7 +170,7 @@ class _Follower:
         self._arrived: dict[Run, list[RankRecord]] = {}
         self._lost: dict[Run, list[str]] = {}  # workers that ended before their run, and why
         self._written: dict[str, list[int]] = {}
-        self._expected = 1 if worker.world_of_torchrun() else chosen.worker_ranks
+        self._expected = 1 if worker.world_of_torchrun() else min(chosen.processes, chosen.workers)
         self._announce()
 
     @property
@@ -218,10 +218,10 @@ class _Follower:
                 self._estimate()
         elif kind == "stderr":
             self._written.setdefault(event["line"], []).append(rank)
-        elif kind == "record":
-            arrived = self._arrived.setdefault(_run_of(event["record"]), [])
-            arrived.append(event["record"])
-            self._keep(_run_of(event["record"]))
+        elif kind == "records":
+            run = _run_of(event["records"][0])
+            self._arrived.setdefault(run, []).extend(event["records"])
+            self._keep(run)
         elif kind == "lost":
             self._lost.setdefault(event["run"], []).append(event["why"])
             self._keep(event["run"])
@@ -238,11 +238,12 @@ class _Follower:
         """Keeps the result of a run when the records of all ranks are there."""
         chosen, lost = self._settings, self._lost.get(run, [])
         arrived = self._arrived.get(run, [])
-        if len(arrived) + len(lost) == chosen.ranks:
+        expected = chosen.of_run(run).of_ranks().ranks
+        if len(arrived) + len(lost) == expected:
             ranks = {record.rank: record for record in self._arrived.pop(run)}
             records = [
                 ranks.get(rank) or RankRecord(run.codec, rank, seed=run.seed)
-                for rank in range(chosen.ranks)
+                for rank in range(expected)
             ]
             result = report.result_of(chosen, self._parameters, self.conditions, records, lost)
             self._results[run] = result

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from typer import BadParameter, Option
 
 import gradwire
+from gradwire._core import is_goal
 from gradwire.advice import RECOMMENDED
 from gradwire_lab.train.recipes import METRICS, MODELS, Metric
 from gradwire_lab.train.rivals import BF16, FP16, PLAIN_DDP, POWERSGD, is_rival
@@ -25,6 +26,7 @@ SHARDED = next(iter(HOOKED))
 SERVER = "server"
 SHARDED_OPTIMIZER = "sharded-optimizer"
 ONE_PROCESS = "one-process"
+RAW = "raw"
 ON_DEVICE = (*(name for name in HOOKED if not HOOKED[name]["adds_trits"]), ONE_PROCESS)
 EXCHANGES = (*HOOKED, SERVER, SHARDED_OPTIMIZER, ONE_PROCESS)
 
@@ -48,10 +50,10 @@ GRADIENTS, UPDATES = COMPRESSED = ("gradients", "updates")
 AVERAGE, NESTEROV = "average", "nesterov"
 OUTERS = {AVERAGE: 1.0, "sgd": 1.0, NESTEROV: 0.7}
 
-# The exchanges with servers, as processes or simulated by one process, and what the workers pull
+# The exchanges with servers, as processes or all in one process, and what the workers pull
 # when they push gradients: the change of a server's model, or the average gradient, which they step
 # themselves (as the hook).
-SERVED, SIMULATED = (
+SERVED, IN_ONE_PROCESS = (
     {name: UPDATES} | {f"{name}:pulls={what}": what for what in COMPRESSED}
     for name in (SERVER, ONE_PROCESS)
 )
@@ -249,9 +251,9 @@ class TrainSettings:
         return self.backup_workers > 0 and not is_rival(run.codec)
 
     @property
-    def is_simulated(self) -> bool:
-        """Whether one process simulates all workers."""
-        return self.exchange in SIMULATED
+    def in_one_process(self) -> bool:
+        """Whether all ranks are in one process."""
+        return self.exchange in IN_ONE_PROCESS
 
     @property
     def takes_local_steps(self) -> bool:
@@ -264,14 +266,33 @@ class TrainSettings:
         return self.exchange in SERVED
 
     @property
-    def worker_ranks(self) -> int:
-        """Number of worker processes: one for each worker, or one for all workers."""
-        return 1 if self.is_simulated else self.workers
+    def ranks(self) -> int:
+        """Number of workers and servers."""
+        return self.workers + (self.servers if self.has_servers else 0)
 
     @property
-    def ranks(self) -> int:
-        """Number of processes of workers and of servers."""
-        return self.worker_ranks + (self.servers if self.has_servers else 0)
+    def workers_here(self) -> int:
+        """Number of workers in a process."""
+        return self.workers if self.in_one_process else 1
+
+    @property
+    def processes(self) -> int:
+        return 1 if self.in_one_process else self.ranks
+
+    def of_ranks(self) -> TrainSettings:
+        """Those of a run (`of_run`) as its ranks have them: an exchange in one process is the one
+        between ranks that it stands for."""
+        if not self.in_one_process:
+            return self
+        (codec,), pulls = self.codecs, IN_ONE_PROCESS[self.exchange]
+        served = replace(self, exchange=f"{SERVER}:pulls={pulls}")
+        if codec == PLAIN_DDP:
+            return replace(served, codecs=(RAW,), every=1, compress=GRADIENTS)
+        if self.compress == UPDATES:
+            return replace(self, exchange=SHARDED)
+        if any(map(is_goal, both_ways(codec))):
+            return replace(self, exchange=SHARDED if pulls == GRADIENTS else SHARDED_OPTIMIZER)
+        return served
 
     @property
     def links(self) -> str:
@@ -287,7 +308,7 @@ class TrainSettings:
         return parsed.get("ranks_per_machine") or 1
 
     def is_server(self, rank: int) -> bool:
-        return rank >= self.worker_ranks
+        return rank >= self.workers
 
     def names(self, ranks: Sequence[int]) -> str:
         """The names of processes for messages: `worker 0, 1`, `server 4`."""

@@ -22,7 +22,6 @@ from gradwire.torch import (
     outer_nesterov,
 )
 from gradwire_lab.train import optimizers, rivals
-from gradwire_lab.train.one_process import OneProcess
 from gradwire_lab.train.records import StepCosts
 from gradwire_lab.train.rivals import is_rival
 from gradwire_lab.train.settings import (
@@ -63,8 +62,8 @@ class _Served(Strategy):
 
     optimizer: ServerOptimizer
 
-    def __init__(self, model: nn.Module, optimizer: ServerOptimizer) -> None:
-        super().__init__(model, optimizer)
+    def __init__(self, model: nn.Module, optimizer: ServerOptimizer, every: int) -> None:
+        super().__init__(model, optimizer, every=every)
         optimizer.connect()
         self._before = StepCosts(0, 0, 0.0, 0.0)
 
@@ -95,17 +94,15 @@ def choose(
     model: nn.Module, codec: str, settings: TrainSettings, workers: dist.ProcessGroup
 ) -> Strategy:
     """The strategy of a worker in a run of `codec`."""
-    if settings.is_simulated:
-        return OneProcess(model, codec, settings)
     local, clip = local_optimizer(model, settings), settings.clip
     if is_rival(codec):
         return TorchDdp(model, local, rivals.parse(codec), workers, clip)
     coding = _coding(codec, settings)
     if settings.has_servers:
-        return _Served(model, _server_optimizer(model, codec, settings))
+        return _Served(model, _server_optimizer(model, codec, settings), settings.every)
     if settings.exchange == SHARDED_OPTIMIZER:
         sharded = ShardedOptimizer(local, model, **coding)
-        return Strategy(model, sharded, sharded)
+        return Strategy(model, sharded, sharded, every=settings.every)
     coding["exchange"] = settings.exchange
     if settings.takes_local_steps:
         return _Local(model, _local_steps(model, local, settings, coding))
@@ -150,8 +147,16 @@ def serve(model: nn.Module, codec: str, settings: TrainSettings) -> dict[str, An
 
 
 def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> ServerOptimizer:
+    local = local_optimizer(model, settings)
+    if settings.clip > 0.0:  # whoever steps the model clips the average
+
+        def clip(stepped: torch.optim.Optimizer, *_: Any) -> None:
+            parameters = [p for group in stepped.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, settings.clip)
+
+        local.register_step_pre_hook(clip)
     return ServerOptimizer(
-        local_optimizer(model, settings),
+        local,
         servers=settings.servers,
         pulls=SERVED[settings.exchange],
         named_parameters=model.named_parameters(),

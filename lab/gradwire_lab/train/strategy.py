@@ -32,7 +32,7 @@ class Strategy:
 
     source: the part of gradwire that exchanges and keeps the statistics, if there is one. forward:
     called in the model's place, such as DDP around it. clip: largest norm of the gradient before
-    the optimizer's step; 0: any.
+    the optimizer's step; 0: any. every: steps whose gradients are summed before the optimizer's.
     """
 
     def __init__(
@@ -42,19 +42,25 @@ class Strategy:
         source: GradwireState | LocalSteps | ShardedOptimizer | None = None,
         forward: nn.Module | None = None,
         clip: float = 0.0,
+        every: int = 1,
     ) -> None:
         self.optimizer = optimizer
         self._model = model
         self._source = source
         self._forward = model if forward is None else forward
         self._clip = clip
+        self._every, self._steps = every, 0
 
     def take_step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Computes the gradient of this rank's batch, exchanges, and changes the model. Returns
         the loss before the change."""
-        self.optimizer.zero_grad()
+        if self._steps % self._every == 0:
+            self.optimizer.zero_grad()
         loss = functional.cross_entropy(self._forward(inputs), targets)
         loss.backward()
+        self._steps += 1
+        if self._steps % self._every:
+            return loss.detach()
         if self._clip > 0.0:
             nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
         self.optimizer.step()
@@ -69,6 +75,8 @@ class Strategy:
         """The costs of the last step; None where they are unknown."""
         if self._source is None:
             return None
+        if self._steps % self._every:
+            return StepCosts(0, 0, 0.0, 0.0)
         step = self._source.last_step()
         return StepCosts(**{cost.name: step[cost.name] for cost in fields(StepCosts)})
 

@@ -9,7 +9,7 @@ stdin, and so never over the network that is measured:
     launcher -> worker   {"lost"}                                       a worker that is gone
     worker -> launcher   {"event": "begin", "run"}
     worker -> launcher   {"event": "step", "run", "step", "seconds", "loss"[, "value"]}
-    worker -> launcher   {"event": "record", "record": RankRecord}      a run is done
+    worker -> launcher   {"event": "records", "records": RankRecords}   a run is done
     worker -> launcher   {"event": "error", "error": text}              and exit status 1
 
 The end of the pipe means that the launcher is gone: the worker ends at once.
@@ -63,8 +63,9 @@ def prepare(
     return trainer
 
 
-def run_all(trainer: Trainer, runs: list[Run], on_event: OnEvent) -> Iterator[RankRecord]:
-    """Runs rank 0's `runs` one after the other in the process group, and destroys it."""
+def run_all(trainer: Trainer, runs: list[Run], on_event: OnEvent) -> Iterator[list[RankRecord]]:
+    """Runs rank 0's `runs` one after the other in the process group, and destroys it. The records
+    are those of the ranks in this process."""
     import torch.distributed as dist
 
     for run in [Run(**run) for run in messages.broadcast([asdict(run) for run in runs])]:
@@ -94,9 +95,9 @@ def run_under_torchrun(
 
     trainer = prepare(settings, rank, int(os.environ.get("LOCAL_RANK", rank)), None, on_event)
     dist.init_process_group("gloo", timeout=_PATIENCE)
-    for record in run_all(trainer, runs, on_event):
-        for gathered in messages.gather(record.to_json()):
-            on_event({"event": "record", "record": RankRecord.read(gathered)})
+    for (record,) in run_all(trainer, runs, on_event):
+        gathered = messages.gather(record.to_json())
+        on_event({"event": "records", "records": [RankRecord.read(each) for each in gathered]})
 
 
 # Started by the launcher
@@ -149,11 +150,11 @@ def main() -> int:
         trainer = prepare(settings, rank, rank, told["interface"], tell)
         lost: set[int] = set()
         threading.Thread(target=_listen, args=(launcher, lost), daemon=True).start()
-        store = dist.FileStore(told["store"], settings.ranks)  # type: ignore[attr-defined]
+        store = dist.FileStore(told["store"], settings.processes)  # type: ignore[attr-defined]
         trainer.survivors = Survivors(store, lost)
-        _connect(store, rank, settings.ranks)
-        for record in run_all(trainer, runs, tell):
-            tell({"event": "record", "record": record.to_json()})
+        _connect(store, rank, settings.processes)
+        for records in run_all(trainer, runs, tell):
+            tell({"event": "records", "records": [record.to_json() for record in records]})
     except TrainError as error:
         tell({"event": "error", "error": str(error)})
         return 1

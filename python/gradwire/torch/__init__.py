@@ -32,6 +32,7 @@ from gradwire.errors import LimitError, LimitWarning
 from gradwire.torch.checkpoints.per_rank import PerRank
 from gradwire.torch.checkpoints.reshard import reshard
 from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
+from gradwire.torch.link import loopback
 from gradwire.torch.link.errors import (
     CoarseGradientsWarning,
     CommunicationError,
@@ -106,6 +107,7 @@ __all__ = [
     "WorkerLostWarning",
     "gradwire_hook",
     "host_store",
+    "loopback",
     "outer_nesterov",
     "register_backend",
     "reshard",

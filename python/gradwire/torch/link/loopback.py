@@ -291,41 +291,41 @@ class LoopbackGroup(dist.ProcessGroup):
         return self._name
 
     def broadcast(  # type: ignore[override] # as c10d calls it
-        self, tensors: list[torch.Tensor], options: Any
+        self, tensors: list[torch.Tensor], opts: Any
     ) -> dist.Work:
-        root = options.rootRank
+        root = opts.rootRank
         for tensor, given in zip(tensors, self._gather(tensors)[root], strict=True):
             _write(tensor, given)
         return _done(tensors)
 
     def allreduce(  # type: ignore[override]
-        self, tensors: Any, options: Any = None
+        self, tensors: Any, opts: Any = None
     ) -> dist.Work:
         tensors = tensors if isinstance(tensors, list) else [tensors]
-        op = dist.ReduceOp.SUM if options is None else options.reduceOp
-        for place, tensor in enumerate(tensors):
-            _write(tensor, _reduce([given[place] for given in self._gather(tensors)], op))
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        for tensor, *given in zip(tensors, *self._gather(tensors), strict=True):
+            _write(tensor, _reduce(given, op))
         return _done(tensors)
 
     allreduce_coalesced: Any = allreduce
 
     def allgather(  # type: ignore[override]
-        self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], options: Any = None
+        self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None
     ) -> dist.Work:
         for given, output in zip(self._gather(tensors), outputs[0], strict=True):
             _write(output, given[0])
         return _done(outputs)
 
     def all_gather_single(
-        self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         _write(output.view(-1), torch.cat([given[0].view(-1) for given in self._gather([tensor])]))
         return _done([output])
 
     def reduce_scatter_single(
-        self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
     ) -> dist.Work:
-        op = dist.ReduceOp.SUM if options is None else options.reduceOp
+        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         whole = _reduce([given[0] for given in self._gather([tensor])], op)
         _write(output.view(-1), whole.view(self.size(), -1)[self.rank()])
         return _done([output])
@@ -334,7 +334,7 @@ class LoopbackGroup(dist.ProcessGroup):
     _allgather_base: Any = all_gather_single
     _reduce_scatter_base: Any = reduce_scatter_single
 
-    def barrier(self, options: Any = None) -> dist.Work:
+    def barrier(self, opts: Any = None) -> dist.Work:
         self._gather([])
         return _done([])
 
@@ -361,10 +361,12 @@ def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 def _reduce(tensors: list[torch.Tensor], op: Any) -> torch.Tensor:
     """Raises NotImplementedError for operations other than these."""
-    if op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
-        reduced = torch.stack(tensors)
-        return reduced.amax(dim=0) if op == dist.ReduceOp.MAX else reduced.amin(dim=0)
-    if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+    stacked = torch.stack(tensors)
+    if op == dist.ReduceOp.MAX:  # a ReduceOp equals a RedOpType, but not the reverse
+        return stacked.amax(dim=0)
+    if op == dist.ReduceOp.MIN:
+        return stacked.amin(dim=0)
+    if not (op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG):
         raise NotImplementedError(f"{NAME} has no {op}")
     total = tensors[0].clone()
     for tensor in tensors[1:]:
