@@ -108,8 +108,11 @@ class _Ranks:
             raise errors[0]
         return [results[rank] for rank in range(self.world_size)]
 
-    def channels(self, name: object, rank: int, size: int) -> _Channels:
-        """Those of this name, when all ranks have come for them. Raises LostError."""
+    def channels(self, name: object) -> _Channels:
+        return self._channels[name]
+
+    def connect(self, name: object, rank: int, size: int) -> _Channels:
+        """The channels, when all ranks have come for them. Raises LostError."""
         channels = self._channels[name]
         channels.joined.add(rank)
         if not self.wait(rank, lambda: len(channels.joined) == size):
@@ -271,7 +274,7 @@ class LoopbackGroup(dist.ProcessGroup):
         """A transport between the ranks of the group, and a store of it alone. Every rank must call
         this. Raises LostError if one does not."""
         number = next(self._connections)
-        channels = self._ranks.channels((self._name, number), self.rank(), self.size())
+        channels = self._ranks.connect((self._name, number), self.rank(), self.size())
         store = PrefixStore(f"gradwire/{self._name}/{number}", self._store)
         return LoopbackTransport(self._ranks, channels, self.rank(), self.size(), timeout), store
 
@@ -340,9 +343,9 @@ class LoopbackGroup(dist.ProcessGroup):
 
     def _gather(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         """The tensors of every rank, in the order of ranks."""
-        name, size = self._name, self.size()
+        size = self.size()
         number = next(self._calls)
-        channels = self._ranks.channels((name, "collectives"), self.rank(), size)
+        channels = self._ranks.channels((self._name, "collectives"))
         given = channels.given[number]
         given[self.rank()] = [tensor.detach().clone() for tensor in tensors]
         if not self._ranks.wait(self.rank(), lambda: len(given) == size):
