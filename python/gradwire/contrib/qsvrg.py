@@ -305,7 +305,7 @@ class _Ranks:
 
     def sent(self) -> tuple[int, int]:
         """Bytes of the quantized payloads, each once, and of all packets that this rank sent."""
-        totals = self._session.runner.totals
+        totals = self._session.runner.ledger.totals
         return totals.push_payload_bytes // max(self.workers - 1, 1), totals.push_bytes
 
 

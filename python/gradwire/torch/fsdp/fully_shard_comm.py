@@ -196,7 +196,7 @@ class FullyShardComm(SessionOwner):
     def _find_scalars(self) -> dict[str, float | None]:
         found, weights = super()._find_scalars(), self._weights_session
         if weights is not None:
-            gathered = scalars_of(weights.runner.last_step, weights.runner.totals)
+            gathered = scalars_of(weights.runner.ledger.last_step, weights.runner.ledger.totals)
             found |= {f"weights_{name}": number for name, number in gathered.items()}
         return found
 

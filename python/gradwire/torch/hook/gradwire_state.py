@@ -31,7 +31,7 @@ from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_co
 from gradwire.torch.records.parameters import NamedShape, named_parameters, require_dense
 from gradwire.torch.records.stats import Stats, StepCounters, Totals, summarize
 from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.bucket_runner import Counted
+from gradwire.torch.session.ledger import Ledger
 from gradwire.torch.session.session import Session, SessionOwner
 
 _COPY = (
@@ -146,7 +146,7 @@ class GradwireState(SessionOwner):
         self._iterations = 0
         self._loss_scale: float | None = None  # of the iteration
         self._loaded: checkpoint.StateDict | None = None
-        self._before = Counted()  # of the state of which this is a copy
+        self._before = Ledger()  # of the state of which this is a copy
 
     def __getstate__(self) -> dict[str, Any]:
         """For copy.deepcopy and pickle. Waits for the step under way.
@@ -371,7 +371,7 @@ class GradwireState(SessionOwner):
         """Called in the first bucket, which comes in the same order on every rank."""
         session = Session(self._settings, device)
         session.close_with(self)
-        session.runner.go_on_from(self._before)
+        session.runner.ledger.go_on_from(self._before)
         if self._loaded is not None:
             session.load_state_dict(self._loaded)
             self._loaded = None

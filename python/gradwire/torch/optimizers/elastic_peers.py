@@ -146,7 +146,7 @@ class ElasticPeers(Peers):
         report = Report(averaging.exchanges, averaging.steps, averaging.unsent)
         runner = session.runner
         settled = Settled(
-            report, runner, runner.unfinished, runner.residuals(), runner.residuals_before()
+            report, runner, runner.kept.unfinished, runner.residuals(), runner.residuals_before()
         )
         session.close()  # the others notice
         forget_frames(session.error)
@@ -156,12 +156,12 @@ class ElasticPeers(Peers):
         """Connects with the members of the generation, and makes all models equal."""
         averaging, roster = self._averaging, self.membership.roster
         super().__init__(self._connect(self.membership.meeting()))
-        self.session.runner.keep_undo()
+        self.session.runner.kept.keep_undo()
         self.session.runner.let_differ()
         self.membership.watch(self.session.break_off)
         if self._settled is not None:
             if self._settled.runner is not None:
-                self.session.runner.go_on_from(self._settled.runner.counted())
+                self.session.runner.ledger.go_on_from(self._settled.runner.counted())
             try:
                 state = self._share_model(roster)
             except CommunicationError:
@@ -228,7 +228,7 @@ class ElasticPeers(Peers):
             skipped = self._averaging.catch_up(state, unfinished)
             decayed = self._averaging.decay(settled.after, unfinished)
             residuals = settled.before if skipped else decayed
-        self.session.runner.adopt(residuals)
+        self.session.runner.kept.add(residuals)
 
 
 def _warn_of_lost(lost: Sequence[int], after: Roster) -> None:

@@ -444,7 +444,7 @@ class LocalSteps(WrappingOptimizer):
         return self._averaging.arrived.summary()
 
     def _find_scalars(self) -> dict[str, float | None]:
-        totals = self._peers.session.runner.totals
+        totals = self._peers.session.runner.ledger.totals
         found = scalars_of(self._averaging.arrived, totals)
         ratio = ratio_in_steps(found["ratio"], self._averaging, self._own_steps, totals.values)
         return found | {"ratio": ratio}

@@ -85,13 +85,13 @@ class Session:
 
     def stats(self) -> Stats:
         return summarize(
-            self.runner.totals,
+            self.runner.ledger.totals,
             codec=self._settings.text(),
             world_size=self.world_size,
             raw_tensors=self.runner.raw_tensors(),
-            chosen=self.runner.chosen_codecs(),
+            chosen=self.runner.choice.summary(),
             tensors=self.runner.traffic(),
-            remarks=self.runner.auto_remarks(),
+            remarks=self.runner.choice.remarks(),
         )
 
     def identity(
@@ -107,8 +107,8 @@ class Session:
             self.runner.residuals(),
             iterations=iterations,
             ranks_per_machine=self.runner.ranks_per_machine,
-            loss_scale=self.runner.loss_scale,
-            auto=self.runner.auto_state(),
+            loss_scale=self.runner.kept.loss_scale,
+            auto=self.runner.choice.state_dict(),
         )
 
     def load_state_dict(self, state: checkpoint.StateDict) -> None:
@@ -153,7 +153,7 @@ class Session:
 
         def work(wire: Transport) -> StepCounters:
             self.runner.run(job)
-            counters = self.runner.last_step
+            counters = self.runner.ledger.last_step
             if not counters.skipped and not all_finite(job.values):
                 self.runner.skip_last_step(
                     f"the gradient of rank {self._connection.name(self.rank)} is {fault}"
@@ -162,7 +162,7 @@ class Session:
                 )
             if not counters.skipped and residual_decay != 1.0:
                 self.runner.scale_residuals(job.index, residual_decay)
-            self.runner.confirm()
+            self.runner.kept.confirm()
             return counters
 
         return self.start(work, _describe(job))
@@ -328,10 +328,10 @@ class SessionOwner(LiveScalars):
 
     def _last_counters(self) -> StepCounters:
         """The counters of this rank's last complete step."""
-        return self._session.runner.last_step if self._session else StepCounters()
+        return self._session.runner.ledger.last_step if self._session else StepCounters()
 
     def _totals(self) -> Totals:
-        return self._session.runner.totals if self._session else Totals()
+        return self._session.runner.ledger.totals if self._session else Totals()
 
     def explain(self, error: BaseException) -> BaseException:
         """An error that names the ranks that are gone; `error` itself if no rank is.
