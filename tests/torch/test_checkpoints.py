@@ -11,13 +11,11 @@ import pytest
 import torch
 
 import checkpoint_jobs
-import finite_sums
 import gradwire.torch
 import jobs
 from checkpoint_jobs import Moved
 from checkpoint_ways import CODEC, NAMES, TRAINED, Way
 from cluster import Cluster
-from gradwire.contrib.qsvrg import QSVRG
 from gradwire.torch import reshard
 from training import load, make_model, save
 
@@ -37,32 +35,6 @@ def test_resumed_is_never_interrupted(cluster: Cluster, tmp_path: Path, name: st
 def test_the_backend_keeps_nothing_that_a_restart_lacks(cluster: Cluster) -> None:
     for whole, resumed in cluster.run(2, checkpoint_jobs.resume_backend, "int8:bucket=256"):
         assert whole == resumed
-
-
-def test_qsvrg_of_workers_in_one_process_goes_on() -> None:
-    def make() -> tuple[torch.nn.Parameter, QSVRG]:
-        problem = finite_sums.least_squares()
-        weight = torch.nn.Parameter(torch.zeros(finite_sums.N))
-        given: dict[str, Any] = {
-            "smoothness": problem.smoothness,
-            "convexity": problem.convexity,
-        }
-        return weight, QSVRG(
-            [weight], lambda j: problem.loss(weight, j), finite_sums.M,
-            workers=4, steps=5, codec="3lc:s=1.5", **given,
-        )  # fmt: skip
-
-    weight, optimizer = make()
-    optimizer.epoch()
-    saved = save(optimizer.state_dict())
-    optimizer.epoch()
-    for forgets in (False, True):
-        resumed, again = make()
-        again.epoch()
-        again.epoch()  # its residuals are replaced
-        again.load_state_dict(load(saved) | ({"residuals": []} if forgets else {}))
-        again.epoch()
-        assert torch.equal(resumed, weight) != forgets
 
 
 def test_a_compressor_goes_on(tmp_path: Path) -> None:

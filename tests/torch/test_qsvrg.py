@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,37 @@ import qsvrg_jobs
 from cluster import Cluster
 from finite_sums import PROBLEMS, FiniteSum, M, N
 from gradwire.contrib.qsvrg import QSVRG, QSVRGEpoch
+from gradwire.torch import loopback
 
 EPOCHS, SEEDS, WORKERS = 3, 3, 4
 REPOSITORY = Path(__file__).parents[2]
 
 
-def make(problem: FiniteSum, **options: Any) -> tuple[torch.nn.Parameter, QSVRG]:
-    weight = torch.nn.Parameter(torch.zeros(N))
-    given = {"smoothness": problem.smoothness, "convexity": problem.convexity, "workers": WORKERS}
-    return weight, QSVRG([weight], lambda j: problem.loss(weight, j), M, **given | options)
+def minimize(
+    problem: FiniteSum, epochs: int, workers: int = WORKERS, **options: Any
+) -> list[tuple[torch.Tensor, QSVRG, list[QSVRGEpoch], list[float]]]:
+    """Of each worker in this process: the weight, the optimizer, its epochs, and the function's
+    value after each."""
+
+    def run(rank: int) -> tuple[torch.Tensor, QSVRG, list[QSVRGEpoch], list[float]]:
+        weight = torch.nn.Parameter(torch.zeros(N))
+        share = M // workers
+        optimizer = problem.optimizer(weight, share, rank * share, **options)
+        done, values = [], []
+        for _ in range(epochs):
+            done.append(optimizer.epoch())
+            values.append(problem.value(weight))
+        return weight.detach(), optimizer, done, values
+
+    return loopback.run(workers, run)
 
 
 def test_the_codec_is_that_of_the_theorem() -> None:
-    _, optimizer = make(finite_sums.least_squares())
+    (_, optimizer, _, _), *_ = minimize(finite_sums.least_squares(), 0)
     assert optimizer.codec == "qsgd:levels=10,bucket=96,norm=l2,coder=elias-dense"
     assert optimizer.factor <= 0.9
-    assert QSVRG([torch.nn.Parameter(torch.zeros(N))], torch.sum, M, smoothness=1.0,
-                       convexity=0.2, steps=180).factor > 0.9  # fmt: skip
+    (_, shorter, _, _), *_ = minimize(finite_sums.least_squares(), 0, steps=180)
+    assert shorter.factor > optimizer.factor
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -44,11 +59,9 @@ def test_the_gap_falls_by_the_proven_factor_with_the_proven_bits(name: str) -> N
     best = problem.minimum()
     gaps = np.zeros(EPOCHS + 1)
     for seed in range(SEEDS):
-        weight, optimizer = make(problem, seed=seed)
-        gaps[0] += (problem.value(weight) - best) / SEEDS
-        for epoch in range(1, EPOCHS + 1):
-            done = optimizer.epoch()
-            gaps[epoch] += (problem.value(weight) - best) / SEEDS
+        (_, optimizer, epochs, values), *_ = minimize(problem, EPOCHS, seed=seed)
+        gaps += (np.array([problem.value(torch.zeros(N)), *values]) - best) / SEEDS
+        for done in epochs:
             # A worker broadcasts F n bits, and in each step 4 n + F on average: the paper says
             # 2.8 n + F, which holds if the updates' tails are heavy (docs/reference/qsvrg.md).
             assert done.full_bits == 32 * N
@@ -67,10 +80,8 @@ def test_without_variance_reduction_the_gap_stays() -> None:
     """The same steps with the gradients of single functions: QSGD with a constant step."""
     problem = finite_sums.least_squares()
     best = problem.minimum()
-    weight, optimizer = make(problem)
-    for _ in range(EPOCHS):
-        optimizer.epoch()
-    reduced = problem.value(weight) - best
+    (_, optimizer, _, values), *_ = minimize(problem, EPOCHS)
+    reduced = values[-1] - best
     weight = torch.nn.Parameter(torch.zeros(N))
     draws = np.random.default_rng(0)
     mean = torch.zeros(N)
@@ -90,15 +101,12 @@ def test_without_variance_reduction_the_gap_stays() -> None:
 def test_ranks_compute_the_bits_of_one_process(cluster: Cluster) -> None:
     name = "logistic regression"
     problem = PROBLEMS[name]()
-    weight, optimizer = make(problem, steps=20, seed=3)
-    here = [optimizer.epoch() for _ in range(2)]
-    for values, epochs, pushed in cluster.run(WORKERS, qsvrg_jobs.minimize, name, 2, 20):
+    here = minimize(problem, 2, steps=20, seed=3)
+    apart = cluster.run(WORKERS, qsvrg_jobs.minimize, name, 2, 20)
+    for (weight, optimizer, done, _), (values, epochs, pushed) in zip(here, apart, strict=True):
         assert values == weight.tolist()
-        assert len(epochs) == 2
-        assert sum(epoch.sent_bytes for epoch in epochs) == pushed
-        assert [epoch.full_bits for epoch in epochs] == [epoch.full_bits for epoch in here]
-    with pytest.raises(ValueError, match="all workers are in this process"):
-        optimizer.stats()
+        assert epochs == done
+        assert sum(epoch.sent_bytes for epoch in epochs) == pushed == optimizer.stats().push_bytes
 
 
 def test_a_closed_one_takes_no_further_epoch(cluster: Cluster) -> None:
@@ -110,8 +118,8 @@ def test_a_lone_worker_sends_nothing(cluster: Cluster) -> None:
     ((values, epochs, pushed),) = cluster.run(1, qsvrg_jobs.minimize, "least squares", 1, 20)
     assert epochs == [QSVRGEpoch(20, 0, 0, 0)]
     assert pushed == 0
-    weight, optimizer = make(finite_sums.least_squares(), steps=20, seed=3, workers=1)
-    assert optimizer.epoch() == epochs[0]
+    ((weight, _, done, _),) = minimize(finite_sums.least_squares(), 1, 1, steps=20, seed=3)
+    assert done == epochs
     assert values == weight.tolist()
 
 
@@ -142,7 +150,7 @@ def test_ranks_that_differ_are_named(fragile_cluster: Cluster, what: str, named:
 )
 def test_what_the_theorem_does_not_cover_is_refused(options: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"params": [torch.nn.Parameter(torch.zeros(N))], "count": M}
-    given |= {"smoothness": 1.25, "convexity": 0.25, "workers": WORKERS, "loss_of": torch.sum}
+    given |= {"smoothness": 1.25, "convexity": 0.25, "loss_of": torch.sum}
     with pytest.raises(ValueError, match=message):
         QSVRG(**given | options)
 
@@ -155,18 +163,21 @@ def test_other_parameters_are_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore::gradwire.torch.NonFiniteStepWarning")
 def test_a_gradient_that_is_not_finite_leaves_the_parameters() -> None:
-    weight = torch.nn.Parameter(torch.ones(N))
-    optimizer = QSVRG(
-        [weight],
-        lambda j: (weight * float("inf")).sum() * j.sum(),
-        M,
-        smoothness=1.0,
-        convexity=1.0,
-        workers=2,
-    )
-    with pytest.raises(FloatingPointError, match="is not finite in exchange 0"):
-        optimizer.epoch()
-    assert weight.tolist() == [1.0] * N
+
+    def run(rank: int) -> list[float]:
+        weight = torch.nn.Parameter(torch.ones(N))
+        optimizer = QSVRG(
+            [weight],
+            lambda j: (weight * float("inf")).sum() * j.sum(),
+            M,
+            smoothness=1.0,
+            convexity=1.0,
+        )
+        with pytest.raises(FloatingPointError, match="is not finite in exchange 0"):
+            optimizer.epoch()
+        return weight.tolist()
+
+    assert loopback.run(2, run) == [[1.0] * N] * 2
 
 
 def test_the_example_prints_what_its_page_shows() -> None:
@@ -190,22 +201,19 @@ def test_the_example_prints_what_its_page_shows() -> None:
 
 def test_a_function_may_leave_a_parameter_out() -> None:
     """Its gradient of that parameter is 0, as if it had it times 0."""
-    ends = []
-    for left_out in (True, False):
+
+    def minimum(left_out: bool, rank: int) -> torch.Tensor:
         weights = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
         one, other = weights
 
-        def loss_of(
-            j: torch.Tensor,
-            one: torch.Tensor = one,
-            other: torch.Tensor = other,
-            left_out: bool = left_out,
-        ) -> torch.Tensor:
+        def loss_of(j: torch.Tensor) -> torch.Tensor:
             share = (j % 2 == 0).float().mean()
             least = one.square().sum() / 2
             return least if left_out and share == 0 else least + share * other.square().sum() / 2
 
-        QSVRG(weights, loss_of, 8, smoothness=1.0, convexity=0.5, workers=2).epoch()
-        ends.append(torch.cat([weight.detach() for weight in weights]))
+        QSVRG(weights, loss_of, 4, smoothness=1.0, convexity=0.5).epoch()
+        return torch.cat([weight.detach() for weight in weights])
+
+    ends = [loopback.run(2, run)[0] for run in (partial(minimum, True), partial(minimum, False))]
     assert torch.equal(*ends)
     assert ends[0].abs().max() < 0.9

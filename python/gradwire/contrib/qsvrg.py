@@ -32,8 +32,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.torch.link.engine import agree
-from gradwire.torch.link.transport import Transport
-from gradwire.torch.records.checkpoint import Identity, StateDict, residuals_in, residuals_of
+from gradwire.torch.records.checkpoint import StateDict
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.parameters import (
@@ -79,26 +78,26 @@ class QSVRG(SessionOwner):
         for _ in range(epochs):
             optimizer.epoch()
 
-    With a process group, every rank is a worker with functions of its own. Without one, this
-    process plays all workers, with the same result, and nothing is sent.
+    Every rank is a worker with functions of its own. `gradwire.torch.loopback` has all workers in
+    one process, with the same result.
 
     params        float32 on the CPU, and equal on all ranks. `epoch` changes them in place
     loss_of       takes indices of functions, as int64 from 0 to count - 1, and returns the mean of
                   these functions at the present parameters, a scalar. No other random numbers or
                   states (dropout, batch norm) may enter, as each function is taken at two points
-    count         how many functions there are: on this rank, the same number on every rank; or for
-                  all workers of this process, of which each gets an equal share
+    count         how many functions this rank has, the same number on every rank
     smoothness    L: the gradient of every function is L-Lipschitz
     convexity     l: the mean of all functions is l-strongly convex, 0 < l <= L
     lr, steps     None: 1 / (17 L), and the number of steps T with which the factor is at most 0.9
     codec         None: qsgd with ceil(sqrt(n)) levels for n parameters, norm=l2 of the whole vector
                   and coder=elias-dense, for which the theorem holds
-    workers       without a process group: the number of workers
     process_group, seed, timeout   as in GradwireState
 
     Raises ValueError for arguments that the theorem does not cover. An epoch raises
     PeerMismatchError, naming two ranks and what differs, if their arguments or parameters do.
     """
+
+    _session: Session
 
     def __init__(
         self,
@@ -111,7 +110,6 @@ class QSVRG(SessionOwner):
         lr: float | None = None,
         steps: int | None = None,
         codec: str | None = None,
-        workers: int | None = None,
         process_group: dist.ProcessGroup | None = None,
         seed: int = 0,
         timeout: float = 600.0,
@@ -132,40 +130,24 @@ class QSVRG(SessionOwner):
                 "timeout": timeout,
             },
         )
-        tensors: list[NamedShape] = [("update", [numel])]
-        self._ranks: _Ranks | _Here
-        if dist.is_initialized():
-            if workers is not None:
-                raise ValueError("workers is for one process; with a process group they are ranks")
-            self._session = Session(settings)
-            self._session.close_with(self)
-            self._ranks = _Ranks(self._session, tensors)
-            mine, players = [self._session.rank], 1
-        else:
-            players = 1 if workers is None else workers
-            if players < 1:
-                raise ValueError(f"workers is {workers}; at least one is needed")
-            self._ranks = _Here(settings, tensors, players)
-            mine = list(range(players))
-        if count < 1 or count % players:
+        self._tensors: list[NamedShape] = [("update", [numel])]
+        if count < 1:
+            raise ValueError(f"QSVRG minimizes a finite sum: count is {count}, valid are 1, 2, ...")
+        if not dist.is_initialized():
             raise ValueError(
-                f"QSVRG minimizes a finite sum, of which {players} workers here hold equal shares: "
-                f"count is {count}, valid are {players}, {2 * players}, {3 * players}, ..."
+                "QSVRG needs a process group: call torch.distributed.init_process_group, or have "
+                "all workers in this process, with gradwire.torch.loopback.run(workers, function)"
             )
-        share = count // players
-        self._seed, self._workers = seed, mine
-        self._draws = [np.random.default_rng([seed, worker]) for worker in mine]
-        with ordinary_tensors():
-            places = torch.arange(count, dtype=torch.int64, device="cpu")
-            self._shares = places.split(share)
+        self._session = session = Session(settings)
+        session.close_with(self)
+        self._seed, self._count = seed, count
+        self._draws = np.random.default_rng([seed, session.rank])
         self._values = self._read()
         self._step = 0
-        self._share = share
         named = [(f"parameter {place}", p) for place, p in enumerate(self._parameters)]
         self._shared = SharedParameters("QSVRG", named)
         shapes = [(str(place), list(p.shape)) for place, p in enumerate(self._parameters)]
-        rank, world_size = self._ranks.place
-        self._identity = settings.identity("QSVRG", rank, world_size, shapes)
+        self._identity = session.identity("QSVRG", shapes)
 
     @property
     def factor(self) -> float:
@@ -184,25 +166,28 @@ class QSVRG(SessionOwner):
         self._shared.check()
         self._values = self._read()
         digest = hashlib.sha256(self._values.numpy().tobytes()).hexdigest()
-        steps = f"{self._share} functions a worker, {self.steps} steps of {self.lr} in an epoch"
-        self._ranks.compare([f"QSVRG of {steps}", f"parameters {digest}"])
-        before = self._ranks.sent()
+        steps = f"{self._count} functions a worker, {self.steps} steps of {self.lr} in an epoch"
+        facts = f"QSVRG of {steps}\nparameters {digest}"
+        self._session.start(
+            lambda wire: agree(facts, wire), "comparing the settings of QSVRG"
+        ).result()
+        before = self._sent()
         y = self._values.clone()
         try:
             self._take_steps(y)
         finally:
             self._set(self._values)
-        sent = [after - earlier for after, earlier in zip(self._ranks.sent(), before, strict=True)]
-        full_bits = 32 * y.numel() if self._ranks.workers > 1 else 0
+        sent = [after - earlier for after, earlier in zip(self._sent(), before, strict=True)]
+        full_bits = 32 * y.numel() if self._session.world_size > 1 else 0
         return QSVRGEpoch(self.steps, full_bits, 8 * sent[0], sent[1])
 
     def state_dict(self) -> StateDict:
         """The point y, the numbers of steps and draws, and this rank's residuals, between two
-        epochs; every rank saves its own. A process that plays all workers is rank 0 of 1."""
+        epochs; every rank saves its own."""
         return {
-            **self._ranks.state_dict(self._identity, self._step),
+            **self._session.state_dict(self._identity, self._step),
             "values": self._values.clone(),
-            "draws": [draws.bit_generator.state for draws in self._draws],
+            "draws": self._draws.bit_generator.state,
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -210,45 +195,37 @@ class QSVRG(SessionOwner):
         own, at the same epoch.
 
         The result is that of the uninterrupted run, bit for bit. Raises ValueError for a state of
-        another rank, world size, codec or model, or of another number of workers in this process.
+        another rank, world size, codec or model.
         """
         self._identity.check(state)
-        saved = state["draws"]
-        if saved is not None and len(saved) != len(self._workers):
-            raise ValueError(
-                f"the state is that of {len(saved)} workers in one process, here are "
-                f"{len(self._workers)}"
-            )
-        self._ranks.load_state_dict(state)
+        self._session.load_state_dict(state)
         self._step = int(state["iterations"])
-        for place, worker in enumerate(self._workers):
-            self._draws[place] = np.random.default_rng([self._seed, worker, self._step])
-            if saved is not None:  # None: `reshard` gives the workers new draws
-                self._draws[place].bit_generator.state = saved[place]
+        self._draws = np.random.default_rng([self._seed, self._session.rank, self._step])
+        if state["draws"] is not None:  # None: `reshard` gives the workers new draws
+            self._draws.bit_generator.state = state["draws"]
         self._values.copy_(state["values"])
         self._set(self._values)
 
     def stats(self) -> Stats:
-        """Sums over all exchanges of this rank. Raises ValueError without a process group."""
-        if self._session is None:
-            raise ValueError("nothing was sent: all workers are in this process")
+        """Sums over all exchanges of this rank."""
         return self._session.stats()
 
     def _take_steps(self, y: torch.Tensor) -> None:
-        full = self._average([self._gradient(y, share) for share in self._shares], raw=True)
+        functions = torch.arange(self._count, dtype=torch.int64, device="cpu")
+        full = self._average(self._gradient(y, functions), raw=True)
         x = y.clone()
         total = torch.zeros_like(x, dtype=torch.float64)
         for _ in range(self.steps):
             total += x
-            updates = []
-            for share, draws in zip(self._shares, self._draws, strict=True):
-                j = share[int(draws.integers(len(share)))].reshape(1)
-                updates.append(self._gradient(x, j) - self._gradient(y, j) + full)
-            x -= self.lr * self._average(updates)
+            j = functions[int(self._draws.integers(self._count))].reshape(1)
+            update = self._gradient(x, j) - self._gradient(y, j) + full
+            x -= self.lr * self._average(update)
         self._values.copy_(total / self.steps)
 
-    def _average(self, vectors: list[torch.Tensor], raw: bool = False) -> torch.Tensor:
-        mean = self._ranks.average(vectors, self._step, raw)
+    def _average(self, values: torch.Tensor, raw: bool = False) -> torch.Tensor:
+        # Buckets with another codec are other buckets.
+        job = BucketJob(self._step, self._tensors, values, index=int(raw), raw=raw)
+        mean = self._session.submit(job).result()
         self._step += 1
         if not all_finite(mean):
             raise FloatingPointError(
@@ -265,6 +242,12 @@ class QSVRG(SessionOwner):
             parts = torch.autograd.grad(self._loss_of(j), self._parameters, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in parts])
 
+    def _sent(self) -> tuple[int, int]:
+        """Bytes of the quantized payloads, each once, and of all packets that this rank sent."""
+        totals = self._session.runner.ledger.totals
+        others = max(self._session.world_size - 1, 1)
+        return totals.push_payload_bytes // others, totals.push_bytes
+
     @ordinary_tensors()
     def _read(self) -> torch.Tensor:
         return torch.cat([p.detach().reshape(-1) for p in self._parameters])
@@ -275,88 +258,6 @@ class QSVRG(SessionOwner):
             self._parameters, split_like(values, self._parameters), strict=True
         ):
             parameter.copy_(part)
-
-
-class _Ranks:
-    """Averages over the ranks of a process group."""
-
-    def __init__(self, session: Session, tensors: list[NamedShape]) -> None:
-        self._session, self._tensors = session, tensors
-        self.workers = session.world_size
-        self.place = session.rank, session.world_size
-
-    def state_dict(self, identity: Identity, step: int) -> StateDict:
-        return self._session.state_dict(identity, step)
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self._session.load_state_dict(state)
-
-    def compare(self, facts: Sequence[str]) -> None:
-        def work(wire: Transport) -> None:
-            agree("\n".join(facts), wire)
-
-        self._session.start(work, "comparing the settings of QSVRG").result()
-
-    def average(self, vectors: list[torch.Tensor], step: int, raw: bool) -> torch.Tensor:
-        (values,) = vectors
-        # Buckets with another codec are other buckets.
-        job = BucketJob(step, self._tensors, values, index=int(raw), raw=raw)
-        return self._session.submit(job).result()
-
-    def sent(self) -> tuple[int, int]:
-        """Bytes of the quantized payloads, each once, and of all packets that this rank sent."""
-        totals = self._session.runner.ledger.totals
-        return totals.push_payload_bytes // max(self.workers - 1, 1), totals.push_bytes
-
-
-class _Here:
-    """Averages over workers that are all in this process, with the bits that ranks compute."""
-
-    place = 0, 1
-
-    def __init__(self, settings: ExchangeSettings, tensors: list[NamedShape], workers: int) -> None:
-        self.workers = workers
-        ((_, (self._numel,)),) = tensors
-        self._exchanges = {
-            raw: [
-                settings.make_exchange(settings.bucket_layout(tensors, workers, raw=raw), worker)
-                for worker in range(workers)
-            ]
-            for raw in (False, True)
-        }
-
-    def state_dict(self, identity: Identity, step: int) -> StateDict:
-        """The workers' residuals lie one after the other."""
-        residuals = [
-            residual._replace(offset=residual.offset + worker * self._numel)
-            for worker, exchange in enumerate(self._exchanges[False])
-            for residual in residuals_in(exchange)
-        ]
-        return identity.make_state(residuals, iterations=step)
-
-    def load_state_dict(self, state: StateDict) -> None:
-        for exchange in self._exchanges[False]:
-            exchange.scale_residuals(0.0)
-        for kind, name, offset, values in residuals_of(state):
-            worker, offset = divmod(offset, self._numel)
-            self._exchanges[False][worker].import_residual(kind, name, offset, values)
-
-    def compare(self, facts: Sequence[str]) -> None:
-        """There is one set of facts."""
-
-    def average(self, vectors: list[torch.Tensor], step: int, raw: bool) -> torch.Tensor:
-        exchanges = self._exchanges[raw]
-        for exchange, values in zip(exchanges, vectors, strict=True):
-            exchange.start(values.numpy(), step)
-        for worker, exchange in enumerate(exchanges):
-            for peer, message in exchange.outgoing():
-                exchanges[peer].receive(worker, message)
-        return vectors[0]
-
-    def sent(self) -> tuple[int, int]:
-        quantized, raw = (self._exchanges[kind][0].stats() for kind in (False, True))
-        payloads = quantized["push_payload_bytes"] // max(self.workers - 1, 1)
-        return payloads, quantized["push_bytes"] + raw["push_bytes"]
 
 
 def _count_values(parameters: Sequence[torch.Tensor]) -> int:

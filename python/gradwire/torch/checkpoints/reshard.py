@@ -150,10 +150,6 @@ def _local(states: Sequence[StateDict], world_size: int) -> list[StateDict]:
 
 
 def _drawn(states: Sequence[StateDict], world_size: int) -> list[StateDict]:
-    if (workers := len(states[0]["draws"] or [0])) > 1:
-        raise ValueError(
-            f"the state is that of {workers} workers in one process, which are no ranks"
-        )
     return [{**state, "draws": None} for state in _average(states, world_size)]
 
 
