@@ -298,7 +298,7 @@ def test_models_of_16_bits(fleet: Fleet, tmp_path: Path) -> None:
 
 def test_a_worker_that_slept_is_told_so(fleet: Fleet, tmp_path: Path) -> None:
     """Another process has its place meanwhile."""
-    options = TERNARY | {"timeout": 5.0}
+    options = TERNARY | {"timeout": 15.0}
     training = Training(fleet, tmp_path, options=options)
     training.begin(deed="stop")
     joiner = training.join(options=TERNARY)
