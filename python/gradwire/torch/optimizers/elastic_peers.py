@@ -73,7 +73,8 @@ class ElasticPeers(Peers):
             connect: Begins a session.
             optimizer: The name of its class, for errors.
         """
-        weakref.finalize(self, only_here(membership.leave))
+        self._leave = only_here(membership.leave)
+        weakref.finalize(self, self._leave)
         self.membership, self._averaging = membership, averaging
         self._connect, self._optimizer = connect, optimizer
         self._lost: list[int] = []
@@ -103,7 +104,7 @@ class ElasticPeers(Peers):
 
     def close(self) -> None:
         super().close()
-        self.membership.leave()
+        self._leave()
 
     def run(self, exchange: Exchange) -> None:
         """If ranks are lost in the exchange, goes on with the others; if processes ask to join,
