@@ -90,7 +90,7 @@ def make_sbom(files: list[Path], nanobind: str, seconds: int) -> str:
         tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         for folder in (".", "lab")
     )
-    # The laboratory needs gradwire, the component itself, and packages that gradwire needs too.
+    # The laboratory also needs gradwire, which is the component itself.
     requirements = dict.fromkeys(project["dependencies"] + lab["dependencies"])
     del requirements[f"gradwire=={project['version']}"]
     purl = PackageURL("pypi", None, project["name"], project["version"])
