@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.machine import describe_build, describe_machine
+from gradwire.torch.records.options import grouped
 from gradwire_lab.train import network
 from gradwire_lab.train.settings import parse_bandwidth
 from ranks import join, run_ranks
@@ -128,7 +129,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     options = WAYS[arguments.mesh][arguments.way]
-    comm = FullyShardComm(model, start_iter=0, **options) if options else None
+    comm = FullyShardComm(model, start_iter=0, **grouped(options)) if options else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     seconds = []
     for step in range(WARM_UP + STEPS):

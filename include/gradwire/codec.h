@@ -138,6 +138,14 @@ struct CodecInfo {
   std::span<const CodecParameter> parameters = {};
 };
 
+// A codec by what it is good for, such as "small". Codec::parse takes the name, and parameters
+// after it, as if `codec` stood there.
+struct CodecName {
+  std::string_view name;
+  std::string_view codec;
+  std::string_view summary;
+};
+
 // The default of the key `ef`: CodecInfo::error_feedback, or off for a sender that has no next
 // step.
 enum class FeedbackDefault : uint8_t { kOfCodec, kOff };
@@ -145,8 +153,8 @@ enum class FeedbackDefault : uint8_t { kOfCodec, kOff };
 // A named chain of stages with its parameters. Immutable; one object serves all threads.
 class GRADWIRE_EXPORT Codec {
  public:
-  // Parses a codec string such as "3lc:s=1.75,coder=zre". All codecs but the lossless ones have the
-  // keys ef=on|off (error feedback) and residual=f32|bf16 (the type of the residual).
+  // Parses a codec string such as "3lc:s=1.75,coder=zre", or a CodecName. All codecs but lossless
+  // ones have the keys ef=on|off (error feedback) and residual=f32|bf16 (the residual's type).
   // kUnknownCodec, kBadParameter: the message lists what is valid.
   static Result<std::shared_ptr<const Codec>> parse(
       std::string_view text, FeedbackDefault feedback = FeedbackDefault::kOfCodec);
@@ -271,6 +279,12 @@ class GRADWIRE_EXPORT Codec {
 
 // Every codec, in the order of src/codecs/codecs.def.
 [[nodiscard]] GRADWIRE_EXPORT std::span<const CodecInfo* const> codecs() noexcept;
+
+// Every name, in the order of src/codecs/codec_names.def.
+[[nodiscard]] GRADWIRE_EXPORT std::span<const CodecName> codec_names() noexcept;
+
+// "small:ef=off" -> "3lc:s=1.00,coder=rice,ef=off"; a text without a CodecName as it is.
+[[nodiscard]] GRADWIRE_EXPORT std::string spell_out_codec(std::string_view text);
 
 // The keys ef and residual, which every codec takes but the lossless ones.
 [[nodiscard]] GRADWIRE_EXPORT std::span<const CodecParameter> common_parameters(

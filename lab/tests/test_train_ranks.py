@@ -257,7 +257,7 @@ def train_rank(settings: TrainSettings) -> list[list[float]]:
     return weights
 
 
-@pytest.mark.filterwarnings("ignore::gradwire.torch.CoarseGradientsWarning")
+@pytest.mark.filterwarnings("ignore::gradwire.torch.errors.CoarseGradientsWarning")
 @pytest.mark.parametrize("name", IN_ONE_PROCESS)
 def test_one_process_trains_as_ranks_do(name: str, cluster: Cluster) -> None:
     given, codec = IN_ONE_PROCESS[name]

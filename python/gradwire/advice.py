@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gradwire._core import AutoGoal, Compressor, is_coarse, is_goal
+from gradwire._core import AutoGoal, Compressor, is_coarse, is_goal, spell_out_codec
 
-RECOMMENDED = "3lc:s=1.00,coder=rice"
+RECOMMENDED = spell_out_codec("small")
 
 
 def sends_coarsely(codec: str) -> bool:

@@ -6,10 +6,27 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradwire.option_record import OptionRecord
+
 
 @dataclass(frozen=True)
-class Schedule:
-    """The settings of LocalSteps with these names. Steps are counted from 1."""
+class Schedule(OptionRecord):
+    """When local steps are exchanged. Steps are counted from 1.
+
+    Args:
+        every: Steps from one exchange to the next.
+        fragments: Parts of the model, each of whole layers. The exchanges of each are `every` steps
+            apart, and those of different fragments are spread evenly over these steps.
+        delay: An exchange travels while the next steps are computed, and is applied this many steps
+            after its start, in the same step on all ranks: 0 (at once) to `every`.
+        mix: The share of a rank's own values in the parameters after an exchange, below 1; the rest
+            are those on which all ranks agree. It needs a `delay` below `every`. 0: with such a
+            `delay`, what a rank changed during the delay is dropped; with delay=every the next
+            exchange takes it.
+
+    Raises:
+        ValueError: The options do not fit together.
+    """
 
     every: int = 1
     fragments: int = 1
@@ -17,7 +34,7 @@ class Schedule:
     mix: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for settings that don't fit together."""
+        super().__post_init__()
         every, fragments, delay, mix = self.every, self.fragments, self.delay, self.mix
         if every < 1:
             raise ValueError(f"every is {every}; an exchange every 1 step or more is needed")

@@ -231,6 +231,14 @@ DictList list_codecs() {
   });
 }
 
+DictList list_codec_names() {
+  return dicts_of(codec_names(), [](nb::dict& entry, const CodecName& known) {
+    entry["name"] = known.name;
+    entry["codec"] = known.codec;
+    entry["summary"] = known.summary;
+  });
+}
+
 // A Compressor with its threads and target.
 class PyCompressor {
  public:
@@ -439,6 +447,10 @@ void bind_codecs(nb::module_& module) {
       "The checksum of these bytes that frames and packets have (spec/format.md).");
   module.def("codecs", &list_codecs,
              "All codecs with parameters, defaults, properties and sources.");
+  module.def("codec_names", &list_codec_names,
+             "Codecs by what they are good for: `name` stands for `codec` in every codec string.");
+  module.def("spell_out_codec", &spell_out_codec, nb::arg("codec"),
+             "The codec string with the codec for which its name stands; else as it is.");
   module.def(
       "is_coarse",
       [](const std::string& codec) { return value_or_raise(Codec::parse(codec))->is_coarse(); },

@@ -14,6 +14,12 @@ constexpr const CodecEntry* kEntries[] = {
 #undef GW_CODEC
 };
 
+constexpr CodecName kNames[] = {
+#define GW_CODEC_NAME(name, codec, summary) {name, codec, summary},
+#include "codecs/codec_names.def"
+#undef GW_CODEC_NAME
+};
+
 constexpr size_t kCodecCount = std::size(kEntries);
 
 constexpr CodecParameter feedback(std::string_view default_value) {
@@ -35,6 +41,7 @@ std::string valid_names() {
     if (!names.empty()) names += ", ";
     names += entry->info->name;
   }
+  for (const CodecName& known : kNames) names += ", " + std::string(known.name);
   return names;
 }
 
@@ -54,27 +61,29 @@ ResidualType parse_residual_type(bool feedback, Parameters& given) {
   return ResidualType::kNone;
 }
 
-Result<std::shared_ptr<const Codec>> parse_as_written(std::string_view text,
+Result<std::shared_ptr<const Codec>> parse_as_written(std::string_view written,
                                                       FeedbackDefault feedback) {
-  const std::string_view name = text.substr(0, text.find(':'));
+  const std::string text = spell_out_codec(written);
+  const std::string name = text.substr(0, text.find(':'));
   for (const CodecEntry* entry : kEntries) {
     if (entry->info->name != name) continue;
-    GW_ASSIGN_OR_RETURN(Parameters given,
-                        Parameters::parse(*entry->info, text.substr(name.size())));
+    GW_ASSIGN_OR_RETURN(
+        Parameters given,
+        Parameters::parse(*entry->info, std::string_view(text).substr(name.size())));
     const ResidualType residual_type = parse_residual_type(
         feedback == FeedbackDefault::kOfCodec && entry->info->error_feedback, given);
     return entry->create(given, residual_type);
   }
   if (name == "auto") {
     return Status(StatusCode::kUnknownCodec,
-                  "'" + std::string(text) +
+                  "'" + text +
                       "' is no codec: it chooses codecs while a training runs. It can stand in "
                       "GradwireState, LocalSteps and ShardedOptimizer of gradwire.torch, with "
                       "exchange=sharded, and in gradwire train. Valid names here are: " +
                       valid_names());
   }
   return Status(StatusCode::kUnknownCodec,
-                "unknown codec '" + std::string(name) + "'; valid names are: " + valid_names());
+                "unknown codec '" + name + "'; valid names are: " + valid_names());
 }
 
 }  // namespace
@@ -110,6 +119,19 @@ std::span<const CodecInfo* const> codecs() noexcept {
     return infos;
   }();
   return kInfos;
+}
+
+std::span<const CodecName> codec_names() noexcept { return kNames; }
+
+std::string spell_out_codec(std::string_view text) {
+  const std::string_view name = text.substr(0, text.find(':'));
+  for (const CodecName& known : kNames) {
+    if (known.name != name) continue;
+    std::string spelled(known.codec);
+    if (name.size() < text.size()) spelled += "," + std::string(text.substr(name.size() + 1));
+    return spelled;
+  }
+  return std::string(text);
 }
 
 std::span<const CodecParameter> common_parameters(const CodecInfo& info) noexcept {

@@ -43,6 +43,18 @@ TEST(CodecParse, CanonicalText) {
             "qsgd:levels=20,bucket=64,norm=l2,coder=elias-dense");
 }
 
+TEST(CodecParse, NamesStandForCodecs) {
+  EXPECT_EQ(canonical("small"), "3lc:s=1,coder=rice");
+  EXPECT_EQ(canonical("safe"), "int8:bucket=256");
+  EXPECT_EQ(canonical("half-byte"), "qsgd");
+  EXPECT_EQ(canonical("safe:ef=off"), "int8:bucket=256,ef=off");
+  for (const CodecName& known : codec_names()) {
+    EXPECT_EQ(spell_out_codec(known.name), known.codec);
+    EXPECT_EQ(canonical(std::string(known.name)), canonical(std::string(known.codec)));
+    for (const CodecInfo* info : codecs()) EXPECT_NE(known.name, info->name);
+  }
+}
+
 TEST(CodecParse, EveryCodecParsesItsOwnText) {
   for (const CodecInfo* info : codecs()) {
     const std::string text = canonical(std::string(info->name));

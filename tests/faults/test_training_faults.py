@@ -70,12 +70,12 @@ def test_the_error_of_an_output_is_found() -> None:
         "/a/file.py:3: WorkerLostWarning: rank 1 is gone",
         "[rank0]: Traceback (most recent call last):",
         '[rank0]:   File "train.py", line 3',
-        "[rank0]: gradwire.torch.link.errors.PeerLostError: ranks 1, 3 are gone; rank 0, step 3",
+        "[rank0]: gradwire.torch.errors.PeerLostError: ranks 1, 3 are gone; rank 0, step 3",
         "gradwire: rank 3 sent nothing",
     ]
     said, warned = read_output(lines)
     assert said is not None
-    assert said.startswith("gradwire.torch.link.errors.PeerLostError")
+    assert said.startswith("gradwire.torch.errors.PeerLostError")
     assert blamed(said) == {1, 3}
     assert warned == ["WorkerLostWarning: rank 1 is gone"]
 

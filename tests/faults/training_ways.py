@@ -26,9 +26,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch import (
+    Execution,
     FullyShardComm,
     GradwireState,
     LocalSteps,
+    Members,
     ServerOptimizer,
     ShardedOptimizer,
     gradwire_hook,
@@ -36,6 +38,7 @@ from gradwire.torch import (
     save,
     sparse_loco,
 )
+from gradwire.torch.records.options import grouped
 from gradwire_lab.train import network
 from training import BATCH, CLASSES, INPUTS, digest, make_model
 
@@ -127,7 +130,7 @@ def _with_hook(**settings: Any) -> Callable[[Job], Training]:
         _join_group(job)
         model = make_model()
         ddp = DistributedDataParallel(model, find_unused_parameters=True)
-        state = GradwireState(timeout=job.timeout, **settings)
+        state = GradwireState(**grouped({"timeout": job.timeout, **settings}))
         ddp.register_comm_hook(state, gradwire_hook)
         optimizer = _sgd(model)
         states = {"model": model, "optimizer": optimizer, "gradwire": state}
@@ -139,7 +142,7 @@ def _with_hook(**settings: Any) -> Callable[[Job], Training]:
 def _sharded_optimizer(job: Job) -> Training:
     _join_group(job)
     model = make_model()
-    optimizer = ShardedOptimizer(_sgd(model), model, timeout=job.timeout)
+    optimizer = ShardedOptimizer(_sgd(model), model, execution=Execution(timeout=job.timeout))
     states = {"model": model, "optimizer": optimizer}
     return Training(model, optimizer, states, model, optimizer.close)
 
@@ -148,7 +151,9 @@ def _local_steps(**settings: Any) -> Callable[[Job], Training]:
     def make(job: Job) -> Training:
         _join_group(job)
         model = make_model()
-        optimizer = LocalSteps(_sgd(model), model, every=4, timeout=job.timeout, **settings)
+        optimizer = LocalSteps(
+            _sgd(model), model, **grouped({"every": 4, "timeout": job.timeout, **settings})
+        )
         states = {"model": model, "optimizer": optimizer}
         return Training(model, optimizer, states, model, optimizer.close)
 
@@ -159,9 +164,17 @@ def _local_steps_go_on(job: Job) -> Training:
     model = make_model()
     store = TCPStore(job.address, job.port, is_master=False)
     optimizer = LocalSteps(
-        _sgd(model), model, every=4, timeout=job.timeout, on_lost="continue", store=store,
-        ranks=job.world_size, lost_after=job.lost_after or job.timeout,
-    )  # fmt: skip
+        _sgd(model),
+        model,
+        every=4,
+        execution=Execution(timeout=job.timeout),
+        members=Members(
+            on_lost="continue",
+            store=store,
+            ranks=job.world_size,
+            lost_after=job.lost_after or job.timeout,
+        ),
+    )
     states = {"model": model, "optimizer": optimizer}
     return Training(model, optimizer, states, model, optimizer.close)
 
@@ -172,7 +185,7 @@ def _with_server(**settings: Any) -> Callable[[Job], Training]:
         model = make_model()
         named = model.named_parameters()
         optimizer = ServerOptimizer(
-            _sgd(model), named_parameters=named, timeout=job.timeout, **settings
+            _sgd(model), named_parameters=named, **grouped({"timeout": job.timeout, **settings})
         )
         return Training(model, optimizer, {"optimizer": optimizer}, model, optimizer.close)
 
@@ -187,7 +200,7 @@ def _fsdp(replicas: int = 1, **settings: Any) -> Callable[[Job], Training]:
         for layer in model.children():
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        comm = FullyShardComm(model, timeout=job.timeout, **settings)
+        comm = FullyShardComm(model, **grouped({"timeout": job.timeout, **settings}))
         optimizer = _sgd(model)
         states = {"model": model, "optimizer": optimizer, "gradwire": comm}
         return Training(model, optimizer, states, model, comm.close)

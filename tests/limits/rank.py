@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.torch import GradwireState, gradwire_hook
+from gradwire.torch import Compression, GradwireState, gradwire_hook
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 folder, steps, tensors = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -33,7 +33,9 @@ torch.manual_seed(0)
 perceptron = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
 model = DistributedDataParallel(Scalars(tensors) if tensors else perceptron)
 state = GradwireState(
-    codec="3lc:s=1.00,coder=rice", start_iter=0, min_numel=256 if not tensors else 1
+    codec="3lc:s=1.00,coder=rice",
+    start_iter=0,
+    compression=Compression(min_numel=256 if not tensors else 1),
 )
 model.register_comm_hook(state, gradwire_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

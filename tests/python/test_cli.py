@@ -13,6 +13,7 @@ import pytest
 
 import gradwire
 from cli_runner import run
+from gradwire._core import codec_names
 from gradwire.cli.app import LAB_COMMANDS, _installed, list_commands, make_command
 
 # The command as a whole
@@ -124,8 +125,15 @@ def test_a_shell_completes_codecs_and_exchanges(
 
 
 def test_codecs() -> None:
-    assert run("codecs", "--json").json == {"codecs": gradwire.codecs()}
-    table = run("codecs").out
+    document = run("codecs", "--json").json
+    assert document == {"names": codec_names(), "codecs": gradwire.codecs()}
+    usual = run("codecs").out
+    assert re.findall(r"^ ([\w-]+) +[\d.]+ ", usual, re.MULTILINE) == [
+        *("small", "safe", "half-byte", "bf16", "raw")
+    ]
+    for known in codec_names():
+        assert known["codec"] in usual
+    table = run("codecs", "--all").out
     assert "auto:bits=1" in table
     bits = dict(re.findall(r"^ (\w+) +([\d.]+)  (?:on|off) ", table, re.MULTILINE))
     assert set(bits) == {codec["name"] for codec in gradwire.codecs()}
@@ -135,6 +143,13 @@ def test_codecs() -> None:
         assert codec["name"] in table
         for parameter in codec["parameters"]:
             assert parameter["help"][:20] in table
+
+
+def test_the_package_is_the_command() -> None:
+    called = subprocess.run(
+        [sys.executable, "-m", "gradwire", "--version"], capture_output=True, text=True, check=True
+    )
+    assert called.stdout == f"gradwire {gradwire.__version__}\n"
 
 
 def test_info() -> None:

@@ -49,7 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMMANDS = {
-    "codecs": "codecs",
+    "codecs": "codecs --all",
+    "usual codecs": "codecs",
     "plan": "plan --profile profile.json --bandwidth 1gbit --ranks 16 --ranks-per-machine 2",
     "simulate": "simulate --values 100k --bandwidth 1gbit --steps 1 --ranks 2,16",
     "bench": "bench -c qsgd:bits=4 --size 100k --seconds 0.01 --data synthetic",

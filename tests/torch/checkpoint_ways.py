@@ -28,6 +28,7 @@ from gradwire.torch import (
     gradwire_hook,
     outer_nesterov,
 )
+from gradwire.torch.records.options import grouped
 from training import TwoPaths, batch, make_model
 
 Applied = dict[str, np.ndarray]  # to each parameter
@@ -122,7 +123,7 @@ class Hooked(Training):
     def __init__(self, way: Way) -> None:
         super().__init__(way)
         self.ddp = DistributedDataParallel(self.model, **CUT_ONCE)
-        self.source = GradwireState(start_iter=0, **way.options)
+        self.source = GradwireState(start_iter=0, **grouped(way.options))
         self.ddp.register_comm_hook(self.source, gradwire_hook)
 
     def step(self, zero: bool = False) -> None:
@@ -154,7 +155,7 @@ class Wrapped(Training):
         options = dict(way.options)
         if options.pop("nesterov", False):
             options["outer"] = outer_nesterov()
-        self.source = make(self.local, self.model, **options)
+        self.source = make(self.local, self.model, **grouped(options))
 
     def keep(self) -> dict[str, Any]:
         return {"model": self.model.state_dict()}
@@ -203,7 +204,7 @@ class FullySharded(Training):
 
         for module in (self.model.first, self.model.second, self.model):
             fully_shard(module, mesh=mesh, shard_placement_fn=place)
-        self.source = FullyShardComm(self.model, start_iter=0, **way.options)
+        self.source = FullyShardComm(self.model, start_iter=0, **grouped(way.options))
         self.local = torch.optim.SGD(self.model.parameters(), lr=way.rate, momentum=way.momentum)
 
     def keep(self) -> dict[str, Any]:
@@ -254,7 +255,7 @@ class Served(Training):
         self.applied = {}
         named = list(self.model.named_parameters())
         self.source = ServerOptimizer(
-            self.local, named_parameters=named, timeout=30.0, **way.options
+            self.local, named_parameters=named, **grouped({"timeout": 30.0, **way.options})
         )
         self.saves_at = -1
         self.saved: dict[str, Any] | None = None

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch import (
+    Execution,
     GradwireState,
     LocalSteps,
     ServerOptimizer,
@@ -23,7 +24,7 @@ from gradwire.torch import (
 
 def _hook(model: nn.Module, timeout: float) -> Callable[[], None]:
     ddp = DistributedDataParallel(model)
-    state = GradwireState(timeout=timeout)
+    state = GradwireState(execution=Execution(timeout=timeout))
     ddp.register_comm_hook(state, gradwire_hook)
 
     def connect() -> None:
@@ -37,7 +38,7 @@ def _hook(model: nn.Module, timeout: float) -> Callable[[], None]:
 
 def _sharded(model: nn.Module, timeout: float) -> Callable[[], None]:
     def connect() -> None:
-        optimizer = ShardedOptimizer(_sgd(model), model, timeout=timeout)
+        optimizer = ShardedOptimizer(_sgd(model), model, execution=Execution(timeout=timeout))
         model(torch.ones(4, 8)).sum().backward()
         optimizer.step()
 
@@ -45,11 +46,15 @@ def _sharded(model: nn.Module, timeout: float) -> Callable[[], None]:
 
 
 def _local_steps(model: nn.Module, timeout: float) -> Callable[[], None]:
-    return lambda: LocalSteps(_sgd(model), model, every=1, timeout=timeout).synchronize()
+    return lambda: LocalSteps(
+        _sgd(model), model, every=1, execution=Execution(timeout=timeout)
+    ).synchronize()
 
 
 def _servers(model: nn.Module, timeout: float) -> Callable[[], None]:
-    return lambda: ServerOptimizer(_sgd(model), model=model, timeout=timeout).connect()
+    return lambda: ServerOptimizer(
+        _sgd(model), model=model, execution=Execution(timeout=timeout)
+    ).connect()
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -81,7 +86,7 @@ def connect_late(seconds: float) -> str:
         time.sleep(seconds)
     for _ in range(2):  # the second one has keys of its own in the store
         model = nn.Linear(8, 4)
-        optimizer = ServerOptimizer(_sgd(model), model=model, timeout=20.0)
+        optimizer = ServerOptimizer(_sgd(model), model=model, execution=Execution(timeout=20.0))
         optimizer.connect()
         dist.barrier()  # a server that is dropped closes connections from which others still read
     return "connected"

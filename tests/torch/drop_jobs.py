@@ -19,12 +19,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch import (
-    CommunicationError,
+    Execution,
     GradwireState,
     ServerOptimizer,
     ShardedOptimizer,
     gradwire_hook,
 )
+from gradwire.torch.errors import CommunicationError
 from training import batch, make_model
 
 Watched = dict[str, weakref.ref[Any]]
@@ -86,7 +87,7 @@ def _server(fails: bool) -> Watched:
     """Rank 1 serves. With `fails`, it stops with an error of its own after two versions."""
     model = make_model()
     local = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = ServerOptimizer(local, model=model, timeout=60.0)
+    optimizer = ServerOptimizer(local, model=model, execution=Execution(timeout=60.0))
     optimizer.connect()
 
     def stop(version: int) -> None:
@@ -133,7 +134,9 @@ def serve_many(way: str, times: int) -> list[Held]:
 
 def _serve_once(way: str) -> None:
     model = nn.Linear(1000, 1000, bias=False)
-    optimizer = ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), timeout=60.0)
+    optimizer = ServerOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), execution=Execution(timeout=60.0)
+    )
     optimizer.connect()
 
     def stop(version: int) -> None:

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import jobs
-from gradwire.torch import GradwireState, NonFiniteStepWarning, gradwire_hook
+from gradwire.torch import GradwireState, gradwire_hook
+from gradwire.torch.errors import NonFiniteStepWarning
 from on_host import device_kernels
 from training import batch, make_model
 

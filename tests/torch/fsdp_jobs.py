@@ -20,7 +20,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from gradwire import decode, encode
-from gradwire.torch import FullyShardComm, LocalSteps, ShardedOptimizer
+from gradwire.torch import Compression, FullyShardComm, LocalSteps, ShardedOptimizer
+from gradwire.torch.records.options import grouped
 from jobs import Owed, owed_in
 from training import batch, gather, load, make_model, make_optimizer, save
 
@@ -89,7 +90,7 @@ def run(options: Sharded) -> Run:
     if options.frozen is not None:
         model.get_parameter(options.frozen).requires_grad_(False)
     shard(model, options)
-    comm = None if options.comm is None else FullyShardComm(model, **options.comm)
+    comm = None if options.comm is None else FullyShardComm(model, **grouped(options.comm))
     optimizer = make_optimizer(model)
     if options.saved is not None:
         state = load(options.saved[rank])
@@ -285,11 +286,12 @@ def misuse() -> dict[str, str]:
         "inner": raised_by(lambda: FullyShardComm(inner)),
         "meshes": raised_by(lambda: FullyShardComm(mixed)),
         "exchange": raised_by(lambda: FullyShardComm(flat, exchange="ring")),
-        "pull_codec": raised_by(lambda: FullyShardComm(flat, pull_codec="int8")),
+        "pull_codec": raised_by(
+            lambda: FullyShardComm(flat, compression=Compression(pull_codec="int8"))
+        ),
         "auto": raised_by(lambda: FullyShardComm(flat, "auto:bits=1")),
         "feedback": raised_by(lambda: FullyShardComm(flat, weights="int8:ef=on")),
         "codec": raised_by(lambda: FullyShardComm(flat, weights="int9")),
-        "group": raised_by(lambda: FullyShardComm(flat, process_group=dist.group.WORLD)),
     }
     comm = FullyShardComm(hybrid)
     hybrid.set_requires_all_reduce(False)
@@ -408,7 +410,7 @@ def local_steps(case: Replicas) -> tuple[list[float], dict[str, np.ndarray], byt
         group = mesh["replicas"].get_group()
     rank = dist.get_rank()
     adamw = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
-    optimizer = LocalSteps(adamw, model, process_group=group, **case.options)
+    optimizer = LocalSteps(adamw, model, process_group=group, **grouped(case.options))
     if case.saved is not None:
         state = load(case.saved[rank])
         optimizer.load_state_dict(state["optimizer"])
@@ -444,7 +446,7 @@ def local_steps_each(cases: list[Replicas]) -> list[Any]:
 def misuse_of_local_steps() -> dict[str, str]:
     def wrap(model: Any, **options: Any) -> str:
         adamw = torch.optim.AdamW(model.parameters())
-        return raised_by(lambda: LocalSteps(adamw, model, **options))
+        return raised_by(lambda: LocalSteps(adamw, model, **grouped(options)))
 
     partly = make_model()
     fully_shard(partly.first, mesh=mesh_of(False))

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from gradwire.torch import GradwireState, gradwire_hook
+from gradwire.torch.records.options import grouped
 from jobs import Owed, gradients, owed
 from training import batch, make_model
 
@@ -219,7 +220,7 @@ def turn_memory(
         ddp.register_comm_hook(state, gradwire_hook)
         return ddp
 
-    state = GradwireState(min_numel=16, start_iter=0, **state_options)
+    state = GradwireState(start_iter=0, **grouped({"min_numel": 16, **state_options}))
     ddp = wrap(state)
     generator = torch.Generator().manual_seed(dist.get_rank())
     steps = []
@@ -228,7 +229,7 @@ def turn_memory(
             model.lie(not in_rows)
             if how == "restarted":
                 saved = state.state_dict()
-                state = GradwireState(min_numel=16, start_iter=0, **state_options)
+                state = GradwireState(start_iter=0, **grouped({"min_numel": 16, **state_options}))
                 state.load_state_dict(saved)
             if how != "in place":
                 ddp = wrap(state)

@@ -25,20 +25,24 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.choice import Chooser
 from gradwire.torch import (
-    CoarseGradientsWarning,
+    Compression,
     GradwireState,
-    GrowingScalesWarning,
     LocalSteps,
-    NonFiniteStepWarning,
-    OutgrownResidualWarning,
     Overlap,
     PerRank,
     ShardedOptimizer,
-    UnmatchedPatternWarning,
     gradwire_hook,
+)
+from gradwire.torch.errors import (
+    CoarseGradientsWarning,
+    GrowingScalesWarning,
+    NonFiniteStepWarning,
+    OutgrownResidualWarning,
+    UnmatchedPatternWarning,
 )
 from gradwire.torch.link.transport import Kind, Limits, Received
 from gradwire.torch.link.wire import Wire
+from gradwire.torch.records.options import grouped
 from gradwire.torch.records.stats import ChosenCodec
 from training import (
     Options,
@@ -147,7 +151,7 @@ def train_scaled(
     optimizer = make_optimizer(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
-    state = GradwireState(**state_options, scaler=scaler)
+    state = GradwireState(scaler=scaler, **grouped(state_options))
     ddp.register_comm_hook(state, gradwire_hook)
     result = Scaled([], [], [], [], [], [], 0, [])
 
@@ -248,7 +252,7 @@ def place_residuals(options: Options) -> Placed:
     assert options.state is not None
     model = make_model()
     ddp = DistributedDataParallel(model, **options.ddp)
-    state = GradwireState(**options.state)
+    state = GradwireState(**grouped(options.state))
     state.load_state_dict(load(options.residuals[dist.get_rank()]))
     ddp.register_comm_hook(state, gradwire_hook)
     (0.0 * ddp(batch(0, 0)[0]).sum()).backward()
@@ -486,7 +490,7 @@ def train_with(place: str, optimizer: str, codec: str) -> tuple[list[str], list[
             state = GradwireState(codec, start_iter=1)
             if place == "frozen":
                 rules = [("first*", "int8"), ("second*", "int8")]
-                state = GradwireState(codec, start_iter=1, rules=rules)
+                state = GradwireState(codec, start_iter=1, compression=Compression(rules=rules))
                 model.first.requires_grad_(False)
                 model.second.requires_grad_(False)
             forward = DistributedDataParallel(model)
@@ -527,7 +531,7 @@ def refusals(all_arguments: list[dict[str, Any]]) -> list[str | None]:
     said: list[str | None] = []
     for arguments in all_arguments:
         try:
-            GradwireState(**arguments)
+            GradwireState(**grouped(arguments))
         except ValueError as error:
             said.append(str(error))
         else:
@@ -536,14 +540,14 @@ def refusals(all_arguments: list[dict[str, Any]]) -> list[str | None]:
 
 
 def save_in_checkpoint(folder: str, options: dict[str, Any], residuals: list[bytes]) -> bytes:
-    state = GradwireState(**options)
+    state = GradwireState(**grouped(options))
     state.load_state_dict(load(residuals[dist.get_rank()]))
     save_checkpoint({"gradwire": PerRank(state)}, checkpoint_id=folder)
     return save(state.state_dict())
 
 
 def load_from_checkpoint(folder: str, options: dict[str, Any], saved_world_size: int) -> bytes:
-    state = GradwireState(**options)
+    state = GradwireState(**grouped(options))
     saved = {"gradwire": PerRank(state, saved_world_size=saved_world_size)}
     load_checkpoint(saved, checkpoint_id=folder)
     assert list(saved["gradwire"].state_dict()) == [
@@ -556,7 +560,7 @@ def why_not_loaded_without_per_rank(
     folder: str, options: dict[str, Any], residuals: list[bytes]
 ) -> str:
     """What a rank says whose states were saved under one name."""
-    state = GradwireState(**options)
+    state = GradwireState(**grouped(options))
     state.load_state_dict(load(residuals[dist.get_rank()]))
     save_checkpoint({"gradwire": state}, checkpoint_id=folder)
     try:

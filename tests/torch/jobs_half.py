@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.torch import GradwireState, NonFiniteStepWarning, gradwire_hook
+from gradwire.torch import GradwireState, gradwire_hook
+from gradwire.torch.errors import NonFiniteStepWarning
+from gradwire.torch.records.options import grouped
 from jobs import Owed, Scaled, owed
 from training import batch, digest, make_model, make_optimizer
 
@@ -35,7 +37,7 @@ def average_given(dtype: torch.dtype, what: str, state_options: dict[str, Any]) 
     own = torch.randn(96, 96, generator=generator) if what == "noise" else torch.full((96, 96), 6e4)
     own = own.to(dtype)
     ddp = DistributedDataParallel(model)
-    state = GradwireState(**state_options)
+    state = GradwireState(**grouped(state_options))
     ddp.register_comm_hook(state, gradwire_hook)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -50,7 +52,7 @@ def average_unlike(dtypes: list[torch.dtype], state_options: dict[str, Any]) -> 
     """The ranks' models have different dtypes, which DDP itself does not notice."""
     dtype = dtypes[dist.get_rank()]
     ddp = DistributedDataParallel(nn.Linear(96, 96, bias=False).to(dtype), init_sync=False)
-    ddp.register_comm_hook(GradwireState(**state_options), gradwire_hook)
+    ddp.register_comm_hook(GradwireState(**grouped(state_options)), gradwire_hook)
     ddp(torch.eye(96, dtype=dtype)).sum().backward()
 
 
@@ -63,7 +65,7 @@ def scale_float16(state_options: dict[str, Any]) -> Scaled:
     optimizer = make_optimizer(master)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
-    state = GradwireState(**state_options, scaler=scaler)
+    state = GradwireState(scaler=scaler, **grouped(state_options))
     ddp.register_comm_hook(state, gradwire_hook)
     result = Scaled([], [], [], [], [], [], 0, [])
     inputs, labels = batch(dist.get_rank(), 0)

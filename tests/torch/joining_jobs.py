@@ -15,9 +15,10 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
 from gradwire.torch import ServerOptimizer
-from gradwire.torch.link.errors import CommunicationError
+from gradwire.torch.errors import CommunicationError
 from gradwire.torch.link.transport import Kind
 from gradwire.torch.link.wire import Wire
+from gradwire.torch.records.options import grouped
 from gradwire.torch.server.server_link import Message
 from server_jobs import LOCAL
 from training import TwoPaths, batch, digest, make_model
@@ -103,11 +104,15 @@ def _run(store: TCPStore, course: Course, ended: Ended) -> None:
     optimizer = ServerOptimizer(
         LOCAL[course.local](model.parameters()),
         model=model,
-        on_lost="continue",
-        store=store,
-        ranks=course.ranks,
-        role=course.role,
-        **arguments,
+        **grouped(
+            {
+                "on_lost": "continue",
+                "store": store,
+                "ranks": course.ranks,
+                "role": course.role,
+                **arguments,
+            }
+        ),
     )
     ended.rank = optimizer.rank
     if course.folder:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.job_key import VARIABLE
-from gradwire.torch import GradwireState, gradwire_hook
+from gradwire.torch import Execution, GradwireState, gradwire_hook
 from joining_jobs import Course, take_part
 from member_jobs import Plan, train
 from training import batch, digest, make_model, make_optimizer
@@ -42,7 +42,9 @@ def train_with_hook(keys: list[str]) -> str:
     model = make_model()
     optimizer = make_optimizer(model)
     ddp = DistributedDataParallel(model)
-    ddp.register_comm_hook(GradwireState(codec="raw", start_iter=0, timeout=5.0), gradwire_hook)
+    ddp.register_comm_hook(
+        GradwireState(codec="raw", start_iter=0, execution=Execution(timeout=5.0)), gradwire_hook
+    )
     with mock.patch.dict(os.environ, {VARIABLE: keys[rank]}):
         try:
             for step in range(3):

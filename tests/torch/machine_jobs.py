@@ -13,9 +13,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradwire.torch import LocalSteps, OneMachineWarning
+from gradwire.torch import LocalSteps
+from gradwire.torch.errors import OneMachineWarning
 from gradwire.torch.link.transport import Kind
 from gradwire.torch.link.wire import Wire
+from gradwire.torch.records.options import grouped
 from training import Options, Trained, batch, load, make_model, save, train
 
 
@@ -77,7 +79,9 @@ def _place(options: dict[str, Any], group: Any, saved: bytes | None) -> Placed:
         try:
             model = make_model()
             local = torch.optim.SGD(model.parameters(), lr=0.05)
-            optimizer = LocalSteps(local, model, every=1, process_group=group, **options)
+            optimizer = LocalSteps(
+                local, model, process_group=group, **grouped({"every": 1, **options})
+            )
             if saved is not None:
                 optimizer.load_state_dict(load(saved))
             inputs, labels = batch(dist.get_rank(), 0)

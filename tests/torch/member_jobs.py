@@ -22,7 +22,8 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
 import gradwire.torch
-from gradwire.torch import LocalSteps, RankLostWarning
+from gradwire.torch import LocalSteps
+from gradwire.torch.errors import RankLostWarning
 from gradwire.torch.link.transport import Kind
 from gradwire.torch.link.wire import Wire
 from gradwire.torch.members.generations import Generations
@@ -30,6 +31,7 @@ from gradwire.torch.optimizers.averaging import Averaging
 from gradwire.torch.optimizers.elastic_peers import ElasticPeers
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.records.checkpoint import Residual
+from gradwire.torch.records.options import grouped
 from gradwire.torch.session.session import Session
 from optimizer_jobs import LOCAL, WRAPPERS
 from training import batch, digest, make_model
@@ -179,7 +181,7 @@ def train(port: int, number: int, plan: Plan) -> Ended:
         try:
             inner = LOCAL[plan.local](model.parameters())
             make = AccountingSteps if plan.wrapper == "local" else WRAPPERS[plan.wrapper]
-            optimizer = make(inner, model, store=store, **arguments)
+            optimizer = make(inner, model, **grouped({"store": store, **arguments}))
             if isinstance(optimizer, AccountingSteps):
                 optimizer.watch()
             if plan.folder is not None:
@@ -214,7 +216,7 @@ def ask_and_leave(port: int, number: int, plan: Plan) -> Ended:
     arguments: dict[str, Any] = {**SETTINGS, "ranks": plan.ranks, **plan.options}
     inner = LOCAL[plan.local](model.parameters())
     with mock.patch.object(Generations, "join", leave), contextlib.suppress(InterruptedError):
-        LocalSteps(inner, model, store=store, **arguments)
+        LocalSteps(inner, model, **grouped({"store": store, **arguments}))
     return Ended()
 
 
@@ -274,7 +276,7 @@ def save_or_resume(port: int, number: int, plan: Plan) -> Ended:
     inner = LOCAL[plan.local](model.parameters())
     store = TCPStore("127.0.0.1", port, is_master=False)
     arguments: dict[str, Any] = {**SETTINGS, **plan.options, "ranks": plan.ranks}
-    optimizer = LocalSteps(inner, model, store=store, **arguments)
+    optimizer = LocalSteps(inner, model, **grouped({"store": store, **arguments}))
     path = Path(plan.folder) / f"rank{optimizer.rank}.pt"
     if path.exists():
         saved = torch.load(path, weights_only=True)
@@ -302,7 +304,7 @@ def train_unevenly(port: int, number: int, plan: Plan) -> Ended:
     inner = LOCAL[plan.local](model.parameters())
     store = TCPStore("127.0.0.1", port, is_master=False)
     arguments: dict[str, Any] = {**PLAIN, **SETTINGS, "ranks": plan.ranks}
-    optimizer = LocalSteps(inner, model, store=store, **arguments)
+    optimizer = LocalSteps(inner, model, **grouped({"store": store, **arguments}))
     ended = Ended()
     try:
         for step in range(2 - number):

@@ -28,6 +28,7 @@ from gradwire.torch import (
 )
 from gradwire.torch.fsdp.comms import ShardedAllGather, ShardedReduceScatter
 from gradwire.torch.fsdp.units import DefaultAllGather, find_units
+from gradwire.torch.records.options import grouped
 from gradwire.torch.session.reduction import Op, write_shard
 from gradwire.torch.session.work import ExchangeWork
 from processes import status_of
@@ -118,7 +119,7 @@ def train_with_hook(
 
     # Gloo's all-reduce takes memory of its own, so without gradwire nothing is averaged.
     without = peak_of(lambda: train(lambda _, bucket: _done(bucket.buffer()), None))
-    state = GradwireState(codec, exchange=exchange, **settings)
+    state = GradwireState(codec, exchange=exchange, **grouped(settings))
     beyond = peak_of(lambda: train(gradwire_hook, state)) - without
     sent = state.last_step()["push_bits_per_value"] / 8
     dist.barrier()
@@ -147,7 +148,9 @@ def train_sharded(model: Weights, codec: str) -> int:
 
 
 def train_locally(model: Weights, codec: str, settings: dict[str, Any]) -> int:
-    return _train_with(model, lambda inner: LocalSteps(inner, model, codec=codec, **settings), 9)
+    return _train_with(
+        model, lambda inner: LocalSteps(inner, model, codec=codec, **grouped(settings)), 9
+    )
 
 
 def train_on_server(model: Weights, codec: str) -> int:
@@ -184,7 +187,7 @@ def train_fully_sharded(model: Weights, replicas: int, codec: str, settings: dic
     comms = []
 
     def train_with_comm() -> None:
-        comms.append(FullyShardComm(sharded, codec, **settings))
+        comms.append(FullyShardComm(sharded, codec, **grouped(settings)))
         train(sharded)
 
     beyond = peak_of(train_with_comm) - without

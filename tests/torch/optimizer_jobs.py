@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.torch import LocalSteps, NonFiniteStepWarning, ShardedOptimizer, outer_nesterov
+from gradwire.torch import LocalSteps, ShardedOptimizer, outer_nesterov
+from gradwire.torch.errors import NonFiniteStepWarning
+from gradwire.torch.records.options import grouped
 from jobs import Owed, owed_in
 from training import TwoPaths, batch, digest, load, make_model, save
 
@@ -68,10 +70,14 @@ class Run:
 
 
 WRAPPERS: dict[str, Callable[..., Any]] = {
-    "sharded": ShardedOptimizer,
-    "local": lambda *args, **options: LocalSteps(*args, outer=None, **options),
-    "diloco": lambda *args, **options: LocalSteps(*args, outer=outer_nesterov(), **options),
-    "slow": lambda *args, **options: LocalSteps(*args, outer=outer_nesterov(0.1), **options),
+    "sharded": lambda *args, **options: ShardedOptimizer(*args, **grouped(options)),
+    "local": lambda *args, **options: LocalSteps(*args, outer=None, **grouped(options)),
+    "diloco": lambda *args, **options: LocalSteps(
+        *args, outer=outer_nesterov(), **grouped(options)
+    ),
+    "slow": lambda *args, **options: LocalSteps(
+        *args, outer=outer_nesterov(0.1), **grouped(options)
+    ),
 }
 
 
@@ -341,7 +347,7 @@ def refusals_of_local_steps() -> dict[str, str]:
         return {**state, entry: {**state[entry], **values}}
 
     def streaming(**options: Any) -> LocalSteps:
-        return LocalSteps(LOCAL["adamw"](model.parameters()), model, **options)
+        return LocalSteps(LOCAL["adamw"](model.parameters()), model, **grouped(options))
 
     calls: dict[str, Callable[[], Any]] = {
         "momentum": lambda: LocalSteps(LOCAL["sgd"](model.parameters()), model, late_momentum=True),
@@ -384,7 +390,7 @@ def models_after_steps(
     inner = LOCAL[make](model.parameters())
     optimizer: Any = inner
     if options is not None:
-        optimizer = LocalSteps(inner, model, codec="raw", **options)
+        optimizer = LocalSteps(inner, model, codec="raw", **grouped(options))
         (fragment,) = optimizer._averaging.fragments
         if fragment.noise is not None:
             fragment.noise.gains = lambda: [gain] * len(list(model.parameters()))
@@ -428,7 +434,7 @@ def roll_back(options: Wrapped, saved_after: int) -> list[list[str]]:
     """The digests after each of the steps that follow a state, and again after loading it."""
     model = make_model()
     inner = LOCAL[options.local](model.parameters())
-    optimizer = LocalSteps(inner, model, **options.options)
+    optimizer = LocalSteps(inner, model, **grouped(options.options))
 
     def train(first: int) -> list[str]:
         digests = []

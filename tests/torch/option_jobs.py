@@ -18,6 +18,7 @@ import finite_sums
 from gradwire.torch import LocalSteps, ServerOptimizer, ShardedOptimizer
 from gradwire.torch.link.transport import Kind
 from gradwire.torch.link.wire import Wire
+from gradwire.torch.records.options import grouped
 from training import batch, digest, make_model
 
 STEPS = 12
@@ -107,15 +108,15 @@ def train(way: Way, changes: Sequence[Change]) -> Ended:
 def _wrap(way: Way, inner: Optimizer, model: nn.Module, make_outer: Any) -> Any:
     options = {"timeout": SECONDS, **way.options}
     if way.make == "sharded":
-        return ShardedOptimizer(inner, model, **options)
+        return ShardedOptimizer(inner, model, **grouped(options))
     if way.make == "server":
-        optimizer = ServerOptimizer(inner, **options)
+        optimizer = ServerOptimizer(inner, **grouped(options))
         optimizer.connect()
         return optimizer
     if options.get("on_lost"):
         store = PrefixStore("options", _get_default_store())
         options |= {"store": store, "ranks": dist.get_world_size()}
-    return LocalSteps(inner, model, outer=make_outer if way.outer else None, **options)
+    return LocalSteps(inner, model, outer=make_outer if way.outer else None, **grouped(options))
 
 
 def minimize(changes: dict[int, dict[str, Any]]) -> str | None:

@@ -40,6 +40,7 @@ from gradwire.torch import (
 from gradwire.torch.backend.process_group import GradwireGroup
 from gradwire.torch.backend.rules import Rules
 from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.records.options import grouped
 from training import batch, make_model
 
 STEPS = 5
@@ -193,7 +194,7 @@ def _wrapped(
             chosen |= {"store": _fresh_store(), "ranks": dist.get_world_size()}
         local = inner(model)
         with program.construct():
-            optimizer = make(local, model, **chosen)
+            optimizer = make(local, model, **grouped(chosen))
         for step in range(STEPS):
             _backward(model, model, step)
             with program.step():

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import finite_sums
-from gradwire.torch import CommunicationError
+from gradwire.torch.errors import CommunicationError
 
 
 def minimize(problem: str, epochs: int, steps: int) -> tuple[list[float], list[Any], int]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire.torch import ServerOptimizer
+from gradwire.torch.records.options import grouped
 from training import batch, digest, make_model
 
 LOCAL: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -65,7 +66,7 @@ def run(job: Job) -> Served:
     arguments = {"timeout": 20.0} | job.arguments | (job.other if rank == 1 else {})
     local = LOCAL[job.local](model.parameters())
     optimizer = ServerOptimizer(
-        local, named_parameters=model.named_parameters(), model=model, **arguments
+        local, named_parameters=model.named_parameters(), model=model, **grouped(arguments)
     )
     path = Path(job.folder) / f"rank{rank}.pt"
     if job.resume:

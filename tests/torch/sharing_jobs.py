@@ -16,12 +16,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from gradwire.torch import (
-    CommunicationError,
-    LocalSteps,
-    ServerOptimizer,
-    ShardedOptimizer,
-)
+from gradwire.torch import Compression, LocalSteps, ServerOptimizer, ShardedOptimizer
+from gradwire.torch.errors import CommunicationError
+from gradwire.torch.records.options import grouped
 
 RAW: dict[str, Any] = {"codec": "raw"}
 SERVED: dict[str, Any] = RAW | {"timeout": 20.0}
@@ -47,11 +44,13 @@ Make = Callable[[torch.optim.Optimizer, nn.Module], Any]
 
 
 def _local(**options: Any) -> Make:
-    return lambda inner, model: LocalSteps(inner, model, **RAW, **options)
+    return lambda inner, model: LocalSteps(inner, model, **grouped({**RAW, **options}))
 
 
 def _served(**options: Any) -> Make:
-    return lambda inner, model: ServerOptimizer(inner, model=model, **SERVED, **options)
+    return lambda inner, model: ServerOptimizer(
+        inner, model=model, **grouped({**SERVED, **options})
+    )
 
 
 # All of them take the steps of the optimizer alone, if the ranks have the same data.
@@ -60,9 +59,9 @@ WAYS: dict[str, Make] = {
     "local, every 2": _local(every=2),
     "local, outer": _local(outer=lambda p: torch.optim.SGD(p, lr=1.0)),
     "local, fragments": _local(every=2, fragments=2),
-    "sharded": lambda inner, model: ShardedOptimizer(inner, model, **RAW),
+    "sharded": lambda inner, model: ShardedOptimizer(inner, model, **grouped(RAW)),
     "sharded, owed": lambda inner, model: ShardedOptimizer(
-        inner, model, "int8:ef=on,bucket=8", min_numel=10**6
+        inner, model, "int8:ef=on,bucket=8", compression=Compression(min_numel=10**6)
     ),
     "served": _served(),
     "served by the tensor": _served(barrier="tensor"),

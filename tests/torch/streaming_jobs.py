@@ -16,6 +16,7 @@ from torch import nn
 import gradwire
 from gradwire.torch import LocalSteps, outer_nesterov, sparse_loco
 from gradwire.torch.optimizers.fragment import OuterFactory, deal_layers
+from gradwire.torch.records.options import grouped
 from optimizer_jobs import LOCAL, take_step
 from training import batch, load, make_model, save
 
@@ -74,7 +75,7 @@ def train(run: Streamed) -> Course:
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     model, course = make_model(), Course()
     optimizer = LocalSteps(
-        LOCAL[run.local](model.parameters()), model, outer=OUTERS[run.outer], **run.options
+        LOCAL[run.local](model.parameters()), model, outer=OUTERS[run.outer], **grouped(run.options)
     )
     if run.saved is not None:
         state = load(run.saved[rank])
@@ -195,7 +196,7 @@ def refusals(all_options: list[dict[str, Any]]) -> list[str]:
     for options in all_options:
         model = make_model()
         try:
-            LocalSteps(LOCAL["sgd"](model.parameters()), model, **options)
+            LocalSteps(LOCAL["sgd"](model.parameters()), model, **grouped(options))
             said.append("nothing")
         except ValueError as error:
             said.append(str(error))
@@ -207,7 +208,7 @@ def step_before_the_peer() -> list[bool]:
     exchange; the exchanges that the steps of rank 0 had applied by then."""
     model = make_model()
     options: dict[str, Any] = {"every": 4, "fragments": 2, "delay": 2, "timeout": 20.0}
-    optimizer = LocalSteps(LOCAL["sgd"](model.parameters()), model, **options)
+    optimizer = LocalSteps(LOCAL["sgd"](model.parameters()), model, **grouped(options))
     if dist.get_rank() == 1:
         dist.recv(torch.zeros(1), 0)
     applied = []
@@ -223,7 +224,7 @@ def step_before_the_peer() -> list[bool]:
 def push_bytes_of_layers(layers: int, options: dict[str, Any], steps: int) -> list[int]:
     """The bytes that each step's exchange pushed, for a stack of equal layers."""
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(layers)])
-    optimizer = LocalSteps(torch.optim.SGD(model.parameters(), lr=0.01), model, **options)
+    optimizer = LocalSteps(torch.optim.SGD(model.parameters(), lr=0.01), model, **grouped(options))
     pushed = []
     for step in range(steps):
         optimizer.zero_grad()
@@ -249,7 +250,7 @@ def learn(outer: str, options: dict[str, Any], steps: int) -> tuple[float, int]:
         *(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, CLASSES)),
     )
     adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    optimizer = LocalSteps(adamw, model, **{"outer": OUTERS[outer], **options})
+    optimizer = LocalSteps(adamw, model, **grouped({"outer": OUTERS[outer], **options}))
 
     def loss_on(seed: int, samples: int) -> torch.Tensor:
         inputs = torch.randn(samples, WIDTH, generator=torch.Generator().manual_seed(seed))

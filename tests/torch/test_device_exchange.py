@@ -20,7 +20,8 @@ from gradwire import GradwireError
 from gradwire._core import Exchange, Layout
 from gradwire.torch.device.device_queue import DeviceQueue
 from gradwire.torch.device.kernels import has_kernels, require_kernels
-from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
+from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.records.options import Execution
 from gradwire.torch.session import session
 from on_host import device_kernels
 
@@ -164,8 +165,8 @@ def test_the_hook_asks_for_offloaded_residuals() -> None:
         mock.patch.object(session, "DeviceQueue") as queue,
     ):
         for offload in (False, True):
-            arguments: ExchangeArguments = {"offload_residuals": offload}
-            session.Session(ExchangeSettings.of(None, arguments), CPU)
+            settings = ExchangeSettings.of(Execution(offload_residuals=offload))
+            session.Session(settings, CPU)
             assert queue.call_args.args == (CPU, offload)
 
 

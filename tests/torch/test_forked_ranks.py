@@ -41,7 +41,7 @@ def fork(work):
 def use():
     try:
         state._session.check()
-    except gradwire.torch.CommunicationError as error:
+    except gradwire.torch.errors.CommunicationError as error:
         assert "a child that was forked from it" in str(error), error
     else:
         raise AssertionError("the child may use the parent's connections")

@@ -146,7 +146,6 @@ def test_mistakes_are_named(cluster: Cluster) -> None:
         "auto": "goes with replicas alone",
         "feedback": "can't have ef=on",
         "codec": "int9",
-        "group": "process_group comes from the mesh",
         "partial": "accumulate with set_requires_gradient_sync(False)",
         "copy": "TypeError: a FullyShardComm can't be copied or pickled",
     }

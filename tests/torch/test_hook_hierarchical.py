@@ -14,6 +14,7 @@ import jobs
 import jobs_half
 import machine_jobs
 from cluster import Cluster, Died
+from gradwire.torch import Members
 from training import Options, Trained, load, save
 
 WORLD = 4
@@ -232,7 +233,7 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         ("hierarchical", -2, "ranks_per_machine is -2"),
     ):
         with pytest.raises(ValueError, match=said):
-            gradwire.torch.GradwireState(exchange=exchange, ranks_per_machine=size)
+            gradwire.torch.GradwireState(exchange=exchange, members=Members(ranks_per_machine=size))
     for inside, said in (
         ("within=star", "'hierarchical:within=star' is no exchange; valid ones are: sharded, ring"),
         ("within=ring,within_codec=3lc", "within_codec=3lc.*: no residual is kept .*add ef=off"),

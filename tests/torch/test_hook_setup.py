@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import gradwire
 import gradwire.torch
 import jobs
 from cluster import Cluster, Failed
+from gradwire.torch.records.options import grouped
 from selection import long
 from torchrun import run_program
 
@@ -19,8 +21,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 def test_each_exchange_has_its_default_codec() -> None:
     defaults = {info["name"]: info["default_codec"] for info in gradwire.exchanges()}
+    sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     for name, codec in defaults.items():
-        assert gradwire.torch.GradwireState(exchange=name).stats().codec == codec
+        assert gradwire.torch.GradwireState(exchange=name, optimizer=sgd).stats().codec == codec
     assert defaults["ring"] == "int8"
     between = gradwire.torch.GradwireState(exchange="hierarchical:between=ring")
     assert between.stats().codec == "int8", "the codec of those that compress"
@@ -87,7 +90,7 @@ def test_wrong_arguments_are_refused_at_once(
     arguments: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        gradwire.torch.GradwireState(**arguments)  # type: ignore[arg-type]
+        gradwire.torch.GradwireState(**grouped(arguments))
 
 
 def test_the_example_that_compares_losses_runs() -> None:

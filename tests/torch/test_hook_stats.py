@@ -8,7 +8,7 @@ import pytest
 
 import jobs
 from cluster import Cluster
-from gradwire.torch import GradwireState
+from gradwire.torch import Compression, GradwireState
 from gradwire.torch.link.transport import OVERHEAD_BYTES
 from gradwire.torch.records.exchange_settings import CodecSettings
 from jobs import Counted
@@ -132,7 +132,7 @@ def test_layers_are_modules_with_a_matrix() -> None:
     with pytest.raises(ValueError, match="exclude_last is 3; the model has 2 layers"):
         excluded(3)
     with pytest.raises(ValueError, match="exclude_last is -1; it is a number of layers"):
-        GradwireState(exclude_last=-1)
+        GradwireState(compression=Compression(exclude_last=-1))
 
 
 def test_the_report_can_be_read(ranks: list[list[Counted]]) -> None:

@@ -14,6 +14,7 @@ import jobs
 import jobs_half
 from cluster import Cluster
 from gradwire._core import Layout
+from gradwire.torch.records.options import grouped
 from training import Options, Trained
 
 WORLD = 4
@@ -134,7 +135,7 @@ WRONG_IN_A_WORLD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("arguments", "said"), WRONG)
 def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        gradwire.torch.GradwireState(**TERNGRAD, **arguments)
+        gradwire.torch.GradwireState(**grouped({**TERNGRAD, **arguments}))
 
 
 def test_in_a_world_more_is_known_at_once(cluster: Cluster) -> None:

@@ -25,7 +25,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from cluster import Cluster, free_port
 from gradwire.job_key import FILE_VARIABLE, TAG_BYTES, VARIABLE, JobKey, with_new_key
-from gradwire.torch import JobKeyError, host_store
+from gradwire.torch import host_store
+from gradwire.torch.errors import JobKeyError
 from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.meeting import Meeting, add_gloo
 from gradwire.torch.link.proof import TAG, proof_of, prove

@@ -17,7 +17,7 @@ import pytest
 
 from cluster import free_port
 from gradwire import GradwireError
-from gradwire.torch import PeerLostError
+from gradwire.torch.errors import PeerLostError
 from gradwire.torch.session import session
 
 SLOW_RELEASE = """

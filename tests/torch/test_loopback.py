@@ -18,13 +18,13 @@ from gradwire.torch import (
     FullyShardComm,
     GradwireState,
     LocalSteps,
-    PeerLostError,
     ServerOptimizer,
     ShardedOptimizer,
     gradwire_hook,
     loopback,
 )
-from gradwire.torch.link.errors import CommunicationError
+from gradwire.torch.errors import CommunicationError, PeerLostError
+from gradwire.torch.records.options import grouped
 
 STEPS = 12
 Result = tuple[str, list[int]]  # a digest of the parameters, and the bytes of pushes and pulls
@@ -71,7 +71,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 def hooked(**options: Any) -> Result:
     model = Model()
     forward = DistributedDataParallel(model, bucket_cap_mb=0.02)
-    state = GradwireState(**options)
+    state = GradwireState(**grouped(options))
     forward.register_comm_hook(state, gradwire_hook)
     train(forward, sgd(model))
     state.close()
@@ -80,7 +80,7 @@ def hooked(**options: Any) -> Result:
 
 def sharded(**options: Any) -> Result:
     model = Model()
-    optimizer = ShardedOptimizer(sgd(model), model, **options)
+    optimizer = ShardedOptimizer(sgd(model), model, **grouped(options))
     train(model, optimizer)
     optimizer.close()
     return result(model, optimizer)
@@ -88,7 +88,7 @@ def sharded(**options: Any) -> Result:
 
 def local(**options: Any) -> Result:
     model = Model()
-    optimizer = LocalSteps(adamw(model), model, **options)
+    optimizer = LocalSteps(adamw(model), model, **grouped(options))
     train(model, optimizer)
     optimizer.synchronize()
     optimizer.close()
@@ -98,7 +98,7 @@ def local(**options: Any) -> Result:
 
 def served(**options: Any) -> Result:
     model = Model()
-    optimizer = ServerOptimizer(sgd(model), model=model, **options)
+    optimizer = ServerOptimizer(sgd(model), model=model, **grouped(options))
     optimizer.connect()
     if optimizer.is_server:
         optimizer.serve()
@@ -116,7 +116,7 @@ def fully_sharded(**options: Any) -> Result:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
     fully_shard(model)
-    comm = FullyShardComm(model, **options)
+    comm = FullyShardComm(model, **grouped(options))
     train(model, sgd(model))
     comm.close()
     return result(model, comm)

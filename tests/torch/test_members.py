@@ -19,7 +19,8 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch hides it
 
 from cluster import free_port
-from gradwire.torch import CommunicationError, LocalSteps
+from gradwire.torch import LocalSteps
+from gradwire.torch.errors import CommunicationError
 from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 from gradwire.torch.members.generations import (
     Generations,
@@ -30,6 +31,7 @@ from gradwire.torch.members.generations import (
 )
 from gradwire.torch.members.heartbeat import Heartbeat
 from gradwire.torch.members.membership import MemberSettings
+from gradwire.torch.records.options import grouped
 from member_jobs import (
     PLAIN,
     Ended,
@@ -388,7 +390,7 @@ def test_what_cannot_be_done_is_refused() -> None:
 
     def refuse(said: str, **options: Any) -> None:
         with pytest.raises(ValueError, match=re.escape(said)):
-            LocalSteps(LOCAL["sgd"](model.parameters()), model, **options)
+            LocalSteps(LOCAL["sgd"](model.parameters()), model, **grouped(options))
 
     elastic: dict[str, Any] = {"on_lost": "continue", "store": HashStore(), "ranks": 2}
     refuse("on_lost is 'go on'; valid are 'stop' and 'continue'", on_lost="go on")
@@ -401,4 +403,6 @@ def test_what_cannot_be_done_is_refused() -> None:
     refuse("the same number of ranks on every machine", **elastic, exchange="hierarchical")
     refuse("does not go with auto:bits=1: a newcomer", **elastic, codec="auto:bits=1")
     with pytest.raises(TypeError, match="store is a str; a store of torch"):
-        LocalSteps(LOCAL["sgd"](model.parameters()), model, **{**elastic, "store": "host:29500"})
+        LocalSteps(
+            LOCAL["sgd"](model.parameters()), model, **grouped({**elastic, "store": "host:29500"})
+        )

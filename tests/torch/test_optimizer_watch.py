@@ -13,7 +13,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 import jobs
 from cluster import Cluster
 from gradwire._core import is_coarse
-from gradwire.torch import CoarseGradientsWarning
+from gradwire.torch.errors import CoarseGradientsWarning
 from gradwire.torch.records.optimizer_watch import OptimizerWatch
 
 ADAPTIVE = ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adadelta", "Adagrad"]

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch hides it
 from torch.distributed.distributed_c10d import PrefixStore
 
+from gradwire.torch.errors import PeerLostError, StoreLostError
 from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.errors import PeerLostError, StoreLostError
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.transport import Kind, LostError
 from gradwire.torch.members.membership import MemberSettings

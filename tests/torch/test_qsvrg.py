@@ -161,7 +161,7 @@ def test_other_parameters_are_refused() -> None:
             QSVRG([parameter], torch.sum, 4, smoothness=1, convexity=1)
 
 
-@pytest.mark.filterwarnings("ignore::gradwire.torch.NonFiniteStepWarning")
+@pytest.mark.filterwarnings("ignore::gradwire.torch.errors.NonFiniteStepWarning")
 def test_a_gradient_that_is_not_finite_leaves_the_parameters() -> None:
 
     def run(rank: int) -> list[float]:

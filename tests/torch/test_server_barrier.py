@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from cluster import Cluster, Failed
-from gradwire.torch import ServerOptimizer
+from gradwire.torch import Execution, ServerOptimizer
+from gradwire.torch.records.options import grouped
 from gradwire.torch.server.barrier import PartTimes
 from server_jobs import LOCAL, Job, Served, run
 from training import batch, digest, make_model
@@ -78,7 +79,7 @@ def train_attention(way: Way) -> Trained:
         codec=way.codec,
         servers=way.servers,
         barrier=way.barrier,
-        timeout=20.0,
+        execution=Execution(timeout=20.0),
     )
     optimizer.connect()
     if optimizer.is_server:
@@ -195,7 +196,7 @@ def test_what_a_push_in_the_backward_pass_rules_out_is_said(
 def use_secretly() -> None:
     """From step 2 on, a tensor is used without a call of its module."""
     model = make_model()
-    optimizer = ServerOptimizer(LOCAL["sgd"](model.parameters()), model=model, **TENSOR)
+    optimizer = ServerOptimizer(LOCAL["sgd"](model.parameters()), model=model, **grouped(TENSOR))
     optimizer.connect()
     if optimizer.is_server:
         optimizer.serve()
@@ -235,7 +236,7 @@ def read_model() -> list[bool]:
     model = make_model()
     before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     local = LOCAL["sgd"](model.parameters())
-    optimizer = ServerOptimizer(local, model=model, codec="raw", **TENSOR)
+    optimizer = ServerOptimizer(local, model=model, codec="raw", **grouped(TENSOR))
     optimizer.connect()
     if optimizer.is_server:
         optimizer.serve()
@@ -293,7 +294,9 @@ def refuse() -> dict[str, str]:
         given = arguments | ({"model": model} if arguments.get("model") is True else {})
         named = model.named_parameters()
         try:
-            ServerOptimizer(LOCAL["sgd"](model.parameters()), named_parameters=named, **given)
+            ServerOptimizer(
+                LOCAL["sgd"](model.parameters()), named_parameters=named, **grouped(given)
+            )
         except ValueError as error:
             said[what] = str(error)
     return said

@@ -13,6 +13,7 @@ from torch import nn
 
 from cluster import Cluster, Failed
 from gradwire.torch import ServerOptimizer
+from gradwire.torch.records.options import grouped
 from server_jobs import Job, run, train_alone
 from test_server import check_replicas
 from training import batch, make_model
@@ -93,7 +94,7 @@ def refuse() -> None:
     ]
     for arguments, message in refused:
         with pytest.raises(ValueError, match=re.escape(message)):
-            ServerOptimizer(local, **(TRITS | arguments))
+            ServerOptimizer(local, **grouped(TRITS | arguments))
 
 
 def test_settings_that_cannot_work_are_named(cluster: Cluster) -> None:
@@ -115,7 +116,7 @@ def train(state: dict[str, Any] | None, versions: int, rate_of_rank_1: float = 0
     rate = rate_of_rank_1 if rank == 1 else 0.05
     local = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     optimizer = ServerOptimizer(
-        local, named_parameters=model.named_parameters(), timeout=20.0, **TRITS
+        local, named_parameters=model.named_parameters(), **grouped({"timeout": 20.0, **TRITS})
     )
     if state is not None:
         model.load_state_dict(state["model"])

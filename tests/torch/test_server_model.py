@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from cluster import Cluster, Failed
-from gradwire.torch import ServerOptimizer
+from gradwire.torch import Execution, ServerOptimizer
+from gradwire.torch.records.options import grouped
 from server_jobs import LOCAL
 from training import batch, digest, make_model
 
@@ -38,7 +39,9 @@ def finish(optimizer: ServerOptimizer, model: nn.Module, trained: Trained) -> Tr
 def train_scaled(scale: float | None, spoiled: bool) -> Trained:
     """Six steps; in step 3 the gradient of worker 1 overflows. None: without a GradScaler."""
     model, trained = make_model(), Trained()
-    optimizer = ServerOptimizer(LOCAL["sgd"](model.parameters()), codec="3lc:s=1.5", timeout=20.0)
+    optimizer = ServerOptimizer(
+        LOCAL["sgd"](model.parameters()), codec="3lc:s=1.5", execution=Execution(timeout=20.0)
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     optimizer.connect()
     if optimizer.is_server:
@@ -101,7 +104,9 @@ def test_a_scaler_is_refused_tensor_by_tensor(fragile_cluster: Cluster) -> None:
 def train_half(dtype: torch.dtype, barrier: str) -> Trained:
     model, trained = make_model(dtype), Trained()
     local = torch.optim.SGD(model.parameters(), lr=1e-3)
-    optimizer = ServerOptimizer(local, model=model, codec="raw", barrier=barrier, timeout=20.0)
+    optimizer = ServerOptimizer(
+        local, model=model, codec="raw", barrier=barrier, execution=Execution(timeout=20.0)
+    )
     optimizer.connect()
     if optimizer.is_server:
         optimizer.serve()
@@ -168,7 +173,7 @@ def train_normalized(path: str, versions: int, sender: int, resume: bool) -> Tra
         model=model,
         buffers_from=sender,
         buffers_every=4,
-        timeout=20.0,
+        execution=Execution(timeout=20.0),
     )
     if resume:
         optimizer.load_state_dict(torch.load(f"{path}/{rank}.pt", weights_only=True))
@@ -222,7 +227,9 @@ def refuse() -> dict[str, str]:
     said, model = {}, Normalized()
     for what, (arguments, _) in REFUSED.items():
         try:
-            ServerOptimizer(LOCAL["sgd"](model.parameters()), **({"model": model} | arguments))
+            ServerOptimizer(
+                LOCAL["sgd"](model.parameters()), **grouped({"model": model} | arguments)
+            )
         except ValueError as error:
             said[what] = str(error)
     return said
@@ -237,7 +244,7 @@ def test_buffers_that_nobody_can_send_are_refused(cluster: Cluster) -> None:
 def differ() -> None:
     model = Normalized() if dist.get_rank() else nn.Sequential(nn.Linear(48, 32))
     local = LOCAL["sgd"](model.parameters())
-    ServerOptimizer(local, model=model, buffers_from=0, timeout=20.0).connect()
+    ServerOptimizer(local, model=model, buffers_from=0, execution=Execution(timeout=20.0)).connect()
 
 
 def test_models_with_other_buffers_are_named(fragile_cluster: Cluster) -> None:

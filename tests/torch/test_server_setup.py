@@ -18,7 +18,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch 
 
 import gradwire
 from cluster import Cluster, free_port, started_by_torchrun
-from gradwire.torch import CommunicationError, ServerOptimizer, UnmatchedPatternWarning
+from gradwire.torch import Compression, ServerOptimizer
+from gradwire.torch.errors import CommunicationError, UnmatchedPatternWarning
+from gradwire.torch.records.options import grouped
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -38,7 +40,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "on_lost='continue' needs pulls='updates'",
     ),
-    ({"ranks": 3, "role": "worker"}, ValueError, "ranks= and role= are for workers that come and"),
+    ({"ranks": 3, "role": "worker"}, ValueError, "ranks= and role= are for ranks that come and"),
     ({**ELASTIC, "store": None}, ValueError, "ranks= and role=: processes can join with store="),
     ({**ELASTIC, "role": "boss"}, ValueError, "role is 'boss'; valid are 'worker' and 'server'"),
     ({**ELASTIC, "store": "host:29500"}, TypeError, "store is a str; a store of torch.distributed"),
@@ -56,7 +58,7 @@ def refuse() -> None:
     model = nn.Linear(300, 4)
     for arguments, error, message in REFUSED:
         with pytest.raises(error, match=re.escape(message)):
-            ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **arguments)
+            ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **grouped(arguments))
     with pytest.raises(TypeError, match=r"the first argument is the optimizer, .* is a Linear"):
         ServerOptimizer(model)  # type: ignore[arg-type]
     double = torch.optim.SGD(nn.Linear(3, 3).double().parameters(), lr=0.1)
@@ -65,7 +67,9 @@ def refuse() -> None:
     ):
         ServerOptimizer(double)
     with pytest.warns(UnmatchedPatternWarning, match=r"'weigth'"):
-        ServerOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), exclude=["weigth"])
+        ServerOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), compression=Compression(exclude=["weigth"])
+        )
 
 
 def share() -> None:

@@ -14,6 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch h
 from gradwire.torch import LocalSteps, outer_nesterov
 from gradwire.torch.optimizers.state_size import most_bytes
 from gradwire.torch.records.checkpoint import to_bytes
+from gradwire.torch.records.options import grouped
 from member_jobs import SETTINGS
 from training import BATCH, INPUTS, make_model
 
@@ -59,7 +60,9 @@ def test_the_limit_is_the_size_of_a_members_state(store: TCPStore, way: str) -> 
         "late_momentum": False,
         **settings,
     }
-    member = LocalSteps(make(model.parameters()), model, store=store, ranks=1, **settled)
+    member = LocalSteps(
+        make(model.parameters()), model, **grouped({"store": store, "ranks": 1, **settled})
+    )
     limit = member._averaging.most_state()  # before any step, as a process that joins has it
     train(model, member, 9)
     sent = len(to_bytes(member._averaging.shared_state()))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cluster import Cluster
-from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.link.transport import Kind
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_message

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from cluster import Cluster
 from gradwire._core import checksum32
+from gradwire.torch.errors import DamagedMessageError, PeerMismatchError
 from gradwire.torch.link import wire as wire_module
 from gradwire.torch.link.engine import receive
-from gradwire.torch.link.errors import DamagedMessageError, PeerMismatchError
 from gradwire.torch.link.transport import OVERHEAD_BYTES, PART_BITS, Kind, LostError
 from gradwire.torch.link.wire import HEAD_BYTES, Wire
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch import GradwireState, gradwire_hook
+from gradwire.torch.records.options import grouped
 
 BATCH = 8
 INPUTS = 48
@@ -129,7 +130,7 @@ def train(options: Options, on_step: Callable[[int], None] = lambda step: None) 
     log: list[list[NamedShapes]] = []
     state = None
     if options.state is not None:
-        state = GradwireState(**options.state)
+        state = GradwireState(**grouped(options.state))
         if options.residuals is not None:
             state.load_state_dict(load(options.residuals[rank]))
         ddp.register_comm_hook(state, recording_hook(model, log))

@@ -20,6 +20,7 @@ import finite_sums
 from fsdp_jobs import Sharded as ShardedCase
 from fsdp_jobs import shard
 from gradwire.torch import (
+    Execution,
     FullyShardComm,
     GradwireState,
     LocalSteps,
@@ -28,6 +29,7 @@ from gradwire.torch import (
     gradwire_hook,
     outer_nesterov,
 )
+from gradwire.torch.records.options import grouped
 from training import batch, digest, make_model
 
 Told = tuple[str | None, str]
@@ -58,8 +60,7 @@ def local_steps(steps: list[int], extra: list[int], options: dict[str, Any]) -> 
             AdamW(model.parameters(), lr=1e-2),
             model,
             codec="int8",
-            timeout=SECONDS,
-            **options | given,
+            **grouped({"timeout": SECONDS, **options | given}),
         )
         try:
             for step in range(steps[rank]):
@@ -91,16 +92,20 @@ def load_unlike(way: str) -> Told:
         local = SGD(model.parameters(), lr=0.05)
         if way == "hook":
             forward = DistributedDataParallel(model)
-            state, optimizer = GradwireState("int8", timeout=SECONDS), local
+            state, optimizer = GradwireState("int8", execution=Execution(timeout=SECONDS)), local
             forward.register_comm_hook(state, gradwire_hook)
         elif way == "FSDP2":
             forward = shard(model, ShardedCase())
             optimizer = SGD(model.parameters(), lr=0.05)
-            state = FullyShardComm(forward, "int8", timeout=SECONDS)
+            state = FullyShardComm(forward, "int8", execution=Execution(timeout=SECONDS))
         elif way == "sharded":
-            state = optimizer = ShardedOptimizer(local, model, "int8", timeout=SECONDS)
+            state = optimizer = ShardedOptimizer(
+                local, model, "int8", execution=Execution(timeout=SECONDS)
+            )
         else:
-            state = optimizer = LocalSteps(local, model, every=3, codec="int8", timeout=SECONDS)
+            state = optimizer = LocalSteps(
+                local, model, every=3, codec="int8", execution=Execution(timeout=SECONDS)
+            )
         try:
             saved = None
             for step in range(6):
@@ -125,7 +130,7 @@ def leave_early(way: str) -> Told:
         local = SGD(model.parameters(), lr=0.05)
         optimizer: Any
         if way == "server":
-            optimizer = ServerOptimizer(local, codec="int8", timeout=SECONDS)
+            optimizer = ServerOptimizer(local, codec="int8", execution=Execution(timeout=SECONDS))
             optimizer.connect()
             if optimizer.is_server:
                 optimizer.serve()
@@ -135,7 +140,7 @@ def leave_early(way: str) -> Told:
             return
         else:
             make: Any = ShardedOptimizer if way == "sharded" else LocalSteps
-            optimizer = make(local, model, codec="int8", timeout=SECONDS)
+            optimizer = make(local, model, codec="int8", execution=Execution(timeout=SECONDS))
         for step in range(steps):
             _step(model, optimizer, step)
         optimizer.close()
@@ -157,7 +162,7 @@ def join(steps: list[int]) -> Told:
 
     def run(model: nn.Module) -> None:
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
-        state = GradwireState("int8", start_iter=0, timeout=SECONDS)
+        state = GradwireState("int8", start_iter=0, execution=Execution(timeout=SECONDS))
         ddp.register_comm_hook(state, gradwire_hook)
         optimizer = SGD(model.parameters(), lr=0.05)
         with Join([ddp]):

@@ -18,6 +18,7 @@ from gradwire.torch import (
     gradwire_hook,
     outer_nesterov,
 )
+from gradwire.torch.records.options import grouped
 from training import batch, load, make_model, save
 
 PART = "branch."  # of the parameters' names
@@ -58,7 +59,7 @@ def train(way: Way, steps: list[str]) -> Ended:
     if way.make in ("hook", "plain"):
         forward = DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=0.05)
     if way.make == "hook":
-        state = GradwireState(start_iter=0, **way.options)
+        state = GradwireState(start_iter=0, **grouped(way.options))
         forward.register_comm_hook(state, gradwire_hook)
     elif way.make != "plain":
         state, optimizer = _wrap(way, local, model)
@@ -87,10 +88,10 @@ def train(way: Way, steps: list[str]) -> Ended:
 
 def _wrap(way: Way, local: torch.optim.Optimizer, model: nn.Module) -> tuple[Any, Any]:
     if way.make == "sharded":
-        optimizer: Any = ShardedOptimizer(local, model, **way.options)
+        optimizer: Any = ShardedOptimizer(local, model, **grouped(way.options))
     else:
         outer = outer_nesterov() if way.outer else None
-        optimizer = LocalSteps(local, model, outer=outer, **way.options)
+        optimizer = LocalSteps(local, model, outer=outer, **grouped(way.options))
     return optimizer, optimizer
 
 
@@ -111,7 +112,10 @@ def serve(options: dict[str, Any], steps: list[str]) -> Ended:
     model: Any = make_model()
     local = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
     optimizer = ServerOptimizer(
-        local, named_parameters=model.named_parameters(), model=model, timeout=60.0, **options
+        local,
+        named_parameters=model.named_parameters(),
+        model=model,
+        **grouped({"timeout": 60.0, **options}),
     )
     ended = Ended([], [], [], [])
     optimizer.connect()

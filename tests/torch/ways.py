@@ -36,6 +36,7 @@ from gradwire.torch import (
     register_backend,
     sparse_loco,
 )
+from gradwire.torch.records.options import grouped
 
 Loss = Callable[[nn.Module, int, int], torch.Tensor]  # of module, rank and step
 Inner = Callable[[list[nn.Parameter]], Optimizer]
@@ -135,14 +136,14 @@ class Hooked(Training):
         return DistributedDataParallel(self.model, **CUT_ONCE)
 
     def attach(self, **options: Any) -> None:
-        self.source = GradwireState(**{"start_iter": 2, **self.way.options, **options})
+        self.source = GradwireState(**grouped({"start_iter": 2, **self.way.options, **options}))
         self.module.register_comm_hook(self.source, gradwire_hook)
 
 
 class Sharded(Training):
     def attach(self, **options: Any) -> None:
         options = {**self.way.options, **options}
-        self.source = self.optimizer = ShardedOptimizer(self.inner, self.model, **options)
+        self.source = self.optimizer = ShardedOptimizer(self.inner, self.model, **grouped(options))
 
 
 class Local(Training):
@@ -150,7 +151,7 @@ class Local(Training):
         options = {**self.way.options, **options}
         if self.way.is_elastic:
             options |= {"store": fresh_store(), "ranks": dist.get_world_size()}
-        self.source = self.optimizer = LocalSteps(self.inner, self.model, **options)
+        self.source = self.optimizer = LocalSteps(self.inner, self.model, **grouped(options))
 
     def run(self, steps: int, loss: Loss) -> None:
         super().run(steps, loss)
@@ -162,7 +163,7 @@ class Served(Training):
 
     def attach(self, **options: Any) -> None:
         options = {"servers": self.way.servers, "model": self.model, **self.way.options, **options}
-        self.source = self.optimizer = ServerOptimizer(self.inner, **options)
+        self.source = self.optimizer = ServerOptimizer(self.inner, **grouped(options))
 
     def run(self, steps: int, loss: Loss) -> None:
         self.optimizer.connect()
@@ -191,7 +192,7 @@ class FullySharded(Training):
         return self.model
 
     def attach(self, **options: Any) -> None:
-        self.source = FullyShardComm(self.model, **{**self.way.options, **options})
+        self.source = FullyShardComm(self.model, **grouped({**self.way.options, **options}))
 
     def sent_bytes(self) -> int:
         weights = self.source.weights_stats()
@@ -306,9 +307,13 @@ WAYS: dict[str, Way] = {
     "LocalSteps, ring": Way("local", {"every": 2, "codec": "int8", "exchange": "ring"}),
     "LocalSteps, AdamW": Way("local", {"every": 4}, adam=True, codecs=(THREE_LC, GOAL)),
     "LocalSteps, every step": Way("local", {"codec": "3lc:s=1.5"}, adam=True),
-    "LocalSteps, clipped": Way("local", {"every": 2, "clip_norm": 0.5}, adam=True),
+    "LocalSteps, clipped": Way(
+        "local", {"codec": "3lc:s=1", "every": 2, "clip_norm": 0.5}, adam=True
+    ),
     "LocalSteps, DiLoCo": Way("local", {"every": 2, "codec": "int8", "outer": outer_nesterov()}),
-    "LocalSteps, outer AdamW": Way("local", {"every": 2, "outer": lambda p: AdamW(p, lr=0.01)}),
+    "LocalSteps, outer AdamW": Way(
+        "local", {"codec": "3lc:s=1", "every": 2, "outer": lambda p: AdamW(p, lr=0.01)}
+    ),
     "LocalSteps, fragments": Way("local", {"every": 2, "fragments": 2}, codecs=FEW),
     "LocalSteps, streaming": Way(
         "local", {"every": 3, "fragments": 2, "delay": 1, "mix": 0.5}, codecs=FEW
@@ -323,7 +328,7 @@ WAYS: dict[str, Way] = {
     "servers, by the tensor": Way("server", {"barrier": "tensor"}, servers=1, codecs=FEW),
     "servers, elastic": Way("server", {"on_lost": "continue"}, servers=1, codecs=FEW),
     "FSDP2": Way("fsdp", codecs=(*FEW, "int8")),
-    "FSDP2, weights": Way("fsdp", {"weights": "bf16"}),
+    "FSDP2, weights": Way("fsdp", {"codec": "int8", "weights": "bf16"}),
     "HSDP": Way("fsdp", replicas=2, codecs=FEW, ranks=(4,)),
     "backend": Way("backend", {"min_numel": 256}, codecs=("int8:bucket=256", "qsgd:bits=4")),
     "QSVRG": Way("qsvrg", codecs=("raw", "qsgd:bits=4")),

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from gradwire.contrib.qsvrg import QSVRG
-from gradwire.torch import CommunicationError, LocalSteps, ServerOptimizer
+from gradwire.torch import LocalSteps, ServerOptimizer
+from gradwire.torch.errors import CommunicationError
+from gradwire.torch.records.options import grouped
 from sharing_jobs import SERVED, WAYS, Tied, Training
 
 
@@ -152,7 +154,7 @@ def evaluate_schedule_free() -> tuple[list[np.ndarray], list[np.ndarray]] | None
     """Three ranks, of which the last serves averages: the models in eval() and again in train()."""
     model = Tied()
     inner = ScheduleFree(model.parameters())
-    optimizer = ServerOptimizer(inner, model=model, pulls="gradients", **SERVED)
+    optimizer = ServerOptimizer(inner, model=model, pulls="gradients", **grouped(SERVED))
     optimizer.connect()
     if optimizer.is_server:
         optimizer.serve()

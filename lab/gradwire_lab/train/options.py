@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gradwire.advice import RECOMMENDED
 from gradwire_lab.train.checks import check
 from gradwire_lab.train.recipes import MODELS
 from gradwire_lab.train.rivals import BF16, PLAIN_DDP
@@ -52,7 +51,6 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     exchange, every, steps = values["exchange"], values["every"], values["steps"]
     hooked = HOOKED.get(exchange.partition(":")[0], HOOKED[SHARDED])
     own = hooked["default_codec"]
-    own = RECOMMENDED if own == HOOKED[SHARDED]["default_codec"] else own
     keeps_gradients = exchange in (*SERVED, SHARDED_OPTIMIZER)
     sums_gradients = keeps_gradients or exchange in IN_ONE_PROCESS
     steps_gradients = keeps_gradients or IN_ONE_PROCESS.get(exchange) == GRADIENTS

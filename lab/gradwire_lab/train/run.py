@@ -102,7 +102,7 @@ def train_under_torchrun(
 ) -> report.Report | None:
     """Joins the ranks that torchrun started; rank 0 reports, the others return None."""
     prepare(chosen, outputs)
-    from gradwire.torch.link.errors import CommunicationError
+    from gradwire.torch.errors import CommunicationError
 
     try:
         if chosen.in_one_process:

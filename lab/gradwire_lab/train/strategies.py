@@ -21,6 +21,7 @@ from gradwire.torch import (
     gradwire_hook,
     outer_nesterov,
 )
+from gradwire.torch.records.options import grouped
 from gradwire_lab.train import optimizers, rivals
 from gradwire_lab.train.records import StepCosts
 from gradwire_lab.train.rivals import is_rival
@@ -101,12 +102,15 @@ def choose(
     if settings.has_servers:
         return _Served(model, _server_optimizer(model, codec, settings), settings.every)
     if settings.exchange == SHARDED_OPTIMIZER:
-        sharded = ShardedOptimizer(local, model, **coding)
+        sharded = ShardedOptimizer(local, model, **grouped(coding))
         return Strategy(model, sharded, sharded, every=settings.every)
     coding["exchange"] = settings.exchange
     if settings.takes_local_steps:
         return _Local(model, _local_steps(model, local, settings, coding))
-    state, forward = GradwireState(start_iter=settings.start_iter, **coding), distribute(model)
+    state, forward = (
+        GradwireState(start_iter=settings.start_iter, **grouped(coding)),
+        distribute(model),
+    )
     forward.register_comm_hook(state, gradwire_hook)
     return Strategy(model, local, state, forward, clip)
 
@@ -122,14 +126,18 @@ def _local_steps(
     return LocalSteps(
         local,
         model,
-        every=settings.every,
-        fragments=settings.fragments,
-        delay=settings.delay,
-        mix=settings.mix,
         outer=outer[settings.outer],
         residual_decay=settings.residual_decay,
         clip_norm=settings.clip or None,
-        **coding,
+        **grouped(
+            {
+                "every": settings.every,
+                "fragments": settings.fragments,
+                "delay": settings.delay,
+                "mix": settings.mix,
+                **coding,
+            }
+        ),
     )
 
 
@@ -164,8 +172,7 @@ def _server_optimizer(model: nn.Module, codec: str, settings: TrainSettings) -> 
         staleness=settings.staleness,
         barrier=settings.barrier,
         model=model,
-        timeout=_PATIENCE_SECONDS,
-        **_coding(codec, settings),
+        **grouped({"timeout": _PATIENCE_SECONDS, **_coding(codec, settings)}),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import gradwire
+from gradwire._core import codec_names
 from gradwire.printable import printable
 from gradwire.table import Table
 
@@ -36,7 +37,7 @@ def check_codec(text: str) -> None:
 
 
 def complete_codec(incomplete: str) -> list[str]:
-    names = [codec["name"] for codec in gradwire.codecs()]
+    names = [codec["name"] for codec in (*gradwire.codecs(), *codec_names())]
     return [name for name in names if name.startswith(incomplete)]
 
 

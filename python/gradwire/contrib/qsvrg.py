@@ -35,6 +35,7 @@ from gradwire.torch.link.engine import agree
 from gradwire.torch.records.checkpoint import StateDict
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.modes import ordinary_tensors
+from gradwire.torch.records.options import Compression, Execution, Members
 from gradwire.torch.records.parameters import (
     NamedShape,
     all_finite,
@@ -121,14 +122,9 @@ class QSVRG(SessionOwner):
         self.smoothness, self.convexity = smoothness, convexity
         self.codec = codec or _codec_for(numel)
         settings = ExchangeSettings.of(
-            self.codec,
-            {
-                "exchange": "broadcast",
-                "rules": [("*", self.codec)],
-                "process_group": process_group,
-                "seed": seed,
-                "timeout": timeout,
-            },
+            Compression(self.codec, rules=[("*", self.codec)], exchange="broadcast"),
+            Members(process_group),
+            Execution(seed=seed, timeout=timeout),
         )
         self._tensors: list[NamedShape] = [("update", [numel])]
         if count < 1:

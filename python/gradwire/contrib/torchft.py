@@ -13,7 +13,7 @@ as DDP's buckets.
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,10 +31,11 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from gradwire.torch.backend.process_group import NAME, BackendArguments, GradwireGroup
+from gradwire.torch.backend.process_group import NAME, GradwireGroup
 from gradwire.torch.backend.rules import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules
-from gradwire.torch.link.errors import ResidualDroppedWarning
+from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.records.options import Execution
 
 
 class ProcessGroupGradwire(ProcessGroupWrapper):
@@ -45,7 +46,7 @@ class ProcessGroupGradwire(ProcessGroupWrapper):
     min_numel  operations with fewer values are not compressed, nor those of other dtypes
     dtypes     some of float32, bfloat16 and float16; by default all
     timeout    for connecting, and for a replica that is connected but silent
-    settings   as in GradwireState: threads, target, seed
+    execution  threads, target and seed
 
     All else goes over Gloo on the CPU and NCCL on CUDA. When the replicas change, residuals are
     dropped on all of them, with a ResidualDroppedWarning; they hold the gradients of a few steps.
@@ -60,14 +61,14 @@ class ProcessGroupGradwire(ProcessGroupWrapper):
         min_numel: int = 65536,
         dtypes: Sequence[torch.dtype] = tuple(RAW_CODECS),
         timeout: timedelta = timedelta(seconds=60),
-        **settings: Unpack[BackendArguments],
+        execution: Execution = Execution(),
     ) -> None:
         super().__init__(timeout)
         self._rules = Rules.of(
             {ALL_REDUCE: codec, REDUCE_SCATTER: None, ALL_GATHER: None},
             min_numel,
             dtypes,
-            ExchangeSettings(**settings),
+            ExchangeSettings(**vars(execution)),
             keeps_residuals=True,
         )
         self.sent_bytes = 0  # by compressed sums of earlier groups

@@ -1,11 +1,11 @@
-"""Compressed gradient exchange for PyTorch's DistributedDataParallel.
+"""Compressed exchange for PyTorch.
 
-    state = GradwireState(codec="3lc:s=1.00,coder=rice")
-    model.register_comm_hook(state, gradwire_hook)
+    optimizer = gradwire.torch.compress(model, torch.optim.AdamW(model.parameters(), lr=3e-4))
     ...
-    print(state.stats())
+    print(optimizer.stats())
 
-`LocalSteps` is for Adam and its kin, `FullyShardComm` for FSDP2.
+`compress` takes the way that fits: `gradwire_hook` for DistributedDataParallel, `FullyShardComm`
+for FSDP2, `LocalSteps` for a plain model. `errors` has the errors and warnings.
 """
 
 from __future__ import annotations
@@ -28,40 +28,21 @@ if not _distributed.is_initialized():
     # still holds a tensor when the interpreter ends aborts the process.
     import torch.distributed.nn.functional  # noqa: F401
 
-from gradwire.errors import LimitError, LimitWarning
+from gradwire.local_schedule import Schedule
+from gradwire.torch import errors
 from gradwire.torch.checkpoints.per_rank import PerRank
 from gradwire.torch.checkpoints.reshard import reshard
+from gradwire.torch.compress import Compressed, compress
 from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
 from gradwire.torch.link import loopback
-from gradwire.torch.link.errors import (
-    CoarseGradientsWarning,
-    CommunicationError,
-    DamagedMessageError,
-    ExpelledError,
-    GrowingScalesWarning,
-    JobKeyError,
-    NonFiniteStepWarning,
-    OneMachineWarning,
-    OutgrownResidualWarning,
-    PeerLostError,
-    PeerMismatchError,
-    PeerSilentError,
-    PeerStoppedError,
-    RankLostWarning,
-    ResidualDroppedWarning,
-    StoreLostError,
-    UnmatchedPatternWarning,
-    WorkerDiffersWarning,
-    WorkerJoinedWarning,
-    WorkerLostWarning,
-)
 from gradwire.torch.link.host_store import host_store
 from gradwire.torch.optimizers.local_stats import LocalStats
 from gradwire.torch.optimizers.local_steps import LocalSteps
 from gradwire.torch.optimizers.presets import outer_nesterov, sparse_loco
 from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
+from gradwire.torch.records.options import Compression, Execution, Members
 from gradwire.torch.records.save import save
-from gradwire.torch.records.stats import BucketTiming, OutgrownResidual, RawTensor, Stats
+from gradwire.torch.records.stats import Stats
 from gradwire.torch.server.server_optimizer import ServerOptimizer
 from gradwire.torch.server.server_stats import ServerStats
 
@@ -70,41 +51,23 @@ if TYPE_CHECKING:
     from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
 
 __all__ = [
-    "BucketTiming",
-    "CoarseGradientsWarning",
-    "CommunicationError",
-    "DamagedMessageError",
-    "ExpelledError",
+    "Compressed",
+    "Compression",
+    "Execution",
     "FullyShardComm",
     "GradwireState",
-    "GrowingScalesWarning",
-    "JobKeyError",
-    "LimitError",
-    "LimitWarning",
     "LocalStats",
     "LocalSteps",
-    "NonFiniteStepWarning",
-    "OneMachineWarning",
-    "OutgrownResidual",
-    "OutgrownResidualWarning",
+    "Members",
     "Overlap",
-    "PeerLostError",
-    "PeerMismatchError",
-    "PeerSilentError",
-    "PeerStoppedError",
     "PerRank",
-    "RankLostWarning",
-    "RawTensor",
-    "ResidualDroppedWarning",
+    "Schedule",
     "ServerOptimizer",
     "ServerStats",
     "ShardedOptimizer",
     "Stats",
-    "StoreLostError",
-    "UnmatchedPatternWarning",
-    "WorkerDiffersWarning",
-    "WorkerJoinedWarning",
-    "WorkerLostWarning",
+    "compress",
+    "errors",
     "gradwire_hook",
     "host_store",
     "loopback",

@@ -10,7 +10,7 @@
 namespace gradwire {
 
 // The codec to take where the user names none: ExchangeInfo::default_codec.
-inline constexpr std::string_view kShardedCodec = "3lc:s=1";
+inline constexpr std::string_view kShardedCodec = "3lc:s=1.00,coder=rice";
 
 // The sharded exchange, and each of its legs alone.
 class ShardedExchange : public PacketExchange<> {

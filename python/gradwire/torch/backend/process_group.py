@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import wraps
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,12 +20,13 @@ from gradwire.torch.backend.collective import Collective
 from gradwire.torch.backend.memories import Memories
 from gradwire.torch.backend.rules import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules
 from gradwire.torch.device import device_queue
+from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.link.engine import agree
-from gradwire.torch.link.errors import ResidualDroppedWarning
 from gradwire.torch.link.meeting import Meeting, add_gloo
 from gradwire.torch.link.transport import Transport
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.modes import writing_to
+from gradwire.torch.records.options import Execution
 from gradwire.torch.records.stats import StepCounters
 from gradwire.torch.session.bucket import Bucket, BucketJob
 from gradwire.torch.session.reduction import factor_of
@@ -36,14 +37,6 @@ NAME = "gradwire"
 CODEC = "int8:bucket=256"
 # What the base class answers itself; all else that is not compressed is passed on.
 _OWN = {"rank", "size", "name", "boxed", "unbox", "BackendType"}
-
-
-class BackendArguments(TypedDict, total=False):
-    """Further arguments of register_backend; see GradwireState."""
-
-    threads: int
-    target: str
-    seed: int
 
 
 @dataclass
@@ -332,7 +325,7 @@ def register_backend(
     min_numel: int = 65536,
     dtypes: Sequence[torch.dtype] = tuple(RAW_CODECS),
     name: str = NAME,
-    **settings: Unpack[BackendArguments],
+    execution: Execution = Execution(),
 ) -> None:
     """Makes a backend of torch.distributed that compresses large sums.
 
@@ -354,14 +347,14 @@ def register_backend(
                      all-gather the larger tensor counts), nor those of other dtypes
     dtypes           some of float32, bfloat16 and float16; by default all
     name             another name, for a second backend with other codecs
-    settings         as in GradwireState: threads, target, seed
+    execution        threads, target and seed
 
     Every rank must register the same. The groups compare what they exchange; ranks that differ get
     an error that names both. Raises GradwireError for an unknown codec, ValueError for other
     arguments.
     """
     codecs = {ALL_REDUCE: all_reduce, REDUCE_SCATTER: reduce_scatter, ALL_GATHER: all_gather}
-    rules = Rules.of(codecs, min_numel, dtypes, ExchangeSettings(**settings))
+    rules = Rules.of(codecs, min_numel, dtypes, ExchangeSettings(**vars(execution)))
 
     def make(store: Store, rank: int, size: int, timeout: timedelta) -> GradwireGroup:
         return GradwireGroup(store, rank, size, rules, timeout)

@@ -7,14 +7,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Unpack
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
+from gradwire.option_record import explains_arguments
 from gradwire.torch.device import device_queue
 from gradwire.torch.fsdp.blanks import Blanks
 from gradwire.torch.fsdp.comms import (
@@ -31,21 +32,18 @@ from gradwire.torch.link.failure import FailureBoard
 from gradwire.torch.link.transport import Transport
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import (
-    RAW_CODECS,
-    ExchangeArguments,
-    ExchangeSettings,
-)
+from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
+from gradwire.torch.records.options import Compression, Execution
 from gradwire.torch.records.parameters import NamedShape, named_parameters
 from gradwire.torch.records.stats import Stats
+from gradwire.torch.records.stepped_copy import is_adaptive
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.reduction import Op, factor_of, is_reduction, write_shard
 from gradwire.torch.session.session import Session, SessionOwner
 from gradwire.torch.session.work import ExchangeWork
 
-_CODEC = "int8"  # keeps the accuracy of Adam, too (docs/guides/adam.md)
 _SHARDS_IN_FLIGHT = 2  # buffers of whole gradients; they take the memory that sharding saves
 _CALLBACK = -1  # autograd's number of a backward pass whose callbacks run
 
@@ -72,7 +70,7 @@ class FullyShardComm(SessionOwner):
         for layer in model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        comm = FullyShardComm(model, codec="int8")
+        comm = FullyShardComm(model, codec="safe")
 
     What is compressed depends on the mesh.
 
@@ -90,49 +88,58 @@ class FullyShardComm(SessionOwner):
     change. A parameter that no rank uses has no gradient; where some ranks use it, zeros are the
     gradients of the others.
 
-    codec        of gradients, as text. An adaptive optimizer needs one that sends every value, such
-                 as the default "int8"; see docs/guides/adam.md
-    weights      the codec of weights, such as "bf16" or "int8:bucket=256"; it takes no error
-                 feedback. The ranks compute with the decoded weights, and the optimizer steps the
-                 exact ones. None: PyTorch's own all-gather
-    start_iter   number of first iterations whose gradients go raw
-    scaler       the GradScaler, if gradients are scaled: residuals follow its scale
-    overlap      gradients are exchanged while `backward()` goes on, where nothing reads them before
-                 it ends. False: each unit waits for its result, to measure what overlap saves
-    settings     as in GradwireState: pull_codec (HSDP), rules, exclude, exclude_last, min_numel,
-                 exchange and ranks_per_machine (HSDP), threads, target, seed, timeout. `rules` are
-                 those of gradients
-    weights_rules   (pattern, codec) for weights
-
     Raises TypeError for a model that is not sharded, ValueError for settings that do not fit its
     mesh, GradwireError for an unknown codec, PeerMismatchError for ranks that differ.
 
     Sources: Zhao et al. 2023 (PyTorch FSDP, arXiv:2304.11277) for sharding, section 3.2 for hybrid
     sharding; Wang et al. 2023 (ZeRO++, arXiv:2306.10209), section 4.1 for quantized weights.
+
+    Args:
+        model: After the last call of `fully_shard`.
+        codec: Of gradients, as text. None: as in GradwireState. An adaptive optimizer needs one
+            that sends every value (docs/guides/adam.md).
+        optimizer: For the default of `codec`; None: any.
+        weights: The codec of weights, such as "bf16" or "safe"; it takes no error feedback. The
+            ranks compute with the decoded weights, and the optimizer steps the exact ones. None:
+            PyTorch's own all-gather.
+        weights_rules: (pattern, codec) for weights.
+        exchange: Between replicas (HSDP), as in Compression. None: "sharded".
+        start_iter: Number of first iterations whose gradients go raw.
+        scaler: The GradScaler, if gradients are scaled: residuals follow its scale.
+        overlap: Gradients are exchanged while `backward()` goes on, where nothing reads them before
+            it ends. False: each unit waits for its result, to measure what overlap saves.
+        compression: Further options for gradients; `pull_codec` for HSDP alone.
+        execution: Threads, seed, timeout.
     """
 
+    @explains_arguments
     def __init__(
         self,
         model: nn.Module,
-        codec: str = _CODEC,
+        codec: str | None = None,
         *,
+        optimizer: Optimizer | None = None,
         weights: str | None = None,
         weights_rules: Sequence[tuple[str, str]] = (),
+        exchange: str | None = None,
         start_iter: int = 2,
         scaler: LossScaler | None = None,
         overlap: bool = True,
-        **settings: Unpack[ExchangeArguments],
+        compression: Compression = Compression(),
+        execution: Execution = Execution(),
     ) -> None:
         if start_iter < 0:
             raise ValueError(f"start_iter is {start_iter}; it must not be negative")
-        if settings.get("process_group") is not None:
-            raise ValueError("process_group comes from the mesh of the model; leave it out")
         self._units = find_units(model)
         self._start_iter, self._scaler, self._overlap = start_iter, scaler, overlap
         _check_meshes(self._units)
         shards, replicas = self._units[0].shards, self._units[0].replicas
         self._hybrid = replicas is not None
-        chosen = ExchangeSettings.of(codec, settings)
+        chosen = ExchangeSettings.of(
+            compression.given(codec=codec, exchange=exchange),
+            execution,
+            adaptive=lambda: optimizer is None or is_adaptive(optimizer),
+        )
         if not self._hybrid:
             chosen = reduce_scatter_settings(chosen)
         terms = f"start_iter {start_iter}"

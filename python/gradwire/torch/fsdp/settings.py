@@ -15,7 +15,7 @@ _WEIGHTS = "weights are sent anew each time"
 def reduce_scatter_settings(settings: ExchangeSettings) -> ExchangeSettings:
     """For gradients among shards. Raises ValueError for what only exchanges of replicas have."""
     alone = "goes with replicas alone (a mesh of two dimensions)"
-    if settings.exchange != "sharded":
+    if not settings.info["has_single_legs"]:
         raise ValueError(
             f"exchange='{settings.exchange}' {alone}; among shards, each rank sends each owner its "
             "part"

@@ -9,27 +9,27 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
+from torch.optim import Optimizer
 
+from gradwire.option_record import explains_arguments
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.kernels import has_kernels, require_kernels
 from gradwire.torch.hook.bucket_orders import BucketOrders
 from gradwire.torch.hook.parameter_names import check_ranks, find_module, module_in
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import (
-    RAW_CODECS,
-    ExchangeArguments,
-    ExchangeSettings,
-)
+from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
+from gradwire.torch.records.options import Compression, Execution, Members
 from gradwire.torch.records.parameters import NamedShape, named_parameters, require_dense
 from gradwire.torch.records.stats import Stats, StepCounters, Totals, summarize
+from gradwire.torch.records.stepped_copy import is_adaptive
 from gradwire.torch.session.bucket import BucketJob
 from gradwire.torch.session.ledger import Ledger
 from gradwire.torch.session.session import Session, SessionOwner
@@ -63,45 +63,10 @@ class GradwireState(SessionOwner):
     values before the first exchange. Only threads, target, timeout, overlap and offload_residuals
     may differ.
 
-    codec          the codec of pushes and pulls, as text. None: the default of the exchange, as
-                   `gradwire.exchanges()` lists it ("3lc:s=1"; "int8" in a ring). "auto:bits=1"
-                   and "auto:error=0.3" choose codecs at run time, see docs/reference/auto.md
-    pull_codec     another codec for pulls
-    rules          (pattern, codec) or (pattern, codec, "push" | "pull" | "both"): tensors whose
-                   name matches the pattern take that codec; the first match wins
-    exclude        name patterns of tensors that go raw
-    exclude_last   so many layers at the end of the model go raw, in the order of its parameters
-    min_numel      tensors with fewer values go raw, and so do all one-dimensional ones
-    start_iter     number of first iterations that go raw, because gradients change fastest then
-    process_group  the group given to DDP, or one of the same ranks; None: the default group
-    threads        threads for encoding and decoding on this rank. They are used for segments of
-                   more than a million values; below that, one thread is faster
-    target         SIMD target, see `gradwire.simd_targets()`
-    exchange       "sharded" (each rank averages a part), "ring" (each rank talks to its neighbours
-                   alone), "broadcast" (each rank sends all others its values, which are quantized
-                   only once), "terngrad" (all ranks share one scale, and trits are summed without
-                   being decoded) or "hierarchical" (one rank of each machine talks to the other
-                   machines; without parameters only that is compressed); see
-                   docs/reference/exchanges.md
-    ranks_per_machine   of exchange="hierarchical": ranks 0 to k - 1 are on the first machine, and
-                   so on. None: LOCAL_WORLD_SIZE of torchrun, or else found by host names
-    offload_residuals   of gradients on a GPU: keep their residuals in page-locked memory of the
-                   host, which the GPU reads and writes over the bus (3LC, section 3.1), to save
-                   4 (residual=bf16: 2) bytes a value of its own memory. On a CPU they are there
-    seed           of the random numbers, for codecs that draw
-    timeout        seconds to wait for a rank that is connected but silent. A rank that evaluates
-                   alone between two steps must have finished by then
-    scaler         the GradScaler, if gradients are scaled: residuals follow its scale
-    overlap        see Overlap
-    model          the DistributedDataParallel module. None: it is found by the parameters of the
-                   first bucket
-
     A state belongs to the parameters of the first bucket. It goes on where they are put into
     another DistributedDataParallel, and refuses a bucket of others. A copy (`copy.deepcopy`,
     pickle) has settings, counters and residuals, and connects in its first step. DDP's own copies
     have no hook: register it again, with the copy of the state.
-
-    Raises GradwireError for an unknown codec or a bad parameter, ValueError for other arguments.
 
     Gradients are dense, and float32, bfloat16 or float16; a complex one counts as pairs of real
     values. Gradients of 16 bits are widened for the
@@ -118,22 +83,53 @@ class GradwireState(SessionOwner):
     gradient, and its residual stays for the next one that uses it. With
     `zero_grad(set_to_none=False)` nothing tells such a parameter from a used one: its residual is
     sent, and not applied.
+
+    Args:
+        codec: As text. None: the default of the exchange, such as "small"; "safe" in its place
+            unless `optimizer` is one that does not divide by squares of gradients.
+        exchange: As in Compression. None: "sharded".
+        optimizer: For the default of `codec`; None: any, because the hook does not see it.
+        start_iter: Number of first iterations that go raw, because gradients change fastest then.
+        scaler: The GradScaler, if gradients are scaled: residuals follow its scale.
+        overlap: See Overlap.
+        model: The DistributedDataParallel module. None: it is found by the parameters of the first
+            bucket.
+        process_group: The group given to DDP, or one of the same ranks. None: the default group.
+        compression: Further options of what is sent.
+        members: `ranks_per_machine`; the ranks of DDP stay the same.
+        execution: Threads, seed, timeout.
+
+    Raises:
+        GradwireError: A codec is unknown, or a parameter of it is not valid.
+        ValueError: Another argument is not valid.
     """
 
+    @explains_arguments
     def __init__(
         self,
         codec: str | None = None,
         *,
+        exchange: str | None = None,
+        optimizer: Optimizer | None = None,
         start_iter: int = 2,
         scaler: LossScaler | None = None,
         overlap: Overlap = Overlap.ON,
         model: nn.Module | None = None,
-        **settings: Unpack[ExchangeArguments],
+        process_group: dist.ProcessGroup | None = None,
+        compression: Compression = Compression(),
+        members: Members = Members(),
+        execution: Execution = Execution(),
     ) -> None:
         if start_iter < 0:
             raise ValueError(f"start_iter is {start_iter}; it must not be negative")
-        terms = f"start_iter {start_iter}"
-        self._settings = replace(ExchangeSettings.of(codec, settings), terms=terms)
+        members.require_fixed("GradwireState")
+        settings = ExchangeSettings.of(
+            compression.given(codec=codec, exchange=exchange),
+            members.given(process_group=process_group),
+            execution,
+            adaptive=lambda: optimizer is None or is_adaptive(optimizer),
+        )
+        self._settings = replace(settings, terms=f"start_iter {start_iter}")
         self._start_iter = start_iter
         self._scaler = scaler
         self._overlap = overlap

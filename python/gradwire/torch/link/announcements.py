@@ -13,7 +13,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.link.transport import Bytes, Kind, Transport
 
 _RANK = struct.Struct("<I")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from gradwire import GradwireError
-from gradwire.torch.link.errors import CommunicationError
+from gradwire.torch.errors import CommunicationError
 from gradwire.torch.link.failure import TIMEOUT_SPREAD_SECONDS, FailureBoard
 from gradwire.torch.link.meeting import Where, connect
 from gradwire.torch.link.thread import ABORT_SECONDS, join, only_here

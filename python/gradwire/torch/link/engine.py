@@ -12,8 +12,8 @@ from itertools import zip_longest
 import numpy as np
 
 from gradwire._core import Exchange
+from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.link.announcements import Announcements
-from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.transport import TEXT_BYTES, Bytes, Kind, Limits, Transport
 from gradwire.torch.link.unused import Unused
 

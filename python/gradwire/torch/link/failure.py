@@ -19,7 +19,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from gradwire.torch.link.errors import (
+from gradwire.torch.errors import (
     CommunicationError,
     PeerLostError,
     PeerSilentError,

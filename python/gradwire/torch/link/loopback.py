@@ -35,7 +35,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.link.transport import (
     NOTHING,
     OVERHEAD_BYTES,

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
-from gradwire.torch.link.errors import PeerLostError
+from gradwire.torch.errors import PeerLostError
 from gradwire.torch.link.loopback import LoopbackGroup
 from gradwire.torch.link.roll_call import RollCall
 from gradwire.torch.link.transport import LostError, Transport

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.job_key import TAG_BYTES, JobKey
-from gradwire.torch.link.errors import JobKeyError
+from gradwire.torch.errors import JobKeyError
 
 TAG = 0x70726F66  # of the messages, before any other message of the group
 

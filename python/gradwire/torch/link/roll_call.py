@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
 from gradwire.job_key import VARIABLE
-from gradwire.torch.link.errors import JobKeyError, StoreLostError
+from gradwire.torch.errors import JobKeyError, StoreLostError
 from gradwire.torch.link.failure import GRACE_SECONDS, TIMEOUT_SPREAD_SECONDS, FailureBoard
 from gradwire.torch.link.proof import prove
 from gradwire.torch.link.sealed_store import SealedStore, exist, read, sealed, under

@@ -15,7 +15,7 @@ from datetime import timedelta
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from gradwire.job_key import TAG_BYTES, VARIABLE, JobKey
-from gradwire.torch.link.errors import JobKeyError
+from gradwire.torch.errors import JobKeyError
 
 _LOOK_SECONDS = 0.02  # between two looks at a record that has no valid code
 _ATTEMPTS = 100  # to replace a record without a valid code, which others may write, too

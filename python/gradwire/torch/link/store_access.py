@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from gradwire.torch.link.errors import JobKeyError
+from gradwire.torch.errors import JobKeyError
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 
 STORE_SECONDS = 5.0  # a store that takes longer counts as unreachable

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.errors import PeerMismatchError
 
 T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]

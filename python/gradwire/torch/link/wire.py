@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire._core import checksum32
-from gradwire.torch.link.errors import DamagedMessageError, PeerMismatchError
+from gradwire.torch.errors import DamagedMessageError, PeerMismatchError
 from gradwire.torch.link.transport import (
     NOTHING,
     OVERHEAD_BYTES,

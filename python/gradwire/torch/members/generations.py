@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from torch.distributed.distributed_c10d import Store
 
-from gradwire.torch.link.errors import (
+from gradwire.torch.errors import (
     CommunicationError,
     ExpelledError,
     PeerLostError,

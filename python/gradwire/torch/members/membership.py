@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
-import math
 import secrets
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch h
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from gradwire.job_key import VARIABLE, JobKey
-from gradwire.torch.link.errors import (
+from gradwire.torch.errors import (
     CommunicationError,
     JobKeyError,
     PeerMismatchError,
@@ -62,15 +61,6 @@ class MemberSettings:
     lost_after: float = LOST_AFTER
     min_ranks: int = 1
     servers: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_ranks <= self.ranks:
-            raise ValueError(
-                f"ranks is {self.ranks} and min_ranks {self.min_ranks}: at least one rank must go "
-                "on, and no more can be asked for than begin"
-            )
-        if not (math.isfinite(self.lost_after) and self.lost_after > 0):
-            raise ValueError(f"lost_after is {self.lost_after}; it is a number of seconds")
 
     @property
     def workers(self) -> int:

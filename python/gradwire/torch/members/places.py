@@ -19,14 +19,14 @@ from typing import TypeVar
 
 from torch.distributed.distributed_c10d import Store
 
-from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.errors import (
+from gradwire.torch.errors import (
     CommunicationError,
     JobKeyError,
     PeerLostError,
     PeerSilentError,
     StoreLostError,
 )
+from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.sealed_store import Numbers
 from gradwire.torch.link.thread import ABORT_SECONDS, join

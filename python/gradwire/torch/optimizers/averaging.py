@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire.local_schedule import Schedule
-from gradwire.torch.link.errors import CommunicationError, DamagedMessageError, PeerMismatchError
+from gradwire.torch.errors import CommunicationError, DamagedMessageError, PeerMismatchError
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.optimizers.gradient_noise import correct_changes, count_decay
 from gradwire.torch.optimizers.late_momentum import momentum_of_each

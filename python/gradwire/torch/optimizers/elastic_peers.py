@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from gradwire.torch.link.engine import agree, receive
-from gradwire.torch.link.errors import (
+from gradwire.torch.errors import (
     CommunicationError,
     DamagedMessageError,
     PeerMismatchError,
     RankLostWarning,
     forget_frames,
 )
+from gradwire.torch.link.engine import agree, receive
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import only_here
 from gradwire.torch.link.transport import Kind, Transport

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.local_schedule import deal_by_size
-from gradwire.torch.link.errors import PeerMismatchError
+from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum

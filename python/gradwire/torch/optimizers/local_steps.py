@@ -21,20 +21,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import Store
 from torch.optim import LBFGS, Adam, AdamW, Optimizer
 
 from gradwire.advice import keeps_residual
-from gradwire.local_schedule import Schedule
+from gradwire.local_schedule import EVERY_STEP, Schedule
+from gradwire.option_record import explains_arguments
+from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.link.engine import agree
-from gradwire.torch.link.errors import PeerMismatchError
 from gradwire.torch.link.transport import Transport
 from gradwire.torch.members.generations import Generations
-from gradwire.torch.members.membership import LOST_AFTER, MemberSettings
+from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.optimizers.averaging import Averaging, Peers
 from gradwire.torch.optimizers.elastic_peers import ElasticPeers
 from gradwire.torch.optimizers.elastic_settings import check_elastic
@@ -46,12 +47,14 @@ from gradwire.torch.optimizers.late_momentum import (
     without_momentum,
 )
 from gradwire.torch.optimizers.local_stats import LocalStats, ratio_in_steps, summarize
+from gradwire.torch.optimizers.presets import like
 from gradwire.torch.optimizers.replica import BESIDE, Replica
 from gradwire.torch.optimizers.weights_in_state import WeightsWatch
 from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import ExchangeArguments, ExchangeSettings
+from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.live import scalars_of
 from gradwire.torch.records.modes import ordinary_tensors
+from gradwire.torch.records.options import Compression, Execution, Members
 from gradwire.torch.records.parameters import local_of, require_dense, require_memory
 from gradwire.torch.records.wrapping_optimizer import (
     WrappingOptimizer,
@@ -60,7 +63,6 @@ from gradwire.torch.records.wrapping_optimizer import (
 )
 from gradwire.torch.session.session import Session
 
-_MIN_RANKS = 1
 _ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
 # Their steps shrink with the root of the second moment of the gradient that they are given.
 _OF_SECOND_MOMENTS = (
@@ -85,48 +87,6 @@ class LocalSteps(WrappingOptimizer):
     parameters and buffers. After an exchange the parameters are the same bits on every rank (but
     for `mix`); between two exchanges they are not. Buffers and the optimizer's state stay each
     rank's own.
-
-    optimizer      any torch.optim optimizer (LBFGS without clip_norm and correct_noise); it shares
-                   its groups and state with this one
-    model          gives the parameters their names, which rules and errors mention
-    every          steps from one exchange to the next
-    fragments      parts of the model, each of whole layers; the exchanges of each are `every` steps
-                   apart, and those of different fragments are spread evenly over these steps
-    delay          an exchange travels while the next steps are computed, and is applied this many
-                   steps after its start, in the same step on all ranks: 0 (at once) to `every`
-    mix            the share of a rank's own values in the parameters after an exchange, below 1;
-                   the rest are those on which all ranks agree. Needs a `delay` below `every`.
-                   0: with a `delay` below `every`, what a rank changed during the delay is dropped;
-                   with delay=every the next exchange takes it
-    outer          makes an outer optimizer for a list of parameters; None: plain average. Each
-                   fragment has its own
-    clip_norm      clips each rank's gradient by the norm of the *average* gradient, as
-                   clip_grad_norm_ would do in DDP; that norm is estimated (gradient_noise.py).
-                   None: no clipping
-    correct_noise  multiplies each parameter's change by the gain that gradient_noise.py describes,
-                   so that the average steps as far as one optimizer of the average gradient would.
-                   Decoupled weight decay is left as it is. None: for the optimizers of PyTorch that
-                   divide by the root of a second moment, without `outer` and `mix`
-    late_momentum  leaves the momentum of Adam and AdamW (the first of `betas`) out of their steps,
-                   and applies it to the averaged changes, alike on all ranks (late_momentum.py). It
-                   smooths the error of the codec, too. A new learning rate takes effect over the
-                   next 1 / (1 - momentum) steps. None: for these optimizers, without `outer` and
-                   `mix`
-    residual_decay  by which residuals are multiplied after each exchange, in (0, 1]: what is left
-                   out fades, as in SparseLoCo. For codecs with error feedback
-    on_lost        "stop": an error on every rank when one is lost. "continue": the others go on,
-                   and processes may join later; `store`, `ranks`, `min_ranks` and `lost_after` are
-                   for this alone, and process_group is not
-    store          where the processes meet, without a world of torch.distributed: a store whose
-                   host outlives them, such as TCPStore(host, port) of a process of its own. It
-                   serves one LocalSteps; another one needs a PrefixStore
-    ranks          so many processes begin; the constructor waits for them. Whoever comes later
-                   joins after an exchange: it takes over model, buffers, states of the optimizers
-                   and counters from a member, and begins without residual
-    min_ranks      with fewer ranks left, a PeerLostError ends the training on all of them
-    lost_after     seconds without a heartbeat after which a rank counts as lost
-    codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
-                   exchange, ranks_per_machine, process_group, threads, target, seed, timeout
 
     A parameter that no rank has a gradient of between two exchanges stays as it is, whatever
     momentum or an outer optimizer would make of it, and so does what is owed to it.
@@ -153,33 +113,64 @@ class LocalSteps(WrappingOptimizer):
     before it is in.
 
     `step` raises the errors of GradwireState; after an error no step can be taken.
+
+    Args:
+        optimizer: Any torch.optim optimizer (LBFGS without `clip_norm` and `correct_noise`). It
+            shares its groups and state with this one.
+        model: Gives the parameters their names, which rules and errors mention.
+        codec: As text. None: the default of the exchange, "small" for "sharded".
+        every: Steps from one exchange to the next. None: 1.
+        exchange: As in Compression. None: "sharded".
+        outer: An outer optimizer, as a function that makes it for a list of parameters, or as an
+            optimizer of `model`, whose class and options are taken. Each fragment has its own.
+            None: plain average.
+        clip_norm: Clips each rank's gradient by the norm of the *average* gradient, as
+            clip_grad_norm_ would do in DDP; that norm is estimated (gradient_noise.py). None: no
+            clipping.
+        correct_noise: Multiplies each parameter's change by the gain that gradient_noise.py
+            describes, so that the average steps as far as one optimizer of the average gradient
+            would. Decoupled weight decay is left as it is. None: for the optimizers of PyTorch that
+            divide by the root of a second moment, without `outer` and `mix`.
+        late_momentum: Leaves the momentum of Adam and AdamW (the first of `betas`) out of their
+            steps, and applies it to the averaged changes, alike on all ranks (late_momentum.py). It
+            smooths the error of the codec, too. A new learning rate takes effect over the next
+            1 / (1 - momentum) steps. None: for these optimizers, without `outer` and `mix`.
+        residual_decay: Multiplies residuals after each exchange, in (0, 1]: what is left out fades,
+            as in SparseLoCo. For codecs with error feedback.
+        process_group: None: the default group.
+        compression: Further options of what is sent.
+        schedule: Fragments, delay and mix, with `every`.
+        members: Who takes part, where ranks come and go. `ranks` processes begin; the constructor
+            waits for them. Whoever comes later joins after an exchange: it takes over model,
+            buffers, states of the optimizers and counters from a member, and begins without
+            residual.
+        execution: Threads, seed, timeout.
     """
 
+    @explains_arguments
     def __init__(
         self,
         optimizer: Optimizer,
         model: nn.Module,
+        codec: str | None = None,
         *,
-        every: int = 1,
-        fragments: int = 1,
-        delay: int = 0,
-        mix: float = 0.0,
-        outer: OuterFactory | None = None,
+        every: int | None = None,
+        exchange: str | None = None,
+        outer: OuterFactory | Optimizer | None = None,
         clip_norm: float | None = None,
         correct_noise: bool | None = None,
         late_momentum: bool | None = None,
         residual_decay: float = 1.0,
-        on_lost: str = "stop",
-        store: Store | None = None,
-        ranks: int | None = None,
-        min_ranks: int = _MIN_RANKS,
-        lost_after: float = LOST_AFTER,
-        codec: str | None = None,
-        **settings: Unpack[ExchangeArguments],
+        process_group: dist.ProcessGroup | None = None,
+        compression: Compression = Compression(),
+        schedule: Schedule = EVERY_STEP,
+        members: Members = Members(),
+        execution: Execution = Execution(),
     ) -> None:
         require_optimizer(optimizer, "the second is the model")
         refuse_modes(optimizer, "LocalSteps")
-        schedule = Schedule(every, fragments, delay, mix)
+        schedule = schedule.given(every=every)
+        mix = schedule.mix
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm is {clip_norm}; a positive norm is needed")
         if mix > 0 and (correct_noise or late_momentum):
@@ -200,31 +191,27 @@ class LocalSteps(WrappingOptimizer):
                 "LBFGS computes several gradients in a step, so clip_norm and correct_noise don't "
                 "go with it"
             )
-        less_often = f"To send less in all, exchange less often: every={2 * every}"
-        exchange_settings = replace(ExchangeSettings.of(codec, settings), remedy=less_often)
-        if exchange_settings.goals and fragments > 1:
+        less_often = f"To send less in all, exchange less often: every={2 * schedule.every}"
+        exchange_settings = ExchangeSettings.of(
+            compression.given(codec=codec, exchange=exchange),
+            members.given(process_group=process_group),
+            execution,
+        )
+        exchange_settings = replace(exchange_settings, remedy=less_often)
+        if exchange_settings.goals and schedule.fragments > 1:
             raise ValueError(
                 f"{exchange_settings.goals[0]} chooses codecs for the tensors of a whole model, "
                 "which fragments exchange apart: give another codec, or fragments=1"
             )
         _check_decay(residual_decay, exchange_settings)
-        if needs_gradients or on_lost == "continue":
+        if needs_gradients or members.goes_on:
             exclude = [*exchange_settings.exclude, BESIDE]
             exchange_settings = replace(exchange_settings, exclude=exclude)
         replica = Replica("LocalSteps", optimizer, model, exchange_settings)
-        dealt = deal_layers(replica.named, fragments)
-        given = {
-            "store": store is not None,
-            "ranks": ranks is not None,
-            "min_ranks": min_ranks != _MIN_RANKS,
-            "lost_after": lost_after != LOST_AFTER,
-        }
-        check_elastic(on_lost, given, store, ranks, replica.shards, schedule, exchange_settings)
-        members = None
-        if ranks is not None:
-            members = MemberSettings(ranks, exchange_settings.timeout, lost_after, min_ranks)
+        dealt = deal_layers(replica.named, schedule.fragments)
+        check_elastic(replica.shards, schedule, exchange_settings)
         super().__init__(optimizer)
-        self.every = every
+        self.every = schedule.every
         self._clip_norm = clip_norm
         self._replica = replica
         self._locals = [(name, local_of(parameter)) for name, parameter in replica.named]
@@ -238,11 +225,11 @@ class LocalSteps(WrappingOptimizer):
                     self._locals,
                     places,
                     has_noise=needs_gradients,
-                    takes_notes=members is not None,
+                    takes_notes=members.goes_on,
                     betas=betas,
-                    outer=outer,
+                    outer=like(outer) if isinstance(outer, Optimizer) else outer,
                     is_back_to_back=schedule.is_back_to_back,
-                    exchanges_each_step=every == 1,
+                    exchanges_each_step=schedule.every == 1,
                 )
                 for places in dealt
             ],
@@ -250,7 +237,7 @@ class LocalSteps(WrappingOptimizer):
             corrects=correct_noise,
             residual_decay=residual_decay,
         )
-        self._weights_watch = WeightsWatch(optimizer, replica.parameters, fragments)
+        self._weights_watch = WeightsWatch(optimizer, replica.parameters, schedule.fragments)
         self._own_steps = 0  # of this object, whose bytes are counted
         self._left_out = 0
         clipped = "not clipped" if clip_norm is None else f"clipped to norm {clip_norm}"
@@ -262,14 +249,17 @@ class LocalSteps(WrappingOptimizer):
             f"residuals multiplied by {residual_decay}",
             "plain average" if outer is None else "outer optimizer",
             # (A process that joins takes over the options of its optimizer from a member.)
-            self._averaging.options_text(with_own=members is None),
+            self._averaging.options_text(with_own=not members.goes_on),
         ]
         self._peers: Peers
         settled = replica.settings
-        if members is not None and store is not None:
-            follows.append(f"min_ranks {min_ranks}, lost_after {lost_after:g}")
+        if members.store is not None and members.ranks is not None:
+            follows.append(f"min_ranks {members.min_ranks}, lost_after {members.lost_after:g}")
+            joining = MemberSettings(
+                members.ranks, execution.timeout, members.lost_after, members.min_ranks
+            )
             self._peers = ElasticPeers(
-                Generations(store, members, replica.describe(follows)),
+                Generations(members.store, joining, replica.describe(follows)),
                 self._averaging,
                 lambda meeting: Session(settled, meeting=meeting),
                 type(optimizer).__name__,

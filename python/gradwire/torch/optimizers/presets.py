@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
-from torch.optim import SGD
+from torch import nn
+from torch.optim import SGD, Optimizer
 
 from gradwire.torch.optimizers.fragment import OuterFactory
+
+
+def like(optimizer: Optimizer) -> OuterFactory:
+    """Makes optimizers of its class with its options.
+
+    Raises:
+        ValueError: Its groups have several options, and a fragment has one group.
+    """
+    if len(optimizer.param_groups) != 1:
+        raise ValueError(
+            f"outer is a {type(optimizer).__name__} with {len(optimizer.param_groups)} groups of "
+            "parameters, and has one in a fragment: give a function that makes an optimizer for a "
+            "list of parameters"
+        )
+    options = optimizer.param_groups[0]
+
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        made = type(optimizer).__new__(type(optimizer))
+        groups = [{**options, "params": parameters}]
+        state: defaultdict[Any, Any] = defaultdict(dict)
+        made.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": groups})
+        return made
+
+    return make
 
 
 def outer_nesterov(lr: float = 0.7, momentum: float = 0.9) -> OuterFactory:

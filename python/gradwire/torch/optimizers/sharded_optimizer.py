@@ -15,25 +15,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from gradwire.option_record import explains_arguments
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.optimizers.replica import Replica, ReplicaBucket
 from gradwire.torch.optimizers.shard import Shard, check_optimizer, keeps_residuals
 from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import (
-    DEFAULT_CODEC,
-    CodecArguments,
-    ExchangeSettings,
-)
+from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.records.modes import ordinary_tensors
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
+from gradwire.torch.records.options import Compression, Execution, Members
 from gradwire.torch.records.parameters import OptionsText, copy_gradient, options_of
 from gradwire.torch.records.stats import Stats
+from gradwire.torch.records.stepped_copy import is_adaptive
 from gradwire.torch.records.wrapping_optimizer import (
     WrappingOptimizer,
     refuse_modes,
@@ -56,13 +56,6 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
     must construct, step and load it alike. On construction the ranks compare settings and tensors,
     and take over rank 0's parameters and buffers. Buffers are not exchanged after that.
 
-    optimizer      a torch.optim optimizer that steps each element by itself and has taken no step.
-                   Until `close` it steps this rank's shard, and after it it has no state, as a new
-                   optimizer. It shares its groups with this one
-    model          gives the parameters their names, which rules and errors mention
-    codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
-                   process_group, threads, target, seed, timeout
-
     A parameter that no rank has a gradient of is not stepped, as by any optimizer of PyTorch; where
     some ranks have one, it counts as zeros on the others.
 
@@ -77,23 +70,43 @@ class ShardedOptimizer(SessionOwner, WrappingOptimizer):
 
     An optimizer such as Adam, which divides by squares of gradients, learns too slowly from those
     that a coarse codec sends: the first step gives a CoarseGradientsWarning, as with the hook.
+
+    Args:
+        optimizer: A torch.optim optimizer that steps each element by itself and has taken no step.
+            Until `close` it steps this rank's shard, and after it it has no state, as a new
+            optimizer. It shares its groups with this one.
+        model: Gives the parameters their names, which rules and errors mention.
+        codec: As text. None: "safe" for an optimizer that divides by squares of gradients, "small"
+            for any other.
+        process_group: None: the default group.
+        compression: Further options; no exchange but "sharded".
+        execution: Threads, seed, timeout.
     """
 
     _session: Session
 
+    @explains_arguments
     def __init__(
         self,
         optimizer: Optimizer,
         model: nn.Module,
-        codec: str = DEFAULT_CODEC,
-        **settings: Unpack[CodecArguments],
+        codec: str | None = None,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        compression: Compression = Compression(),
+        execution: Execution = Execution(),
     ) -> None:
         require_optimizer(optimizer, "the second is the model")
         check_optimizer(optimizer)
         refuse_modes(optimizer, "ShardedOptimizer")
         refuse_several_gradients(optimizer, "ShardedOptimizer")
-        exchange_settings = ExchangeSettings(codec, **settings)
-        exchange_settings.check()
+        exchange_settings = ExchangeSettings.of(
+            compression.given(codec=codec),
+            Members(process_group),
+            execution,
+            adaptive=lambda: is_adaptive(optimizer),
+        )
+        exchange_settings.require_sharded()
         replica = Replica("ShardedOptimizer", optimizer, model, exchange_settings)
         if replica.shards is not None:
             raise TypeError(

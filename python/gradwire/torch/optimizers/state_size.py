@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import LBFGS, Optimizer
 
-from gradwire.torch.records.modes import ordinary_tensors
+from gradwire.torch.records.stepped_copy import DEVICES, step_of_copy
 
 # torch.save's entry for a tensor: a name, two headers of ZIP, alignment to 64 bytes, the pickle.
 _BESIDE_TENSOR = 512
@@ -48,23 +45,7 @@ def _of_optimizer(optimizer: Optimizer) -> int:
         flat = torch.empty(numel, dtype=parameters[0].dtype, device="meta")
         history = optimizer.param_groups[0]["history_size"]
         return bytes_of([flat] * (2 + 2 * history)) + (1 + 2 * history) * _BESIDE_TENSOR
-    for device in ("meta", "cpu"):  # a few need values; those are freed at once
+    for device in DEVICES:
         with contextlib.suppress(Exception):  # of any optimizer's own code
-            return max(own, bytes_of(list(_step_of_copy(optimizer, device).state.values())))
+            return max(own, bytes_of(list(step_of_copy(optimizer, device).state.values())))
     return max(own, _MOST_MODELS * bytes_of(parameters))
-
-
-@ordinary_tensors()
-def _step_of_copy(optimizer: Optimizer, device: str) -> Optimizer:
-    """A copy without hooks that has taken a step of zeros."""
-    groups = []
-    for group in optimizer.param_groups:
-        places = [nn.Parameter(torch.zeros_like(p, device=device)) for p in group["params"]]
-        for place in places:
-            place.grad = torch.zeros_like(place)
-        groups.append({**group, "params": places})
-    copy = type(optimizer).__new__(type(optimizer))
-    state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-    copy.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": groups})
-    copy.step()
-    return copy

@@ -1,20 +1,20 @@
-"""How tensors are encoded and exchanged: the arguments that all ways to train share."""
+"""How tensors are encoded and exchanged: the options of a way to train, checked together."""
 
 from __future__ import annotations
 
 import glob
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self, TypedDict
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
 from gradwire import codecs, exchanges, parse_exchange
-from gradwire._core import Exchange, Layout, ShardCodecs, is_goal
+from gradwire._core import Exchange, Layout, ShardCodecs, is_goal, spell_out_codec
 from gradwire.torch.records.checkpoint import Identity, in_full
+from gradwire.torch.records.options import Compression, Execution, Members
 from gradwire.torch.records.parameters import NamedShape
 
 RAW: str = next(info["name"] for info in codecs() if info["lossless"])
@@ -30,57 +30,57 @@ def _info(name: str) -> dict[str, Any]:
 
 # Of everything without a choice of exchange: shards and servers.
 DEFAULT_CODEC: str = _info("sharded")["default_codec"]
-
-
-class CodecArguments(TypedDict, total=False):
-    """Arguments beside `codec` of everything that exchanges tensors; see GradwireState."""
-
-    pull_codec: str | None
-    rules: Sequence[tuple[str, ...]]
-    exclude: Sequence[str]
-    exclude_last: int
-    min_numel: int
-    process_group: dist.ProcessGroup | None
-    threads: int
-    target: str
-    seed: int
-    timeout: float
-
-
-class ExchangeArguments(CodecArguments, total=False):
-    """Further arguments, where the exchange can be chosen; see GradwireState."""
-
-    exchange: str
-    ranks_per_machine: int | None
-    offload_residuals: bool
+# Where the optimizer is adaptive, or may be: it sends every value in every step.
+SAFE_CODEC: str = spell_out_codec("safe")
 
 
 @dataclass(frozen=True)
-class CodecSettings:
-    """`codec` and the arguments in CodecArguments, with their defaults."""
+class CodecSettings(Execution, Members, Compression):
+    """The options of an exchange, and what the way to train adds to them."""
 
     codec: str = DEFAULT_CODEC
-    pull_codec: str | None = None
-    rules: Sequence[tuple[str, ...]] = ()
-    exclude: Sequence[str] = ()
-    exclude_last: int = 0
-    min_numel: int = 256
-    process_group: dist.ProcessGroup | None = None
-    threads: int = 1
-    target: str = "auto"
-    seed: int = 0
-    timeout: float = 600.0
     # Of `auto` texts: (direction, tensor, codec) of every tensor whose codec was chosen so far.
     # None: such texts are refused, because nothing chooses.
     chosen: Sequence[tuple[str, str, str]] | None = None
     last_excluded: Sequence[str] = ()  # patterns of the layers that exclude_last means
 
-    def __post_init__(self) -> None:
-        """Raises ValueError for a timeout that no wait can have, and a negative exclude_last."""
-        if self.exclude_last < 0:
-            raise ValueError(f"exclude_last is {self.exclude_last}; it is a number of layers")
-        if not (math.isfinite(self.timeout) and self.timeout > 0):
-            raise ValueError(f"timeout is {self.timeout}; a positive number of seconds is needed")
+    @classmethod
+    def of(
+        cls,
+        *records: Compression | Members | Execution,
+        adaptive: Callable[[], bool] = lambda: False,
+    ) -> Self:
+        """The checked settings; see `check` for errors.
+
+        Args:
+            records: With the options that were given.
+            adaptive: Whether the default codec must suit an optimizer that divides by squares of
+                gradients.
+        """
+        given = {key: value for record in records for key, value in vars(record).items()}
+        settings = cls(**given)
+        if not settings.codec:
+            usual = settings.default_codec
+            suits = usual != DEFAULT_CODEC or not adaptive()
+            settings = replace(settings, codec=usual if suits else SAFE_CODEC)
+        return settings._checked()
+
+    @property
+    def default_codec(self) -> str:
+        """For servers and shards."""
+        return DEFAULT_CODEC
+
+    def _checked(self) -> Self:
+        self.require_sharded()
+        return self
+
+    def require_sharded(self) -> None:
+        """Raises ValueError for a choice of exchange, which servers and shards do not have."""
+        if self.exchange != "sharded":
+            raise ValueError(
+                f"exchange is '{self.exchange}', but here each rank or server sums a part: leave "
+                "out exchange"
+            )
 
     def text(self) -> str:
         return self.codec if self.pull_codec is None else f"{self.codec}, pull {self.pull_codec}"
@@ -158,28 +158,27 @@ class ExchangeSettings(CodecSettings):
     `terms`: further settings, as text, that the ranks compare before the first exchange.
     """
 
-    exchange: str = "sharded"
-    ranks_per_machine: int | None = None
-    offload_residuals: bool = False
     remedy: str = ""
     leg: str | None = None
     update: Callable[[], None] | None = None
     terms: str = ""
     chosen: Sequence[tuple[str, str, str]] | None = ()
 
-    @staticmethod
-    def of(codec: str | None, arguments: ExchangeArguments) -> ExchangeSettings:
-        """The checked settings; see `check` for errors. `codec`: None is the exchange's default."""
-        settings = ExchangeSettings(codec or DEFAULT_CODEC, **arguments)
-        if codec is None:
-            settings = replace(settings, codec=settings.inner_info["default_codec"])
-        if in_text := settings.choice["ranks_per_machine"]:
-            if settings.ranks_per_machine not in (None, in_text):
+    @property
+    def default_codec(self) -> str:
+        """Of the exchange."""
+        return str(self.inner_info["default_codec"])
+
+    def _checked(self) -> Self:
+        """Raises the errors of `check`, and ValueError for two numbers of ranks per machine."""
+        settings = self
+        if in_text := self.choice["ranks_per_machine"]:
+            if self.ranks_per_machine not in (None, in_text):
                 raise ValueError(
-                    f"ranks_per_machine is {settings.ranks_per_machine}, but exchange is "
-                    f"'{settings.exchange}'"
+                    f"ranks_per_machine is {self.ranks_per_machine}, but exchange is "
+                    f"'{self.exchange}'"
                 )
-            settings = replace(settings, ranks_per_machine=in_text)
+            settings = replace(self, ranks_per_machine=in_text)
         settings.check()
         return settings
 
@@ -217,10 +216,11 @@ class ExchangeSettings(CodecSettings):
         """Raises GradwireError for settings with which every bucket would fail, ValueError for
         settings that exclude each other. The world size matters only where it is known.
         """
-        if self.goals and self.exchange != "sharded":
+        if self.goals and not self.info["chooses_codecs"]:
+            choosing = " or ".join(info["name"] for info in exchanges() if info["chooses_codecs"])
             raise ValueError(
-                "an 'auto' codec goes with exchange='sharded' alone, where each rank sees what it "
-                f"encodes; exchange is '{self.exchange}'"
+                f"an 'auto' codec goes with exchange='{choosing}' alone, where each rank sees what "
+                f"it encodes; exchange is '{self.exchange}'"
             )
         probe = replace(self, ranks_per_machine=1)
         probe.make_exchange(probe.bucket_layout([("probe", [1])], 1), 0)
@@ -327,6 +327,7 @@ def check_machines(ranks_per_machine: int, world_size: int, origin: str) -> None
 def without_feedback(codec: str, why: str) -> str:
     """The codec without error feedback, for values that no later step completes. `why`: begins the
     ValueError for a codec with ef=on."""
+    codec = spell_out_codec(codec)
     name, _, given = codec.partition(":")
     parameters = [text for text in given.split(",") if text]
     if "ef=on" in parameters:

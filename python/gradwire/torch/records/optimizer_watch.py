@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire._core import Layout, is_goal
 from gradwire.advice import RECOMMENDED, sends_coarsely
-from gradwire.torch.link.errors import CoarseGradientsWarning
+from gradwire.torch.errors import CoarseGradientsWarning
 
 # Entries of a parameter's state that are made of squares or magnitudes: those of Adam, AdamW, NAdam
 # and RAdam; Adamax; RMSprop and Adadelta; Adagrad; Adafactor. Optimizers from elsewhere mostly use
@@ -29,7 +29,7 @@ from gradwire.torch.link.errors import CoarseGradientsWarning
 _SQUARES = {"exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"}
 
 
-def is_adaptive(optimizer: Optimizer) -> bool:
+def keeps_squares(optimizer: Optimizer) -> bool:
     """Whether the optimizer keeps means of squares. It must have taken a step."""
     return any(_SQUARES & state.keys() for state in optimizer.state.values())
 
@@ -94,7 +94,7 @@ class OptimizerWatch:
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if self._watched.isdisjoint(stepped):
             return
-        if not is_adaptive(optimizer):
+        if not keeps_squares(optimizer):
             self._watched -= stepped
             return
         self._watched.clear()

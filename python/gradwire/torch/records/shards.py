@@ -18,11 +18,11 @@ def group_of_shards(named: Iterable[NamedTensor]) -> dist.ProcessGroup | None:
     dimension.
     """
     tensors = list(named)
-    sharded = [(name, tensor) for name, tensor in tensors if _is_sharded(tensor)]
+    sharded = [(name, tensor) for name, tensor in tensors if is_sharded(tensor)]
     if not sharded:
         return None
     if len(sharded) < len(tensors):
-        plain = next(name for name, tensor in tensors if not _is_sharded(tensor))
+        plain = next(name for name, tensor in tensors if not is_sharded(tensor))
         raise ValueError(f"{sharded[0][0]} is sharded and {plain} is not: call fully_shard for all")
     meshes: list[tuple[str, Any]] = [(n, getattr(t, "device_mesh")) for n, t in sharded]  # noqa: B009
     first_name, first = meshes[0]
@@ -39,5 +39,6 @@ def group_of_shards(named: Iterable[NamedTensor]) -> dist.ProcessGroup | None:
     return group
 
 
-def _is_sharded(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether FSDP2 has sharded it."""
     return hasattr(tensor, "_local_tensor")  # a DTensor, whose module takes long to import

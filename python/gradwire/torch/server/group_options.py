@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradwire.torch.link.errors import PeerMismatchError, WorkerDiffersWarning
+from gradwire.torch.errors import PeerMismatchError, WorkerDiffersWarning
 from gradwire.torch.link.transport import Bytes
 from gradwire.torch.records.parameters import Options, plain_options, plain_value
 

@@ -16,12 +16,12 @@ from functools import partial
 
 import torch.distributed as dist
 
-from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.engine import agree, gather_bytes
-from gradwire.torch.link.errors import (
+from gradwire.torch.errors import (
     CommunicationError,
     PeerMismatchError,
 )
+from gradwire.torch.link.connection import Connection
+from gradwire.torch.link.engine import agree, gather_bytes
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, join
 from gradwire.torch.link.transport import (

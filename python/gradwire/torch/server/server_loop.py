@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import ServerSide
-from gradwire.torch.link.errors import WorkerJoinedWarning, WorkerLostWarning
+from gradwire.torch.errors import WorkerJoinedWarning, WorkerLostWarning
 from gradwire.torch.link.transport import NOTHING, TEXT_BYTES, Bytes, Kind, LostError
 from gradwire.torch.members.places import Places
 from gradwire.torch.records.checkpoint import Residual

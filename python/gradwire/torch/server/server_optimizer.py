@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,24 +13,22 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.optim import Optimizer
 
-from gradwire.torch.link.errors import (
+from gradwire.option_record import explains_arguments
+from gradwire.torch.errors import (
     NonFiniteStepWarning,
     OutgrownResidualWarning,
     UnmatchedPatternWarning,
 )
-from gradwire.torch.members.membership import LOST_AFTER, MemberSettings
+from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.members.places import Places, Role
 from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import (
-    DEFAULT_CODEC,
-    RAW_CODECS,
-    CodecArguments,
-    CodecSettings,
-)
+from gradwire.torch.records.exchange_settings import RAW_CODECS, CodecSettings
 from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
+from gradwire.torch.records.options import Compression, Execution, Members
 from gradwire.torch.records.parameters import NamedTensor, name_parameters, shapes_of
 from gradwire.torch.records.shared_parameters import SharedParameters
 from gradwire.torch.records.stats import OutgrownResidual
+from gradwire.torch.records.stepped_copy import is_adaptive
 from gradwire.torch.records.wrapping_optimizer import (
     WrappingOptimizer,
     refuse_modes,
@@ -44,7 +42,7 @@ from gradwire.torch.server.server_link import ServerLink
 from gradwire.torch.server.server_loop import Serving
 from gradwire.torch.server.server_settings import (
     check_barrier,
-    check_on_lost,
+    check_members,
     check_pulls,
     exchange_text,
 )
@@ -74,69 +72,65 @@ class ServerOptimizer(WrappingOptimizer):
     servers with its next push. The optimizer must step each parameter by itself, as SGD with
     momentum and Adam do.
 
-    servers         number of server ranks
-    named_parameters   the names of the parameters, which rules and errors mention; without them
-                    those of `model`, and without a model a name is "group.place"
-    backup_workers  each version is finished without this number of pushes; late ones are dropped
-    on_lost         "stop": a worker that is lost, beside the backup workers, ends the training on
-                    all ranks. "continue": versions no longer wait for it, until no worker is left.
-                    It needs pulls="updates"
-    store, ranks, role   with on_lost="continue": other processes can take the places of lost
-                    workers (docs/reference/servers.md). A store of torch.distributed that outlives
-                    all workers, the number of workers and servers, and what this process is,
-                    "worker" or "server". No init_process_group is needed; `rank` follows from the
-                    order in which processes come. A worker that comes later waits here for a free
-                    place, at most `timeout` seconds (PeerSilentError)
-    lost_after      seconds after which a server whose heartbeat in the store stands still counts
-                    as gone, for processes that join; by default 30
-    staleness       a worker goes on while at most this number of its pushed versions are not yet
-                    pulled
-    barrier         "step": step() pushes all gradients and waits for all pulls. "tensor":
-                    backward() pushes each tensor when its gradient is there, and the next forward
-                    pass of `model` waits for it where it needs it, with the same result; see
-                    no_sync and synchronize. It needs backup_workers=0 and staleness=0
-    model           the module whose forward pass uses the parameters, for barrier="tensor" and
-                    buffers_from
-    buffers_from    the worker from which the first server takes the model's buffers, such as the
-                    statistics of batch normalisation; all workers get them in `connect` and
-                    `close`. None: every rank keeps its own
-    buffers_every   versions after which that worker sends them; it also does before it leaves
-    pulls           "updates": the servers step the model, and send its changes. "gradients": they
-                    send the average gradients, and every worker steps a replica with the wrapped
-                    optimizer (TernGrad, section 3.1); with codec="terngrad" the workers share a
-                    scale for each tensor, and the average is that of the trits, exactly. It needs
-                    backup_workers=0, staleness=0 and barrier="step"
-    history         finished versions that a server keeps for workers that lack them; a worker that
-                    lacks more gets the model itself
-    process_group   workers and servers; None: all ranks. Ranks are counted in this group, also in
-                    error messages
-    codec, settings   as in GradwireState: pull_codec, rules, exclude, exclude_last, min_numel,
-                    threads, target, seed, timeout
-
     Parameters of bfloat16 and float16 are float32 on the servers, and the workers sum their changes
     in float32. A torch.amp.GradScaler works as with any optimizer; each worker has its own.
 
     Every rank must be given the same arguments. These are compared, by `connect` or, with a store,
     here: the tensors and their codecs, which follow from codec, rules, exclude and min_numel; the
     number of workers and servers, barrier, backup_workers, staleness, pulls, on_lost, seed, and
-    what concerns buffers. history, threads, target, timeout and lost_after are not. Raises
-    GradwireError for an unknown codec or a bad parameter, ValueError and TypeError for other
-    arguments.
+    what concerns buffers. history, threads, target, timeout and lost_after are not.
+
+    Args:
+        optimizer: Of the same parameters on every rank.
+        codec: As text. None: "safe" for an optimizer that divides by squares of gradients, "small"
+            for any other.
+        servers: Number of server ranks.
+        named_parameters: The names of the parameters, which rules and errors mention. None: those
+            of `model`; without a model a name is "group.place".
+        backup_workers: Each version is finished without this number of pushes; late ones are
+            dropped.
+        staleness: How many of its own pushes a worker may have outstanding before it waits.
+        history: Finished versions that a server keeps for workers that lack them; a worker that
+            lacks more gets the model itself.
+        pulls: "updates": the servers step the model, and send its changes. "gradients": they send
+            the average gradients, and every worker steps a replica with the wrapped optimizer
+            (TernGrad, section 3.1); with codec="terngrad" the workers share a scale for each
+            tensor, and the average is that of the trits, exactly. It needs backup_workers=0,
+            staleness=0 and barrier="step".
+        barrier: "step": step() pushes all gradients and waits for all pulls. "tensor": backward()
+            pushes each tensor when its gradient is there, and the next forward pass of `model`
+            waits for it where it needs it, with the same result; see no_sync and synchronize. It
+            needs backup_workers=0 and staleness=0.
+        model: The module whose forward pass uses the parameters, for barrier="tensor" and
+            buffers_from.
+        buffers_from: The worker from which the first server takes the model's buffers, such as the
+            statistics of batch normalisation; all workers get them in `connect` and `close`. None:
+            every rank keeps its own.
+        buffers_every: Versions after which that worker sends them; it also does before it leaves.
+        process_group: Workers and servers. None: the default group. Ranks are counted in this
+            group, also in error messages.
+        compression: Further options of what is sent; no exchange but "sharded".
+        members: on_lost="continue": versions no longer wait for a worker that is lost, until no
+            worker is left; it needs pulls="updates". With `store`, `ranks` (of workers and
+            servers) and `role`, other processes can take the places of lost workers
+            (docs/reference/servers.md); no init_process_group is needed. A worker that comes later
+            waits here for a free place, at most `timeout` seconds (PeerSilentError).
+        execution: Threads, seed, timeout.
+
+    Raises:
+        GradwireError: A codec is unknown, or a parameter of it is not valid.
+        ValueError, TypeError: Another argument is not valid.
     """
 
+    @explains_arguments
     def __init__(
         self,
         optimizer: Optimizer,
+        codec: str | None = None,
         *,
         servers: int = 1,
-        codec: str = DEFAULT_CODEC,
         named_parameters: Iterable[NamedTensor] | None = None,
         backup_workers: int = 0,
-        on_lost: str = "stop",
-        store: Store | None = None,
-        ranks: int | None = None,
-        role: str | None = None,
-        lost_after: float | None = None,
         staleness: int = 0,
         history: int = 64,
         pulls: str = UPDATES,
@@ -144,20 +138,26 @@ class ServerOptimizer(WrappingOptimizer):
         model: nn.Module | None = None,
         buffers_from: int | None = None,
         buffers_every: int = 50,
-        **settings: Unpack[CodecArguments],
+        process_group: dist.ProcessGroup | None = None,
+        compression: Compression = Compression(),
+        members: Members = Members(),
+        execution: Execution = Execution(),
     ) -> None:
         require_optimizer(optimizer, "the others are given by name")
-        self._settings = CodecSettings(codec, **settings)
+        self._settings = CodecSettings.of(
+            compression.given(codec=codec),
+            members.given(process_group=process_group),
+            execution,
+            adaptive=lambda: is_adaptive(optimizer),
+        )
         super().__init__(optimizer)
         if pulls != GRADIENTS:
             refuse_modes(optimizer, "ServerOptimizer")
         refuse_several_gradients(optimizer, "ServerOptimizer")
         group = self._settings.process_group
-        given = {"store": store, "ranks": ranks, "role": role, "lost_after": lost_after}
-        are_given = {name: value is not None for name, value in given.items()}
-        check_on_lost(on_lost, pulls, are_given, store, ranks, role, group)
-        self._goes_on = on_lost == "continue"
-        self.world_size = dist.get_world_size(group) if ranks is None else ranks
+        check_members(members, pulls)
+        store, self._goes_on = members.store, members.goes_on
+        self.world_size = dist.get_world_size(group) if members.ranks is None else members.ranks
         if not 1 <= servers < self.world_size:
             raise ValueError(
                 f"servers is {servers}; a world of {self.world_size} ranks has 1 to "
@@ -189,7 +189,7 @@ class ServerOptimizer(WrappingOptimizer):
         self._setup = "\n".join(
             [
                 f"servers with barrier {barrier}, backup workers {backup_workers}, staleness "
-                f"{staleness}, pulls of {pulls}, on_lost {on_lost}",
+                f"{staleness}, pulls of {pulls}, on_lost {members.on_lost}",
                 *self._settings.describe(),
                 *(layout.describe() for layout, _ in parts),
                 *([] if self._buffers is None else [self._buffers.describe()]),
@@ -197,8 +197,8 @@ class ServerOptimizer(WrappingOptimizer):
         )
         self._places: Places | None = None
         self._arrival: ServerLink | None = None  # of a process that joins, until `connect`
-        if store is not None and role is not None:
-            self._take_place(store, servers, role, lost_after)
+        if store is not None and members.role is not None:
+            self._take_place(store, servers, members.role, members.lost_after)
         self.joined = self._arrival is not None
         own_place = None if self._places is None else self._places.rank
         self.rank = dist.get_rank(group) if own_place is None else own_place
@@ -488,8 +488,7 @@ class ServerOptimizer(WrappingOptimizer):
 
     # -------------------------------------------------------------------------------------------
 
-    def _take_place(self, store: Store, servers: int, role: str, lost_after: float | None) -> None:
-        lost_after = LOST_AFTER if lost_after is None else lost_after
+    def _take_place(self, store: Store, servers: int, role: str, lost_after: float) -> None:
         settings = MemberSettings(
             self.world_size, self._settings.timeout, lost_after, servers=servers
         )

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import Store
 
-from gradwire.torch.members.places import Role
+from gradwire.torch.records.options import Members
 from gradwire.torch.server.model_parts import GRADIENTS, PULLS, UPDATES
 
 
@@ -35,47 +31,15 @@ def check_pulls(pulls: str, who: str, backup: int, staleness: int, barrier: str)
             )
 
 
-def check_on_lost(
-    on_lost: str,
-    pulls: str,
-    given: Mapping[str, bool],
-    store: Store | None,
-    ranks: int | None,
-    role: str | None,
-    process_group: dist.ProcessGroup | None,
-) -> None:
-    """Raises ValueError or TypeError for settings with which workers can't come and go. given:
-    which of those for processes that join were given."""
-    if on_lost not in ("stop", "continue"):
-        raise ValueError(f"on_lost is '{on_lost}'; valid are 'stop' and 'continue'")
-    if on_lost == "continue" and pulls == GRADIENTS:
+def check_members(members: Members, pulls: str) -> None:
+    """Raises ValueError for settings with which workers can't come and go, if they shall."""
+    if members.goes_on and pulls == GRADIENTS:
         raise ValueError(
             "on_lost='continue' needs pulls='updates': with pulls='gradients' every version is "
             "the average of all workers"
         )
-    names = [f"{name}=" for name, is_given in given.items() if is_given]
-    if not names:
-        return
-    if on_lost == "stop":
-        raise ValueError(
-            f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} for workers that come and "
-            "go: give on_lost='continue', too, or leave out"
-        )
-    if store is None or ranks is None or role is None:
-        raise ValueError(
-            f"{' and '.join(names)}: processes can join with store=, where all meet although any "
-            "worker may die, such as torch.distributed.TCPStore(host, port) of a process of its "
-            "own, ranks=, the number of workers and servers, and role=, 'worker' or 'server'"
-        )
-    if role not in list(Role):
-        raise ValueError(f"role is '{role}'; valid are 'worker' and 'server'")
-    if process_group is not None:
-        raise ValueError("with store= the ranks make groups of their own: leave out process_group")
-    if not isinstance(store, Store):
-        raise TypeError(
-            f"store is a {type(store).__name__}; a store of torch.distributed is needed, such as "
-            "TCPStore(host, port)"
-        )
+    if members.store is not None and members.role is None:
+        raise ValueError("with store= each process says what it is: role= 'worker' or 'server'")
 
 
 def check_barrier(barrier: str, model: nn.Module | None, backup: int, staleness: int) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import WorkerSide
-from gradwire.torch.link.errors import CommunicationError, ExpelledError, PeerMismatchError
+from gradwire.torch.errors import CommunicationError, ExpelledError, PeerMismatchError
 from gradwire.torch.link.transport import TEXT_BYTES, Kind, LostError
 from gradwire.torch.records.checkpoint import take_residuals
 from gradwire.torch.records.parameters import Options

@@ -15,9 +15,9 @@ from math import prod
 import torch
 
 from gradwire.torch.device.device_queue import DeviceQueue
+from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.link.alike import Alike
 from gradwire.torch.link.engine import finish_step
-from gradwire.torch.link.errors import ResidualDroppedWarning
 from gradwire.torch.link.transport import Transport
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.records.checkpoint import (

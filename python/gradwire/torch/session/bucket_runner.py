@@ -11,14 +11,14 @@ from dataclasses import replace
 import torch
 
 from gradwire.torch.device.device_queue import DeviceQueue
-from gradwire.torch.link.alike import Alike
-from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.engine import agree
-from gradwire.torch.link.errors import (
+from gradwire.torch.errors import (
     OneMachineWarning,
     PeerMismatchError,
     WorkerDiffersWarning,
 )
+from gradwire.torch.link.alike import Alike
+from gradwire.torch.link.connection import Connection
+from gradwire.torch.link.engine import agree
 from gradwire.torch.records.checkpoint import (
     Residual,
     StateDict,

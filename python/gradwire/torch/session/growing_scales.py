@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradwire._core import Layout, scale_growth
-from gradwire.torch.link.errors import GrowingScalesWarning
+from gradwire.torch.errors import GrowingScalesWarning
 from gradwire.torch.records.exchange_settings import ExchangeSettings
 from gradwire.torch.session.ledger import Ledger
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gradwire._core import Layout
-from gradwire.torch.link.errors import (
+from gradwire.torch.errors import (
     NonFiniteStepWarning,
     OutgrownResidualWarning,
     UnmatchedPatternWarning,

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from gradwire.torch.device import device_queue
 from gradwire.torch.device.device_queue import DeviceQueue
 from gradwire.torch.device.kernels import has_kernels
+from gradwire.torch.errors import CommunicationError
 from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.errors import CommunicationError
 from gradwire.torch.link.failure import GRACE_SECONDS, FailureBoard
 from gradwire.torch.link.meeting import Meeting
 from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread, Jobs

@@ -1,0 +1,103 @@
+"""The base of records of options, and errors that help to find an option's name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+_P = ParamSpec("_P")
+_Self = TypeVar("_Self")
+_T = TypeVar("_T")
+
+# What other libraries call an option: whose word it is, and the option here.
+_FOREIGN = {
+    "sync_every": ("torchft", "every"),
+    "fragment_sync_delay": ("torchft", "delay"),
+    "fragment_update_alpha": ("torchft", "mix"),
+    "model_fragments": ("torchft", "fragments"),
+    "outer_optimizer": ("torchft", "outer"),
+    "should_quantize": ("torchft", "codec"),
+    "min_replica_size": ("torchft", "min_ranks"),
+    "start_powerSGD_iter": ("PowerSGD", "start_iter"),
+    "matrix_approximation_rank": ("PowerSGD", "codec"),
+    "use_error_feedback": ("PowerSGD", "codec"),
+    "min_compression_rate": ("PowerSGD", "min_numel"),
+    "random_seed": ("PowerSGD", "seed"),
+}
+
+
+@dataclass(frozen=True)
+class OptionRecord:
+    """Frozen options that check themselves: a subclass raises from its `__post_init__`."""
+
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        _check_names(cls.__name__, given, {field.name: field.default for field in fields(cls)})
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """The end of the chain: a record may have several records as bases."""
+
+    def given(self, **plain: Any) -> Self:
+        """The record with options that were given as plain keywords, too; None: it was not given.
+
+        Raises:
+            ValueError: An option is given in both ways.
+        """
+        named = {name: value for name, value in plain.items() if value is not None}
+        usual = {field.name: field.default for field in fields(self)}
+        for name in named:
+            if getattr(self, name) != usual[name]:
+                raise ValueError(f"{name} is given twice: as {name}= and in {type(self).__name__}")
+        return replace(self, **named) if named else self
+
+
+def describe_unknown(owner: str, name: str, known: Mapping[str, Any]) -> str:
+    """The error for an argument that `owner` lacks.
+
+    Args:
+        owner: The public class or function.
+        name: The argument.
+        known: The arguments of `owner`, and the records that are defaults among them.
+    """
+    records = {key: value for key, value in known.items() if isinstance(value, OptionRecord)}
+    written = dict.fromkeys(known, "")
+    for key, record in records.items():
+        for field in fields(record):
+            written.setdefault(field.name, f"{key}={type(record).__name__}({field.name}=...)")
+    found = f"{owner} has no argument '{name}'"
+    if written.get(name):
+        return f"{found}: write {written[name]}"
+    if name in _FOREIGN:
+        source, here = _FOREIGN[name]
+        if here not in written:
+            return f"{found}: it is {source}'s word for {here}, which {owner} does not have"
+        return f"{found}, as {source} calls it: write {written[here] or here + '=...'}"
+    near = get_close_matches(name, written, n=1, cutoff=0.5)
+    if near:
+        return f"{found}; did you mean {written[near[0]] or near[0] + '=...'}?"
+    return f"{found}; it has {', '.join(known)}"
+
+
+def _check_names(owner: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in known:
+            raise TypeError(describe_unknown(owner, name, known))
+
+
+def explains_arguments(
+    init: Callable[Concatenate[_Self, _P], _T],
+) -> Callable[Concatenate[_Self, _P], _T]:
+    """Decorates an `__init__`: a keyword that it lacks raises TypeError, see `describe_unknown`."""
+    parameters = inspect.signature(init).parameters
+    known = {name: p.default for name, p in parameters.items() if name != "self"}
+
+    @wraps(init)
+    def checked(self: _Self, /, *args: _P.args, **given: _P.kwargs) -> _T:
+        _check_names(type(self).__name__, given, known)
+        return init(self, *args, **given)
+
+    return checked

@@ -1,0 +1,106 @@
+"""`compress`: one door to the ways to train with a compressed exchange."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from gradwire.option_record import describe_unknown
+from gradwire.torch.hook.gradwire_state import GradwireState, gradwire_hook
+from gradwire.torch.optimizers.local_steps import LocalSteps
+from gradwire.torch.records.live import ScalarWriter
+from gradwire.torch.records.shards import is_sharded
+
+
+class Compressed(Protocol):
+    """What every way to train has."""
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that ended the communication; after it no step can be taken."""
+
+    def stats(self) -> Any:
+        """Counters over all steps of this rank; as text it is a report."""
+
+    def scalars(self) -> dict[str, float]:
+        """The last step and the sums so far, as plain numbers (docs/reference/live.md)."""
+
+    def log_to(self, writer: ScalarWriter, *, every: int = 10) -> None:
+        """Writes `scalars()` to a SummaryWriter."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state; every rank saves its own."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a saved state; every rank loads its own."""
+
+    def close(self) -> None:
+        """Ends the communication."""
+
+
+def compress(
+    model: nn.Module, optimizer: Optimizer, codec: str | None = None, **options: Any
+) -> Any:
+    """Compresses what training `model` with `optimizer` sends, in the way that fits both.
+
+        optimizer = gradwire.torch.compress(model, torch.optim.AdamW(model.parameters()), every=4)
+
+    A model in DistributedDataParallel gets `gradwire_hook`; one that `fully_shard` has sharded gets
+    a FullyShardComm. For these, go on with your optimizer. A plain model gets LocalSteps, which
+    takes the optimizer's place: step the result. Rank 0 says on stderr which way it is, and why.
+
+    Args:
+        model: On every rank, after DistributedDataParallel or the last call of `fully_shard`.
+        optimizer: Of its parameters.
+        codec: As text, or one of the names "small", "safe" and "half-byte". None: "small" where it
+            suits the optimizer, else "safe".
+        options: Further arguments of the class that is taken.
+
+    Returns:
+        A GradwireState, a FullyShardComm or a LocalSteps; see Compressed for what they share.
+
+    Raises:
+        TypeError: The class that is taken lacks an option.
+        Further errors: Those of its constructor.
+    """
+    way: type[Any]
+    if isinstance(model, DistributedDataParallel):
+        way, why = GradwireState, "the model is in DistributedDataParallel"
+    elif any(is_sharded(parameter) for parameter in model.parameters()):
+        from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
+
+        way, why = FullyShardComm, "fully_shard has sharded the model"
+    else:
+        way, why = LocalSteps, "each rank can step the plain model itself"
+    _check(options, way, why)
+    made = way(model=model, optimizer=optimizer, codec=codec, **options)
+    if isinstance(model, DistributedDataParallel):
+        model.register_comm_hook(made, gradwire_hook)
+    if (made.rank if isinstance(made, LocalSteps) else dist.get_rank()) == 0:
+        stats: Any = made.stats()
+        codec = getattr(stats, "exchanges", stats).codec  # of LocalSteps, and of the others
+        found = f"{way.__name__} with {codec} for {type(optimizer).__name__}"
+        print(f"gradwire: {found}, because {why}", file=sys.stderr)
+    return made
+
+
+def _check(options: Mapping[str, Any], way: type, why: str) -> None:
+    """Raises TypeError for an option that the way lacks."""
+    known, local = (
+        {name: p.default for name, p in inspect.signature(each).parameters.items()}
+        for each in (way, LocalSteps)
+    )
+    for name in options:
+        if name not in known and name in local:
+            raise TypeError(
+                f"{name} is for LocalSteps, and compress takes {way.__name__}, because {why}"
+            )
+        if name not in known:
+            raise TypeError(describe_unknown("compress", name, known))
