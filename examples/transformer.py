@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.torch import LocalSteps
+from gradwire.torch import compress
 
 BATCH, CONTEXT, WIDTH = 8, 64, 128
 
@@ -56,7 +56,7 @@ def windows(text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--codec", default="3lc:s=1.00,coder=rice")
+parser.add_argument("--codec", default="small")
 parser.add_argument("--every", type=int, default=1)
 parser.add_argument("--steps", type=int, default=300)
 options = parser.parse_args()
@@ -68,7 +68,7 @@ adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)
 if options.codec == "ddp":
     optimizer, trained = adamw, DistributedDataParallel(model)
 else:
-    optimizer = LocalSteps(adamw, model, codec=options.codec, every=options.every, clip_norm=1.0)
+    optimizer = compress(model, adamw, options.codec, every=options.every, clip_norm=1.0)
     trained = model
 schedule = torch.optim.lr_scheduler.OneCycleLR(
     optimizer, 3e-3, options.steps, pct_start=0.15, cycle_momentum=False

@@ -44,7 +44,7 @@ def test_the_table_is_of_the_same_program() -> None:
     example = EXAMPLE.read_text(encoding="utf-8")
     own = [line.partition("  #")[0].strip() for line in TRAINING.splitlines()]
     assert [line for line in own if line not in example] == [
-        'optimizer = LocalSteps(adamw, model, codec="3lc:s=1.00,coder=rice", clip_norm=1.0)',
+        'optimizer = compress(model, adamw, codec="small", clip_norm=1.0)',
         "for inputs, targets in batches:",
         "loss = torch.nn.functional.cross_entropy(model(inputs), targets)",
     ]
