@@ -107,7 +107,7 @@ _SEEDS_HELP = "Runs of each codec, with the seeds --seed, --seed + 1, ..."
 _EVAL_EVERY_HELP = "Steps between evaluations; default: about a tenth of all."
 _EXCHANGE_HELP = (
     f"{', '.join(EXCHANGES)}, some with parameters, such as hierarchical:ranks=2; for every codec "
-    f"but ddp. With {ONE_PROCESS}, one process simulates all workers and their server, and nothing "
+    f"but ddp. With {ONE_PROCESS}, one process has all workers and their server, and nothing "
     f"is sent. With {SERVER} and {ONE_PROCESS}, workers pull the change of the server's model, or "
     "with :pulls=gradients the average gradient, by which each steps its own."
 )
