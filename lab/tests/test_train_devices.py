@@ -93,6 +93,13 @@ def test_a_build_with_kernels_is_usable(two_gpus: None, monkeypatch: pytest.Monk
     devices.check_usable(replace(CUDA, device="cuda:1"))
 
 
+def test_updates_in_one_process_are_refused(two_gpus: None) -> None:
+    here = replace(CUDA, exchange="one-process", bandwidth=None, compress="updates")
+    devices.check_usable(replace(here, codecs=("ddp",)))
+    with pytest.raises(TrainError, match="--compress updates steps models on the CPU"):
+        devices.check_usable(here)
+
+
 def test_workers_take_gpus_in_turn(two_gpus: None) -> None:
     places = [str(devices.of_worker("cuda", worker)) for worker in range(3)]
     assert places == ["cuda:0", "cuda:1", "cuda:0"]

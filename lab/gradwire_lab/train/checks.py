@@ -167,9 +167,6 @@ def _check_exchange(settings: TrainSettings) -> None:
         codecs = (*added, *RIVALS)
     elif settings.in_one_process:
         _refuse(settings, f"does not go with --exchange {ONE_PROCESS}", "rules")
-        if settings.compress == UPDATES and is_cuda(settings.device):
-            goes = f"--compress {UPDATES} steps models on the CPU; valid is cpu"
-            raise SettingsError("--device", goes)
         for codec in settings.codecs:
             if is_rival(codec) and codec != PLAIN_DDP:
                 goes = f"--exchange {ONE_PROCESS} cannot run {codec}: it needs real ranks"
