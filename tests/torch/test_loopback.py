@@ -22,6 +22,7 @@ from gradwire.torch import (
     ShardedOptimizer,
     gradwire_hook,
     loopback,
+    register_backend,
 )
 from gradwire.torch.errors import CommunicationError, PeerLostError
 from gradwire.torch.records.options import grouped
@@ -169,6 +170,36 @@ def test_each_rank_has_its_own_draws_and_the_caller_keeps_its_own() -> None:
     for rank, drawn in enumerate(runs):
         torch.manual_seed(rank)
         assert drawn == torch.rand(2).tolist()
+
+
+def train_in_pairs() -> Result:
+    """Ranks 0 and 2 train a model, and ranks 1 and 3 another one."""
+    pairs = [[0, 2], [1, 3]]
+    groups = [dist.new_group(pair) for pair in pairs]
+    return sharded(codec=THREE_LC, process_group=groups[dist.get_rank() % 2])
+
+
+def test_some_ranks_are_a_group(cluster: Cluster) -> None:
+    here = loopback.run(4, lambda rank: train_in_pairs())
+    assert here == cluster.run(4, train_in_pairs)
+    assert here[0][0] == here[2][0] != here[1][0] == here[3][0]
+
+
+def sum_over_the_backend() -> list[float]:
+    if not hasattr(dist.Backend, "GRADWIRE"):
+        register_backend(min_numel=1)
+    group = dist.new_group(backend="gradwire")
+    values = torch.randn(300, generator=torch.Generator().manual_seed(dist.get_rank()))
+    dist.all_reduce(values, group=group)
+    dist.barrier(group)
+    listed: list[float] = values.tolist()
+    return listed
+
+
+def test_the_backend_sums_in_one_process(cluster: Cluster) -> None:
+    here = loopback.run(3, lambda rank: sum_over_the_backend())
+    assert here == cluster.run(3, sum_over_the_backend)
+    assert here[0] == here[1] == here[2]
 
 
 def test_a_rank_that_fails_ends_all() -> None:

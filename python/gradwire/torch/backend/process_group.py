@@ -22,7 +22,8 @@ from gradwire.torch.backend.rules import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER,
 from gradwire.torch.device import device_queue
 from gradwire.torch.errors import ResidualDroppedWarning
 from gradwire.torch.link.engine import agree
-from gradwire.torch.link.meeting import Meeting, add_gloo
+from gradwire.torch.link.loopback import LoopbackGroup, group_here
+from gradwire.torch.link.meeting import Meeting, Where, add_gloo
 from gradwire.torch.link.transport import Transport
 from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.records.modes import writing_to
@@ -276,8 +277,10 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
         if self.rank() == 0:
             print(self._rules.describe(), file=sys.stderr)
         settings = replace(self._rules.settings, timeout=self.timeout.total_seconds())
-        meeting = Meeting(self._store, self.rank(), self.size(), self._ranks_in_world())
-        session = Session(settings, device, meeting)
+        where: Where = self._inner
+        if not isinstance(where, LoopbackGroup):
+            where = Meeting(self._store, self.rank(), self.size(), self._ranks_in_world())
+        session = Session(settings, device, where)
         session.close_with(self)
         return session
 
@@ -381,6 +384,8 @@ def _monitored_barrier(
 
 
 def _uncompressed(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    if (here := group_here(store, rank, size)) is not None:
+        return here
     group = dist.ProcessGroup(store, rank, size)
     add_gloo(group, PrefixStore("cpu/", store), timeout)
     if torch.cuda.is_available() and dist.is_nccl_available():

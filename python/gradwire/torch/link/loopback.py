@@ -49,7 +49,7 @@ from gradwire.torch.link.transport import (
 )
 
 NAME = "loopback"
-_here = threading.local()  # `ranks` of a thread that is a rank
+_here = threading.local()  # `ranks` and `rank` of a thread that is a rank
 
 
 def run(world_size: int, function: Callable[[int], T]) -> list[T]:
@@ -81,7 +81,7 @@ class _Ranks:
 
         def live(rank: int) -> None:
             self._may_run[rank].acquire()
-            _here.ranks = self
+            _here.ranks, _here.rank = self, rank
             torch.set_rng_state(self._draws[rank])
             try:
                 dist.init_process_group(
@@ -111,21 +111,26 @@ class _Ranks:
     def channels(self, name: object) -> _Channels:
         return self._channels[name]
 
-    def connect(self, name: object, rank: int, size: int) -> _Channels:
-        """The channels, when all ranks have come for them. Raises LostError."""
+    def connect(self, name: object, place: int, size: int) -> _Channels:
+        """The channels, when all ranks of a group have come for them. Raises LostError.
+
+        place: of this rank in the group, by which its channels call it.
+        """
         channels = self._channels[name]
-        channels.joined.add(rank)
-        if not self.wait(rank, lambda: len(channels.joined) == size):
-            missing = tuple(other for other in range(size) if other not in channels.joined)
+        channels.place_of[_here.rank] = place
+        if not self.wait(lambda: len(channels.place_of) == size):
+            here = channels.place_of.values()
+            missing = tuple(other for other in range(size) if other not in here)
             raise LostError(missing, True, "all other ranks wait or have ended")
         return channels
 
-    def wait(self, rank: int, until: Callable[[], bool]) -> bool:
+    def wait(self, until: Callable[[], bool]) -> bool:
         """Lets other ranks run until `until()` holds. Returns False if it never will."""
         if until():
             return True
-        if rank in self._ended:
-            return False
+        if getattr(_here, "ranks", None) is not self:
+            return False  # all have ended
+        rank = _here.rank
         self._until[rank] = until
         self._draws[rank] = torch.get_rng_state()
         self._hand_on(rank)
@@ -146,7 +151,8 @@ class _Ranks:
 
     def _end(self, rank: int) -> None:
         for channels in list(self._channels.values()):
-            channels.close(rank)
+            if rank in channels.place_of:
+                channels.close(channels.place_of[rank])
         self._ended.add(rank)
         self._hand_on(rank)
 
@@ -155,7 +161,7 @@ class _Channels:
     """What the ranks of a connection, or of a group, pass to each other."""
 
     def __init__(self) -> None:
-        self.joined: set[int] = set()
+        self.place_of: dict[int, int] = {}  # of those that have come, by their ranks in the world
         self.closed: set[int] = set()
         # By sender and receiver.
         self.messages: defaultdict[tuple[int, int], deque[Received]] = defaultdict(deque)
@@ -250,7 +256,7 @@ class LoopbackTransport(Transport):
     def _wait(self, until: Callable[[], object]) -> bool:
         start = time.perf_counter()
         try:
-            return self._ranks.wait(self.rank, lambda: bool(until()))
+            return self._ranks.wait(lambda: bool(until()))
         finally:
             self.waited_seconds += time.perf_counter() - start
 
@@ -277,6 +283,13 @@ class LoopbackGroup(dist.ProcessGroup):
         channels = self._ranks.connect((self._name, number), self.rank(), self.size())
         store = PrefixStore(f"gradwire/{self._name}/{number}", self._store)
         return LoopbackTransport(self._ranks, channels, self.rank(), self.size(), timeout), store
+
+    def names(self) -> list[int]:
+        """Its ranks in the world; without a place in the world, its own."""
+        try:
+            return dist.get_process_group_ranks(self)
+        except KeyError:
+            return list(range(self.size()))
 
     # What torch.distributed asks for -------------------------------------------------------------
 
@@ -348,7 +361,7 @@ class LoopbackGroup(dist.ProcessGroup):
         channels = self._ranks.channels((self._name, "collectives"))
         given = channels.given[number]
         given[self.rank()] = [tensor.detach().clone() for tensor in tensors]
-        if not self._ranks.wait(self.rank(), lambda: len(given) == size):
+        if not self._ranks.wait(lambda: len(given) == size):
             missing = sorted(set(range(size)) - given.keys())
             raise dist.DistBackendError(f"{NAME}: ranks {missing} do not take part")
         channels.taken[number] += 1
@@ -382,6 +395,12 @@ def _done(result: Any) -> dist.Work:
     future.set_result(result)
     work: dist.Work = c10d._create_work_from_future(future)  # type: ignore[attr-defined]
     return work
+
+
+def group_here(store: Store, rank: int, size: int) -> LoopbackGroup | None:
+    """A group in the thread of a rank; None in other threads."""
+    ranks = getattr(_here, "ranks", None)
+    return None if ranks is None else LoopbackGroup(ranks, store, rank, size)
 
 
 def _make_group(store: Store, rank: int, size: int, timeout: timedelta) -> LoopbackGroup:

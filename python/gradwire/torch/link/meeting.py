@@ -62,14 +62,15 @@ def connect(where: Where, timeout: float) -> Connected:
         return _connect_over_gloo(call, timeout, where.names, where.numbers)
     world = where or dist.group.WORLD
     assert world is not None, "init_process_group was not called"
-    names = dist.get_process_group_ranks(world)
     if isinstance(world, LoopbackGroup):
+        names = world.names()
         try:
             wire, store = world.connect(timeout)
         except LostError as lost:
             absent = tuple(names[peer] for peer in lost.peers)
             raise PeerLostError(f"ranks {absent} do not connect: {lost}", absent) from lost
         return Connected(wire, names, store)
+    names = dist.get_process_group_ranks(world)
     call = RollCall(world.get_group_store(), names[world.rank()], names, timeout, world)
     return _connect_over_gloo(call, timeout, names, ())
 

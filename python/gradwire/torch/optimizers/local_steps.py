@@ -261,7 +261,7 @@ class LocalSteps(WrappingOptimizer):
             self._peers = ElasticPeers(
                 Generations(members.store, joining, replica.describe(follows)),
                 self._averaging,
-                lambda meeting: Session(settled, meeting=meeting),
+                lambda meeting: Session(settled, where=meeting),
                 type(optimizer).__name__,
             )
         else:

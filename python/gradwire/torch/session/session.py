@@ -22,7 +22,7 @@ from gradwire.torch.device.kernels import has_kernels
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.link.connection import Connection
 from gradwire.torch.link.failure import GRACE_SECONDS, FailureBoard
-from gradwire.torch.link.meeting import Meeting
+from gradwire.torch.link.meeting import Where
 from gradwire.torch.link.thread import ABORT_SECONDS, CommunicationThread, Jobs
 from gradwire.torch.link.transport import Transport
 from gradwire.torch.records import checkpoint
@@ -49,15 +49,15 @@ class Session:
         self,
         settings: ExchangeSettings,
         device: torch.device = _CPU,
-        meeting: Meeting | None = None,
+        where: Where = None,
         board: FailureBoard | None = None,
     ) -> None:
         """Makes a Gloo group of its own. Every rank must call this, in the same order.
 
-        `device`: the device that the buckets are on. `meeting`: takes the place of the settings'
+        `device`: the device that the buckets are on. `where`: takes the place of the settings'
         process group. `board`: of several sessions whose errors have one cause.
         """
-        self._connection = Connection(meeting or settings.process_group, settings.timeout, board)
+        self._connection = Connection(where or settings.process_group, settings.timeout, board)
         # Nothing needs the group from here on, and it may be the owner, which must not be kept.
         self._settings = settings = replace(settings, process_group=None)
         self.rank = self._connection.rank
