@@ -10,8 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,27 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.torch import (
-    Execution,
-    FullyShardComm,
-    GradwireState,
-    LocalSteps,
-    Members,
-    ServerOptimizer,
-    ShardedOptimizer,
-    gradwire_hook,
-    register_backend,
-    save,
-    sparse_loco,
-)
-from gradwire.torch.records.options import grouped
+from gradwire.torch import LocalSteps, ServerOptimizer, register_backend, save, sparse_loco
 from gradwire_lab.train import network
 from training import BATCH, CLASSES, INPUTS, digest, make_model
+from ways import Training, Way, build
 
 DATA_FAULT = "the data of this rank cannot be read"
 
@@ -99,23 +83,11 @@ class Job:
         return Path(self.folder) / "checkpoints" / str(self.rank)
 
 
-@dataclass
-class Training:
-    """module: what is called with a batch. states: saved and loaded in a checkpoint."""
-
-    module: nn.Module
-    optimizer: Any
-    states: dict[str, Any]
-    model: nn.Module
-    close: Callable[[], None] = lambda: None
-    counters: dict[str, Any] = field(default_factory=dict)
+def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
 
 
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-
-
-def _join_group(job: Job, backend: str = "gloo") -> None:
+def _join_group(job: Job, backend: str) -> None:
     dist.init_process_group(
         backend,
         init_method=f"tcp://{job.address}:{job.port}",
@@ -125,146 +97,68 @@ def _join_group(job: Job, backend: str = "gloo") -> None:
     )
 
 
-def _with_hook(**settings: Any) -> Callable[[Job], Training]:
-    def make(job: Job) -> Training:
-        _join_group(job)
-        model = make_model()
-        ddp = DistributedDataParallel(model, find_unused_parameters=True)
-        state = GradwireState(**grouped({"timeout": job.timeout, **settings}))
-        ddp.register_comm_hook(state, gradwire_hook)
-        optimizer = _sgd(model)
-        states = {"model": model, "optimizer": optimizer, "gradwire": state}
-        return Training(ddp, optimizer, states, model)
-
-    return make
-
-
-def _sharded_optimizer(job: Job) -> Training:
-    _join_group(job)
-    model = make_model()
-    optimizer = ShardedOptimizer(_sgd(model), model, execution=Execution(timeout=job.timeout))
-    states = {"model": model, "optimizer": optimizer}
-    return Training(model, optimizer, states, model, optimizer.close)
-
-
-def _local_steps(**settings: Any) -> Callable[[Job], Training]:
-    def make(job: Job) -> Training:
-        _join_group(job)
-        model = make_model()
-        optimizer = LocalSteps(
-            _sgd(model), model, **grouped({"every": 4, "timeout": job.timeout, **settings})
-        )
-        states = {"model": model, "optimizer": optimizer}
-        return Training(model, optimizer, states, model, optimizer.close)
-
-    return make
-
-
-def _local_steps_go_on(job: Job) -> Training:
-    model = make_model()
-    store = TCPStore(job.address, job.port, is_master=False)
-    optimizer = LocalSteps(
-        _sgd(model),
-        model,
-        every=4,
-        execution=Execution(timeout=job.timeout),
-        members=Members(
-            on_lost="continue",
-            store=store,
-            ranks=job.world_size,
-            lost_after=job.lost_after or job.timeout,
-        ),
-    )
-    states = {"model": model, "optimizer": optimizer}
-    return Training(model, optimizer, states, model, optimizer.close)
-
-
-def _with_server(**settings: Any) -> Callable[[Job], Training]:
-    def make(job: Job) -> Training:
-        _join_group(job)
-        model = make_model()
-        named = model.named_parameters()
-        optimizer = ServerOptimizer(
-            _sgd(model), named_parameters=named, **grouped({"timeout": job.timeout, **settings})
-        )
-        return Training(model, optimizer, {"optimizer": optimizer}, model, optimizer.close)
-
-    return make
-
-
-def _fsdp(replicas: int = 1, **settings: Any) -> Callable[[Job], Training]:
-    def make(job: Job) -> Training:
-        _join_group(job)
-        model = make_model()
-        mesh = _mesh(job, replicas)
-        for layer in model.children():
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        comm = FullyShardComm(model, **grouped({"timeout": job.timeout, **settings}))
-        optimizer = _sgd(model)
-        states = {"model": model, "optimizer": optimizer, "gradwire": comm}
-        return Training(model, optimizer, states, model, comm.close)
-
-    return make
-
-
-def _mesh(job: Job, replicas: int) -> DeviceMesh:
-    """The groups of two dimensions are made by PyTorch, with a timeout of 30 minutes, unless it is
-    told otherwise."""
-    if replicas == 1:
-        return init_device_mesh("cpu", (job.world_size,))
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # PyTorch hides it
-    options._timeout = timedelta(seconds=job.timeout)
-    names = ("replicas", "shards")
-    override: dict[int | str, Any] = dict.fromkeys(names, ("gloo", options))
-    shape = (replicas, job.world_size // replicas)
-    return init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override=override)
-
-
-def _backend(job: Job) -> Training:
-    register_backend(min_numel=256)
-    _join_group(job, "cpu:gradwire")
-    model = make_model()
-    ddp = DistributedDataParallel(model, find_unused_parameters=True)
-    optimizer = _sgd(model)
-    return Training(ddp, optimizer, {"model": model, "optimizer": optimizer}, model)
-
-
-WAYS: dict[str, Callable[[Job], Training]] = {
-    "hook-sharded": _with_hook(codec="3lc"),
-    "hook-ring": _with_hook(codec="int8", exchange="ring"),
-    "hook-terngrad": _with_hook(codec="terngrad", exchange="terngrad"),
-    "hook-hierarchical": _with_hook(codec="3lc", exchange="hierarchical", ranks_per_machine=2),
-    "hook-broadcast": _with_hook(codec="3lc", exchange="broadcast"),
-    "sharded-optimizer": _sharded_optimizer,
-    "local-steps": _local_steps(),
-    "local-steps-fragments": _local_steps(fragments=2, delay=1),
-    "sparse-loco": _local_steps(**sparse_loco(density=0.02)),
-    "servers": _with_server(codec="3lc"),
-    "servers-server": _with_server(codec="3lc"),  # the fault happens to the server
-    "fsdp": _fsdp(),
-    "fsdp-weights": _fsdp(weights="bf16"),
-    "hsdp": _fsdp(replicas=2),
-    "hsdp-rank-1": _fsdp(replicas=2),  # the fault happens to the rank beside the store's host
-    "backend": _backend,
-    "local-steps-go-on": _local_steps_go_on,
-    "servers-go-on": _with_server(codec="3lc", on_lost="continue"),
+WAYS = {
+    "hook-sharded": Way("hook", {"codec": "3lc"}),
+    "hook-ring": Way("hook", {"codec": "int8", "exchange": "ring"}),
+    "hook-terngrad": Way("hook", {"codec": "terngrad", "exchange": "terngrad"}),
+    "hook-hierarchical": Way(
+        "hook", {"codec": "3lc", "exchange": "hierarchical", "ranks_per_machine": 2}
+    ),
+    "hook-broadcast": Way("hook", {"codec": "3lc", "exchange": "broadcast"}),
+    "sharded-optimizer": Way("sharded"),
+    "local-steps": Way("local", {"every": 4}),
+    "local-steps-fragments": Way("local", {"every": 4, "fragments": 2, "delay": 1}),
+    "sparse-loco": Way("local", {"every": 4, **sparse_loco(density=0.02)}),
+    "servers": Way("server", {"codec": "3lc"}, servers=1),
+    "servers-server": Way("server", {"codec": "3lc"}, servers=1),  # whose server has the fault
+    "fsdp": Way("fsdp"),
+    "fsdp-weights": Way("fsdp", {"weights": "bf16"}),
+    "hsdp": Way("fsdp", replicas=2),
+    "hsdp-rank-1": Way("fsdp", replicas=2),  # the rank beside the store's host has the fault
+    "backend": Way("plain"),  # over a default group that compresses
+    "local-steps-go-on": Way("local", {"every": 4, "on_lost": "continue"}),
+    "servers-go-on": Way("server", {"codec": "3lc", "on_lost": "continue"}, servers=1),
 }
+
+
+def _build(job: Job) -> Training:
+    way = WAYS[job.way]
+    options: dict[str, Any] = {} if way.kind == "plain" else {"timeout": job.timeout}
+    if way.kind == "local" and way.is_elastic:
+        store = TCPStore(job.address, job.port, is_master=False)
+        lost_after = job.lost_after or job.timeout
+        options |= {"store": store, "ranks": job.world_size, "lost_after": lost_after}
+    elif job.way == "backend":
+        register_backend(min_numel=256)
+        _join_group(job, "cpu:gradwire")
+    else:
+        _join_group(job, "gloo")
+    return build(way, make_model(), _sgd, **options)
+
+
+def _states_of(training: Training) -> dict[str, Any]:
+    """What a checkpoint has. A server's state has the model."""
+    states = {"optimizer": training.optimizer}
+    if training.way.kind != "server":
+        states["model"] = training.model
+    if training.source not in (None, training.optimizer):
+        states["gradwire"] = training.source
+    return states
 
 
 def train(job: Job) -> None:
     """Trains for `job.steps` steps, and leaves a file with the digest of the model."""
     _settle_in(job)
     progress = os.open(Path(job.folder) / f"progress-{job.rank}", os.O_WRONLY | os.O_CREAT)
-    training = WAYS[job.way](job)
-    number = getattr(training.optimizer, "rank", job.rank)
+    training = _build(job)
+    number = training.rank
     (Path(job.folder) / f"number-{job.rank}").write_text(str(number))
     if job.ends_early:
         os.kill(os.getpid(), signal.SIGKILL)
     step = 0
     if job.resume_from is not None:
         saved = torch.load(_checkpoint_of(job, number), weights_only=True)
-        for name, state in training.states.items():
+        for name, state in _states_of(training).items():
             state.load_state_dict(saved[name])
         step = saved["step"]
 
@@ -283,15 +177,12 @@ def train(job: Job) -> None:
         optimizer.serve(on_step)
     else:
         while step < job.last_step:
-            inputs, labels = _batch(number, step)
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(training.module(inputs), labels).backward()
-            optimizer.step()
+            training.steps = step
+            training.step(_loss_of)
             step = _steps_of(optimizer, step + 1)
             on_step(step)
             time.sleep(job.pause)
-    if isinstance(optimizer, LocalSteps):
-        optimizer.synchronize()
+    training.settle()
     training.close()
     result = {"digest": _digest(training.model), "step": step}
     if dist.is_initialized():
@@ -327,15 +218,15 @@ def _settle_in(job: Job) -> None:
         )
 
 
-def _batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _loss_of(module: nn.Module, rank: int, step: int) -> torch.Tensor:
     """Labels that can be learned, so that the gradients stay as they are in a training."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     inputs = torch.randn(BATCH, INPUTS, generator=generator)
-    return inputs, inputs[:, :CLASSES].argmax(dim=1)
+    return nn.functional.cross_entropy(module(inputs), inputs[:, :CLASSES].argmax(dim=1))
 
 
 def _save(job: Job, training: Training, step: int, number: int) -> None:
-    states = {name: state.state_dict() for name, state in training.states.items()}
+    states = {name: state.state_dict() for name, state in _states_of(training).items()}
     save({"step": step, "number": number, **states}, job.checkpoints / f"{step}.pt")
 
 

@@ -75,6 +75,9 @@ def train_each(way: str, codecs: list[str]) -> list[tuple[int, bytes, int]]:
         options: dict[str, Any] = {} if codec == OWN else {"codec": codec}
         training = build(way, Distances(), **options)
         training.run(STEPS, loss)
+        training.settle()
+        if training.way.servers:
+            training.close()  # the model is the one that a worker leaves with
         values = b"".join(v.contiguous().numpy().tobytes() for v in training.values().values())
         results.append((training.rank, values, training.sent_bytes()))
         training.close()

@@ -10,11 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
 
-import gradwire.torch
-from gradwire.torch import GradwireState, LocalSteps, ServerOptimizer, ShardedOptimizer
+from gradwire.torch import LocalSteps, ServerOptimizer, ShardedOptimizer
+from ways import build
 
 STEPS = 4
 
@@ -40,35 +39,16 @@ def gradient_is_negative(x: float) -> bool:
 
 def weights_of(way: str) -> list[float]:
     """After each step with the codec raw, from ranks whose gradients are 1 and 2."""
-    model = Negated()
-    if way == "fsdp":
-        fully_shard(model)
-        gradwire.torch.FullyShardComm(model, codec="raw", start_iter=0)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.25)
-    call: Callable[[torch.Tensor], torch.Tensor] = model
-    optimizer: Any = sgd
-    if way == "hook":
-        call = ddp = DistributedDataParallel(model)
-        state = GradwireState("raw", start_iter=0)
-        ddp.register_comm_hook(state, gradwire.torch.gradwire_hook)
-    elif way == "local":
-        optimizer = LocalSteps(sgd, model, every=1, codec="raw")
-    elif way == "sharded":
-        optimizer = ShardedOptimizer(sgd, model, "raw")
-    elif way == "server":
-        optimizer = ServerOptimizer(sgd, model=model, codec="raw")
-        if optimizer.is_server:
-            optimizer.serve()
-            return []
-    found = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        call(torch.tensor([1.0 + dist.get_rank()])).sum().backward()
-        optimizer.step()
-        weight: Any = model.w
-        found.append(float(weight.full_tensor() if way == "fsdp" else weight))
-    if optimizer is not sgd:
-        optimizer.close()
+    training = build(way, Negated(), lambda parameters: SGD(parameters, lr=0.25), codec="raw")
+    found: list[float] = []
+
+    def note(step: int) -> None:
+        weight: Any = training.model.w
+        found.append(float(weight.full_tensor() if training.way.kind == "fsdp" else weight))
+
+    training.run(STEPS, lambda module, rank, step: module(torch.tensor([1.0 + rank])).sum(), note)
+    training.settle()
+    training.close()
     return found
 
 
@@ -107,7 +87,7 @@ def refusals() -> dict[str, str]:
             if way == "ServerOptimizer" and "buffer" in kind:
                 continue  # it takes none over here
             try:
-                make(torch.optim.SGD(model.parameters(), lr=0.1), model)
+                make(SGD(model.parameters(), lr=0.1), model)
                 said[f"{way}, {kind}"] = "taken"
             except TypeError as error:
                 said[f"{way}, {kind}"] = str(error)
@@ -132,15 +112,13 @@ def _free_parameter(model: nn.Linear) -> None:
 
 DEEDS = {"freed": _free_gradient, "halved": _halve_gradient, "parameter": _free_parameter}
 STEPPED: dict[str, Callable[[nn.Module], Any]] = {
-    "SGD": lambda model: LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model),
+    "SGD": lambda model: LocalSteps(SGD(model.parameters(), lr=0.1), model),
     "AdamW": lambda model: LocalSteps(torch.optim.AdamW(model.parameters()), model),
-    "clipped": lambda model: LocalSteps(
-        torch.optim.SGD(model.parameters(), lr=0.1), model, clip_norm=1.0
-    ),
+    "clipped": lambda model: LocalSteps(SGD(model.parameters(), lr=0.1), model, clip_norm=1.0),
     "closure": lambda model: LocalSteps(torch.optim.LBFGS(model.parameters()), model),
-    "sharded": lambda model: ShardedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model),
+    "sharded": lambda model: ShardedOptimizer(SGD(model.parameters(), lr=0.1), model),
     "server": lambda model: ServerOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model=model, codec="raw"
+        SGD(model.parameters(), lr=0.1), model=model, codec="raw"
     ),
 }
 

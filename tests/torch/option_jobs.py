@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.optim import SGD, AdamW, Optimizer
 
 import finite_sums
-from gradwire.torch import LocalSteps, ServerOptimizer, ShardedOptimizer
 from gradwire.torch.link.transport import Kind
 from gradwire.torch.link.wire import Wire
-from gradwire.torch.records.options import grouped
-from training import batch, digest, make_model
+from training import digest, loss_of, make_model
+from ways import Way, build
 
 STEPS = 12
 SECONDS = 60.0  # timeout of a rank that waits in vain
-
-
-@dataclass(frozen=True)
-class Way:
-    """make: "sharded", "local" or "server". outer: LocalSteps gets an outer optimizer, which gets
-    the other options."""
-
-    make: str
-    options: dict[str, Any] = field(default_factory=dict)
-    outer: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,9 +48,10 @@ def train_each(ways: Sequence[Way], changes: Sequence[Change]) -> list[Ended]:
 
 
 def train(way: Way, changes: Sequence[Change]) -> Ended:
-    rank, model, step = dist.get_rank(), make_model(), -1
+    """With the option "outer", an outer optimizer gets the changes."""
+    rank, model, has_outer = dist.get_rank(), make_model(), "outer" in way.options
     inner = AdamW(model.parameters(), lr=1e-3)
-    changed: list[Optimizer] = [] if way.outer else [inner]
+    changed: list[Optimizer] = [] if has_outer else [inner]
     compared: list[str] = []
     send = Wire.send
 
@@ -75,48 +64,33 @@ def train(way: Way, changes: Sequence[Change]) -> Ended:
             compared.append(self.doing)
         send(self, peer, kind, *args)
 
-    def change() -> None:
+    def change(step: int) -> None:
         for each in changes:
             if each.step == step and each.rank in (None, rank):
                 changed[0].param_groups[0][each.key] = each.value
 
-    said, optimizer = None, None
+    def change_and_compute(module: nn.Module, number: int, step: int) -> torch.Tensor:
+        change(step)
+        return loss_of(module, number, step)
+
+    options: dict[str, Any] = {"outer": make_outer} if has_outer else {}
+    said, training = None, None
     with warnings.catch_warnings(record=True) as warned, mock.patch.object(Wire, "send", count):
         warnings.simplefilter("always")
         try:
-            change()
-            optimizer = _wrap(way, inner, model, make_outer)
-            for step in range(STEPS):
-                change()
-                inputs, labels = batch(rank, step)
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(inputs), labels).backward()
-                optimizer.step()
-            if way.make != "sharded":
-                optimizer.synchronize()
+            change(-1)
+            training = build(way, model, lambda parameters: inner, timeout=SECONDS, **options)
+            training.run(STEPS, change_and_compute)
+            training.settle()
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         finally:
-            if optimizer is not None:
-                optimizer.close()
+            if training is not None:
+                training.close()
     said = said or next(
         (str(w.message) for w in warned if "can't exchange" in str(w.message)), said
     )
     return Ended(said, digest(model), compared)
-
-
-def _wrap(way: Way, inner: Optimizer, model: nn.Module, make_outer: Any) -> Any:
-    options = {"timeout": SECONDS, **way.options}
-    if way.make == "sharded":
-        return ShardedOptimizer(inner, model, **grouped(options))
-    if way.make == "server":
-        optimizer = ServerOptimizer(inner, **grouped(options))
-        optimizer.connect()
-        return optimizer
-    if options.get("on_lost"):
-        store = PrefixStore("options", _get_default_store())
-        options |= {"store": store, "ranks": dist.get_world_size()}
-    return LocalSteps(inner, model, outer=make_outer if way.outer else None, **grouped(options))
 
 
 def minimize(changes: dict[int, dict[str, Any]]) -> str | None:

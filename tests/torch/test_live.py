@@ -14,13 +14,17 @@ from live_jobs import STEPS, Logged, Writer
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "live.md"
 
+COMPRESSED, INT8 = {"codec": "3lc", "start_iter": 1}, {"codec": "int8"}
+HOOK = live_jobs.log, "hook", 1, COMPRESSED
+SERVERS = live_jobs.log, "servers", 1, INT8
+
 
 def by_name(logged: Logged, name: str) -> dict[int, float]:
     return {step: value for tag, value, step in logged.written if tag == f"gradwire/{name}"}
 
 
 def test_the_hook_logs_each_complete_step(cluster: Cluster) -> None:
-    for logged in cluster.run(2, live_jobs.log_hook, 1):
+    for logged in cluster.run(2, *HOOK):
         pushed = by_name(logged, "push_bytes")
         assert list(pushed) == list(range(STEPS))
         assert sum(pushed.values()) == logged.stats["push_bytes"]
@@ -39,12 +43,12 @@ def test_the_hook_logs_each_complete_step(cluster: Cluster) -> None:
 
 
 def test_some_steps_are_left_out(cluster: Cluster) -> None:
-    for logged in cluster.run(2, live_jobs.log_hook, 2):
+    for logged in cluster.run(2, live_jobs.log, "hook", 2, COMPRESSED):
         assert list(by_name(logged, "push_bytes")) == [0, 2, 4]
 
 
 def test_a_sharded_optimizer_logs_each_step(cluster: Cluster) -> None:
-    for logged in cluster.run(2, live_jobs.log_sharded):
+    for logged in cluster.run(2, live_jobs.log, "ShardedOptimizer", 1, INT8):
         pushed = by_name(logged, "push_bytes")
         assert list(pushed) == list(range(STEPS))
         assert sum(pushed.values()) == logged.stats["push_bytes"]
@@ -52,12 +56,12 @@ def test_a_sharded_optimizer_logs_each_step(cluster: Cluster) -> None:
 
 def test_local_steps_log_exchanges_however_rarely_they_log(cluster: Cluster) -> None:
     for every, steps in ((2, [1, 3]), (3, [1, 3]), (4, [1])):
-        for logged in cluster.run(2, live_jobs.log_local_steps, every):
+        for logged in cluster.run(2, live_jobs.log, "LocalSteps", every, INT8):
             assert list(by_name(logged, "push_bits")) == steps
 
 
 def test_local_steps_send_nothing_between_exchanges(cluster: Cluster) -> None:
-    for logged in cluster.run(2, live_jobs.log_local_steps, 1):
+    for logged in cluster.run(2, live_jobs.log, "LocalSteps", 1, INT8):
         pushed = by_name(logged, "push_bytes")
         assert [step for step, sent in pushed.items() if sent] == [1, 3]
         assert list(by_name(logged, "push_bits")) == [1, 3]
@@ -65,7 +69,7 @@ def test_local_steps_send_nothing_between_exchanges(cluster: Cluster) -> None:
 
 
 def test_workers_and_servers_log(cluster: Cluster) -> None:
-    *workers, server = cluster.run(3, live_jobs.log_server)
+    *workers, server = cluster.run(3, *SERVERS)
     for logged in workers:
         assert logged.before["gradwire/push_bytes"] == 0
         assert "gradwire/ratio" not in logged.before
@@ -82,7 +86,7 @@ def test_workers_and_servers_log(cluster: Cluster) -> None:
 
 
 def test_fully_shard_logs_gradients_and_weights(cluster: Cluster) -> None:
-    for logged in cluster.run(2, live_jobs.log_fully_shard):
+    for logged in cluster.run(2, live_jobs.log, "FSDP2, weights", 1, {"start_iter": 0}):
         assert list(by_name(logged, "push_bytes")) == list(range(STEPS))
         assert sum(by_name(logged, "push_bytes").values()) == logged.stats["push_bytes"]
         assert 16 < by_name(logged, "weights_pull_bits")[2] < 18
@@ -93,7 +97,7 @@ def test_fully_shard_logs_gradients_and_weights(cluster: Cluster) -> None:
 def test_the_page_names_every_scalar(cluster: Cluster) -> None:
     page = set(re.findall(r"`(gradwire/\w+)`", PAGE.read_text(encoding="utf-8")))
     late = {"gradwire/error_norm", "gradwire/weights_pull_bits"}  # of more steps, of fully_shard
-    hook, server = cluster.run(2, live_jobs.log_hook, 1)[0], cluster.run(2, live_jobs.log_server)[0]
+    hook, server = cluster.run(2, *HOOK)[0], cluster.run(2, *SERVERS)[0]
     assert set(hook.last) | set(server.last) | late == page
 
 

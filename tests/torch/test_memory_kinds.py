@@ -7,17 +7,27 @@ import pytest
 import backend_jobs
 import memory_kind_jobs
 from cluster import Cluster
+from ways import WAYS
 
 
 def test_autograd_makes_gradients_with_the_negative_bit() -> None:
     assert memory_kind_jobs.gradient_is_negative(1.0)
 
 
-@pytest.mark.parametrize("way", ["hook", "local", "sharded", "server", "fsdp"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "hook",
+        "LocalSteps, every step",
+        "ShardedOptimizer",
+        "servers",
+        "servers, gradients",
+        "FSDP2",
+    ],
+)
 def test_gradients_with_the_negative_bit_keep_their_sign(cluster: Cluster, way: str) -> None:
     workers = 2
-    ranks = workers + (way == "server")
-    found = cluster.run(ranks, memory_kind_jobs.weights_of, way)
+    found = cluster.run(workers + WAYS[way].servers, memory_kind_jobs.weights_of, way)
     assert found[:workers] == [[0.625, 0.25, -0.125, -0.5]] * workers
 
 

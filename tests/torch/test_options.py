@@ -8,7 +8,8 @@ import pytest
 
 import option_jobs
 from cluster import Cluster
-from option_jobs import Change, Way
+from option_jobs import Change
+from ways import Way
 
 RING = {"codec": "int8", "exchange": "ring"}
 WAYS = {
@@ -25,8 +26,8 @@ WAYS = {
     "local, early momentum": Way("local", {"late_momentum": False, "correct_noise": False}),
 }
 OUTER = {
-    "outer": Way("local", {"every": 2}, outer=True),
-    "outer, fragments": Way("local", {"every": 2, "fragments": 2}, outer=True),
+    "outer": Way("local", {"every": 2, "outer": None}),
+    "outer, fragments": Way("local", {"every": 2, "fragments": 2, "outer": None}),
 }
 CHANGES = {
     "lr": (Change("lr", 5e-4), "lr of group 0 of AdamW: 0.001", "lr of group 0 of AdamW: 0.0005"),

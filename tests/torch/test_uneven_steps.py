@@ -8,6 +8,7 @@ import pytest
 
 import uneven_jobs
 from cluster import Cluster
+from ways import WAYS
 
 PLAIN: dict[str, Any] = {"every": 4}
 
@@ -51,18 +52,25 @@ def test_equal_steps_end_with_equal_models(cluster: Cluster) -> None:
     assert ranks[0] == ranks[1]
 
 
-@pytest.mark.parametrize("way", ["hook", "FSDP2", "sharded", "local"])
+@pytest.mark.parametrize("way", ["hook", "FSDP2", "ShardedOptimizer", "LocalSteps"])
 def test_states_of_different_steps_are_found(cluster: Cluster, way: str) -> None:
     for said, _ in cluster.run(2, uneven_jobs.load_unlike, way):
         assert said is not None, "they went on"
         assert "PeerMismatchError" in said
-        steps = ("step 1 after 6", "step 2 after 9") if way == "local" else ("step 4", "step 6")
+        after = ("step 1 after 6", "step 2 after 9")
+        steps = after if way == "LocalSteps" else ("step 4", "step 6")
         assert all(f"has '{step}" in said for step in steps)
 
 
-@pytest.mark.parametrize("way", ["sharded", "local", "QSVRG", "server"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("ShardedOptimizer", "LocalSteps, every step", "QSVRG", "servers"),
+        *("servers, gradients", "servers, by the tensor"),
+    ],
+)
 def test_a_rank_that_leaves_early_is_named(cluster: Cluster, way: str) -> None:
-    others = cluster.run(3 if way == "server" else 2, uneven_jobs.leave_early, way)
+    others = cluster.run(2 + WAYS[way].servers, uneven_jobs.leave_early, way)
     (said, _), (of_early, _), *_ = others
     assert of_early is None
     assert said is not None

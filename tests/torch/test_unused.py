@@ -12,33 +12,25 @@ from gradwire.torch.errors import PeerMismatchError
 from gradwire.torch.link.transport import Kind
 from gradwire.torch.link.unused import Unused
 from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_message
-from unused_jobs import (
-    BY_NONE,
-    BY_ONE,
-    USED,
-    Way,
-    serve_each,
-    train_each,
-)
+from unused_jobs import BY_NONE, BY_ONE, USED, sgd, train_each
 
 STEPS = [USED, USED, USED, USED, BY_NONE, BY_NONE, BY_NONE, BY_NONE, BY_ONE, BY_NONE]
 COARSE = "3lc:s=1.75"
-PLAIN = {"correct_noise": False}
 
 # The step after which the part stands still, for each way.
 WAYS = {
-    "hook": (Way("hook", {"codec": COARSE}), 3),
-    "hook, raw": (Way("hook", {"codec": "raw"}), 3),
-    "hook, bfloat16 residuals": (Way("hook", {"codec": f"{COARSE},residual=bf16"}), 3),
-    "hook, ring": (Way("hook", {"codec": "int8", "exchange": "ring"}), 3),
-    "hook, broadcast": (Way("hook", {"codec": COARSE, "exchange": "broadcast"}), 3),
-    "hook, terngrad": (Way("hook", {"codec": "terngrad", "exchange": "terngrad"}), 3),
+    "hook": (("hook", {"codec": COARSE}), 3),
+    "hook, raw": (("hook", {"codec": "raw"}), 3),
+    "hook, bfloat16 residuals": (("hook", {"codec": f"{COARSE},residual=bf16"}), 3),
+    "hook, ring": (("hook", {"codec": "int8", "exchange": "ring"}), 3),
+    "hook, broadcast": (("hook", {"codec": COARSE, "exchange": "broadcast"}), 3),
+    "hook, terngrad": (("hook", {"codec": "terngrad", "exchange": "terngrad"}), 3),
     "hook, machines": (
-        Way("hook", {"codec": COARSE, "exchange": "hierarchical", "ranks_per_machine": 2}),
+        ("hook", {"codec": COARSE, "exchange": "hierarchical", "ranks_per_machine": 2}),
         3,
     ),
     "hook, rings in machines": (
-        Way(
+        (
             "hook",
             {
                 "codec": "int8",
@@ -48,18 +40,18 @@ WAYS = {
         ),
         3,
     ),
-    "sharded": (Way("sharded", {"codec": COARSE}), 3),
-    "sharded, raw": (Way("sharded", {"codec": "raw"}), 3),
-    "sharded, SGD": (Way("sharded", {"codec": "qsgd:bits=4"}, adamw=False), 3),
-    "local": (Way("local", {"codec": COARSE}), 3),
-    "local, resumed": (Way("local", {"codec": COARSE, "every": 2}, resumed_at=5), 3),
-    "local, every second": (Way("local", {"codec": COARSE, "every": 2}), 3),
+    "sharded": (("sharded", {"codec": COARSE}), 3),
+    "sharded, raw": (("sharded", {"codec": "raw"}), 3),
+    "sharded, SGD": (("sharded", {"codec": "qsgd:bits=4", "inner": sgd}), 3),
+    "local": (("local", {"codec": COARSE}), 3),
+    "local, resumed": (("local", {"codec": COARSE, "every": 2, "resumed_at": 5}), 3),
+    "local, every second": (("local", {"codec": COARSE, "every": 2}), 3),
     "local, fragments": (
-        Way("local", {"codec": COARSE, "every": 2, "fragments": 2, "delay": 1}),
+        ("local", {"codec": COARSE, "every": 2, "fragments": 2, "delay": 1}),
         6,
     ),
-    "local, back to back": (Way("local", {"codec": COARSE, "every": 2, "delay": 2}), 6),
-    "local, outer": (Way("local", {"codec": COARSE, "every": 2}, outer=True), 3),
+    "local, back to back": (("local", {"codec": COARSE, "every": 2, "delay": 2}), 6),
+    "local, outer": (("local", {"codec": COARSE, "every": 2, "outer": True}), 3),
 }
 
 
@@ -92,7 +84,7 @@ SERVED = {
 
 
 def test_servers_do_not_step_what_no_worker_uses(cluster: Cluster) -> None:
-    ranks = cluster.run(4, serve_each, list(SERVED.values()), STEPS)
+    ranks = cluster.run(4, train_each, [("server", options) for options in SERVED.values()], STEPS)
     for index, name in enumerate(SERVED):
         workers = [rank[index] for rank in ranks if rank[index].part]
         assert len(workers) >= 2
@@ -111,7 +103,7 @@ def test_servers_do_not_step_what_no_worker_uses(cluster: Cluster) -> None:
 
 
 def test_raw_trains_as_ddp_does(cluster: Cluster) -> None:
-    ways = [Way("plain"), Way("hook", {"codec": "raw"}), Way("sharded", {"codec": "raw"})]
+    ways = [("plain", {}), ("hook", {"codec": "raw"}), ("sharded", {"codec": "raw"})]
     for plain, *others in cluster.run(2, train_each, ways, STEPS):
         for ended in others:
             assert ended.losses == pytest.approx(plain.losses, rel=1e-5)

@@ -56,6 +56,11 @@ def batch(rank: int, step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Ten
     )
 
 
+def loss_of(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+    inputs, labels = batch(rank, step)
+    return nn.functional.cross_entropy(module(inputs), labels)
+
+
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 

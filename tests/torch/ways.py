@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_group, _get_default_store
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
@@ -39,6 +40,7 @@ from gradwire.torch import (
 from gradwire.torch.records.options import grouped
 
 Loss = Callable[[nn.Module, int, int], torch.Tensor]  # of module, rank and step
+OnStep = Callable[[int], object]
 Inner = Callable[[list[nn.Parameter]], Optimizer]
 CUT_ONCE: dict[str, Any] = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 _numbers = itertools.count()
@@ -53,6 +55,7 @@ class Way:
         options: arguments of the kind's class.
         adam: the user's optimizer is AdamW; else SGD with momentum.
         replicas: copies of the model that FSDP shards; 2 is HSDP.
+        param_dtype: in which FSDP computes; None: the parameters' own.
         servers: of the ranks.
         codecs: those to train it with; none if `options` name one or the default is meant.
         ranks: the numbers of ranks that it can have, of 2, 3 and 4.
@@ -62,6 +65,7 @@ class Way:
     options: Mapping[str, Any] = field(default_factory=dict)
     adam: bool = False
     replicas: int = 1
+    param_dtype: torch.dtype | None = None
     servers: int = 0
     codecs: tuple[str, ...] = ()
     ranks: tuple[int, ...] = (2, 3, 4)
@@ -71,6 +75,20 @@ class Way:
         return self.options.get("on_lost") == "continue"
 
 
+class Program:
+    """What a program has around its calls of gradwire: nothing."""
+
+    def construct(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def step(self, arithmetic: bool = True) -> AbstractContextManager[Any]:
+        """Without `arithmetic` for calls that compute gradients by themselves."""
+        return nullcontext()
+
+    def backward(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
 class Training:
     """One rank's part of a training.
 
@@ -78,15 +96,16 @@ class Training:
         module: the module that is called.
         inner: the user's own optimizer.
         optimizer: the one that steps: `inner`, or gradwire's around it.
-        source: gradwire's object, which keeps residuals and statistics; None over a backend.
+        source: gradwire's object, which keeps residuals and statistics; None without one.
         steps: that this rank has taken.
     """
 
     source: Any = None
     module: Any
+    in_backward = False  # gradwire exchanges there, and not in `optimizer.step`
 
-    def __init__(self, way: Way, model: nn.Module, inner: Inner) -> None:
-        self.way, self.model, self.steps = way, model, 0
+    def __init__(self, way: Way, model: nn.Module, inner: Inner, program: Program) -> None:
+        self.way, self.model, self.program, self.steps = way, model, program, 0
         self.module = self.wrap()
         self.inner = inner(list(model.parameters()))
         self.optimizer: Any = self.inner
@@ -96,7 +115,6 @@ class Training:
 
     def attach(self, **options: Any) -> None:
         """Makes gradwire's object, with the options of the way and these."""
-        raise NotImplementedError
 
     @property
     def rank(self) -> int:
@@ -105,14 +123,27 @@ class Training:
 
     def step(self, loss: Loss) -> None:
         self.optimizer.zero_grad()
-        loss(self.module, self.rank, self.steps).backward()
-        self.optimizer.step()
+        value = loss(self.module, self.rank, self.steps)
+        with self.program.backward() if self.in_backward else nullcontext():
+            value.backward()
+        with nullcontext() if self.in_backward else self.program.step():
+            self.optimizer.step()
         self.steps += 1
 
-    def run(self, steps: int, loss: Loss) -> None:
-        """On a server, serves until the workers have left."""
+    def run(self, steps: int, loss: Loss, on_step: OnStep = lambda step: None) -> None:
+        """A server serves until all workers have closed.
+
+        Args:
+            steps: to take.
+            loss: of a step.
+            on_step: called after each step, with the number of those taken.
+        """
         for _ in range(steps):
             self.step(loss)
+            on_step(self.steps)
+
+    def settle(self) -> None:
+        """Exchanges what was not exchanged yet."""
 
     def values(self) -> dict[str, torch.Tensor]:
         """This rank's parameters, or its shards of them."""
@@ -131,7 +162,19 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
+class Plain(Training):
+    """DDP without gradwire."""
+
+    def wrap(self) -> nn.Module:
+        return DistributedDataParallel(self.model, **CUT_ONCE)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 class Hooked(Training):
+    in_backward = True
+
     def wrap(self) -> nn.Module:
         return DistributedDataParallel(self.model, **CUT_ONCE)
 
@@ -149,13 +192,13 @@ class Sharded(Training):
 class Local(Training):
     def attach(self, **options: Any) -> None:
         options = {**self.way.options, **options}
-        if self.way.is_elastic:
+        if self.way.is_elastic and "store" not in options:
             options |= {"store": fresh_store(), "ranks": dist.get_world_size()}
         self.source = self.optimizer = LocalSteps(self.inner, self.model, **grouped(options))
 
-    def run(self, steps: int, loss: Loss) -> None:
-        super().run(steps, loss)
-        self.optimizer.synchronize()
+    def settle(self) -> None:
+        with self.program.step():
+            self.optimizer.synchronize()
 
 
 class Served(Training):
@@ -165,14 +208,22 @@ class Served(Training):
         options = {"servers": self.way.servers, "model": self.model, **self.way.options, **options}
         self.source = self.optimizer = ServerOptimizer(self.inner, **grouped(options))
 
-    def run(self, steps: int, loss: Loss) -> None:
-        self.optimizer.connect()
+    def run(self, steps: int, loss: Loss, on_step: OnStep = lambda step: None) -> None:
+        with self.program.construct():
+            self.optimizer.connect()
         if self.optimizer.is_server:
-            self.optimizer.serve()
+            with self.program.step():
+                self.optimizer.serve(on_step)
         while not self.optimizer.is_server and self.optimizer.version < steps:
-            self.steps = self.optimizer.version
+            self.steps = self.optimizer.version  # a worker may miss versions
             self.step(loss)
-        self.close()  # a server waits for it
+            on_step(self.optimizer.version)
+
+    def settle(self) -> None:
+        """Waits for the last pulls: `close` drops those that are under way."""
+        if self.way.options.get("barrier") == "tensor" and not self.optimizer.is_server:
+            with self.program.step():
+                self.optimizer.synchronize()
 
     def close(self) -> None:
         if not self.optimizer.is_server:
@@ -180,15 +231,13 @@ class Served(Training):
 
 
 class FullySharded(Training):
+    in_backward = True
+
     def wrap(self) -> nn.Module:
-        size, replicas = dist.get_world_size(), self.way.replicas
-        if replicas == 1:
-            mesh = init_device_mesh("cpu", (size,))
-        else:
-            names = ("replicas", "shards")
-            mesh = init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=names)
+        policy = MixedPrecisionPolicy(param_dtype=self.way.param_dtype)
+        mesh = mesh_of(self.way.replicas)
         for module in (*self.model.children(), self.model):
-            fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
         return self.model
 
     def attach(self, **options: Any) -> None:
@@ -197,6 +246,20 @@ class FullySharded(Training):
     def sent_bytes(self) -> int:
         weights = self.source.weights_stats()
         return super().sent_bytes() + (0 if weights is None else weights.as_dict()["pull_bytes"])
+
+
+def mesh_of(replicas: int) -> DeviceMesh:
+    """PyTorch would give the groups of two dimensions a timeout of 30 minutes."""
+    size = dist.get_world_size()
+    if replicas == 1:
+        return init_device_mesh("cpu", (size,))
+    names = ("replicas", "shards")
+    gloo = _get_default_group()._get_backend(torch.device("cpu"))
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # PyTorch hides it
+    options._timeout = gloo.options._timeout
+    override: dict[int | str, Any] = dict.fromkeys(names, ("gloo", options))
+    shape = (replicas, size // replicas)
+    return init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override=override)
 
 
 class OverBackend(Training):
@@ -222,28 +285,30 @@ class Minimized(Training):
 
     COUNT = 24
 
-    def __init__(self, way: Way, model: nn.Module, inner: Inner) -> None:
-        super().__init__(way, nn.ParameterList([torch.zeros(8, 96)]), inner)
+    def __init__(self, way: Way, model: nn.Module, inner: Inner, program: Program) -> None:
+        super().__init__(way, nn.ParameterList([torch.zeros(8, 96)]), inner, program)
+        self.targets = integers(768 * self.COUNT, seed=5).view(self.COUNT, 8, 96)
 
     def attach(self, **options: Any) -> None:
         share = self.COUNT // dist.get_world_size()
         first = dist.get_rank() * share
-        targets = integers(768 * self.COUNT, seed=5).view(self.COUNT, 8, 96)
         (weight,) = self.model.parameters()
 
         def loss_of(j: torch.Tensor) -> torch.Tensor:
-            difference = weight - targets[first + j]
+            difference = weight - self.targets[first + j]
             return (difference * difference).sum(dim=(1, 2)).mean() / 2
 
         options = {"smoothness": 1.25, "convexity": 0.75, "steps": 3, **self.way.options, **options}
         self.source = self.optimizer = QSVRG([weight], loss_of, share, **options)
 
     def step(self, loss: Loss) -> None:
-        self.source.epoch()
+        with self.program.step(arithmetic=False):
+            self.source.epoch()
         self.steps += 1
 
 
-KINDS: dict[str, Callable[[Way, nn.Module, Inner], Training]] = {
+KINDS: dict[str, Callable[[Way, nn.Module, Inner, Program], Training]] = {
+    "plain": Plain,
     "hook": Hooked,
     "sharded": Sharded,
     "local": Local,
@@ -262,16 +327,25 @@ def adamw(parameters: list[nn.Parameter]) -> Optimizer:
     return AdamW(parameters, lr=2e-3, betas=(0.9, 0.99))
 
 
-def build(name: str, model: nn.Module, inner: Inner | None = None, **options: Any) -> Training:
-    way = WAYS[name]
-    training = KINDS[way.kind](way, model, inner or (adamw if way.adam else sgd))
-    training.attach(**options)
+def build(
+    way: str | Way,
+    model: nn.Module,
+    inner: Inner | None = None,
+    program: Program | None = None,
+    **options: Any,
+) -> Training:
+    """Makes this rank's part; the options are those of the kind's class, before the way's own."""
+    chosen = WAYS[way] if isinstance(way, str) else way
+    inner = inner or (adamw if chosen.adam else sgd)
+    training = KINDS[chosen.kind](chosen, model, inner, program or Program())
+    with training.program.construct():
+        training.attach(**options)
     return training
 
 
 def fresh_number() -> int:
     """One that no training had before, the same on every rank."""
-    number = torch.tensor(next(_numbers))
+    number = torch.tensor(next(_numbers), dtype=torch.int64, device="cpu")
     dist.broadcast(number, 0)
     return int(number)
 
