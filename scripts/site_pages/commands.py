@@ -1,40 +1,21 @@
-"""The page of the command line's options, from which the manual pages are made too."""
+"""The page of the command line's options, as Typer writes it."""
 
 from __future__ import annotations
 
-import inspect
+from typer.cli import get_docs_for_click
 
-from gradwire.cli.app import LAB_COMMANDS, LIBRARY_COMMANDS, function_of
-from make_man import EXIT_STATUS, CliParameter, read_parameters
+from gradwire.cli.app import LAB_COMMANDS, LIBRARY_COMMANDS, make_command
+from make_man import EXIT_STATUS
 
 
 def page() -> str:
     """All commands in Markdown."""
-    parts = [f"# Options of the commands\n\nExit status. {EXIT_STATUS}\n"]
-    return "\n".join([*parts, *map(_section, (*LIBRARY_COMMANDS, *LAB_COMMANDS))])
+    commands = (*LIBRARY_COMMANDS, *LAB_COMMANDS)
+    title = f"# Options of the commands\n\nExit status. {EXIT_STATUS}\n"
+    return "\n".join([title, *map(_section, commands)])
 
 
 def _section(name: str) -> str:
-    function = function_of(name)
-    parameters = list(read_parameters(name, function))
-    synopsis = "".join(f" {parameter.value}" for parameter in parameters if not parameter.options)
-    rows = "\n".join(_row(parameter) for parameter in parameters)
-    described = inspect.getdoc(function) or ""
-    return f"""## gradwire {name}
-
-```console
-$ gradwire {name} [options]{synopsis}
-```
-
-{described}
-
-| option | meaning |
-| --- | --- |
-{rows}
-"""
-
-
-def _row(parameter: CliParameter) -> str:
-    name = f"{', '.join(parameter.options)} {parameter.value}".strip()
-    text = parameter.text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
-    return f"| `{name}` | {text} |"
+    command = make_command(name)
+    context = command.context_class(command, info_name=f"gradwire {name}")
+    return get_docs_for_click(obj=command, ctx=context, name=f"gradwire {name}", indent=1)
