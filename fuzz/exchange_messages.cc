@@ -195,10 +195,10 @@ class Job {
 
   [[nodiscard]] bool serves(uint32_t rank) const { return kind_ == "server" && rank >= workers_; }
   [[nodiscard]] ServerSide& server(uint32_t rank) {
-    return static_cast<ServerSide&>(*ranks_[rank].exchange);
+    return *as_server(ranks_[rank].exchange.get());
   }
   [[nodiscard]] WorkerSide& worker(uint32_t rank) {
-    return static_cast<WorkerSide&>(*ranks_[rank].exchange);
+    return *as_worker(ranks_[rank].exchange.get());
   }
   [[nodiscard]] uint32_t world() const { return static_cast<uint32_t>(ranks_.size()); }
   // The values of a server's tensors, of two buckets.
@@ -212,26 +212,21 @@ class Job {
   }
 
   Result<std::unique_ptr<Exchange>> make(uint32_t rank) {
-    const auto as_exchange = [](auto made) -> Result<std::unique_ptr<Exchange>> {
-      if (!made.ok()) return made.status();
-      return std::unique_ptr<Exchange>(std::move(made).value());
-    };
     Execution execution = Execution::create().value();
-    if (serves(rank)) {
-      ShardUpdate update = [](std::span<float> bucket) {
-        for (float& value : bucket) value *= -0.1f;
-        return Status();
-      };
-      if (server_options_.pulls == ServerOptions::Pulls::kGradients) update = {};
-      return as_exchange(
-          make_server(layout_, rank, std::move(execution), server_options_, std::move(update)));
-    }
     if (kind_ == "server") {
-      return as_exchange(make_server_worker(
-          layout_, rank, std::move(execution), server_options_,
-          [this, rank](uint32_t server, uint64_t version, std::span<const float> delta) {
-            return apply(rank, server, version, delta);
-          }));
+      ExchangeOptions options;
+      if (!serves(rank)) {
+        options.apply = [this, rank](uint32_t server, uint64_t version,
+                                     std::span<const float> delta) {
+          return apply(rank, server, version, delta);
+        };
+      } else if (server_options_.pulls == ServerOptions::Pulls::kUpdates) {
+        options.update = [](std::span<float> bucket) {
+          for (float& value : bucket) value *= -0.1f;
+          return Status();
+        };
+      }
+      return make_exchange(server_options_.text(), layout_, rank, std::move(execution), options);
     }
     if (kind_ == "reduce-scatter") {
       return make_reduce_scatter_exchange(layout_, rank, std::move(execution));
@@ -302,7 +297,7 @@ class Job {
 
   [[nodiscard]] uint64_t next_step(uint32_t rank) const {
     if (!serves(rank)) return ranks_[rank].steps;
-    return static_cast<const ServerSide&>(*ranks_[rank].exchange).version();
+    return as_server(ranks_[rank].exchange.get())->version();
   }
 
   void start(uint32_t rank, bool patient) {

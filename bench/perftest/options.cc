@@ -47,6 +47,7 @@ std::string usage() {
   std::string text = kUsage;
   text += "\nExchanges:\n";
   for (const ExchangeInfo* info : exchanges()) {
+    if (info->has_servers) continue;
     text += "  " + std::string(info->name) + ": " + std::string(info->summary) + "\n";
     for (const CodecParameter& parameter : info->parameters) {
       text += "      " + std::string(parameter.name) + "=" + std::string(parameter.values) + ": " +

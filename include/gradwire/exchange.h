@@ -170,10 +170,17 @@ class GRADWIRE_EXPORT Exchange {
 // the segments of this owner hold their averages. A failure ends the exchange.
 using ShardUpdate = std::function<Status(std::span<float> bucket)>;
 
+// A function of a worker that adds a finished version of one server's tensors to the worker's
+// model: the segments of this server in `delta` (layout.numel() values). Versions come one by one,
+// in order, so that all workers round alike. A failure ends the exchange.
+using ApplyDelta =
+    std::function<Status(uint32_t server, uint64_t version, std::span<const float> delta)>;
+
 struct ExchangeOptions {
   uint64_t seed = 0;  // of the draws
   Reduction reduction = Reduction::kAverage;
-  ShardUpdate update = {};  // only for sharded
+  ShardUpdate update = {};  // only for sharded, and for a server that has a model
+  ApplyDelta apply = {};    // only for a worker of servers
   // Only for hierarchical: the machine of every rank, as any numbers. Empty: consecutive ranks
   // share a machine, as many as the parameter `ranks` says.
   std::vector<uint32_t> machine_of_rank = {};
@@ -271,6 +278,9 @@ struct ExchangeOptions {
 // messages of both exchanges, and 1 more for the result (k - 1 in a ring). The errors of the legs
 // add up, and a compressed result adds that of one more encoding. The marker of a step that is not
 // finite names the speaker's rank.
+//
+// server: workers push to dedicated servers, the last ranks of a layout with `servers`, and pull
+// what these made of the average (3LC, sections 2 and 3). It is described in gradwire/server.h.
 GRADWIRE_EXPORT Result<std::unique_ptr<Exchange>> make_exchange(
     std::string_view text, std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
     ExchangeOptions options = {});

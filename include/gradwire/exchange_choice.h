@@ -62,12 +62,35 @@ struct ExchangeInfo {
   // Whether each leg is also an exchange of its own: make_reduce_scatter_exchange and
   // make_allgather_exchange.
   bool has_single_legs = false;
-  // Its legs, in order; cost_of (exchange_cost.h) counts what they cost. Empty for exchanges between
-  // machines, which take those of ExchangeChoice::inner().
+  // Its legs, in order; cost_of (exchange_cost.h) counts what they cost. Empty for exchanges
+  // between machines, which take those of ExchangeChoice::inner().
   std::span<const ExchangeLeg> legs = {};
   // The legs of the scales, before the others, if trits share scales.
   std::span<const ExchangeLeg> scale_legs = {};
   std::span<const CodecParameter> parameters = {};
+};
+
+// The parameters of the exchange `server` (gradwire/server.h).
+struct ServerOptions {
+  // What a version is.
+  enum class Pulls : uint8_t {
+    kUpdates,    // the change of the server's model
+    kGradients,  // the average of the pushes
+  };
+  // What happens to a worker that lacks more versions than `history` keeps.
+  enum class Behind : uint8_t {
+    kRefuse,  // its push is an error that names it (kLimitExceeded)
+    kReport,  // behind() lists it until it is given the model: see caught_up, catch_up
+  };
+
+  Pulls pulls = Pulls::kUpdates;
+  uint32_t backup = 0;     // a version is finished without its last `backup` pushes
+  uint64_t staleness = 0;  // versions that a worker may have pushed and not pulled when it goes on
+  uint64_t history = 64;   // finished versions that are kept for late workers
+  Behind behind = Behind::kRefuse;
+
+  // The exchange with these parameters: "server", "server:pulls=gradients".
+  [[nodiscard]] GRADWIRE_EXPORT std::string text() const;
 };
 
 // Every exchange, in the order of src/exchange/exchanges.def.
@@ -93,17 +116,24 @@ class GRADWIRE_EXPORT ExchangeChoice {
   [[nodiscard]] ExchangeChoice uncompressed() const;
   // The parameter `ranks` of a hierarchical exchange; 0 if it is not given.
   [[nodiscard]] uint32_t ranks_per_machine() const noexcept { return ranks_per_machine_; }
+  // The parameters of an exchange with servers.
+  [[nodiscard]] const ServerOptions& server() const noexcept { return server_; }
   // parse(text()) gives an equal choice.
   [[nodiscard]] std::string text() const;
 
  private:
   static constexpr std::string_view kUncompressed = "raw";
 
+  // `rest`: the text from this key on. False: the key has no such value.
+  Result<bool> set(std::string_view key, std::string_view value, std::string_view rest);
+  bool set_of_server(std::string_view key, std::string_view value);
+
   const ExchangeInfo* info_ = nullptr;
   const ExchangeInfo* inner_ = nullptr;
   const ExchangeInfo* within_ = nullptr;
   std::string within_codec_{kUncompressed};
   uint32_t ranks_per_machine_ = 0;
+  ServerOptions server_;
 };
 
 }  // namespace gradwire

@@ -35,8 +35,8 @@ struct ExchangeCost {
 
 // The cost to `rank` of an exchange. For an exchange between machines: that to the speaker of a
 // machine, among as many `ranks` as there are machines; it does not include what happens inside.
-// `rank` is below ranks + servers, and `shares` is empty or has one for each owner (kInvalidArgument
-// otherwise).
+// `rank` is below ranks + servers, and `shares` is empty or has one for each owner
+// (kInvalidArgument otherwise).
 [[nodiscard]] GRADWIRE_EXPORT Result<ExchangeCost> cost_of(const ExchangeChoice& choice,
                                                            const ExchangeVolume& volume,
                                                            uint32_t rank);

@@ -1,16 +1,16 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "gradwire/exchange.h"
+#include "gradwire/exchange_choice.h"
 
 namespace gradwire {
 
-// Dedicated servers (3LC, sections 2 and 3). The last ranks of a layout with `servers` are the
+// Dedicated servers (3LC, sections 2 and 3): make_exchange("server", ...) with the parameters of
+// ServerOptions, such as "server:backup=1". The last ranks of a layout with `servers` are the
 // servers. They hold the model and its optimizer, each tensor whole on one of them. The ranks
 // before them are workers.
 //
@@ -46,26 +46,15 @@ namespace gradwire {
 // lacks; the worker's next push is then for the version under way. If a worker has a newer version
 // from one server than from another, its step is for the oldest, and it sends no push to the
 // servers that are ahead.
-struct ServerOptions {
-  // What a version is.
-  enum class Pulls : uint8_t {
-    kUpdates,    // the change of the server's model
-    kGradients,  // the average of the pushes
-  };
-  // What happens to a worker that lacks more versions than `history` keeps.
-  enum class Behind : uint8_t {
-    kRefuse,  // its push is an error that names it (kLimitExceeded)
-    kReport,  // behind() lists it until it is given the model: see caught_up, catch_up
-  };
 
-  Pulls pulls = Pulls::kUpdates;
-  uint32_t backup = 0;     // a version is finished without its last `backup` pushes
-  uint64_t staleness = 0;  // versions that a worker may have pushed and not pulled when it goes on
-  uint64_t history = 64;   // finished versions that are kept for late workers
-  Behind behind = Behind::kRefuse;
-};
-
-// A server's side.
+// A server's side, which make_exchange makes for its ranks. start() begins the version `step`,
+// which must be version(); done() says that this version is complete. ExchangeOptions::update gets
+// the averages of this server's tensors in the bucket and replaces them by the model's change. It
+// is not called for a version with NaN or Inf. When another version is complete, the bucket holds
+// the change as workers decode it, so that a server can keep a copy of the workers' model.
+//
+// With Pulls::kGradients there is no `update` (kInvalidArgument), and a complete version is the
+// average. Without backup, a push for a complete version is an error.
 class GRADWIRE_EXPORT ServerSide : public Exchange {
  public:
   // The number of finished versions of this server's tensors, which is also the number of the
@@ -97,7 +86,16 @@ class GRADWIRE_EXPORT ServerSide : public Exchange {
   virtual Status join(uint32_t worker, uint64_t first) = 0;
 };
 
-// A worker's side. `server` is a server's rank in all functions; kInvalidArgument: it is not.
+// A worker's side, which make_exchange makes for the other ranks. start() pushes the bucket, which
+// must stay untouched until the next start. done() says that the next gradient may be computed, as
+// at most `staleness` versions are pushed and not pulled. receive() takes messages then, too.
+// `step` is only used for statistics.
+//
+// Everyone skips a version whose pushes were not finite: nothing is applied, and the values that
+// this worker had sent for it go back into its residuals. Values in a push that came too late are
+// lost. retract() does nothing.
+//
+// `server` is a server's rank in all functions; kInvalidArgument: it is not.
 class GRADWIRE_EXPORT WorkerSide : public Exchange {
  public:
   // The number of versions of the server's tensors that were applied here; 0 if the rank is no
@@ -122,40 +120,8 @@ class GRADWIRE_EXPORT WorkerSide : public Exchange {
   virtual Status join(uint32_t server, uint64_t first, std::span<float> bucket) = 0;
 };
 
-// A function that adds a finished version of one server's tensors to the worker's model: the
-// segments of this server in `delta` (layout.numel() values). Versions come one by one, in order,
-// so that all workers round alike. A failure ends the exchange.
-using ApplyDelta =
-    std::function<Status(uint32_t server, uint64_t version, std::span<const float> delta)>;
-
-// A worker's side. start() pushes the bucket, which must stay untouched until the next start.
-// done() says that the next gradient may be computed, as at most `staleness` versions are pushed
-// and not pulled. receive() takes messages then, too. `step` is only used for statistics.
-//
-// Everyone skips a version whose pushes were not finite: nothing is applied, and the values that
-// this worker had sent for it go back into its residuals. Values in a push that came too late are
-// lost. retract() does nothing.
-//
-// kInvalidArgument: rank is not a worker's, backup leaves no push to wait for, or the options or
-// codecs do not go with trits whose scales are shared.
-GRADWIRE_EXPORT Result<std::unique_ptr<WorkerSide>> make_server_worker(
-    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
-    const ServerOptions& options, ApplyDelta apply, uint64_t seed = 0);
-
-// A server's side. start() begins the version `step`, which must be version(); done() says that
-// this version is complete. `update` gets the averages of this server's tensors in the bucket and
-// replaces them by the model's change. It is not called for a version with NaN or Inf. When another
-// version is complete, the bucket holds the change as workers decode it, so that a server can keep
-// a copy of the workers' model.
-//
-// With Pulls::kGradients there is no `update` (kInvalidArgument), and a complete version is the
-// average.
-//
-// Without backup, a push for a complete version is an error.
-//
-// kInvalidArgument: rank is not a server's; else as make_server_worker.
-GRADWIRE_EXPORT Result<std::unique_ptr<ServerSide>> make_server(
-    std::shared_ptr<const Layout> layout, uint32_t rank, Execution execution,
-    const ServerOptions& options, ShardUpdate update, uint64_t seed = 0);
+// The side of servers that an exchange is; null: it is not that side.
+[[nodiscard]] GRADWIRE_EXPORT ServerSide* as_server(Exchange* exchange);
+[[nodiscard]] GRADWIRE_EXPORT WorkerSide* as_worker(Exchange* exchange);
 
 }  // namespace gradwire

@@ -130,15 +130,16 @@ Dict parse_exchange(const std::string& text) {
 Dict exchange_cost(const std::string& text, uint32_t rank, uint32_t ranks, double values,
                    double push_bytes, double pull_bytes, uint32_t servers,
                    std::optional<double> scale_bytes, std::optional<std::vector<double>> shares) {
-  const ExchangeCost cost = value_or_raise(cost_of(value_or_raise(ExchangeChoice::parse(text)),
-                                                   {.ranks = ranks,
-                                                    .servers = servers,
-                                                    .values = values,
-                                                    .push_bytes = push_bytes,
-                                                    .pull_bytes = pull_bytes,
-                                                    .scale_bytes = scale_bytes,
-                                                    .shares = shares.value_or(std::vector<double>())},
-                                                   rank));
+  const ExchangeCost cost =
+      value_or_raise(cost_of(value_or_raise(ExchangeChoice::parse(text)),
+                             {.ranks = ranks,
+                              .servers = servers,
+                              .values = values,
+                              .push_bytes = push_bytes,
+                              .pull_bytes = pull_bytes,
+                              .scale_bytes = scale_bytes,
+                              .shares = shares.value_or(std::vector<double>())},
+                             rank));
   nb::dict entry;
   entry["messages"] = cost.messages;
   entry["messages_sent"] = cost.messages_sent;
@@ -324,23 +325,23 @@ void bind_exchange(nb::module_& module) {
            "encoded of each tensor of the layout so far; a pull counts once.");
 
   module.def("exchanges", &list_exchanges, "All exchanges with parameters and sources.");
-  module.def("exchange_cost", &exchange_cost, nb::arg("exchange"), nb::arg("rank"),
-             nb::arg("ranks"), nb::arg("values"), nb::arg("push_bytes"), nb::arg("pull_bytes"),
-             nb::kw_only(), nb::arg("servers") = 0, nb::arg("scale_bytes") = nb::none(),
-             nb::arg("shares") = nb::none(),
-             "What a rank does for one bucket: messages (on the longest way), messages_sent, "
-             "messages_received, bytes_sent, bytes_received, values_encoded, values_decoded.\n\n"
-             "Args:\n"
-             "    exchange: one of exchanges() with its parameters. Of an exchange between machines "
-             "the cost is that to the speaker of a machine, without what happens inside it.\n"
-             "    rank: below ranks + servers; servers follow their workers.\n"
-             "    ranks: all ranks, the workers, or the machines.\n"
-             "    values: of the bucket.\n"
-             "    push_bytes, pull_bytes: of all values in each direction, without headers.\n"
-             "    scale_bytes: of the scales that trits share; None: no trits do.\n"
-             "    shares: each owner's share of the bucket, together 1; None: all own as much.\n\n"
-             "Raises:\n"
-             "    GradwireError: an unknown exchange, or a rank or shares that it does not have.");
+  module.def(
+      "exchange_cost", &exchange_cost, nb::arg("exchange"), nb::arg("rank"), nb::arg("ranks"),
+      nb::arg("values"), nb::arg("push_bytes"), nb::arg("pull_bytes"), nb::kw_only(),
+      nb::arg("servers") = 0, nb::arg("scale_bytes") = nb::none(), nb::arg("shares") = nb::none(),
+      "What a rank does for one bucket: messages (on the longest way), messages_sent, "
+      "messages_received, bytes_sent, bytes_received, values_encoded, values_decoded.\n\n"
+      "Args:\n"
+      "    exchange: one of exchanges() with its parameters. Of an exchange between machines "
+      "the cost is that to the speaker of a machine, without what happens inside it.\n"
+      "    rank: below ranks + servers; servers follow their workers.\n"
+      "    ranks: all ranks, the workers, or the machines.\n"
+      "    values: of the bucket.\n"
+      "    push_bytes, pull_bytes: of all values in each direction, without headers.\n"
+      "    scale_bytes: of the scales that trits share; None: no trits do.\n"
+      "    shares: each owner's share of the bucket, together 1; None: all own as much.\n\n"
+      "Raises:\n"
+      "    GradwireError: an unknown exchange, or a rank or shares that it does not have.");
   module.def("parse_exchange", &parse_exchange, nb::arg("text"),
              "An exchange's text, parsed: text (in full), name, inner (the exchange among the "
              "speakers), ranks_per_machine (0: not given), within (the exchange inside a machine; "

@@ -17,17 +17,17 @@
 namespace gradwire::python {
 namespace {
 
-// A side of the server exchange: PyExchange with the functions that Side adds.
-template <typename Side>
+// A side of the server exchange: PyExchange with the functions that Side adds. AsSide: as_server or
+// as_worker.
+template <typename Side, Side* (*kAsSide)(Exchange*)>
 class PySide : public PyExchange {
  public:
-  PySide(std::unique_ptr<Side> made, std::shared_ptr<Callback> callback)
-      : PyExchange(std::move(made), std::move(callback)) {}
+  using PyExchange::PyExchange;
 
-  Side& side() { return static_cast<Side&>(exchange()); }
+  Side& side() { return *kAsSide(&exchange()); }
 };
-using PyServer = PySide<ServerSide>;
-using PyWorker = PySide<WorkerSide>;
+using PyServer = PySide<ServerSide, &as_server>;
+using PyWorker = PySide<WorkerSide, &as_worker>;
 
 ServerOptions::Pulls parse_pulls(const std::string& pulls) {
   if (pulls == "updates") return ServerOptions::Pulls::kUpdates;
@@ -36,24 +36,38 @@ ServerOptions::Pulls parse_pulls(const std::string& pulls) {
         "pulls is '" + pulls + "'; valid are 'updates' and 'gradients'");
 }
 
+// Makes the exchange of a rank; `side` says which side it must be.
+template <typename Side, Side* (*kAsSide)(Exchange*)>
+std::unique_ptr<Exchange> make_side(const PyLayout& layout, uint32_t rank, Execution execution,
+                                    const ServerOptions& server, ExchangeOptions options,
+                                    const char* side) {
+  auto made = value_or_raise(
+      make_exchange(server.text(), layout.layout, rank, std::move(execution), std::move(options)));
+  if (kAsSide(made.get()) == nullptr) {
+    raise(StatusCode::kInvalidArgument, "rank " + std::to_string(rank) + " is no " + side);
+  }
+  return made;
+}
+
 void make_server_in(PyServer* self, const PyLayout& layout, uint32_t rank,
                     std::optional<nb::typed<nb::callable, nb::object()>> update,
                     const std::string& pulls, uint32_t backup, uint64_t staleness, uint64_t history,
                     int threads, const std::string& target, uint64_t seed) {
   std::shared_ptr<Callback> callback;
-  ShardUpdate step;
+  ExchangeOptions options;
+  options.seed = seed;
   if (update) {
     callback = std::make_shared<Callback>(std::move(*update));
-    step = [callback](std::span<float>) { return (*callback)(); };
+    options.update = [callback](std::span<float>) { return (*callback)(); };
   }
-  const ServerOptions options = {.pulls = parse_pulls(pulls),
-                                 .backup = backup,
-                                 .staleness = staleness,
-                                 .history = history,
-                                 .behind = ServerOptions::Behind::kReport};
-  new (self) PyServer(value_or_raise(make_server(layout.layout, rank,
-                                                 value_or_raise(Execution::create(target, threads)),
-                                                 options, std::move(step), seed)),
+  const ServerOptions server = {.pulls = parse_pulls(pulls),
+                                .backup = backup,
+                                .staleness = staleness,
+                                .history = history,
+                                .behind = ServerOptions::Behind::kReport};
+  new (self) PyServer(make_side<ServerSide, &as_server>(
+                          layout, rank, value_or_raise(Execution::create(target, threads)), server,
+                          std::move(options), "server"),
                       callback);
 }
 
@@ -62,39 +76,38 @@ void make_worker_in(PyWorker* self, const PyLayout& layout, uint32_t rank,
                     const std::string& pulls, uint32_t backup, uint64_t staleness, uint64_t history,
                     int threads, const std::string& target, uint64_t seed) {
   const auto callback = std::make_shared<Callback>(std::move(apply));
-  new (self) PyWorker(value_or_raise(make_server_worker(
-                          layout.layout, rank, value_or_raise(Execution::create(target, threads)),
-                          {.pulls = parse_pulls(pulls),
-                           .backup = backup,
-                           .staleness = staleness,
-                           .history = history},
-                          [callback](uint32_t server, uint64_t version, std::span<const float>) {
-                            return (*callback)(server, version);
-                          },
-                          seed)),
+  ExchangeOptions options;
+  options.seed = seed;
+  options.apply = [callback](uint32_t server, uint64_t version, std::span<const float>) {
+    return (*callback)(server, version);
+  };
+  const ServerOptions server = {
+      .pulls = parse_pulls(pulls), .backup = backup, .staleness = staleness, .history = history};
+  new (self) PyWorker(make_side<WorkerSide, &as_worker>(
+                          layout, rank, value_or_raise(Execution::create(target, threads)), server,
+                          std::move(options), "worker"),
                       callback);
 }
 
 // Binds one of the two classes with the functions that both have. callback: the name of that
 // argument of `make`.
 template <typename Side, typename Make>
-nb::class_<PySide<Side>, PyExchange> bind_side(nb::module_& module, const char* name,
-                                               const char* doc, const Make& make,
-                                               const char* callback, const char* dropped_doc) {
-  return nb::class_<PySide<Side>, PyExchange>(module, name, nb::type_slots(exchange_slots), doc)
+nb::class_<Side, PyExchange> bind_side(nb::module_& module, const char* name, const char* doc,
+                                       const Make& make, const char* callback,
+                                       const char* dropped_doc) {
+  return nb::class_<Side, PyExchange>(module, name, nb::type_slots(exchange_slots), doc)
       .def("__init__", make, nb::arg("layout"), nb::arg("rank"), nb::arg(callback), nb::kw_only(),
            nb::arg("pulls") = "updates", nb::arg("backup") = 0, nb::arg("staleness") = 0,
            nb::arg("history") = 64, nb::arg("threads") = 1, nb::arg("target") = "auto",
            nb::arg("seed") = 0)
       .def_prop_ro(
-          "dropped_pushes", [](PySide<Side>& self) { return self.side().dropped_pushes(); },
-          dropped_doc);
+          "dropped_pushes", [](Side& self) { return self.side().dropped_pushes(); }, dropped_doc);
 }
 
 }  // namespace
 
 void bind_server_sides(nb::module_& module) {
-  bind_side<ServerSide>(
+  bind_side<PyServer>(
       module, "ServerSide",
       "A server of the exchange with dedicated servers; the layout has `servers`.\n\n"
       "update: called without arguments when the bucket holds the averages of this server's "
@@ -134,7 +147,7 @@ void bind_server_sides(nb::module_& module) {
           "Between two versions: another process takes the place of a lost worker. Versions from "
           "`first` on wait for its pushes. Until the first has come, `first` may be raised.");
 
-  bind_side<WorkerSide>(
+  bind_side<PyWorker>(
       module, "WorkerSide",
       "A worker of the exchange with dedicated servers; the layout has `servers`.\n\n"
       "apply: called with (server, version) when the bucket holds a change of that server's "

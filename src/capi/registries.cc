@@ -59,6 +59,7 @@ Registry<gw_codec_info> list_codecs() {
 Registry<gw_exchange_info> list_exchanges() {
   Registry<gw_exchange_info> list;
   for (const ExchangeInfo* info : exchanges()) {
+    if (info->has_servers) continue;  // no layout that is made in C has servers
     list.add({.name = info->name.data(),
               .summary = info->summary.data(),
               .source = info->source.data(),
@@ -97,7 +98,9 @@ const gw_codec_info* gw_codec_get_info(const gw_codec* codec) {
   return gw_codec_info_at(static_cast<size_t>(found - codecs().begin()));
 }
 
-size_t gw_exchange_count() { return exchanges().size(); }
+size_t gw_exchange_count() {
+  return static_cast<size_t>(std::ranges::count(exchanges(), false, &ExchangeInfo::has_servers));
+}
 
 const gw_exchange_info* gw_exchange_info_at(size_t index) { return info_at(list_exchanges, index); }
 

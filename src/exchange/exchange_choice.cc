@@ -64,10 +64,14 @@ std::span<const ExchangeInfo* const> exchanges() noexcept {
 
 std::string_view route_name(Route route) {
   switch (route) {
-    case Route::kToOwners: return "to_owners";
-    case Route::kFromOwners: return "from_owners";
-    case Route::kAround: return "around";
-    case Route::kToAll: return "to_all";
+    case Route::kToOwners:
+      return "to_owners";
+    case Route::kFromOwners:
+      return "from_owners";
+    case Route::kAround:
+      return "around";
+    case Route::kToAll:
+      return "to_all";
   }
   return "";
 }
@@ -99,25 +103,66 @@ Result<ExchangeChoice> ExchangeChoice::parse(std::string_view text) {
                     "an exchange's parameter '" + std::string(key) + "' is given twice");
     }
     given.push_back(key);
-    if (key == "between" || key == "within") {
-      const ExchangeInfo* found = find_info(value);
-      if (found == nullptr || found->between_machines) return invalid();
-      (key == "between" ? choice.inner_ : choice.within_) = found;
-    } else if (key == "within_codec") {
-      const std::string_view codec = rest.substr(std::min(key.size() + 1, rest.size()));
-      GW_ASSIGN_OR_RETURN(choice.within_codec_, parse_within_codec(codec));
-      break;
-    } else if (!parse_whole(value, choice.ranks_per_machine_) || choice.ranks_per_machine_ == 0 ||
-               choice.ranks_per_machine_ > kMaxWorldSize) {
-      return Status(StatusCode::kInvalidArgument, "an exchange's ranks= is '" + std::string(value) +
-                                                      "'; a machine has 1 to " +
-                                                      std::to_string(kMaxWorldSize) + " ranks");
-    }
+    GW_ASSIGN_OR_RETURN(const bool is_set, choice.set(key, value, rest));
+    if (!is_set) return invalid();
+    if (key == "within_codec") break;  // the rest is the codec
   }
   return choice;
 }
 
+Result<bool> ExchangeChoice::set(std::string_view key, std::string_view value,
+                                 std::string_view rest) {
+  if (info_->has_servers) return set_of_server(key, value);
+  if (key == "between" || key == "within") {
+    const ExchangeInfo* found = find_info(value);
+    if (found == nullptr || found->between_machines || found->has_servers) return false;
+    (key == "between" ? inner_ : within_) = found;
+    return true;
+  }
+  if (key == "within_codec") {
+    const std::string_view codec = rest.substr(std::min(key.size() + 1, rest.size()));
+    GW_ASSIGN_OR_RETURN(within_codec_, parse_within_codec(codec));
+    return true;
+  }
+  if (!parse_whole(value, ranks_per_machine_) || ranks_per_machine_ == 0 ||
+      ranks_per_machine_ > kMaxWorldSize) {
+    return Status(StatusCode::kInvalidArgument, "an exchange's ranks= is '" + std::string(value) +
+                                                    "'; a machine has 1 to " +
+                                                    std::to_string(kMaxWorldSize) + " ranks");
+  }
+  return true;
+}
+
+bool ExchangeChoice::set_of_server(std::string_view key, std::string_view value) {
+  const auto choose = [&](std::string_view first, std::string_view second, auto& target, auto a,
+                          auto b) {
+    target = value == first ? a : b;
+    return value == first || value == second;
+  };
+  using enum ServerOptions::Pulls;
+  using enum ServerOptions::Behind;
+  if (key == "pulls") return choose("updates", "gradients", server_.pulls, kUpdates, kGradients);
+  if (key == "behind") return choose("refuse", "report", server_.behind, kRefuse, kReport);
+  if (key == "backup") return parse_whole(value, server_.backup);
+  return parse_whole(value, key == "staleness" ? server_.staleness : server_.history);
+}
+
+std::string ServerOptions::text() const {
+  constexpr ServerOptions kDefault;
+  std::string keys;
+  const auto add = [&](bool differs, std::string_view key, const std::string& value) {
+    if (differs) keys += (keys.empty() ? ":" : ",") + std::string(key) + "=" + value;
+  };
+  add(pulls != kDefault.pulls, "pulls", "gradients");
+  add(backup != kDefault.backup, "backup", std::to_string(backup));
+  add(staleness != kDefault.staleness, "staleness", std::to_string(staleness));
+  add(history != kDefault.history, "history", std::to_string(history));
+  add(behind != kDefault.behind, "behind", "report");
+  return std::string(exchange_entries::server.info->name) + keys;
+}
+
 std::string ExchangeChoice::text() const {
+  if (info_->has_servers) return server_.text();
   std::string text(info_->name);
   if (info_ != inner_) text += ":between=" + std::string(inner_->name);
   if (within_ != nullptr) text += ",within=" + std::string(within_->name);
@@ -147,6 +192,7 @@ Result<std::unique_ptr<Exchange>> make_exchange(const ExchangeInfo& info,
     return refuse("averages; it can't give the sum");
   }
   if (setup.options.update && !info.updates) return refuse("takes no update");
+  if (setup.options.apply && !info.has_servers) return refuse("has no workers that apply updates");
   if (!setup.options.machine_of_rank.empty() && !info.between_machines) {
     return refuse("does not ask for the machine of each rank");
   }

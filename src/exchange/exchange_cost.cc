@@ -98,10 +98,14 @@ Load to_all(const View& view) {
 
 Load load_of(const ExchangeLeg& leg, const View& view) {
   switch (leg.route) {
-    case Route::kToOwners: return to_owners(view);
-    case Route::kFromOwners: return from_owners(view);
-    case Route::kAround: return around(view, leg.direction);
-    case Route::kToAll: return to_all(view);
+    case Route::kToOwners:
+      return to_owners(view);
+    case Route::kFromOwners:
+      return from_owners(view);
+    case Route::kAround:
+      return around(view, leg.direction);
+    case Route::kToAll:
+      return to_all(view);
   }
   return {};
 }

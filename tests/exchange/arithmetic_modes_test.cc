@@ -64,7 +64,7 @@ class ArithmeticModes : public testing::TestWithParam<const ExchangeInfo*> {};
 
 std::vector<const ExchangeInfo*> within_one_world() {
   std::vector<const ExchangeInfo*> chosen;
-  for (const ExchangeInfo* exchange : exchanges()) {
+  for (const ExchangeInfo* exchange : among_equals()) {
     if (!exchange->between_machines) chosen.push_back(exchange);
   }
   return chosen;

@@ -19,6 +19,15 @@ namespace gradwire {
 // The name in the names of tests.
 inline void PrintTo(const ExchangeInfo* exchange, std::ostream* out) { *out << exchange->name; }
 
+// The exchanges of ranks that all do the same, without servers.
+inline std::vector<const ExchangeInfo*> among_equals() {
+  std::vector<const ExchangeInfo*> chosen;
+  for (const ExchangeInfo* exchange : exchanges()) {
+    if (!exchange->has_servers) chosen.push_back(exchange);
+  }
+  return chosen;
+}
+
 using MakeExchange =
     std::function<std::unique_ptr<Exchange>(std::shared_ptr<const Layout> layout, uint32_t rank)>;
 

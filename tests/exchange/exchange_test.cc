@@ -39,7 +39,7 @@ bool encodes(const ExchangeInfo& exchange, uint32_t owner, uint32_t rank, uint32
 // The exchanges that keep residuals, without those that hand the work to another exchange.
 std::vector<const ExchangeInfo*> with_residuals() {
   std::vector<const ExchangeInfo*> chosen;
-  for (const ExchangeInfo* exchange : exchanges()) {
+  for (const ExchangeInfo* exchange : among_equals()) {
     if (!exchange->adds_trits && !exchange->between_machines) chosen.push_back(exchange);
   }
   return chosen;

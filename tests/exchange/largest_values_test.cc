@@ -17,7 +17,7 @@ constexpr uint32_t kBad = 1;  // encodes its part of rank 0's shard, in a ring a
 
 std::vector<const ExchangeInfo*> with_residuals() {
   std::vector<const ExchangeInfo*> chosen;
-  for (const ExchangeInfo* exchange : exchanges()) {
+  for (const ExchangeInfo* exchange : among_equals()) {
     if (!exchange->adds_trits && !exchange->between_machines) chosen.push_back(exchange);
   }
   return chosen;

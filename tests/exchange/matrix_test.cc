@@ -160,7 +160,7 @@ class Matrix : public testing::TestWithParam<const ExchangeInfo*> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(All, Matrix, testing::ValuesIn(exchanges()),
+INSTANTIATE_TEST_SUITE_P(All, Matrix, testing::ValuesIn(among_equals()),
                          [](const auto& exchange) { return std::string(exchange.param->name); });
 
 TEST(ExchangeChoice, TextsAreReadAndWritten) {

@@ -14,6 +14,7 @@
 #include "engines/loopback/loopback.h"
 #include "gradwire/server.h"
 #include "tests/exchange/cluster.h"
+#include "tests/exchange/server_sides.h"
 
 namespace gradwire {
 

@@ -520,10 +520,44 @@ TEST(Server, SetupsThatDifferOrCantWorkAreNamed) {
   EXPECT_EQ(worker(2, {}).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(worker(1, {.backup = 2}).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(worker(1, {.staleness = 64}).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(make_server(layout, 1, Execution::create().value(), {}, {}).status().code(),
-            StatusCode::kInvalidArgument);
-  EXPECT_EQ(make_exchange("ring", layout, 1, Execution::create().value()).status().code(),
-            StatusCode::kInvalidArgument);
+  const auto message = [&](const char* exchange, uint32_t rank, ExchangeOptions of_rank) {
+    const Status status =
+        make_exchange(exchange, layout, rank, Execution::create().value(), std::move(of_rank))
+            .status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << exchange;
+    return status.message();
+  };
+  const ShardUpdate update = [](std::span<float>) { return Status(); };
+  const ApplyDelta apply = [](uint32_t, uint64_t, std::span<const float>) { return Status(); };
+  EXPECT_EQ(message("server", 1, {.update = update}), "worker rank 1: only servers take an update");
+  EXPECT_EQ(message("server", 2, {.apply = apply}),
+            "server rank 2: only workers apply what they pull");
+  EXPECT_EQ(message("server", 3, {}), "rank 3 is no server; those are ranks 2 to 2");
+  EXPECT_EQ(message("ring", 1, {}), "a layout with servers is for the server exchange alone");
+  EXPECT_EQ(message("ring", 1, {.apply = apply}),
+            "the ring exchange has no workers that apply updates");
+}
+
+TEST(Server, ItsTextHoldsItsOptions) {
+  const auto parsed = [](const std::string& text) { return ExchangeChoice::parse(text); };
+  const ServerOptions all = {.pulls = ServerOptions::Pulls::kGradients,
+                             .backup = 1,
+                             .staleness = 2,
+                             .history = 3,
+                             .behind = ServerOptions::Behind::kReport};
+  const std::string text = "server:pulls=gradients,backup=1,staleness=2,history=3,behind=report";
+  EXPECT_EQ(all.text(), text);
+  const ServerOptions again = parsed(text).value().server();
+  EXPECT_EQ(again.pulls, all.pulls);
+  EXPECT_EQ(again.backup, 1u);
+  EXPECT_EQ(again.staleness, 2u);
+  EXPECT_EQ(again.history, 3u);
+  EXPECT_EQ(again.behind, all.behind);
+  EXPECT_EQ(parsed("server:pulls=updates,history=64").value().text(), "server");
+  for (const char* bad : {"server:pulls=all", "server:backup=-1", "server:ranks=2", "server:backup",
+                          "hierarchical:between=server", "hierarchical:within=server"}) {
+    EXPECT_EQ(parsed(bad).status().code(), StatusCode::kInvalidArgument) << bad;
+  }
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ std::vector<float> sum_of_whole_numbers(uint64_t n) {
 TEST(ExchangeChoice, WithoutACodecEachExchangeTakesItsDefault) {
   std::vector<float> values(kN);
   for (const ExchangeInfo* exchange : exchanges()) {
+    if (exchange->has_servers) continue;
     const Result<Operation> operation =
         all_reduce_init(MPI_IN_PLACE, values.data(), kN, Dtype::kFloat32, Reduction::kAverage,
                         MPI_COMM_WORLD, {.exchange = std::string(exchange->name)});

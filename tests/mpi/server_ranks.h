@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "gradwire/server.h"
+#include "tests/exchange/server_sides.h"
 
 namespace gradwire {
 

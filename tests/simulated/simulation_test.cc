@@ -8,6 +8,7 @@
 
 #include "gradwire/server.h"
 #include "tests/exchange/cluster.h"
+#include "tests/exchange/server_sides.h"
 
 namespace gradwire {
 namespace {

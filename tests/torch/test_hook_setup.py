@@ -20,7 +20,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def test_each_exchange_has_its_default_codec() -> None:
-    defaults = {info["name"]: info["default_codec"] for info in gradwire.exchanges()}
+    equals = [info for info in gradwire.exchanges() if not info["has_servers"]]
+    defaults = {info["name"]: info["default_codec"] for info in equals}
     sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     for name, codec in defaults.items():
         assert gradwire.torch.GradwireState(exchange=name, optimizer=sgd).stats().codec == codec

@@ -21,7 +21,8 @@ BANDWIDTHS = ("10mbit", "100mbit", "1gbit", "none")
 DEVICES = ("cpu", "cuda", "cuda:K")
 DIRECTIONS = ("push", "pull")
 
-HOOKED = {info["name"]: info for info in gradwire.exchanges()}  # the exchanges of DDP's hook
+# The exchanges of DDP's hook.
+HOOKED = {info["name"]: info for info in gradwire.exchanges() if not info["has_servers"]}
 SHARDED = next(iter(HOOKED))
 SERVER = "server"
 SHARDED_OPTIMIZER = "sharded-optimizer"

@@ -1,41 +1,16 @@
 #include "engines/simulated/make_exchanges.h"
 
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/return_if_error.h"
 #include "exchange/steps/exchange_entry.h"
-#include "exchange/steps/server_packets.h"
 #include "gradwire/exchange_choice.h"
 
 namespace gradwire {
 namespace {
 
 Status invalid(const std::string& what) { return {StatusCode::kInvalidArgument, what}; }
-
-// What workers pull from dedicated servers; nothing for exchanges without servers.
-std::optional<ServerOptions::Pulls> pulls_of(const std::string& exchange) {
-  if (exchange == "server" || exchange == "server:pulls=updates") {
-    return ServerOptions::Pulls::kUpdates;
-  }
-  if (exchange == "server:pulls=gradients") return ServerOptions::Pulls::kGradients;
-  return std::nullopt;
-}
-
-// A worker's or a server's side. A server that has a model changes it by the averages.
-Result<std::unique_ptr<Exchange>> make_side(ExchangeSetup setup, ServerOptions::Pulls pulls) {
-  const ServerOptions options = {.pulls = pulls};
-  if (setup.rank < setup.layout->workers()) {
-    GW_ASSIGN_OR_RETURN(std::unique_ptr<WorkerSide> worker, make_server_worker(setup, options, {}));
-    return std::unique_ptr<Exchange>(std::move(worker));
-  }
-  if (pulls == ServerOptions::Pulls::kUpdates) {
-    setup.options.update = [](std::span<float>) { return Status(); };
-  }
-  GW_ASSIGN_OR_RETURN(std::unique_ptr<ServerSide> server, make_server(std::move(setup), options));
-  return std::unique_ptr<Exchange>(std::move(server));
-}
 
 // The machine of each rank, for exchanges between machines; empty for others, and if the exchange
 // knows them.
@@ -49,9 +24,14 @@ std::vector<uint32_t> machines_of_ranks(const SimulationOptions& options,
   return machines;
 }
 
+// Whether the rank is a server with a model, which it changes by the averages.
+bool has_model(const ExchangeChoice& choice, const Layout& layout, uint32_t rank) {
+  return choice.info().has_servers && rank >= layout.workers() &&
+         choice.server().pulls == ServerOptions::Pulls::kUpdates;
+}
+
 // The ranks of a layout: for exchanges between machines, the machines.
 Result<uint32_t> world_size_of(const SimulationOptions& options) {
-  if (pulls_of(options.exchange)) return options.ranks;
   GW_ASSIGN_OR_RETURN(const ExchangeChoice choice, ExchangeChoice::parse(options.exchange));
   const uint32_t size = options.network.ranks_per_machine;
   if (choice.ranks_per_machine() != 0 && choice.ranks_per_machine() != size) {
@@ -63,7 +43,13 @@ Result<uint32_t> world_size_of(const SimulationOptions& options) {
 }  // namespace
 
 Result<uint32_t> servers_of(const SimulationOptions& options) {
-  if (!pulls_of(options.exchange)) return 0u;
+  GW_ASSIGN_OR_RETURN(const ExchangeChoice choice, ExchangeChoice::parse(options.exchange));
+  if (!choice.info().has_servers) return 0u;
+  if (choice.server().backup > 0 || choice.server().staleness > 0) {
+    return invalid(options.exchange +
+                   ": servers are simulated in lockstep, without backup workers " +
+                   "and staleness");
+  }
   const uint32_t servers = options.buckets[0].layout->servers();
   if (servers == 0)
     return invalid("the exchange " + options.exchange + " and no servers in layouts");
@@ -92,20 +78,17 @@ Status check_layouts(const SimulationOptions& options) {
 Result<std::vector<std::unique_ptr<Exchange>>> make_exchanges(const SimulationOptions& options,
                                                               uint32_t rank,
                                                               const ShardCodecFactory& codecs) {
-  const std::optional<ServerOptions::Pulls> pulls = pulls_of(options.exchange);
-  std::vector<uint32_t> machines;
-  if (!pulls) {
-    GW_ASSIGN_OR_RETURN(const ExchangeChoice choice, ExchangeChoice::parse(options.exchange));
-    machines = machines_of_ranks(options, choice);
-  }
+  GW_ASSIGN_OR_RETURN(const ExchangeChoice choice, ExchangeChoice::parse(options.exchange));
   std::vector<std::unique_ptr<Exchange>> exchanges;
   for (const SimulatedBucket& bucket : options.buckets) {
     ExchangeSetup setup = {.layout = bucket.layout, .rank = rank, .codecs = codecs, .options = {}};
     setup.options.seed = options.seed;
-    setup.options.machine_of_rank = machines;
+    setup.options.machine_of_rank = machines_of_ranks(options, choice);
+    if (has_model(choice, *bucket.layout, rank)) {
+      setup.options.update = [](std::span<float>) { return Status(); };
+    }
     GW_ASSIGN_OR_RETURN(std::unique_ptr<Exchange> exchange,
-                        pulls ? make_side(std::move(setup), *pulls)
-                              : make_exchange(options.exchange, std::move(setup)));
+                        make_exchange(options.exchange, std::move(setup)));
     exchanges.push_back(std::move(exchange));
   }
   return exchanges;

@@ -16,17 +16,17 @@
 namespace gradwire {
 
 // A bucket of gradients, which each rank has at `ready` seconds after the step began. The layout is
-// the one that make_exchange wants, or make_server.
+// the one that make_exchange wants.
 struct SimulatedBucket {
   std::shared_ptr<const Layout> layout;
   double ready = 0;
 };
 
 struct SimulationOptions {
-  // As make_exchange takes it, or "server" or "server:pulls=gradients": workers and dedicated
-  // servers (gradwire/server.h) in lockstep, without backup workers and staleness. Every server has
-  // a machine of its own. With "server" the averages are the change of a server's model, as SGD has
-  // it without momentum; an optimizer's other changes may take other bytes in the pulls.
+  // As make_exchange takes it. Workers and dedicated servers (gradwire/server.h) run in lockstep,
+  // without backup workers and staleness (kInvalidArgument). Every server has a machine of its own.
+  // With "server" the averages are the change of a server's model, as SGD has it without momentum;
+  // an optimizer's other changes may take other bytes in the pulls.
   std::string exchange = "sharded";
   uint32_t ranks = 2;                    // with the servers
   std::vector<SimulatedBucket> buckets;  // in the order in which they are exchanged
@@ -67,7 +67,7 @@ struct SimulatedStep {
 // are those of any other engine.
 class Simulation {
  public:
-  // kInvalidArgument: no ranks, buckets or values; the statuses of make_exchange and make_server.
+  // kInvalidArgument: no ranks, buckets or values; the statuses of make_exchange.
   static Result<std::unique_ptr<Simulation>> create(SimulationOptions options);
   virtual ~Simulation() = default;
 

@@ -6,6 +6,7 @@
 
 #include "base/return_if_error.h"
 #include "exchange/steps/pulled_sums.h"
+#include "exchange/steps/sharded.h"
 
 namespace gradwire {
 namespace {
@@ -30,7 +31,9 @@ Result<ServerEnd> make_server_end(ExchangeSetup setup, const std::vector<uint32_
   const auto invalid = [](const std::string& what) {
     return Status(StatusCode::kInvalidArgument, what);
   };
-  if (setup.layout->servers() == 0) return invalid("the layout has no servers");
+  if (setup.layout->servers() == 0) {
+    return invalid("the server exchange needs a layout with servers");
+  }
   if (!std::ranges::binary_search(side, setup.rank)) {
     return invalid(name_of(setup.rank) + " is no " + noun + "; those are ranks " +
                    std::to_string(side.front()) + " to " + std::to_string(side.back()));
@@ -76,21 +79,43 @@ Result<ServerEnd> make_server_end(ExchangeSetup setup, const std::vector<uint32_
   return end;
 }
 
-Result<std::unique_ptr<WorkerSide>> make_server_worker(std::shared_ptr<const Layout> layout,
-                                                       uint32_t rank, Execution execution,
-                                                       const ServerOptions& options,
-                                                       ApplyDelta apply, uint64_t seed) {
-  return make_server_worker(
-      host_setup(std::move(layout), rank, std::move(execution), {.seed = seed}), options,
-      std::move(apply));
+ServerSide* as_server(Exchange* exchange) { return dynamic_cast<ServerSide*>(exchange); }
+WorkerSide* as_worker(Exchange* exchange) { return dynamic_cast<WorkerSide*>(exchange); }
+
+namespace {
+
+constexpr CodecParameter kParameters[] = {
+    {"pulls", "updates", "updates|gradients", "what workers pull"},
+    {"backup", "0", "WORKERS", "pushes that a version does not wait for"},
+    {"staleness", "0", "VERSIONS", "how many a worker may have pushed and not pulled"},
+    {"history", "64", "VERSIONS", "finished ones that are kept for late workers"},
+    {"behind", "refuse", "refuse|report", "what happens to a worker that lacks more"},
+};
+
+constexpr ExchangeLeg kLegs[] = {{Route::kToOwners, Direction::kPush},
+                                 {Route::kFromOwners, Direction::kPull}};
+
+constexpr ExchangeInfo kInfo = {
+    .name = "server",
+    .summary = "workers push to dedicated servers and pull what these made of the average",
+    .source = "3LC, sections 2 and 3",
+    .default_codec = kShardedCodec,
+    .sums = false,
+    .updates = true,
+    .always_skips_non_finite = true,
+    .has_servers = true,
+    .legs = kLegs,
+    .scale_legs = kLegs,
+    .parameters = kParameters};
+
+Result<std::unique_ptr<Exchange>> make(const ExchangeChoice& choice, ExchangeSetup& setup) {
+  const bool works = setup.rank < setup.layout->workers();
+  return works ? make_worker_side(std::move(setup), choice.server())
+               : make_server_side(std::move(setup), choice.server());
 }
 
-Result<std::unique_ptr<ServerSide>> make_server(std::shared_ptr<const Layout> layout, uint32_t rank,
-                                                Execution execution, const ServerOptions& options,
-                                                ShardUpdate update, uint64_t seed) {
-  return make_server(host_setup(std::move(layout), rank, std::move(execution),
-                                {.seed = seed, .update = std::move(update)}),
-                     options);
-}
+}  // namespace
+
+const ExchangeEntry exchange_entries::server = {&kInfo, make};
 
 }  // namespace gradwire

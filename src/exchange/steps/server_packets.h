@@ -28,10 +28,9 @@ struct ServerEnd {
 Result<ServerEnd> make_server_end(ExchangeSetup setup, const std::vector<uint32_t>& side,
                                   const std::string& noun, const ServerOptions& options);
 
-// As in gradwire/server.h, for buckets in whatever memory the shard codecs support.
-Result<std::unique_ptr<WorkerSide>> make_server_worker(const ExchangeSetup& setup,
-                                                       const ServerOptions& options,
-                                                       ApplyDelta apply);
-Result<std::unique_ptr<ServerSide>> make_server(ExchangeSetup setup, const ServerOptions& options);
+Result<std::unique_ptr<Exchange>> make_server_side(ExchangeSetup setup,
+                                                   const ServerOptions& options);
+Result<std::unique_ptr<Exchange>> make_worker_side(ExchangeSetup setup,
+                                                   const ServerOptions& options);
 
 }  // namespace gradwire

@@ -327,10 +327,15 @@ void ServerExchange::trim_history() {
 
 }  // namespace
 
-Result<std::unique_ptr<ServerSide>> make_server(ExchangeSetup setup, const ServerOptions& options) {
+Result<std::unique_ptr<Exchange>> make_server_side(ExchangeSetup setup,
+                                                   const ServerOptions& options) {
+  if (setup.options.apply) {
+    return Status(StatusCode::kInvalidArgument,
+                  "server " + name_of(setup.rank) + ": only workers apply what they pull");
+  }
   GW_ASSIGN_OR_RETURN(ServerEnd end,
                       make_server_end(setup, server_ranks(*setup.layout), "server", options));
-  return std::unique_ptr<ServerSide>(
+  return std::unique_ptr<Exchange>(
       std::make_unique<ServerExchange>(std::move(end), options, std::move(setup.options.update)));
 }
 

@@ -231,13 +231,16 @@ Status WorkerExchange::pull(uint32_t server, const Packet& packet) {
 
 }  // namespace
 
-Result<std::unique_ptr<WorkerSide>> make_server_worker(const ExchangeSetup& setup,
-                                                       const ServerOptions& options,
-                                                       ApplyDelta apply) {
+Result<std::unique_ptr<Exchange>> make_worker_side(ExchangeSetup setup,
+                                                   const ServerOptions& options) {
+  if (setup.options.update) {
+    return Status(StatusCode::kInvalidArgument,
+                  "worker " + name_of(setup.rank) + ": only servers take an update");
+  }
   GW_ASSIGN_OR_RETURN(ServerEnd end,
                       make_server_end(setup, worker_ranks(*setup.layout), "worker", options));
-  return std::unique_ptr<WorkerSide>(
-      std::make_unique<WorkerExchange>(std::move(end), options, std::move(apply)));
+  return std::unique_ptr<Exchange>(
+      std::make_unique<WorkerExchange>(std::move(end), options, std::move(setup.options.apply)));
 }
 
 }  // namespace gradwire

@@ -216,6 +216,10 @@ class ExchangeSettings(CodecSettings):
         """Raises GradwireError for settings with which every bucket would fail, ValueError for
         settings that exclude each other. The world size matters only where it is known.
         """
+        if self.info["has_servers"]:
+            raise ValueError(
+                f"exchange='{self.exchange}' has processes that are servers: take ServerOptimizer"
+            )
         if self.goals and not self.info["chooses_codecs"]:
             choosing = " or ".join(info["name"] for info in exchanges() if info["chooses_codecs"])
             raise ValueError(
