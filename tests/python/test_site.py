@@ -76,10 +76,10 @@ def test_the_reference_of_cpp_has_comments_and_public_members() -> None:
 
 def test_the_page_of_commands_has_every_option() -> None:
     text = commands.page()
-    assert "## gradwire report\n" in text
-    assert "| `--html PATH` | Write a web page there" in text
-    assert "| `--codec, -c TEXT` |" in text
-    assert "| `FILE` |" in text
+    assert "## `gradwire report`\n" in text
+    assert "* `--html PATH`: Write a web page there" in text
+    assert "* `-c, --codec <str>`: " in text
+    assert "* `FILE <list[Path]>`: " in text
 
 
 def test_a_query_that_leads_elsewhere_is_told() -> None:
