@@ -34,10 +34,6 @@ CLEAN_TREE = {
     "src/capi/handles.h": '#include "exchange/sharded.h"\n',
     "src/engines/loopback/ranks.h": '#include "exchange/sharded.h"\n',
     "python/src/module.cc": '#include "engines/loopback/ranks.h"\n#include <nanobind/nanobind.h>\n',
-    "python/gradwire/codecs.py": "import gradwire._core\nfrom . import _core\n",
-    "python/gradwire/torch/__init__.py": "from gradwire.torch.hook.state import State\n",
-    "python/gradwire/torch/link/wire.py": "import torch\nfrom gradwire import codecs\n",
-    "python/gradwire/torch/hook/state.py": "from ..link.wire import Wire\nfrom .names import N\n",
     "tests/base/endian_test.cc": '#include "base/endian.h"\n#include "tests_data.h"\n',
     "tests/base/tests_data.h": '#include "frame/header.h"\n',
 }

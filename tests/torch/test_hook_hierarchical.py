@@ -26,7 +26,7 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def counted(cluster: Cluster) -> list[tuple[Trained, dict[int, int]]]:
-    options = Options(STEPS, PAIRS | {"start_iter": 0})
+    options = Options(STEPS, PAIRS | {"codec": "3lc:s=1", "start_iter": 0})
     return cluster.run(WORLD, machine_jobs.train_and_count_by_peer, options)
 
 

@@ -114,7 +114,7 @@ def test_a_residual_that_outgrew_its_input_is_named_once(cluster: Cluster) -> No
 
 
 def test_a_server_with_adam_says_that_gradients_are_coarse(cluster: Cluster) -> None:
-    *workers, server = cluster.run(3, run, Job(local="adam"))
+    *workers, server = cluster.run(3, run, Job(local="adam", arguments={"codec": "3lc:s=1"}))
     (said,) = server.warnings
     assert said.startswith("Adam learns several times too slowly from gradients compressed with")
     assert server.stats["remarks"] == (said,)

@@ -11,6 +11,7 @@ import pytest
 import sharing_jobs
 import wrapping_jobs
 from cluster import Cluster
+from gradwire.torch import loopback
 from sharing_jobs import FOLLOWED, REFUSED, UNLIKE
 
 # An error of a worker takes the server a second to notice, so they get a few of the deeds.
@@ -132,6 +133,6 @@ def test_a_thawed_layer_is_found(cluster: Cluster) -> None:
 
 
 def test_qsvrg_goes_on_from_the_parameters_as_they_are() -> None:
-    (moved, loaded), said = wrapping_jobs.move_qsvrg()
+    (moved, loaded), said = loopback.run(1, lambda rank: wrapping_jobs.move_qsvrg())[0]
     np.testing.assert_array_equal(moved, loaded)
     assert "a QSVRG can't be copied or pickled" in said

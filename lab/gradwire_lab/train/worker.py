@@ -96,8 +96,8 @@ def run_under_torchrun(
     trainer = prepare(settings, rank, int(os.environ.get("LOCAL_RANK", rank)), None, on_event)
     dist.init_process_group("gloo", timeout=_PATIENCE)
     for (record,) in run_all(trainer, runs, on_event):
-        gathered = messages.gather(record.to_json())
-        on_event({"event": "records", "records": [RankRecord.read(each) for each in gathered]})
+        if gathered := messages.gather(record.to_json()):
+            on_event({"event": "records", "records": [RankRecord.read(each) for each in gathered]})
 
 
 # Started by the launcher

@@ -371,8 +371,7 @@ class LoopbackGroup(dist.ProcessGroup):
 
 
 def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    with torch.no_grad():
-        tensor.copy_(values.view_as(tensor))
+    tensor.detach().copy_(values.view_as(tensor))
 
 
 def _reduce(tensors: list[torch.Tensor], op: Any) -> torch.Tensor:
