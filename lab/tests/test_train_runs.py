@@ -274,7 +274,7 @@ def test_it_ends_well_though_a_thread_of_the_group_is_slow(folder: Path) -> None
         [sys.executable, "-c", SLOW_TO_LET_GO, *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
         env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"} | place,
     )

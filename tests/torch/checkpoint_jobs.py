@@ -197,6 +197,7 @@ def _said_of(way: Way, state: bytes, other_model: str) -> str:
     except (ValueError, RuntimeError) as error:
         return str(error)
     finally:
+        dist.barrier()  # no rank leaves while another still connects
         if not isinstance(training, Served):
             training.close()
     return "loaded"
