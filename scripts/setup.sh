@@ -175,7 +175,7 @@ install_lab() {
   digest=$(pwd && sha256sum lab/pyproject.toml)
   [[ ! -f $stamp || $(<"$stamp") != "$digest" ]] || return 0
   run_step "installing gradwire-lab" "$logs/pip-gradwire-lab.log" \
-    "${pip[@]}" --no-build-isolation --no-deps --editable lab
+    "${pip[@]}" --no-build-isolation --no-deps --editable ./lab
   echo "$digest" >"$stamp"
 }
 

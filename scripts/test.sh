@@ -192,7 +192,7 @@ stage_wheel() {
   rm -rf build/wheel
   "${pip[@]}" wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
   "$venv/bin/python" -m venv --without-pip build/wheel/venv
-  "${pip[@]}" wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel lab
+  "${pip[@]}" wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel ./lab
   "${pip[@]}" --python build/wheel/venv install -q -c constraints.txt build/wheel/gradwire-*.whl
   cd build/wheel
   venv/bin/python -P ../../scripts/check_package.py
