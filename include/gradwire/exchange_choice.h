@@ -71,7 +71,7 @@ struct ExchangeInfo {
 };
 
 // The parameters of the exchange `server` (gradwire/server.h).
-struct ServerOptions {
+struct GRADWIRE_EXPORT ServerOptions {
   // What a version is.
   enum class Pulls : uint8_t {
     kUpdates,    // the change of the server's model
@@ -90,7 +90,7 @@ struct ServerOptions {
   Behind behind = Behind::kRefuse;
 
   // The exchange with these parameters: "server", "server:pulls=gradients".
-  [[nodiscard]] GRADWIRE_EXPORT std::string text() const;
+  [[nodiscard]] std::string text() const;
 };
 
 // Every exchange, in the order of src/exchange/exchanges.def.
