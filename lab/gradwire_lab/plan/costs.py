@@ -24,9 +24,9 @@ In (N - 1) / N, 1 / N is the share of the rank that owns most, which is larger i
 is 1 / S that of a server, which has whole tensors. The bytes of `server` are those of its link, N
 pushes that come and then N pulls that go, unless a machine's link carries more. With k ranks on a
 machine, a ring's messages leave it in one of k hops; its link carries what k ranks send in
-`sharded`, `broadcast` and `server`. The first rows are those of include/gradwire/exchange.h and
-server.h, which tests compare with the exchanges themselves. The last three are the papers'
-(test_plan_papers.py).
+`sharded`, `broadcast` and `server`. What a rank computes and sends in the first three is read from
+the core (exchange_cost.h), whose tests count it in the exchanges themselves; here is what links and
+machines make of it. The last three are the papers' (test_plan_papers.py).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import log2
 
+from gradwire._core import exchange_cost as cost_to_rank
 from gradwire_lab.plan.cluster import Cluster
 from gradwire_lab.train.settings import HOOKED
 
@@ -82,6 +83,23 @@ class Volume:
         return (1 / owners,) * owners if self.shares is None else self.shares
 
 
+def _work_of_rank(
+    exchange: str, volume: Volume, ranks: int, shares: tuple[float, ...] | None = None
+) -> dict[str, float]:
+    """What the rank that owns most computes and sends, as the core states it, with headers.
+    shares: of each owner; None: all own as much."""
+    rank = 0 if shares is None else shares.index(max(shares))
+    stated = cost_to_rank(
+        exchange, rank, ranks, volume.values, volume.pushed, volume.pulled, shares=shares
+    )
+    return {
+        "encoded": stated["values_encoded"],
+        "decoded": stated["values_decoded"],
+        "handled": stated["messages_sent"] + stated["messages_received"],
+        "rank_bytes": stated["bytes_sent"] + stated["messages_sent"] * _PACKET_BYTES,
+    }
+
+
 def sharded(volume: Volume, cluster: Cluster) -> Cost:
     n, k, many = cluster.ranks, cluster.ranks_per_machine, cluster.machines > 1
     shares = volume.shares_of(n)
@@ -94,11 +112,7 @@ def sharded(volume: Volume, cluster: Cluster) -> Cost:
         # The busiest link receives more pushes than it sends, and then sends more pulls.
         idle_bytes=(n * of_machine - k) * both * many,
         local_bytes=(k - 1) * (share * both + 2 * _PACKET_BYTES),
-        encoded=volume.values,
-        decoded=(1 + (n - 2) * share) * volume.values,
-        handled=4 * (n - 1),
-        rank_bytes=(1 - share) * volume.pushed
-        + (n - 1) * (share * volume.pulled + 2 * _PACKET_BYTES),
+        **_work_of_rank("sharded", volume, n, volume.shares),
     )
 
 
@@ -123,10 +137,7 @@ def ring(volume: Volume, cluster: Cluster) -> Cost:
         link_bytes=link_bytes,
         local_bytes=max(sent) * (k > 1),
         idle_bytes=max(0.0, way_bytes - link_bytes),
-        encoded=volume.values,
-        decoded=2 * (n - 1) / n * volume.values,
-        handled=4 * (n - 1),
-        rank_bytes=(n - 1) * both / n + packets,
+        **_work_of_rank("ring", volume, n),
     )
 
 
@@ -146,10 +157,7 @@ def broadcast(volume: Volume, cluster: Cluster) -> Cost:
         ways=1 * (cluster.machines > 1),
         way_bytes=k * (n - k) * each,
         local_bytes=(k - 1) * each,
-        encoded=volume.values,
-        decoded=n * volume.values,
-        handled=2 * (n - 1),
-        rank_bytes=(n - 1) * each,
+        **_work_of_rank("broadcast", volume, n),
     )
 
 

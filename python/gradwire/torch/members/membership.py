@@ -30,7 +30,6 @@ from gradwire.torch.link.sealed_store import Numbers, SealedStore, read, under
 from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 from gradwire.torch.members.heartbeat import Heartbeat, make_access
 
-LOST_AFTER = 30.0  # seconds, if nothing else is given
 LOOK_SECONDS = 0.05  # between two looks at the store
 CONNECT_SECONDS = 30.0  # all come at the same time, when it is decided who connects
 _PLACE = "gradwire/members/"
@@ -58,7 +57,7 @@ class MemberSettings:
 
     ranks: int
     patience: float
-    lost_after: float = LOST_AFTER
+    lost_after: float
     min_ranks: int = 1
     servers: int = 0
 
