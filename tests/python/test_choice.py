@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gradwire
+from auto_compressor import CompressorGroup
 from gradwire._core import AutoGoal
 from gradwire.choice import Chooser, Row
 from gradwire.errors import LimitWarning
-from gradwire_lab.auto_compressor import CompressorGroup
 
 VALUES = np.random.default_rng(3).standard_normal(30_000).astype(np.float32)
 
