@@ -459,7 +459,8 @@ def step_with_sparse_gradients() -> tuple[str, float]:
     model = nn.Sequential(nn.EmbeddingBag(40, 8, sparse=True), nn.Linear(8, 2))
     embedding = model.get_parameter("0.weight")
     before = embedding.detach().clone()
-    optimizer = LocalSteps(torch.optim.SGD(model.parameters(), lr=0.1), model, every=2, codec="raw")
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # whose state is sparse
+    optimizer = LocalSteps(inner, model, every=2, codec="raw")
     for step in range(4):
         optimizer.zero_grad()
         model(torch.tensor([[dist.get_rank(), 20 + step]])).square().sum().backward()

@@ -58,7 +58,9 @@ def _find_weights(
     for parameter, old in zip(parameters, before, strict=True):
         for key, kept in optimizer.state.get(parameter, {}).items():
             values = local_of(kept) if isinstance(kept, torch.Tensor) else None
-            if values is None or values.shape != old.shape or torch.equal(values.float(), old):
+            if values is None or values.layout != old.layout or values.shape != old.shape:
+                continue
+            if torch.equal(values.float(), old):
                 continue
             if values.data_ptr() == local_of(parameter).data_ptr():
                 continue
