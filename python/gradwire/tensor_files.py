@@ -34,12 +34,13 @@ class TensorFileError(UserError, ValueError):
 
 
 def values_of(tensor: Tensor, frame_dtype: str) -> NDArray[Any]:
-    """The values of a plain tensor, one-dimensional, without a copy.
+    """The values of a plain tensor, one-dimensional: without a copy where they lie aligned.
 
     frame_dtype: FRAME_DTYPES's name for the tensor's dtype. NumPy has no bfloat16, so bfloat16
     values come as uint16 of their bits.
     """
-    return np.frombuffer(tensor.data, dtype=_NUMPY_DTYPES[frame_dtype])
+    values = np.frombuffer(tensor.data, dtype=_NUMPY_DTYPES[frame_dtype])
+    return np.require(values, requirements=["ALIGNED"])
 
 
 def widen(values: NDArray[Any]) -> NDArray[np.float32]:

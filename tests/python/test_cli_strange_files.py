@@ -407,3 +407,18 @@ def test_names_are_never_paths(tmp_path: Path) -> None:
     printed = run("inspect", path).out
     assert "\x1b" not in printed
     assert "\\x1b[2J" in printed
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("spaces", range(4))
+def test_values_need_not_be_aligned_in_a_file(tmp_path: Path, dtype: type, spaces: int) -> None:
+    values = np.arange(6, dtype=dtype)
+    name = {np.float32: "F32", np.float16: "F16"}[dtype]
+    header = {"byte": entry("U8", [1], 0, 1), "values": entry(name, [6], 1, 1 + values.nbytes)}
+    path = tmp_path / "a.safetensors"
+    safetensors_file(path, json.dumps(header) + " " * spaces, b"7" + values.tobytes())
+    assert run("compress", path, "-c", "raw").code == 0
+    assert run("decompress", f"{path}.gw", "-o", tmp_path / "b.safetensors").code == 0
+    restored = dict(safetensors.deserialize((tmp_path / "b.safetensors").read_bytes()))
+    assert bytes(restored["values"]["data"]) == values.tobytes()
+    assert bytes(restored["byte"]["data"]) == b"7"
