@@ -14,8 +14,8 @@ class BroadcastExchange final : public PacketExchange<> {
  public:
   explicit BroadcastExchange(Endpoint endpoint)
       : PacketExchange(std::move(endpoint)),
-        whole_(endpoint_.shards().last(1)),
-        in_order_(endpoint_.world_size()) {}
+        whole_(ranks().shards().last(1)),
+        in_order_(ranks().count()) {}
 
   std::vector<uint32_t> awaiting() const override { return pushes_.missing(); }
   bool done() const override { return pushes_.complete(); }
@@ -39,24 +39,24 @@ class BroadcastExchange final : public PacketExchange<> {
 };
 
 Status BroadcastExchange::begin() {
-  if (endpoint_.peers().empty()) return endpoint_.pay_residuals().status();
-  pushes_.await(endpoint_.everyone(), endpoint_.rank());
+  if (ranks().peers().empty()) return endpoint_.residuals().pay().status();
+  pushes_.await(ranks().everyone(), rank());
   in_order_.begin();
   non_finite_.reset();
   GW_ASSIGN_OR_RETURN(const FirstNonFinite own,
                       endpoint_.encode(whole_, endpoint_.to_check(whole_)));
   const std::span<const std::byte> packet = endpoint_.finish(whole_[0], own);
-  for (uint32_t peer : endpoint_.peers()) endpoint_.send(peer, Direction::kPush, packet);
+  for (uint32_t peer : ranks().peers()) endpoint_.send(peer, Direction::kPush, packet);
   if (own) {
     note(*own);
-    in_order_.put(endpoint_.rank(), {});
+    in_order_.put(rank(), {});
     return {};
   }
   endpoint_.sample_error_norm();
-  in_order_.put(endpoint_.rank(), ReceivedPacket{.peer = endpoint_.rank(),
-                                                 .shard = whole_[0],
-                                                 .packet = endpoint_.encoded(whole_[0]),
-                                                 .message = {}});
+  in_order_.put(rank(), ReceivedPacket{.peer = rank(),
+                                       .shard = whole_[0],
+                                       .packet = endpoint_.encoded(whole_[0]),
+                                       .message = {}});
   return add();
 }
 

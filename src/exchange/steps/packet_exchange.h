@@ -34,15 +34,21 @@ class PacketExchange : public Interface {
     GW_ASSIGN_OR_RETURN(ReceivedPacket received, endpoint_.open(peer, message));
     return take(std::move(received));
   }
-  const std::optional<NonFiniteInput>& non_finite() const final { return endpoint_.non_finite(); }
+  const std::optional<NonFiniteInput>& non_finite() const final {
+    return endpoint_.origins().first();
+  }
 
-  std::vector<OutgrownResidual> outgrown_residuals() const final { return endpoint_.outgrown(); }
+  std::vector<OutgrownResidual> outgrown_residuals() const final {
+    return endpoint_.residuals().outgrown();
+  }
   std::vector<TensorTraffic> tensor_traffic() const final { return endpoint_.traffic(); }
-  bool keeps_residuals() const noexcept final { return endpoint_.keeps_residuals(); }
+  bool keeps_residuals() const noexcept final { return endpoint_.residuals().kept(); }
   void scale_residuals(float factor) final { endpoint_.codec().scale_residuals(factor); }
-  std::vector<ResidualPiece> export_residuals() const final { return endpoint_.export_residuals(); }
+  std::vector<ResidualPiece> export_residuals() const final {
+    return endpoint_.residuals().export_pieces();
+  }
   Status import_residual(const ResidualPiece& piece) final {
-    return endpoint_.import_residual(piece);
+    return endpoint_.residuals().import_piece(piece);
   }
   const ExchangeStats& stats() const noexcept final { return endpoint_.stats(); }
   const Layout& layout() const noexcept final { return endpoint_.layout(); }
@@ -52,7 +58,8 @@ class PacketExchange : public Interface {
   virtual Status begin() = 0;
   // Takes a packet of this exchange, which may be of any step.
   virtual Status take(ReceivedPacket received) = 0;
-  [[nodiscard]] uint32_t rank() const final { return endpoint_.rank(); }
+  [[nodiscard]] uint32_t rank() const final { return endpoint_.ranks().own(); }
+  [[nodiscard]] const Ranks& ranks() const { return endpoint_.ranks(); }
 
   Endpoint endpoint_;
 };

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "exchange/steps/endpoint.h"
+#include "exchange/steps/received.h"
 
 namespace gradwire {
 

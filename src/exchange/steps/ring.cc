@@ -17,11 +17,11 @@ class RingExchange final : public PacketExchange<> {
   RingExchange(Endpoint endpoint, Legs legs)
       : PacketExchange(std::move(endpoint)),
         legs_(legs),
-        rank_(endpoint_.rank()),
-        left_((rank_ + endpoint_.world_size() - 1) % endpoint_.world_size()),
-        right_((rank_ + 1) % endpoint_.world_size()),
-        broken_at_(endpoint_.world_size()),
-        passed_on_(endpoint_.world_size()) {}
+        rank_(ranks().own()),
+        left_((rank_ + ranks().count() - 1) % ranks().count()),
+        right_((rank_ + 1) % ranks().count()),
+        broken_at_(ranks().count()),
+        passed_on_(ranks().count()) {}
 
   std::vector<uint32_t> awaiting() const override {
     return done() ? std::vector<uint32_t>() : std::vector<uint32_t>{left_};
@@ -54,19 +54,19 @@ class RingExchange final : public PacketExchange<> {
 };
 
 Status RingExchange::begin() {
-  if (endpoint_.world_size() == 1) return endpoint_.pay_residuals().status();
+  if (ranks().count() == 1) return endpoint_.residuals().pay().status();
   // A shard's sum begins one rank after its owner; its average ends one rank before its owner.
-  pulls_.await(endpoint_.owners(), rank_);
+  pulls_.await(ranks().owners(), rank_);
   std::ranges::fill(broken_at_, std::nullopt);
   non_finite_.reset();
   return legs_ == Legs::kPull ? begin_pull() : begin_push();
 }
 
 Status RingExchange::begin_push() {
-  pushes_.await(endpoint_.owners(), left_);
+  pushes_.await(ranks().owners(), left_);
   // A step that will be skipped must not change any residual here, so all shards are checked.
-  const std::span<const uint32_t> to_check = endpoint_.to_check(endpoint_.everyone());
-  if (endpoint_.is_owner(left_)) {
+  const std::span<const uint32_t> to_check = endpoint_.to_check(ranks().everyone());
+  if (ranks().is_owner(left_)) {
     GW_ASSIGN_OR_RETURN(non_finite_, send_on(left_, Direction::kPush, std::nullopt, to_check));
   } else {
     GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.encode({}, to_check));
@@ -76,7 +76,7 @@ Status RingExchange::begin_push() {
 }
 
 Status RingExchange::begin_pull() {
-  if (!endpoint_.is_owner(rank_)) return {};
+  if (!ranks().is_owner(rank_)) return {};
   return send_average(std::nullopt);
 }
 
@@ -86,7 +86,7 @@ Status RingExchange::send_average(FirstNonFinite origin) {
                       send_on(rank_, Direction::kPull, origin,
                               endpoint_.to_check(std::span<const uint32_t>(&rank_, 1))));
   if (!sent) return {};
-  broken_at_[rank_] = endpoint_.leg_rank(*sent);
+  broken_at_[rank_] = endpoint_.origins().leg_rank(*sent);
   endpoint_.mark_non_finite(rank_, *sent);
   return {};
 }
@@ -134,13 +134,13 @@ Status RingExchange::take_pull(uint32_t shard, const ReceivedPacket& received) {
   }
   const Packet& packet = received.packet;
   if (!packet.non_finite) return endpoint_.decode(shard, packet, DecodeMode::kStore);
-  broken_at_[shard] = endpoint_.leg_rank(*packet.non_finite);
+  broken_at_[shard] = endpoint_.origins().leg_rank(*packet.non_finite);
   endpoint_.mark_non_finite(shard, *packet.non_finite);
   return {};
 }
 
 void RingExchange::retract() {
-  for (uint32_t shard : endpoint_.everyone()) {
+  for (uint32_t shard : ranks().everyone()) {
     // Each rank's packet contains the sum that the rank received, so putting back a packet puts
     // back all contributions up to it. Therefore only the last rank that sent a finite sum puts it
     // back: the owner, or the rank before the origin of the marker.

@@ -47,7 +47,7 @@ Status ScaleRound::measure(Endpoint& endpoint) {
     GW_ASSIGN_OR_RETURN(finite, shared_->measure(scales_));
   }
   if (finite) return {};
-  GW_ASSIGN_OR_RETURN(non_finite_, endpoint.find_non_finite(endpoint.everyone()));
+  GW_ASSIGN_OR_RETURN(non_finite_, endpoint.find_non_finite(endpoint.ranks().everyone()));
   return {};
 }
 
@@ -60,8 +60,8 @@ Status ScaleRound::take(const Endpoint& endpoint, const ReceivedPacket& received
   const Packet& packet = received.packet;
   if (packet.non_finite) {
     NonFiniteOrigin origin = *packet.non_finite;
-    if (received.is_push() && endpoint.leg_rank(origin) != received.peer) {
-      origin.rank = endpoint.outer_rank(received.peer);
+    if (received.is_push() && endpoint.origins().leg_rank(origin) != received.peer) {
+      origin.rank = endpoint.origins().outer_rank(received.peer);
     }
     if (!non_finite_ || origin.rank < non_finite_->rank) non_finite_ = origin;
     return {};
@@ -85,7 +85,7 @@ Result<std::span<const std::byte>> ScaleRound::packet(size_t i, Endpoint& endpoi
   PacketWriter& writer = outgoing_[i].writer;
   const ScaleRange scales = outgoing_[i].scales;
   writer.begin({.direction = direction,
-                .source = static_cast<uint16_t>(endpoint.rank()),
+                .source = static_cast<uint16_t>(endpoint.ranks().own()),
                 .step = step,
                 .layout_digest = endpoint.digest(number_)});
   if (non_finite_) return writer.finish_non_finite(*non_finite_);

@@ -126,7 +126,7 @@ Status ServerExchange::take(ReceivedPacket received) {
   const uint32_t peer = received.peer;
   const uint64_t version = received.packet.header.step;
   const std::string which = name_of(peer) + " sent its push of version " + std::to_string(version);
-  if (!received.is_push() || peer >= workers() || received.shard != endpoint_.rank()) {
+  if (!received.is_push() || peer >= workers() || received.shard != rank()) {
     return unexpected(name_of(peer) + " sent what a server has no use for");
   }
   Link& link = links_[peer];
@@ -146,7 +146,7 @@ Status ServerExchange::take(ReceivedPacket received) {
 
 void ServerExchange::await_scales() {
   scales_sent_ = false;
-  if (scales_) scales_->begin(worker_ranks(layout()), endpoint_.rank());
+  if (scales_) scales_->begin(worker_ranks(layout()), rank());
 }
 
 Status ServerExchange::take_scales(const ReceivedPacket& received) {
@@ -156,7 +156,7 @@ Status ServerExchange::take_scales(const ReceivedPacket& received) {
                       std::to_string(received.packet.header.step) + ", but version " +
                       std::to_string(version_) + " is under way");
   }
-  const ScaleRange own = scales_->shared().of_shard(endpoint_.rank());
+  const ScaleRange own = scales_->shared().of_shard(rank());
   GW_RETURN_IF_ERROR(scales_->take(endpoint_, received, own));
   return done_ ? Status() : advance();
 }
@@ -203,7 +203,7 @@ Status ServerExchange::add(uint32_t worker) {
   const Packet& packet = links_[worker].pushes.at(version_).packet;
   if (!non_finite_) non_finite_ = packet.non_finite;
   const DecodeMode mode = added_++ == 0 ? DecodeMode::kStore : DecodeMode::kAdd;
-  return non_finite_ ? Status() : endpoint_.decode(endpoint_.rank(), packet, mode);
+  return non_finite_ ? Status() : endpoint_.decode(rank(), packet, mode);
 }
 
 Status ServerExchange::finish_version() {
@@ -211,10 +211,9 @@ Status ServerExchange::finish_version() {
     if (has_push(next_)) GW_RETURN_IF_ERROR(add(next_));
   }
   GW_RETURN_IF_ERROR(update_and_encode());
-  const uint32_t rank = endpoint_.rank();
-  const std::span<const std::byte> packet = endpoint_.finish(rank, non_finite_);
+  const std::span<const std::byte> packet = endpoint_.finish(rank(), non_finite_);
   history_.push_back(std::make_shared<const std::vector<std::byte>>(packet.begin(), packet.end()));
-  if (non_finite_) endpoint_.mark_non_finite(rank, *non_finite_);
+  if (non_finite_) endpoint_.mark_non_finite(rank(), *non_finite_);
   const uint64_t finished = version_++;
   done_ = true;
   await_scales();
@@ -227,7 +226,7 @@ Status ServerExchange::finish_version() {
 }
 
 Status ServerExchange::update_and_encode() {
-  const uint32_t own[] = {endpoint_.rank()};
+  const uint32_t own[] = {rank()};
   if (!non_finite_) {
     endpoint_.divide(own[0], static_cast<float>(added_));
     GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.find_non_finite(own));
@@ -311,7 +310,7 @@ Status ServerExchange::send_missing(uint32_t worker) {
   }
   for (uint64_t version = version_; version-- > link.sent;) {
     endpoint_.send(worker, Direction::kPull, history_[version - oldest]);
-    endpoint_.stats().values_sent += endpoint_.values_in(endpoint_.rank());
+    endpoint_.stats().values_sent += endpoint_.values_in(rank());
   }
   link.sent = version_;
   return {};

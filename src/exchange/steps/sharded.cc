@@ -10,35 +10,34 @@ ShardedExchange::ShardedExchange(Endpoint endpoint, Legs legs, ShardUpdate updat
     : PacketExchange(std::move(endpoint)),
       legs_(legs),
       update_(std::move(update)),
-      marked_(endpoint_.world_size()),
-      in_order_(endpoint_.world_size()) {
-  if (endpoint_.is_owner(endpoint_.rank())) own_.push_back(endpoint_.rank());
+      marked_(ranks().count()),
+      in_order_(ranks().count()) {
+  if (ranks().is_owner(ranks().own())) own_.push_back(ranks().own());
 }
 
 Status ShardedExchange::begin() {
-  if (endpoint_.peers().empty()) {
-    GW_ASSIGN_OR_RETURN(bool finite, endpoint_.pay_residuals());
+  if (ranks().peers().empty()) {
+    GW_ASSIGN_OR_RETURN(bool finite, endpoint_.residuals().pay());
     return finite && update_ ? update_(endpoint_.bucket()) : Status();
   }
   if (legs_ != Legs::kPull && !own_.empty()) {
-    pushes_.await(endpoint_.everyone(), endpoint_.rank());
+    pushes_.await(ranks().everyone(), rank());
   }
-  if (legs_ != Legs::kPush) pulls_.await(endpoint_.owners(), endpoint_.rank());
+  if (legs_ != Legs::kPush) pulls_.await(ranks().owners(), rank());
   marked_.assign(marked_.size(), false);
   in_order_.begin();
-  in_order_.put(endpoint_.rank(), {});  // it lies in the bucket
+  in_order_.put(rank(), {});  // it lies in the bucket
   non_finite_.reset();
   if (legs_ != Legs::kPull) return encode_pushes();
   return own_.empty() ? Status() : encode_pull();
 }
 
 Status ShardedExchange::encode_pushes() {
-  const std::span<const uint32_t> peers = endpoint_.peers();
+  const std::span<const uint32_t> peers = ranks().peers();
   // A step that will be skipped must not change any residual here, so all shards are checked.
-  GW_ASSIGN_OR_RETURN(non_finite_,
-                      endpoint_.encode(peers, endpoint_.to_check(endpoint_.everyone())));
+  GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.encode(peers, endpoint_.to_check(ranks().everyone())));
   for (uint32_t peer : peers) {
-    if (!endpoint_.is_owner(peer)) continue;
+    if (!ranks().is_owner(peer)) continue;
     endpoint_.send(peer, Direction::kPush, endpoint_.finish(peer, non_finite_));
   }
   if (!non_finite_) endpoint_.sample_error_norm();
@@ -49,7 +48,7 @@ Status ShardedExchange::take(ReceivedPacket received) {
   GW_RETURN_IF_ERROR(endpoint_.check_step(received, done()));
   const uint32_t peer = received.peer;
   const bool push = received.is_push();
-  if (received.shard != (push ? endpoint_.rank() : peer)) {
+  if (received.shard != (push ? rank() : peer)) {
     return unexpected(name_of(peer) + " sent a packet of " + name_of(received.shard) + "'s shard");
   }
   if (!(push ? pushes_ : pulls_).take(peer)) {
@@ -78,7 +77,7 @@ Status ShardedExchange::take_push(ReceivedPacket received) {
     if (in_order_.all_taken()) {
       next = {.divisor = endpoint_.divisor(), .encode = legs_ == Legs::kPushAndPull && !update_};
     }
-    GW_RETURN_IF_ERROR(endpoint_.decode(endpoint_.rank(), packets, DecodeMode::kAdd, next));
+    GW_RETURN_IF_ERROR(endpoint_.decode(rank(), packets, DecodeMode::kAdd, next));
   }
   in_order_.drop();
   return pushes_.complete() ? end_pushes() : Status();
@@ -86,12 +85,11 @@ Status ShardedExchange::take_push(ReceivedPacket received) {
 
 Status ShardedExchange::end_pushes() {
   if (legs_ == Legs::kPushAndPull) return encode_pull();
-  if (non_finite_) endpoint_.mark_non_finite(endpoint_.rank(), *non_finite_);
+  if (non_finite_) endpoint_.mark_non_finite(rank(), *non_finite_);
   return {};
 }
 
 Status ShardedExchange::encode_pull() {
-  const uint32_t rank = endpoint_.rank();
   std::span<const uint32_t> unchecked = endpoint_.to_check(own_);
   if (update_ && !non_finite_) {
     GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.find_non_finite(std::exchange(unchecked, {})));
@@ -100,17 +98,17 @@ Status ShardedExchange::encode_pull() {
   if (!non_finite_) {
     GW_ASSIGN_OR_RETURN(non_finite_, endpoint_.encode(own_, unchecked));
   }
-  const std::span<const std::byte> packet = endpoint_.finish(rank, non_finite_);
-  for (uint32_t peer : endpoint_.peers()) endpoint_.send(peer, Direction::kPull, packet);
-  if (non_finite_) endpoint_.mark_non_finite(rank, *non_finite_);
+  const std::span<const std::byte> packet = endpoint_.finish(rank(), non_finite_);
+  for (uint32_t peer : ranks().peers()) endpoint_.send(peer, Direction::kPull, packet);
+  if (non_finite_) endpoint_.mark_non_finite(rank(), *non_finite_);
   return {};
 }
 
 void ShardedExchange::retract() {
   // An owner's pull contains the pushes that it averaged, so the owner puts back only its pull. A
   // rank puts back a push only if the owner's pull was a marker, or if there are no pulls.
-  for (uint32_t owner : endpoint_.everyone()) {
-    if (owner == endpoint_.rank() || marked_[owner] || legs_ == Legs::kPush) {
+  for (uint32_t owner : ranks().everyone()) {
+    if (owner == rank() || marked_[owner] || legs_ == Legs::kPush) {
       endpoint_.put_back(owner);
     }
   }

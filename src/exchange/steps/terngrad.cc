@@ -34,13 +34,13 @@ class TernGradExchange final : public ShardedExchange {
 };
 
 Status TernGradExchange::begin() {
-  if (endpoint_.peers().empty()) return ShardedExchange::begin();
-  scales_.begin(endpoint_.everyone(), endpoint_.rank());
+  if (ranks().peers().empty()) return ShardedExchange::begin();
+  scales_.begin(ranks().everyone(), rank());
   early_packets_.clear();
   GW_RETURN_IF_ERROR(scales_.measure(endpoint_));
   GW_ASSIGN_OR_RETURN(std::span<const std::byte> packet,
                       scales_.packet(0, endpoint_, Direction::kPush, endpoint_.step()));
-  for (uint32_t peer : endpoint_.peers()) endpoint_.send_scales(peer, Direction::kPush, packet);
+  for (uint32_t peer : ranks().peers()) endpoint_.send_scales(peer, Direction::kPush, packet);
   return {};
 }
 
@@ -58,7 +58,7 @@ Status TernGradExchange::take(ReceivedPacket received) {
 
 Status TernGradExchange::start_pushes() {
   if (scales_.non_finite()) {
-    for (uint32_t shard : endpoint_.everyone()) {
+    for (uint32_t shard : ranks().everyone()) {
       endpoint_.mark_non_finite(shard, *scales_.non_finite());
     }
   } else {

@@ -16,8 +16,8 @@ class WorkerExchange final : public PacketExchange<WorkerSide> {
         servers_(server_ranks(layout())),
         staleness_(options.staleness),
         apply_(std::move(apply)),
-        links_(endpoint_.world_size()),
-        held_back_(endpoint_.world_size()),
+        links_(ranks().count()),
+        held_back_(ranks().count()),
         scales_(std::move(end.scales)) {}
 
   std::vector<uint32_t> awaiting() const override;
@@ -128,7 +128,7 @@ std::vector<uint32_t> WorkerExchange::awaiting() const {
 Status WorkerExchange::begin() { return scales_ ? send_scales() : push(); }
 
 Status WorkerExchange::send_scales() {
-  scales_->begin(servers_, endpoint_.rank());
+  scales_->begin(servers_, rank());
   GW_RETURN_IF_ERROR(scales_->measure(endpoint_));
   for (size_t i = 0; i < servers_.size(); ++i) {
     GW_ASSIGN_OR_RETURN(
