@@ -80,6 +80,9 @@ SERVED = {
     "servers": {"codec": "raw", "servers": 2},
     "part by part": {"codec": "raw", "barrier": "tensor"},
     "pushes": {"codec": COARSE, "pull_codec": "raw"},
+    "pulls of gradients": {"codec": "raw", "pulls": "gradients"},
+    "pulls of gradients, owed": {"codec": COARSE, "pulls": "gradients", "servers": 2},
+    "pulls of gradients, shared scales": {"codec": "terngrad", "pulls": "gradients"},
 }
 
 
@@ -118,20 +121,19 @@ def test_raw_trains_as_ddp_does(cluster: Cluster) -> None:
 
 def test_servers_ask_the_workers_whose_pushes_are_in_the_version() -> None:
     """Such as without the last one, of backup_workers."""
-    said = UnusedOfWorkers(["a", "b", "c"])
+    said = UnusedOfWorkers(3)
     said.take(0, unused_message(4, [0, 1], 3))
     said.take(1, unused_message(4, [1, 2], 3))
     said.take(1, unused_message(5, [2], 3))  # with staleness, a worker is ahead
-    assert said.everywhere(4, [0, 1]) == {"b"}
-    assert said.everywhere(5, [1]) == {"c"}
-    assert said.everywhere(5, [1]) == set(), "a version is asked for once"
+    assert said.everywhere(4, [0, 1]) == [1]
+    assert said.everywhere(5, [1]) == [2]
     said.take(2, unused_message(6, [0], 3))
-    assert said.everywhere(6, [0, 2]) == set(), "worker 0 has all gradients"
+    assert said.everywhere(6, [0, 2]) == [], "worker 0 has all gradients"
     said.take(0, unused_message(7, [0], 3))
     said.replace(0)
-    assert said.everywhere(7, [0]) == set(), "another process has its place"
+    assert said.everywhere(7, [0]) == [], "another process has its place"
     with pytest.raises(ValueError, match="it has 9 bytes"):
-        UnusedOfWorkers([str(i) for i in range(9)]).take(0, unused_message(0, [], 3))
+        UnusedOfWorkers(9).take(0, unused_message(0, [], 3))
 
 
 class _Pipe:

@@ -134,10 +134,14 @@ class ServerPart:
             if not self._pulls_gradients and self._marks.get(name, mark) != mark:
                 self._edited.append(name)
 
-    def step_replica(self, optimizer: Optimizer, servers: Sequence[int]) -> None:
+    def step_replica(
+        self, optimizer: Optimizer, servers: Sequence[int], unused: Collection[int]
+    ) -> None:
         """Steps the tensors of these servers by the averages in the bucket, which become their
-        gradients, as with DDP."""
+        gradients, as with DDP. unused: the places of tensors that no worker has a gradient of."""
+        lacking = {self.names[place] for place in unused}
         places = [place for server in servers for place in self._of_server[server]]
+        places = [place for place in places if place.name not in lacking]
         with ordinary_tensors():
             for _, tensor, values in places:
                 if tensor.grad is None:

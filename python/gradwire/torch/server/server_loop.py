@@ -13,7 +13,7 @@ from gradwire._core import ServerSide
 from gradwire.torch.errors import WorkerJoinedWarning, WorkerLostWarning
 from gradwire.torch.link.transport import NOTHING, TEXT_BYTES, Bytes, Kind, LostError
 from gradwire.torch.members.places import Places
-from gradwire.torch.records.checkpoint import Residual
+from gradwire.torch.records.checkpoint import Residual, take_residuals
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     VERSION_BYTES,
@@ -28,7 +28,7 @@ from gradwire.torch.server.group_options import (
 from gradwire.torch.server.model_parts import GRADIENTS, ServerPart
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
-from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_size
+from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_message, unused_size
 
 
 class Serving(Side[ServerSide]):
@@ -86,7 +86,7 @@ class Serving(Side[ServerSide]):
         agreement = Agreement.ERROR if places is None else Agreement.WARNING
         ahead = backup > 0 or staleness > 0
         self._options = OptionsOfWorkers(Agreement.NONE if ahead else agreement)
-        self._unused = {number: UnusedOfWorkers(part.names) for number, part in parts.items()}
+        self._unused = {number: UnusedOfWorkers(len(part.names)) for number, part in parts.items()}
         self._left: set[int] = set()
         self._ended_for: set[int] = set()  # workers that were sent OVER
         self._answered: set[int] = set()  # workers that were sent the last model
@@ -175,7 +175,17 @@ class Serving(Side[ServerSide]):
         exchange = self.exchanges[number]
         options = self._options.choose(exchange.version, exchange.pushed)
         unused = self._unused[number].everywhere(exchange.version, exchange.pushed)
-        self.parts[number].step(self._optimizer, options, unused)
+        part = self.parts[number]
+        part.step(self._optimizer, options, {part.names[place] for place in unused})
+
+    def _unused_with(self, number: int, worker: int) -> list[int]:
+        """With pulls="gradients", when the push of `worker` ends a version: the places of the
+        part's tensors that no worker has a gradient of."""
+        exchange = self.exchanges[number]
+        pushed = {*exchange.pushed, worker}
+        if not self._pulls_gradients or len(pushed) < self.workers:
+            return []
+        return self._unused[number].everywhere(exchange.version, sorted(pushed))
 
     @property
     def _allowing(self) -> str:
@@ -243,7 +253,16 @@ class Serving(Side[ServerSide]):
         self._flush(message.peer, self._keep_sends)
         if message.peer in self._excused:
             return  # versions are made without it, from now on
+        names = self.parts[number].names
+        unused = self._unused_with(number, message.peer)
+        if unused:
+            said = unused_message(exchange.version, unused, len(names))
+            self._send((worker, Kind.UNUSED, said, number) for worker in self.peers)
+        # What is owed to these waits for a version that has a gradient.
+        owed = take_residuals(exchange, {names[place] for place in unused})
         exchange.receive(message.peer, message.payload)
+        for residual in owed:
+            exchange.import_residual(*residual)
         self._send_all(number)
         if not exchange.done:  # if done, `run` does this after the replica has followed
             self._help_those_behind(number)

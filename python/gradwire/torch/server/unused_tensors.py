@@ -20,33 +20,37 @@ def unused_message(version: int, unused: Sequence[int], tensors: int) -> Bytes:
     return version_message(version, pack_places(unused, tensors))
 
 
+def read_unused(message: Bytes, tensors: int) -> tuple[int, set[int]]:
+    """The version and the places. Raises ValueError for a message of another size."""
+    if message.size != unused_size(tensors):
+        raise ValueError(
+            f"it has {message.size} bytes; a version and a bit for each of {tensors} tensors have "
+            f"{unused_size(tensors)}"
+        )
+    return read_version(message), set(unpack_places(message[VERSION_BYTES:], tensors))
+
+
 class UnusedOfWorkers:
     """What the workers said of one part."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+    def __init__(self, tensors: int) -> None:
+        self._tensors = tensors
         self._said: defaultdict[int, dict[int, set[int]]] = defaultdict(dict)  # by rank, version
 
     def take(self, rank: int, message: Bytes) -> None:
         """Raises ValueError for a message of another size."""
-        if message.size != unused_size(len(self._names)):
-            raise ValueError(
-                f"it has {message.size} bytes; a version and a bit for each of "
-                f"{len(self._names)} tensors have {unused_size(len(self._names))}"
-            )
-        version = read_version(message)
-        places = unpack_places(message[VERSION_BYTES:], len(self._names))
-        self._said[rank][version] = set(places)
+        version, places = read_unused(message, self._tensors)
+        self._said[rank][version] = places
 
     def replace(self, rank: int) -> None:
         """Another process has the place of this rank from now on."""
         self._said.pop(rank, None)
 
-    def everywhere(self, version: int, taken: Sequence[int]) -> set[str]:
-        """The names of the tensors that no push of this version has a gradient of. `taken`: the
+    def everywhere(self, version: int, taken: Sequence[int]) -> list[int]:
+        """The places of the tensors that no push of this version has a gradient of. `taken`: the
         workers whose push is in it. What was said of earlier versions is forgotten."""
         lacking = [self._said[rank].get(version, set()) for rank in taken]
         for said in self._said.values():
-            for earlier in [v for v in said if v <= version]:
+            for earlier in [v for v in said if v < version]:
                 del said[earlier]
-        return {self._names[place] for place in set.intersection(*lacking)} if lacking else set()
+        return sorted(set.intersection(*lacking)) if lacking else []

@@ -26,7 +26,7 @@ from gradwire.torch.server.group_options import (
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
-from gradwire.torch.server.unused_tensors import unused_message
+from gradwire.torch.server.unused_tensors import read_unused, unused_message, unused_size
 
 
 class Working(Side[WorkerSide]):
@@ -59,6 +59,7 @@ class Working(Side[WorkerSide]):
         self._rank = rank
         self._optimizer = optimizer
         self._averaged: list[int] = []  # servers whose averages are in the bucket
+        self._unused: set[int] = set()  # places of tensors that no worker has a gradient of
         self._buffers = buffers
         self._own_buffers = buffers if buffers is not None and buffers.sender == rank else None
         self.peers = servers
@@ -136,12 +137,15 @@ class Working(Side[WorkerSide]):
     def _begin_listening(self, link: ServerLink) -> None:
         model = max(part.max_model_size for part in self.parts.values())
         limits = {Kind.MODEL: model, Kind.CATCH_UP: model, Kind.OPTIONS: TEXT_BYTES}
+        if self._optimizer is not None:
+            limits[Kind.UNUSED] = max(unused_size(len(part.names)) for part in self.parts.values())
         if self._buffers is not None:
             limits[Kind.BUFFERS] = self._buffers.nbytes
         self._listen(link, {**limits, Kind.OVER: 0, Kind.EXPELLED: 0})
 
     def step(self, step: int, groups: list[Options], factor: float) -> None:
         """Pushes all gradients times `factor`, and waits until the next ones may be computed."""
+        self._averaged, self._unused = [], set()
         self.begin_step(groups, self.version)
         for number in self.parts:
             self.push(number, step, factor)
@@ -149,8 +153,7 @@ class Working(Side[WorkerSide]):
         self.take_arrived()
         if self._optimizer is not None and self._averaged:
             (part,) = self.parts.values()
-            part.step_replica(self._optimizer, self._averaged)
-            self._averaged = []
+            part.step_replica(self._optimizer, self._averaged, self._unused)
 
     def begin_step(self, groups: list[Options], version: int) -> None:
         """Sends what goes before the pushes for this version: the options, if they differ from
@@ -176,8 +179,7 @@ class Working(Side[WorkerSide]):
         """Pushes the gradients of a part, times `factor`."""
         part, exchange = self.parts[number], self.exchanges[number]
         part.fill_with_gradients(factor)
-        # With pulls="gradients" they count as zeros.
-        unused = part.unused() if self._optimizer is None else []
+        unused = part.unused()
         if unused:
             message = unused_message(exchange.next_version, unused, len(part.names))
             for server in exchange.servers:
@@ -271,6 +273,9 @@ class Working(Side[WorkerSide]):
             with self.link.reading(message):
                 version = self.parts[number].load_model(message.peer, message.payload)
             self.exchanges[number].catch_up(message.peer, version)
+        elif message.kind is Kind.UNUSED and number in self.parts:
+            with self.link.reading(message):
+                _, self._unused = read_unused(message.payload, len(self.parts[number].names))
         elif message.kind is Kind.PACKET and number in self.parts:
             exchange = self.exchanges[number]
             exchange.receive(message.peer, message.payload)
