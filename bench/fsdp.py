@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.machine import describe_build, describe_machine
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from gradwire_lab.train import network
 from gradwire_lab.train.settings import parse_bandwidth
 from ranks import join, run_ranks

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from cli_runner import run
-from gradwire.torch.device import kernels
+from gradwire.torch import device_queue
 from gradwire_lab.train import checks, devices, report, report_table
 from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.records import Evaluation, RankRecord
@@ -79,7 +79,7 @@ def test_a_gpu_that_is_not_there(two_gpus: None) -> None:
 def test_a_build_without_kernels_trains_plain_ddp_alone(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(kernels.KERNEL_MODULES, "cuda", "gradwire._cuda_is_not_there")
+    monkeypatch.setitem(device_queue.KERNEL_MODULES, "cuda", "gradwire._cuda_is_not_there")
     devices.check_usable(replace(CUDA, codecs=("ddp",)))
     with pytest.raises(TrainError, match=r"built without CUDA.*--codec ddp needs no kernels"):
         devices.check_usable(replace(CUDA, codecs=("ddp", "raw")))
@@ -88,7 +88,7 @@ def test_a_build_without_kernels_trains_plain_ddp_alone(
 def test_a_build_with_kernels_is_usable(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("built_kernels")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(kernels.KERNEL_MODULES, "cuda", module.__name__)
+    monkeypatch.setitem(device_queue.KERNEL_MODULES, "cuda", module.__name__)
     devices.check_usable(CUDA)
     devices.check_usable(replace(CUDA, device="cuda:1"))
 

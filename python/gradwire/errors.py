@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire._core import GradwireError
+from gradwire._core import AutoGoal, Compressor, GradwireError, is_coarse, is_goal, spell_out_codec
 
 
 class UserError(Exception):
@@ -28,3 +28,28 @@ def missing(package: str, source: str) -> str:
         source: What pip installs in gradwire's source tree to bring it, such as `'.[torch]'`.
     """
     return f"{package} not installed; in gradwire's source tree `pip install {source}` brings it"
+
+
+RECOMMENDED = spell_out_codec("small")
+
+
+def sends_coarsely(codec: str) -> bool:
+    """Whether a codec or an `auto` text sends most values rarely, or with an error as large as the
+    value."""
+    return AutoGoal(codec).is_coarse if is_goal(codec) else is_coarse(codec)
+
+
+def keeps_residual(codec: str) -> bool:
+    """Whether a codec or an `auto` text has error feedback."""
+    return is_goal(codec) or Compressor(codec, 1).residual is not None
+
+
+def printable(text: str, keep: str = "") -> str:
+    """`text` with an escape (such as \\x1b) for each character that is not printable.
+
+    Control characters could command a terminal, marks of direction could reorder a line, and lone
+    surrogates cannot be encoded. keep: characters that stay as they are.
+    """
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )

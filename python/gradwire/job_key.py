@@ -1,8 +1,8 @@
 """The job key: a secret that the processes of a job share, and that shows who belongs to it.
 
 PyTorch's store and Gloo know no authentication. With a key, what ranks write into the store has a
-message authentication code (torch/link/sealed_store.py), and ranks that connect prove to each other
-that they have the key (torch/link/proof.py). The key itself is never sent.
+message authentication code, and ranks that connect prove to each other that they have the key
+(torch/network/sealed_store.py). The key itself is never sent.
 """
 
 from __future__ import annotations

@@ -21,9 +21,8 @@ from golden import container as spec_container
 from golden import encoder, spec
 from gradients import gradient
 from gradwire.container import Tensor, TensorFile, serialize
-from gradwire.safetensors_format import read_safetensors
 from gradwire.tensor_dtypes import SAFETENSORS_BITS
-from gradwire.tensor_files import read_tensor_file, write_tensor_file
+from gradwire.tensor_files import read_safetensors, read_tensor_file, write_tensor_file
 
 safetensors = pytest.importorskip("safetensors")
 

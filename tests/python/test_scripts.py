@@ -82,14 +82,14 @@ def test_arrows_of_this_repository() -> None:
         ),
         ("gradwire.errors", "import gradwire.torch.hook", "gradwire.errors -> gradwire.torch.hook"),
         (
-            "gradwire.torch.link.bad",
+            "gradwire.torch.network.bad",
             "def f():\n    from gradwire.torch import backend",
-            "gradwire.torch.link.bad -> gradwire.torch.backend",
+            "gradwire.torch.network.bad -> gradwire.torch.backend",
         ),
         (
-            "gradwire.torch.checkpoints.bad",
+            "gradwire.torch.resharding.bad",
             "from gradwire.torch import Stats",
-            "gradwire.torch.checkpoints.bad -> gradwire.torch ",
+            "gradwire.torch.resharding.bad -> gradwire.torch ",
         ),
         ("gradwire.torch.new.bad", "", "new"),
     ],

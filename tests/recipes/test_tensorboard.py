@@ -11,7 +11,7 @@ pytest.importorskip("tensorboard", reason="scripts/test.sh recipes installs it")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from gradwire.torch.records.live import LiveScalars
+from gradwire.torch.live import LiveScalars
 
 
 class Counting(LiveScalars):

@@ -23,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cluster import free_port
 from gradwire.torch import register_backend
+from gradwire.torch.backend.collective import Rules
 from gradwire.torch.backend.process_group import GradwireGroup
-from gradwire.torch.backend.rules import Rules
-from gradwire.torch.records.checkpoint import residuals_in
-from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.checkpoint import residuals_in
+from gradwire.torch.exchange_settings import ExchangeSettings
 from training import batch, make_model, make_optimizer
 
 NUMEL = 4096

@@ -28,7 +28,7 @@ from gradwire.torch import (
     gradwire_hook,
     outer_nesterov,
 )
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from training import TwoPaths, batch, make_model
 
 Applied = dict[str, np.ndarray]  # to each parameter

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import server_jobs
 from gradwire.torch import LocalSteps
-from gradwire.torch.link.transport import NOTHING, OVERHEAD_BYTES, Bytes, Kind
-from gradwire.torch.link.wire import HEAD_BYTES, Wire
+from gradwire.torch.network.transport import NOTHING, OVERHEAD_BYTES, Bytes, Kind
+from gradwire.torch.network.wire import HEAD_BYTES, Wire
 from member_jobs import Ended, Plan, train
 from server_jobs import Job, Served, run
 from training import TwoPaths, digest, make_model

@@ -8,7 +8,7 @@ from unittest import mock
 import torch.distributed as dist
 
 import jobs
-from gradwire.torch.link import engine
+from gradwire.torch.network import engine
 from on_host import device_kernels
 from training import Options, Trained, train
 

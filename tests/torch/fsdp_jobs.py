@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from gradwire import decode, encode
 from gradwire.torch import Compression, FullyShardComm, LocalSteps, ShardedOptimizer
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from jobs import Owed, owed_in
 from training import batch, gather, load, make_model, make_optimizer, save
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from gradwire.torch import GradwireState, gradwire_hook
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from jobs import Owed, gradients, owed
 from training import batch, make_model
 

@@ -40,10 +40,10 @@ from gradwire.torch.errors import (
     OutgrownResidualWarning,
     UnmatchedPatternWarning,
 )
-from gradwire.torch.link.transport import Kind, Limits, Received
-from gradwire.torch.link.wire import Wire
-from gradwire.torch.records.options import grouped
-from gradwire.torch.records.stats import ChosenCodec
+from gradwire.torch.network.transport import Kind, Limits, Received
+from gradwire.torch.network.wire import Wire
+from gradwire.torch.options import grouped
+from gradwire.torch.stats import ChosenCodec
 from training import (
     Options,
     Trained,

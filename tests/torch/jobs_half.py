@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch import GradwireState, gradwire_hook
 from gradwire.torch.errors import NonFiniteStepWarning
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from jobs import Owed, Scaled, owed
 from training import batch, digest, make_model, make_optimizer
 

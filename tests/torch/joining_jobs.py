@@ -16,9 +16,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch h
 
 from gradwire.torch import ServerOptimizer
 from gradwire.torch.errors import CommunicationError
-from gradwire.torch.link.transport import Kind
-from gradwire.torch.link.wire import Wire
-from gradwire.torch.records.options import grouped
+from gradwire.torch.network.transport import Kind
+from gradwire.torch.network.wire import Wire
+from gradwire.torch.options import grouped
 from gradwire.torch.server.server_link import Message
 from server_jobs import LOCAL
 from training import TwoPaths, batch, digest, make_model

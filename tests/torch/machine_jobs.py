@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from gradwire.torch import LocalSteps
 from gradwire.torch.errors import OneMachineWarning
-from gradwire.torch.link.transport import Kind
-from gradwire.torch.link.wire import Wire
-from gradwire.torch.records.options import grouped
+from gradwire.torch.network.transport import Kind
+from gradwire.torch.network.wire import Wire
+from gradwire.torch.options import grouped
 from training import Options, Trained, batch, load, make_model, save, train
 
 

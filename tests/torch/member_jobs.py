@@ -23,16 +23,16 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch h
 
 import gradwire.torch
 from gradwire.torch import LocalSteps
+from gradwire.torch.buckets.session import Session
+from gradwire.torch.checkpoint import Residual
 from gradwire.torch.errors import RankLostWarning
-from gradwire.torch.link.transport import Kind
-from gradwire.torch.link.wire import Wire
 from gradwire.torch.members.generations import Generations
+from gradwire.torch.network.transport import Kind
+from gradwire.torch.network.wire import Wire
 from gradwire.torch.optimizers.averaging import Averaging
 from gradwire.torch.optimizers.elastic_peers import ElasticPeers
 from gradwire.torch.optimizers.fragment import Fragment
-from gradwire.torch.records.checkpoint import Residual
-from gradwire.torch.records.options import grouped
-from gradwire.torch.session.session import Session
+from gradwire.torch.options import grouped
 from optimizer_jobs import LOCAL, WRAPPERS
 from training import batch, digest, make_model
 

@@ -26,11 +26,10 @@ from gradwire.torch import (
     ShardedOptimizer,
     gradwire_hook,
 )
+from gradwire.torch.buckets.reduction import ExchangeWork, Op, write_shard
 from gradwire.torch.fsdp.comms import ShardedAllGather, ShardedReduceScatter
 from gradwire.torch.fsdp.units import DefaultAllGather, find_units
-from gradwire.torch.records.options import grouped
-from gradwire.torch.session.reduction import Op, write_shard
-from gradwire.torch.session.work import ExchangeWork
+from gradwire.torch.options import grouped
 from processes import status_of
 
 TENSORS, ROWS, COLUMNS = 6, 3072, 1000

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch import LocalSteps, ShardedOptimizer, outer_nesterov
 from gradwire.torch.errors import NonFiniteStepWarning
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from jobs import Owed, owed_in
 from training import TwoPaths, batch, digest, load, make_model, save
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import finite_sums
-from gradwire.torch.link.transport import Kind
-from gradwire.torch.link.wire import Wire
+from gradwire.torch.network.transport import Kind
+from gradwire.torch.network.wire import Wire
 from training import digest, loss_of, make_model
 from ways import Way, build
 

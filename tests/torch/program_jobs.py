@@ -22,9 +22,9 @@ from torch.optim import AdamW
 from torch.overrides import TorchFunctionMode
 
 from gradwire.torch import PerRank, reshard
+from gradwire.torch.backend.collective import Rules
 from gradwire.torch.backend.process_group import GradwireGroup
-from gradwire.torch.backend.rules import Rules
-from gradwire.torch.records.exchange_settings import ExchangeSettings
+from gradwire.torch.exchange_settings import ExchangeSettings
 from training import batch, loss_of, make_model
 from ways import WAYS, Program, build, fresh_store
 

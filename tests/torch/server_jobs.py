@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire.torch import ServerOptimizer
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from training import batch, digest, make_model
 
 LOCAL: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from gradwire.torch import Compression, LocalSteps, ServerOptimizer, ShardedOptimizer
 from gradwire.torch.errors import CommunicationError
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 
 RAW: dict[str, Any] = {"codec": "raw"}
 SERVED: dict[str, Any] = RAW | {"timeout": 20.0}

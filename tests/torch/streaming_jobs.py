@@ -16,7 +16,7 @@ from torch import nn
 import gradwire
 from gradwire.torch import LocalSteps, outer_nesterov, sparse_loco
 from gradwire.torch.optimizers.fragment import OuterFactory, deal_layers
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from optimizer_jobs import LOCAL, take_step
 from training import batch, load, make_model, save
 

@@ -12,7 +12,7 @@ from cluster import Cluster
 from gradwire import GradwireError
 from gradwire._core import AutoGoal
 from gradwire.torch import GradwireState, reshard
-from gradwire.torch.session.auto_codecs import AutoCodecs
+from gradwire.torch.buckets.auto_codecs import AutoCodecs
 from optimizer_jobs import Wrapped
 from training import Options, Trained, load, save
 

@@ -16,7 +16,7 @@ import backend_jobs
 from cluster import Cluster
 from gradwire import GradwireError
 from gradwire.torch import register_backend
-from gradwire.torch.backend.memories import Memories
+from gradwire.torch.backend.collective import Memories
 
 SCRIPT = """
 import os, sys

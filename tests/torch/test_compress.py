@@ -30,8 +30,8 @@ from gradwire.torch import (
     ShardedOptimizer,
     compress,
 )
-from gradwire.torch.records.options import RECORDS, grouped
-from gradwire.torch.records.stepped_copy import is_adaptive
+from gradwire.torch.options import RECORDS, grouped
+from gradwire.torch.wrapping_optimizer import is_adaptive
 
 SMALL, SAFE = (spell_out_codec(name) for name in ("small", "safe"))
 WAYS = (GradwireState, LocalSteps, FullyShardComm, ShardedOptimizer, ServerOptimizer)

@@ -24,7 +24,7 @@ from damage import (
     run_damaged,
     train_damaged,
 )
-from gradwire.torch.link.transport import Kind
+from gradwire.torch.network.transport import Kind
 from member_jobs import Fleet, Plan
 from server_jobs import Job
 
@@ -211,7 +211,7 @@ import sys, torch, torch.distributed as dist
 sys.path.insert(0, {folder!r})
 from damage import Damage
 from gradwire.torch import ServerOptimizer
-from gradwire.torch.link.transport import Kind
+from gradwire.torch.network.transport import Kind
 
 dist.init_process_group("gloo")
 model = torch.nn.Linear(300, 40)

@@ -18,11 +18,10 @@ import torch
 
 from gradwire import GradwireError
 from gradwire._core import Exchange, Layout
-from gradwire.torch.device.device_queue import DeviceQueue
-from gradwire.torch.device.kernels import has_kernels, require_kernels
-from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.options import Execution
-from gradwire.torch.session import session
+from gradwire.torch.buckets import session
+from gradwire.torch.device_queue import DeviceQueue, has_kernels, require_kernels
+from gradwire.torch.exchange_settings import ExchangeSettings
+from gradwire.torch.options import Execution
 from on_host import device_kernels
 
 # Pieces of tensors, tensors that go raw, and more segments than ranks.

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gradwire.torch.records.parameters import all_finite
+from gradwire.torch.parameters import all_finite
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

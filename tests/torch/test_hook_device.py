@@ -16,7 +16,6 @@ import device_jobs
 import jobs
 from cluster import Cluster, Died, Failed
 from gradwire.torch import GradwireState
-from gradwire.torch.device import device_queue
 from training import Options
 
 CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
@@ -136,7 +135,7 @@ def test_shared_scales_are_refused_before_the_ranks_connect(fragile_cluster: Clu
 def test_a_captured_step_is_refused() -> None:
     bucket = mock.Mock()
     with (
-        mock.patch.object(device_queue, "is_capturing", return_value=True),
+        mock.patch("gradwire.torch.hook.gradwire_state.is_capturing", return_value=True),
         pytest.raises(RuntimeError, match="can't be captured in a CUDA graph"),
     ):
         GradwireState().average(bucket)

@@ -12,7 +12,7 @@ import gradwire
 import gradwire.torch
 import jobs
 from cluster import Cluster, Failed
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from selection import long
 from torchrun import run_program
 

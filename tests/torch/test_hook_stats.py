@@ -9,8 +9,8 @@ import pytest
 import jobs
 from cluster import Cluster
 from gradwire.torch import Compression, GradwireState
-from gradwire.torch.link.transport import OVERHEAD_BYTES
-from gradwire.torch.records.exchange_settings import CodecSettings
+from gradwire.torch.exchange_settings import CodecSettings
+from gradwire.torch.network.transport import OVERHEAD_BYTES
 from jobs import Counted
 from training import Options
 

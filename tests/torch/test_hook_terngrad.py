@@ -14,7 +14,7 @@ import jobs
 import jobs_half
 from cluster import Cluster
 from gradwire._core import Layout
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from training import Options, Trained
 
 WORLD = 4

@@ -27,15 +27,14 @@ from cluster import Cluster, free_port
 from gradwire.job_key import FILE_VARIABLE, TAG_BYTES, VARIABLE, JobKey, with_new_key
 from gradwire.torch import host_store
 from gradwire.torch.errors import JobKeyError
-from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.meeting import Meeting, add_gloo
-from gradwire.torch.link.proof import TAG, proof_of, prove
-from gradwire.torch.link.sealed_store import Numbers, SealedStore, read
-from gradwire.torch.link.store_access import StoreAccess
-from gradwire.torch.link.transport import Kind
 from gradwire.torch.members.generations import Generations, Report
 from gradwire.torch.members.heartbeat import Heartbeat, State
 from gradwire.torch.members.membership import MemberSettings, enter
+from gradwire.torch.network.connection import Connection
+from gradwire.torch.network.meeting import Meeting, add_gloo
+from gradwire.torch.network.sealed_store import TAG, Numbers, SealedStore, proof_of, prove, read
+from gradwire.torch.network.store_access import StoreAccess
+from gradwire.torch.network.transport import Kind
 from joining_jobs import Course, wait_asked
 from key_jobs import KEY, OTHER_KEY, Keyed, run, train_with_hook
 from member_jobs import Fleet, Plan

@@ -17,8 +17,8 @@ import pytest
 
 from cluster import free_port
 from gradwire import GradwireError
+from gradwire.torch.buckets import session
 from gradwire.torch.errors import PeerLostError
-from gradwire.torch.session import session
 
 SLOW_RELEASE = """
 import os, threading, time

@@ -13,7 +13,7 @@ import optimizer_jobs
 from cluster import Cluster, Died
 from gradwire.torch.optimizers.late_momentum import LateMomentum
 from gradwire.torch.optimizers.local_stats import LocalStats
-from gradwire.torch.records.stats import Totals, summarize
+from gradwire.torch.stats import Totals, summarize
 from optimizer_jobs import INFINITE_NAME, Run, Wrapped
 from training import digest, make_model
 

@@ -25,7 +25,7 @@ from gradwire.torch import (
     register_backend,
 )
 from gradwire.torch.errors import CommunicationError, PeerLostError
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 
 STEPS = 12
 Result = tuple[str, list[int]]  # a digest of the parameters, and the bytes of pushes and pulls

@@ -21,7 +21,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch 
 from cluster import free_port
 from gradwire.torch import LocalSteps
 from gradwire.torch.errors import CommunicationError
-from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 from gradwire.torch.members.generations import (
     Generations,
     Report,
@@ -31,7 +30,8 @@ from gradwire.torch.members.generations import (
 )
 from gradwire.torch.members.heartbeat import Heartbeat
 from gradwire.torch.members.membership import MemberSettings
-from gradwire.torch.records.options import grouped
+from gradwire.torch.network.store_access import StoreAccess, StoreUnreachableError
+from gradwire.torch.options import grouped
 from member_jobs import (
     PLAIN,
     Ended,

@@ -14,7 +14,7 @@ import jobs
 from cluster import Cluster
 from gradwire._core import is_coarse
 from gradwire.torch.errors import CoarseGradientsWarning
-from gradwire.torch.records.optimizer_watch import OptimizerWatch
+from gradwire.torch.wrapping_optimizer import OptimizerWatch
 
 ADAPTIVE = ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adadelta", "Adagrad"]
 LINEAR = ["SGD", "ASGD"]

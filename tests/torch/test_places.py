@@ -16,11 +16,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # PyTorch 
 from torch.distributed.distributed_c10d import PrefixStore
 
 from gradwire.torch.errors import PeerLostError, StoreLostError
-from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.transport import Kind, LostError
 from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.members.places import Admission, Admissions, Places, Role
+from gradwire.torch.network.connection import Connection
+from gradwire.torch.network.meeting import Meeting
+from gradwire.torch.network.transport import Kind, LostError
 from gradwire.torch.server.server_link import Message, ServerLink
 
 WORKER, SERVER = 1, 2

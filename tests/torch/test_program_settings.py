@@ -23,7 +23,7 @@ FACTORIES = {function.__name__ for function in _device_constructors()}
 # They follow a default, and have no argument against it.
 FORBIDDEN = {
     *("Tensor", "FloatTensor", "get_default_dtype", "get_default_device"),
-    *("no_grad", "set_grad_enabled"),  # records/modes.py has more than these
+    *("no_grad", "set_grad_enabled"),  # gradwire/torch/parameters.py has more than these
 }
 # The second begins a thread, which has no mode of the program's.
 ALLOWED = {"modes.py", "thread.py"}

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cluster import Cluster, Failed
 from gradwire.torch import Execution, ServerOptimizer
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from gradwire.torch.server.barrier import PartTimes
 from server_jobs import LOCAL, Job, Served, run
 from training import batch, digest, make_model

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from cluster import Cluster, Died, Failed
-from gradwire.torch.link.transport import Kind, Limits, LostError, Received
-from gradwire.torch.link.wire import Wire
+from gradwire.torch.network.transport import Kind, Limits, LostError, Received
+from gradwire.torch.network.wire import Wire
 from gradwire.torch.server.server_link import ServerLink
 from server_jobs import Job, Served, run
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from cluster import Cluster, Failed
 from gradwire.torch import ServerOptimizer
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from server_jobs import Job, run, train_alone
 from test_server import check_replicas
 from training import batch, make_model

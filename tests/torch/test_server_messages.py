@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gradwire._core import Layout
-from gradwire.torch.link.transport import Bytes
+from gradwire.torch.network.transport import Bytes
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     apply_options,

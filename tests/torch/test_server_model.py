@@ -13,7 +13,7 @@ from torch import nn
 
 from cluster import Cluster, Failed
 from gradwire.torch import Execution, ServerOptimizer
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from server_jobs import LOCAL
 from training import batch, digest, make_model
 

@@ -20,7 +20,7 @@ import gradwire
 from cluster import Cluster, free_port, started_by_torchrun
 from gradwire.torch import Compression, ServerOptimizer
 from gradwire.torch.errors import CommunicationError, UnmatchedPatternWarning
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -12,9 +12,9 @@ from torch import nn, optim
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
 from gradwire.torch import LocalSteps, outer_nesterov
-from gradwire.torch.optimizers.state_size import most_bytes
-from gradwire.torch.records.checkpoint import to_bytes
-from gradwire.torch.records.options import grouped
+from gradwire.torch.checkpoint import to_bytes
+from gradwire.torch.optimizers.replica import most_bytes
+from gradwire.torch.options import grouped
 from member_jobs import SETTINGS
 from training import BATCH, INPUTS, make_model
 

@@ -9,9 +9,9 @@ import pytest
 
 from cluster import Cluster
 from gradwire.torch.errors import PeerMismatchError
-from gradwire.torch.link.transport import Kind
-from gradwire.torch.link.unused import Unused
-from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_message
+from gradwire.torch.network.engine import Unused
+from gradwire.torch.network.transport import Kind
+from gradwire.torch.server.group_options import UnusedOfWorkers, unused_message
 from unused_jobs import BY_NONE, BY_ONE, USED, sgd, train_each
 
 STEPS = [USED, USED, USED, USED, BY_NONE, BY_NONE, BY_NONE, BY_NONE, BY_ONE, BY_NONE]

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from cluster import Cluster
 from gradwire._core import checksum32
 from gradwire.torch.errors import DamagedMessageError, PeerMismatchError
-from gradwire.torch.link import wire as wire_module
-from gradwire.torch.link.engine import receive
-from gradwire.torch.link.transport import OVERHEAD_BYTES, PART_BITS, Kind, LostError
-from gradwire.torch.link.wire import HEAD_BYTES, Wire
+from gradwire.torch.network import wire as wire_module
+from gradwire.torch.network.engine import receive
+from gradwire.torch.network.transport import OVERHEAD_BYTES, PART_BITS, Kind, LostError
+from gradwire.torch.network.wire import HEAD_BYTES, Wire
 
 # Sizes around that from which a second transfer is needed (the head also holds a word and
 # checksums), and around those up to which receives are posted after such messages.

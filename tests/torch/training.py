@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.torch import GradwireState, gradwire_hook
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 
 BATCH = 8
 INPUTS = 48

@@ -37,7 +37,7 @@ from gradwire.torch import (
     register_backend,
     sparse_loco,
 )
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 
 Loss = Callable[[nn.Module, int, int], torch.Tensor]  # of module, rank and step
 OnStep = Callable[[int], object]

@@ -15,7 +15,7 @@ from torch import nn
 from gradwire.contrib.qsvrg import QSVRG
 from gradwire.torch import LocalSteps, ServerOptimizer
 from gradwire.torch.errors import CommunicationError
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from sharing_jobs import SERVED, WAYS, Tied, Training
 
 

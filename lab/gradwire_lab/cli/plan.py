@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from typer import Context, Option
 
-from gradwire.advice import RECOMMENDED
 from gradwire.cli.output import (
     JsonOption,
     check_codec,
@@ -21,6 +20,7 @@ from gradwire.cli.output import (
     say,
     warn,
 )
+from gradwire.errors import RECOMMENDED
 from gradwire.local_schedule import Schedule
 from gradwire.machine import load_average
 from gradwire_lab.cli.network_options import (

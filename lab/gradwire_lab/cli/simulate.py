@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from typer import BadParameter, Option
 
 import gradwire
-from gradwire.advice import RECOMMENDED
 from gradwire.cli.output import (
     JsonOption,
     check_codec,
@@ -21,6 +20,7 @@ from gradwire.cli.output import (
     print_json,
     print_table,
 )
+from gradwire.errors import RECOMMENDED
 from gradwire_lab.bench_data import load_data
 from gradwire_lab.cli.network_options import (
     BandwidthOption,

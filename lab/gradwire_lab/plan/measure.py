@@ -252,7 +252,7 @@ def _compute(
 
 def gradients_of(model: torch.nn.Module) -> Gradients:
     """Copies."""
-    from gradwire.torch.records.parameters import named_parameters
+    from gradwire.torch.parameters import named_parameters
 
     return {
         name: parameter.grad.detach().numpy().copy()

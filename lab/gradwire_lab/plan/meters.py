@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.session import Session
+from gradwire.torch.buckets.bucket import BucketJob
+from gradwire.torch.buckets.session import Session
+from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire_lab.plan.cluster import Cluster
 from gradwire_lab.plan.costs import Volume, allreduce, sharded
 

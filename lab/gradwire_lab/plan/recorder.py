@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.torch.records.parameters import named_parameters
+from gradwire.torch.parameters import named_parameters
 from gradwire_lab.plan.profile import Layer, PlanError, Profile
 
 _FORWARD, _END, _GRADIENT = "forward", "end", "gradient of "

@@ -6,7 +6,7 @@ import re
 
 import gradwire
 from gradwire._core import Layout, is_goal
-from gradwire.advice import keeps_residual
+from gradwire.errors import keeps_residual
 from gradwire.local_schedule import Schedule
 from gradwire_lab.train import rivals
 from gradwire_lab.train.recipes import MODELS

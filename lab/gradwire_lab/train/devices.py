@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.torch.device.kernels import require_kernels
+from gradwire.torch.device_queue import require_kernels
 from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.rivals import PLAIN_DDP, is_rival
 from gradwire_lab.train.settings import UPDATES, TrainSettings

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from gradwire.printable import printable
+from gradwire.errors import printable
 from gradwire_lab.progress_line import ProgressLine
 from gradwire_lab.train.recipes import Metric
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
-from gradwire.advice import sends_coarsely
+from gradwire.errors import sends_coarsely
 from gradwire.table import Table
 from gradwire_lab.train.recipes import Metric
 from gradwire_lab.train.report import Report, RunResult, finished, mean_of

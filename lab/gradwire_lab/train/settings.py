@@ -12,7 +12,7 @@ from typer import BadParameter, Option
 
 import gradwire
 from gradwire._core import is_goal
-from gradwire.advice import RECOMMENDED
+from gradwire.errors import RECOMMENDED
 from gradwire_lab.train.recipes import METRICS, MODELS, Metric
 from gradwire_lab.train.rivals import BF16, FP16, PLAIN_DDP, POWERSGD, is_rival
 

@@ -21,7 +21,7 @@ from gradwire.torch import (
     gradwire_hook,
     outer_nesterov,
 )
-from gradwire.torch.records.options import grouped
+from gradwire.torch.options import grouped
 from gradwire_lab.train import optimizers, rivals
 from gradwire_lab.train.records import StepCosts
 from gradwire_lab.train.rivals import is_rival

@@ -124,7 +124,7 @@ def _connect(store: dist.FileStore, rank: int, ranks: int) -> None:  # type: ign
     other user can write into the store, but connect with the ports."""
     import torch.distributed as dist
 
-    from gradwire.torch.link.roll_call import RollCall
+    from gradwire.torch.network.meeting import RollCall
 
     seconds = _PATIENCE.total_seconds()
     with RollCall(store, rank, range(ranks), seconds).connecting() as gathering:

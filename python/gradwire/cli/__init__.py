@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from gradwire import GradwireError
 from gradwire.cli.app import app
-from gradwire.errors import UserError
-from gradwire.printable import printable
+from gradwire.errors import UserError, printable
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,16 +18,19 @@ import gradwire
 from gradwire.cli.output import (
     ForceOption,
     JsonOption,
+    OutputOption,
+    Outputs,
     check_codec,
     complete_codec,
+    errors_name,
     human_bytes,
     print_json,
     print_table,
+    report_beside,
     say,
     significant,
     warn,
 )
-from gradwire.cli.output_file import OutputOption, Outputs, errors_name, report_beside
 from gradwire.container import Tensor, TensorFile, check_content, serialize
 from gradwire.errors import UserError
 from gradwire.files import replace_file

@@ -10,8 +10,17 @@ from typer import Argument, Option
 
 import gradwire
 from gradwire.cli.compress import SUFFIX
-from gradwire.cli.output import ForceOption, JsonOption, human_bytes, print_json, say
-from gradwire.cli.output_file import OutputOption, Outputs, errors_name, report_beside
+from gradwire.cli.output import (
+    ForceOption,
+    JsonOption,
+    OutputOption,
+    Outputs,
+    errors_name,
+    human_bytes,
+    print_json,
+    report_beside,
+    say,
+)
 from gradwire.container import ContainerError, Tensor, TensorFile, check_frames, parse
 from gradwire.errors import UserError
 from gradwire.files import replace_file

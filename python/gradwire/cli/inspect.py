@@ -10,12 +10,12 @@ from typer import Argument
 import gradwire
 from gradwire.cli.output import (
     JsonOption,
+    errors_name,
     print_json,
     print_pairs,
     print_table,
     significant,
 )
-from gradwire.cli.output_file import errors_name
 from gradwire.container import check_frames, is_container, parse
 from gradwire.errors import UserError
 

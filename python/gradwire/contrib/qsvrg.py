@@ -31,21 +31,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradwire.torch.link.engine import agree
-from gradwire.torch.records.checkpoint import StateDict
-from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.options import Compression, Execution, Members
-from gradwire.torch.records.parameters import (
+from gradwire.torch.buckets.bucket import BucketJob
+from gradwire.torch.buckets.session import Session, SessionOwner
+from gradwire.torch.checkpoint import StateDict
+from gradwire.torch.exchange_settings import ExchangeSettings
+from gradwire.torch.network.engine import agree
+from gradwire.torch.options import Compression, Execution, Members
+from gradwire.torch.parameters import (
     NamedShape,
     all_finite,
+    ordinary_tensors,
     require_trainable,
     split_like,
 )
-from gradwire.torch.records.shared_parameters import SharedParameters
-from gradwire.torch.records.stats import Stats
-from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.session import Session, SessionOwner
+from gradwire.torch.shared_parameters import SharedParameters
+from gradwire.torch.stats import Stats
 
 LossOf = Callable[[torch.Tensor], torch.Tensor]
 

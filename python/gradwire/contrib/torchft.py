@@ -31,11 +31,11 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from gradwire.torch.backend.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules
 from gradwire.torch.backend.process_group import NAME, GradwireGroup
-from gradwire.torch.backend.rules import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules
 from gradwire.torch.errors import ResidualDroppedWarning
-from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
-from gradwire.torch.records.options import Execution
+from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.options import Execution
 
 
 class ProcessGroupGradwire(ProcessGroupWrapper):

@@ -30,70 +30,83 @@ if not _distributed.is_initialized():
     import torch.distributed.nn.functional  # noqa: F401
 
 if TYPE_CHECKING:
-    from gradwire.local_schedule import Schedule as Schedule
-    from gradwire.torch import errors as errors
-    from gradwire.torch.backend.process_group import register_backend as register_backend
-    from gradwire.torch.checkpoints.per_rank import PerRank as PerRank
-    from gradwire.torch.checkpoints.reshard import reshard as reshard
-    from gradwire.torch.door import Compressed as Compressed
-    from gradwire.torch.door import compress as compress
-    from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm as FullyShardComm
-    from gradwire.torch.hook.gradwire_state import GradwireState as GradwireState
-    from gradwire.torch.hook.gradwire_state import Overlap as Overlap
-    from gradwire.torch.hook.gradwire_state import gradwire_hook as gradwire_hook
-    from gradwire.torch.link import loopback as loopback
-    from gradwire.torch.link.host_store import host_store as host_store
-    from gradwire.torch.optimizers.local_stats import LocalStats as LocalStats
-    from gradwire.torch.optimizers.local_steps import LocalSteps as LocalSteps
-    from gradwire.torch.optimizers.presets import outer_nesterov as outer_nesterov
-    from gradwire.torch.optimizers.presets import sparse_loco as sparse_loco
-    from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
-    from gradwire.torch.records.options import Compression as Compression
-    from gradwire.torch.records.options import Execution as Execution
-    from gradwire.torch.records.options import Members as Members
-    from gradwire.torch.records.save import save as save
-    from gradwire.torch.records.stats import Stats as Stats
-    from gradwire.torch.server.server_optimizer import ServerOptimizer as ServerOptimizer
-    from gradwire.torch.server.server_stats import ServerStats as ServerStats
+    from gradwire.local_schedule import Schedule
+    from gradwire.torch import errors
+    from gradwire.torch.backend.process_group import register_backend
+    from gradwire.torch.checkpoint import save
+    from gradwire.torch.door import Compressed, compress
+    from gradwire.torch.fsdp.fully_shard_comm import FullyShardComm
+    from gradwire.torch.hook.gradwire_state import GradwireState, Overlap, gradwire_hook
+    from gradwire.torch.network import loopback
+    from gradwire.torch.network.sealed_store import host_store
+    from gradwire.torch.optimizers.local_stats import LocalStats
+    from gradwire.torch.optimizers.local_steps import LocalSteps
+    from gradwire.torch.optimizers.presets import outer_nesterov, sparse_loco
+    from gradwire.torch.optimizers.sharded_optimizer import ShardedOptimizer
+    from gradwire.torch.options import Compression, Execution, Members
+    from gradwire.torch.resharding.reshard import PerRank, reshard
+    from gradwire.torch.server.server_optimizer import ServerOptimizer
+    from gradwire.torch.server.server_stats import ServerStats
+    from gradwire.torch.stats import Stats
 
-# Where each public name is. Whoever takes one loads what it needs: other parts of PyTorch take time
-# to import, or are missing in earlier versions.
+__all__ = [
+    "Compressed",
+    "Compression",
+    "Execution",
+    "FullyShardComm",
+    "GradwireState",
+    "LocalStats",
+    "LocalSteps",
+    "Members",
+    "Overlap",
+    "PerRank",
+    "Schedule",
+    "ServerOptimizer",
+    "ServerStats",
+    "ShardedOptimizer",
+    "Stats",
+    "compress",
+    "errors",
+    "gradwire_hook",
+    "host_store",
+    "loopback",
+    "outer_nesterov",
+    "register_backend",
+    "reshard",
+    "save",
+    "sparse_loco",
+]
+
+# Where the names are. Whoever takes one loads what it needs: other parts of PyTorch take time to
+# import, or are missing in earlier versions.
+_MODULES = {"errors": "gradwire.torch.errors", "loopback": "gradwire.torch.network.loopback"}
 _HOMES = {
-    "Compressed": "gradwire.torch.door",
-    "Compression": "gradwire.torch.records.options",
-    "Execution": "gradwire.torch.records.options",
-    "FullyShardComm": "gradwire.torch.fsdp.fully_shard_comm",
-    "GradwireState": "gradwire.torch.hook.gradwire_state",
-    "LocalStats": "gradwire.torch.optimizers.local_stats",
-    "LocalSteps": "gradwire.torch.optimizers.local_steps",
-    "Members": "gradwire.torch.records.options",
-    "Overlap": "gradwire.torch.hook.gradwire_state",
-    "PerRank": "gradwire.torch.checkpoints.per_rank",
-    "Schedule": "gradwire.local_schedule",
-    "ServerOptimizer": "gradwire.torch.server.server_optimizer",
-    "ServerStats": "gradwire.torch.server.server_stats",
-    "ShardedOptimizer": "gradwire.torch.optimizers.sharded_optimizer",
-    "Stats": "gradwire.torch.records.stats",
-    "compress": "gradwire.torch.door",
-    "errors": "gradwire.torch",
-    "gradwire_hook": "gradwire.torch.hook.gradwire_state",
-    "host_store": "gradwire.torch.link.host_store",
-    "loopback": "gradwire.torch.link",
-    "outer_nesterov": "gradwire.torch.optimizers.presets",
-    "register_backend": "gradwire.torch.backend.process_group",
-    "reshard": "gradwire.torch.checkpoints.reshard",
-    "save": "gradwire.torch.records.save",
-    "sparse_loco": "gradwire.torch.optimizers.presets",
+    "gradwire.local_schedule": ("Schedule",),
+    "gradwire.torch.backend.process_group": ("register_backend",),
+    "gradwire.torch.checkpoint": ("save",),
+    "gradwire.torch.door": ("Compressed", "compress"),
+    "gradwire.torch.fsdp.fully_shard_comm": ("FullyShardComm",),
+    "gradwire.torch.hook.gradwire_state": ("GradwireState", "Overlap", "gradwire_hook"),
+    "gradwire.torch.network.sealed_store": ("host_store",),
+    "gradwire.torch.optimizers.local_stats": ("LocalStats",),
+    "gradwire.torch.optimizers.local_steps": ("LocalSteps",),
+    "gradwire.torch.optimizers.presets": ("outer_nesterov", "sparse_loco"),
+    "gradwire.torch.optimizers.sharded_optimizer": ("ShardedOptimizer",),
+    "gradwire.torch.options": ("Compression", "Execution", "Members"),
+    "gradwire.torch.resharding.reshard": ("PerRank", "reshard"),
+    "gradwire.torch.server.server_optimizer": ("ServerOptimizer",),
+    "gradwire.torch.server.server_stats": ("ServerStats",),
+    "gradwire.torch.stats": ("Stats",),
 }
-__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'gradwire.torch' has no attribute {name!r}")
-    if name in ("errors", "loopback"):
-        return import_module(f"{_HOMES[name]}.{name}")
-    return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return import_module(_MODULES[name])
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'gradwire.torch' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

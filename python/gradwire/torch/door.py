@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from gradwire.option_record import describe_unknown
 from gradwire.torch.hook.gradwire_state import GradwireState, gradwire_hook
+from gradwire.torch.live import ScalarWriter
 from gradwire.torch.optimizers.local_steps import LocalSteps
-from gradwire.torch.records.live import ScalarWriter
-from gradwire.torch.records.shards import is_sharded
+from gradwire.torch.parameters import is_sharded
 
 
 class Compressed(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gradwire.printable import printable
+from gradwire.errors import printable
 
 
 def render(plots: str, plotly: str, **facts: Any) -> str:

@@ -1,15 +1,87 @@
-"""A collective as averages of rows, which are exchanged in memory of their own."""
+"""A collective as averages of rows, in memory of their own, and which ones are compressed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from gradwire.torch.backend.rules import MARK, REDUCE_SCATTER
-from gradwire.torch.records.parameters import NamedShape, all_finite
-from gradwire.torch.session.bucket import Bucket, BucketJob
+from gradwire.torch.buckets.bucket import Bucket, BucketJob
+from gradwire.torch.buckets.reduction import Op, is_reduction
+from gradwire.torch.exchange_settings import (
+    RAW_CODECS,
+    ExchangeSettings,
+    without_feedback,
+)
+from gradwire.torch.parameters import NamedShape, all_finite
+
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "all_reduce", "reduce_scatter", "all_gather"
+MARK = "(whether values are finite)"  # a tensor beside them, which goes raw
+_LEGS = {ALL_REDUCE: None, REDUCE_SCATTER: "reduce_scatter", ALL_GATHER: "allgather"}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """See register_backend."""
+
+    codecs: dict[str, str | None]  # of each operation; None: not compressed
+    min_numel: int
+    dtypes: Sequence[torch.dtype]
+    settings: ExchangeSettings
+    keeps_residuals: bool = False  # for tensors in memory that is used again and again
+
+    @staticmethod
+    def of(
+        codecs: dict[str, str | None],
+        min_numel: int,
+        dtypes: Sequence[torch.dtype],
+        settings: ExchangeSettings,
+        keeps_residuals: bool = False,
+    ) -> Rules:
+        """Raises ValueError or GradwireError for what can't be."""
+        if min_numel < 1:
+            raise ValueError(f"min_numel is {min_numel}; it is a number of values, at least 1")
+        if unknown := [str(dtype) for dtype in dtypes if dtype not in RAW_CODECS]:
+            valid = ", ".join(str(dtype) for dtype in RAW_CODECS)
+            raise ValueError(f"dtypes has {', '.join(unknown)}; valid ones are {valid}")
+        if not keeps_residuals:
+            why = "a process group does not know whose values it gets"
+            codecs = {op: codec and without_feedback(codec, why) for op, codec in codecs.items()}
+        rules = Rules(codecs, min_numel, tuple(dtypes), settings, keeps_residuals)
+        for op, codec in codecs.items():
+            if codec is not None:
+                rules.settings_of(op).check()
+        return rules
+
+    def settings_of(self, op: str) -> ExchangeSettings:
+        """The settings of the exchange that takes the operation's place."""
+        codec = self.codecs[op]
+        assert codec is not None, "the operation is not compressed"
+        return replace(
+            self.settings, codec=codec, leg=_LEGS[op], min_numel=1, exclude=[MARK], chosen=None
+        )
+
+    def takes(self, op: str, values: torch.Tensor, reduction: Op | None = None) -> bool:
+        """Whether this operation on these values (the larger of its two tensors) is compressed."""
+        return (
+            self.codecs[op] is not None
+            and values.dtype in self.dtypes
+            and values.numel() >= self.min_numel
+            and values.is_contiguous()
+            and values.layout == torch.strided
+            and (reduction is None or is_reduction(reduction))
+        )
+
+    def describe(self) -> str:
+        """What a user reads when the first group begins to compress."""
+        ways = [f"{op} with {codec}" for op, codec in self.codecs.items() if codec is not None]
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+        return (
+            f"gradwire compresses {', '.join(ways) or 'nothing'} (sums and averages of "
+            f"{self.min_numel:,} values or more of {names}); all else is as before"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,3 +132,30 @@ class Collective:
     @property
     def _columns(self) -> int:
         return self.whole.numel() // self.rows
+
+
+class Memories:
+    """Numbers tensors by the memory in which they lie, from 0 on, in the order of their first use.
+
+    So DDP's buckets, which lie in the same memory in every step, keep their numbers. A tensor in
+    memory that was released and given out again has a new number.
+    """
+
+    def __init__(self) -> None:
+        # By storage, offset and length. A weak reference keeps the storage's address from being
+        # given to another one.
+        self._known: dict[tuple[int, int, int], tuple[StorageWeakRef, int]] = {}
+        self._count = 0
+
+    def number_of(self, values: torch.Tensor) -> int:
+        storage = StorageWeakRef(values.untyped_storage())
+        place = storage.cdata, int(values.storage_offset()), values.numel()
+        if place not in self._known:
+            self._known[place] = storage, self._count
+            self._count += 1
+        return self._known[place][1]
+
+    def forget_released(self) -> list[int]:
+        """The numbers of tensors whose memory was released since the last call."""
+        released = [place for place, (storage, _) in self._known.items() if storage.expired()]
+        return [self._known.pop(place)[1] for place in released]

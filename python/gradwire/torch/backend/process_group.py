@@ -16,23 +16,27 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from gradwire.torch.backend.collective import Collective
-from gradwire.torch.backend.memories import Memories
-from gradwire.torch.backend.rules import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Rules
-from gradwire.torch.device import device_queue
+from gradwire.torch.backend.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Collective,
+    Memories,
+    Rules,
+)
+from gradwire.torch.buckets.bucket import Bucket, BucketJob
+from gradwire.torch.buckets.reduction import ExchangeWork, factor_of
+from gradwire.torch.buckets.session import Session, SessionOwner
+from gradwire.torch.device_queue import mark_ready
 from gradwire.torch.errors import ResidualDroppedWarning
-from gradwire.torch.link.engine import agree
-from gradwire.torch.link.loopback import LoopbackGroup, group_here
-from gradwire.torch.link.meeting import Meeting, Where, add_gloo
-from gradwire.torch.link.transport import Transport
-from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
-from gradwire.torch.records.modes import writing_to
-from gradwire.torch.records.options import Execution
-from gradwire.torch.records.stats import StepCounters
-from gradwire.torch.session.bucket import Bucket, BucketJob
-from gradwire.torch.session.reduction import factor_of
-from gradwire.torch.session.session import Session, SessionOwner
-from gradwire.torch.session.work import ExchangeWork
+from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.network.engine import agree
+from gradwire.torch.network.loopback import LoopbackGroup, group_here
+from gradwire.torch.network.meeting import Meeting, Where, add_gloo
+from gradwire.torch.network.transport import Transport
+from gradwire.torch.options import Execution
+from gradwire.torch.parameters import writing_to
+from gradwire.torch.stats import StepCounters
 
 NAME = "gradwire"
 CODEC = "int8:bucket=256"
@@ -235,7 +239,7 @@ class GradwireGroup(SessionOwner, dist.ProcessGroup):
                 collective.deliver(collective.rows_of(values))
             return output
 
-        ready = device_queue.mark_ready(output)
+        ready = mark_ready(output)
         doing = f"{collective.op} of {collective.whole.numel()} values"
         return ExchangeWork(session.start_for_torch(work, doing, ready), [output])
 

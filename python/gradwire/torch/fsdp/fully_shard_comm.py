@@ -16,9 +16,14 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from gradwire.option_record import explains_arguments
-from gradwire.torch.device import device_queue
-from gradwire.torch.fsdp.blanks import Blanks
+from gradwire.torch import checkpoint
+from gradwire.torch.buckets.bucket import BucketJob
+from gradwire.torch.buckets.reduction import ExchangeWork, Op, factor_of, is_reduction, write_shard
+from gradwire.torch.buckets.session import Session, SessionOwner
+from gradwire.torch.device_queue import mark_ready
+from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
 from gradwire.torch.fsdp.comms import (
+    Blanks,
     ExplainedAllGather,
     ExplainedReduceScatter,
     ShardedAllGather,
@@ -27,22 +32,14 @@ from gradwire.torch.fsdp.comms import (
 from gradwire.torch.fsdp.settings import all_gather_settings, reduce_scatter_settings
 from gradwire.torch.fsdp.units import DefaultAllGather, Unit, find_units
 from gradwire.torch.hook.gradwire_state import LossScaler
-from gradwire.torch.link.engine import agree, lacking_in_all
-from gradwire.torch.link.failure import FailureBoard
-from gradwire.torch.link.transport import Transport
-from gradwire.torch.link.unused import Unused
-from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
-from gradwire.torch.records.live import scalars_of
-from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
-from gradwire.torch.records.options import Compression, Execution
-from gradwire.torch.records.parameters import NamedShape, named_parameters
-from gradwire.torch.records.stats import Stats
-from gradwire.torch.records.stepped_copy import is_adaptive
-from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.reduction import Op, factor_of, is_reduction, write_shard
-from gradwire.torch.session.session import Session, SessionOwner
-from gradwire.torch.session.work import ExchangeWork
+from gradwire.torch.live import scalars_of
+from gradwire.torch.network.engine import Unused, agree, lacking_in_all
+from gradwire.torch.network.failure import FailureBoard
+from gradwire.torch.network.transport import Transport
+from gradwire.torch.options import Compression, Execution
+from gradwire.torch.parameters import NamedShape, named_parameters
+from gradwire.torch.stats import Stats
+from gradwire.torch.wrapping_optimizer import OptimizerWatch, is_adaptive, usual_push_codec
 
 _SHARDS_IN_FLIGHT = 2  # buffers of whole gradients; they take the memory that sharding saves
 _CALLBACK = -1  # autograd's number of a backward pass whose callbacks run
@@ -372,7 +369,7 @@ class FullyShardComm(SessionOwner):
             tensors=tensors,
             values=values,
             loss_scale=self._loss_scale,
-            ready=device_queue.mark_ready(values),
+            ready=mark_ready(values),
         )
         if not self._hybrid:
             self._land(_SHARDS_IN_FLIGHT - 1)
@@ -434,7 +431,7 @@ class FullyShardComm(SessionOwner):
             last=False,
             tensors=unit.weights(),
             values=output,
-            ready=device_queue.mark_ready(output),
+            ready=mark_ready(output),
         )
         return ExchangeWork(session.submit_for_ddp(job), [output])
 

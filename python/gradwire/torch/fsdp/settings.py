@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from gradwire.torch.records.exchange_settings import ExchangeSettings, without_feedback
+from gradwire.torch.exchange_settings import ExchangeSettings, without_feedback
 
 _WEIGHTS = "weights are sent anew each time"
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradwire.torch.link.unused import Unused
-from gradwire.torch.records.parameters import NamedShape, clean_name, named_parameters
+from gradwire.torch.network.engine import Unused
+from gradwire.torch.parameters import NamedShape, clean_name, named_parameters
 
 try:
     from torch.distributed.fsdp import FSDPModule

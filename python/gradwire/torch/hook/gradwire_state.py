@@ -18,21 +18,18 @@ from torch.futures import Future
 from torch.optim import Optimizer
 
 from gradwire.option_record import explains_arguments
-from gradwire.torch.device import device_queue
-from gradwire.torch.device.kernels import has_kernels, require_kernels
-from gradwire.torch.hook.bucket_orders import BucketOrders
-from gradwire.torch.hook.parameter_names import check_ranks, find_module, module_in
-from gradwire.torch.link.unused import Unused
-from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import RAW_CODECS, ExchangeSettings
-from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
-from gradwire.torch.records.options import Compression, Execution, Members
-from gradwire.torch.records.parameters import NamedShape, named_parameters, require_dense
-from gradwire.torch.records.stats import Stats, StepCounters, Totals, summarize
-from gradwire.torch.records.stepped_copy import is_adaptive
-from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.ledger import Ledger
-from gradwire.torch.session.session import Session, SessionOwner
+from gradwire.torch import checkpoint
+from gradwire.torch.buckets.bucket import BucketJob
+from gradwire.torch.buckets.ledger import Ledger
+from gradwire.torch.buckets.session import Session, SessionOwner
+from gradwire.torch.device_queue import has_kernels, is_capturing, mark_ready, require_kernels
+from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.hook.ddp_module import BucketOrders, check_ranks, find_module, module_in
+from gradwire.torch.network.engine import Unused
+from gradwire.torch.options import Compression, Execution, Members
+from gradwire.torch.parameters import NamedShape, named_parameters, require_dense
+from gradwire.torch.stats import Stats, StepCounters, Totals, summarize
+from gradwire.torch.wrapping_optimizer import OptimizerWatch, is_adaptive, usual_push_codec
 
 _COPY = (
     "this is a copy that has not averaged yet. DDP's own copies have no hook: give them one, with "
@@ -187,7 +184,7 @@ class GradwireState(SessionOwner):
         queued, cpu = time.perf_counter(), time.thread_time()
         self._check_session()
         values = bucket.buffer()
-        if device_queue.is_capturing(values):
+        if is_capturing(values):
             raise RuntimeError(
                 "gradwire_hook can't be captured in a CUDA graph, because the host makes the "
                 "packets: leave backward() out of the graph"
@@ -221,7 +218,7 @@ class GradwireState(SessionOwner):
             queued=queued,
             hook_seconds=time.perf_counter() - queued,
             hook_cpu_seconds=time.thread_time() - cpu,
-            ready=device_queue.mark_ready(values),
+            ready=mark_ready(values),
         )
         future = self._session.submit_for_ddp(job)
         if self._overlap is Overlap.OFF:

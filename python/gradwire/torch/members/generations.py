@@ -21,8 +21,6 @@ from gradwire.torch.errors import (
     PeerLostError,
     PeerSilentError,
 )
-from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.sealed_store import read
 from gradwire.torch.members.heartbeat import State
 from gradwire.torch.members.membership import (
     CONNECT_SECONDS,
@@ -31,6 +29,8 @@ from gradwire.torch.members.membership import (
     Membership,
     reaching_store,
 )
+from gradwire.torch.network.meeting import Meeting
+from gradwire.torch.network.sealed_store import read
 
 _REPORT = "report/{}/{}"
 

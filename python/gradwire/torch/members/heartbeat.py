@@ -16,9 +16,13 @@ from enum import StrEnum
 
 from torch.distributed.distributed_c10d import Store
 
-from gradwire.torch.link.sealed_store import Numbers, read
-from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
-from gradwire.torch.link.thread import ABORT_SECONDS, join
+from gradwire.torch.network.sealed_store import Numbers, read
+from gradwire.torch.network.store_access import (
+    ABORT_SECONDS,
+    StoreAccess,
+    StoreUnreachableError,
+    join,
+)
 
 _STORE_SECONDS = 30.0  # at least, that the store of members may take to answer
 _MOST_INTERVAL = 1.0  # seconds between two beats

@@ -26,9 +26,9 @@ from gradwire.torch.errors import (
     PeerMismatchError,
     StoreLostError,
 )
-from gradwire.torch.link.sealed_store import Numbers, SealedStore, read, under
-from gradwire.torch.link.store_access import StoreAccess, StoreUnreachableError
 from gradwire.torch.members.heartbeat import Heartbeat, make_access
+from gradwire.torch.network.sealed_store import Numbers, SealedStore, read, under
+from gradwire.torch.network.store_access import StoreAccess, StoreUnreachableError
 
 LOOK_SECONDS = 0.05  # between two looks at the store
 CONNECT_SECONDS = 30.0  # all come at the same time, when it is decided who connects

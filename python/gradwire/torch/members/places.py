@@ -26,10 +26,6 @@ from gradwire.torch.errors import (
     PeerSilentError,
     StoreLostError,
 )
-from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.sealed_store import Numbers
-from gradwire.torch.link.thread import ABORT_SECONDS, join
 from gradwire.torch.members.heartbeat import Heartbeat, State
 from gradwire.torch.members.membership import (
     CONNECT_SECONDS,
@@ -38,6 +34,10 @@ from gradwire.torch.members.membership import (
     Membership,
     reaching_store,
 )
+from gradwire.torch.network.connection import Connection
+from gradwire.torch.network.meeting import Meeting
+from gradwire.torch.network.sealed_store import Numbers
+from gradwire.torch.network.store_access import ABORT_SECONDS, join
 
 _SERVER = "server/{}"
 _HERE = "here/{}"

@@ -12,19 +12,17 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire.local_schedule import Schedule
+from gradwire.torch import checkpoint
+from gradwire.torch.buckets.bucket import BucketJob
+from gradwire.torch.buckets.session import Session
+from gradwire.torch.checkpoint import Residual, StateDict
 from gradwire.torch.errors import CommunicationError, DamagedMessageError, PeerMismatchError
 from gradwire.torch.optimizers.fragment import Fragment
 from gradwire.torch.optimizers.gradient_noise import correct_changes, count_decay
 from gradwire.torch.optimizers.late_momentum import momentum_of_each
-from gradwire.torch.optimizers.replica import Replica
-from gradwire.torch.optimizers.state_size import most_bytes
-from gradwire.torch.records import checkpoint
-from gradwire.torch.records.checkpoint import Residual, StateDict
-from gradwire.torch.records.modes import ordinary_tensors, writing_to
-from gradwire.torch.records.parameters import OptionsText, local_of
-from gradwire.torch.records.stats import StepCounters
-from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.session import Session
+from gradwire.torch.optimizers.replica import Replica, most_bytes
+from gradwire.torch.parameters import OptionsText, local_of, ordinary_tensors, writing_to
+from gradwire.torch.stats import StepCounters
 
 Exchange = Callable[["Peers"], None]
 

@@ -19,7 +19,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
+from gradwire.local_schedule import Schedule
+from gradwire.torch.buckets.bucket_runner import BucketRunner
+from gradwire.torch.buckets.session import Session
+from gradwire.torch.checkpoint import Residual, StateDict, from_bytes, to_bytes
 from gradwire.torch.errors import (
     CommunicationError,
     DamagedMessageError,
@@ -27,15 +32,13 @@ from gradwire.torch.errors import (
     RankLostWarning,
     forget_frames,
 )
-from gradwire.torch.link.engine import agree, receive
-from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.thread import only_here
-from gradwire.torch.link.transport import Kind, Transport
+from gradwire.torch.exchange_settings import ExchangeSettings
 from gradwire.torch.members.generations import Generations, Report, Roster
+from gradwire.torch.network.engine import agree, receive
+from gradwire.torch.network.meeting import Meeting
+from gradwire.torch.network.store_access import only_here
+from gradwire.torch.network.transport import Kind, Transport
 from gradwire.torch.optimizers.averaging import Averaging, Exchange, Peers
-from gradwire.torch.records.checkpoint import Residual, StateDict, from_bytes, to_bytes
-from gradwire.torch.session.bucket_runner import BucketRunner
-from gradwire.torch.session.session import Session
 
 
 @dataclass
@@ -241,3 +244,39 @@ def _warn_of_lost(lost: Sequence[int], after: Roster) -> None:
         RankLostWarning,
         stacklevel=2,
     )
+
+
+def check_elastic(
+    shards: dist.ProcessGroup | None, schedule: Schedule, settings: ExchangeSettings
+) -> None:
+    """Raises ValueError for settings with which ranks can't come and go, if they shall."""
+    if settings.role is not None:
+        raise ValueError("role is for ServerOptimizer: the ranks of LocalSteps are all alike")
+    if not settings.goes_on:
+        return
+    if settings.store is None:
+        raise ValueError(
+            "on_lost='continue' needs store=, where ranks meet although any of them may die, such "
+            "as torch.distributed.TCPStore(host, port) of a process of its own, and ranks=, the "
+            "number with which the training begins"
+        )
+    if shards is not None:
+        raise ValueError(
+            "on_lost='continue' does not go with a model that fully_shard has sharded: the ranks "
+            "of a replica would have to come and go together"
+        )
+    if schedule.is_back_to_back:
+        raise ValueError(
+            f"on_lost='continue' needs a delay below every={schedule.every}: with delay=every the "
+            "changes leave the model when they are sent, and would be lost with an exchange"
+        )
+    if settings.info["between_machines"]:
+        raise ValueError(
+            f"on_lost='continue' does not go with exchange='{settings.exchange}', which needs the "
+            "same number of ranks on every machine"
+        )
+    if settings.goals:
+        raise ValueError(
+            f"on_lost='continue' does not go with {settings.goals[0]}: a newcomer does not know "
+            "what the others measured. Give a codec"
+        )

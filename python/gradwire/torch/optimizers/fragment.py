@@ -7,6 +7,7 @@ values that the rank has by then (section 2.3).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ from torch.optim import Optimizer
 
 from gradwire.local_schedule import deal_by_size
 from gradwire.torch.errors import PeerMismatchError
-from gradwire.torch.link.unused import Unused
+from gradwire.torch.network.engine import Unused
 from gradwire.torch.optimizers.gradient_noise import SUMS, GradientNoise
 from gradwire.torch.optimizers.late_momentum import LateMomentum, LocalMomentum
 from gradwire.torch.optimizers.replica import ReplicaBucket
-from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.parameters import NamedTensor
-from gradwire.torch.records.stats import StepCounters
+from gradwire.torch.parameters import NamedTensor, local_of, ordinary_tensors
+from gradwire.torch.stats import StepCounters
+from gradwire.torch.wrapping_optimizer import describe_weights
 
 _NOTES = 3  # values
 EQUALLY_OFTEN = (
@@ -312,3 +313,56 @@ class Fragment:
             self.outer.load_state_dict(state["outer"])
         if self.momentum is not None:
             self.momentum.load_state_dict(state["momentum"])
+
+
+_NEAR = 0.1  # of the parameters' norm; momenta and moments are as far as the parameters are long
+
+
+class WeightsWatch:
+    """Looks for them in the first steps of a training."""
+
+    def __init__(
+        self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], fragments: int
+    ) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        # Twice: at the first look, a copy of the parameters may still be just these.
+        self._looks = 2 * fragments
+
+    def look(self, fragments: Sequence[Fragment]) -> None:
+        """After a step with gradients. Raises ValueError for weights in the optimizer's state."""
+        begun = [fragment for fragment in fragments if fragment.steps == 1]
+        if not begun or not self._looks:
+            return
+        self._looks -= 1
+        for fragment in begun:
+            parameters = [self._parameters[place] for place in fragment.places]
+            if key := _find_weights(self._optimizer, parameters, fragment.anchors):
+                raise ValueError(describe_weights(self._optimizer, "LocalSteps", repr(key)))
+
+
+@ordinary_tensors()
+def _find_weights(
+    optimizer: Optimizer,
+    parameters: Sequence[torch.Tensor],
+    before: Sequence[torch.Tensor],
+) -> str | None:
+    """The entry of the parameters' states that is close to the parameters; None if there is none.
+
+    before: the parameters before the last step. A copy of just these is no weight of the optimizer,
+    nor are the parameters themselves: sharpness-aware minimization has such entries.
+    """
+    distances: defaultdict[str, float] = defaultdict(float)
+    norms: defaultdict[str, float] = defaultdict(float)
+    for parameter, old in zip(parameters, before, strict=True):
+        for key, kept in optimizer.state.get(parameter, {}).items():
+            values = local_of(kept) if isinstance(kept, torch.Tensor) else None
+            if values is None or values.layout != old.layout or values.shape != old.shape:
+                continue
+            if torch.equal(values.float(), old):
+                continue
+            if values.data_ptr() == local_of(parameter).data_ptr():
+                continue
+            distances[key] += float((values - old).norm()) ** 2
+            norms[key] += float(old.norm()) ** 2
+    near = [key for key in norms if distances[key] <= _NEAR**2 * norms[key]]
+    return next((key for key in near if norms[key] > 0), None)

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.optim import AdamW, Optimizer
 
-from gradwire.torch.records.modes import ordinary_tensors
+from gradwire.torch.parameters import ordinary_tensors
 
 SUMS = 4  # signed sums of a tensor in a step; more than the memory makes up for
 _MEMORY = 0.99  # of the averages of powers: they are over about the last 100 exchanges

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.torch.records.modes import ordinary_tensors
+from gradwire.torch.parameters import ordinary_tensors
 
 Groups = Sequence[dict[str, Any]]  # of Adam or AdamW
 

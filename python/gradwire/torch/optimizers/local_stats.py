@@ -7,7 +7,7 @@ from typing import Any
 
 from gradwire.torch.optimizers.averaging import Averaging, Peers
 from gradwire.torch.optimizers.replica import BESIDE
-from gradwire.torch.records.stats import Stats, times_less
+from gradwire.torch.stats import Stats, times_less
 
 
 @dataclass(frozen=True)

@@ -28,18 +28,27 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import LBFGS, Adam, AdamW, Optimizer
 
-from gradwire.advice import keeps_residual
+from gradwire.errors import keeps_residual
 from gradwire.local_schedule import EVERY_STEP, Schedule
 from gradwire.option_record import explains_arguments
+from gradwire.torch import checkpoint
+from gradwire.torch.buckets.session import Session
 from gradwire.torch.errors import PeerMismatchError
-from gradwire.torch.link.engine import agree
-from gradwire.torch.link.transport import Transport
+from gradwire.torch.exchange_settings import ExchangeSettings
+from gradwire.torch.live import scalars_of
 from gradwire.torch.members.generations import Generations
 from gradwire.torch.members.membership import MemberSettings
+from gradwire.torch.network.engine import agree
+from gradwire.torch.network.transport import Transport
 from gradwire.torch.optimizers.averaging import Averaging, Peers
-from gradwire.torch.optimizers.elastic_peers import ElasticPeers
-from gradwire.torch.optimizers.elastic_settings import check_elastic
-from gradwire.torch.optimizers.fragment import EQUALLY_OFTEN, Fragment, OuterFactory, deal_layers
+from gradwire.torch.optimizers.elastic_peers import ElasticPeers, check_elastic
+from gradwire.torch.optimizers.fragment import (
+    EQUALLY_OFTEN,
+    Fragment,
+    OuterFactory,
+    WeightsWatch,
+    deal_layers,
+)
 from gradwire.torch.optimizers.gradient_noise import average_norm
 from gradwire.torch.optimizers.late_momentum import (
     check_momentum,
@@ -49,19 +58,18 @@ from gradwire.torch.optimizers.late_momentum import (
 from gradwire.torch.optimizers.local_stats import LocalStats, ratio_in_steps, summarize
 from gradwire.torch.optimizers.presets import like
 from gradwire.torch.optimizers.replica import BESIDE, Replica
-from gradwire.torch.optimizers.weights_in_state import WeightsWatch
-from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.live import scalars_of
-from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.options import Compression, Execution, Members
-from gradwire.torch.records.parameters import local_of, require_dense, require_memory
-from gradwire.torch.records.wrapping_optimizer import (
+from gradwire.torch.options import Compression, Execution, Members
+from gradwire.torch.parameters import (
+    local_of,
+    ordinary_tensors,
+    require_dense,
+    require_memory,
+)
+from gradwire.torch.wrapping_optimizer import (
     WrappingOptimizer,
     refuse_modes,
     require_optimizer,
 )
-from gradwire.torch.session.session import Session
 
 _ADAMS = (Adam, AdamW)  # up to PyTorch 2.6 AdamW is no Adam
 # Their steps shrink with the root of the second moment of the gradient that they are given.

@@ -6,35 +6,37 @@ exchange buckets with a value for each value of the parameters.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
-from gradwire.torch.link.engine import agree, receive
-from gradwire.torch.link.transport import Kind, Transport
-from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.parameters import (
+from gradwire.torch import checkpoint
+from gradwire.torch.buckets.session import Session
+from gradwire.torch.exchange_settings import ExchangeSettings
+from gradwire.torch.network.engine import agree, receive
+from gradwire.torch.network.transport import Kind, Transport
+from gradwire.torch.parameters import (
     NamedTensor,
     all_finite,
+    group_of_shards,
     local_of,
     name_parameters,
     named_buffers,
     named_parameters,
+    ordinary_tensors,
     pack,
     shapes_of,
     split_like,
     tensors_in_common,
     unpack,
 )
-from gradwire.torch.records.shards import group_of_shards
-from gradwire.torch.records.shared_parameters import SharedParameters
-from gradwire.torch.session.session import Session
+from gradwire.torch.shared_parameters import SharedParameters
+from gradwire.torch.wrapping_optimizer import DEVICES, step_of_copy
 
 BESIDE = "(statistics of the gradient)"
 
@@ -175,3 +177,44 @@ def _broadcast(tensors: Sequence[torch.Tensor], wire: Transport) -> str:
     digest = hashlib.sha256(values).hexdigest()
     wire.release(0)
     return digest
+
+
+# torch.save's entry for a tensor: a name, two headers of ZIP, alignment to 64 bytes, the pickle.
+_BESIDE_TENSOR = 512
+_BESIDE_ALL = 65536  # names and numbers
+_MOST_MODELS = 256
+
+
+def bytes_of(state: object) -> int:
+    """The bytes of the tensors in dicts, lists and tuples, with what torch.save adds to each; a
+    tensor on the meta device counts as if it had values."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size() + _BESIDE_TENSOR
+    if isinstance(state, Mapping):
+        return sum(bytes_of(each) for each in state.values())
+    if isinstance(state, list | tuple):
+        return sum(bytes_of(each) for each in state)
+    return 0
+
+
+def most_bytes(*states: object) -> int:
+    """The bytes of a message with these states. An Optimizer stands for its largest state."""
+    sizes = (_of_optimizer(s) if isinstance(s, Optimizer) else bytes_of(s) for s in states)
+    return sum(sizes) + _BESIDE_ALL
+
+
+def _of_optimizer(optimizer: Optimizer) -> int:
+    """Most optimizers make their state in the first step, so a copy of this one takes a step. One
+    that can't be copied so counts as `_MOST_MODELS` times its parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    own = bytes_of(list(optimizer.state.values()))
+    if isinstance(optimizer, LBFGS):
+        # The direction and the gradient before; of each kept step two of these and two numbers.
+        numel = sum(p.numel() for p in parameters)
+        flat = torch.empty(numel, dtype=parameters[0].dtype, device="meta")
+        history = optimizer.param_groups[0]["history_size"]
+        return bytes_of([flat] * (2 + 2 * history)) + (1 + 2 * history) * _BESIDE_TENSOR
+    for device in DEVICES:
+        with contextlib.suppress(Exception):  # of any optimizer's own code
+            return max(own, bytes_of(list(step_of_copy(optimizer, device).state.values())))
+    return max(own, _MOST_MODELS * bytes_of(parameters))

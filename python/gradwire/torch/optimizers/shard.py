@@ -13,11 +13,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire._core import Compressor, Layout
-from gradwire.torch.link.unused import Unused
-from gradwire.torch.records.checkpoint import Residual
-from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.parameters import all_finite
-from gradwire.torch.records.wrapping_optimizer import OwnUse
+from gradwire.torch.checkpoint import Residual
+from gradwire.torch.network.engine import Unused
+from gradwire.torch.parameters import all_finite, ordinary_tensors
+from gradwire.torch.wrapping_optimizer import OwnUse
 
 # These optimizers step a tensor as a whole, or take sparse gradients.
 _NOT_ELEMENTWISE = ("Adafactor", "Muon", "SparseAdam")

@@ -23,25 +23,30 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.option_record import explains_arguments
-from gradwire.torch.link.unused import Unused
+from gradwire.torch import checkpoint
+from gradwire.torch.buckets.bucket import BucketJob
+from gradwire.torch.buckets.session import Session, SessionOwner
+from gradwire.torch.exchange_settings import ExchangeSettings
+from gradwire.torch.network.engine import Unused
 from gradwire.torch.optimizers.replica import Replica, ReplicaBucket
 from gradwire.torch.optimizers.shard import Shard, check_optimizer, keeps_residuals
-from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import ExchangeSettings
-from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
-from gradwire.torch.records.options import Compression, Execution, Members
-from gradwire.torch.records.parameters import OptionsText, copy_gradient, options_of
-from gradwire.torch.records.stats import Stats
-from gradwire.torch.records.stepped_copy import is_adaptive
-from gradwire.torch.records.wrapping_optimizer import (
+from gradwire.torch.options import Compression, Execution, Members
+from gradwire.torch.parameters import (
+    OptionsText,
+    copy_gradient,
+    options_of,
+    ordinary_tensors,
+)
+from gradwire.torch.stats import Stats
+from gradwire.torch.wrapping_optimizer import (
+    OptimizerWatch,
     WrappingOptimizer,
+    is_adaptive,
     refuse_modes,
     refuse_several_gradients,
     require_optimizer,
+    usual_push_codec,
 )
-from gradwire.torch.session.bucket import BucketJob
-from gradwire.torch.session.session import Session, SessionOwner
 
 
 class ShardedOptimizer(SessionOwner, WrappingOptimizer):

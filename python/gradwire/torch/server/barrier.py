@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradwire._core import Layout
-from gradwire.torch.link.transport import PART_BITS
-from gradwire.torch.records.exchange_settings import CodecSettings
-from gradwire.torch.records.module_hook import ModuleHook, remove_hooks
-from gradwire.torch.records.parameters import NamedTensor, shapes_of
+from gradwire.torch.exchange_settings import CodecSettings
+from gradwire.torch.network.transport import PART_BITS
+from gradwire.torch.parameters import NamedTensor, shapes_of
 from gradwire.torch.server.worker_loop import Working
+from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
 
 # Smaller tensors share a message with those that follow on the same server: a message takes about
 # as long as the encoding of so many values.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gradwire.torch.link.transport import Bytes
-from gradwire.torch.records.modes import ordinary_tensors, writing_to
-from gradwire.torch.records.parameters import (
+from gradwire.torch.network.transport import Bytes
+from gradwire.torch.parameters import (
     NamedTensor,
     named_buffers,
+    ordinary_tensors,
     pack,
     tensors_in_common,
     unpack,
+    writing_to,
 )
 
 

@@ -12,16 +12,21 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import Layout
-from gradwire.torch.link.transport import Bytes, Kind
-from gradwire.torch.records.modes import ordinary_tensors
-from gradwire.torch.records.parameters import NamedTensor, Options, copy_gradient, split_like
-from gradwire.torch.records.shared_parameters import mark_of
+from gradwire.torch.network.transport import Bytes, Kind
+from gradwire.torch.parameters import (
+    NamedTensor,
+    Options,
+    copy_gradient,
+    ordinary_tensors,
+    split_like,
+)
 from gradwire.torch.server.group_options import (
     VERSION_BYTES,
     apply_options,
     read_version,
     version_message,
 )
+from gradwire.torch.shared_parameters import mark_of
 
 # What workers pull: the changes of the servers' model, or the averages of their gradients.
 UPDATES, GRADIENTS = PULLS = ("updates", "gradients")

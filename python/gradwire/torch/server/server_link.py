@@ -20,11 +20,12 @@ from gradwire.torch.errors import (
     CommunicationError,
     PeerMismatchError,
 )
-from gradwire.torch.link.connection import Connection
-from gradwire.torch.link.engine import agree, gather_bytes
-from gradwire.torch.link.meeting import Meeting
-from gradwire.torch.link.thread import ABORT_SECONDS, join
-from gradwire.torch.link.transport import (
+from gradwire.torch.members.places import Admissions, Places
+from gradwire.torch.network.connection import Connection
+from gradwire.torch.network.engine import agree, gather_bytes
+from gradwire.torch.network.meeting import Meeting
+from gradwire.torch.network.store_access import ABORT_SECONDS, join
+from gradwire.torch.network.transport import (
     NOTHING,
     TEXT_BYTES,
     Bytes,
@@ -33,7 +34,6 @@ from gradwire.torch.link.transport import (
     LostError,
     Received,
 )
-from gradwire.torch.members.places import Admissions, Places
 
 _GRACE_SECONDS = 1.0  # after the timeout, for what arrived while this process slept
 

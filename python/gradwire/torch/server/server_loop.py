@@ -10,25 +10,27 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import ServerSide
+from gradwire.torch.checkpoint import Residual, take_residuals
 from gradwire.torch.errors import WorkerJoinedWarning, WorkerLostWarning
-from gradwire.torch.link.transport import NOTHING, TEXT_BYTES, Bytes, Kind, LostError
 from gradwire.torch.members.places import Places
-from gradwire.torch.records.checkpoint import Residual, take_residuals
+from gradwire.torch.network.transport import NOTHING, TEXT_BYTES, Bytes, Kind, LostError
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     VERSION_BYTES,
     Agreement,
     OptionsOfWorkers,
+    UnusedOfWorkers,
     encode_options,
     options_message,
     read_options,
     read_version,
+    unused_message,
+    unused_size,
     version_message,
 )
 from gradwire.torch.server.model_parts import GRADIENTS, ServerPart
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
-from gradwire.torch.server.unused_tensors import UnusedOfWorkers, unused_message, unused_size
 
 
 class Serving(Side[ServerSide]):

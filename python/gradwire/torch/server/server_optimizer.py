@@ -14,27 +14,17 @@ from torch.distributed.distributed_c10d import Store
 from torch.optim import Optimizer
 
 from gradwire.option_record import explains_arguments
+from gradwire.torch import checkpoint
 from gradwire.torch.errors import (
     NonFiniteStepWarning,
     OutgrownResidualWarning,
     UnmatchedPatternWarning,
 )
+from gradwire.torch.exchange_settings import RAW_CODECS, CodecSettings
 from gradwire.torch.members.membership import MemberSettings
 from gradwire.torch.members.places import Places, Role
-from gradwire.torch.records import checkpoint
-from gradwire.torch.records.exchange_settings import RAW_CODECS, CodecSettings
-from gradwire.torch.records.optimizer_watch import OptimizerWatch, usual_push_codec
-from gradwire.torch.records.options import Compression, Execution, Members
-from gradwire.torch.records.parameters import NamedTensor, name_parameters, shapes_of
-from gradwire.torch.records.shared_parameters import SharedParameters
-from gradwire.torch.records.stats import OutgrownResidual
-from gradwire.torch.records.stepped_copy import is_adaptive
-from gradwire.torch.records.wrapping_optimizer import (
-    WrappingOptimizer,
-    refuse_modes,
-    refuse_several_gradients,
-    require_optimizer,
-)
+from gradwire.torch.options import Compression, Execution, Members
+from gradwire.torch.parameters import NamedTensor, name_parameters, shapes_of
 from gradwire.torch.server.barrier import INSTEAD, TensorBarrier, divide
 from gradwire.torch.server.buffers import make_buffers
 from gradwire.torch.server.model_parts import GRADIENTS, UPDATES, ServerPart
@@ -48,6 +38,17 @@ from gradwire.torch.server.server_settings import (
 )
 from gradwire.torch.server.server_stats import ServerStats, scalars_between, summarize
 from gradwire.torch.server.worker_loop import Working
+from gradwire.torch.shared_parameters import SharedParameters
+from gradwire.torch.stats import OutgrownResidual
+from gradwire.torch.wrapping_optimizer import (
+    OptimizerWatch,
+    WrappingOptimizer,
+    is_adaptive,
+    refuse_modes,
+    refuse_several_gradients,
+    require_optimizer,
+    usual_push_codec,
+)
 
 
 class ServerOptimizer(WrappingOptimizer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from gradwire.torch.records.options import Members
+from gradwire.torch.options import Members
 from gradwire.torch.server.model_parts import GRADIENTS, PULLS, UPDATES
 
 

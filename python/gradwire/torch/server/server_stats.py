@@ -7,7 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire._core import Layout
-from gradwire.torch.records.stats import (
+from gradwire.torch.server.barrier import PartTimes
+from gradwire.torch.server.server_link import ServerLink
+from gradwire.torch.server.server_loop import Serving
+from gradwire.torch.server.worker_loop import Working
+from gradwire.torch.stats import (
     OutgrownResidual,
     RawTensor,
     bits,
@@ -15,10 +19,6 @@ from gradwire.torch.records.stats import (
     table,
     times_less,
 )
-from gradwire.torch.server.barrier import PartTimes
-from gradwire.torch.server.server_link import ServerLink
-from gradwire.torch.server.server_loop import Serving
-from gradwire.torch.server.worker_loop import Working
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from gradwire._core import ServerSide, WorkerSide
-from gradwire.torch.link.transport import Kind, Limits
-from gradwire.torch.records import checkpoint
+from gradwire.torch import checkpoint
+from gradwire.torch.network.transport import Kind, Limits
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import ServerLink
 

@@ -10,23 +10,25 @@ import torch
 from torch.optim import Optimizer
 
 from gradwire._core import WorkerSide
+from gradwire.torch.checkpoint import take_residuals
 from gradwire.torch.errors import CommunicationError, ExpelledError, PeerMismatchError
-from gradwire.torch.link.transport import TEXT_BYTES, Kind, LostError
-from gradwire.torch.records.checkpoint import take_residuals
-from gradwire.torch.records.parameters import Options
+from gradwire.torch.network.transport import TEXT_BYTES, Kind, LostError
+from gradwire.torch.parameters import Options
 from gradwire.torch.server.buffers import ModelBuffers
 from gradwire.torch.server.group_options import (
     apply_options,
     encode_options,
     options_message,
     read_options,
+    read_unused,
     read_version,
+    unused_message,
+    unused_size,
     version_message,
 )
 from gradwire.torch.server.model_parts import ServerPart
 from gradwire.torch.server.server_link import Message, ServerLink
 from gradwire.torch.server.side import Side
-from gradwire.torch.server.unused_tensors import read_unused, unused_message, unused_size
 
 
 class Working(Side[WorkerSide]):

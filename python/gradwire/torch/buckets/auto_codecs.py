@@ -1,0 +1,340 @@
+"""Chooses the codecs of `auto` texts from what all ranks measured, and hands out residuals anew
+where the codecs, the ranks or their parts are others.
+
+In a step in which a decision is due, each rank tries the candidates on its own input + residual:
+for pushes on the segments of the two ranks before it (batches are alike, so two ranks tell enough),
+for pulls on its own segments. At the end of the step the ranks send each other these rows, add them
+in the order of ranks, and decide, each for itself, alike. The decision holds from the next step.
+
+Before a tensor is compressed for the first time, its inputs alone are measured.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gradwire._core import AutoGoal, Exchange, Layout
+from gradwire.choice import Chooser, Row
+from gradwire.errors import keeps_residual
+from gradwire.torch.checkpoint import Residual, residuals_in
+from gradwire.torch.exchange_settings import ExchangeSettings
+from gradwire.torch.network.engine import gather_bytes
+from gradwire.torch.network.transport import Transport
+from gradwire.torch.stats import ChosenCodec
+
+Values = npt.NDArray[np.float32]
+_INDEX = struct.Struct("<I")
+_MEASURERS = 2  # ranks that try the pushes of a segment
+
+
+class Place(NamedTuple):
+    """A tensor's part in a goal."""
+
+    goal: str
+    direction: str
+    name: str
+
+
+class AutoCodecs:
+    """What was chosen for every goal, and the rows of this rank in the step under way."""
+
+    def __init__(self, goals: Sequence[str], remedy: str = "") -> None:
+        """goals: as in the settings. remedy: see Chooser."""
+        self._goals = {AutoGoal(goal).text for goal in goals}
+        self._remedy = remedy
+        self.steps = 0  # compressed ones
+        self._choosers: dict[tuple[str, str], Chooser] = {}
+        self._places: list[Place] = []  # in the order of buckets, which all ranks share
+        self._rows: dict[Place, Row] = {}
+        self._before: dict[tuple[str, str, int], Values] = {}
+
+    @property
+    def chosen(self) -> tuple[tuple[str, str, str], ...]:
+        """(direction, tensor, codec), as Layout takes them."""
+        return tuple(
+            (direction, name, tensor.codec)
+            for (_, direction), chooser in self._choosers.items()
+            for name, tensor in chooser.tensors.items()
+        )
+
+    def is_due(self) -> bool:
+        """Whether the step that begins now ends with a decision."""
+        # The first step is always due; its choosers are made when it meets its tensors.
+        goals = [chooser.goal for chooser in self._choosers.values()]
+        return not goals or any(goal.is_due(self.steps + 1) for goal in goals)
+
+    def prepare(self, layout: Layout, values: Values, wire: Transport) -> bool:
+        """Chooses for tensors that were never compressed, from this step's `values`, before they
+        are exchanged. Returns whether a codec was chosen."""
+        new = [
+            place
+            for segment in layout.segments
+            for place in _places(segment)
+            if place.name not in self._chooser(place).tensors
+        ]
+        new = list(dict.fromkeys(new))
+        if not new or wire.world_size == 1:
+            return False
+        for segment in layout.segments:
+            pair = [place for place in _places(segment) if place in new]
+            if pair and _measures(segment["owner"], wire):
+                row = self._try(pair[0], _part(values, segment))
+                for place in pair:  # the average has not been seen yet
+                    self._add(place, row)
+        changed = False
+        for chooser, rows in self._share(new, wire):
+            changed |= chooser.begin(rows)
+        return changed
+
+    def record_pushes(
+        self, layout: Layout, exchange: Exchange, values: Values, wire: Transport
+    ) -> None:
+        """Tries the candidates on what this rank is about to push."""
+        self._before = {(r.kind, r.name, r.offset): r.values for r in residuals_in(exchange)}
+        for segment in layout.segments:
+            if segment["push_goal"] and _measures(segment["owner"], wire):
+                key = ("push", segment["name"], segment["tensor_offset"])
+                place = Place(segment["push_goal"], "push", segment["name"])
+                part, owed = _part(values, segment), self._before[key]
+                self._add(place, self._try(place, part, owed, segment["push_codec"]))
+
+    def record_pulls(
+        self, layout: Layout, exchange: Exchange, values: Values, wire: Transport
+    ) -> None:
+        """Tries the candidates on what this rank has just sent as the owner. `values`: the result,
+        which lacks what the residual now holds."""
+        after = {(r.kind, r.name, r.offset): r.values for r in residuals_in(exchange)}
+        for segment in layout.segments:
+            if segment["pull_goal"] and segment["owner"] == wire.rank:
+                key = ("pull", segment["name"], segment["tensor_offset"])
+                place = Place(segment["pull_goal"], "pull", segment["name"])
+                owed = self._before[key]
+                x = _part(values, segment) + (after[key] - owed)
+                self._add(place, self._try(place, x, owed, segment["pull_codec"]))
+        self._before = {}
+
+    def end_step(self, is_due: bool, wire: Transport) -> bool:
+        """Counts a compressed step; if a decision is due, decides from all ranks' rows. Returns
+        whether a codec changed."""
+        self.steps += 1
+        if not is_due or wire.world_size == 1:
+            return False
+        changed = False
+        for chooser, rows in self._share(self._places, wire):
+            changed |= chooser.decide(rows, self.steps)
+        return changed
+
+    def summary(self) -> tuple[ChosenCodec, ...]:
+        return tuple(
+            chosen
+            for (_, direction), chooser in self._choosers.items()
+            for chosen in ChosenCodec.of(chooser, direction)
+        )
+
+    def remarks(self) -> tuple[str, ...]:
+        return tuple(
+            remark
+            for (_, direction), chooser in self._choosers.items()
+            for remark in chooser.remarks(direction)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "choosers": [
+                {"direction": direction, **chooser.state_dict()}
+                for (_, direction), chooser in self._choosers.items()
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Drops, with a warning, what was chosen for goals that the settings no longer have. If
+        nothing is left, decisions come as at the start of a training."""
+        self._choosers.clear()
+        self._places.clear()
+        self._rows.clear()
+        for entry in state["choosers"]:
+            if entry["goal"] in self._goals:
+                chooser = Chooser(entry["goal"], self._remedy)
+                chooser.load_state_dict(entry)
+                self._choosers[entry["goal"], entry["direction"]] = chooser
+        self.steps = int(state["steps"]) if self._choosers else 0
+        if dropped := {entry["goal"] for entry in state["choosers"]} - self._goals:
+            warnings.warn(
+                f"what was chosen for {', '.join(sorted(dropped))} is dropped, because the codecs "
+                f"are now chosen for {', '.join(sorted(self._goals))}; the residuals are kept",
+                stacklevel=2,
+            )
+
+    # -------------------------------------------------------------------------------------------
+
+    def _chooser(self, place: Place) -> Chooser:
+        key = place.goal, place.direction
+        if key not in self._choosers:
+            self._choosers[key] = Chooser(place.goal, self._remedy)
+        if place not in self._places:
+            self._places.append(place)
+            for (goal, direction), other in self._choosers.items():
+                if direction == place.direction and goal != place.goal:
+                    other.tensors.pop(place.name, None)  # loaded, and now in another goal by a rule
+        return self._choosers[key]
+
+    def _try(
+        self, place: Place, x: Values, residual: Values | None = None, in_use: str = ""
+    ) -> Row:
+        goal = self._choosers[place.goal, place.direction].goal
+        return np.array(goal.try_candidates(x, residual, in_use))
+
+    def _add(self, place: Place, row: Row) -> None:
+        self._rows[place] = self._rows[place] + row if place in self._rows else row
+
+    def _share(
+        self, places: Sequence[Place], wire: Transport
+    ) -> Iterator[tuple[Chooser, dict[str, Row]]]:
+        """Every chooser with the rows of its tensors among `places`, summed over the ranks."""
+        own = b"".join(
+            _INDEX.pack(index) + self._rows[place].astype("<f4").tobytes()
+            for index, place in enumerate(places)
+            if place in self._rows
+        )
+        for place in places:
+            self._rows.pop(place, None)
+        totals: dict[Place, Row] = {}
+        all_rows = sum(_INDEX.size + 4 * self._row_length(place) for place in places)
+        for message in gather_bytes(own, wire, all_rows):
+            for place, row in self._unpack(message, places):
+                totals[place] = totals[place] + row if place in totals else row
+        for (goal, direction), chooser in self._choosers.items():
+            mine = [p for p in places if (p.goal, p.direction) == (goal, direction)]
+            yield chooser, {place.name: totals[place] for place in mine if place in totals}
+
+    def _row_length(self, place: Place) -> int:
+        return self._choosers[place.goal, place.direction].goal.row_length
+
+    def _unpack(self, message: bytes, places: Sequence[Place]) -> Iterator[tuple[Place, Row]]:
+        at = 0
+        while at < len(message):
+            (index,) = _INDEX.unpack_from(message, at)
+            place = places[index]
+            length = self._row_length(place)
+            row = np.frombuffer(message, "<f4", length, at + _INDEX.size)
+            yield place, row.astype(np.float64)
+            at += _INDEX.size + 4 * length
+
+
+def _places(segment: dict[str, Any]) -> list[Place]:
+    return [
+        Place(segment[f"{direction}_goal"], direction, segment["name"])
+        for direction in ("push", "pull")
+        if segment[f"{direction}_goal"]
+    ]
+
+
+def _part(values: Values, segment: dict[str, Any]) -> Values:
+    start = segment["bucket_offset"]
+    return values[start : start + segment["numel"]]
+
+
+def _measures(owner: int, wire: Transport) -> bool:
+    """Whether this rank tries the pushes to this owner."""
+    return 1 <= (wire.rank - owner) % wire.world_size <= _MEASURERS
+
+
+class Shares:
+    """The shares of the ranks of one bucket, N ranks that keep residuals.
+
+    What all ranks owe together ("owed") becomes residuals whose mean over the ranks (of pushes) and
+    sum (of pulls) is that amount again, for each element:
+
+        N = 1                           the rank adds it to its next step, and owes nothing then
+        all push (broadcast)            a push residual of the whole amount on every rank
+        an owner that keeps a residual  it keeps 1 / N of the amount, and the others push all of it
+        pushes without a residual       the owner keeps all
+        pulls without a residual, or of other values than averages (ShardedOptimizer pulls
+                                        changes, and a reduce-scatter nothing): the N - 1 others
+                                        push N / (N - 1) times the amount
+
+    Residuals of pulls that are no averages stay pulls, of whoever owns their elements now.
+    """
+
+    def __init__(self, layout: Layout, settings: ExchangeSettings) -> None:
+        self._ranks = layout.workers
+        self._has_owners = settings.inner_info["has_owners"]
+        self._pulls_averages = settings.leg is None and settings.update is None
+        self._codecs = {
+            (s["name"], s["tensor_offset"]): (s["push_codec"], s["pull_codec"])
+            for s in layout.segments
+        }
+
+    def take(self, residuals: Sequence[Residual], held: Sequence[Residual]) -> Iterator[Residual]:
+        """What to import into this rank's exchange. held: its residuals, with their places."""
+        places_of = defaultdict(list)
+        for place in held:
+            places_of[place.name].append(place)
+        for residual in residuals:
+            places = places_of[residual.name]
+            if residual.kind == "owed":
+                yield from self._take_owed(residual, places)
+            elif self._pulls_averages:
+                yield residual
+            elif self._ranks == 1:
+                if residual.kind == "push":
+                    yield residual
+            else:
+                yield from _cut(residual, (p for p in places if p.kind == residual.kind))
+
+    def drop(self, residual: Residual, held: Sequence[Residual]) -> bool:
+        """Whether values of the residual are lost: no other rank takes them, and this one does not
+        keep any for their elements. held: as in `take`."""
+        places = [place for place in held if place.name == residual.name]
+        if residual.kind == "owed" or (residual.kind == "pull" and not self._pulls_averages):
+            return not places and bool(residual.values.any())
+        left = residual.values.copy()
+        for place in places:
+            first, last = (max(0, at - residual.offset) for at in (place.offset, _end(place)))
+            left[first:last] = 0
+        return bool(left.any())
+
+    def _take_owed(self, owed: Residual, places: Iterable[Residual]) -> Iterator[Residual]:
+        if self._ranks == 1:
+            yield owed._replace(kind="push")
+            return
+        for place in places:
+            factor = self._factor(place)
+            for part in _cut(owed, [place] if factor else []):
+                values = part.values * np.float32(factor)
+                yield part._replace(kind=place.kind, values=values)
+
+    def _factor(self, place: Residual) -> float:
+        ranks = self._ranks
+        if not self._has_owners:
+            return 1.0
+        push, pull = (keeps_residual(c) for c in self._codecs[place.name, place.offset])
+        pull = pull and self._pulls_averages
+        if place.kind == "push":
+            return 1.0 if pull else ranks / (ranks - 1)
+        if not pull:
+            return 0.0
+        return 1 / ranks if push else 1.0
+
+
+def _end(place: Residual) -> int:
+    return place.offset + place.values.size
+
+
+def _cut(residual: Residual, places: Iterable[Residual]) -> Iterator[Residual]:
+    """The parts of the residual that lie in these places of its tensor."""
+    end = _end(residual)
+    for place in places:
+        first = max(place.offset, residual.offset)
+        last = min(_end(place), end)
+        if first < last:
+            values = residual.values[first - residual.offset : last - residual.offset]
+            yield residual._replace(offset=first, values=values)

@@ -1,0 +1,357 @@
+"""A bucket of gradients: a job to average it, the exchange that does so, its residuals and codecs.
+
+Everything here happens in the communication thread, or while it is idle.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+import torch
+
+from gradwire.torch.buckets.auto_codecs import AutoCodecs, Shares
+from gradwire.torch.checkpoint import (
+    Orders,
+    Residual,
+    StateDict,
+    from_rows,
+    residuals_in,
+    residuals_of_tensors,
+    take_residuals,
+    to_rows,
+)
+from gradwire.torch.device_queue import DeviceQueue
+from gradwire.torch.errors import ResidualDroppedWarning
+from gradwire.torch.exchange_settings import RAW_CODECS, ExchangeSettings
+from gradwire.torch.network.engine import Alike, Unused, finish_step
+from gradwire.torch.network.transport import Transport
+from gradwire.torch.parameters import NamedShape, writing_to
+from gradwire.torch.stats import (
+    ChosenCodec,
+    StepCounters,
+    TensorTraffic,
+)
+
+
+@dataclass(frozen=True)
+class BucketJob:
+    """A bucket to average in place. `tensors` lie one after the other in `values`, which is flat.
+
+    `values` are float32, bfloat16 or float16. On a GPU they are complete after the event `ready`.
+    `factor`: multiplies the average before it is rounded to the dtype of the values.
+    `unused`: the tensors that this rank has no gradient of, which are 0 in `values`; after the
+    exchange, also those that no rank has one of. These stay 0, and their residuals as they were.
+    `orders`: of the tensors that do not lie in `values` row-major.
+    `parts`: buckets that together hold the model and take turns, each in steps of its own; 1: every
+    step has all buckets. `moment`: says more about the step, equal on all ranks.
+    `alike`: what else must be equal on all ranks in this step; compared when it has changed.
+    """
+
+    step: int
+    tensors: list[NamedShape]
+    values: torch.Tensor
+    index: int = 0
+    last: bool = True  # of its step
+    parts: int = 1
+    raw: bool = False
+    moment: str = ""
+    alike: str = ""
+    factor: int = 1
+    unused: Unused = field(default_factory=Unused)
+    loss_scale: float | None = None
+    orders: Orders = field(default_factory=dict)
+    queued: float = field(default_factory=time.perf_counter)
+    hook_seconds: float = 0.0
+    hook_cpu_seconds: float = 0.0
+    ready: torch.cuda.Event | None = None
+
+
+class Bucket:
+    """The exchange of one bucket, as long as the bucket keeps its tensors and its settings."""
+
+    def __init__(
+        self, job: BucketJob, settings: ExchangeSettings, wire: Transport, queue: DeviceQueue | None
+    ) -> None:
+        self.tensors = job.tensors
+        self._orders = job.orders
+        self._moment = f"step {job.step}{job.moment}"
+        self.raw = job.raw
+        self.dtype = job.values.dtype
+        raw_codec = RAW_CODECS[self.dtype]
+        self.layout = settings.bucket_layout(job.tensors, wire.world_size, raw_codec, job.raw)
+        self._shares = Shares(self.layout, settings)
+        self._on_device = queue is not None
+        self.exchange = settings.make_exchange(
+            self.layout, wire.rank, None if queue is None else queue.shard_codecs, job.raw
+        )
+        info = settings.info
+        self._passes_on = info["encodes_sums_on_the_way"] or info["between_machines"]
+        # The last step's tensors that no rank has a gradient of, and their residuals.
+        self._left_out: set[str] = set()
+        self._kept: list[Residual] = []
+        self._pullers = settings.machines(wire.world_size) - 1  # of each pull packet
+        self._counted = self.exchange.stats()
+        self._traffic = [(0, 0, 0, 0)] * len(job.tensors)
+
+    def describe(self) -> str:
+        """What must be equal on all ranks: the step in which the bucket is made (others have loaded
+        the state of another step), the dtype, which decides how averages are rounded, the
+        exchange's description, and the orders in memory."""
+        orders = [f"{name} in memory {order.dims}" for name, order in self._orders.items()]
+        described = [f"gradients {self.dtype}", self.exchange.describe().rstrip(), *orders]
+        return "\n".join([self._moment, *described])
+
+    def fits(self, job: BucketJob) -> bool:
+        same = self.raw == job.raw and self.dtype == job.values.dtype
+        return same and self.tensors == job.tensors and self._orders == job.orders
+
+    def average(
+        self,
+        job: BucketJob,
+        wire: Transport,
+        alike: Alike | None = None,
+        auto: AutoCodecs | None = None,
+    ) -> None:
+        """Averages in float32. The average is rounded half to even to the gradients' dtype.
+
+        `alike`: hears what other ranks say of theirs; its `check` must follow.
+        `auto`: tries the codecs among which it chooses on what this rank sends.
+        """
+        wide = job.values.float()  # the bucket itself if it is float32
+        unused = job.unused
+        # A program may have taken a gradient off its parameter after it came into the bucket.
+        unused.own = [at for at in unused.own if not any(v.any() for v in self._places(at, wide))]
+        before = residuals_of_tensors(self.exchange, self._names(unused.own))
+        said = [unused.begin(wire, len(self.tensors), self._passes_on)]
+        if alike is not None:
+            said.append(alike.begin(job.alike, wire, self._passes_on))
+        if auto is not None:
+            auto.record_pushes(self.layout, self.exchange, wide.cpu().numpy(), wire)
+        if self._on_device:
+            self.exchange.start_on_device(wide.data_ptr(), wide.numel(), job.step)
+        else:
+            self.exchange.start(wide, job.step)
+        finish_step(self.exchange, wire, said)
+        self._leave_out(unused.everywhere(), before, wide)
+        if auto is not None:
+            auto.record_pulls(self.layout, self.exchange, wide.cpu().numpy(), wire)
+        if job.factor != 1:
+            with writing_to(wide):
+                wide.mul_(job.factor)
+        if wide is not job.values:
+            with writing_to(job.values):
+                job.values.copy_(wide)
+
+    def retract(self) -> None:
+        """After a step whose result no rank applied: the residuals take back what it sent."""
+        self.exchange.retract()
+        self._restore_kept()
+
+    @cached_property
+    def _slices(self) -> dict[str, list[slice]]:
+        """Where each tensor lies in the bucket, by its name."""
+        slices: dict[str, list[slice]] = {name: [] for name, _ in self.tensors}
+        for segment in self.layout.segments:
+            start = segment["bucket_offset"]
+            slices[segment["name"]].append(slice(start, start + segment["numel"]))
+        return slices
+
+    def _places(self, tensor: int, values: torch.Tensor) -> list[torch.Tensor]:
+        """The tensor's parts of the bucket."""
+        name, _ = self.tensors[tensor]
+        return [values[part] for part in self._slices[name]]
+
+    def _names(self, tensors: Sequence[int]) -> set[str]:
+        return {self.tensors[tensor][0] for tensor in tensors}
+
+    def _leave_out(self, tensors: list[int], before: list[Residual], values: torch.Tensor) -> None:
+        """Gives tensors that no rank has a gradient of the residuals `before` again, and zeros."""
+        self._left_out = self._names(tensors)
+        self._kept = [residual for residual in before if residual.name in self._left_out]
+        self._restore_kept()
+        for tensor in tensors:
+            for part in self._places(tensor, values):
+                with writing_to(part):
+                    part.zero_()
+
+    def _restore_kept(self) -> None:
+        """Gives the tensors that were left out the residuals that they had."""
+        take_residuals(self.exchange, self._left_out)
+        for residual in self._kept:
+            self.exchange.import_residual(*residual)
+
+    @property
+    def kept_values(self) -> int:
+        """How many values this rank's residuals have."""
+        return sum(residual.values.size for residual in residuals_in(self.exchange))
+
+    def residuals(self) -> list[Residual]:
+        """All of this rank, row-major."""
+        return to_rows(residuals_in(self.exchange), self._orders)
+
+    def adopt(self, residuals: list[Residual]) -> None:
+        """Takes over the residuals that another exchange kept for these tensors, and this rank's
+        share of what all ranks owe together."""
+        if not residuals:
+            return  # residuals_in copies all residuals
+        held = residuals_in(self.exchange)
+        for residual in self._shares.take(from_rows(residuals, self._orders), held):
+            self.exchange.import_residual(*residual)
+        for residual in residuals:
+            if self._shares.drop(residual, held):
+                warnings.warn(
+                    f"the {residual.kind} residual of {residual.name} is dropped, as far as this "
+                    "rank keeps none for its elements now: the codec has no error feedback, or "
+                    "only that of the other direction has",
+                    ResidualDroppedWarning,
+                    stacklevel=2,
+                )
+
+    def count_into(self, step: StepCounters) -> None:
+        """Adds what the exchange counted since the last call."""
+        before, self._counted = self._counted, self.exchange.stats()
+        grown = {name: count - before[name] for name, count in self._counted.items()}
+        step.count(grown)
+        values = grown["values_pushed"] + self._pullers * grown["values_pulled"]
+        step.raw_bytes += self.dtype.itemsize * values
+        step.values += self.layout.numel
+        step.dtypes.add(str(self.dtype).removeprefix("torch."))
+        self._traffic = self.exchange.tensor_traffic()
+
+    def traffic(self) -> tuple[TensorTraffic, ...]:
+        """The traffic of the steps that were counted; none of a bucket that goes raw as a whole."""
+        if self.raw:
+            return ()
+        return tuple(
+            TensorTraffic(name, prod(shape), *counted)
+            for (name, shape), counted in zip(self.tensors, self._traffic, strict=True)
+        )
+
+
+class ResidualStore:
+    """Keeps the residuals of parameters that no bucket has yet, and finds those that one has.
+
+    The former come from a checkpoint, from other ranks, or from buckets that DDP has replaced.
+
+    Attributes:
+        loss_scale: the gradient scaler's, of which residuals are multiples; None: no scaler.
+        unfinished: the bucket whose exchange was broken off, where undoing is kept.
+    """
+
+    def __init__(self, buckets: Mapping[int, Bucket]) -> None:
+        self.loss_scale: float | None = None
+        self.unfinished: int | None = None
+        self._buckets = buckets
+        self._unplaced: list[Residual] = []
+        self._keeps_undo = False
+        self._before: list[Residual] = []  # of the unfinished bucket
+
+    def all(self) -> list[Residual]:
+        placed = [r for bucket in self._buckets.values() for r in bucket.residuals()]
+        return placed + self._unplaced
+
+    def before_unfinished(self) -> list[Residual]:
+        """As `all`, but those of the unfinished bucket as they were before its exchange."""
+        if self.unfinished is None:
+            return self.all()
+        others = [b for index, b in self._buckets.items() if index != self.unfinished]
+        placed = [r for bucket in others for r in bucket.residuals()]
+        return self._before + placed + self._unplaced
+
+    def keep_undo(self) -> None:
+        """From now on a copy of the residuals is kept while a bucket is averaged, so that an
+        exchange that is broken off can be undone."""
+        self._keeps_undo = True
+
+    def begin(self, index: int) -> None:
+        """The exchange of this bucket begins."""
+        if self._keeps_undo:
+            self.unfinished, self._before = index, self._buckets[index].residuals()
+
+    def confirm(self) -> None:
+        """The bucket is averaged, and nothing will be undone."""
+        self.unfinished, self._before = None, []
+
+    def add(self, residuals: list[Residual]) -> None:
+        self._unplaced += residuals
+
+    def replace(self, residuals: list[Residual]) -> None:
+        """Instead of all that no bucket has."""
+        self._unplaced = residuals
+
+    def place(self, bucket: Bucket) -> None:
+        """Gives a new bucket the residuals of its tensors."""
+        names = {name for name, _ in bucket.tensors}
+        bucket.adopt([residual for residual in self._unplaced if residual.name in names])
+        self._unplaced = [r for r in self._unplaced if r.name not in names]
+
+    def rescale(self, loss_scale: float | None) -> None:
+        """Gives residuals, which are sums of scaled gradients, the gradient scaler's new scale."""
+        before, self.loss_scale = self.loss_scale, loss_scale
+        if before is None or loss_scale is None or before == loss_scale:
+            return
+        factor = loss_scale / before
+        for bucket in self._buckets.values():
+            bucket.exchange.scale_residuals(factor)
+        self._unplaced = [r._replace(values=r.values * np.float32(factor)) for r in self._unplaced]
+
+
+class CodecChoice:
+    """The codecs of the settings, or those that are chosen for their `auto` texts.
+
+    Attributes:
+        settings: with the codecs that hold now.
+    """
+
+    def __init__(self, settings: ExchangeSettings) -> None:
+        self.settings = settings
+        self._auto = AutoCodecs(settings.goals, settings.remedy) if settings.goals else None
+        self._decides = False  # whether a decision ends the step under way
+
+    @property
+    def trying(self) -> AutoCodecs | None:
+        """Tries codecs on what the step under way sends, if a decision ends it."""
+        return self._auto if self._decides else None
+
+    def begin_step(self, raw: bool) -> None:
+        self._decides = self._auto is not None and not raw and self._auto.is_due()
+
+    def end_step(self, wire: Transport) -> bool:
+        """Ends a step that was compressed. Returns whether a codec changed."""
+        return self._auto is not None and self._take(self._auto.end_step(self._decides, wire))
+
+    def prepare(self, job: BucketJob, wire: Transport) -> None:
+        """Chooses for the tensors of a new bucket."""
+        if self._auto is None or job.raw:
+            return
+        layout = self.settings.bucket_layout(
+            job.tensors, wire.world_size, RAW_CODECS[job.values.dtype]
+        )
+        self._take(self._auto.prepare(layout, job.values.float().cpu().numpy(), wire))
+
+    def load(self, state: StateDict) -> None:
+        """Goes on with what a saved state has chosen."""
+        if self._auto is not None and (chosen := state.get("auto")) is not None:
+            self._auto.load_state_dict(chosen)
+            self._take(True)
+
+    def state_dict(self) -> StateDict | None:
+        """None if nothing is chosen."""
+        return None if self._auto is None else self._auto.state_dict()
+
+    def summary(self) -> tuple[ChosenCodec, ...]:
+        return () if self._auto is None else self._auto.summary()
+
+    def remarks(self) -> tuple[str, ...]:
+        return () if self._auto is None else self._auto.remarks()
+
+    def _take(self, changed: bool) -> bool:
+        if changed and self._auto is not None:
+            self.settings = replace(self.settings, chosen=self._auto.chosen)
+        return changed

@@ -1,1 +1,0 @@
-"""The exchange of gradients that lie on a GPU."""

@@ -1,0 +1,192 @@
+"""The DDP module that averages with a state, and its ranks.
+
+DDP gives the hook tensors without names, but rules, reports and checkpoints need names. The module
+knows them, and is found by the parameters in the hook's bucket.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.torch.checkpoint import MemoryOrder
+from gradwire.torch.parameters import named_parameters, uncompiled
+
+
+def find_module(state: object, parameters: Sequence[torch.Tensor]) -> DistributedDataParallel:
+    """A DDP module that has all the parameters; of several, one in which `state` is registered.
+
+    Raises RuntimeError if there is none, if several have other names or ranks for them, or if
+    `state` is registered in a module of other parameters, too.
+    """
+    modules: list[DistributedDataParallel] = [
+        candidate
+        for candidate in _objects()
+        # There are hundreds of thousands of objects, and issubclass of an abstract class is slow.
+        if DistributedDataParallel in type(candidate).__mro__
+        and isinstance(candidate, DistributedDataParallel)
+        and hasattr(candidate, "_comm_hooks")  # its construction has ended
+    ]
+    registered = [m for m in modules if any(own is state for _, own in m._comm_hooks)]
+    found = [
+        module
+        for module in registered or modules
+        if {id(p) for p in module.parameters()}.issuperset(map(id, parameters))
+    ]
+    if len(found) < len(registered):
+        raise RuntimeError(
+            f"the GradwireState is registered in {len(registered)} DistributedDataParallel "
+            "modules; it needs exactly one: model.register_comm_hook(state, gradwire_hook), and a "
+            "state of its own for each model"
+        )
+    told = {(str(_names_in(m, parameters)), str(_ranks_of(m.process_group))) for m in found}
+    if len(told) != 1:
+        raise RuntimeError(
+            f"{len(found)} DistributedDataParallel modules have the parameters of this bucket"
+            f"{', with other names or ranks' if found else ''}: say which one averages with this "
+            "state, GradwireState(model=ddp)"
+        )
+    return found[0]
+
+
+def module_in(model: nn.Module) -> DistributedDataParallel:
+    """The DDP module that was given as model=, which may be compiled. Raises TypeError."""
+    inner = uncompiled(model)
+    if not isinstance(inner, DistributedDataParallel):
+        raise TypeError(
+            "model is the DistributedDataParallel module whose hook gets this state; this is a "
+            f"{type(inner).__name__}"
+        )
+    return inner
+
+
+def _names_in(
+    module: DistributedDataParallel, parameters: Iterable[torch.Tensor]
+) -> list[str | None]:
+    names = {id(parameter): name for name, parameter in named_parameters(module)}
+    return [names.get(id(parameter)) for parameter in parameters]
+
+
+def _ranks_of(group: dist.ProcessGroup | None) -> list[int]:
+    return dist.get_process_group_ranks(group)
+
+
+def check_ranks(module: DistributedDataParallel, group: dist.ProcessGroup | None) -> None:
+    """Raises ValueError unless `group` (None: the default one) has the ranks of the module's group:
+    gradients of other ranks would be averaged than DDP's."""
+    theirs, ours = _ranks_of(module.process_group), _ranks_of(group)
+    if theirs == ours:
+        return
+    raise ValueError(
+        f"DistributedDataParallel averages over the ranks {theirs}, the GradwireState over {ours}: "
+        "give GradwireState(process_group=) the group that the model has"
+    )
+
+
+def _objects() -> Iterable[object]:
+    """All that the garbage collector knows. It does not list objects that gc.freeze() has set
+    aside: those are reached from the modules, from the threads' frames and from all others."""
+    listed = gc.get_objects()
+    if gc.get_freeze_count() == 0:
+        return listed
+    reached: dict[int, object] = {}
+    waiting = [sys.modules, *_locals_of_threads(), *listed]
+    for skipped in (reached, waiting, listed):
+        reached[id(skipped)] = None
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in reached:
+            reached[id(one)] = one
+            waiting += gc.get_referents(one)
+    return reached.values()
+
+
+def _locals_of_threads() -> Iterable[object]:
+    for frame in sys._current_frames().values():
+        here: FrameType | None = frame
+        while here is not None:
+            yield from here.f_locals.values()
+            here = here.f_back
+
+
+# Beside row-major, by the number of dimensions: transposed, and channels_last.
+_USUAL = {2: (1, 0), 4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+
+
+@dataclass
+class _Known:
+    """A bucket as it was when its orders were found."""
+
+    address: int
+    strides: list[tuple[int, ...]]
+    orders: list[MemoryOrder]
+
+
+class BucketOrders:
+    """Keeps the orders of all buckets of one model, as long as they last."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+
+    def find(
+        self,
+        index: int,
+        names: Sequence[str],
+        parameters: Sequence[torch.Tensor],
+        values: torch.Tensor,
+    ) -> list[MemoryOrder]:
+        """Returns the order of each parameter in bucket `index`, which holds `values`.
+
+        Complex values count as pairs.
+
+        Raises RuntimeError for a parameter that has other strides than the bucket. It looks at
+        values only if the bucket, or strides, are new.
+        """
+        gradients = [p if p.grad is None else p.grad for p in parameters]
+        address, strides = values.data_ptr(), [t.stride() for t in (*parameters, *gradients)]
+        known = self._known.get(index)
+        if known is not None and (known.address, known.strides) == (address, strides):
+            return known.orders
+        orders, start = [], 0
+        for name, parameter, gradient in zip(names, parameters, gradients, strict=True):
+            lying, wanted = _as_real(parameter), _as_real(gradient)
+            part = values[start : start + lying.numel()]
+            start += part.numel()
+            if wanted.data_ptr() == part.data_ptr():  # DDP's gradient_as_bucket_view
+                orders.append(MemoryOrder.of_strides(wanted))
+                continue
+            orders.append(MemoryOrder.of_strides(lying))
+            if parameter.grad is not None and _lies_otherwise(part, wanted, orders[-1]):
+                raise RuntimeError(
+                    f"{name} lies in memory in another order than when DistributedDataParallel "
+                    "made its buckets, so that DDP would copy averages to the wrong elements: call "
+                    "model.to(memory_format=...) before DistributedDataParallel(model), or wrap "
+                    "the model again"
+                )
+        self._known[index] = _Known(address, strides, orders)
+        return orders
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """The values as DDP has them in a bucket."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _lies_otherwise(values: torch.Tensor, gradient: torch.Tensor, order: MemoryOrder) -> bool:
+    """Whether the values are the gradient in another order than this one."""
+    shape, gradient = gradient.shape, gradient.to(values.dtype)
+    rows = tuple(range(len(shape)))
+    others = {MemoryOrder.of(shape, dims) for dims in (rows, _USUAL.get(len(shape), rows))}
+    others.discard(order)
+    if not others or torch.equal(order.view(values), gradient):
+        return False
+    return any(torch.equal(other.view(values), gradient) for other in others)

@@ -1,0 +1,258 @@
+"""Drives an exchange over a transport, by a loop that knows nothing of the algorithm.
+
+The exchange says which bytes go to which rank and which ranks owe bytes; the transport moves them.
+What ranks announce goes before their packets."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+import numpy as np
+
+from gradwire._core import Exchange
+from gradwire.torch.errors import PeerMismatchError
+from gradwire.torch.network.transport import TEXT_BYTES, Bytes, Kind, Limits, Transport
+
+_RANK = struct.Struct("<I")
+
+
+class Announcements:
+    """The entries of one step, all of one kind and size."""
+
+    def __init__(
+        self, kind: Kind, size: int, wire: Transport, passes_on: bool, own: bytes | None
+    ) -> None:
+        """size: bytes of an entry. passes_on: whether some ranks of the exchange do not send to
+        each other. own: this rank's entry; None: it has nothing to say."""
+        self.kind = kind
+        self.by_rank = {} if own is None else {wire.rank: own}
+        self._size = size
+        self._rank = wire.rank
+        self._ranks = {wire.rank, *wire.peers}
+        self._passes_on = passes_on
+        self._told: defaultdict[int, set[int]] = defaultdict(set)  # what each peer knows, by rank
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether every rank has said something, as far as this one has heard."""
+        return len(self.by_rank) == len(self._ranks)
+
+    @property
+    def max_size(self) -> int:
+        """Bytes of the longest message."""
+        return len(self._ranks) * (_RANK.size + self._size)
+
+    def tell(self, wire: Transport, peer: int) -> None:
+        """Sends what the peer does not know yet; to be called before each packet."""
+        news = self.by_rank.keys() - self._told[peer] - {peer}
+        if not self._passes_on:
+            news &= {self._rank}
+        if news:
+            self._told[peer] |= news
+            entries = b"".join(_RANK.pack(rank) + self.by_rank[rank] for rank in sorted(news))
+            wire.send(peer, self.kind, np.frombuffer(entries, dtype=np.uint8))
+
+    def learn(self, peer: int, message: Bytes) -> None:
+        """Takes what the peer told. Raises PeerMismatchError if it is no list of entries."""
+        size = _RANK.size + self._size
+        entries = [message[at : at + size].tobytes() for at in range(0, message.size, size)]
+        for entry in entries:
+            rank = _RANK.unpack_from(entry)[0] if len(entry) == size else None
+            if rank not in self._ranks:
+                raise PeerMismatchError(
+                    f"rank {self._rank}: rank {peer} sent a message of the kind {self.kind.label} "
+                    f"with {message.size} bytes, which are no entries of {self._size} bytes of "
+                    "these ranks: the two have different versions of gradwire",
+                    (peer,),
+                )
+            self.by_rank[rank] = entry[_RANK.size :]
+            self._told[peer].add(rank)
+
+
+def packed_size(tensors: int) -> int:
+    """Bytes with a bit for each of so many tensors."""
+    return (tensors + 7) // 8
+
+
+def pack_places(places: Sequence[int], tensors: int) -> bytes:
+    """A bit for each of so many tensors, which is set at these places."""
+    bits = np.zeros(tensors, dtype=bool)
+    bits[list(places)] = True
+    return np.packbits(bits).tobytes()
+
+
+def unpack_places(bits: Bytes, tensors: int) -> list[int]:
+    """The places of `pack_places`, ascending."""
+    places: list[int] = np.flatnonzero(np.unpackbits(bits)[:tensors]).tolist()
+    return places
+
+
+class Unused:
+    """What a step knows of them. `own`: the places of this rank's unused tensors among those of the
+    bucket."""
+
+    def __init__(self, own: Iterable[int] = ()) -> None:
+        self.own = sorted(own)
+        self._said: Announcements | None = None
+
+    def begin(self, wire: Transport, tensors: int, passes_on: bool) -> Announcements:
+        """tensors: of the bucket. passes_on: see Announcements."""
+        own = pack_places(self.own, tensors) if self.own else None
+        self._said = Announcements(Kind.UNUSED, packed_size(tensors), wire, passes_on, own)
+        self._tensors = tensors
+        return self._said
+
+    def everywhere(self) -> list[int]:
+        """The places of the tensors that no rank has a gradient of, ascending; complete when the
+        exchange is done, and before that for an owner that has the pushes of all ranks."""
+        if self._said is None or not self._said.are_complete:
+            return []
+        bits = [np.frombuffer(entry, dtype=np.uint8) for entry in self._said.by_rank.values()]
+        return unpack_places(np.bitwise_and.reduce(bits), self._tensors)
+
+
+def gather_bytes(message: bytes, wire: Transport, limit: int) -> list[bytes]:
+    """The message of every rank, by rank, of at most `limit` bytes. Every rank calls this at the
+    same time."""
+    own = np.frombuffer(message, dtype=np.uint8)
+    for peer in wire.peers:
+        wire.send(peer, Kind.HELLO, own)
+    messages = [message] * wire.world_size
+    for peer in wire.peers:
+        messages[peer] = receive(wire, peer, Kind.HELLO, limit).tobytes()
+        wire.release(peer)
+    wire.flush()  # a peer that differs must receive it before this rank stops
+    return messages
+
+
+def gather(text: str, wire: Transport) -> list[str]:
+    """The text of every rank, by rank. Every rank calls this at the same time."""
+    return [message.decode() for message in gather_bytes(text.encode(), wire, TEXT_BYTES)]
+
+
+def agree(text: str, wire: Transport) -> None:
+    """Compares the text with that of every peer, before anything is exchanged.
+
+    Raises PeerMismatchError on every rank that differs from another, naming both and the first line
+    in which they differ. The texts themselves are sent only if their digests differ.
+    """
+    digest = hashlib.sha256(text.encode()).digest()
+    if all(other == digest for other in gather_bytes(digest, wire, len(digest))):
+        return
+    for peer, other in enumerate(gather(text, wire)):
+        for mine, theirs in zip_longest(text.split("\n"), other.split("\n"), fillvalue="nothing"):
+            if mine != theirs:
+                raise PeerMismatchError(
+                    f"ranks {wire.rank} and {peer} can't exchange: rank {wire.rank} has '{mine}', "
+                    f"rank {peer} has '{theirs}'",
+                    (peer,),
+                )
+
+
+def lacking_in_all(unused: Unused, tensors: int, wire: Transport) -> Unused:
+    """The tensors, of so many, that no rank has a gradient of."""
+    lacking = np.zeros(tensors, dtype=np.uint8)
+    lacking[unused.own] = 1
+    for peer, message in enumerate(gather_bytes(lacking.tobytes(), wire, tensors)):
+        if len(message) != tensors:
+            raise PeerMismatchError(
+                f"rank {wire.rank} reduces the gradients of {tensors} parameters, rank {peer} "
+                f"those of {len(message)}: all ranks must run the same units, in the same order",
+                (peer,),
+            )
+        lacking &= np.frombuffer(message, dtype=np.uint8)
+    return Unused(np.flatnonzero(lacking).tolist())
+
+
+def finish_step(exchange: Exchange, wire: Transport, said: Sequence[Announcements]) -> None:
+    """Moves the messages of a step that was started, until its bucket holds the result, and `said`
+    has what all ranks announced."""
+    limits = {each.kind: each.max_size for each in said}
+    limits[Kind.PACKET] = exchange.max_message_size
+    _send_all(exchange, wire, said)
+    while not exchange.done:
+        for peer in exchange.awaiting():
+            exchange.receive(peer, _receive_packet(wire, peer, limits, said))
+            wire.release(peer)
+            _send_all(exchange, wire, said)
+    wire.flush()
+
+
+def _receive_packet(
+    wire: Transport, peer: int, limits: Limits, said: Sequence[Announcements]
+) -> Bytes:
+    """Waits for the peer's packet, before which each kind of announcement may come once."""
+    limits = dict(limits)
+    while True:
+        kind, message = _receive(wire, peer, Kind.PACKET, limits)
+        if kind is Kind.PACKET:
+            return message
+        del limits[kind]
+        for each in said:
+            if each.kind is kind:
+                each.learn(peer, message)
+        wire.release(peer)
+
+
+def _send_all(exchange: Exchange, wire: Transport, said: Sequence[Announcements]) -> None:
+    for peer, message in exchange.outgoing():
+        for each in said:
+            each.tell(wire, peer)
+        wire.send(peer, Kind.PACKET, message)
+
+
+def receive(wire: Transport, peer: int, expected: Kind, limit: int) -> Bytes:
+    """Waits for the peer's next message, valid until `wire.release(peer)`.
+
+    Raises PeerMismatchError if the peer sent a message of another kind, or of more than `limit`
+    bytes.
+    """
+    return _receive(wire, peer, expected, {expected: limit})[1]
+
+
+def _receive(wire: Transport, peer: int, expected: Kind, limits: Limits) -> tuple[Kind, Bytes]:
+    """As `receive`, where messages of the other kinds of `limits` may come first."""
+    kind, message, *_ = wire.receive(peer, limits)
+    if kind not in limits:
+        raise PeerMismatchError(
+            f"rank {wire.rank} ({wire.doing}) and rank {peer} are not at the same bucket: rank "
+            f"{peer} sent a {kind.label} where rank {wire.rank} expects a {expected.label}; the "
+            "two cut their gradients into different buckets, or did not take the same number of "
+            "steps",
+            (peer,),
+        )
+    return kind, message
+
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class Alike:
+    """What this rank had in the last step."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def begin(self, text: str, wire: Transport, passes_on: bool) -> Announcements:
+        """Begins a step with this text. Empty: there is none in this step, on all ranks.
+        passes_on: see Announcements."""
+        own = None
+        if text not in ("", self._text):
+            self._text = text
+            own = hashlib.sha256(text.encode()).digest()
+        self._said = Announcements(Kind.ALIKE, _DIGEST_BYTES, wire, passes_on, own)
+        return self._said
+
+    def check(self, wire: Transport) -> None:
+        """Ends the step; all ranks call it when its exchange is done.
+
+        Raises PeerMismatchError on all ranks if the texts of two differ, naming both and the first
+        line in which they differ.
+        """
+        said = self._said
+        if said.by_rank and not (said.are_complete and len(set(said.by_rank.values())) == 1):
+            agree(self._text, wire)

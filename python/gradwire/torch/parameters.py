@@ -1,0 +1,341 @@
+"""The names and shapes of a model's parameters, and the options of an optimizer's groups."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from gradwire.torch.network.transport import Bytes
+
+
+@contextlib.contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """Around code, or as a decorator: it computes without gradients, and what it makes are ordinary
+    tensors, which can be changed anywhere, although the program may be in inference mode, under
+    `with torch.device(...)` or in another mode of its own.
+
+    The default dtype belongs to the whole process, whose other threads use it. So each factory
+    names its dtype (and device) nevertheless.
+    """
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+        yield
+
+
+def writing_to(*tensors: torch.Tensor) -> AbstractContextManager[object]:
+    """Around code that changes the tensors, of which some may have been made in inference mode:
+    these can be changed only there."""
+    is_inference = any(tensor.is_inference() for tensor in tensors)
+    return torch.inference_mode() if is_inference else contextlib.nullcontext()
+
+
+NamedShape = tuple[str, list[int]]
+NamedTensor = tuple[str, torch.Tensor]
+Options = dict[str, Any]  # of one parameter group
+_NO_OPTIONS = {"params", "param_names"}  # entries of a group that are none
+_PLAIN = (bool, int, float, str, type(None))
+
+
+_WITHOUT_VALUES = "whose memory does not hold its values (fake, or freed)"
+
+# Of modules that wrap another one: compiled, with activation checkpoints, sharded.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+
+def clean_name(name: str) -> str:
+    """The name of a parameter or buffer that rules, errors, reports and states have: that of the
+    model without the wrappers, so that wrapping a model changes none."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Those of the model in DistributedDataParallel, if it is in that."""
+    return [(clean_name(name), p) for name, p in unwrap(model).named_parameters()]
+
+
+def named_buffers(model: nn.Module) -> list[NamedTensor]:
+    return [(clean_name(name), buffer) for name, buffer in unwrap(model).named_buffers()]
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model in DistributedDataParallel, or the model itself; both may be compiled."""
+    inner = uncompiled(model)
+    return inner.module if isinstance(inner, DistributedDataParallel) else model
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that torch.compile was given; any other module itself."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
+
+
+def all_finite(values: torch.Tensor) -> bool:
+    """Whether no value is NaN or Inf. (torch.isfinite takes 7 bytes of memory for a float32.)"""
+    if values.numel() == 0:
+        return True
+    return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(values.detach()))
+
+
+def name_parameters(
+    optimizer: Optimizer,
+    named: Iterable[NamedTensor] | None,
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
+) -> list[NamedTensor]:
+    """The optimizer's parameters in the order of its groups, with the names that `named` has.
+
+    None: their names are "group.place".
+    Raises ValueError for a parameter without a name, TypeError for one that is not dense, of
+    another dtype, an inference tensor, or whose values are not in its memory.
+    """
+    names = None if named is None else {id(tensor): clean_name(name) for name, tensor in named}
+    found = []
+    for index, group in enumerate(optimizer.param_groups):
+        for place, tensor in enumerate(group["params"]):
+            name = f"{index}.{place}" if names is None else names.get(id(tensor))
+            if name is None:
+                raise ValueError(
+                    f"parameter {place} of group {index} is not among the named parameters of the "
+                    f"model; its shape is {list(tensor.shape)}"
+                )
+            if tensor.dtype not in dtypes or tensor.layout != torch.strided:
+                valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+                remedy = ": make torch.view_as_real of it the parameter"
+                raise TypeError(
+                    f"dense {valid} parameters are exchanged; {name} is {tensor.dtype}, "
+                    f"{tensor.layout}{remedy if tensor.is_complex() else ''}"
+                )
+            require_trainable(name, tensor)
+            found.append((name, tensor))
+    return found
+
+
+def require_trainable(name: str, parameter: torch.Tensor) -> None:
+    """Raises TypeError for an inference tensor, which no step can change, and for a tensor whose
+    memory does not hold its values."""
+    if parameter.is_inference():
+        raise TypeError(
+            f"{name} was made inside torch.inference_mode(), so it can't be trained: make the "
+            "model outside"
+        )
+    flaw = _flaw_of_memory(parameter)
+    if flaw:
+        raise TypeError(f"{name} is {flaw}: make a parameter that holds its values")
+
+
+def tensors_in_common(
+    model: nn.Module, kind: str, named: Iterable[NamedTensor]
+) -> list[NamedTensor]:
+    """Those of the model's parameters or buffers (`kind`) that all ranks take over from one of
+    them: without those that DistributedDataParallel is told to ignore.
+
+    Raises TypeError for one into which another rank's values can't be written.
+    """
+    ignored = set(map(clean_name, getattr(model, "_ddp_params_and_buffers_to_ignore", ())))
+    found = [
+        (name, tensor)
+        for name, tensor in named
+        if name not in ignored and not getattr(tensor, "_ddp_ignored", False)
+    ]
+    for name, tensor in found:
+        if tensor.layout != torch.strided:
+            why = f"sparse ({tensor.layout})"
+        elif tensor.is_meta:
+            why = "on the device meta, without values"
+        elif any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
+            why = "expanded, so that several elements share a place in memory"
+        else:
+            why = _flaw_of_memory(tensor)
+        if not why:
+            continue
+        raise TypeError(
+            f"the {kind} {name} is {why}, and the ranks can't take over each other's values of it: "
+            "make it a dense tensor of its own, or leave it out by DistributedDataParallel."
+            f"_set_params_and_buffers_to_ignore_for_model(model, ['{name}'])"
+        )
+    return found
+
+
+def _flaw_of_memory(tensor: torch.Tensor) -> str:
+    """Why the tensor's memory does not hold its values; empty if it does, or on the device meta.
+    Reading freed memory ends the process, and PyTorch's negative bit is lost where memory is read.
+    """
+    if _lacks_values(tensor):
+        return f"a {type(local_of(tensor)).__name__} {_WITHOUT_VALUES}"
+    return "stored as its negative (see tensor.resolve_neg())" if tensor.is_neg() else ""
+
+
+def _lacks_values(tensor: torch.Tensor) -> bool:
+    """Whether values of the tensor lie outside of its memory; on the device meta, none do."""
+    tensor = local_of(tensor)
+    if tensor.numel() == 0 or tensor.is_meta:
+        return False
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    storage = tensor.untyped_storage()
+    return storage.device != tensor.device or storage.data_ptr() == 0 or storage.nbytes() < end
+
+
+def require_memory(name: str, gradient: torch.Tensor) -> None:
+    """Raises TypeError for the gradient of a parameter whose memory does not hold its values. (Half
+    a microsecond for an ordinary one.)"""
+    if gradient.layout != torch.strided:
+        return
+    if gradient.__class__ is torch.Tensor and gradient.is_contiguous():
+        end = (gradient.storage_offset() + gradient.numel()) * gradient.itemsize
+        if gradient.untyped_storage().nbytes() >= end:
+            return
+    if _lacks_values(gradient):
+        kind = type(local_of(gradient)).__name__
+        raise TypeError(f"the gradient of {name} is a {kind} {_WITHOUT_VALUES}")
+
+
+def pack(tensors: Iterable[torch.Tensor]) -> Bytes:
+    """The bytes of the tensors' values, one after the other."""
+    parts = [tensor.detach().cpu().resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+    bytes_of_each = [part.view(-1).view(torch.uint8).numpy() for part in parts]
+    return np.concatenate(bytes_of_each) if parts else np.empty(0, dtype=np.uint8)
+
+
+def unpack(message: Bytes, tensors: Sequence[torch.Tensor]) -> None:
+    """Writes what `pack` made of tensors like these into them."""
+    pieces = torch.from_numpy(message).split([tensor.nbytes for tensor in tensors])
+    for tensor, piece in zip(tensors, pieces, strict=True):
+        # The clone starts at an address that suits every type.
+        with writing_to(tensor):
+            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a DTensor, in the same memory; any other tensor itself."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def shapes_of(named: Sequence[NamedTensor]) -> list[NamedShape]:
+    return [(name, list(tensor.shape)) for name, tensor in named]
+
+
+def split_like(values: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of `values` (flat), which holds one tensor after the other, in the tensors' shapes."""
+    parts = values.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def require_dense(name: str, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient itself. Raises TypeError if it is sparse."""
+    if gradient.layout != torch.strided:
+        raise TypeError(
+            f"the gradient of {name} is sparse ({gradient.layout}), and gradwire exchanges dense "
+            "gradients alone: make its nn.Embedding or nn.EmbeddingBag with sparse=False"
+        )
+    return gradient
+
+
+def copy_gradient(name: str, parameter: torch.Tensor, values: torch.Tensor) -> None:
+    """Writes the gradient, or zeros without one, to `values`. Raises TypeError if it is sparse,
+    or its memory does not hold it."""
+    if parameter.grad is None:
+        values.zero_()
+    else:
+        gradient = require_dense(name, parameter.grad)
+        require_memory(name, gradient)
+        values.copy_(gradient.detach())  # of create_graph=True
+
+
+def plain_options(param_groups: Sequence[dict[str, Any]]) -> list[Options]:
+    """The entries that are numbers, strings, truth values, None, or lists of these, by name."""
+    plain: list[Options] = []
+    for group in param_groups:
+        plain.append({})
+        for key in sorted(group.keys() - _NO_OPTIONS):
+            value = group[key]
+            if value.__class__ in _PLAIN:
+                plain[-1][key] = value
+                continue
+            with contextlib.suppress(TypeError):
+                plain[-1][key] = plain_value(value)
+    return plain
+
+
+def plain_value(value: Any) -> Any:
+    """The value as JSON holds it. Raises TypeError for a value of another type."""
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        return value.item()
+    if isinstance(value, tuple | list):
+        return [plain_value(entry) for entry in value]
+    if isinstance(value, _PLAIN):
+        return value
+    raise TypeError(f"{type(value).__name__} is not sent")
+
+
+class OptionsText:
+    """The options of optimizers as text that ranks can compare."""
+
+    def __init__(self) -> None:
+        self._plain: list[list[Options]] = []
+        self._text = ""
+
+    def of(self, optimizers: Mapping[str, Optimizer]) -> str:
+        """A line for each option, in which the optimizer has the name given here."""
+        plain = [plain_options(optimizer.param_groups) for optimizer in optimizers.values()]
+        if plain != self._plain:
+            self._plain = plain
+            self._text = "\n".join(
+                f"{key} of group {place} of {name}: {value!r}"
+                for name, groups in zip(optimizers, plain, strict=True)
+                for place, group in enumerate(groups)
+                for key, value in group.items()
+            )
+        return self._text
+
+
+def options_of(param_groups: Sequence[dict[str, Any]]) -> list[Options]:
+    """All entries of the groups but their parameters."""
+    return [
+        {key: value for key, value in group.items() if key not in _NO_OPTIONS}
+        for group in param_groups
+    ]
+
+
+def group_of_shards(named: Iterable[NamedTensor]) -> dist.ProcessGroup | None:
+    """The ranks among which all the tensors are sharded; None if they are plain tensors.
+
+    Raises ValueError for a mix of both, for different meshes, and for a mesh that is not of one
+    dimension.
+    """
+    tensors = list(named)
+    sharded = [(name, tensor) for name, tensor in tensors if is_sharded(tensor)]
+    if not sharded:
+        return None
+    if len(sharded) < len(tensors):
+        plain = next(name for name, tensor in tensors if not is_sharded(tensor))
+        raise ValueError(f"{sharded[0][0]} is sharded and {plain} is not: call fully_shard for all")
+    meshes: list[tuple[str, Any]] = [(n, getattr(t, "device_mesh")) for n, t in sharded]  # noqa: B009
+    first_name, first = meshes[0]
+    for name, mesh in meshes:
+        if mesh.ndim != 1:
+            raise ValueError(
+                f"{name} is sharded on a mesh of {mesh.ndim} dimensions, whose replicas average "
+                "gradients already: call fully_shard(..., mesh=mesh['shard']), and give the group "
+                "of the other dimension as process_group"
+            )
+        if mesh != first:
+            raise ValueError(f"{first_name} and {name} are sharded on different meshes")
+    group: dist.ProcessGroup = first.get_group()
+    return group
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether FSDP2 has sharded it."""
+    return hasattr(tensor, "_local_tensor")  # a DTensor, whose module takes long to import

@@ -1,4 +1,0 @@
-"""The settings, statistics, residuals and checkpoints of a training.
-
-Nothing here communicates.
-"""

@@ -1,0 +1,209 @@
+"""What the user's optimizer and module share with gradwire, looked at again in each step."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradwire._core import checksum32
+from gradwire.torch.parameters import NamedTensor, local_of
+
+
+class ModuleHook:
+    """Calls a method, and does not keep its object alive. A copy of the module (deepcopy, pickle,
+    torch.save) has the hook without effect: the object knows the module itself alone."""
+
+    def __init__(self, method: Callable[..., None] | None = None, *arguments: Any) -> None:
+        self._method = None if method is None else weakref.WeakMethod(method)
+        self._arguments = arguments
+
+    def __call__(self, *given: Any) -> None:
+        method = None if self._method is None else self._method()
+        if method is not None:
+            method(*self._arguments, *given)
+
+    def __reduce__(self) -> tuple[type[ModuleHook], tuple[()]]:
+        return ModuleHook, ()
+
+
+def remove_hooks(handles: list[RemovableHandle]) -> None:
+    """Removes them and empties the list."""
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+_Slot = tuple[dict[str, Any], str, object]  # `_parameters` or `_modules` of a module, key, entry
+
+
+class SharedParameters:
+    """The parameters that an optimizer steps and a module computes with.
+
+    `check` finds out if the user has given the optimizer others, put others into the module, or
+    made them of another shape or dtype: they would be exchanged no longer, or wrongly.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        named: Sequence[NamedTensor],
+        optimizer: Optimizer | None = None,
+        model: nn.Module | None = None,
+    ) -> None:
+        """owner: the class to name in errors. None: it has no such object."""
+        self._owner = owner
+        self._names = [name for name, _ in named]
+        self._tensors = [tensor for _, tensor in named]
+        self._optimizer = optimizer
+        self._model = model
+        self._not_empty = [t for t in self._tensors if t.numel() and not t.is_meta]
+        self._kinds = [_kind(tensor) for tensor in self._tensors]
+        self._marks: list[tuple[int, int]] = []
+        self._before_load: list[int] | None = None  # checksums
+        self._may_load = True
+        self._slots: list[_Slot] = []
+        self._memory: list[int] = []
+        if any(local_of(tensor) is not tensor for tensor in self._tensors):
+            self.keep_memory()  # FSDP2 moves sharded parameters in and out of the module itself
+        elif model is not None:
+            self._slots = list(_slots(model))
+
+    def keep_memory(self) -> None:
+        """From now on the tensors must keep their memory, too."""
+        self._memory = [local_of(tensor).data_ptr() for tensor in self._tensors]
+
+    def check(self) -> None:
+        """Raises RuntimeError naming the parameter, what was done to it, and what to do instead."""
+        if self._optimizer is not None:
+            now = [p for group in self._optimizer.param_groups for p in group["params"]]
+            if len(now) != len(self._tensors) or any(map(operator.is_not, now, self._tensors)):
+                self._refuse_groups(self._optimizer, now)
+        if any(entries.get(key) is not entry for entries, key, entry in self._slots):
+            self._look_through_model()
+        if [_kind(tensor) for tensor in self._tensors] != self._kinds:
+            self._refuse_kinds()
+        if not all(local_of(tensor).data_ptr() for tensor in self._not_empty):
+            self._refuse_freed()
+        for name, tensor, pointer in zip(self._names, self._tensors, self._memory, strict=False):
+            if local_of(tensor).data_ptr() != pointer:
+                self._refuse(f"{name} was replaced", "load_state_dict(assign=True) or .data = ...")
+
+    # Values -------------------------------------------------------------------------------------
+
+    def note_values(self) -> None:
+        """The owner has the values that the tensors have now."""
+        self._marks = [mark_of(tensor) for tensor in self._tensors]
+        self._before_load, self._may_load = None, False
+
+    def allow_load(self) -> None:
+        """The owner has values of a saved state. The user loads the model's before or after."""
+        self._marks, self._before_load, self._may_load = [], None, True
+
+    def edited(self) -> list[str]:
+        """The names of the tensors that may have other values than at the last note_values. (What
+        is written through `.data` is not seen.)"""
+        places = zip(self._names, self._tensors, self._marks, strict=False)
+        return [name for name, tensor, mark in places if mark_of(tensor) != mark]
+
+    def watch_loads(self) -> None:
+        """Lets `check_load` find loads. They call a module's own hook alone, so each gets one."""
+        if self._model is None:
+            return
+        hook = ModuleHook(self._note_load)
+        handles = [m.register_load_state_dict_pre_hook(hook) for m in self._model.modules()]
+        weakref.finalize(self, remove_hooks, handles)
+
+    def check_load(self) -> bool:
+        """Raises RuntimeError if a load_state_dict of the module has brought other values since the
+        last note_values. Returns whether one has brought the same: a model that is loaded to be
+        evaluated, and loaded back, is the same."""
+        if self._before_load is None:
+            return False
+        if self._checksums() != self._before_load:
+            raise RuntimeError(
+                f"the model's values were loaded after {self._owner} was made, which goes on from "
+                f"those before. Load them first, or load a state of the {self._owner} with them"
+            )
+        self.note_values()
+        return True
+
+    def _note_load(self, *of_load: object) -> None:
+        if self._before_load is None and not self._may_load:
+            self._before_load = self._checksums()
+
+    def _checksums(self) -> list[int]:
+        tensors = (local_of(tensor).detach().cpu().contiguous() for tensor in self._tensors)
+        return [checksum32(t.reshape(-1).view(torch.uint8).numpy()) for t in tensors]
+
+    # --------------------------------------------------------------------------------------------
+
+    def _refuse_groups(self, optimizer: Optimizer, now: Sequence[torch.Tensor]) -> None:
+        ours, theirs = ({id(t) for t in tensors} for tensors in (self._tensors, now))
+        names = {} if self._model is None else {id(t): n for n, t in self._model.named_parameters()}
+        kind = type(optimizer).__name__
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if id(tensor) not in theirs:
+                self._refuse(f"{name} was taken out of the groups of the {kind}", "param_groups")
+        for tensor in now:
+            if id(tensor) not in ours:
+                name = names.get(id(tensor), f"a parameter of shape {list(tensor.shape)}")
+                self._refuse(f"{name} was added to the groups of the {kind}", "add_param_group")
+        self._refuse(f"the parameters of the {kind} are in another order", "param_groups")
+
+    def _look_through_model(self) -> None:
+        """A parameter may have moved to another name, as `parametrize` does."""
+        assert self._model is not None
+        ours = {id(tensor) for tensor in self._tensors}
+        paths = {id(module._parameters): path for path, module in self._model.named_modules()}
+        for entries, key, entry in self._slots:
+            found = entries.get(key)
+            if id(entry) in ours and isinstance(found, nn.Parameter) and found is not entry:
+                name = f"{paths.get(id(entries), '')}.{key}".lstrip(".")
+                self._refuse(f"{name} was replaced in the module", "load_state_dict(assign=True)")
+        here = {id(tensor) for tensor in self._model.parameters()}
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if id(tensor) not in here:
+                self._refuse(f"{name} left the module", "putting another layer in its place")
+        self._slots = list(_slots(self._model))
+
+    def _refuse_kinds(self) -> None:
+        for name, tensor, before in zip(self._names, self._tensors, self._kinds, strict=True):
+            if (now := _kind(tensor)) != before:
+                was, became = (f"{list(s)} of {d} on {where}" for s, d, where in (before, now))
+                self._refuse(f"{name} was {was} and is {became}", "to(...) or .data = ...")
+
+    def _refuse_freed(self) -> None:
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if local_of(tensor).data_ptr() == 0:
+                self._refuse(f"the memory of {name} was freed", "untyped_storage().resize_(0)")
+
+    def _refuse(self, what: str, how: str) -> None:
+        raise RuntimeError(
+            f"{what} after {self._owner} was made, such as by {how}; it exchanges the parameters "
+            f"that it was given. Do that first, then make the optimizer and a new {self._owner}"
+        )
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def mark_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Another one after each write to the tensor that PyTorch sees."""
+    local = local_of(tensor)
+    return local.data_ptr(), local._version
+
+
+def _slots(model: nn.Module) -> Iterator[_Slot]:
+    for module in model.modules():
+        for entries in (module._parameters, module._modules):
+            for key, entry in entries.items():
+                if entry is not None:
+                    yield entries, key, entry

@@ -1,0 +1,295 @@
+"""The base of gradwire's optimizers, which wrap an optimizer of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from gradwire._core import Layout, is_goal
+from gradwire.errors import RECOMMENDED, sends_coarsely
+from gradwire.torch.errors import CoarseGradientsWarning
+from gradwire.torch.live import LiveScalars
+from gradwire.torch.parameters import ordinary_tensors
+from gradwire.torch.shared_parameters import ModuleHook, remove_hooks
+
+_USE = "_gradwire_use"  # attribute of a wrapped optimizer
+_MODES = ("train", "eval")  # methods of schedule-free optimizers
+
+
+def require_optimizer(optimizer: object, others: str) -> None:
+    """Raises TypeError for anything else, such as a model, and for an optimizer that exchanges
+    already. others: what the other arguments are."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"the first argument is the optimizer, and {others}; the first is a {name}")
+    if isinstance(optimizer, WrappingOptimizer):
+        raise TypeError(f"{name} exchanges already: give the optimizer that it was made with")
+
+
+def refuse_modes(optimizer: Optimizer, owner: str) -> None:
+    """Raises ValueError for an optimizer that puts other weights into the model to evaluate it,
+    from a state that `owner` does not keep equal on all ranks."""
+    if all(hasattr(optimizer, mode) for mode in _MODES):
+        raise ValueError(describe_weights(optimizer, owner, "which train() and eval() exchange"))
+
+
+def describe_weights(optimizer: Optimizer, owner: str, which: str) -> str:
+    """The error for weights in the state of an optimizer. which: of them."""
+    return (
+        f"{type(optimizer).__name__} keeps weights in its state ({which}), and {owner} would not "
+        "keep those equal on all ranks: take DDP and gradwire_hook, or "
+        "ServerOptimizer(pulls='gradients'), where all ranks take the same steps"
+    )
+
+
+def refuse_several_gradients(optimizer: Optimizer, owner: str) -> None:
+    """Raises ValueError for LBFGS and sharpness-aware minimization, which compute several gradients
+    in a step, for an `owner` that gives them one."""
+    is_sam = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
+    if is_sam or isinstance(optimizer, LBFGS):
+        raise ValueError(
+            f"{type(optimizer).__name__} computes several gradients in a step, and {owner} "
+            "exchanges one: take LocalSteps, which exchanges what such a step has changed"
+        )
+
+
+class OwnUse:
+    """Makes its holder the only one who uses the wrapped optimizer, until `end` or another
+    holder: a step that the user takes with it would be exchanged nowhere."""
+
+    def __init__(self, optimizer: Optimizer, owner: str) -> None:
+        self._optimizer, self._owner = optimizer, owner
+        self._is_own = False
+        self._handles: list[RemovableHandle] = []
+        self.end = weakref.finalize(self, remove_hooks, self._handles)
+        before = vars(optimizer).get(_USE)
+        if before is not None and (holder := before()) is not None:
+            holder.end()  # of a wrapper that was given up, such as after an error
+        setattr(optimizer, _USE, weakref.ref(self))
+        self._refuse(
+            optimizer.register_step_pre_hook,
+            "was stepped",
+            f"give the {owner} to everything that steps, such as scaler.step, or close() it first",
+        )
+
+    def refuse_saving(self) -> None:
+        """From now on the user's state_dict() of the optimizer is an error, too."""
+        self._refuse(
+            self._optimizer.register_state_dict_pre_hook,
+            "was asked for its state",
+            f"take the state_dict() of the {self._owner}",
+        )
+
+    def refuse_loading(self, instead: str) -> None:
+        """From now on the user's load_state_dict() of the optimizer is an error, too."""
+        self._refuse(
+            self._optimizer.register_load_state_dict_pre_hook, "was given a state", instead
+        )
+
+    def _refuse(self, register: Callable[[Any], RemovableHandle], what: str, instead: str) -> None:
+        self._handles.append(register(ModuleHook(self._before_use, what, instead)))
+
+    def _before_use(self, what: str, instead: str, *_: Any) -> None:
+        if not self._is_own:
+            name = type(self._optimizer).__name__
+            raise RuntimeError(f"{name} {what} itself, but {self._owner} wraps it: {instead}")
+
+    @contextlib.contextmanager
+    def of_owner(self) -> Iterator[None]:
+        """Inside, every use is the holder's."""
+        before, self._is_own = self._is_own, True
+        try:
+            yield
+        finally:
+            self._is_own = before
+
+    def step(self, *closure: Callable[[], Any]) -> Any:
+        with self.of_owner():
+            return self._optimizer.step(*closure)
+
+
+class WrappingOptimizer(LiveScalars, Optimizer):
+    """Keeps the interface of `optimizer`, which belongs to it until `close`. Groups and state are
+    those of `optimizer`, whatever the user replaces there: a scheduler may be given either."""
+
+    # A rank alone must not leave out a step. So a GradScaler calls `step` even if gradients are not
+    # finite; meanwhile this object has attributes `found_inf` and `grad_scale`.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._own_use = OwnUse(optimizer, type(self).__name__)
+        self.defaults = optimizer.defaults
+        self.__setstate__({})  # makes what Optimizer.__init__ makes, beside groups and state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._optimizer.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        return self._optimizer.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._optimizer.state = state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the ranks have agreed on the parameters."""
+        raise RuntimeError(
+            f"{type(self).__name__} takes no further parameters: make a new one, of an optimizer "
+            "with all of them"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _MODES and "_optimizer" in vars(self):
+            return getattr(self._optimizer, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @staticmethod
+    def _evaluate(closure: Callable[[], Any] | None) -> Any:
+        """The closure's loss; None where there is no closure."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+
+# Entries of a parameter's state that are made of squares or magnitudes: those of Adam, AdamW, NAdam
+# and RAdam; Adamax; RMSprop and Adadelta; Adagrad; Adafactor. Optimizers from elsewhere mostly use
+# the same names.
+_SQUARES = {"exp_avg_sq", "exp_inf", "square_avg", "sum", "row_var", "variance"}
+
+
+def keeps_squares(optimizer: Optimizer) -> bool:
+    """Whether the optimizer keeps means of squares. It must have taken a step."""
+    return any(_SQUARES & state.keys() for state in optimizer.state.values())
+
+
+def usual_push_codec(layout: Layout) -> str:
+    """The codec, or the `auto` text, that most values are pushed with; "raw" if there are none."""
+    sent: Counter[str] = Counter()
+    for segment in layout.segments:
+        sent[segment["push_goal"] or segment["push_codec"]] += segment["numel"]
+    return max(sent, key=sent.__getitem__, default="raw")
+
+
+def describe_coarse_gradients(optimizer: str, codec: str, local_steps: bool = True) -> str:
+    """What an adaptive optimizer makes of the gradients that a coarse codec sends, and the lines to
+    write instead. local_steps: whether LocalSteps can take the place."""
+    found = (
+        f"{optimizer} learns several times too slowly from gradients compressed with {codec} "
+        "(docs/guides/adam.md). "
+    )
+    if not local_steps:
+        return found + "Take codec='int8'"
+    instead = codec if is_goal(codec) else RECOMMENDED
+    return found + (
+        "Write instead: from gradwire.torch import LocalSteps; optimizer = "
+        f"LocalSteps({optimizer}(...), model, codec='{instead}'), without DDP and with clip_norm= "
+        "in place of clip_grad_norm_. Or take codec='int8'"
+    )
+
+
+class OptimizerWatch:
+    """If `codec`, which sends the parameters' gradients, is coarse: waits for the first step of an
+    adaptive optimizer on any of the parameters. Of all ranks, rank 0 warns.
+
+    After that step, or when other optimizers have stepped all of the parameters, it only returns.
+    It is removed when it is dropped: PyTorch takes no hook away while it calls them.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor],
+        codec: str,
+        rank: int,
+        local_steps: bool = True,
+    ) -> None:
+        """local_steps: see describe_coarse_gradients."""
+        self.remarks: tuple[str, ...] = ()  # the warning, if there was one
+        self._codec, self._rank, self._local_steps = codec, rank, local_steps
+        self._watched = {id(parameter) for parameter in parameters}
+        if not sends_coarsely(codec):
+            return
+        me = weakref.ref(self)
+
+        def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if (watch := me()) is not None and watch._watched:
+                watch._look_at(optimizer)
+
+        # The registry is PyTorch's own and lasts for ever, so it must not hold this object.
+        handle = register_optimizer_step_post_hook(after_step)
+        weakref.finalize(self, handle.remove)
+
+    def _look_at(self, optimizer: Optimizer) -> None:
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if self._watched.isdisjoint(stepped):
+            return
+        if not keeps_squares(optimizer):
+            self._watched -= stepped
+            return
+        self._watched.clear()
+        remark = describe_coarse_gradients(type(optimizer).__name__, self._codec, self._local_steps)
+        self.remarks = (remark,)
+        if self._rank == 0:
+            warnings.warn(remark, CoarseGradientsWarning, stacklevel=_level_of_user())
+
+
+def _level_of_user() -> int:
+    """The `stacklevel` of a warning that is given by the caller, so that it shows the line which
+    called the optimizer: the first that is neither in gradwire nor in PyTorch."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _package_of(frame) in ("gradwire", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _package_of(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
+
+
+DEVICES = ("meta", "cpu")  # the second for optimizers that need values, which are freed at once
+
+
+def is_adaptive(optimizer: Optimizer) -> bool:
+    """Whether the optimizer divides by means of squares of gradients; True if that is not known,
+    because it can't be copied."""
+    for device in DEVICES:
+        with contextlib.suppress(Exception):  # of any optimizer's own code
+            return keeps_squares(step_of_copy(optimizer, device))
+    return True
+
+
+@ordinary_tensors()
+def step_of_copy(optimizer: Optimizer, device: str) -> Optimizer:
+    """A copy without hooks that has taken a step of zeros. device: "meta", where tensors have no
+    values, or "cpu", which a few optimizers need."""
+    groups = []
+    for group in optimizer.param_groups:
+        places = [nn.Parameter(torch.zeros_like(p, device=device)) for p in group["params"]]
+        for place in places:
+            place.grad = torch.zeros_like(place)
+        groups.append({**group, "params": places})
+    copy = type(optimizer).__new__(type(optimizer))
+    state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+    copy.__setstate__({"defaults": optimizer.defaults, "state": state, "param_groups": groups})
+    copy.step()
+    return copy
