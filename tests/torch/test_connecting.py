@@ -2,10 +2,97 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import signal
+import time
+from collections.abc import Callable
 
-import connecting_jobs
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
 from cluster import Cluster, Died, Failed
+from gradwire.torch import (
+    Execution,
+    GradwireState,
+    LocalSteps,
+    ServerOptimizer,
+    ShardedOptimizer,
+    gradwire_hook,
+)
+
+
+def _hook(model: nn.Module, timeout: float) -> Callable[[], None]:
+    ddp = DistributedDataParallel(model)
+    state = GradwireState(execution=Execution(timeout=timeout))
+    ddp.register_comm_hook(state, gradwire_hook)
+
+    def connect() -> None:
+        try:
+            ddp(torch.ones(4, 8)).sum().backward()
+        except RuntimeError as error:
+            raise state.explain(error) from error
+
+    return connect
+
+
+def _sharded(model: nn.Module, timeout: float) -> Callable[[], None]:
+    def connect() -> None:
+        optimizer = ShardedOptimizer(_sgd(model), model, execution=Execution(timeout=timeout))
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+    return connect
+
+
+def _local_steps(model: nn.Module, timeout: float) -> Callable[[], None]:
+    return lambda: LocalSteps(
+        _sgd(model), model, every=1, execution=Execution(timeout=timeout)
+    ).synchronize()
+
+
+def _servers(model: nn.Module, timeout: float) -> Callable[[], None]:
+    return lambda: ServerOptimizer(
+        _sgd(model), model=model, execution=Execution(timeout=timeout)
+    ).connect()
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+WAYS = {"hook": _hook, "sharded": _sharded, "local steps": _local_steps, "servers": _servers}
+
+
+def connect_without(way: str, victim: int, how: str, timeout: float) -> tuple[str, float]:
+    """The error of a rank that connects while the victim does not, and the seconds it took."""
+    connect = WAYS[way](nn.Linear(8, 4), timeout)
+    dist.barrier()
+    if dist.get_rank() == victim:
+        if how == "raises":
+            raise ValueError("the data cannot be read")
+        os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    start = time.monotonic()
+    try:
+        connect()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start
+    return "it connected", time.monotonic() - start
+
+
+def connect_late(seconds: float) -> str:
+    """Rank 1 comes after the others have looked for it many times."""
+    if dist.get_rank() == 1:
+        time.sleep(seconds)
+    for _ in range(2):  # the second one has keys of its own in the store
+        model = nn.Linear(8, 4)
+        optimizer = ServerOptimizer(_sgd(model), model=model, execution=Execution(timeout=20.0))
+        optimizer.connect()
+        dist.barrier()  # a server that is dropped closes connections from which others still read
+    return "connected"
+
 
 WORLD = 3
 SOON = 25.0  # seconds, on a loaded machine; the timeout is ten times as long
@@ -25,7 +112,7 @@ TIMEOUT = 250.0
 def test_a_rank_that_ended_is_named_at_once(
     fragile_cluster: Cluster, way: str, victim: int, how: str
 ) -> None:
-    fragile_cluster.start(WORLD, connecting_jobs.connect_without, way, victim, how, TIMEOUT)
+    fragile_cluster.start(WORLD, connect_without, way, victim, how, TIMEOUT)
     answers = fragile_cluster.collect(range(WORLD), seconds=60)
     assert isinstance(answers.pop(victim), Failed if how == "raises" else Died)
     for text, seconds in answers.values():
@@ -37,7 +124,7 @@ def test_a_rank_that_ended_is_named_at_once(
 def test_a_rank_that_is_stopped_is_named_after_the_timeout(
     fragile_cluster: Cluster, way: str, victim: int
 ) -> None:
-    fragile_cluster.start(WORLD, connecting_jobs.connect_without, way, victim, "stopped", 3.0)
+    fragile_cluster.start(WORLD, connect_without, way, victim, "stopped", 3.0)
     others = [rank for rank in range(WORLD) if rank != victim]
     for text, seconds in fragile_cluster.collect(others, seconds=60).values():
         assert f"PeerSilentError: rank {victim} sent nothing" in text
@@ -46,11 +133,11 @@ def test_a_rank_that_is_stopped_is_named_after_the_timeout(
 
 def test_a_store_that_does_not_answer_is_no_fault_of_the_others(fragile_cluster: Cluster) -> None:
     """Rank 0 hosts it, and is stopped."""
-    fragile_cluster.start(WORLD, connecting_jobs.connect_without, "hook", 0, "stopped", 3.0)
+    fragile_cluster.start(WORLD, connect_without, "hook", 0, "stopped", 3.0)
     for text, seconds in fragile_cluster.collect([1, 2], seconds=60).values():
         assert "StoreLostError: the store where the ranks meet, hosted by rank 0" in text
         assert 2.9 < seconds < SOON
 
 
 def test_a_late_rank_is_awaited(fragile_cluster: Cluster) -> None:
-    assert fragile_cluster.run(WORLD, connecting_jobs.connect_late, 2.0) == ["connected"] * WORLD
+    assert fragile_cluster.run(WORLD, connect_late, 2.0) == ["connected"] * WORLD

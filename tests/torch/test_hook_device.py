@@ -11,12 +11,54 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
-import device_jobs
 import jobs
 from cluster import Cluster, Died, Failed
 from gradwire.torch import GradwireState
-from training import Options
+from gradwire.torch.network import engine
+from on_host import device_kernels
+from training import Options, Trained, train
+
+
+def train_on_device(all_options: list[Options]) -> list[Trained]:
+    with device_kernels():
+        return [train(options) for options in all_options]
+
+
+def train_one_on_device(options: list[Options], on_device: list[int]) -> Trained:
+    """Some ranks have their buckets on a device, the others on the CPU."""
+    rank = dist.get_rank()
+    if rank not in on_device:
+        return train(options[rank])
+    with device_kernels():
+        return train(options[rank])
+
+
+def train_and_signal_on_device(options: Options, victim: int, at_step: int, number: int) -> None:
+    with device_kernels():
+        jobs.train_and_signal(options, victim, at_step, number)
+
+
+def train_and_fail_between_push_and_pull(options: Options, victim: int, at_step: int) -> None:
+    """The victim raises after it has received a push, before it makes a pull."""
+
+    def on_step(step: int) -> None:
+        if dist.get_rank() == victim and step == at_step:
+            broken = mock.Mock(side_effect=ArithmeticError("planted"))
+            mock.patch.object(engine, "_receive", broken).start()
+
+    try:
+        with device_kernels():
+            train(options, on_step)
+    finally:
+        mock.patch.stopall()
+
+
+def train_scaled_on_device(*arguments: Any) -> jobs.Scaled:
+    with device_kernels():
+        return jobs.train_scaled(*arguments)
+
 
 CUT_ONCE = {"bucket_cap_mb": 0.05, "find_unused_parameters": True}
 STATES: list[dict[str, Any]] = [
@@ -39,7 +81,7 @@ def test_training_is_that_on_the_cpu(
     """The buckets of all ranks, or of some, are on a device; all exchange the same packets."""
     for index, state in enumerate(STATES):
         options = [Options(4, state)] * 3
-        trained = cluster.run(3, device_jobs.train_one_on_device, options, on_device)
+        trained = cluster.run(3, train_one_on_device, options, on_device)
         for cpu, device in zip(on_cpu, trained, strict=True):
             assert cpu[index].digest == device.digest
             for name in ("steps", "raw_steps", "values", "push_bytes", "pull_bytes"):
@@ -57,14 +99,14 @@ def test_training_is_that_on_the_cpu(
 def test_other_exchanges(cluster: Cluster, state: dict[str, Any]) -> None:
     options = [Options(4, state)]
     cpu = cluster.run(4, jobs.train_each, options)
-    device = cluster.run(4, device_jobs.train_on_device, options)
+    device = cluster.run(4, train_on_device, options)
     assert [rank[0].digest for rank in cpu] == [rank[0].digest for rank in device]
 
 
 def test_gradients_of_16_bits(cluster: Cluster) -> None:
     options = Options(3, {"codec": "3lc:coder=rice,residual=bf16"}, dtype=torch.bfloat16)
     cpu = cluster.run(2, jobs.train_each, [options])
-    device = cluster.run(2, device_jobs.train_on_device, [options])
+    device = cluster.run(2, train_on_device, [options])
     assert cpu[0][0].digest == device[0][0].digest
 
 
@@ -77,7 +119,7 @@ def test_a_checkpoint_goes_on_where_the_other_kind_stopped(
     whole = cluster.run(3, jobs.train_each, [Options(5, state, CUT_ONCE)])
     first = [Options(3, state, CUT_ONCE)] * 3
     others = [rank for rank in range(3) if rank not in on_device]
-    stopped = cluster.run(3, device_jobs.train_one_on_device, first, on_device)
+    stopped = cluster.run(3, train_one_on_device, first, on_device)
     rest = Options(
         2,
         state,
@@ -86,14 +128,14 @@ def test_a_checkpoint_goes_on_where_the_other_kind_stopped(
         residuals=[rank.residuals for rank in stopped],
         weights=stopped[0].weights,
     )
-    for rank in cluster.run(3, device_jobs.train_one_on_device, [rest] * 3, others):
+    for rank in cluster.run(3, train_one_on_device, [rest] * 3, others):
         assert rank.digest == whole[0][0].digest
 
 
 def test_a_step_that_is_not_finite_is_skipped(cluster: Cluster) -> None:
     arguments = (6, 3, "second.weight", {"codec": "3lc:s=1.5"})
     cpu = cluster.run(2, jobs.train_scaled, *arguments)
-    device = cluster.run(2, device_jobs.train_scaled_on_device, *arguments)
+    device = cluster.run(2, train_scaled_on_device, *arguments)
     for a, b in zip(cpu, device, strict=True):
         assert a.digests == b.digests
         assert a.skipped == b.skipped
@@ -103,7 +145,7 @@ def test_a_step_that_is_not_finite_is_skipped(cluster: Cluster) -> None:
 
 def test_a_killed_rank_is_named(fragile_cluster: Cluster) -> None:
     options = Options(steps=1000, state={"codec": "3lc"})
-    job = device_jobs.train_and_signal_on_device
+    job = train_and_signal_on_device
     fragile_cluster.start(3, job, options, 1, 3, signal.SIGKILL)
     answers = fragile_cluster.collect(range(3), seconds=60)
     assert isinstance(answers[1], Died)
@@ -114,7 +156,7 @@ def test_a_killed_rank_is_named(fragile_cluster: Cluster) -> None:
 
 def test_a_rank_that_fails_between_two_messages_is_named(fragile_cluster: Cluster) -> None:
     options = Options(steps=1000, state={"codec": "3lc", "timeout": 20.0})
-    job = device_jobs.train_and_fail_between_push_and_pull
+    job = train_and_fail_between_push_and_pull
     fragile_cluster.start(3, job, options, 1, 3)
     answers = fragile_cluster.collect(range(3), seconds=60)
     assert "ArithmeticError: planted" in answers[1].message
@@ -126,7 +168,7 @@ def test_a_rank_that_fails_between_two_messages_is_named(fragile_cluster: Cluste
 
 def test_shared_scales_are_refused_before_the_ranks_connect(fragile_cluster: Cluster) -> None:
     options = [Options(4, {"exchange": "terngrad"})]
-    fragile_cluster.start(2, device_jobs.train_on_device, options)
+    fragile_cluster.start(2, train_on_device, options)
     for answer in fragile_cluster.collect(range(2), seconds=60).values():
         assert "take exchange='sharded' there, with codec='terngrad'" in answer.message
         assert "_connect" not in answer.trace

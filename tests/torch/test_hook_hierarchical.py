@@ -2,20 +2,104 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import warnings
+from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import gradwire.torch
 import jobs
 import jobs_half
-import machine_jobs
 from cluster import Cluster, Died
-from gradwire.torch import Members
-from training import Options, Trained, load, save
+from gradwire.torch import LocalSteps, Members
+from gradwire.torch.errors import OneMachineWarning
+from gradwire.torch.network.transport import Kind
+from gradwire.torch.network.wire import Wire
+from gradwire.torch.options import grouped
+from training import Options, Trained, batch, load, make_model, save, train
+
+
+def train_and_count_by_peer(options: Options) -> tuple[Trained, dict[int, int]]:
+    """A training, and the bytes of packets that this rank sent to each other rank."""
+    sent: dict[int, int] = {}
+    send = Wire.send
+
+    def counting_send(wire: Wire, peer: int, kind: Kind, payload: np.ndarray) -> None:
+        if kind is Kind.PACKET:
+            sent[peer] = sent.get(peer, 0) + payload.size
+        send(wire, peer, kind, payload)
+
+    with mock.patch.object(Wire, "send", counting_send):
+        return train(options), sent
+
+
+@dataclass
+class Placed:
+    """The results of a local step, or the error."""
+
+    error: str | None
+    warnings: list[str]
+    parameters: bytes
+    saved: bytes | None
+
+
+def place(
+    options_by_rank: list[dict[str, Any]],
+    hosts: list[str] | None = None,
+    torchrun: list[str] | None = None,
+    part: list[int] | None = None,
+    saved: list[bytes] | None = None,
+) -> Placed | None:
+    """Takes one local step.
+
+    `hosts`: the host name of each rank. `torchrun`: the LOCAL_WORLD_SIZE of each rank. `part`: the
+    ranks that take part.
+    """
+    rank = dist.get_rank()
+    group = None if part is None else dist.new_group(part)
+    result = None
+    environment = {} if torchrun is None else {"LOCAL_WORLD_SIZE": torchrun[rank]}
+    name = socket.gethostname() if hosts is None else hosts[rank]
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(socket, "gethostname", return_value=name),
+    ):
+        if part is None or rank in part:
+            result = _place(options_by_rank[rank], group, None if saved is None else saved[rank])
+    dist.barrier()  # rank 0 has the store
+    return result
+
+
+def _place(options: dict[str, Any], group: Any, saved: bytes | None) -> Placed:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parameters, state, error = b"", None, None
+        try:
+            model = make_model()
+            local = torch.optim.SGD(model.parameters(), lr=0.05)
+            optimizer = LocalSteps(
+                local, model, process_group=group, **grouped({"every": 1, **options})
+            )
+            if saved is not None:
+                optimizer.load_state_dict(load(saved))
+            inputs, labels = batch(dist.get_rank(), 0)
+            torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            parameters = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+            state = save(optimizer.state_dict())
+        except (RuntimeError, ValueError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+    said = [str(w.message) for w in caught if w.category is OneMachineWarning]
+    return Placed(error, said, parameters, state)
+
 
 WORLD = 4
 PAIRS: dict[str, Any] = {"exchange": "hierarchical", "ranks_per_machine": 2}
@@ -27,7 +111,7 @@ STEPS = 8
 @pytest.fixture(scope="module")
 def counted(cluster: Cluster) -> list[tuple[Trained, dict[int, int]]]:
     options = Options(STEPS, PAIRS | {"codec": "3lc:s=1", "start_iter": 0})
-    return cluster.run(WORLD, machine_jobs.train_and_count_by_peer, options)
+    return cluster.run(WORLD, train_and_count_by_peer, options)
 
 
 def test_replicas_are_equal_and_learn(counted: list[tuple[Trained, dict[int, int]]]) -> None:
@@ -67,10 +151,10 @@ def test_rings_in_groups_compress_both_legs_after_the_first_steps(cluster: Clust
     rings = "hierarchical:between=ring,within=ring,ranks=3"
     coded = cluster.run(
         6,
-        machine_jobs.train_and_count_by_peer,
+        train_and_count_by_peer,
         Options(STEPS, {"exchange": f"{rings},within_codec=bf16", "start_iter": 1}),
     )
-    raw = cluster.run(6, machine_jobs.train_and_count_by_peer, Options(STEPS, {"exchange": rings}))
+    raw = cluster.run(6, train_and_count_by_peer, Options(STEPS, {"exchange": rings}))
     for ranks in (coded, raw):
         assert len({trained.digest for trained, _ in ranks}) == 1
         losses = np.mean([trained.losses for trained, _ in ranks], axis=0)
@@ -142,7 +226,7 @@ def test_machines_are_found(cluster: Cluster) -> None:
     def run(
         options: dict[str, Any], *arguments: Any, ranks: tuple[int, ...] = (0, 1, 2, 3)
     ) -> bytes:
-        answers = cluster.run(WORLD, machine_jobs.place, [options] * WORLD, *arguments)
+        answers = cluster.run(WORLD, place, [options] * WORLD, *arguments)
         (parameters,) = {answers[rank].parameters for rank in ranks}
         assert all(answers[rank].error is None for rank in ranks)
         assert all(answers[rank].warnings == [] for rank in ranks)
@@ -158,8 +242,8 @@ def test_machines_are_found(cluster: Cluster) -> None:
 
 def test_one_machine_is_exact_and_said(cluster: Cluster) -> None:
     one: dict[str, Any] = {"exchange": "hierarchical", "ranks_per_machine": 4}
-    answers = cluster.run(WORLD, machine_jobs.place, [one] * WORLD)
-    raw = cluster.run(WORLD, machine_jobs.place, [PAIRS | {"codec": "raw"}] * WORLD)
+    answers = cluster.run(WORLD, place, [one] * WORLD)
+    raw = cluster.run(WORLD, place, [PAIRS | {"codec": "raw"}] * WORLD)
     for rank in answers:
         (said,) = rank.warnings
         assert "all 4 ranks are on one machine" in said
@@ -187,7 +271,7 @@ def test_one_machine_is_exact_and_said(cluster: Cluster) -> None:
 def test_machines_that_no_exchange_has(
     cluster: Cluster, options: list[dict[str, Any]], arguments: tuple[Any, ...], said: str
 ) -> None:
-    answers = cluster.run(WORLD, machine_jobs.place, options, *arguments)
+    answers = cluster.run(WORLD, place, options, *arguments)
     for rank, answer in enumerate(answers):
         assert answer.error is not None, rank
         assert "rank 3" not in said or "PeerMismatchError" in answer.error
@@ -195,7 +279,7 @@ def test_machines_that_no_exchange_has(
 
 
 def test_residuals_of_other_machines_are_refused(cluster: Cluster) -> None:
-    sharded = cluster.run(WORLD, machine_jobs.place, [{}] * WORLD)
+    sharded = cluster.run(WORLD, place, [{}] * WORLD)
     saved = [rank.saved for rank in sharded]
     states = [load(rank) for rank in saved]
     moved = gradwire.torch.reshard(states, WORLD, exchange=PAIRS["exchange"])
@@ -203,7 +287,7 @@ def test_residuals_of_other_machines_are_refused(cluster: Cluster) -> None:
         (saved, "with exchange 'sharded', this one has 'hierarchical'; gradwire.torch.reshard"),
         ([*map(save, moved)], "saved with ranks_per_machine=1, here it is 2: gradwire.torch.resh"),
     ):
-        for answer in cluster.run(WORLD, machine_jobs.place, [PAIRS] * 4, None, None, None, given):
+        for answer in cluster.run(WORLD, place, [PAIRS] * 4, None, None, None, given):
             assert said in answer.error
 
 

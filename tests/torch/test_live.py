@@ -3,20 +3,58 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import live_jobs
 from cluster import Cluster
 from gradwire.torch import GradwireState
-from live_jobs import STEPS, Logged, Writer
+from training import loss_of, make_model
+from ways import build
+
+STEPS = 5
+
+
+class Writer:
+    """Keeps what a SummaryWriter would write."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.written.append((tag, scalar_value, global_step))
+
+
+@dataclass
+class Logged:
+    """What one rank logged. before: `scalars()` before the first step. last: after the last one."""
+
+    written: list[tuple[str, float, int]]
+    before: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+def log(way: str, every: int, options: dict[str, Any]) -> Logged:
+    training, writer = build(way, make_model(), **options), Writer()
+    source = training.source
+    source.log_to(writer, every=every)
+    before = source.scalars()
+    training.run(STEPS, loss_of)
+    training.close()
+    stats = source.stats().as_dict()
+    if training.way.kind == "fsdp":
+        stats |= {"weights": source.weights_stats().as_dict()}
+    return Logged(writer.written, before, source.scalars(), stats)
+
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "live.md"
 
 COMPRESSED, INT8 = {"codec": "3lc", "start_iter": 1}, {"codec": "int8"}
-HOOK = live_jobs.log, "hook", 1, COMPRESSED
-SERVERS = live_jobs.log, "servers", 1, INT8
+HOOK = log, "hook", 1, COMPRESSED
+SERVERS = log, "servers", 1, INT8
 
 
 def by_name(logged: Logged, name: str) -> dict[int, float]:
@@ -43,12 +81,12 @@ def test_the_hook_logs_each_complete_step(cluster: Cluster) -> None:
 
 
 def test_some_steps_are_left_out(cluster: Cluster) -> None:
-    for logged in cluster.run(2, live_jobs.log, "hook", 2, COMPRESSED):
+    for logged in cluster.run(2, log, "hook", 2, COMPRESSED):
         assert list(by_name(logged, "push_bytes")) == [0, 2, 4]
 
 
 def test_a_sharded_optimizer_logs_each_step(cluster: Cluster) -> None:
-    for logged in cluster.run(2, live_jobs.log, "ShardedOptimizer", 1, INT8):
+    for logged in cluster.run(2, log, "ShardedOptimizer", 1, INT8):
         pushed = by_name(logged, "push_bytes")
         assert list(pushed) == list(range(STEPS))
         assert sum(pushed.values()) == logged.stats["push_bytes"]
@@ -56,12 +94,12 @@ def test_a_sharded_optimizer_logs_each_step(cluster: Cluster) -> None:
 
 def test_local_steps_log_exchanges_however_rarely_they_log(cluster: Cluster) -> None:
     for every, steps in ((2, [1, 3]), (3, [1, 3]), (4, [1])):
-        for logged in cluster.run(2, live_jobs.log, "LocalSteps", every, INT8):
+        for logged in cluster.run(2, log, "LocalSteps", every, INT8):
             assert list(by_name(logged, "push_bits")) == steps
 
 
 def test_local_steps_send_nothing_between_exchanges(cluster: Cluster) -> None:
-    for logged in cluster.run(2, live_jobs.log, "LocalSteps", 1, INT8):
+    for logged in cluster.run(2, log, "LocalSteps", 1, INT8):
         pushed = by_name(logged, "push_bytes")
         assert [step for step, sent in pushed.items() if sent] == [1, 3]
         assert list(by_name(logged, "push_bits")) == [1, 3]
@@ -86,7 +124,7 @@ def test_workers_and_servers_log(cluster: Cluster) -> None:
 
 
 def test_fully_shard_logs_gradients_and_weights(cluster: Cluster) -> None:
-    for logged in cluster.run(2, live_jobs.log, "FSDP2, weights", 1, {"start_iter": 0}):
+    for logged in cluster.run(2, log, "FSDP2, weights", 1, {"start_iter": 0}):
         assert list(by_name(logged, "push_bytes")) == list(range(STEPS))
         assert sum(by_name(logged, "push_bytes").values()) == logged.stats["push_bytes"]
         assert 16 < by_name(logged, "weights_pull_bits")[2] < 18

@@ -13,14 +13,49 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import finite_sums
 import gradwire
-import qsvrg_jobs
 from cluster import Cluster
 from finite_sums import PROBLEMS, FiniteSum, M, N
 from gradwire.contrib.qsvrg import QSVRG, QSVRGEpoch
 from gradwire.torch import loopback
+from gradwire.torch.errors import CommunicationError
+
+
+def minimize_share(problem: str, epochs: int, steps: int) -> tuple[list[float], list[Any], int]:
+    """Each rank holds its share of the functions. Returns weight, epochs and pushed bytes."""
+    share = finite_sums.M // dist.get_world_size()
+    first = dist.get_rank() * share
+    chosen = finite_sums.PROBLEMS[problem]()
+    weight = torch.nn.Parameter(torch.zeros(finite_sums.N))
+    optimizer = chosen.optimizer(weight, share, first, steps=steps, seed=3)
+    done = [optimizer.epoch() for _ in range(epochs)]
+    return weight.tolist(), done, optimizer.stats().push_bytes
+
+
+def differ(what: str) -> None:
+    """Rank 1 has another count, or other parameters."""
+    odd = dist.get_rank() == 1
+    chosen = finite_sums.least_squares()
+    weight = torch.nn.Parameter(torch.full((finite_sums.N,), float(odd and what == "parameters")))
+    optimizer = chosen.optimizer(weight, 9 if odd and what == "count" else 10)
+    optimizer.epoch()
+
+
+def go_on_after_close() -> str:
+    chosen = finite_sums.least_squares()
+    weight = torch.nn.Parameter(torch.zeros(finite_sums.N))
+    optimizer = chosen.optimizer(weight)
+    optimizer.epoch()
+    optimizer.close()
+    try:
+        optimizer.epoch()
+    except CommunicationError as error:
+        return str(error)
+    return "it went on"
+
 
 EPOCHS, SEEDS, WORKERS = 3, 3, 4
 REPOSITORY = Path(__file__).parents[2]
@@ -102,7 +137,7 @@ def test_ranks_compute_the_bits_of_one_process(cluster: Cluster) -> None:
     name = "logistic regression"
     problem = PROBLEMS[name]()
     here = minimize(problem, 2, steps=20, seed=3)
-    apart = cluster.run(WORKERS, qsvrg_jobs.minimize, name, 2, 20)
+    apart = cluster.run(WORKERS, minimize_share, name, 2, 20)
     for (weight, optimizer, done, _), (values, epochs, pushed) in zip(here, apart, strict=True):
         assert values == weight.tolist()
         assert epochs == done
@@ -110,12 +145,12 @@ def test_ranks_compute_the_bits_of_one_process(cluster: Cluster) -> None:
 
 
 def test_a_closed_one_takes_no_further_epoch(cluster: Cluster) -> None:
-    for said in cluster.run(2, qsvrg_jobs.go_on_after_close):
+    for said in cluster.run(2, go_on_after_close):
         assert "it was closed" in said
 
 
 def test_a_lone_worker_sends_nothing(cluster: Cluster) -> None:
-    ((values, epochs, pushed),) = cluster.run(1, qsvrg_jobs.minimize, "least squares", 1, 20)
+    ((values, epochs, pushed),) = cluster.run(1, minimize_share, "least squares", 1, 20)
     assert epochs == [QSVRGEpoch(20, 0, 0, 0)]
     assert pushed == 0
     ((weight, _, done, _),) = minimize(finite_sums.least_squares(), 1, 1, steps=20, seed=3)
@@ -128,7 +163,7 @@ def test_a_lone_worker_sends_nothing(cluster: Cluster) -> None:
     [("count", "QSVRG of (9|10) functions a worker"), ("parameters", "parameters [0-9a-f]{64}")],
 )
 def test_ranks_that_differ_are_named(fragile_cluster: Cluster, what: str, named: str) -> None:
-    fragile_cluster.start(3, qsvrg_jobs.differ, what)
+    fragile_cluster.start(3, differ, what)
     for answer in fragile_cluster.collect(range(3)).values():
         assert "PeerMismatchError" in answer.message, answer.trace
         assert re.search(f"rank 1 has '{named}", answer.message), answer.message

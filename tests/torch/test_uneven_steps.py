@@ -2,13 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.optim import AdamW
 
-import uneven_jobs
 from cluster import Cluster
-from ways import WAYS
+from gradwire.torch import outer_nesterov
+from training import digest, loss_of, make_model
+from ways import WAYS, Way, build
+
+Told = tuple[str | None, str]
+SECONDS = 60.0  # timeout of a rank that waits in vain
+OPTIONS: dict[str, Any] = {"codec": "int8", "timeout": SECONDS}
+
+
+def told(run: Callable[[nn.Module], Any]) -> Told:
+    model = make_model()
+    said = None
+    try:
+        run(model)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+    plain = all(type(parameter) is nn.Parameter for parameter in model.parameters())
+    return said, digest(model) if plain else ""
+
+
+def local_steps(steps: list[int], extra: list[int], options: dict[str, Any]) -> Told:
+    """Each rank takes so many steps, and then synchronizes; one in `extra` also after 3 steps."""
+    rank = dist.get_rank()
+
+    def run(model: nn.Module) -> None:
+        outer = {"outer": outer_nesterov()} if options.get("outer") else {}
+        way = Way("local", options | outer)
+        training = build(way, model, lambda p: AdamW(p, lr=1e-2), **OPTIONS)
+        try:
+            for step in range(steps[rank]):
+                training.step(loss_of)
+                if step == 2 and rank in extra:
+                    training.settle()
+            training.settle()
+        finally:
+            training.close()
+
+    return told(run)
+
+
+def load_unlike(way: str) -> Told:
+    """Rank 0 goes on from its state of step 4, rank 1 from its state of step 6."""
+
+    def run(model: nn.Module) -> None:
+        options = OPTIONS | ({"every": 3} if way == "LocalSteps" else {})
+        training = build(way, model, **options)
+        try:
+            training.run((4, 6)[dist.get_rank()], loss_of)
+            saved = training.source.state_dict()
+            training.run((2, 0)[dist.get_rank()], loss_of)
+            training.source.load_state_dict(saved)
+            training.run(6, loss_of)
+        finally:
+            training.close()
+
+    return told(run)
+
+
+def leave_early(way: str) -> Told:
+    """Rank 1 closes after 4 steps, and the others go on."""
+
+    def run(model: nn.Module) -> None:
+        options: dict[str, Any] = {} if way == "QSVRG" else {"codec": "int8"}
+        training = build(way, model, timeout=SECONDS, **options)
+        training.run(4 if dist.get_rank() == 1 else 6, loss_of)
+        training.close()
+
+    return told(run)
+
+
+def join(steps: list[int]) -> Told:
+    """DDP's context for ranks with unequal batches."""
+
+    def run(model: nn.Module) -> None:
+        training = build("hook", model, start_iter=0, **OPTIONS)
+        with Join([training.module]):
+            training.run(steps[dist.get_rank()], loss_of)
+        training.close()
+
+    return told(run)
+
 
 PLAIN: dict[str, Any] = {"every": 4}
 
@@ -29,7 +113,7 @@ PLAIN: dict[str, Any] = {"every": 4}
 def test_local_steps_are_compared(
     cluster: Cluster, steps: list[int], early: list[int], options: dict[str, Any]
 ) -> None:
-    ranks = cluster.run(len(steps), uneven_jobs.local_steps, steps, early, options)
+    ranks = cluster.run(len(steps), local_steps, steps, early, options)
     for (said, _), taken in zip(ranks, steps, strict=True):
         assert said is not None, "models differ"
         assert said.startswith("PeerMismatchError")
@@ -41,20 +125,20 @@ def test_local_steps_are_compared(
 
 def test_members_that_come_and_go_compare_steps_too(cluster: Cluster) -> None:
     options = {"every": 4, "on_lost": "continue"}
-    for said, _ in cluster.run(3, uneven_jobs.local_steps, [9, 10, 11], [], options):
+    for said, _ in cluster.run(3, local_steps, [9, 10, 11], [], options):
         assert said is not None, "models differ"
         assert "the average of all ranks is 2: call step, and synchronize, equally often" in said
 
 
 def test_equal_steps_end_with_equal_models(cluster: Cluster) -> None:
-    ranks = cluster.run(2, uneven_jobs.local_steps, [10, 10], [0, 1], PLAIN)
+    ranks = cluster.run(2, local_steps, [10, 10], [0, 1], PLAIN)
     assert [said for said, _ in ranks] == [None, None]
     assert ranks[0] == ranks[1]
 
 
 @pytest.mark.parametrize("way", ["hook", "FSDP2", "ShardedOptimizer", "LocalSteps"])
 def test_states_of_different_steps_are_found(cluster: Cluster, way: str) -> None:
-    for said, _ in cluster.run(2, uneven_jobs.load_unlike, way):
+    for said, _ in cluster.run(2, load_unlike, way):
         assert said is not None, "they went on"
         assert "PeerMismatchError" in said
         after = ("step 1 after 6", "step 2 after 9")
@@ -70,7 +154,7 @@ def test_states_of_different_steps_are_found(cluster: Cluster, way: str) -> None
     ],
 )
 def test_a_rank_that_leaves_early_is_named(cluster: Cluster, way: str) -> None:
-    others = cluster.run(2 + WAYS[way].servers, uneven_jobs.leave_early, way)
+    others = cluster.run(2 + WAYS[way].servers, leave_early, way)
     (said, _), (of_early, _), *_ = others
     assert of_early is None
     assert said is not None
@@ -78,6 +162,6 @@ def test_a_rank_that_leaves_early_is_named(cluster: Cluster, way: str) -> None:
 
 
 def test_the_join_context_of_ddp_ends_with_equal_models(cluster: Cluster) -> None:
-    ranks = cluster.run(2, uneven_jobs.join, [5, 3])
+    ranks = cluster.run(2, join, [5, 3])
     assert [said for said, _ in ranks] == [None, None]
     assert ranks[0] == ranks[1]
