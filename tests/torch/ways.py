@@ -119,7 +119,9 @@ class Training:
     @property
     def rank(self) -> int:
         """By which gradwire counts this rank: members and workers are numbered as they come."""
-        return getattr(self.optimizer, "rank", dist.get_rank())
+        if hasattr(self.optimizer, "rank"):  # where ranks come and go there is no default group
+            return self.optimizer.rank
+        return dist.get_rank()
 
     def step(self, loss: Loss) -> None:
         self.optimizer.zero_grad()
