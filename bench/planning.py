@@ -38,8 +38,8 @@ from gradwire.local_schedule import Schedule
 from gradwire.machine import describe_build, describe_machine
 from gradwire_lab.plan.cluster import Cluster
 from gradwire_lab.plan.meters import ByteMeter
-from gradwire_lab.plan.predict import DDP, Bucket, cut_buckets, predict
-from gradwire_lab.plan.profile import CodecSpeed, Layer, Profile, Transport
+from gradwire_lab.plan.predict import DDP, LayerBucket, cut_buckets, predict
+from gradwire_lab.plan.profile import CodecSpeed, Layer, MessageCosts, Profile
 from gradwire_lab.plan.simulate import simulate
 from gradwire_lab.train import network
 from gradwire_lab.train.options import from_options
@@ -213,7 +213,9 @@ def profile_of_ranks(
     codecs = {c: CodecSpeed(**middle(rank["speeds"][c] for rank in ranks)) for c in CODECS}
     message, reduce = ranks[0]["messages"]  # all ranks have the same
     byte, reduce_byte = (median(costs) for costs in zip(*of_bytes, strict=True))
-    return replace(profile, codecs=codecs, transport=Transport(message, byte, reduce, reduce_byte))
+    return replace(
+        profile, codecs=codecs, transport=MessageCosts(message, byte, reduce, reduce_byte)
+    )
 
 
 def simulate_row(
@@ -223,7 +225,7 @@ def simulate_row(
     exchange: str,
     way: str,
     ranks: list[dict[str, Any]],
-    cut: list[Bucket],
+    cut: list[LayerBucket],
 ) -> dict[str, Any]:
     """Step time and bytes of a simulation with the gradients of the measured steps."""
     recorded = [rank["buckets"][way] for rank in ranks]
@@ -233,7 +235,7 @@ def simulate_row(
     shapes = [shapes for _, shapes, _ in recorded[0][first : first + of_step]]
     ready = [bucket.ready for bucket in cut] if exchange == SHARDED else [cut[-1].ready]
     buckets = [
-        Bucket(tuple(Layer(name, dims, 0.0) for name, dims in tensors), at)
+        LayerBucket(tuple(Layer(name, dims, 0.0) for name, dims in tensors), at)
         for tensors, at in zip(shapes, [0.0] if kind.every > 1 else ready, strict=True)
     ]
     steps = (len(recorded[0]) - first) // of_step

@@ -1,7 +1,7 @@
 """The times that TernGrad's and INCEPTIONN's models give, whose exchanges only `predict` knows."""
 
 from gradwire_lab.plan.cluster import HEADER_BYTES, PAYLOAD_BYTES, Cluster
-from gradwire_lab.plan.predict import Bucket, predict
+from gradwire_lab.plan.predict import LayerBucket, predict
 from gradwire_lab.plan.profile import CodecSpeed, Layer, Profile
 
 ALEXNET, VGG_A = 61_000_000, 133_000_000  # values
@@ -15,7 +15,7 @@ def step_seconds(
     layers = (Layer("all", (values // 1000, 1000), compute),)
     codecs = {"the codec": CodecSpeed(encode_seconds=0.0, decode_seconds=gamma, bits=bits)}
     profile = Profile("a paper's model", 1, 0.0, 0.0, layers, codecs)
-    return predict(profile, cluster, "the codec", exchange, [Bucket(layers, compute)]).seconds
+    return predict(profile, cluster, "the codec", exchange, [LayerBucket(layers, compute)]).seconds
 
 
 print("TernGrad, 4 GPUs in a machine: the compute time behind each speed-up that it prints")

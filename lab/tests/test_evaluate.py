@@ -18,10 +18,10 @@ from gradwire_lab.cli.evaluate import _EVALUATIONS
 from gradwire_lab.evaluate import page, runner
 from gradwire_lab.evaluate.arms import Arm, Setup, arm
 from gradwire_lab.evaluate.found import Found
-from gradwire_lab.evaluate.store import Run, Store, curve, shorten
+from gradwire_lab.evaluate.store import ArmRun, Store, curve, shorten
 from gradwire_lab.train import network
 from gradwire_lab.train.errors import TrainError
-from gradwire_lab.train.records import Evaluation, RankRecord
+from gradwire_lab.train.records import MetricValue, RankRecord
 from gradwire_lab.train.report import Conditions, Report, RunResult, result_of
 from gradwire_lab.train.settings import TrainSettings
 
@@ -48,11 +48,11 @@ OBSERVED = {
 }
 
 
-def made(run: Run, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
+def made(run: ArmRun, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
     """The document of a run that was not trained."""
     settings = run.arm.settings(run.seed, setup)
     record = RankRecord(run.arm.codec, 0, 2.0, [2.0, 1.0], seed=run.seed)
-    record.evaluations = [Evaluation(settings.steps, 2.0, value)]
+    record.evaluations = [MetricValue(settings.steps, 2.0, value)]
     sent = 4.0 if "s=1.75" in run.arm.codec else 8.0
     counted = dict.fromkeys(("push_bytes", "pull_bytes", "control_bytes"), sent)
     counted |= {"compressed_bits_push": sent / 2, "compressed_bits_pull": 2.0, "steps": 2}
@@ -64,7 +64,7 @@ def made(run: Run, setup: Setup = TINY, value: float = 0.5) -> dict[str, Any]:
     return Report(settings, 10, "data", links, [result]).to_json(MACHINE)
 
 
-def stored(folder: Path, run: Run) -> Store:
+def stored(folder: Path, run: ArmRun) -> Store:
     store = Store(folder, TINY)
     store.write(run, made(run))
     return store
@@ -77,7 +77,7 @@ def changed(text: str, **fields: object) -> str:
 @pytest.mark.parametrize("name", _EVALUATIONS)
 def test_every_training_has_settings_and_a_place_of_its_own(name: str) -> None:
     arms = _EVALUATIONS[name].arms()
-    assert len({Run(one, 0).title for one in arms}) == len(arms)
+    assert len({ArmRun(one, 0).title for one in arms}) == len(arms)
     for one in arms:
         assert one.settings(0, Setup(device="cuda")).device == ("cpu" if one.timed else "cuda")
         whole, part = one.settings(0, Setup()), one.settings(1, TINY)
@@ -90,7 +90,7 @@ def test_trainings_that_several_evaluations_need_are_shared() -> None:
     raw = arm("resnet8", "raw")
     assert sum(raw in arms for arms in owners) > 2
     both = [one for arms in owners for one in arms if one == raw]
-    assert {Run(one, 0).title for one in both} == {Run(raw, 0).title}
+    assert {ArmRun(one, 0).title for one in both} == {ArmRun(raw, 0).title}
 
 
 def test_the_larger_resnets_train_as_long_as_in_the_paper() -> None:
@@ -101,7 +101,7 @@ def test_the_larger_resnets_train_as_long_as_in_the_paper() -> None:
 
 
 def test_a_result_is_found_again_without_its_long_lists(tmp_path: Path) -> None:
-    run = Run(MLP, 1)
+    run = ArmRun(MLP, 1)
     store = stored(tmp_path, run)
     found, documents, unusable = runner.read([MLP], store)
     assert found.finals(MLP) == [0.5]
@@ -137,7 +137,7 @@ def test_a_result_is_found_again_without_its_long_lists(tmp_path: Path) -> None:
 def test_a_line_that_cannot_be_used_is_named_and_its_run_is_made_again(
     tmp_path: Path, spoil: Any, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(MLP, 0)
+    run = ArmRun(MLP, 0)
     store = stored(tmp_path, run)
     path = store.path(run)
     spoilt = spoil(path.read_text())
@@ -157,7 +157,7 @@ def test_a_line_that_cannot_be_used_is_named_and_its_run_is_made_again(
 
 
 def test_a_process_that_dies_while_it_writes_leaves_the_other_runs(tmp_path: Path) -> None:
-    first, second = Run(MLP, 0), Run(MLP, 1)
+    first, second = ArmRun(MLP, 0), ArmRun(MLP, 1)
     store = stored(tmp_path, first)
     whole = store.path(first).read_bytes()
     for end in (1, 30, len(whole) - 1):
@@ -170,15 +170,15 @@ def test_a_process_that_dies_while_it_writes_leaves_the_other_runs(tmp_path: Pat
 
 
 def test_a_line_of_no_run_is_said(tmp_path: Path) -> None:
-    store = stored(tmp_path, Run(MLP, 0))
-    with store.path(Run(MLP, 0)).open("a") as file:
+    store = stored(tmp_path, ArmRun(MLP, 0))
+    with store.path(ArmRun(MLP, 0)).open("a") as file:
         file.write("<<<<<<< HEAD\n")
     with pytest.raises(TrainError, match=r"mlp.jsonl, line 2, is of no run; remove it"):
         runner.read([MLP], store)
 
 
 def test_a_setting_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> None:
-    run = Run(MLP, 0)
+    run = ArmRun(MLP, 0)
     store = stored(tmp_path, run)
     document = json.loads(store.path(run).read_text())
     del document["settings"]["barrier"]
@@ -202,13 +202,13 @@ def test_two_calls_share_the_work(tmp_path: Path) -> None:
     assert failed == [0, 0]
     lines = (tmp_path / "mlp.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["run"] for line in lines) == ["bf16-0", "raw-0", "raw-1"]
-    with stores[0].claim(Run(MLP, 0)) as mine, stores[1].claim(Run(MLP, 0)) as others:
+    with stores[0].claim(ArmRun(MLP, 0)) as mine, stores[1].claim(ArmRun(MLP, 0)) as others:
         assert mine
         assert not others
 
 
 def test_a_run_that_did_not_end_is_no_number(tmp_path: Path) -> None:
-    result = RunResult.read(made(Run(MLP, 0))["results"][0])
+    result = RunResult.read(made(ArmRun(MLP, 0))["results"][0])
     settings = {MLP: MLP.settings(0, TINY)}
     for failed, said in (("", "diverged"), ("no budget", "stopped")):
         ended = replace(result, final=None, failed=failed)
@@ -237,7 +237,7 @@ def test_a_timed_run_needs_shaped_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = arm("mlp", "raw", timed=True, exchange="ring", bandwidth="100mbit", steps=2)
-    run, store = Run(one, 0), Store(tmp_path, Setup())
+    run, store = ArmRun(one, 0), Store(tmp_path, Setup())
     monkeypatch.setattr(network, "why_not_shaped", lambda: "no links today")
     assert runner.make([one], store, Console()) == 1
     assert "no links today" in capsys.readouterr().out
@@ -261,7 +261,7 @@ def test_a_run_that_cannot_be_made_is_said_and_the_rest_goes_on(
     store = Store(tmp_path / "runs", TINY)
     assert runner.make([broken, MLP], store, Console()) == 1
     assert "nowhere" in capsys.readouterr().out
-    assert store.read(Run(MLP, 1)) is not None
+    assert store.read(ArmRun(MLP, 1)) is not None
 
 
 @pytest.mark.parametrize("name", _EVALUATIONS)
@@ -286,7 +286,7 @@ def test_the_page_shows_every_result(tmp_path: Path, name: str) -> None:
 
 
 def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
-    stored(tmp_path / "runs", Run(arm("gpt", "raw"), 0))  # of another page
+    stored(tmp_path / "runs", ArmRun(arm("gpt", "raw"), 0))  # of another page
     done = run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path, "--json")
     page_of = str(tmp_path / "qsgd.md")
     empty = {"name": "qsgd", "page": page_of, "runs": []}
@@ -298,7 +298,7 @@ def test_the_page_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_the_page_quotes_what_people_wrote_about_it(tmp_path: Path) -> None:
-    stored(tmp_path / "runs", Run(arm("gpt", "raw"), 0))
+    stored(tmp_path / "runs", ArmRun(arm("gpt", "raw"), 0))
     (tmp_path / "qsgd").mkdir()
     (tmp_path / "qsgd" / page.FINDINGS).write_text("- Four bits are enough.\n")
     run_command("evaluate", "qsgd", "--draw-only", "--out", tmp_path)
@@ -317,7 +317,7 @@ def test_without_runs_nothing_is_drawn(tmp_path: Path) -> None:
     assert done.code == 1
     assert f"no runs in {out}/runs: without --draw-only the command makes them" in done.err
     assert not out.exists()
-    stored(out / "runs-0.01", Run(MLP, 0))
+    stored(out / "runs-0.01", ArmRun(MLP, 0))
     done = run_command("evaluate", "qsgd", "--draw-only", "--out", out)
     assert done.code == 1
     assert f"no runs in {out}/runs, but in {out}/runs-0.01: give the options" in done.err
@@ -352,7 +352,7 @@ def test_a_signal_says_that_the_same_command_goes_on(
         trained.append(one)
         if len(trained) == 2:
             signal.raise_signal(number)
-        return made(Run(one, settings.seed), TINY)
+        return made(ArmRun(one, settings.seed), TINY)
 
     monkeypatch.setattr(runner, "_train_or_observe", train)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -399,13 +399,13 @@ def test_the_numbers_of_the_runs_as_json(tmp_path: Path) -> None:
     one = next(arm for arm in _EVALUATIONS["qsgd"].arms() if arm.task == "mlp")
     setup = Setup(scale=0.5)
     store = Store(tmp_path / "runs-0.5", setup)
-    store.write(Run(one, 0), made(Run(one, 0), setup))
+    store.write(ArmRun(one, 0), made(ArmRun(one, 0), setup))
     options = ("--draw-only", "--scale", "0.5", "--json", "--out", tmp_path)
     (evaluation,) = run_command("evaluate", "qsgd", *options).json["evaluations"]
     (run,) = evaluation["runs"]
     assert (run["model"], run["codec"], run["final"]) == ("mlp", one.codec, 0.5)
     assert run["push_payload_bits"] == 4.0
-    document = json.loads(store.path(Run(one, 0)).read_text())
+    document = json.loads(store.path(ArmRun(one, 0)).read_text())
     assert document["result"]["hook_of_rank"] == [], "lines are short"
 
 

@@ -24,9 +24,9 @@ from gradwire_lab.plan.predict import DDP, cut_buckets, predict
 from gradwire_lab.plan.profile import (
     CodecSpeed,
     Layer,
+    MessageCosts,
     PlanError,
     Profile,
-    Transport,
     read_profile,
 )
 from gradwire_lab.plan.simulate import simulate
@@ -63,7 +63,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
-    profile = replace(profile_of(), transport=Transport(1e-4, 1e-9, 2e-4, 1e-9), how={"steps": 5})
+    profile = replace(
+        profile_of(), transport=MessageCosts(1e-4, 1e-9, 2e-4, 1e-9), how={"steps": 5}
+    )
     profile.write(tmp_path / "p.json")
     assert read_profile(tmp_path / "p.json") == profile
 
@@ -323,7 +325,7 @@ def test_a_burst_saves_what_it_saves_in_the_simulation(
 ) -> None:
     """Also of uneven shares: 4 layers for 3 ranks."""
     made = profile_of(values, 4)
-    transport = Transport(message_seconds, 0.0, 0.0, 0.0)
+    transport = MessageCosts(message_seconds, 0.0, 0.0, 0.0)
     profile = replace(made, codecs={"raw": FREE}, transport=transport)
     for bucket_bytes in (2**40, 2 * values):
         buckets = cut_buckets(profile, bucket_bytes)
@@ -507,7 +509,7 @@ def test_nonsense_is_an_error_that_says_what_it_needs(
 
 
 def test_a_model_that_is_not_here_is_planned_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = Transport(1e-4, 1e-10, 1e-4, 1e-10)
+    measured = MessageCosts(1e-4, 1e-10, 1e-4, 1e-10)
     monkeypatch.setattr(measure, "measure_transport", lambda *_: measured)
     arguments = [
         *("plan", "--values", "7B", "--compute", "800ms", "--bandwidth", "10gbit"),
@@ -542,7 +544,7 @@ def test_the_layers_of_an_assumed_model_have_all_its_values(values: int) -> None
 def test_doubts_stand_in_the_advice() -> None:
     """A meter that found nothing made `raw` look faster than DDP."""
     found_nothing = replace(
-        profile_of(), transport=Transport(0.0, 0.0, 0.05, 0.0), how={"steps": 20}
+        profile_of(), transport=MessageCosts(0.0, 0.0, 0.05, 0.0), how={"steps": 20}
     )
     plan = make_plan(found_nothing, Cluster(4, 1e10), ["raw"])
     assert plan.choice.codec == "raw"
@@ -551,10 +553,10 @@ def test_doubts_stand_in_the_advice() -> None:
     assert plan.advice().endswith("measure the model again, on an idle machine")
     lacking = make_plan(profile_of(), Cluster(4, 1e7))
     assert lacking.advice().endswith("`gradwire plan --model` made on that machine")
-    measured = replace(profile_of(), transport=Transport(1e-5, 0.0, 1e-5, 0.0))
+    measured = replace(profile_of(), transport=MessageCosts(1e-5, 0.0, 1e-5, 0.0))
     assert make_plan(measured, Cluster(4, 1e7)).doubts == ()
     # DDP is the one that looks too fast.
-    slow = replace(profile_of(), transport=Transport(1e-3, 0.0, 0.0, 0.0))
+    slow = replace(profile_of(), transport=MessageCosts(1e-3, 0.0, 0.0, 0.0))
     plan = make_plan(slow, Cluster(4, 1e11))
     assert not plan.pays
     assert "DDP's messages cost nothing" in plan.advice()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gradwire_lab.plan.cluster import HEADER_BYTES, PAYLOAD_BYTES, Cluster
-from gradwire_lab.plan.predict import Bucket, predict
+from gradwire_lab.plan.predict import LayerBucket, predict
 from gradwire_lab.plan.profile import CodecSpeed, Layer, Profile
 from gradwire_lab.plan.simulate import simulate
 
@@ -47,7 +47,9 @@ def step_of(
             TRITS: CodecSpeed(0.0, sum_seconds, 2.0),
         },
     )
-    return predict(profile, cluster, codec, exchange, [Bucket(profile.layers, compute)]).seconds
+    return predict(
+        profile, cluster, codec, exchange, [LayerBucket(profile.layers, compute)]
+    ).seconds
 
 
 # TernGrad, appendix B. The paper's names: i GPUs in each of j machines, batch K.
@@ -144,7 +146,7 @@ def test_an_aggregators_time_grows_with_the_workers_and_a_rings_hardly_does() ->
 def test_the_real_rings_time_hardly_grows_either() -> None:
     """The exchange itself, simulated."""
     values = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
-    bucket = Bucket((Layer("all", (1000, 1000), 0.0),), 0.0)
+    bucket = LayerBucket((Layer("all", (1000, 1000), 0.0),), 0.0)
     seconds = [
         simulate(Cluster(p, 1e9, 1e-5), "raw", "ring", [bucket], values).seconds for p in (4, 6, 8)
     ]

@@ -21,7 +21,7 @@ from cluster import Cluster
 from gradwire_lab.plan.cluster import Cluster as Network
 from gradwire_lab.plan.measure import _RESIDUAL_STEPS, measure_codec
 from gradwire_lab.plan.meters import MessageMeter
-from gradwire_lab.plan.predict import Bucket, cut_buckets
+from gradwire_lab.plan.predict import LayerBucket, cut_buckets
 from gradwire_lab.plan.profile import CodecSpeed, Layer, PlanError, Profile, read_profile
 from gradwire_lab.plan.recorder import StepRecorder, profile_of, without_exchange
 from gradwire_lab.plan.simulate import simulate
@@ -213,7 +213,7 @@ def _measure_codec() -> CodecSpeed:
 def test_bits_are_those_of_workers_and_servers(cluster: Cluster) -> None:
     measured = cluster.run(3, _measure_codec)
     values = np.concatenate([_gradient_of(rank).ravel() for rank in range(3)])
-    bucket = Bucket((Layer("weight", (SIDE, SIDE), 0.0),), 0.0)
+    bucket = LayerBucket((Layer("weight", (SIDE, SIDE), 0.0),), 0.0)
     half, whole = (
         simulate(
             Network(3, 1e9, servers=1),

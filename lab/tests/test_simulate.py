@@ -15,14 +15,14 @@ from gradwire_lab.bench_data import load_data
 from gradwire_lab.cli import progress
 from gradwire_lab.cli.quantities import parse_count
 from gradwire_lab.plan.cluster import PAYLOAD_BYTES, Cluster
-from gradwire_lab.plan.predict import Bucket
+from gradwire_lab.plan.predict import LayerBucket
 from gradwire_lab.plan.profile import Layer, PlanError
 from gradwire_lab.plan.simulate import check_ranks, free_memory, needed_memory, simulate
 from test_plan import profile_of
 
 VALUES = np.random.default_rng(0).standard_normal(1 << 18).astype(np.float32)
 LAYERS = (Layer("a", (100, 300), 0.0), Layer("b", (300,), 0.0), Layer("c", (50, 101), 0.0))
-BUCKETS = [Bucket(LAYERS, 0.0)]
+BUCKETS = [LayerBucket(LAYERS, 0.0)]
 NUMEL = BUCKETS[0].numel
 
 
@@ -89,7 +89,7 @@ def test_bytes_of_servers_are_those_of_the_same_gradients(
 
 def test_a_message_takes_its_frames_and_the_latency() -> None:
     """Two ranks, broadcast: one message each way at once, 4 bytes a value and 46 of headers."""
-    bucket = Bucket((Layer("all", (1000, 10), 0.0),), 0.0)
+    bucket = LayerBucket((Layer("all", (1000, 10), 0.0),), 0.0)
     done = simulate(Cluster(2, 1e6, 0.01), "raw", "broadcast", [bucket], VALUES)
     size = 40_000 + 46
     frames = -(-size // PAYLOAD_BYTES)
@@ -100,7 +100,7 @@ def test_a_message_takes_its_frames_and_the_latency() -> None:
 
 def test_a_burst_passes_at_once() -> None:
     """The message of a step is followed at once by that of the next, unless there is a pause."""
-    bucket = Bucket((Layer("all", (1000, 10), 0.0),), 0.0)
+    bucket = LayerBucket((Layer("all", (1000, 10), 0.0),), 0.0)
     plain, full, empty, filled = (
         simulate(
             Cluster(2, 1e6, burst=burst), "raw", "broadcast", [bucket], VALUES, steps=steps,
@@ -172,11 +172,11 @@ def test_a_simulation_takes_the_memory_that_was_said(ranks: int, values: int) ->
 import numpy as np
 from pathlib import Path
 from gradwire_lab.plan.cluster import Cluster
-from gradwire_lab.plan.predict import Bucket
+from gradwire_lab.plan.predict import LayerBucket
 from gradwire_lab.plan.profile import Layer
 from gradwire_lab.plan.simulate import needed_memory, simulate
 given = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
-bucket = [Bucket((Layer("all", ({values}, 1), 0.0),), 0.0)]
+bucket = [LayerBucket((Layer("all", ({values}, 1), 0.0),), 0.0)]
 peak = lambda: int(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])
 before = peak()
 simulate(Cluster({ranks}, 1e9), "3lc:s=1,coder=rice", "sharded", bucket, given)
@@ -261,7 +261,10 @@ def test_the_command_grows_with_the_ranks() -> None:
 def test_links_pass_a_burst_while_the_model_is_computed(tmp_path: Path) -> None:
     profile = profile_of(80_000, 2)
     profile.write(tmp_path / "p.json")
-    whole, burst = Bucket(profile.layers, profile.compute_seconds - profile.rest_seconds), 12_500
+    whole, burst = (
+        LayerBucket(profile.layers, profile.compute_seconds - profile.rest_seconds),
+        12_500,
+    )
     values = load_data("synthetic", 0).period
     for every in (1, 4):
         document = cli_runner.run(
@@ -318,7 +321,7 @@ def test_local_steps_share_an_exchange(tmp_path: Path) -> None:
     of_model = cli_runner.run(
         *RUN, "--profile", tmp_path / "p.json", *arguments, "--every", 4
     ).json["results"][0]
-    whole = Bucket(profile.layers, 0.0)
+    whole = LayerBucket(profile.layers, 0.0)
     values = load_data("synthetic", 0).period
     done = simulate(Cluster(4, 1e8), "bf16", "sharded", [whole], values)
     expected = profile.compute_seconds + done.seconds / 4

@@ -17,7 +17,7 @@ from cli_runner import run
 from gradwire.torch import device_queue
 from gradwire_lab.train import checks, devices, report, report_table
 from gradwire_lab.train.errors import TrainError
-from gradwire_lab.train.records import Evaluation, RankRecord
+from gradwire_lab.train.records import MetricValue, RankRecord
 from gradwire_lab.train.settings import SettingsError, TrainSettings
 
 CUDA = TrainSettings(workers=3, device="cuda")
@@ -119,7 +119,7 @@ def test_times_are_taken_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch
 def test_the_report_names_the_gpus() -> None:
     names = ["cuda:0 (A)", "cuda:1 (B)", "cuda:0 (A)"]
     records = [
-        RankRecord("ddp", rank, 1.0, [1.0], evaluations=[Evaluation(1, 1.0, 0.5)], device=name)
+        RankRecord("ddp", rank, 1.0, [1.0], evaluations=[MetricValue(1, 1.0, 0.5)], device=name)
         for rank, name in enumerate(names)
     ]
     links = report.Conditions(shaped=False, modelled=False)

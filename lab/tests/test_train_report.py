@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gradwire_lab.train import report, report_table
 from gradwire_lab.train.network import Bytes
-from gradwire_lab.train.records import Evaluation, RankRecord
+from gradwire_lab.train.records import MetricValue, RankRecord
 from gradwire_lab.train.report import Conditions, Report, RunResult
 from gradwire_lab.train.settings import TrainSettings
 
@@ -33,7 +33,7 @@ def record(codec: str, rank: int, seconds: float, push: int, pull: int) -> RankR
         losses=[4.0 + rank, 3.0, 2.0, 1.0],
         push_bytes=[push] * 4,
         pull_bytes=[pull] * 4,
-        evaluations=[Evaluation(2, seconds / 2, 0.4), Evaluation(4, seconds, 0.75)]
+        evaluations=[MetricValue(2, seconds / 2, 0.4), MetricValue(4, seconds, 0.75)]
         if rank == 0
         else [],
         hook={
@@ -124,7 +124,7 @@ def rows(text: str) -> dict[str, list[str]]:
 def test_the_time_to_a_goal() -> None:
     settings = replace(SETTINGS, codecs=("3lc",), until=0.6)
     raw, small = records()
-    small[0].evaluations = [Evaluation(2, 1.0, 0.4), Evaluation(4, 2.0, 0.5)]
+    small[0].evaluations = [MetricValue(2, 1.0, 0.4), MetricValue(4, 2.0, 0.5)]
     made = assemble(settings, PARAMETERS, SHAPED, [raw, small])
     assert [made.time_to_goal(result) for result in made.results] == [8.0, None]
     document = made.to_json({})
@@ -141,7 +141,7 @@ def test_the_time_to_a_goal() -> None:
 
 def test_the_goal_is_just_worse_than_the_first_codec() -> None:
     raw, small = records()
-    small[0].evaluations = [Evaluation(2, 1.0, 0.7449), Evaluation(4, 2.0, 0.7451)]
+    small[0].evaluations = [MetricValue(2, 1.0, 0.7449), MetricValue(4, 2.0, 0.7451)]
     made = assemble(SETTINGS, PARAMETERS, SHAPED, [raw, small])
     assert made.goal == pytest.approx(0.75 - 0.005)
     assert [made.time_to_goal(result) for result in made.results] == [8.0, 2.0]
@@ -244,7 +244,7 @@ def seeds(values: list[float | None]) -> list[list[RankRecord]]:
             if value is None:
                 rank.diverged, rank.losses, rank.evaluations = 2, [4.0, None, None, None], []
             elif rank.rank == 0:
-                rank.evaluations = [Evaluation(4, 2.0 + seed, value)]
+                rank.evaluations = [MetricValue(4, 2.0 + seed, value)]
         runs.append(ranks)
     return runs
 

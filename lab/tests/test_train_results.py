@@ -13,7 +13,7 @@ from cli_runner import run as run_command
 from gradwire_lab.train import report
 from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.recipes import ACCURACY, LOSS
-from gradwire_lab.train.records import Evaluation, RankRecord
+from gradwire_lab.train.records import MetricValue, RankRecord
 from gradwire_lab.train.report import Conditions, Report
 from gradwire_lab.train.results import Results, read_documents, tasks_of
 from gradwire_lab.train.settings import Run, TrainSettings
@@ -33,7 +33,7 @@ def kept(
 
 def made(run: Run) -> Report:
     record = RankRecord(run.codec, 0, 1.5, [2.0, 1.0], seed=run.seed)
-    record.evaluations = [Evaluation(2, 1.5, 0.5)]
+    record.evaluations = [MetricValue(2, 1.5, 0.5)]
     chosen = SETTINGS.of_run(run)
     return Report(chosen, 10, "data", LINKS, [report.result_of(chosen, 10, LINKS, [record])])
 

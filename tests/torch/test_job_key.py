@@ -27,7 +27,7 @@ from cluster import Cluster, free_port
 from gradwire.job_key import FILE_VARIABLE, TAG_BYTES, VARIABLE, JobKey, with_new_key
 from gradwire.torch import host_store
 from gradwire.torch.errors import JobKeyError
-from gradwire.torch.members.generations import Generations, Report
+from gradwire.torch.members.generations import Generations, MemberReport
 from gradwire.torch.members.heartbeat import Heartbeat, State
 from gradwire.torch.members.membership import MemberSettings, enter
 from gradwire.torch.network.connection import Connection
@@ -412,10 +412,10 @@ def test_a_stranger_decides_nothing(keyed: None) -> None:
             (place,) = places_of(behind)
             alone = replace(rosters[0], generation=1, members=(1,), receivers=())
             write(behind, f"{place}decision/1", json.dumps(asdict(alone)))
-            met = [threads.submit(one.meet, Report(0, 0, (0,))) for one in both[:1]]
+            met = [threads.submit(one.meet, MemberReport(0, 0, (0,))) for one in both[:1]]
             time.sleep(0.3)
-            write_all(behind, "report/1/", Report(7, 0, (0,)).to_text())
-            met.append(threads.submit(both[1].meet, Report(0, 0, (0,))))
+            write_all(behind, "report/1/", MemberReport(7, 0, (0,)).to_text())
+            met.append(threads.submit(both[1].meet, MemberReport(0, 0, (0,))))
             after = [one.result(SECONDS) for one in met]
         assert after[0] == after[1]
         assert (after[0].members, after[0].done) == ((0, 1), 0)

@@ -23,7 +23,7 @@ from gradwire.torch import LocalSteps
 from gradwire.torch.errors import CommunicationError
 from gradwire.torch.members.generations import (
     Generations,
-    Report,
+    MemberReport,
     Roster,
     follow,
     found_training,
@@ -370,7 +370,11 @@ def test_a_process_that_comes_too_late_is_told_so(fleet: Fleet) -> None:
 def test_who_goes_on_follows_from_the_reports() -> None:
     begun = replace(found_training({4, 2, 7}), done=5)
     assert found_training({4, 2, 7}) == Roster(0, (2, 4, 7), 2, (4, 7), 0, 0, ())
-    ahead, behind, idle = Report(6, 13, (1, 0)), Report(5, 12, (2, 2)), Report(6, 12, (0, 0))
+    ahead, behind, idle = (
+        MemberReport(6, 13, (1, 0)),
+        MemberReport(5, 12, (2, 2)),
+        MemberReport(6, 12, (0, 0)),
+    )
     asking = (9,)
     # A rank that has finished more gives its model to one that has finished fewer.
     assert follow(begun, {2: behind, 4: ahead, 7: ahead}) == Roster(
@@ -381,8 +385,8 @@ def test_who_goes_on_follows_from_the_reports() -> None:
     idle = replace(idle, asking=asking)
     assert follow(begun, {2: behind, 7: idle}) == Roster(1, (2, 7, 9), 7, (2, 9), 6, 12, (0, 0))
     # A newcomer alone does not know the model, unless nobody ever did more than begin.
-    assert follow(begun, {2: Report(None, asking=asking)}).is_over
-    assert follow(found_training({1, 2}), {2: Report(None, 0, (0,), asking)}).source == 2
+    assert follow(begun, {2: MemberReport(None, asking=asking)}).is_over
+    assert follow(found_training({1, 2}), {2: MemberReport(None, 0, (0,), asking)}).source == 2
 
 
 def test_what_cannot_be_done_is_refused() -> None:

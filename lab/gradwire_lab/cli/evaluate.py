@@ -84,7 +84,7 @@ def evaluate(
     else:
         for given in {(one.data, one.data_dir) for one in settings}:
             data_sets.locate(*given)
-    run.prepare(TrainSettings(device=device), run.Outputs(plots=out))
+    run.prepare(TrainSettings(device=device), run.Destinations(plots=out))
     console, failed, described = Console(stderr=as_json), 0, []
     try:
         with _stopped_by_sigterm():
@@ -103,8 +103,8 @@ def evaluate(
                     say(console, "\n".join([*lines, *(f"wrote {p}" for p in written)]))
                 runs = _described(documents)
                 described.append({"name": name, "page": str(path), "runs": runs})
-    except (KeyboardInterrupt, _Terminated) as stop:
-        terminated = isinstance(stop, _Terminated)
+    except (KeyboardInterrupt, _Sigterm) as stop:
+        terminated = isinstance(stop, _Sigterm)
         text = "terminated" if terminated else "interrupted"
         if not draw_only:
             left = runner.count_missing(arms, store)
@@ -117,16 +117,16 @@ def evaluate(
         raise typer.Exit(1)
 
 
-class _Terminated(BaseException):
+class _Sigterm(BaseException):
     """SIGTERM came."""
 
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """Lets `finally` run when SIGTERM comes, which raises _Terminated in the block."""
+    """Lets `finally` run when SIGTERM comes, which raises _Sigterm in the block."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
+        raise _Sigterm
 
     main = threading.current_thread() is threading.main_thread()  # others may set no handler
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -35,7 +35,7 @@ from gradwire_lab.cli.network_options import (
 from gradwire_lab.cli.progress import ProgressOfSteps
 from gradwire_lab.cli.quantities import parse_count
 from gradwire_lab.plan.advise import check_servers
-from gradwire_lab.plan.predict import Bucket, cut_buckets, join
+from gradwire_lab.plan.predict import LayerBucket, cut_buckets, join
 from gradwire_lab.plan.profile import Layer, PlanError, Profile, read_profile
 from gradwire_lab.plan.simulate import Simulated, check_ranks, free_memory
 from gradwire_lab.plan.simulate import simulate as run
@@ -153,9 +153,9 @@ def simulate(
         _print(rows, whole, every)
 
 
-def _one_bucket(values: str | None) -> list[Bucket]:
+def _one_bucket(values: str | None) -> list[LayerBucket]:
     assert values is not None
-    return [Bucket((Layer("values", (parse_count(values, "--values"), 1), 0.0),), 0.0)]
+    return [LayerBucket((Layer("values", (parse_count(values, "--values"), 1), 0.0),), 0.0)]
 
 
 def _check_exchange(text: str) -> None:
@@ -200,7 +200,7 @@ def _pause(model: Profile, every: int) -> float:
 
 
 def _step_seconds(
-    model: Profile | None, row: Simulated, buckets: list[Bucket], every: int
+    model: Profile | None, row: Simulated, buckets: list[LayerBucket], every: int
 ) -> float:
     """The mean of `every` steps, one of which exchanges."""
     if every > 1:

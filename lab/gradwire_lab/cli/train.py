@@ -76,7 +76,7 @@ def train(
     """
     chosen = options.from_options(given)
     console = terminal(is_on_stderr=json_path == "-")
-    outputs = run.Outputs(json_path, plots, out, page)
+    outputs = run.Destinations(json_path, plots, out, page)
     place = worker.world_of_torchrun()
     if place is None:
         run.train_here(chosen, outputs, console)

@@ -13,21 +13,21 @@ from rich.console import Console
 
 from gradwire_lab.evaluate.arms import Arm
 from gradwire_lab.evaluate.found import Found
-from gradwire_lab.evaluate.store import Run, Store
+from gradwire_lab.evaluate.store import ArmRun, Store
 from gradwire_lab.train import network
 from gradwire_lab.train.errors import TrainError
 from gradwire_lab.train.progress import say
 from gradwire_lab.train.report import RunResult
-from gradwire_lab.train.run import Outputs, train_here
+from gradwire_lab.train.run import Destinations, train_here
 from gradwire_lab.train.settings import TrainSettings
 
 _POLL_SECONDS = 5.0
 
 
-def runs_of(arms: Sequence[Arm]) -> list[Run]:
+def runs_of(arms: Sequence[Arm]) -> list[ArmRun]:
     """First the seed 0 of every arm, then the others; last those that must be alone."""
     most = max((one.seeds for one in arms), default=0)
-    runs = [Run(one, seed) for seed in range(most) for one in arms if seed < one.seeds]
+    runs = [ArmRun(one, seed) for seed in range(most) for one in arms if seed < one.seeds]
     return sorted(runs, key=lambda run: run.arm.timed)
 
 
@@ -46,7 +46,7 @@ def read(arms: Sequence[Arm], store: Store) -> tuple[Found, list[dict[str, Any]]
                 documents.append(document)
                 if run.arm.observed:
                     observed[run.arm] = document["observed"]
-    settings = {one: store.settings(Run(one, 0)) for one in arms}
+    settings = {one: store.settings(ArmRun(one, 0)) for one in arms}
     return Found(results, settings, observed), documents, unusable
 
 
@@ -77,14 +77,14 @@ def count_missing(arms: Sequence[Arm], store: Store) -> int:
     return len({run.title for run in runs_of(arms) if not _can_be_read(run, store)})
 
 
-def _can_be_read(run: Run, store: Store) -> bool:
+def _can_be_read(run: ArmRun, store: Store) -> bool:
     try:
         return store.read(run) is not None
     except ValueError:
         return False
 
 
-def _is_there(run: Run, store: Store, console: Console) -> bool:
+def _is_there(run: ArmRun, store: Store, console: Console) -> bool:
     try:
         return store.read(run) is not None
     except ValueError as error:
@@ -93,7 +93,7 @@ def _is_there(run: Run, store: Store, console: Console) -> bool:
         return False
 
 
-def _train(run: Run, store: Store, console: Console, left: int) -> bool:
+def _train(run: ArmRun, store: Store, console: Console, left: int) -> bool:
     settings = store.settings(run)
     if run.arm.timed and (reason := network.why_not_shaped()) is not None:
         say(console, f"{run.title}: {reason}", style="bold red")
@@ -121,7 +121,7 @@ def _train_or_observe(one: Arm, settings: TrainSettings) -> dict[str, Any]:
 
         return train_and_observe(settings, one.observed)
     with TemporaryDirectory() as folder:
-        train_here(settings, Outputs(out=Path(folder)), Console(quiet=True))
+        train_here(settings, Destinations(out=Path(folder)), Console(quiet=True))
         (path,) = Path(folder).iterdir()
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return document

@@ -30,7 +30,7 @@ _FREE = {"data_dir", "threads", "eval_every"}
 
 
 @dataclass(frozen=True)
-class Run:
+class ArmRun:
     """One training of an arm."""
 
     arm: Arm
@@ -53,13 +53,13 @@ class Store:
     def __init__(self, folder: Path, setup: Setup) -> None:
         self.folder, self._setup = folder, setup
 
-    def settings(self, run: Run) -> TrainSettings:
+    def settings(self, run: ArmRun) -> TrainSettings:
         return run.arm.settings(run.seed, self._setup)
 
-    def path(self, run: Run) -> Path:
+    def path(self, run: ArmRun) -> Path:
         return self.folder / f"{run.arm.task}.jsonl"
 
-    def read(self, run: Run) -> dict[str, Any] | None:
+    def read(self, run: ArmRun) -> dict[str, Any] | None:
         """The line of a run, whose "result" is a RunResult; the last one if there are several.
 
         Returns:
@@ -102,7 +102,7 @@ class Store:
             lines[named[1].decode()] = line
         return lines
 
-    def _compare(self, run: Run, document: dict[str, Any]) -> list[str]:
+    def _compare(self, run: ArmRun, document: dict[str, Any]) -> list[str]:
         """How the settings and links of a line differ from those of the run."""
         wanted = json.loads(json.dumps(self.settings(run).to_json())) | {"kind": _KIND}
         found = settings_of(document) | {"kind": document["kind"]}
@@ -116,7 +116,7 @@ class Store:
             different.append(f"links that were not shaped ({document['links'].get('note', '')})")
         return different
 
-    def write(self, run: Run, document: dict[str, Any]) -> None:
+    def write(self, run: ArmRun, document: dict[str, Any]) -> None:
         """Adds a line. document: the report of `gradwire train` with this run alone."""
         (result,) = document["results"]
         kept = {key: value for key, value in document.items() if key != "results"}
@@ -132,7 +132,7 @@ class Store:
             os.fsync(file.fileno())
 
     @contextmanager
-    def claim(self, run: Run) -> Iterator[bool]:
+    def claim(self, run: ArmRun) -> Iterator[bool]:
         """Whether the run is this process's until the end of the block. The claim of a process
         that dies is free again."""
         place = self.folder / f".{run.arm.task}-{run.name}.lock"

@@ -9,7 +9,7 @@ from gradwire.machine import describe_build, describe_machine, load_average
 from gradwire_lab.bench import Case, Workload, measure
 from gradwire_lab.bench_data import BenchData, load_data
 from gradwire_lab.plan.predict import BUCKET_BYTES
-from gradwire_lab.plan.profile import CodecSpeed, Layer, Profile, Transport
+from gradwire_lab.plan.profile import CodecSpeed, Layer, MessageCosts, Profile
 
 _LAYERS = 8  # at least, if they are not tiny
 _MOST_LAYERS = 1024
@@ -27,7 +27,7 @@ def assume_profile(values: int, compute_seconds: float, codecs: Sequence[str]) -
     """
     load, data = load_average(), load_data("auto", 0)
     speeds = {codec: _measure_codec(codec, values, data) for codec in codecs}
-    transport = Transport()
+    transport = MessageCosts()
     if find_spec("torch") is not None:
         from gradwire_lab.plan.measure import measure_transport
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 import gradwire
 from gradwire.machine import describe_build, describe_machine, load_average
-from gradwire_lab.plan.profile import CodecSpeed, Layer, Profile, Transport
+from gradwire_lab.plan.profile import CodecSpeed, Layer, MessageCosts, Profile
 from gradwire_lab.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _Measured:
 
     steps: list[Marks]
     codecs: dict[str, CodecSpeed]
-    transport: Transport
+    transport: MessageCosts
 
 
 def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) -> Profile:
@@ -96,7 +96,7 @@ def measure_profile(settings: TrainSettings, codecs: Sequence[str], steps: int) 
     )
 
 
-def measure_transport(processes: int, values: int) -> Transport:
+def measure_transport(processes: int, values: int) -> MessageCosts:
     """Measures messages between processes that compute nothing, and bytes of so many values."""
     with tempfile.TemporaryDirectory() as folder, _environment():
         store = str(Path(folder) / "store")
@@ -104,7 +104,7 @@ def measure_transport(processes: int, values: int) -> Transport:
             waiting = [
                 pool.submit(_exchange, rank, processes, store, values) for rank in range(processes)
             ]
-            return cast(Transport, _mean([work.result() for work in waiting]))
+            return cast(MessageCosts, _mean([work.result() for work in waiting]))
 
 
 def _mean(measured: Sequence[Any]) -> Any:
@@ -161,7 +161,7 @@ def _work(
     return _Measured(marks, speeds, _close(messages, int(values)))
 
 
-def _exchange(rank: int, processes: int, store: str, values: int) -> Transport:
+def _exchange(rank: int, processes: int, store: str, values: int) -> MessageCosts:
     """One of the processes of which none computes."""
     from gradwire_lab.plan.meters import MessageMeter
 
@@ -186,7 +186,7 @@ def _join(rank: int, processes: int, store: str) -> None:
     )
 
 
-def _close(messages: MessageMeter, values: int) -> Transport:
+def _close(messages: MessageMeter, values: int) -> MessageCosts:
     """Measures bytes, and leaves the process group."""
     import torch.distributed as dist
 
@@ -198,7 +198,7 @@ def _close(messages: MessageMeter, values: int) -> Transport:
     message_seconds, allreduce_seconds = messages.close()
     byte_seconds, allreduce_byte_seconds = of_bytes.close()
     dist.destroy_process_group()
-    return Transport(message_seconds, byte_seconds, allreduce_seconds, allreduce_byte_seconds)
+    return MessageCosts(message_seconds, byte_seconds, allreduce_seconds, allreduce_byte_seconds)
 
 
 def _compute(

@@ -35,7 +35,7 @@ _RAW_BITS = 32
 
 
 @dataclass(frozen=True)
-class Bucket:
+class LayerBucket:
     """Layers that are exchanged together. ready: seconds from the beginning of the step to the last
     of their gradients."""
 
@@ -66,13 +66,13 @@ class Prediction:
     every: int = 1
 
 
-def cut_buckets(profile: Profile, bucket_bytes: int | None = None) -> list[Bucket]:
+def cut_buckets(profile: Profile, bucket_bytes: int | None = None) -> list[LayerBucket]:
     """As DDP cuts float32 gradients after its first step: a bucket is full when it has reached its
     size. bucket_bytes: DDP's bucket_cap_mb; None: not given, so that the first bucket is small."""
     first, others = (
         (FIRST_BUCKET_BYTES, BUCKET_BYTES) if bucket_bytes is None else 2 * (bucket_bytes,)
     )
-    buckets: list[Bucket] = []
+    buckets: list[LayerBucket] = []
     layers: list[Layer] = []
     now = profile.forward_seconds
     for layer in profile.layers:
@@ -80,14 +80,14 @@ def cut_buckets(profile: Profile, bucket_bytes: int | None = None) -> list[Bucke
         layers.append(layer)
         limit = others if buckets else first
         if 4 * sum(one.numel for one in layers) >= limit or layer is profile.layers[-1]:
-            buckets.append(Bucket(tuple(layers), now))
+            buckets.append(LayerBucket(tuple(layers), now))
             layers = []
     return buckets
 
 
-def join(buckets: Sequence[Bucket]) -> Bucket:
+def join(buckets: Sequence[LayerBucket]) -> LayerBucket:
     """All layers in one bucket."""
-    return Bucket(tuple(layer for one in buckets for layer in one.layers), buckets[-1].ready)
+    return LayerBucket(tuple(layer for one in buckets for layer in one.layers), buckets[-1].ready)
 
 
 def predict(
@@ -95,7 +95,7 @@ def predict(
     cluster: Cluster,
     codec: str,
     exchange: str,
-    buckets: Sequence[Bucket],
+    buckets: Sequence[LayerBucket],
     schedule: Schedule = EVERY_STEP,
 ) -> Prediction:
     """The step of a codec of the profile in an exchange: one of gradwire's, one of
@@ -150,13 +150,13 @@ def predict(
     )
 
 
-def _fragments(whole: Bucket, fragments: int) -> list[Bucket]:
+def _fragments(whole: LayerBucket, fragments: int) -> list[LayerBucket]:
     sizes = [(layer.name, layer.numel) for layer in whole.layers]
     try:
         dealt = deal_by_size(sizes, fragments)
     except ValueError as error:
         raise PlanError(f"--fragments: {error}") from error
-    return [Bucket(tuple(whole.layers[place] for place in of), whole.ready) for of in dealt]
+    return [LayerBucket(tuple(whole.layers[place] for place in of), whole.ready) for of in dealt]
 
 
 def _wire_seconds(cluster: Cluster, cost: Cost, stack: float, tokens: Tokens, work: float) -> float:
@@ -178,7 +178,9 @@ def _wire_seconds(cluster: Cluster, cost: Cost, stack: float, tokens: Tokens, wo
     )
 
 
-def _cost(bucket: Bucket, codec: str, speed: CodecSpeed, cluster: Cluster, exchange: str) -> Cost:
+def _cost(
+    bucket: LayerBucket, codec: str, speed: CodecSpeed, cluster: Cluster, exchange: str
+) -> Cost:
     pushed = pulled = _bytes(bucket.layers, speed.bits)
     if exchange == DDP:
         return allreduce(Volume(bucket.numel, pushed, pulled), cluster)
@@ -202,13 +204,13 @@ def _cost(bucket: Bucket, codec: str, speed: CodecSpeed, cluster: Cluster, excha
     return exchange_cost(exchange, Volume(bucket.numel, pushed, pulled, shares), cluster)
 
 
-def _sum_bytes(bucket: Bucket, cluster: Cluster) -> float:
+def _sum_bytes(bucket: LayerBucket, cluster: Cluster) -> float:
     """Sums of N trits are pulled in whole bits."""
     return _bytes(bucket.layers, (2 * cluster.ranks).bit_length())
 
 
 def _shares(
-    bucket: Bucket, codec: str, bits: float, ranks: int, servers: int = 0
+    bucket: LayerBucket, codec: str, bits: float, ranks: int, servers: int = 0
 ) -> tuple[float, ...]:
     """Which share of the bucket's bytes the layout gives each owner: servers, or all ranks."""
     tensors = [(layer.name, list(layer.dims)) for layer in bucket.layers]

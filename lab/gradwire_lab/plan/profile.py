@@ -60,7 +60,7 @@ class CodecSpeed:
 
 
 @dataclass(frozen=True)
-class Transport:
+class MessageCosts:
     """What messages cost on an unlimited network, with all workers busy.
 
     message_seconds: of a message of the DDP hook, at its sender and at its receiver. byte_seconds:
@@ -86,7 +86,7 @@ class Profile:
     rest_seconds: float
     layers: tuple[Layer, ...]
     codecs: Mapping[str, CodecSpeed]
-    transport: Transport = Transport()
+    transport: MessageCosts = MessageCosts()
     how: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -177,8 +177,8 @@ def _profile_in(document: dict[str, Any]) -> Profile:
         _check_part(CodecSpeed, speed, f"codec {codec}")
     codecs = {codec: CodecSpeed(**speed) for codec, speed in values["codecs"].items()}
     transport = values.get("transport", {})
-    _check_part(Transport, transport, "transport")
-    parts = {"layers": tuple(layers), "codecs": codecs, "transport": Transport(**transport)}
+    _check_part(MessageCosts, transport, "transport")
+    parts = {"layers": tuple(layers), "codecs": codecs, "transport": MessageCosts(**transport)}
     return Profile(**values | parts)
 
 

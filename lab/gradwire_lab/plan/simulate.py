@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import gradwire
 from gradwire._core import Layout, Simulation
 from gradwire_lab.plan.cluster import MOST_RANKS, Cluster, count_servers
-from gradwire_lab.plan.predict import Bucket
+from gradwire_lab.plan.predict import LayerBucket
 from gradwire_lab.plan.profile import PlanError
 from gradwire_lab.train.network import share_bytes
 from gradwire_lab.train.settings import HOOKED, SERVED
@@ -50,7 +50,7 @@ def simulate(
     cluster: Cluster,
     codec: str,
     exchange: str,
-    buckets: Sequence[Bucket],
+    buckets: Sequence[LayerBucket],
     values: NDArray[np.float32],
     *,
     cost: CostOfCodec | None = None,
@@ -130,12 +130,12 @@ def _most(steps: Sequence[dict[str, Any]], name: str) -> float:
     return max(fmean(sizes) for sizes in zip(*of_steps, strict=True))
 
 
-def _layout(bucket: Bucket, codec: str, owners: int, servers: int) -> Layout:
+def _layout(bucket: LayerBucket, codec: str, owners: int, servers: int) -> Layout:
     tensors = [(layer.name, list(layer.dims)) for layer in bucket.layers]
     return Layout(tensors, owners, codec, servers=servers)
 
 
-def needed_memory(ranks: int, codec: str, exchange: str, buckets: Sequence[Bucket]) -> int:
+def needed_memory(ranks: int, codec: str, exchange: str, buckets: Sequence[LayerBucket]) -> int:
     """An estimate of the bytes that a simulation takes, from above."""
     values = sum(bucket.numel for bucket in buckets)
     encoded = sum(gradwire.max_encoded_size(codec, bucket.numel) for bucket in buckets)
@@ -148,7 +148,7 @@ def check_ranks(
     cluster: Cluster,
     codec: str,
     exchange: str,
-    buckets: Sequence[Bucket],
+    buckets: Sequence[LayerBucket],
     memory: int,
     state: Literal["free", "allowed"] = "free",
 ) -> None:

@@ -27,12 +27,12 @@ from gradwire.errors import LimitError
 from gradwire.torch import loopback
 from gradwire.torch.optimizers.fragment import deal_layers
 from gradwire_lab.train import devices, models, strategies
+from gradwire_lab.train.barrier import Barrier, BarrierOfSurvivors, Survivors
 from gradwire_lab.train.data import Batches, Data
 from gradwire_lab.train.errors import TrainError
-from gradwire_lab.train.meeting import Meeting, MeetingOfSurvivors, Survivors
 from gradwire_lab.train.network import Bytes, read_interface_bytes
 from gradwire_lab.train.recipes import ACCURACY
-from gradwire_lab.train.records import Evaluation, RankRecord
+from gradwire_lab.train.records import MetricValue, RankRecord
 from gradwire_lab.train.schedule import learning_rate
 from gradwire_lab.train.settings import Run, TrainSettings
 from gradwire_lab.train.strategy import Strategy, seed_dropout
@@ -48,7 +48,7 @@ _SECONDS_BETWEEN_STEP_EVENTS = 0.25
 class TrainingClock:
     """Sums up the seconds, and an interface's bytes, between each start and the next stop."""
 
-    def __init__(self, interface: str | None, device: torch.device, meeting: Meeting) -> None:
+    def __init__(self, interface: str | None, device: torch.device, meeting: Barrier) -> None:
         """meeting: of the ranks that have such a clock."""
         self._interface = interface
         self._device = device
@@ -173,9 +173,9 @@ class Trainer:
             return record
         strategy = choose(model, codec, settings, group)
         try:
-            meeting = Meeting(group)
+            meeting = Barrier(group)
             if self.survivors is not None and settings.can_lose_workers(run):
-                meeting = MeetingOfSurvivors(
+                meeting = BarrierOfSurvivors(
                     self.survivors, self.settings.title(run), self._rank, settings.workers
                 )
             self._train(model, settings, strategy, meeting, record, on_event)
@@ -191,7 +191,7 @@ class Trainer:
         model: nn.Module,
         settings: TrainSettings,
         strategy: Strategy,
-        meeting: Meeting,
+        meeting: Barrier,
         record: RankRecord,
         on_event: OnEvent,
     ) -> None:
@@ -238,7 +238,7 @@ class Trainer:
                     value = self._value(
                         strategy.snapshot(weights), self._data.test_batches(), self._cpus
                     )
-                    record.evaluations.append(Evaluation(done, clock.seconds, value))
+                    record.evaluations.append(MetricValue(done, clock.seconds, value))
                     on_event(self._step_event(record, clock.seconds) | {"value": value})
                     reached = done if settings.metric.reached(value, settings.until) else None
                 if settings.until is not None and meeting.first(reached) is not None:

@@ -10,7 +10,7 @@ from gradwire_lab.train.network import Bytes
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class MetricValue:
     """The settings' metric, which rank 0 measured after `step` steps and `seconds` of training."""
 
     step: int
@@ -51,7 +51,7 @@ class RankRecord:
     losses: list[float | None] = field(default_factory=list)
     push_bytes: list[float | None] = field(default_factory=list)
     pull_bytes: list[float | None] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[MetricValue] = field(default_factory=list)
     hook: dict[str, Any] | None = None
     link: Bytes | None = None
     parameters_digest: str = ""
@@ -69,7 +69,7 @@ class RankRecord:
     @staticmethod
     def read(values: dict[str, Any]) -> RankRecord:
         """The record that was written as plain values. Raises TypeError, KeyError."""
-        evaluations = [Evaluation(**evaluation) for evaluation in values["evaluations"]]
+        evaluations = [MetricValue(**evaluation) for evaluation in values["evaluations"]]
         link = None if values["link"] is None else Bytes(**values["link"])
         return RankRecord(**values | {"evaluations": evaluations, "link": link})
 

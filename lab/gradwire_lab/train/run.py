@@ -37,7 +37,7 @@ from gradwire_lab.train.settings import Run, SettingsError, TrainSettings, forma
 
 
 @dataclass(frozen=True)
-class Outputs:
+class Destinations:
     """Where results go besides the table. json: a path, `-` for stdout. out: a folder for a file of
     each run; runs that it holds are not repeated. page: of a web page, in a folder that exists."""
 
@@ -52,7 +52,7 @@ def describe_place() -> dict[str, Any]:
     return describe_machine() | {"gradwire": describe_build(), "torch": version("torch")}
 
 
-def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
+def prepare(chosen: TrainSettings, outputs: Destinations) -> None:
     """Fails now rather than after the training: TrainError if a package or the device is missing,
     OSError if a place cannot be written to."""
     needed = ["torch"] + (["matplotlib"] if outputs.plots else [])
@@ -79,7 +79,7 @@ def prepare(chosen: TrainSettings, outputs: Outputs) -> None:
             path.unlink()
 
 
-def train_here(chosen: TrainSettings, outputs: Outputs, console: Console) -> report.Report:
+def train_here(chosen: TrainSettings, outputs: Destinations, console: Console) -> report.Report:
     """Starts the workers on this machine, trains with every codec and reports.
 
     Raises TrainError. KeyboardInterrupt passes through when everything has ended.
@@ -98,7 +98,7 @@ def train_here(chosen: TrainSettings, outputs: Outputs, console: Console) -> rep
 
 
 def train_under_torchrun(
-    chosen: TrainSettings, outputs: Outputs, console: Console, rank: int, world: int
+    chosen: TrainSettings, outputs: Destinations, console: Console, rank: int, world: int
 ) -> report.Report | None:
     """Joins the ranks that torchrun started; rank 0 reports, the others return None."""
     prepare(chosen, outputs)
@@ -115,7 +115,7 @@ def train_under_torchrun(
     note = "the network between torchrun's ranks, as it is"
     conditions = report.Conditions(shaped=False, modelled=False, note=note)
     if rank != 0:
-        console, outputs = Console(quiet=True), Outputs()
+        console, outputs = Console(quiet=True), Destinations()
     follower = _Follower(chosen, console, conditions, outputs)
     try:
         with follower.display:
@@ -149,7 +149,7 @@ class _Follower:
         chosen: TrainSettings,
         console: Console,
         conditions: report.Conditions,
-        outputs: Outputs,
+        outputs: Destinations,
     ) -> None:
         self.conditions = conditions
         self.display = Display(console, chosen.steps, chosen.metric)

@@ -140,7 +140,7 @@ def main() -> int:
 
     import torch.distributed as dist
 
-    from gradwire_lab.train.meeting import Survivors
+    from gradwire_lab.train.barrier import Survivors
 
     told = messages.receive(launcher)
     settings, rank = TrainSettings.read(told["settings"]), told["rank"]

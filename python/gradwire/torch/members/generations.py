@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Report:
+class MemberReport:
     """How far a member is when its generation ends.
 
     Attributes:
@@ -57,10 +57,10 @@ class Report:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def of_text(text: bytes) -> Report:
+    def of_text(text: bytes) -> MemberReport:
         found = json.loads(text)
         lists = {name: tuple(found[name]) for name in ("unsent", "asking")}
-        return Report(**found | lists)
+        return MemberReport(**found | lists)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Generations(Membership):
                 self.fail(PeerSilentError(self._describe_wait(latest, asking)))
             self._access.pause(LOOK_SECONDS)
 
-    def meet(self, report: Report) -> Roster:
+    def meet(self, report: MemberReport) -> Roster:
         """Ends the generation, and waits until the next one is decided.
 
         Raises ExpelledError if the others went on without this process, PeerLostError if too few
@@ -212,10 +212,10 @@ class Generations(Membership):
     def _propose(self, roster: Roster) -> None:
         self.decide(roster.generation, asdict(roster))
 
-    def _reports(self, roster: Roster, number: int) -> dict[int, Report]:
+    def _reports(self, roster: Roster, number: int) -> dict[int, MemberReport]:
         found = read(self._store, [_REPORT.format(number, member) for member in roster.members])
         texts = zip(roster.members, found, strict=True)
-        return {member: Report.of_text(text) for member, text in texts if text is not None}
+        return {member: MemberReport.of_text(text) for member, text in texts if text is not None}
 
     def _accept(self, roster: Roster) -> Roster:
         self._roster = roster
@@ -277,7 +277,7 @@ def found_training(founders: Collection[int]) -> Roster:
     return Roster(0, (source, *receivers), source, tuple(receivers), 0, 0, ())
 
 
-def follow(roster: Roster, reports: Mapping[int, Report]) -> Roster:
+def follow(roster: Roster, reports: Mapping[int, MemberReport]) -> Roster:
     """The generation after `roster`, from the reports of its members that are left.
 
     Processes that ask to join must wait while members have unsent changes, because a newcomer has

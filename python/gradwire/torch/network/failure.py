@@ -39,7 +39,7 @@ _LEFT = "gradwire/left/{}"
 
 
 @dataclass(frozen=True)
-class Report:
+class FailureReport:
     """Why a rank stopped: an `error` of its own, or the ranks that it waited for in vain."""
 
     waited_for: Sequence[int] = ()
@@ -95,7 +95,7 @@ class FailureBoard:
         """Leaves a report of this rank's own error, if the store can be reached."""
         with contextlib.suppress(StoreUnreachableError), self._judging:
             self.error = self.error or error
-            self._write(Report(error=f"{type(error).__name__}: {error}"))
+            self._write(FailureReport(error=f"{type(error).__name__}: {error}"))
             self.leave()
 
     def diagnose(
@@ -127,7 +127,7 @@ class FailureBoard:
         patience: float,
     ) -> CommunicationError:
         try:
-            self._write(Report(waited_for=lost, silent=silent))
+            self._write(FailureReport(waited_for=lost, silent=silent))
             self._access.pause(patience)
             reports = self._read()
         except StoreUnreachableError as error:
@@ -175,18 +175,18 @@ class FailureBoard:
             lost,
         )
 
-    def _write(self, report: Report) -> None:
+    def _write(self, report: FailureReport) -> None:
         if self._has_reported:
             return
         self._has_reported = True
         text = json.dumps(asdict(report))
         self._access.ask(lambda: self._store.set(_STOPPED.format(self._rank), text))
 
-    def _read(self) -> dict[int, Report]:
-        def collect() -> dict[int, Report]:
+    def _read(self) -> dict[int, FailureReport]:
+        def collect() -> dict[int, FailureReport]:
             found = read(self._store, [_STOPPED.format(rank) for rank in self._ranks])
             texts = {r: text for r, text in zip(self._ranks, found, strict=True) if text}
-            return {rank: Report(**json.loads(text)) for rank, text in texts.items()}
+            return {rank: FailureReport(**json.loads(text)) for rank, text in texts.items()}
 
         return self._access.ask(collect)
 
@@ -209,7 +209,9 @@ def _finish(access: StoreAccess, rank: int, stop: Callable[[], bool]) -> None:
     access.warn_of_threads(rank, stop())
 
 
-def _judge(reports: dict[int, Report], lost: tuple[int, ...], when: str) -> CommunicationError:
+def _judge(
+    reports: dict[int, FailureReport], lost: tuple[int, ...], when: str
+) -> CommunicationError:
     stopped = {rank: report.error for rank, report in reports.items() if report.error}
     if stopped:
         words = "; ".join(f"rank {rank} stopped: {text}" for rank, text in stopped.items())

@@ -33,7 +33,7 @@ from gradwire.torch.errors import (
     forget_frames,
 )
 from gradwire.torch.exchange_settings import ExchangeSettings
-from gradwire.torch.members.generations import Generations, Report, Roster
+from gradwire.torch.members.generations import Generations, MemberReport, Roster
 from gradwire.torch.network.engine import agree, receive
 from gradwire.torch.network.meeting import Meeting
 from gradwire.torch.network.store_access import only_here
@@ -51,7 +51,7 @@ class Settled:
         before: Residuals as they were before that exchange.
     """
 
-    report: Report
+    report: MemberReport
     runner: BucketRunner | None
     unfinished: int | None
     after: list[Residual]
@@ -81,7 +81,7 @@ class ElasticPeers(Peers):
         self.membership, self._averaging = membership, averaging
         self._connect, self._optimizer = connect, optimizer
         self._lost: list[int] = []
-        report = Report(None, 0, averaging.unsent)
+        report = MemberReport(None, 0, averaging.unsent)
         self._settled: Settled | None = Settled(report, None, None, [], [])
         membership.join()
         try:
@@ -147,7 +147,7 @@ class ElasticPeers(Peers):
     def _settle(self) -> Settled:
         averaging, session = self._averaging, self.session
         averaging.give_up()
-        report = Report(averaging.exchanges, averaging.steps, averaging.unsent)
+        report = MemberReport(averaging.exchanges, averaging.steps, averaging.unsent)
         runner = session.runner
         settled = Settled(
             report, runner, runner.kept.unfinished, runner.residuals(), runner.residuals_before()

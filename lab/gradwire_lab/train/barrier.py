@@ -23,7 +23,7 @@ class Survivors:
     lost: set[int] = field(default_factory=set)
 
 
-class Meeting:
+class Barrier:
     """Over a process group, of which no rank may be gone."""
 
     def __init__(self, workers: dist.ProcessGroup) -> None:
@@ -40,7 +40,7 @@ class Meeting:
         return None if first.item() == _NEVER else int(first)
 
 
-class MeetingOfSurvivors(Meeting):
+class BarrierOfSurvivors(Barrier):
     """Over a store, without the workers that are gone."""
 
     def __init__(self, survivors: Survivors, run: str, rank: int, workers: int) -> None:
