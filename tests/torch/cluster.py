@@ -23,6 +23,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# The first optimizer of a process imports torch._dynamo, which takes as long as torch.
+PRELOADED = [
+    "gradwire.torch.door",
+    "gradwire.torch.optimizers.sharded_optimizer",
+    "gradwire.torch.server.server_optimizer",
+    "torch._dynamo",
+]
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -45,8 +53,7 @@ class Cluster:
 
     def __init__(self, size: int, fragile: bool = False) -> None:
         context = mp.get_context("forkserver")
-        # The first optimizer of a process imports torch._dynamo, which takes as long as torch.
-        context.set_forkserver_preload(["gradwire.torch", "torch._dynamo"])
+        context.set_forkserver_preload(PRELOADED)
         self._members = []
         for _ in range(size):
             here, there = context.Pipe()

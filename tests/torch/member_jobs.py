@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # PyTorch hides it
 
 import gradwire.torch
+from cluster import PRELOADED
 from gradwire.torch import LocalSteps
 from gradwire.torch.buckets.session import Session
 from gradwire.torch.checkpoint import Residual
@@ -335,7 +336,7 @@ class Fleet:
             self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._port = self._store.port if port is None else port
         self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload(["gradwire.torch", "torch._dynamo"])
+        self._context.set_forkserver_preload(PRELOADED)
         self._started: dict[int, tuple[Any, Connection]] = {}
 
     def start(self, number: int, plan: Any, job: Callable[..., Any] = train) -> None:

@@ -153,6 +153,7 @@ class Working(Side[WorkerSide]):
             self.push(number, step, factor)
         self.wait(self.parts)
         self.take_arrived()
+        self.wait(self.parts)  # one that came early waits for the versions before it
         if self._optimizer is not None and self._averaged:
             (part,) = self.parts.values()
             part.step_replica(self._optimizer, self._averaged, self._unused)
