@@ -3,7 +3,8 @@
 
 A folder of C++ may include only itself and the folders before it in this list:
 
-    include/gradwire  base  stages  codecs  frame  feedback  choice  exchange  capi  engines  cuda
+    include/gradwire  base  stages  codecs  delta  frame  feedback  choice  exchange  capi  engines
+    cuda
 
 (all but the first are in src/). The folders of src/stages must not include each other in a circle.
 python/src, tests, bench, fuzz and examples may include everything, and nothing may include them. If
@@ -27,6 +28,7 @@ LAYERS = (
     "base",
     "stages",
     "codecs",
+    "delta",
     "frame",
     "feedback",
     "choice",

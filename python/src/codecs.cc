@@ -18,6 +18,7 @@
 #include "base/return_if_error.h"
 #include "codecs/inceptionn/inceptionn.h"
 #include "errors.h"
+#include "executions.h"
 #include "frame/packet.h"
 #include "gil.h"
 #include "gradwire/compressor.h"
@@ -31,18 +32,6 @@ namespace nb = nanobind;
 
 double bits_per_value(uint64_t bytes, uint64_t n) {
   return n == 0 ? 0.0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(n);
-}
-
-// Keeps the started threads for this thread's next call, because starting them takes longer than
-// encoding a small tensor. They change no result.
-Execution& execution_for(const std::string& target, int threads) {
-  thread_local std::optional<Execution> kept;
-  thread_local std::string kept_target;
-  if (!kept || kept_target != target || kept->threads() != threads) {
-    kept = value_or_raise(Execution::create(target, threads));
-    kept_target = target;
-  }
-  return *kept;
 }
 
 // Makes a bytes object of at most `room` bytes; fill(span) fills it and returns the size that it

@@ -21,6 +21,7 @@ NB_MODULE(_core, module) {
   bind_errors(module);
   bind_codecs(module);
   bind_choice(module);
+  bind_deltas(module);
   bind_layout(module);
   bind_exchange(module);
   bind_server_sides(module);

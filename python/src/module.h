@@ -12,6 +12,7 @@ namespace gradwire::python {
 
 void bind_codecs(nanobind::module_& module);
 void bind_choice(nanobind::module_& module);
+void bind_deltas(nanobind::module_& module);
 void bind_layout(nanobind::module_& module);
 void bind_exchange(nanobind::module_& module);
 void bind_server_sides(nanobind::module_& module);

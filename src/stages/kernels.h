@@ -20,6 +20,7 @@
 #include "stages/levels/levels.h"
 #include "stages/magnitude/moments.h"
 #include "stages/signs/signs.h"
+#include "stages/steps/steps.h"
 #include "stages/ternary/trit_draws.h"
 #include "stages/trits/trit_bits.h"
 #include "stages/zero_run/zero_run.h"

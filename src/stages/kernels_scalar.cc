@@ -9,6 +9,7 @@
 #include "stages/magnitude/magnitude_scalar.h"
 #include "stages/rice/rice_scalar.h"
 #include "stages/signs/signs_scalar.h"
+#include "stages/steps/steps_scalar.h"
 #include "stages/ternary/ternary_scalar.h"
 #include "stages/threshold/threshold_scalar.h"
 #include "stages/trits/trits_scalar.h"

@@ -41,6 +41,7 @@ inline constexpr const Kernels* kTableOf = nullptr;
 #include "stages/magnitude/moments-inl.h"
 #include "stages/rice/rice-inl.h"
 #include "stages/signs/signs-inl.h"
+#include "stages/steps/steps-inl.h"
 #include "stages/ternary/ternary-inl.h"
 #include "stages/ternary/ternary_encode-inl.h"
 #include "stages/ternary/trit_draws-inl.h"

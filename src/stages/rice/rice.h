@@ -18,6 +18,8 @@ inline constexpr int kRiceEscape = 11;
 inline constexpr int kRiceGapBits = 16;
 inline constexpr int kRiceLongestCode = kRiceEscape + 1 + kRiceGapBits;
 inline constexpr int kRiceLongestGroup = kRiceHeadBits + kRiceGroup * kRiceLongestCode;
+// Most trits that are coded together, so that each gap fits.
+inline constexpr uint64_t kMostRiceTrits = uint64_t{1} << kRiceGapBits;
 // Fewer bits than this follow the last code, and they are all 0. Every code has a 1 in its first 11
 // bits or is longer, so this padding cannot be taken for a code.
 inline constexpr int kRicePadding = 8;

@@ -13,7 +13,6 @@
 
 #include "stages/rice/rice.h"
 #include "stages/trits/trit_bits.h"
-#include "stages/zero_run/zero_run.h"
 
 namespace gradwire {
 
@@ -62,7 +61,7 @@ HWY_INLINE size_t encode_rice(const uint64_t* plus, const uint64_t* minus, size_
   const size_t most = packed_size(n);
   // When the code has nearly reached packed_size(n), a word may still add two groups, and the last
   // group follows.
-  uint8_t coded[kMaxRunInput + 3 * (kRiceLongestGroup / 8 + 1) + sizeof(uint64_t)];
+  uint8_t coded[packed_size(kMostRiceTrits) + 3 * (kRiceLongestGroup / 8 + 1) + sizeof(uint64_t)];
   RiceWriter writer{coded};
   const auto size = [&] {
     return static_cast<size_t>(writer.out - coded) + (writer.held != 0 ? 1 : 0);

@@ -1,0 +1,213 @@
+"""Deltas (format.md): from one array of elements to another of the same length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+from common import ceil_div, little, require
+from payloads import rice, ternary
+from payloads.rice import Bits
+
+HEADER = 48
+CHUNK = 65536  # elements
+BLOCK = 65536  # bytes of an array with a digest of their own
+UNCHANGED, SPARSE, DENSE, VERBATIM = range(4)  # modes
+MOST_FAR = 16384
+LONGEST_PREFIX = 11
+ELEMENTS = {0: 1, 1: 2, 2: 4, 16: 1, 17: 2, 18: 4}  # widths in bytes
+FLOATS = 16  # elements from this number on
+
+
+@dataclass(frozen=True)
+class Delta:
+    element: int
+    n: int
+    changed: int
+    base_digest: int
+    result_digest: int
+    payload: bytes
+
+    @property
+    def width(self) -> int:
+        return ELEMENTS[self.element]
+
+
+def digest(array: bytes) -> int:
+    blocks = (array[at : at + BLOCK] for at in range(0, len(array), BLOCK))
+    digests = (xxhash.xxh3_64_intdigest(block).to_bytes(8, "little") for block in blocks)
+    return xxhash.xxh3_64_intdigest(b"".join(digests))
+
+
+def parse(data: bytes) -> Delta:
+    require(len(data) >= HEADER, "truncated", "no whole header")
+    require(data[:2] == b"GD", "bad_magic", "not a delta")
+    require(data[2] == 1, "unsupported_version", f"version {data[2]}")
+    require(data[3] in ELEMENTS, "reserved_bits", f"element {data[3]}")
+    n, changed, base, result, size = (little(data[at : at + 8]) for at in range(8, HEADER, 8))
+    require(size <= len(data) - HEADER, "truncated", "the payload is cut")
+    require(size == len(data) - HEADER, "trailing_bytes", "bytes after the payload")
+    require(n <= 1 << 40, "limit_exceeded", f"{n} elements")
+    checksum = xxhash.xxh3_64_intdigest(data[:4] + data[8:]) & 0xFFFFFFFF
+    require(little(data[4:8]) == checksum, "checksum_mismatch", "the bytes were changed")
+    return Delta(data[3], n, changed, base, result, data[HEADER:])
+
+
+def apply(delta: Delta, base: bytes) -> bytes:
+    """The array that the delta leads to from `base`."""
+    require(len(base) == delta.n * delta.width, "length_mismatch", "another length")
+    result = b""
+    for begin, (mode, data) in zip(range(0, delta.n, CHUNK), chunks_of(delta), strict=True):
+        part = base[begin * delta.width : (begin + CHUNK) * delta.width]
+        result += apply_chunk(delta, mode, data, part)
+    require(digest(result) == delta.result_digest, "checksum_mismatch", "not the result")
+    return result
+
+
+def chunks_of(delta: Delta) -> list[tuple[int, bytes]]:
+    """The mode and the bytes of each chunk."""
+    count = ceil_div(delta.n, CHUNK)
+    head = ceil_div(count, 4)
+    payload = delta.payload
+    require(len(payload) >= head, "corrupt_payload", "the modes are cut")
+    modes = [payload[i // 4] >> i % 4 * 2 & 3 for i in range(4 * head)]
+    require(not any(modes[count:]), "corrupt_payload", "padding of the modes")
+    at, sizes = head, []
+    for i, mode in enumerate(modes[:count]):
+        n = min(CHUNK, delta.n - i * CHUNK)
+        size = {UNCHANGED: 0, VERBATIM: n * delta.width}.get(mode)
+        if size is None:
+            size, at = take_number(payload, at)
+            most = n * delta.width + n // 4 + 64
+            require(size <= most, "corrupt_payload", f"chunk {i} has {size} bytes")
+        sizes.append(size)
+    require(at + sum(sizes) == len(payload), "corrupt_payload", "the chunks' sizes")
+    found = []
+    for mode, size in zip(modes, sizes, strict=False):
+        found.append((mode, payload[at : at + size]))
+        at += size
+    return found
+
+
+def take_number(data: bytes, at: int) -> tuple[int, int]:
+    """A number of one to three bytes, and where the next byte is."""
+    value = 0
+    for i in range(3):
+        require(at < len(data), "corrupt_payload", "a number is cut")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            require(byte > 0 or i == 0, "corrupt_payload", "a number is longer than it must be")
+            return value, at
+    require(False, "corrupt_payload", "a number has more than three bytes")
+    raise AssertionError
+
+
+def apply_chunk(delta: Delta, mode: int, data: bytes, base: bytes) -> bytes:
+    if mode in (UNCHANGED, VERBATIM):
+        return data if mode == VERBATIM else base
+    n = len(base) // delta.width
+    steps = (sparse_steps if mode == SPARSE else dense_steps)(data, n, 8 * delta.width)
+    width, bits = delta.width, 8 * delta.width
+    result = b""
+    for i, step in enumerate(steps):
+        element = little(base[i * width : (i + 1) * width])
+        if delta.element >= FLOATS:
+            element = in_order((in_order(element, bits) + step) % (1 << bits), bits)
+        else:
+            element = (element + step) % (1 << bits)
+        result += element.to_bytes(width, "little")
+    return result
+
+
+def in_order(element: int, bits: int) -> int:
+    """The place of a float's bits in the order of numbers, as two's complement, and back."""
+    sign = 1 << (bits - 1)
+    return element ^ (sign - 1) if element & sign else element
+
+
+def sparse_steps(data: bytes, n: int, bits: int) -> list[int]:
+    far, head = far_steps(data, n, bits)
+    steps = ternary.decode_chunk(data[head:], ternary.RICE, n)
+    places = [i for i, step in enumerate(steps) if step]
+    for place, size in far:
+        require(place < len(places), "corrupt_payload", "a far step without a change")
+        steps[places[place]] *= size
+    return steps
+
+
+def far_steps(data: bytes, n: int, bits: int) -> tuple[list[tuple[int, int]], int]:
+    """Pairs of a place among the changes and a size; and how many bytes the list takes."""
+    count, at = take_number(data, 0)
+    require(count <= MOST_FAR, "corrupt_payload", f"{count} far steps")
+    if count == 0:
+        return [], at
+    require(at < len(data), "corrupt_payload", "no parameters")
+    gap_k, size_k = data[at] & 15, data[at] >> 4
+    reader, place, far = Bits(data[at + 1 :]), -1, []
+    for _ in range(count):
+        place += 1 + take_gap(reader, gap_k)
+        size = take_size(reader, size_k)
+        require(place < n and size <= 1 << (bits - 1), "corrupt_payload", "a far step")
+        far.append((place, size))
+    require(reader.take(-reader.at % 8) == 0, "corrupt_payload", "padding of the far steps")
+    return far, at + 1 + reader.at // 8
+
+
+def take_gap(reader: Bits, k: int) -> int:
+    zeros = 0
+    while zeros < rice.ESCAPE and reader.take(1) == 0:
+        zeros += 1
+    if zeros == rice.ESCAPE:
+        return reader.take(rice.GAP_BITS)
+    return (zeros << k) + reader.take(k)
+
+
+def take_size(reader: Bits, k: int) -> int:
+    zeros = 0
+    while reader.take(1) == 0:
+        zeros += 1
+        require(zeros + k <= 31, "corrupt_payload", "a size is too long")
+    return (1 << zeros + k | reader.take(zeros + k)) - (1 << k) + 2
+
+
+def dense_steps(data: bytes, n: int, bits: int) -> list[int]:
+    symbols = bits + 1
+    head = ceil_div(symbols, 2)
+    require(len(data) >= head, "corrupt_payload", "the lengths are cut")
+    lengths = [data[i // 2] >> i % 2 * 4 & 15 for i in range(2 * head)]
+    require(not any(lengths[symbols:]), "corrupt_payload", "padding of the lengths")
+    codes = prefix_codes(lengths[:symbols])
+    reader, steps = Bits(data[head:]), []
+    for _ in range(n):
+        code = str(reader.take(1))
+        while code not in codes:
+            require(len(code) < LONGEST_PREFIX, "corrupt_payload", "no code begins so")
+            code += str(reader.take(1))
+        length = codes[code]  # of the size in bits
+        if length == 0:
+            steps.append(0)
+            continue
+        sign, size = reader.take(1), 1 << (length - 1) | reader.take(length - 1)
+        require(size <= 1 << (bits - 1), "corrupt_payload", "no step is so long")
+        steps.append(-size if sign else size)
+    require(reader.ended(), "corrupt_payload", "bits after the last step")
+    return steps
+
+
+def prefix_codes(lengths: list[int]) -> dict[str, int]:
+    """By code, its bits in the order in which they are read: the symbol."""
+    used = sorted((length, symbol) for symbol, length in enumerate(lengths) if length)
+    require(all(length <= LONGEST_PREFIX for length, _ in used), "corrupt_payload", "a length")
+    taken = sum(1 << (LONGEST_PREFIX - length) for length, _ in used)
+    whole = 1 << LONGEST_PREFIX
+    complete = taken == (whole // 2 if len(used) == 1 else whole)
+    require(complete, "corrupt_payload", "the prefix code is not complete")
+    codes, code, before = {}, 0, 0
+    for length, symbol in used:
+        code <<= length - before
+        codes[f"{code:0{length}b}"] = symbol
+        code, before = code + 1, length
+    return codes

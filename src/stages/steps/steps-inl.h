@@ -1,0 +1,97 @@
+// The steps between two arrays, for one SIMD target. Contracts: stages/kernels.def.
+
+#include <cstring>
+
+#include "hwy/highway.h"
+
+#include "stages/element/load-inl.h"
+#include "stages/steps/steps.h"
+#include "stages/steps/steps_scalar.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::HWY_NAMESPACE {
+namespace {
+
+// The place of each element in the order, as in stages/steps/steps.h.
+template <class D>
+HWY_INLINE hn::Vec<D> ordered_lanes(D d, hn::Vec<D> bits, ElementOrder order) {
+  if (order == ElementOrder::kInteger) return bits;
+  const auto magnitude = hn::Set(d, static_cast<hn::TFromD<D>>(hwy::LimitsMax<hn::TFromD<D>>()));
+  const auto negative = hn::VecFromMask(d, hn::Lt(bits, hn::Zero(d)));
+  return hn::Xor(bits, hn::And(negative, magnitude));
+}
+
+// Whether the 64 elements of a word are the same bits.
+template <class D, typename T>
+HWY_INLINE bool is_same_word(D d, const T* from, const T* to) {
+  auto differing = hn::Zero(d);
+  for (size_t i = 0; i < kWordBits; i += hn::Lanes(d)) {
+    differing = hn::Or(differing, hn::Xor(hn::LoadU(d, from + i), hn::LoadU(d, to + i)));
+  }
+  return hn::AllTrue(d, hn::Eq(differing, hn::Zero(d)));
+}
+
+template <ElementOrder kOrder, typename Bits>
+void find_steps_in(const Bits* first, const Bits* second, size_t n, StepBits steps) {
+  using Signed = std::make_signed_t<Bits>;
+  const hn::CappedTag<Signed, kWordBits> d;
+  const auto* from = reinterpret_cast<const Signed*>(first);
+  const auto* to = reinterpret_cast<const Signed*>(second);
+  const auto zero = hn::Zero(d);
+  const auto one = hn::Set(d, Signed{1});
+  const auto minus_one = hn::Set(d, Signed{-1});
+  const size_t whole = n / kWordBits * kWordBits;
+  for (size_t at = 0; at < whole; at += kWordBits) {
+    const size_t word = at / kWordBits;
+    if (at * sizeof(Bits) % kPageBytes == 0) {
+      fetch_ahead(from + at);
+      fetch_ahead(to + at);
+    }
+    if (is_same_word(d, from + at, to + at)) {
+      steps.plus[word] = steps.minus[word] = steps.far[word] = 0;
+      continue;
+    }
+    const auto step = [&](size_t i) HWY_ATTR {
+      return hn::Sub(ordered_lanes(d, hn::LoadU(d, to + at + i), kOrder),
+                     ordered_lanes(d, hn::LoadU(d, from + at + i), kOrder));
+    };
+    store_mask_bits(d, kWordBits, reinterpret_cast<uint8_t*>(steps.plus + word),
+                    [&](size_t i) HWY_ATTR { return hn::Gt(step(i), zero); });
+    store_mask_bits(d, kWordBits, reinterpret_cast<uint8_t*>(steps.minus + word),
+                    [&](size_t i) HWY_ATTR { return hn::Lt(step(i), zero); });
+    store_mask_bits(d, kWordBits, reinterpret_cast<uint8_t*>(steps.far + word),
+                    [&](size_t i) HWY_ATTR {
+                      const auto s = step(i);
+                      return hn::Or(hn::Gt(s, one), hn::Lt(s, minus_one));
+                    });
+  }
+  const size_t word = whole / kWordBits;
+  scalar::find_steps(first + whole, second + whole, n - whole, kOrder,
+                     {steps.plus + word, steps.minus + word, steps.far + word});
+}
+
+template <typename Bits>
+void find_steps(const Bits* from, const Bits* to, size_t n, ElementOrder order, StepBits steps) {
+  if (order == ElementOrder::kFloat) {
+    find_steps_in<ElementOrder::kFloat>(from, to, n, steps);
+  } else {
+    find_steps_in<ElementOrder::kInteger>(from, to, n, steps);
+  }
+}
+
+void find_steps8(const uint8_t* from, const uint8_t* to, size_t n, ElementOrder order,
+                 StepBits steps) {
+  find_steps(from, to, n, order, steps);
+}
+void find_steps16(const uint16_t* from, const uint16_t* to, size_t n, ElementOrder order,
+                  StepBits steps) {
+  find_steps(from, to, n, order, steps);
+}
+void find_steps32(const uint32_t* from, const uint32_t* to, size_t n, ElementOrder order,
+                  StepBits steps) {
+  find_steps(from, to, n, order, steps);
+}
+
+}  // namespace
+}  // namespace gradwire::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,58 @@
+#pragma once
+
+// The step of an element: how many places it moved in the order of its values (spec/format.md,
+// Deltas). A float moves by units in the last place (ulps), from the negative NaNs over -0 and +0
+// to the positive NaNs; an integer by 1. Steps wrap around, so any bits lead to any other.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace gradwire {
+
+// How the bits of an element are ordered: integers as two's complement, floats as sign and
+// magnitude.
+enum class ElementOrder : uint8_t { kInteger = 0, kFloat = 1 };
+
+template <std::unsigned_integral Bits>
+inline constexpr Bits kSignBit = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
+
+// The place of an element in the order, as two's complement; applied twice, its bits again.
+template <std::unsigned_integral Bits>
+constexpr Bits ordered(Bits bits, ElementOrder order) {
+  const bool flips = order == ElementOrder::kFloat && (bits & kSignBit<Bits>) != 0;
+  return flips ? static_cast<Bits>(bits ^ (kSignBit<Bits> - 1)) : bits;
+}
+
+// The step from one element to another, modulo 2^width.
+template <std::unsigned_integral Bits>
+constexpr Bits step_between(Bits from, Bits to, ElementOrder order) {
+  return static_cast<Bits>(ordered(to, order) - ordered(from, order));
+}
+
+template <std::unsigned_integral Bits>
+constexpr Bits step_from(Bits from, Bits step, ElementOrder order) {
+  return ordered(static_cast<Bits>(ordered(from, order) + step), order);
+}
+
+template <std::unsigned_integral Bits>
+constexpr bool is_negative_step(Bits step) {
+  return (step & kSignBit<Bits>) != 0;
+}
+
+// |step| of two's complement, 1 to 2^(width - 1) for a step that is not 0.
+template <std::unsigned_integral Bits>
+constexpr Bits step_size(Bits step) {
+  return is_negative_step(step) ? static_cast<Bits>(Bits{0} - step) : step;
+}
+
+// The steps of an array as bit arrays of trit_words(n) words each: `plus` and `minus` where an
+// element moved up or down, `far` where it moved by more than one place.
+struct StepBits {
+  uint64_t* plus;
+  uint64_t* minus;
+  uint64_t* far;
+};
+
+}  // namespace gradwire
