@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds the documentation site into build/site/html. A warning, such as a link that leads nowhere,
-# is an error, and its search must find what newcomers look for (scripts/check_search.py). The tools
-# get an environment of their own, build/site/venv, with the versions of constraints-docs.txt; it is
-# kept while they stay the same.
+# is an error. Its search must find what newcomers look for (scripts/check_search.py), and its
+# reference must show all public names (scripts/check_reference.py). The tools get an environment of
+# their own, build/site/venv, with the versions of constraints-docs.txt; it is kept while they stay
+# the same.
 #
 # Needs scripts/setup.sh before.
 #
@@ -39,6 +40,7 @@ fi
 # Headers are no pages that it watches, so nothing of an earlier build is kept.
 PYTHONPATH=scripts "$site/venv/bin/zensical" build --clean --strict --config-file mkdocs.yml
 "$venv/bin/python" scripts/check_search.py "$site/html/search.json"
+"$venv/bin/python" scripts/check_reference.py "$site/html"
 echo "docs.sh: the site is in $site/html"
 if [[ $serve == yes ]]; then
   exec "$venv/bin/python" -m http.server --bind 127.0.0.1 --directory "$site/html" 8000
